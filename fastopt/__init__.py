@@ -1,0 +1,8 @@
+"""In-place optimizer updates for NumPy training loops, at memory speed."""
+
+from fastopt import optimizer as optimizer
+from fastopt.kernels.rule import rule as rule
+from fastopt.optimizer import Updater as Updater
+from fastopt.optimizer import get_updater as get_updater
+
+__version__ = "0.1.0"

@@ -1,0 +1,162 @@
+"""CPU kernels: factories that turn a rule into compiled loops over a table of tensors.
+
+Every kernel takes the same three arrays (see :mod:`fastopt.kernels.table`): ``chunks`` with a row
+``(tensor, start, size)`` for each piece of work, ``table`` with a row of addresses for each tensor,
+and ``hyper`` with a record for each tensor.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numba import njit, prange
+
+from fastopt.kernels.noise import normal
+from fastopt.kernels.rule import Rule
+from fastopt.kernels.storage import accumulate, addresses, load, locate, store
+
+__all__ = ["address_table", "dense", "finish", "rows", "sums"]
+
+log = logging.getLogger("fastopt")
+
+LANES = 256
+"""Partial sums that a chunk keeps: element k of the chunk goes to lane k modulo LANES, whatever
+the width of the machine's vectors or the number of threads."""
+
+
+@cache
+def dense(rule: Rule, real: type[np.floating], parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` that applies `rule` to every element in place."""
+    update, noise = rule.fn, rule.noise
+    memory = (real,) * (2 + len(rule.state))
+    key = len(memory)
+
+    def dense(chunks, table, hyper):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            pointers = locate(table, tensor, 0, start, memory)
+            h = hyper[tensor]
+            for i in range(size):
+                weight, grad = load(pointers[:2], i)
+                state = load(pointers[2:], i)
+                if noise:
+                    drawn = normal(table[tensor, key], start + i)
+                    weight, state = update(weight, grad, state, h, drawn)
+                else:
+                    weight, state = update(weight, grad, state, h)
+                store(pointers[:1], i, (weight,))
+                store(pointers[2:], i, state)
+
+    return _compile(dense, rule, parallel)
+
+
+@cache
+def sums(rule: Rule, step: int, real: type[np.floating], parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, hyper, partial)`` that adds up pass `step` of `rule` per chunk."""
+    terms, count = rule.passes[step][0], rule.sums[step]
+    memory = (real,) * (2 + len(rule.state))
+
+    def sums(chunks, table, hyper, partial):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            pointers = locate(table, tensor, 0, start, memory)
+            h = hyper[tensor]
+            lanes = np.zeros((count, LANES))
+            for first in range(0, size, LANES):
+                for lane in range(min(LANES, size - first)):
+                    weight, grad = load(pointers[:2], first + lane)
+                    state = load(pointers[2:], first + lane)
+                    accumulate(lanes, lane, terms(weight, grad, state, h))
+            for k in range(count):
+                for lane in range(LANES):
+                    partial[c, k] += lanes[k, lane]
+
+    return _compile(sums, rule, parallel)
+
+
+@cache
+def finish(rule: Rule, step: int, real: type[np.floating]) -> Callable:
+    """Kernel ``(chunks, hyper, partial)`` that ends pass `step`: totals in order of the chunks."""
+    fill, count = rule.passes[step][1], rule.sums[step]
+
+    def finish(chunks, hyper, partial):
+        first = 0
+        for tensor in range(len(hyper)):
+            total = np.zeros(count)
+            while first < len(chunks) and chunks[first, 0] == tensor:
+                total += partial[first]
+                first += 1
+            fill(total, hyper[tensor])
+
+    return _compile(finish, rule, parallel=False)
+
+
+@cache
+def rows(rule: Rule, real: type[np.floating], parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row."""
+    update, row = rule.fn, rule.row
+    memory, slots = (real, real), (real,) * len(rule.state)
+    width_column = len(memory) + len(slots) + 1
+
+    def rows(chunks, table, hyper):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            width = np.int64(table[tensor, width_column])
+            h = hyper[tensor]
+            for first in range(start, start + size, width):
+                elements = locate(table, tensor, 0, first, memory)
+                states = locate(table, tensor, 2, first // width, slots)
+                total = 0.0
+                for i in range(width):
+                    total += row(load(elements, i)[1], h)
+                mean = real(total / width)
+                state = new = load(states, 0)
+                for i in range(width):
+                    weight, grad = load(elements, i)
+                    weight, new = update(weight, grad, state, h, mean)
+                    store(elements[:1], i, (weight,))
+                store(states, 0, new)
+
+    return _compile(rows, rule, parallel)
+
+
+@cache
+def address_table() -> Callable:
+    """Kernel ``(out, arrays)`` that writes the addresses of a tuple of arrays into `out`."""
+
+    def address_table(out, arrays):
+        addresses(out, arrays)
+
+    return _compile(address_table, None, parallel=False)
+
+
+def _compile(kernel: Callable, rule: Rule | None, parallel: bool) -> Callable:
+    """Compile `kernel` on first use, from numba's disk cache where possible.
+
+    Numba's cache notices a change of the file that holds the kernel, but not of the files that hold
+    the rule and the functions that it calls. Their digest becomes part of the name of the cache
+    entry.
+    """
+    threads = "parallel" if parallel else "serial"
+    name, digest = (rule.name, rule.digest) if rule else ("any", "")
+    kernel.__qualname__ = f"{kernel.__name__}.{name}.{threads}.{digest}{_engine_digest()}"
+    options = {"parallel": parallel, "error_model": "numpy", "nogil": True}
+    try:
+        return njit(cache=True, **options)(kernel)
+    except RuntimeError as error:
+        _log_uncached(str(error))
+        return njit(**options)(kernel)
+
+
+@cache
+def _engine_digest() -> str:
+    text = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"\0".join(text)).hexdigest()[:16]
+
+
+@cache
+def _log_uncached(reason: str) -> None:
+    log.info("kernels are compiled anew in every process: %s", reason)

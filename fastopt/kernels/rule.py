@@ -1,0 +1,205 @@
+"""A rule: the mathematics of one algorithm, as a pure function of scalars.
+
+A rule never sees an array, an index or a storage format; every kernel is derived from it.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from operator import itemgetter
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+__all__ = ["Rule", "rule", "scalar"]
+
+Function = Callable[..., Any]
+_jitable: set[Function] = set()
+
+
+def scalar(fn: Function) -> Function:
+    """Let rules and kernels call the scalar function `fn`; it stays callable from Python.
+
+    ``error_model="numpy"`` matters: with Python's error model every division is followed by a
+    check for zero that keeps the loop around it from being vectorized.
+    """
+    if fn not in _jitable:
+        _jitable.add(fn)
+        register_jitable(error_model="numpy")(fn)
+    return fn
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A scalar update rule with the names of its state slots and hyper-parameters.
+
+    Made by :func:`rule`. Calling it calls the scalar function in plain Python.
+    """
+
+    fn: Function
+    state: tuple[str, ...]
+    hyper: tuple[str, ...]
+    noise: bool
+    passes: tuple[tuple[Function, Function], ...]
+    row: Function | None
+
+    @property
+    def name(self) -> str:
+        """Name of the scalar function."""
+        return self.fn.__name__
+
+    def __call__(self, *args: Any) -> Any:
+        return self.fn(*args)
+
+    def __repr__(self) -> str:
+        return f"<rule {self.name}: state {self.state}, hyper {self.hyper}>"
+
+    @cache  # noqa: B019 - rules live as long as their module
+    def record(self, real: type[np.floating]) -> np.dtype:
+        """Dtype of the record `h`: one field of type `real` for each hyper-parameter."""
+        return np.dtype((np.record, [(name, real) for name in self.hyper]))
+
+    @cached_property
+    def values(self) -> Callable[[Mapping[str, float]], tuple[float, ...]]:
+        """Function that takes the values of :attr:`hyper` out of a mapping, in order."""
+        if len(self.hyper) > 1:
+            return itemgetter(*self.hyper)
+        return lambda fields: tuple([fields[name] for name in self.hyper])
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of all source code that the compiled rule depends on."""
+        functions = [self.fn, *(f for pair in self.passes for f in pair)]
+        if self.row:
+            functions.append(self.row)
+        text = {part for f in functions for part in _sources(f, set())}
+        return hashlib.sha256("\0".join(sorted(text)).encode()).hexdigest()[:16]
+
+    @cached_property
+    def sums(self) -> tuple[int, ...]:
+        """Number of values that each pass adds up over the tensor."""
+        one = np.float64(1)
+        h = np.ones(1, self.record(np.float64))[0]
+        with np.errstate(all="ignore"):
+            return tuple(len(sums(one, one, (one,) * len(self.state), h)) for sums, _ in self.passes)
+
+
+def rule(
+    *,
+    state: Sequence[str] = (),
+    hyper: Sequence[str],
+    noise: bool = False,
+    passes: Sequence[tuple[Function, Function]] = (),
+    row: Function | None = None,
+) -> Callable[[Function], Rule]:
+    """Declare a scalar function as an update rule.
+
+    The function takes ``(weight, grad, state, h)``: two numbers, a tuple with one number for
+    each name in `state`, and the record of hyper-parameters. It returns
+    ``(new_weight, new_state)``. It must be plain Python arithmetic on scalars: ``math``
+    functions, comparisons, ``if`` and calls of other functions declared with
+    :func:`~fastopt.kernels.rule.scalar`. An integer or float literal next to a float32 widens
+    the arithmetic to float64 and costs speed: compute such constants in
+    :meth:`Optimizer.hyper`.
+
+    Parameters
+    ----------
+    state : sequence of str
+        Names of the state slots, none by default.
+    hyper : sequence of str
+        Names of the fields of ``h`` that the rule reads. ``lr``, ``wd``, ``rescale_grad`` and
+        ``clip_gradient`` are filled by :class:`~fastopt.optimizer.Optimizer`, the others by
+        the class's ``hyper`` method.
+    noise : bool
+        The function takes a fifth argument: a standard normal number that depends only on the
+        optimizer's seed, the index, the step and the element's position.
+    passes : sequence of (sums, finish)
+        ``sums(weight, grad, state, h)`` returns a tuple of numbers that are added up over the
+        tensor in float64, in an order that does not depend on the number of threads;
+        ``finish(sums, h)`` then writes fields of ``h`` before the next pass.
+    row : callable
+        ``row(grad, h)``; its mean over the row is the function's fifth argument, and each
+        state slot holds one number for each row.
+
+    Returns
+    -------
+    callable
+        Decorator that turns the function into a :class:`Rule`.
+
+    Raises
+    ------
+    TypeError
+        A name is not an identifier, is repeated, or is an attribute of NumPy's records.
+
+    Examples
+    --------
+    >>> import fastopt
+    >>> @fastopt.rule(state=("mom",), hyper=("lr", "momentum"))
+    ... def heavy_ball(weight, grad, state, h):
+    ...     (mom,) = state
+    ...     mom = h.momentum * mom - h.lr * grad
+    ...     return weight + mom, (mom,)
+    >>> import numpy as np
+    >>> h = np.ones(1, heavy_ball.record(np.float32))[0]
+    >>> heavy_ball(np.float32(3), np.float32(0.5), (np.float32(0),), h)
+    (np.float32(2.5), (np.float32(-0.5),))
+    """
+    for kind, names in (("state", state), ("hyper", hyper)):
+        _check_names(kind, names)
+
+    def declare(fn: Function) -> Rule:
+        # Numba's cache pickles the function that a kernel closes over. Under this name it is
+        # found in its module, so it is pickled by reference and the cache hits.
+        fn.__qualname__ = f"{fn.__qualname__}.fn"
+        for f in (fn, *(f for pair in passes for f in pair), *([row] if row else [])):
+            scalar(f)
+        return Rule(fn, tuple(state), tuple(hyper), noise, tuple(passes), row)
+
+    return declare
+
+
+def _check_names(kind: str, names: Sequence[str]) -> None:
+    if isinstance(names, str):
+        raise TypeError(f"{kind} must be a sequence of names, got the string {names!r}")
+    for name in names:
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise TypeError(f"{kind} must hold identifiers, got {name!r}")
+        if kind == "hyper" and hasattr(np.recarray, name):
+            raise TypeError(f"hyper name {name!r} is an attribute of NumPy records, use another")
+    if len(set(names)) != len(names):
+        raise TypeError(f"{kind} repeats a name: {tuple(names)}")
+
+
+def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
+    """Source of the module of `fn` and of every function and number that `fn` refers to."""
+    if isinstance(fn, ModuleType):
+        yield _module_text(getattr(fn, "__file__", None) or "") or ""
+    if isinstance(fn, Rule):
+        fn = fn.fn
+    if not isinstance(fn, FunctionType) or fn in seen:
+        return
+    seen.add(fn)
+    yield _module_text(fn.__code__.co_filename) or repr(_code(fn.__code__))
+    references = inspect.getclosurevars(fn)
+    for name, value in sorted({**references.globals, **references.nonlocals}.items()):
+        if isinstance(value, (int, float, complex, np.number)):
+            yield f"{name}={value!r}"
+        yield from _sources(value, seen)
+
+
+@cache
+def _module_text(filename: str) -> str | None:
+    try:
+        return Path(filename).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None  # typed into a REPL or a notebook
+
+
+def _code(code: CodeType) -> tuple[Any, ...]:
+    constants = tuple(_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.co_code, constants, code.co_names, code.co_varnames

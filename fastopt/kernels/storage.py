@@ -1,0 +1,159 @@
+"""Numbers in memory: typed pointers, loads and stores for use inside kernels.
+
+Each function has a body for plain Python (used when ``NUMBA_DISABLE_JIT=1``) and an overload that
+compiles to bare loads and stores: pointers have no reference counts and no strides, which is what
+lets the loops around them vectorize.
+"""
+
+import ctypes
+
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+from numba.extending import intrinsic, overload
+
+__all__ = ["accumulate", "addresses", "load", "locate", "store"]
+
+
+def locate(table, row, column, start, memory):
+    """Pointers to element `start` of the arrays with addresses at ``table[row, column:]``.
+
+    `memory` is a tuple with the scalar type of each array.
+    """
+    pointers = []
+    for column, real in enumerate(memory, column):
+        address = int(table[row, column]) + int(start) * np.dtype(real).itemsize
+        pointers.append(ctypes.cast(address, ctypes.POINTER(np.ctypeslib.as_ctypes_type(real))))
+    return tuple(pointers)
+
+
+@overload(locate)
+def _locate(table, row, column, start, memory):
+    return lambda table, row, column, start, memory: _locate_intrinsic(
+        table, row, column, start, memory
+    )
+
+
+@intrinsic
+def _locate_intrinsic(typingctx, table, row, column, start, memory):
+    pointers = types.Tuple([types.CPointer(real.dtype) for real in memory])
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        columns = cgutils.unpack_tuple(builder, array.shape, 2)[1]
+        first = builder.add(builder.mul(args[1], columns), args[2])
+        located = []
+        for k, pointer in enumerate(pointers):
+            entry = builder.add(first, context.get_constant(types.intp, k))
+            address = builder.load(builder.gep(array.data, [entry]))
+            base = builder.inttoptr(address, context.get_value_type(pointer))
+            located.append(builder.gep(base, [args[3]]))
+        return context.make_tuple(builder, pointers, located)
+
+    return pointers(table, types.intp, types.intp, types.intp, memory), codegen
+
+
+def load(pointers, i):
+    """Element `i` behind each pointer, as a tuple."""
+    return tuple(np.dtype(p._type_).type(p[i]) for p in pointers)
+
+
+@overload(load)
+def _load(pointers, i):
+    return lambda pointers, i: _load_intrinsic(pointers, i)
+
+
+@intrinsic
+def _load_intrinsic(typingctx, pointers, i):
+    values = types.Tuple([pointer.dtype for pointer in pointers])
+
+    def codegen(context, builder, signature, args):
+        loaded = [
+            builder.load(builder.gep(pointer, [args[1]]))
+            for pointer in cgutils.unpack_tuple(builder, args[0], len(pointers))
+        ]
+        return context.make_tuple(builder, values, loaded)
+
+    return values(pointers, types.intp), codegen
+
+
+def store(pointers, i, values):
+    """Write `values` to element `i` behind each pointer, rounded to its type."""
+    for pointer, value in zip(pointers, values, strict=True):
+        pointer[i] = value
+
+
+@overload(store)
+def _store(pointers, i, values):
+    return lambda pointers, i, values: _store_intrinsic(pointers, i, values)
+
+
+@intrinsic
+def _store_intrinsic(typingctx, pointers, i, values):
+    if len(pointers) != len(values):
+        raise TypingError(f"the rule returns {len(values)} values for {len(pointers)} slots")
+
+    def codegen(context, builder, signature, args):
+        _, _, value_types = signature.args
+        for k, pointer in enumerate(pointers):
+            value = builder.extract_value(args[2], k)
+            value = context.cast(builder, value, value_types[k], pointer.dtype)
+            target = builder.extract_value(args[0], k)
+            builder.store(value, builder.gep(target, [args[1]]))
+        return context.get_dummy_value()
+
+    return types.none(pointers, types.intp, values), codegen
+
+
+def accumulate(lanes, lane, values):
+    """Add `values` to column `lane` of the float64 array `lanes`, one row for each value."""
+    for k, value in enumerate(values):
+        lanes[k, lane] += value
+
+
+@overload(accumulate)
+def _accumulate(lanes, lane, values):
+    return lambda lanes, lane, values: _accumulate_intrinsic(lanes, lane, values)
+
+
+@intrinsic
+def _accumulate_intrinsic(typingctx, lanes, lane, values):
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        columns = cgutils.unpack_tuple(builder, array.shape, 2)[1]
+        for k, value_type in enumerate(values):
+            value = builder.extract_value(args[2], k)
+            value = context.cast(builder, value, value_type, types.float64)
+            offset = builder.mul(columns, context.get_constant(types.intp, k))
+            target = builder.gep(array.data, [builder.add(offset, args[1])])
+            builder.store(builder.fadd(builder.load(target), value), target)
+        return context.get_dummy_value()
+
+    return types.none(lanes, types.intp, values), codegen
+
+
+def addresses(out, arrays):
+    """Write the address of each array into the leading elements of `out`."""
+    for k, array in enumerate(arrays):
+        out[k] = array.ctypes.data
+
+
+@overload(addresses)
+def _addresses(out, arrays):
+    return lambda out, arrays: _addresses_intrinsic(out, arrays)
+
+
+@intrinsic
+def _addresses_intrinsic(typingctx, out, arrays):
+    def codegen(context, builder, signature, args):
+        target = context.make_array(signature.args[0])(context, builder, args[0]).data
+        for k, array_type in enumerate(arrays):
+            array = context.make_array(array_type)(
+                context, builder, builder.extract_value(args[1], k)
+            )
+            address = builder.ptrtoint(array.data, context.get_value_type(types.uint64))
+            builder.store(address, builder.gep(target, [context.get_constant(types.intp, k)]))
+        return context.get_dummy_value()
+
+    return types.none(out, arrays), codegen

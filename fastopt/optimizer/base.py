@@ -1,0 +1,502 @@
+"""The base class of all optimizers: registry, counts, rates, and the way from a rule to a step."""
+
+import math
+import warnings
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from fastopt.kernels import noise, table
+from fastopt.kernels.rule import Rule
+from fastopt.optimizer.border import admit, label
+
+__all__ = ["Optimizer", "create", "register"]
+
+Array = np.ndarray[Any, Any]
+Index = int | str
+Schedule = Callable[[int], float]
+Plan = tuple[Rule, table.Flat, table.Copies, tuple[float, ...], int]
+Class = TypeVar("Class", bound="type[Optimizer]")
+
+
+class Optimizer:
+    r"""Base class of all optimizers; it updates nothing by itself.
+
+    A subclass names a :func:`~fastopt.rule` and writes :meth:`hyper` and :meth:`create_state`,
+    or it overrides :meth:`update` with NumPy code of its own.
+
+    The effective rate of a parameter is :math:`\eta = \mathrm{base} \cdot \mathrm{mult}`, where
+    base is ``lr_scheduler(num_update)`` or the learning rate, and mult is the first of:
+    ``param_dict[index].lr_mult``, the entry of :attr:`lr_mult` under the index, the entry under
+    the parameter's name, 1. The effective weight decay :math:`\lambda` is found likewise.
+
+    Parameters
+    ----------
+    rescale_grad : float
+        Factor of every gradient, usually 1 / batch size. Default 1.
+    param_idx2name : dict of int or str to str, optional
+        Names of the parameters by index. Names that end neither in ``_weight`` nor in
+        ``_gamma`` get weight decay multiplier 0.
+    wd : float
+        Weight decay. Default 0.
+    clip_gradient : float, optional
+        Clip each element of the rescaled gradient to ``[-clip_gradient, clip_gradient]``. None,
+        0 and negative values mean no clipping.
+    learning_rate : float, optional
+        Default: the scheduler's own ``base_lr`` if there is a scheduler, else 0.01. If both are
+        given, the rate becomes the scheduler's ``base_lr``.
+    lr_scheduler : callable, optional
+        Takes the number of updates so far and returns the rate.
+    sym : object, optional
+        Anything with ``attr_dict()`` and ``list_arguments()``, whose attributes ``__lr_mult__``
+        and ``__wd_mult__`` are multipliers.
+    begin_num_update : int
+        Number from which updates are counted. Default 0.
+    multi_precision : bool
+        Keep float32 masters of half-precision weights; no effect on others. Default False.
+    param_dict : dict, optional
+        Objects with attributes ``lr_mult`` and ``wd_mult`` by index.
+    seed : int
+        Seed of optimizers that draw random numbers. Default 0.
+
+    Raises
+    ------
+    ValueError
+        A rate or decay is NaN or infinite, or the learning rate is negative.
+    TypeError
+        An argument has the wrong type.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> class Scaled(optimizer.Optimizer):
+    ...     def update(self, index, weight, grad, state):
+    ...         self._update_count(index)
+    ...         weight -= self._get_lr(index) * grad
+    >>> weight = np.ones(2)
+    >>> optimizer.get_updater(Scaled(learning_rate=0.5))(0, np.ones(2), weight)
+    >>> weight
+    array([0.5, 0.5])
+    """
+
+    opt_registry: ClassVar[dict[str, type["Optimizer"]]] = {}
+
+    native: ClassVar[bool] = True
+    """Whether the class leaves its updates to its rule, overriding no ``update`` method."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.native = (
+            cls.update is Optimizer.update
+            and cls.update_multi_precision is Optimizer.update_multi_precision
+        )
+
+    def __init__(
+        self,
+        rescale_grad: float = 1.0,
+        param_idx2name: Mapping[Index, str] | None = None,
+        wd: float = 0.0,
+        clip_gradient: float | None = None,
+        learning_rate: float | None = None,
+        lr_scheduler: Schedule | None = None,
+        sym: Any = None,
+        begin_num_update: int = 0,
+        multi_precision: bool = False,
+        param_dict: Mapping[Index, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
+            raise TypeError(f"param_idx2name must map indices to names, got {param_idx2name!r}")
+        if lr_scheduler is not None and not callable(lr_scheduler):
+            raise TypeError(f"lr_scheduler must be callable, got {lr_scheduler!r}")
+        self.rescale_grad = rescale_grad
+        self.lr_scheduler = lr_scheduler
+        self.lr = self._first_rate(learning_rate)
+        self.wd = number("wd", wd)
+        self.clip_gradient = clip_gradient
+        if clip_gradient is not None:
+            number("clip_gradient", clip_gradient, infinite=True)
+        self.lr_mult: dict[Index, float] = {}
+        self.wd_mult: dict[Index, float] = {}
+        self.begin_num_update = begin_num_update
+        self.num_update = begin_num_update
+        self._index_update_count: dict[Index, int] = {}
+        self.multi_precision = multi_precision
+        self.idx2name: dict[Any, str] = dict(param_idx2name or {})
+        self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
+        self.param_dict = dict(param_dict or {})
+        self.seed = seed
+        self.set_lr_mult({})
+        self.set_wd_mult({})
+
+    def _first_rate(self, learning_rate: float | None) -> float:
+        scheduler = self.lr_scheduler
+        if learning_rate is None:
+            return float(getattr(scheduler, "base_lr", 0.01))
+        number("learning_rate", learning_rate, least=0)
+        if hasattr(scheduler, "base_lr"):
+            scheduler.base_lr = learning_rate  # type: ignore[union-attr]
+        return learning_rate
+
+    # Registry
+
+    @staticmethod
+    def register(klass: Class) -> Class:
+        """Register a class under its lower-case name, as a decorator.
+
+        Parameters
+        ----------
+        klass : type
+            Subclass of :class:`Optimizer`. A class of the same name is replaced with a warning.
+
+        Raises
+        ------
+        TypeError
+            `klass` is not a subclass of :class:`Optimizer`.
+
+        Examples
+        --------
+        >>> from fastopt import optimizer
+        >>> @optimizer.register
+        ... class MyOptimizer(optimizer.Optimizer):
+        ...     pass
+        >>> type(optimizer.create("myoptimizer")).__name__
+        'MyOptimizer'
+        """
+        if not (isinstance(klass, type) and issubclass(klass, Optimizer)):
+            raise TypeError(f"only subclasses of Optimizer can be registered, got {klass!r}")
+        name = klass.__name__.lower()
+        old = Optimizer.opt_registry.get(name)
+        if old is not None:
+            warnings.warn(
+                f"optimizer {klass.__module__}.{klass.__name__} replaces "
+                f"{old.__module__}.{old.__name__} in the registry",
+                stacklevel=2,
+            )
+        Optimizer.opt_registry[name] = klass
+        return klass
+
+    @staticmethod
+    def create_optimizer(name: str, **kwargs: Any) -> "Optimizer":
+        """Make an optimizer by its registered name.
+
+        Parameters
+        ----------
+        name : str
+            Name of a registered class; upper and lower case do not matter.
+        **kwargs
+            Arguments of the class.
+
+        Raises
+        ------
+        ValueError
+            No class of that name is registered.
+        TypeError
+            The class does not take an argument.
+
+        Examples
+        --------
+        >>> from fastopt import optimizer
+        >>> optimizer.create("Adam", learning_rate=0.1).learning_rate
+        0.1
+        """
+        klass = Optimizer.opt_registry.get(name.lower()) if isinstance(name, str) else None
+        if klass is None:
+            known = ", ".join(sorted(Optimizer.opt_registry))
+            raise ValueError(f"Cannot find optimizer {name!r}; there are {known}")
+        return klass(**kwargs)
+
+    # What a subclass writes
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """Fields of the rule's record for one step, computed in float64.
+
+        ``lr``, ``wd``, ``rescale_grad`` and ``clip_gradient`` need not be given; a given one
+        takes the place of the usual value.
+
+        Parameters
+        ----------
+        t : int
+            Number of updates of this parameter, the present one included.
+        lr, wd : float
+            Effective rate and weight decay of this parameter.
+
+        Returns
+        -------
+        mapping of str to float
+            Empty by default.
+        """
+        return {}
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule that :meth:`update` applies; a class with one rule says ``rule = its_rule``."""
+        return None
+
+    def create_state(self, index: Index, weight: Array) -> Any:
+        """Make the state of one parameter: zeros for each slot of the rule.
+
+        Parameters
+        ----------
+        index : int or str
+            The parameter.
+        weight : numpy.ndarray
+            Its weight.
+
+        Returns
+        -------
+        None, numpy.ndarray or tuple
+            None without slots, the array itself for one slot, else a tuple.
+        """
+        names = self.rule.state if self.rule else ()
+        slots = tuple(np.zeros(weight.shape, weight.dtype) for _ in names)
+        return slots if len(slots) > 1 else slots[0] if slots else None
+
+    # State and step
+
+    def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
+        """Make the state of one parameter, with a float32 master if it is kept in half precision.
+
+        Takes and returns what :meth:`create_state` does.
+        """
+        return self.create_state(index, weight)
+
+    def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
+        """Update `weight` and `state` in place.
+
+        Parameters
+        ----------
+        index : int or str
+            The parameter; counts and multipliers belong to it.
+        weight, grad : numpy.ndarray
+            Weight and gradient, of equal shape and dtype, float32 or float64. The gradient is
+            not changed.
+        state : None, numpy.ndarray or tuple
+            What :meth:`create_state` returned.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The arrays do not fit, or the rate is not a number of at least 0. Nothing changes.
+        """
+        table.launch(*self._plan(index, weight, grad, state))
+
+    def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
+        """Update a weight that may have a float32 master; see :meth:`update`."""
+        self.update(index, weight, grad, state)
+
+    def update_all(self, calls: Sequence[tuple[Index, Array, Any, Any]]) -> None:
+        """Update several parameters; a class with a rule checks all of them before any changes.
+
+        Parameters
+        ----------
+        calls : sequence of (index, weight, grad, state)
+            Arguments of :meth:`update_multi_precision`, in order.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As :meth:`update` does.
+        """
+        if not self.native:
+            for call in calls:
+                self.update_multi_precision(*call)
+            return
+        saved = {k: v.copy() if isinstance(v, dict) else v for k, v in vars(self).items()}
+        try:
+            plans = [self._plan(*call) for call in calls]
+        except BaseException:
+            self.__dict__.update(saved)
+            raise
+        for plan in plans:
+            table.launch(*plan)
+
+    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Plan:
+        """Count one update and return what :func:`~fastopt.kernels.table.launch` takes."""
+        rule = self.rule
+        if rule is None:
+            raise NotImplementedError(f"{type(self).__name__} has neither a rule nor an update()")
+        flat, copies = admit(index, self.idx2name, rule, weight, grad, state)
+        hyper = self._advance(index, rule)
+        return rule, flat, copies, hyper, self._noise_key(index) if rule.noise else 0
+
+    def _advance(self, index: Index, rule: Rule) -> tuple[float, ...]:
+        """Count one update and return the values of the rule's record; all or nothing."""
+        count, num_update = self._index_update_count.get(index), self.num_update
+        try:
+            self._update_count(index)
+            lr, wd = self._get_lr(index), self._get_wd(index)
+            return self._record(rule, lr, wd, self._hyper_of(index, lr, wd))
+        except BaseException:
+            self.num_update = num_update
+            if count is None:
+                self._index_update_count.pop(index, None)
+            else:
+                self._index_update_count[index] = count
+            raise
+
+    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
+        """Fields of one parameter, for rules whose fields depend on more than ``t, lr, wd``."""
+        return self.hyper(self._index_update_count[index], lr, wd)
+
+    def _record(
+        self, rule: Rule, lr: float, wd: float, hyper: Mapping[str, float]
+    ) -> tuple[float, ...]:
+        clip = self.clip_gradient
+        fields = {
+            "lr": lr,
+            "wd": wd,
+            "rescale_grad": self.rescale_grad,
+            "clip_gradient": math.inf if clip is None or clip <= 0 else clip,
+            **hyper,
+        }
+        try:
+            return rule.values(fields)
+        except KeyError as error:
+            raise TypeError(
+                f"{type(self).__name__}.hyper() does not give {error}, which rule "
+                f"{rule.name} reads"
+            ) from None
+
+    def _noise_key(self, index: Index) -> int:
+        number = zlib.crc32(index.encode()) if isinstance(index, str) else int(index)
+        return noise.key(self.seed, number, self._index_update_count[index])
+
+    # Counts and rates
+
+    def _update_count(self, index: Index) -> None:
+        count = self._index_update_count.get(index, self.begin_num_update) + 1
+        self._index_update_count[index] = count
+        self.num_update = max(count, self.num_update)
+
+    def _get_lr(self, index: Index) -> float:
+        rate = self.learning_rate * self._multiplier(index, self.lr_mult, "lr_mult")
+        if not 0 <= rate < math.inf:
+            number(f"{label(index, self.idx2name)}: learning rate", rate, least=0)
+        return rate
+
+    def _get_wd(self, index: Index) -> float:
+        return self.wd * self._multiplier(index, self.wd_mult, "wd_mult")
+
+    def _multiplier(self, index: Index, table: Mapping[Index, float], attribute: str) -> float:
+        if index in self.param_dict:
+            return float(getattr(self.param_dict[index], attribute))
+        if index in table:
+            return table[index]
+        return table.get(self.idx2name[index], 1.0) if index in self.idx2name else 1.0
+
+    @property
+    def learning_rate(self) -> float:
+        """The present rate, before multipliers."""
+        return self.lr if self.lr_scheduler is None else float(self.lr_scheduler(self.num_update))
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the rate.
+
+        Parameters
+        ----------
+        lr : float
+            New learning rate.
+
+        Raises
+        ------
+        UserWarning
+            There is a scheduler, which decides alone.
+        ValueError
+            `lr` is negative, NaN or infinite.
+        """
+        if self.lr_scheduler is not None:
+            raise UserWarning(
+                "the learning rate comes from lr_scheduler; set_learning_rate works without one"
+            )
+        self.lr = number("learning_rate", lr, least=0)
+
+    def set_lr_scale(self, args_lrscale: Any) -> None:
+        """Raise DeprecationWarning: :meth:`set_lr_mult` has taken its place."""
+        raise DeprecationWarning("set_lr_scale is gone, use set_lr_mult")
+
+    def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
+        """Set rate multipliers, forgetting those set before.
+
+        Parameters
+        ----------
+        args_lr_mult : dict of int or str to float
+            Multipliers by index or by name; an index takes precedence.
+
+        Raises
+        ------
+        ValueError
+            A multiplier is NaN or infinite.
+        """
+        self.lr_mult = self._attributes("__lr_mult__") | _multipliers("lr_mult", args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
+        """Set weight decay multipliers, forgetting those set before.
+
+        Named parameters that end neither in ``_weight`` nor in ``_gamma`` start at 0.
+
+        Parameters
+        ----------
+        args_wd_mult : dict of int or str to float
+            Multipliers by index or by name; an index takes precedence.
+
+        Raises
+        ------
+        ValueError
+            A multiplier is NaN or infinite.
+        """
+        given = _multipliers("wd_mult", args_wd_mult)
+        spared = {n: 0.0 for n in self.idx2name.values() if not n.endswith(self._decayed)}
+        self.wd_mult = spared | self._attributes("__wd_mult__") | given
+
+    _decayed: ClassVar[tuple[str, ...]] = ("_weight", "_gamma")
+
+    def _attributes(self, key: str) -> dict[Index, float]:
+        if not self.sym_info:
+            return {}
+        attributes, names = self.sym_info
+        return {n: float(attributes[n][key]) for n in names if key in attributes.get(n, {})}
+
+    # Copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but param_dict, which holds live parameters."""
+        return {name: value for name, value in vars(self).items() if name != "param_dict"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.param_dict = {}
+
+
+register = Optimizer.register
+create = Optimizer.create_optimizer
+
+
+def number(
+    name: str, value: Any, *, least: float = -math.inf, most: float = math.inf, infinite: bool = False
+) -> float:
+    """Return `value` if it is a number from `least` to `most`.
+
+    Raises
+    ------
+    TypeError
+        `value` is not a real number.
+    ValueError
+        `value` is NaN, out of range, or infinite where that is not asked for.
+    """
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not least <= value <= most or (math.isinf(value) and not infinite):
+        bounds = f" from {least} to {most}" if (least, most) != (-math.inf, math.inf) else ""
+        raise ValueError(f"{name} must be a {'' if infinite else 'finite '}number{bounds}, got {value}")
+    return value  # type: ignore[return-value]
+
+
+def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name} must be a dict of multipliers, got {given!r}")
+    return {key: number(f"{name}[{key!r}]", value) for key, value in given.items()}

@@ -1,0 +1,153 @@
+"""What an update must be given: checked once, before anything changes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fastopt.kernels.rule import Rule
+from fastopt.kernels.table import Copies, Flat, flatten
+
+__all__ = ["admit", "check", "check_index", "check_state", "label", "leaves"]
+
+Array = np.ndarray[Any, Any]
+REAL = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def label(index: Any, names: dict[Any, str]) -> str:
+    """Words that name a parameter in an error message."""
+    name = names.get(index)
+    return f"index {index!r}" if name is None else f"index {index!r} ({name})"
+
+
+def check_index(index: Any) -> int | str:
+    """Return `index` as a dictionary key; bytes are decoded.
+
+    Raises
+    ------
+    TypeError
+        `index` is not an int, str or bytes.
+    """
+    if isinstance(index, bytes):
+        return index.decode()
+    if not isinstance(index, (int, str, np.integer)):
+        raise TypeError(
+            f"index must be an int, str or bytes, or a list of them, got {type(index).__name__}"
+        )
+    return index  # type: ignore[return-value]
+
+
+def check(index: Any, names: dict[Any, str], weight: Any, grad: Any) -> None:
+    """Check the arrays of one update.
+
+    Raises
+    ------
+    TypeError
+        `weight` or `grad` is not a NumPy array, or their dtypes are not the same float32 or
+        float64.
+    ValueError
+        The shapes differ, `weight` is read-only, or the two share memory.
+    """
+    if not isinstance(weight, np.ndarray):
+        raise TypeError(
+            f"{label(index, names)}: weight must be a NumPy array, got {type(weight).__name__}"
+        )
+    if weight.dtype not in REAL:
+        raise TypeError(
+            f"{label(index, names)}: weight must be float32 or float64, got {weight.dtype}"
+        )
+    if not weight.flags.writeable:
+        raise ValueError(f"{label(index, names)}: weight is read-only, an update writes to it")
+    _examine(label(index, names), "gradient", grad, weight.dtype, weight.shape)
+    if np.may_share_memory(weight, grad) and np.shares_memory(weight, grad):
+        raise ValueError(f"{label(index, names)}: weight and gradient share memory")
+
+
+def _examine(
+    words: str, role: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> None:
+    """Raise unless `array` is a NumPy array of this dtype and shape."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}")
+    if array.dtype != dtype:
+        raise TypeError(
+            f"{words}: {role} must have the weight's dtype {dtype}, got {array.dtype}"
+        )
+    if array.shape != shape:
+        raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")
+
+
+def leaves(state: Any) -> tuple[Any, ...]:
+    """Arrays of a nested state in order; None stands for a slot that is not used."""
+    if state is None:
+        return ()
+    if not isinstance(state, (tuple, list)):
+        return (state,)
+    arrays: list[Any] = []
+    for part in state:
+        if isinstance(part, np.ndarray):
+            arrays.append(part)
+        else:
+            arrays.extend(leaves(part))
+    return tuple(arrays)
+
+
+def check_state(
+    index: Any, names: dict[Any, str], rule: Rule, weight: Array, arrays: tuple[Any, ...]
+) -> None:
+    """Check the arrays of a state against the slots of `rule`.
+
+    Raises
+    ------
+    TypeError
+        A part of the state is not an array of the weight's dtype.
+    ValueError
+        The state has another number of arrays than the rule has slots, an array does not have
+        the weight's shape (one number for each row under a row rule), or is read-only.
+    """
+    if len(arrays) != len(rule.state):
+        raise ValueError(
+            f"{label(index, names)}: rule {rule.name} needs {len(rule.state)} state arrays "
+            f"{rule.state}, got {len(arrays)}"
+        )
+    shape = (len(weight), 1) if rule.row else weight.shape
+    for slot, array in zip(rule.state, arrays, strict=True):
+        words, role = label(index, names), f"state {slot!r}"
+        _examine(words, role, array, weight.dtype, shape)
+        if not array.flags.writeable:
+            raise ValueError(f"{words}: {role} is read-only, an update writes to it")
+
+
+def admit(
+    index: Any, names: dict[Any, str], rule: Rule, weight: Any, grad: Any, state: Any
+) -> tuple[Flat, Copies]:
+    """Weight, gradient and the arrays of the state, known to fit `rule`, in the kernels' form.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`check` and :func:`check_state` do.
+    """
+    arrays = (weight, grad, *leaves(state))
+    if len(arrays) == 2 + len(rule.state) and _usual(arrays):
+        return (arrays if weight.ndim == 1 else tuple([array.ravel() for array in arrays])), ()
+    check(index, names, weight, grad)
+    check_state(index, names, rule, weight, arrays[2:])
+    return flatten(arrays)
+
+
+def _usual(arrays: tuple[Any, ...]) -> bool:
+    """Whether `arrays` are beyond doubt what is asked for; if not, they need a closer look."""
+    weight, grad = arrays[:2]
+    if type(weight) is not np.ndarray:
+        return False
+    dtype, shape = weight.dtype, weight.shape
+    for array in arrays:
+        if (
+            type(array) is not np.ndarray
+            or array.dtype is not dtype
+            or array.shape != shape
+            or not array.flags.carray
+        ):
+            return False
+    return dtype in REAL and not np.may_share_memory(weight, grad)

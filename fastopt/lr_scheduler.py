@@ -4,44 +4,27 @@ import math
 import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from inspect import signature
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-__all__ = [
-    "CosineRestartsScheduler",
-    "CosineScheduler",
-    "ExponentialScheduler",
-    "FactorScheduler",
-    "JoinedScheduler",
-    "LRScheduler",
-    "MultiFactorScheduler",
-    "OneCycleScheduler",
-    "PlateauScheduler",
-    "PolyScheduler",
-    "register",
-    "scheduler_registry",
-]
-
 Class = TypeVar("Class", bound="type[LRScheduler]")
 
-#: Registered schedules by class name.
 scheduler_registry: dict[str, type["LRScheduler"]] = {}
 
 
 def register(klass: Class) -> Class:
-    """Enter a class into `scheduler_registry` under its name, as a decorator.
+    """Enter a class into ``scheduler_registry`` under its name, as a decorator.
 
     Parameters
     ----------
     klass : type
-        Subclass of `LRScheduler`. A class of the same name is replaced with a warning.
+        Subclass of :class:`LRScheduler`. A class of the same name is replaced with a warning.
 
     Raises
     ------
     TypeError
-        `klass` is not a subclass of `LRScheduler`.
+        `klass` is not a subclass of :class:`LRScheduler`.
 
     Examples
     --------
@@ -57,48 +40,40 @@ def register(klass: Class) -> Class:
         raise TypeError(f"only subclasses of LRScheduler can be registered, got {klass!r}")
     old = scheduler_registry.get(klass.__name__)
     if old is not None:
-        warnings.warn(
-            f"scheduler {klass.__module__}.{klass.__name__} replaces "
-            f"{old.__module__}.{old.__name__} in the registry",
-            stacklevel=2,
-        )
+        warnings.warn(f"{klass!r} replaces {old!r} in scheduler_registry", stacklevel=2)
     scheduler_registry[klass.__name__] = klass
     return klass
 
 
 class LRScheduler:
-    r"""Base class of all schedules: a warm-up, then what the subclass says.
+    r"""Base class of all schedules: a warm-up, then the rate that a subclass defines.
 
-    A subclass writes ``_rate(num_update)``, the rate after warm-up; the registered ones depend on
-    nothing but `num_update` (:class:`PlateauScheduler` aside), so they can be called in any order.
-    Update :math:`n` of a linear warm-up over :math:`s` updates has the rate
+    A subclass writes ``_rate(num_update)``, called from update `warmup_steps` on. Before, a linear
+    warm-up has the rate
 
-    .. math:: \eta_0 + (\eta - \eta_0) \, n / s
+    .. math:: \mathrm{warmup\_begin\_lr} + (\mathrm{base\_lr} - \mathrm{warmup\_begin\_lr})
+        \frac{n}{\mathrm{warmup\_steps}}
 
-    with :math:`\eta_0` = `warmup_begin_lr` and :math:`\eta` = `base_lr`. All attributes are plain
-    numbers, strings, None and lists: a class and ``vars()`` are all there is to a schedule.
-
-    An optimizer with a learning rate of its own assigns it to ``base_lr``. The schedules with a
-    `factor` multiply that value. The others run between rates fixed by the constructor, which an
-    assignment does not change. Warm-up always ends at the constructor's `base_lr`.
+    An optimizer with a learning rate of its own assigns it to ``base_lr``. Schedules with a
+    `factor` multiply that value; all others, and warm-up, keep the `base_lr` they were made with.
 
     Parameters
     ----------
-    base_lr : float
-        Rate at the end of warm-up, 0 or more. Default 0.01.
-    warmup_steps : int
-        Length of warm-up in updates. Default 0.
-    warmup_begin_lr : float
-        Rate at update 0 of warm-up, from 0 to `base_lr`. Default 0.
+    base_lr : float, default 0.01
+        Rate at the end of warm-up, 0 or more.
+    warmup_steps : int, default 0
+        Number of warm-up updates.
+    warmup_begin_lr : float, default 0
+        Rate at update 0 of a warm-up, from 0 to `base_lr`.
     warmup_mode : {'linear', 'constant'}
-        Rise to `base_lr`, or stay at `warmup_begin_lr` until warm-up ends. Default 'linear'.
+        Rise to `base_lr`, or wait at `warmup_begin_lr`.
 
     Raises
     ------
     TypeError
-        An argument is not a number, or a number of updates is not an integer.
+        An argument of any schedule is not a number, or not an integer where updates are counted.
     ValueError
-        An argument is NaN, infinite or out of range; also when called with a negative number.
+        An argument of any schedule is out of range, NaN or infinite; a call's number is negative.
     """
 
     base_lr: float
@@ -114,55 +89,46 @@ class LRScheduler:
         self.warmup_final_lr = self.base_lr
         self.warmup_steps = _count("warmup_steps", warmup_steps, least=0)
         self.warmup_begin_lr = _number("warmup_begin_lr", warmup_begin_lr)
+        self.warmup_mode = _choice("warmup_mode", warmup_mode, "linear", "constant")
         if self.warmup_begin_lr > self.base_lr:
             raise ValueError(
-                f"warmup_begin_lr must be at most base_lr={self.base_lr}, got {warmup_begin_lr}"
+                f"warmup_begin_lr must be at most base_lr={base_lr}, got {warmup_begin_lr}"
             )
-        self.warmup_mode = _choice("warmup_mode", warmup_mode, ("linear", "constant"))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Optimizers assign base_lr; it gets the same check and type as the argument.
+        # Optimizers assign base_lr: the same check as for the argument, and a plain float.
         super().__setattr__(name, _number(name, value) if name == "base_lr" else value)
 
     def __call__(self, num_update: int) -> float:
-        """Return the rate of update `num_update`."""
+        """Return the rate at update `num_update`."""
         if num_update < self.warmup_steps or num_update < 0:
             return self.get_warmup_lr(num_update)
         return self._rate(num_update)
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """Return the rate that warm-up alone gives update `num_update`."""
+        """Return the rate of warm-up at update `num_update`, or at its end if that is over."""
         if num_update < 0:
             raise ValueError(f"num_update must be at least 0, got {num_update}")
         if num_update >= self.warmup_steps:
             return self.warmup_final_lr
         if self.warmup_mode == "constant":
             return self.warmup_begin_lr
-        progress = num_update / self.warmup_steps
-        return self.warmup_begin_lr + (self.warmup_final_lr - self.warmup_begin_lr) * progress
+        done = num_update / self.warmup_steps
+        return _between(self.warmup_begin_lr, self.warmup_final_lr, done)
 
     def __repr__(self) -> str:
-        names = [name for name in signature(type(self)).parameters if hasattr(self, name)]
-        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        return f"{type(self).__name__}({arguments})"
+        attributes = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({attributes})"
 
     def _rate(self, num_update: int) -> float:
         raise NotImplementedError(f"{type(self).__name__} must define _rate(num_update)")
 
 
 class _Reduced(LRScheduler):
-    """`base_lr` times a power of `factor`, never reduced below `stop_factor_lr`."""
+    """`base_lr` times a power of `factor`; no reduction goes below `stop_factor_lr`."""
 
-    def __init__(
-        self,
-        factor: float,
-        stop_factor_lr: float,
-        base_lr: float,
-        warmup_steps: int,
-        warmup_begin_lr: float,
-        warmup_mode: str,
-    ) -> None:
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    def __init__(self, factor: float, stop_factor_lr: float, *base: Any) -> None:
+        super().__init__(*base)
         self.factor = _number("factor", factor, most=1)
         self.stop_factor_lr = _number("stop_factor_lr", stop_factor_lr)
 
@@ -170,7 +136,7 @@ class _Reduced(LRScheduler):
         power = self._power(num_update)
         if power <= 0:
             return self.base_lr
-        return max(self.base_lr * self.factor**power, self.stop_factor_lr)
+        return max(self.base_lr * math.pow(self.factor, power), self.stop_factor_lr)
 
     def _power(self, num_update: int) -> float:
         raise NotImplementedError
@@ -180,26 +146,19 @@ class _Reduced(LRScheduler):
 class FactorScheduler(_Reduced):
     r"""Multiply the rate by `factor` after every `step` updates.
 
-    .. math:: \eta_n = \max(\mathrm{base\_lr} \cdot
-        \mathrm{factor}^{\lfloor (n - 1) / \mathrm{step} \rfloor}, \mathrm{stop\_factor\_lr})
+    .. math:: \max(\mathrm{base\_lr} \cdot \mathrm{factor}^{\lfloor (n-1) / \mathrm{step} \rfloor},
+        \mathrm{stop\_factor\_lr})
 
-    Reductions that fall into warm-up take effect when it ends.
+    Reductions that are due in warm-up take effect when it ends.
 
     Parameters
     ----------
-    step : int
-        Updates between reductions, at least 1.
-    factor : float
-        From 0 to 1. Default 1.
-    stop_factor_lr : float
-        No reduction goes below this rate. Default 1e-8.
+    step : int, at least 1
+    factor : float, from 0 to 1, default 1
+    stop_factor_lr : float, default 1e-8
+        Least rate after a reduction.
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
-        See :class:`LRScheduler`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has the wrong type or is out of range.
+        See :class:`LRScheduler`, also for errors.
 
     Examples
     --------
@@ -230,22 +189,15 @@ class FactorScheduler(_Reduced):
 
 @register
 class ExponentialScheduler(FactorScheduler):
-    r"""Multiply the rate by `factor` over every `step` updates, a little in each.
+    r"""Multiply the rate by `factor` over every `step` updates, a little in each of them.
 
-    .. math:: \eta_n = \max(\mathrm{base\_lr} \cdot
+    .. math:: \max(\mathrm{base\_lr} \cdot
         \mathrm{factor}^{(n - \mathrm{warmup\_steps}) / \mathrm{step}}, \mathrm{stop\_factor\_lr})
 
     Parameters
     ----------
-    step, factor, stop_factor_lr
-        See :class:`FactorScheduler`.
-    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
-        See :class:`LRScheduler`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has the wrong type or is out of range.
+    step, factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`FactorScheduler` and :class:`LRScheduler`, also for errors.
 
     Examples
     --------
@@ -263,23 +215,16 @@ class ExponentialScheduler(FactorScheduler):
 class MultiFactorScheduler(_Reduced):
     r"""Multiply the rate by `factor` after each of the given updates.
 
-    .. math:: \eta_n = \mathrm{base\_lr} \cdot \mathrm{factor}^{|\{s \in \mathrm{step}: s < n\}|}
+    .. math:: \mathrm{base\_lr} \cdot \mathrm{factor}^{|\{s \in \mathrm{step}: s < n\}|}
 
-    Reductions that fall into warm-up take effect when it ends.
+    Reductions that are due in warm-up take effect when it ends.
 
     Parameters
     ----------
-    step : list of int
-        Strictly increasing numbers of updates, the first at least 1.
-    factor : float
-        From 0 to 1. Default 1.
+    step : list of int, increasing, at least 1
+    factor : float, from 0 to 1, default 1
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
-        See :class:`LRScheduler`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has the wrong type or is out of range.
+        See :class:`LRScheduler`, also for errors.
 
     Examples
     --------
@@ -309,34 +254,26 @@ class MultiFactorScheduler(_Reduced):
 
 @register
 class PlateauScheduler(_Reduced):
-    r"""Multiply the rate by `factor` when a metric has stopped improving.
+    r"""Multiply the rate by `factor` when a metric stops improving.
 
-    .. math:: \eta = \max(\mathrm{base\_lr} \cdot \mathrm{factor}^k, \mathrm{stop\_factor\_lr})
+    .. math:: \max(\mathrm{base\_lr} \cdot \mathrm{factor}^k, \mathrm{stop\_factor\_lr})
 
-    after :math:`k` reductions. Unlike the other schedules this one has state: :meth:`step` decides
-    about reductions, and a call returns the present rate for any number of updates after warm-up.
+    after :math:`k` reductions. This one has state: :meth:`step` decides about reductions, and a
+    call returns the present rate whatever `num_update` is, warm-up aside.
 
     Parameters
     ----------
-    factor : float
-        From 0 to 1. Default 0.1.
-    patience : int
-        Steps in a row without improvement that cause a reduction, at least 1. Default 10.
-    min_delta : float
-        An improvement is a change for the better by more than this. Default 0.
+    factor : float, from 0 to 1, default 0.1
+    patience : int, at least 1, default 10
+        Steps in a row without improvement that lead to a reduction.
+    min_delta : float, default 0
+        Only a change for the better by more than this is an improvement.
     mode : {'min', 'max'}
-        Whether lower or higher is better. Default 'min'.
-    cooldown : int
-        Steps after a reduction in which missing improvements do not count. Default 0.
-    stop_factor_lr : float
-        No reduction goes below this rate. Default 1e-8.
+        Whether a lower or a higher metric is better.
+    stop_factor_lr : float, default 1e-8
+        Least rate after a reduction.
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
-        See :class:`LRScheduler`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has the wrong type or is out of range.
+        See :class:`LRScheduler`, also for errors.
 
     Examples
     --------
@@ -354,7 +291,6 @@ class PlateauScheduler(_Reduced):
         patience: int = 10,
         min_delta: float = 0,
         mode: str = "min",
-        cooldown: int = 0,
         stop_factor_lr: float = 1e-8,
         base_lr: float = 0.01,
         warmup_steps: int = 0,
@@ -366,43 +302,27 @@ class PlateauScheduler(_Reduced):
         )
         self.patience = _count("patience", patience)
         self.min_delta = _number("min_delta", min_delta)
-        self.mode = _choice("mode", mode, ("min", "max"))
-        self.cooldown = _count("cooldown", cooldown, least=0)
+        self.mode = _choice("mode", mode, "min", "max")
         self.best: float | None = None
-        self.reductions = self.bad_steps = self.cooldown_left = 0
+        self.reductions = self.bad_steps = 0
 
     def step(self, metric: float) -> None:
-        """Take note of the metric's new value, and reduce the rate if it is time.
-
-        Parameters
-        ----------
-        metric : float
-            What is watched, for example the validation loss after an epoch.
-
-        Raises
-        ------
-        TypeError
-            `metric` is not a number.
-        ValueError
-            `metric` is NaN or infinite.
-        """
+        """Take the present value of the metric, a finite number, and reduce the rate if due."""
         metric = _number("metric", metric, least=-math.inf)
         sign = 1 if self.mode == "max" else -1
         if self.best is None or sign * (metric - self.best) > self.min_delta:
             self.best, self.bad_steps = metric, 0
-        elif self.cooldown_left == 0:
+        else:
             self.bad_steps += 1
-        self.cooldown_left = max(self.cooldown_left - 1, 0)
         if self.bad_steps == self.patience:
-            self.reductions += 1
-            self.bad_steps, self.cooldown_left = 0, self.cooldown
+            self.reductions, self.bad_steps = self.reductions + 1, 0
 
     def _power(self, num_update: int) -> float:
         return self.reductions
 
 
 class _Annealed(LRScheduler):
-    """From the constructor's `base_lr` to `final_lr` at `max_update`, along a curve."""
+    """From `base_lr` to `final_lr` at `max_update`; ``_share`` of the way is left."""
 
     def __init__(
         self,
@@ -418,51 +338,41 @@ class _Annealed(LRScheduler):
         self.final_lr = _number("final_lr", final_lr)
         if self.warmup_steps >= self.max_update:
             raise ValueError(
-                f"warmup_steps must be less than max_update={max_update}, got {warmup_steps}"
+                f"warmup_steps must be less than max_update={max_update}, got {self.warmup_steps}"
             )
 
     def _rate(self, num_update: int) -> float:
         if num_update >= self.max_update:
             return self.final_lr
-        progress = (num_update - self.warmup_steps) / (self.max_update - self.warmup_steps)
-        return _between(self.warmup_final_lr, self.final_lr, self._share(progress))
+        done = (num_update - self.warmup_steps) / (self.max_update - self.warmup_steps)
+        return _between(self.final_lr, self.warmup_final_lr, self._share(done))
 
-    def _share(self, progress: float) -> float:
+    def _share(self, done: float) -> float:
         raise NotImplementedError
 
 
 @register
 class PolyScheduler(_Annealed):
-    r"""Fall from `base_lr` to `final_lr` along a power of the remaining time.
+    r"""Go from `base_lr` to `final_lr` along a power of the remaining time.
 
-    .. math:: \eta_n = \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr})
-        \left(1 - x\right)^{\mathrm{pwr}}, \quad
-        x = \frac{n - \mathrm{warmup\_steps}}{\mathrm{max\_update} - \mathrm{warmup\_steps}}
+    .. math:: \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr}) (1-x)^\mathrm{pwr},
+        \quad x = \frac{n - \mathrm{warmup\_steps}}{\mathrm{max\_update} - \mathrm{warmup\_steps}}
 
     Parameters
     ----------
-    max_update : int
-        Update from which the rate is `final_lr`, more than `warmup_steps`.
-    base_lr : float
-        Rate at the start. Default 0.01.
-    pwr : float
-        Exponent, 0 or more; 1 is a straight line. Default 2.
-    final_lr : float
-        Rate at the end, 0 or more. Default 0.
-    warmup_steps, warmup_begin_lr, warmup_mode
-        See :class:`LRScheduler`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has the wrong type or is out of range.
+    max_update : int, more than `warmup_steps`
+        Update from which on the rate is `final_lr`.
+    pwr : float, 0 or more, default 2
+    final_lr : float, 0 or more, default 0
+    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`LRScheduler`, also for errors.
 
     Examples
     --------
     >>> from fastopt.lr_scheduler import PolyScheduler
-    >>> schedule = PolyScheduler(max_update=4, base_lr=0.4, pwr=1)
-    >>> [round(schedule(n), 12) for n in range(6)]
-    [0.4, 0.3, 0.2, 0.1, 0.0, 0.0]
+    >>> schedule = PolyScheduler(max_update=4, base_lr=0.4, pwr=2)
+    >>> [round(schedule(n), 3) for n in range(6)]
+    [0.4, 0.225, 0.1, 0.025, 0.0, 0.0]
     """
 
     def __init__(
@@ -478,37 +388,24 @@ class PolyScheduler(_Annealed):
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.pwr = _number("pwr", pwr)
 
-    def _share(self, progress: float) -> float:
-        return (1 - progress) ** self.pwr
+    def _share(self, done: float) -> float:
+        return math.pow(1 - done, self.pwr)
 
 
 @register
 class CosineScheduler(_Annealed):
-    r"""Fall from `base_lr` to `final_lr` along half a cosine (Loshchilov and Hutter, [1]_).
+    r"""Go from `base_lr` to `final_lr` along half a cosine (arXiv:1608.03983, equation 5).
 
-    .. math:: \eta_n = \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr})
-        \frac{1 + \cos \pi x}{2}, \quad
-        x = \frac{n - \mathrm{warmup\_steps}}{\mathrm{max\_update} - \mathrm{warmup\_steps}}
+    .. math:: \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr}) (1 + \cos \pi x) / 2,
+        \quad x = \frac{n - \mathrm{warmup\_steps}}{\mathrm{max\_update} - \mathrm{warmup\_steps}}
 
     Parameters
     ----------
-    max_update : int
-        Update from which the rate is `final_lr`, more than `warmup_steps`.
-    base_lr : float
-        Rate at the start. Default 0.01.
-    final_lr : float
-        Rate at the end, 0 or more. Default 0.
-    warmup_steps, warmup_begin_lr, warmup_mode
-        See :class:`LRScheduler`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has the wrong type or is out of range.
-
-    References
-    ----------
-    .. [1] SGDR: Stochastic Gradient Descent with Warm Restarts, arXiv:1608.03983, equation 5.
+    max_update : int, more than `warmup_steps`
+        Update from which on the rate is `final_lr`.
+    final_lr : float, 0 or more, default 0
+    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`LRScheduler`, also for errors.
 
     Examples
     --------
@@ -518,42 +415,27 @@ class CosineScheduler(_Annealed):
     [0.4, 0.341, 0.2, 0.059, 0.0, 0.0]
     """
 
-    def _share(self, progress: float) -> float:
-        return _half_cosine(progress)
+    def _share(self, done: float) -> float:
+        return _half_cosine(done)
 
 
 @register
 class CosineRestartsScheduler(LRScheduler):
-    r"""Fall along half a cosine again and again (SGDR, [1]_).
+    r"""Go from `base_lr` to `final_lr` along half a cosine again and again (SGDR).
 
-    .. math:: \eta_n = \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr})
-        \frac{1 + \cos(\pi \, t / T_i)}{2}, \quad T_i = \mathrm{period} \cdot \mathrm{period\_mult}^i
+    .. math:: \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr})
+        (1 + \cos(\pi t / T_i)) / 2, \quad T_i = \mathrm{period} \cdot \mathrm{period\_mult}^i
 
-    where :math:`t` counts the updates since restart :math:`i`; update :math:`t = T_i` is the next
-    restart, at `base_lr`.
+    with :math:`t < T_i` updates since restart :math:`i` (arXiv:1608.03983).
 
     Parameters
     ----------
-    period : int
-        Updates from the end of warm-up to the first restart, at least 1.
-    base_lr : float
-        Rate at every restart. Default 0.01.
-    final_lr : float
-        Rate that each period falls to, 0 or more. Default 0.
-    period_mult : int
-        How many times as long as the one before a period is, at least 1. Default 1.
-    warmup_steps, warmup_begin_lr, warmup_mode
-        See :class:`LRScheduler`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has the wrong type or is out of range.
-
-    References
-    ----------
-    .. [1] I. Loshchilov, F. Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts,
-       arXiv:1608.03983.
+    period : int, at least 1
+        Updates from the end of warm-up to the first restart.
+    final_lr : float, 0 or more, default 0
+    period_mult : int, at least 1, default 1
+    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`LRScheduler`, also for errors.
 
     Examples
     --------
@@ -585,43 +467,30 @@ class CosineRestartsScheduler(LRScheduler):
         while since >= period:
             since -= period
             period *= self.period_mult
-        return _between(self.warmup_final_lr, self.final_lr, _half_cosine(since / period))
+        return _between(self.final_lr, self.warmup_final_lr, _half_cosine(since / period))
 
 
 @register
 class OneCycleScheduler(LRScheduler):
-    r"""Rise to `base_lr` and fall far below the start, both along half a cosine (1cycle, [1]_).
+    r"""Rise to `base_lr`, then fall far below the first rate (1cycle, arXiv:1708.07120).
 
-    The rate goes from :math:`\eta_0 = \mathrm{base\_lr} / \mathrm{div\_factor}` up to `base_lr` at
-    update :math:`p = \mathrm{pct\_start} \cdot \mathrm{max\_update}`, and from there down to
-    :math:`\eta_1 = \eta_0 / \mathrm{final\_div\_factor}` at `max_update`:
-
-    .. math:: \eta_n = b + (a - b) \frac{1 + \cos \pi x}{2}, \quad (a, b, x) = \begin{cases}
+    .. math:: b + (a - b) (1 + \cos \pi x) / 2, \quad (a, b, x) = \begin{cases}
         (\eta_0, \mathrm{base\_lr}, n / p) & n < p \\
         (\mathrm{base\_lr}, \eta_1, (n - p) / (\mathrm{max\_update} - p)) & n \ge p \end{cases}
 
+    with :math:`p` = `pct_start` * `max_update`, :math:`\eta_0` = `base_lr` / `div_factor` and
+    :math:`\eta_1 = \eta_0` / `final_div_factor`. In the paper both ways are straight lines.
+
     Parameters
     ----------
-    max_update : int
-        Update from which the rate is the lowest, at least 1.
-    base_lr : float
-        Highest rate. Default 0.01.
-    pct_start : float
-        Share of the updates in which the rate rises, from 0 to 1. Default 0.3.
-    div_factor : float
-        Highest rate / first rate, at least 1. Default 25.
-    final_div_factor : float
-        First rate / last rate, at least 1. Default 1e4.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument has the wrong type or is out of range.
-
-    References
-    ----------
-    .. [1] L. N. Smith, N. Topin, Super-Convergence: Very Fast Training of Neural Networks Using
-       Large Learning Rates, arXiv:1708.07120; there the rate changes along straight lines.
+    max_update : int, at least 1
+        Update from which on the rate is :math:`\eta_1`.
+    base_lr : float, default 0.01
+        Highest rate; see :class:`LRScheduler`, also for errors.
+    pct_start : float, from 0 to 1, default 0.3
+        Share of the updates in which the rate rises.
+    div_factor : float, at least 1, default 25
+    final_div_factor : float, at least 1, default 1e4
 
     Examples
     --------
@@ -653,55 +522,50 @@ class OneCycleScheduler(LRScheduler):
         if num_update >= self.max_update:
             return last
         if num_update < turn:
-            return _between(first, highest, _half_cosine(num_update / turn))
-        progress = (num_update - turn) / (self.max_update - turn)
-        return _between(highest, last, _half_cosine(progress))
+            return _between(highest, first, _half_cosine(num_update / turn))
+        return _between(last, highest, _half_cosine((num_update - turn) / (self.max_update - turn)))
 
 
 @register
 class JoinedScheduler(LRScheduler):
     r"""Run one schedule after the other.
 
-    .. math:: \eta_n = \mathrm{schedules}_i(n - b_i), \quad b_i \le n < b_{i+1}
+    .. math:: \mathrm{schedules}_i(n - b_i), \quad b_i \le n < b_{i+1}
 
-    with :math:`b_0 = 0` and the `boundaries` after it: each schedule counts from 0, its own warm-up
-    included, and keeps its own ``base_lr``.
+    with :math:`b_0 = 0` and :math:`b_1, b_2, \ldots` = `boundaries`: each schedule counts from 0
+    and keeps its own warm-up and ``base_lr``.
 
     Parameters
     ----------
     schedules : list of LRScheduler
-        At least one.
-    boundaries : list of int
-        Updates at which the second, third, ... schedule begins; strictly increasing, at least 1.
+    boundaries : list of int, increasing, at least 1
+        First update of each schedule but the first.
 
     Raises
     ------
-    TypeError
-        `schedules` does not hold schedules, or `boundaries` does not hold integers.
-    ValueError
-        There is no schedule, or `boundaries` has the wrong length or order.
+    TypeError, ValueError
+        `schedules` does not hold schedules, one more than there are boundaries, or the boundaries
+        are not integers in increasing order.
 
     Examples
     --------
     >>> from fastopt.lr_scheduler import CosineScheduler, FactorScheduler, JoinedScheduler
     >>> constant = FactorScheduler(step=1, base_lr=0.4)
     >>> schedule = JoinedScheduler([constant, CosineScheduler(2, base_lr=0.4)], [3])
-    >>> [round(schedule(n), 12) for n in range(6)]
+    >>> [round(schedule(n), 3) for n in range(6)]
     [0.4, 0.4, 0.4, 0.4, 0.2, 0.0]
     """
 
     def __init__(self, schedules: Iterable[LRScheduler], boundaries: Iterable[int]) -> None:
-        self.schedules = _listed("schedules", schedules)
+        self.schedules: list[LRScheduler] = _listed("schedules", schedules)
         for i, schedule in enumerate(self.schedules):
             if not isinstance(schedule, LRScheduler):
                 raise TypeError(f"schedules[{i}] must be an LRScheduler, got {schedule!r}")
-        if not self.schedules:
-            raise ValueError("schedules must hold at least one schedule, got []")
         self.boundaries = _increasing("boundaries", boundaries)
-        if len(self.boundaries) != len(self.schedules) - 1:
+        if len(self.schedules) != len(self.boundaries) + 1:
             raise ValueError(
-                f"boundaries must have one entry less than the {len(self.schedules)} schedules, "
-                f"got {self.boundaries}"
+                "schedules must be one more than boundaries, "
+                f"got {len(self.schedules)} and {len(self.boundaries)}"
             )
         super().__init__(self.schedules[0].base_lr)
 
@@ -711,34 +575,35 @@ class JoinedScheduler(LRScheduler):
         return self.schedules[piece](num_update - begin)
 
 
-def _between(first: float, last: float, share: float) -> float:
-    return last + (first - last) * share
+def _between(first: float, second: float, share: float) -> float:
+    return first + (second - first) * share
 
 
-def _half_cosine(progress: float) -> float:
-    return (1 + math.cos(math.pi * progress)) / 2
+def _half_cosine(done: float) -> float:
+    return (1 + math.cos(math.pi * done)) / 2
 
 
 def _number(name: str, value: Any, *, least: float = 0, most: float = math.inf) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (least <= value <= most and math.isfinite(value)):
-        bounds = f" from {least:g} to {most:g}" if math.isfinite(most) else f" of at least {least:g}"
-        raise ValueError(f"{name} must be a finite number{bounds}, got {value}")
-    return float(value)
+    number = float(value)
+    if not least <= number <= most or math.isinf(number):
+        raise ValueError(f"{name} must be a finite number from {least} to {most}, got {value}")
+    return number
 
 
 def _count(name: str, value: Any, *, least: int = 1) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return int(value)
+    count = int(value)
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, got {count}")
+    return count
 
 
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+def _choice(name: str, value: str, *choices: str) -> str:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
     return value
 
 

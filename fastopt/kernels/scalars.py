@@ -1,8 +1,11 @@
-"""Scalar functions that many rules share."""
+"""Scalar functions and field names that many rules share."""
 
 from fastopt.kernels.rule import scalar
 
-__all__ = ["clip", "sign"]
+__all__ = ["COMMON", "clip", "clipped_decayed", "decayed", "moments", "rescaled", "sign"]
+
+COMMON = ("lr", "wd", "rescale_grad", "clip_gradient")
+"""Fields that :class:`~fastopt.optimizer.Optimizer` fills for every rule."""
 
 
 @scalar
@@ -18,9 +21,35 @@ def clip(x, bound):
 @scalar
 def sign(x):
     """Sign of `x` as -1, 0 or 1 in the type of `x`; NaN stays NaN."""
-    one = type(x)(1)
-    if x > 0:
+    zero, one = type(x)(0), type(x)(1)
+    if x > zero:
         return one
-    if x < 0:
+    if x < zero:
         return -one
     return x
+
+
+@scalar
+def rescaled(grad, h):
+    """Rescaled and clipped gradient."""
+    return clip(h.rescale_grad * grad, h.clip_gradient)
+
+
+@scalar
+def decayed(weight, grad, h):
+    """Rescaled and clipped gradient plus the decay, which the clip does not cover."""
+    return rescaled(grad, h) + h.wd * weight
+
+
+@scalar
+def clipped_decayed(weight, grad, h):
+    """Rescaled gradient plus the decay, clipped together."""
+    return clip(h.rescale_grad * grad + h.wd * weight, h.clip_gradient)
+
+
+@scalar
+def moments(grad, mean, var, h):
+    """Moving averages of the gradient and of its square."""
+    mean = h.beta1 * mean + h.one_minus_beta1 * grad
+    var = h.beta2 * var + h.one_minus_beta2 * grad * grad
+    return mean, var

@@ -1,10 +1,32 @@
 """Optimizers, their base class and registry, and the updater."""
 
+from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
+from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
+from fastopt.optimizer.adagrad import AdaGrad as AdaGrad
 from fastopt.optimizer.adam import Adam as Adam
+from fastopt.optimizer.adamax import Adamax as Adamax
+from fastopt.optimizer.adamw import AdamW as AdamW
 from fastopt.optimizer.base import Optimizer as Optimizer
 from fastopt.optimizer.base import create as create
 from fastopt.optimizer.base import register as register
+from fastopt.optimizer.dcasgd import DCASGD as DCASGD
+from fastopt.optimizer.ftml import FTML as FTML
+from fastopt.optimizer.ftrl import Ftrl as Ftrl
+from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
+from fastopt.optimizer.lamb import LAMB as LAMB
+from fastopt.optimizer.lans import LANS as LANS
+from fastopt.optimizer.lars import LARS as LARS
+from fastopt.optimizer.lbsgd import LBSGD as LBSGD
+from fastopt.optimizer.lion import Lion as Lion
+from fastopt.optimizer.nadam import Nadam as Nadam
+from fastopt.optimizer.nag import NAG as NAG
+from fastopt.optimizer.radam import RAdam as RAdam
+from fastopt.optimizer.rmsprop import RMSProp as RMSProp
 from fastopt.optimizer.sgd import SGD as SGD
+from fastopt.optimizer.sgd import ccSGD as ccSGD
+from fastopt.optimizer.sgld import SGLD as SGLD
+from fastopt.optimizer.signum import Signum as Signum
+from fastopt.optimizer.test import Test as Test
 from fastopt.optimizer.updater import Updater as Updater
 from fastopt.optimizer.updater import get_updater as get_updater
 

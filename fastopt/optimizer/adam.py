@@ -5,36 +5,67 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastopt.kernels.rule import rule
-from fastopt.kernels.scalars import clip
-from fastopt.optimizer.base import Optimizer, number, register
+from fastopt.kernels.scalars import clipped_decayed, moments
+from fastopt.optimizer.base import register
+from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
 
 __all__ = ["Adam", "adam"]
 
 
-@rule(
-    state=("mean", "var"),
-    hyper=(
-        "lr",
-        "wd",
-        "rescale_grad",
-        "clip_gradient",
-        "beta1",
-        "one_minus_beta1",
-        "beta2",
-        "one_minus_beta2",
-        "epsilon",
-    ),
-)
+@rule(state=("mean", "var"), hyper=MOMENTS)
 def adam(weight, grad, state, h):
-    mean, var = state
-    grad = clip(h.rescale_grad * grad + h.wd * weight, h.clip_gradient)
-    mean = h.beta1 * mean + h.one_minus_beta1 * grad
-    var = h.beta2 * var + h.one_minus_beta2 * grad * grad
+    """Adam with decay inside the clipped gradient; ``lr`` holds the bias correction."""
+    mean, var = moments(clipped_decayed(weight, grad, h), *state, h)
     return weight - h.lr * mean / (math.sqrt(var) + h.epsilon), (mean, var)
 
 
 @register
-class Adam(Optimizer):
+class Adam(MomentOptimizer):
+    r"""Adam, with decay as a part of the gradient (L2, not AdamW).
+
+    .. math::
+        h &= \mathrm{clip}(r g + \lambda w) \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) h \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) h^2 \\
+        w &\leftarrow w - \eta \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}
+            \frac{m}{\sqrt{v} + \epsilon}
+
+    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980, with
+    the bias correction outside of :math:`\epsilon`, as at the end of its section 2.
+
+    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+
+    Parameters
+    ----------
+    learning_rate : float, optional
+        Default 0.001; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    lazy_update : bool
+        Under row-sparse gradients touch only the rows they list. Default True.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.Adam(learning_rate=0.1))
+    >>> weight = np.zeros(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(6)
+    array([-0.1,  0.1])
+    """
+
+    rule = adam
+
     def __init__(
         self,
         learning_rate: float | None = 0.001,
@@ -44,19 +75,10 @@ class Adam(Optimizer):
         lazy_update: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta1, self.beta2 = beta1, beta2
-        self.epsilon = epsilon
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
         self.lazy_update = lazy_update
 
-    rule = adam
-
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        return {
-            "lr": lr * math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t),
-            "beta1": self.beta1,
-            "one_minus_beta1": 1 - self.beta1,
-            "beta2": self.beta2,
-            "one_minus_beta2": 1 - self.beta2,
-            "epsilon": self.epsilon,
-        }
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        mean, var = self.corrections(t)
+        return {**super().hyper(t, lr, wd), "lr": lr * math.sqrt(var) / mean}

@@ -4,6 +4,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
@@ -18,7 +19,7 @@ __all__ = ["Optimizer", "create", "register"]
 Array = np.ndarray[Any, Any]
 Index = int | str
 Schedule = Callable[[int], float]
-Plan = tuple[Rule, table.Flat, table.Copies, tuple[float, ...], int]
+Launch = tuple[Rule, table.Flat, table.Copies, tuple[float, ...], int]
 Class = TypeVar("Class", bound="type[Optimizer]")
 
 
@@ -283,7 +284,8 @@ class Optimizer:
         TypeError, ValueError
             The arrays do not fit, or the rate is not a number of at least 0. Nothing changes.
         """
-        table.launch(*self._plan(index, weight, grad, state))
+        for launch in self._plan(index, weight, grad, state):
+            table.launch(*launch)
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Update a weight that may have a float32 master; see :meth:`update`."""
@@ -312,24 +314,24 @@ class Optimizer:
         except BaseException:
             self.__dict__.update(saved)
             raise
-        for plan in plans:
-            table.launch(*plan)
+        for launch in chain.from_iterable(plans):
+            table.launch(*launch)
 
-    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Plan:
-        """Count one update and return what :func:`~fastopt.kernels.table.launch` takes."""
-        rule = self.rule
+    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Launch]:
+        """Count one update and return the launches that it takes."""
+        rule = self._rule_of(index)
         if rule is None:
             raise NotImplementedError(f"{type(self).__name__} has neither a rule nor an update()")
         flat, copies = admit(index, self.idx2name, rule, weight, grad, state)
         hyper = self._advance(index, rule)
-        return rule, flat, copies, hyper, self._noise_key(index) if rule.noise else 0
+        key = self._noise_key(index) if rule.noise else 0
+        return ((rule, flat, copies, hyper, key),)
 
     def _advance(self, index: Index, rule: Rule) -> tuple[float, ...]:
         """Count one update and return the values of the rule's record; all or nothing."""
         count, num_update = self._index_update_count.get(index), self.num_update
         try:
-            self._update_count(index)
-            lr, wd = self._get_lr(index), self._get_wd(index)
+            lr, wd = self._count_and_rates(index)
             return self._record(rule, lr, wd, self._hyper_of(index, lr, wd))
         except BaseException:
             self.num_update = num_update
@@ -339,6 +341,15 @@ class Optimizer:
                 self._index_update_count[index] = count
             raise
 
+    def _rule_of(self, index: Index) -> Rule | None:
+        """Rule of one parameter, for classes that treat some of them differently."""
+        return self.rule
+
+    def _count_and_rates(self, index: Index) -> tuple[float, float]:
+        """Count one update, then look up rate and decay."""
+        self._update_count(index)
+        return self._get_lr(index), self._get_wd(index)
+
     def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
         """Fields of one parameter, for rules whose fields depend on more than ``t, lr, wd``."""
         return self.hyper(self._index_update_count[index], lr, wd)
@@ -346,12 +357,11 @@ class Optimizer:
     def _record(
         self, rule: Rule, lr: float, wd: float, hyper: Mapping[str, float]
     ) -> tuple[float, ...]:
-        clip = self.clip_gradient
         fields = {
             "lr": lr,
             "wd": wd,
             "rescale_grad": self.rescale_grad,
-            "clip_gradient": math.inf if clip is None or clip <= 0 else clip,
+            "clip_gradient": bound(self.clip_gradient),
             **hyper,
         }
         try:
@@ -476,10 +486,20 @@ register = Optimizer.register
 create = Optimizer.create_optimizer
 
 
+def bound(limit: float | None) -> float:
+    """Bound of a clip: None, 0 and negative limits mean no clipping."""
+    return math.inf if limit is None or limit <= 0 else limit
+
+
 def number(
-    name: str, value: Any, *, least: float = -math.inf, most: float = math.inf, infinite: bool = False
+    name: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    below: float = math.inf,
+    infinite: bool = False,
 ) -> float:
-    """Return `value` if it is a number from `least` to `most`.
+    """Return `value` if it is a number of at least `least`, below `below`, finite unless said.
 
     Raises
     ------
@@ -490,10 +510,14 @@ def number(
     """
     if not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not least <= value <= most or (math.isinf(value) and not infinite):
-        bounds = f" from {least} to {most}" if (least, most) != (-math.inf, math.inf) else ""
-        raise ValueError(f"{name} must be a {'' if infinite else 'finite '}number{bounds}, got {value}")
-    return value  # type: ignore[return-value]
+    exact = float(value)
+    if infinite and math.isinf(exact):
+        return value  # type: ignore[return-value]
+    if math.isfinite(exact) and least <= exact < below:
+        return value  # type: ignore[return-value]
+    bounds = "" if least == -math.inf else f" of at least {least}"
+    bounds += "" if below == math.inf else f" and below {below}"
+    raise ValueError(f"{name} must be a {'' if infinite else 'finite '}number{bounds}, got {value}")
 
 
 def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:

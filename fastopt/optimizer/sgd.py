@@ -1,37 +1,77 @@
 """Stochastic gradient descent, with and without momentum."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from fastopt.kernels.rule import Rule, rule, scalar
-from fastopt.kernels.scalars import clip
+from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.base import Optimizer, number, register
 
-__all__ = ["SGD", "sgd", "sgd_momentum"]
-
-FIELDS = ("lr", "wd", "rescale_grad", "clip_gradient")
+__all__ = ["SGD", "MomentumOptimizer", "ccSGD", "descend", "roll", "sgd", "sgd_momentum"]
 
 
 @scalar
-def decayed(weight, grad, h):
-    """Clipped gradient plus the decay, which the clip does not cover."""
-    return clip(h.rescale_grad * grad, h.clip_gradient) + h.wd * weight
+def descend(weight, grad, h):
+    """One step of gradient descent."""
+    return weight - h.lr * decayed(weight, grad, h)
 
 
-@rule(hyper=FIELDS)
-def sgd(weight, grad, state, h):
-    return weight - h.lr * decayed(weight, grad, h), ()
-
-
-@rule(state=("mom",), hyper=(*FIELDS, "momentum"))
-def sgd_momentum(weight, grad, state, h):
-    (mom,) = state
+@scalar
+def roll(weight, grad, mom, h):
+    """One step of gradient descent with momentum; the rate is inside the buffer."""
     mom = h.momentum * mom - h.lr * decayed(weight, grad, h)
-    return weight + mom, (mom,)
+    return weight + mom, mom
+
+
+@rule(hyper=COMMON)
+def sgd(weight, grad, state, h):
+    """Gradient descent."""
+    return descend(weight, grad, h), ()
+
+
+@rule(state=("mom",), hyper=(*COMMON, "momentum"))
+def sgd_momentum(weight, grad, state, h):
+    """Gradient descent with momentum."""
+    weight, mom = roll(weight, grad, state[0], h)
+    return weight, (mom,)
+
+
+class MomentumOptimizer(Optimizer):
+    """Abstract base of optimizers with the argument `momentum` and forms with and without it.
+
+    Parameters
+    ----------
+    momentum : float
+        Momentum. The form with a buffer is used unless it is 0.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        `momentum` is NaN or infinite.
+    """
+
+    forms: tuple[Rule, Rule]
+    """The rules without and with momentum."""
+
+    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.momentum = number("momentum", momentum)
+
+    @property
+    def rule(self) -> Rule:
+        """The form with a buffer unless momentum is 0."""
+        return self.forms[self.momentum != 0]
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"momentum": self.momentum}
 
 
 @register
-class SGD(Optimizer):
+class SGD(MomentumOptimizer):
     r"""Stochastic gradient descent with momentum.
 
     .. math::
@@ -40,16 +80,15 @@ class SGD(Optimizer):
         w &\leftarrow w + m
 
     with rescale factor :math:`r`, rate :math:`\eta`, weight decay :math:`\lambda` and momentum
-    :math:`\mu`; without momentum :math:`w \leftarrow w - \eta h`. The rate is inside the buffer.
-    Momentum is that of Polyak, "Some methods of speeding up the convergence of iteration
-    methods" (1964).
+    :math:`\mu`; without momentum :math:`w \leftarrow w - \eta h`. Momentum is that of Polyak,
+    "Some methods of speeding up the convergence of iteration methods" (1964).
 
-    State: None, or with momentum one array like the weight.
+    State of a parameter: None, or with momentum the array :math:`m`, like the weight.
 
     Parameters
     ----------
     momentum : float
-        Momentum, default 0. The form with a buffer is used unless it is 0.
+        Momentum :math:`\mu`. Default 0.
     lazy_update : bool
         Under row-sparse gradients touch only the rows they list. Default True.
     **kwargs
@@ -72,16 +111,30 @@ class SGD(Optimizer):
     array([0.71, 0.71])
     """
 
+    forms = (sgd, sgd_momentum)
+
     def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.momentum = number("momentum", momentum)
+        super().__init__(momentum=momentum, **kwargs)
         self.lazy_update = lazy_update
 
-    @property
-    def rule(self) -> Rule:
-        """The form with a buffer unless momentum is 0."""
-        return sgd if self.momentum == 0 else sgd_momentum
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper`."""
-        return {"momentum": self.momentum}
+@register
+class ccSGD(SGD):  # noqa: N801 - the name users know
+    """Deprecated alias of :class:`SGD`.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Arguments of :class:`SGD`.
+
+    Examples
+    --------
+    >>> import pytest
+    >>> from fastopt import optimizer
+    >>> with pytest.warns(DeprecationWarning, match="use SGD"):
+    ...     _ = optimizer.create("ccsgd", momentum=0.9)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        warnings.warn("ccSGD is deprecated, use SGD", DeprecationWarning, stacklevel=2)
+        super().__init__(*args, **kwargs)

@@ -1,0 +1,85 @@
+"""AdaBelief."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import rescaled
+from fastopt.optimizer.base import register
+from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+
+__all__ = ["AdaBelief", "adabelief"]
+
+
+@rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "var_scale"))
+def adabelief(weight, grad, state, h):
+    """Average gradient over the root of its squared surprise's average."""
+    mean, var = state
+    grad = rescaled(grad, h)
+    mean = h.beta1 * mean + h.one_minus_beta1 * grad
+    surprise = grad - mean
+    var = h.beta2 * var + h.one_minus_beta2 * surprise * surprise + h.epsilon
+    step = mean * h.mean_scale / (math.sqrt(var * h.var_scale) + h.epsilon) + h.wd * weight
+    return weight - h.lr * step, (mean, var)
+
+
+@register
+class AdaBelief(MomentOptimizer):
+    r"""AdaBelief: Adam that divides by the gradient's distance from its average.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) h \\
+        s &\leftarrow \beta_2 s + (1 - \beta_2) (h - m)^2 + \epsilon \\
+        w &\leftarrow w - \eta \left( \frac{\hat m}{\sqrt{\hat s} + \epsilon} + \lambda w \right)
+
+    with :math:`\hat m = m / (1 - \beta_1^t)` and :math:`\hat s = s / (1 - \beta_2^t)`; the decay
+    is decoupled. Source: Zhuang et al., "AdaBelief Optimizer: Adapting Stepsizes by the Belief
+    in Observed Gradients", arXiv:2010.07468.
+
+    State of a parameter: the tuple :math:`(m, s)` of arrays like the weight.
+
+    Parameters
+    ----------
+    learning_rate : float, optional
+        Default 0.001; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of :math:`m` and :math:`s`, at least 0 and below 1. Defaults 0.9, 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.AdaBelief(learning_rate=0.09))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(4)
+    array([0.9, 1.1])
+    """
+
+    rule = adabelief
+
+    def __init__(
+        self,
+        learning_rate: float | None = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        mean, var = self.corrections(t)
+        return {**super().hyper(t, lr, wd), "mean_scale": 1 / mean, "var_scale": 1 / var}

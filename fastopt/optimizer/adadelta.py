@@ -1,0 +1,79 @@
+"""AdaDelta."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import rescaled
+from fastopt.optimizer.base import Optimizer, number, register
+
+__all__ = ["AdaDelta", "adadelta"]
+
+
+@rule(
+    state=("acc_g", "acc_delta"),
+    hyper=("wd", "rescale_grad", "clip_gradient", "rho", "one_minus_rho", "epsilon"),
+)
+def adadelta(weight, grad, state, h):
+    """Gradient in units of the steps' and the gradients' moving magnitudes."""
+    acc_g, acc_delta = state
+    grad = rescaled(grad, h)
+    acc_g = h.rho * acc_g + h.one_minus_rho * grad * grad
+    delta = math.sqrt(acc_delta + h.epsilon) / math.sqrt(acc_g + h.epsilon) * grad
+    acc_delta = h.rho * acc_delta + h.one_minus_rho * delta * delta
+    return weight - (delta + h.wd * weight), (acc_g, acc_delta)
+
+
+@register
+class AdaDelta(Optimizer):
+    r"""AdaDelta, with decoupled decay.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        G &\leftarrow \rho G + (1 - \rho) h^2 \\
+        u &= \frac{\sqrt{D + \epsilon}}{\sqrt{G + \epsilon}} h \\
+        D &\leftarrow \rho D + (1 - \rho) u^2 \\
+        w &\leftarrow w - (u + \lambda w)
+
+    There is no learning rate: rates, schedules and rate multipliers have no effect, and the
+    decay acts with full strength in every step. Source: Zeiler, "ADADELTA: An Adaptive Learning
+    Rate Method", arXiv:1212.5701.
+
+    State of a parameter: the tuple :math:`(G, D)` of arrays like the weight.
+
+    Parameters
+    ----------
+    rho : float
+        Decay rate of :math:`G` and :math:`D`, at least 0 and below 1. Default 0.9.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-5.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.AdaDelta(rho=0.75, epsilon=1e-4))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(4)
+    array([0.98, 1.02])
+    """
+
+    rule = adadelta
+
+    def __init__(self, rho: float = 0.9, epsilon: float = 1e-5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rho = number("rho", rho, least=0, below=1)
+        self.epsilon = number("epsilon", epsilon, least=0)
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"rho": self.rho, "one_minus_rho": 1 - self.rho, "epsilon": self.epsilon}

@@ -1,0 +1,72 @@
+"""AdaGrad."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import COMMON, rescaled
+from fastopt.optimizer.base import Optimizer, number, register
+
+__all__ = ["AdaGrad", "adagrad"]
+
+
+@rule(state=("history",), hyper=(*COMMON, "epsilon"))
+def adagrad(weight, grad, state, h):
+    """Gradient over the root of its squares' sum, with decoupled decay."""
+    grad = rescaled(grad, h)
+    history = state[0] + grad * grad
+    step = grad / math.sqrt(history + h.epsilon) + h.wd * weight
+    return weight - h.lr * step, (history,)
+
+
+@register
+class AdaGrad(Optimizer):
+    r"""AdaGrad, with decoupled decay.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        H &\leftarrow H + h^2 \\
+        w &\leftarrow w - \eta \left( \frac{h}{\sqrt{H + \epsilon}} + \lambda w \right)
+
+    With `eps` 0 an element whose gradient has always been 0 becomes NaN. Source: Duchi, Hazan
+    and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
+    JMLR 12 (2011).
+
+    State of a parameter: the array :math:`H`, like the weight.
+
+    Parameters
+    ----------
+    eps : float
+        :math:`\epsilon`, at least 0. Default 1e-7.
+    lazy_update : bool
+        Under row-sparse gradients touch only the rows they list. Default True.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.AdaGrad(learning_rate=0.1))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(6)
+    array([0.9, 1.1])
+    """
+
+    rule = adagrad
+
+    def __init__(self, eps: float = 1e-7, lazy_update: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.float_stable_eps = number("eps", eps, least=0)
+        self.lazy_update = lazy_update
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"epsilon": self.float_stable_eps}

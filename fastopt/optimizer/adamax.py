@@ -1,0 +1,82 @@
+"""AdaMax."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import clipped_decayed
+from fastopt.optimizer.base import register
+from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+
+__all__ = ["Adamax", "adamax"]
+
+
+@rule(state=("mean", "norm"), hyper=tuple(f for f in MOMENTS if f != "one_minus_beta2"))
+def adamax(weight, grad, state, h):
+    """Moving average of the gradient over its decaying maximum; no step where that is 0."""
+    mean, norm = state
+    grad = clipped_decayed(weight, grad, h)
+    mean = h.beta1 * mean + h.one_minus_beta1 * grad
+    norm = h.beta2 * norm
+    size = abs(grad)
+    if not size <= norm:
+        norm = size
+    if not norm:
+        return weight, (mean, norm)
+    return weight - h.lr * mean / norm, (mean, norm)
+
+
+@register
+class Adamax(MomentOptimizer):
+    r"""AdaMax: Adam in the infinity norm.
+
+    .. math::
+        h &= \mathrm{clip}(r g + \lambda w) \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) h \\
+        u &\leftarrow \max(\beta_2 u, |h|) \\
+        w &\leftarrow w - \frac{\eta}{1 - \beta_1^t} \frac{m}{u}
+
+    An element with :math:`u = 0` stays where it is. Source: Kingma and Ba, "Adam: A Method for
+    Stochastic Optimization", arXiv:1412.6980, section 7.
+
+    State of a parameter: the tuple :math:`(m, u)` of arrays like the weight.
+
+    Parameters
+    ----------
+    learning_rate : float, optional
+        Default 0.002; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of :math:`m` and :math:`u`, at least 0 and below 1. Defaults 0.9, 0.999.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.Adamax(learning_rate=0.1))
+    >>> weight = np.ones(3)
+    >>> updater(0, np.array([1.0, -5.0, 0.0]), weight)
+    >>> weight
+    array([0.9, 1.1, 1. ])
+    """
+
+    rule = adamax
+
+    def __init__(
+        self,
+        learning_rate: float | None = 0.002,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, 0.0, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {**super().hyper(t, lr, wd), "lr": lr / self.corrections(t)[0]}

@@ -1,0 +1,92 @@
+"""DCASGD: asynchronous gradient descent with delay compensation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fastopt.kernels.rule import rule, scalar
+from fastopt.kernels.scalars import COMMON, rescaled
+from fastopt.optimizer.base import Array, Index, number, register
+from fastopt.optimizer.sgd import MomentumOptimizer
+
+__all__ = ["DCASGD", "dcasgd", "dcasgd_momentum"]
+
+
+@scalar
+def compensated(weight, grad, previous, h):
+    """Gradient with decay and the compensation for the step since `previous`."""
+    grad = rescaled(grad, h)
+    return grad + h.wd * weight + h.lamda * grad * grad * (weight - previous)
+
+
+@rule(state=("previous",), hyper=(*COMMON, "lamda"))
+def dcasgd(weight, grad, state, h):
+    """Compensated gradient descent."""
+    return weight - h.lr * compensated(weight, grad, state[0], h), (weight,)
+
+
+@rule(state=("mom", "previous"), hyper=(*COMMON, "lamda", "momentum"))
+def dcasgd_momentum(weight, grad, state, h):
+    """Compensated gradient descent with momentum."""
+    mom, previous = state
+    mom = h.momentum * mom - h.lr * compensated(weight, grad, previous, h)
+    return weight + mom, (mom, weight)
+
+
+@register
+class DCASGD(MomentumOptimizer):
+    r"""Gradient descent with compensation for the delay of asynchronous gradients.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        m &\leftarrow \mu m - \eta (h + \lambda w + \lambda_c h^2 (w - p)) \\
+        p &\leftarrow w, \qquad w \leftarrow w + m
+
+    with :math:`\lambda_c` = `lamda` and :math:`p` the weight before the previous step.
+
+    Source: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation",
+    arXiv:1609.08326.
+
+    State of a parameter: the tuple :math:`(m, p)` of arrays like the weight; :math:`m` is None
+    without momentum, and :math:`p` starts as a copy of the weight.
+
+    Parameters
+    ----------
+    momentum : float
+        Momentum :math:`\mu`. Default 0.
+    lamda : float
+        Strength of the compensation. Default 0.04.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.DCASGD(learning_rate=0.1))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.ones(2), weight)
+    >>> weight
+    array([0.9, 0.9])
+    """
+
+    forms = (dcasgd, dcasgd_momentum)
+
+    def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
+        super().__init__(momentum=momentum, **kwargs)
+        self.lamda = number("lamda", lamda)
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"momentum": self.momentum, "lamda": self.lamda}
+
+    def create_state(self, index: Index, weight: Array) -> tuple[Array | None, Array]:
+        """Momentum (None if it is 0) and a copy of the weight."""
+        mom = np.zeros(weight.shape, weight.dtype) if self.momentum else None
+        return mom, np.array(weight, order="C", subok=False)

@@ -1,0 +1,85 @@
+"""FTML: follow the moving leader."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import clipped_decayed
+from fastopt.optimizer.base import register
+from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+
+__all__ = ["FTML", "ftml"]
+
+
+@rule(state=("d", "v", "z"), hyper=(*MOMENTS, "inverse_lr", "var_scale"))
+def ftml(weight, grad, state, h):
+    """Weight that minimizes the sum of the regularized linear models so far."""
+    if not h.lr:
+        return weight, state
+    d, v, z = state
+    grad = clipped_decayed(weight, grad, h)
+    v = h.beta2 * v + h.one_minus_beta2 * grad * grad
+    leader = h.inverse_lr * (math.sqrt(v * h.var_scale) + h.epsilon)
+    z = h.beta1 * z + h.one_minus_beta1 * grad - (leader - h.beta1 * d) * weight
+    return -z / leader, (leader, v, z)
+
+
+@register
+class FTML(MomentOptimizer):
+    r"""Follow the moving leader.
+
+    .. math::
+        h &= \mathrm{clip}(r g + \lambda w) \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) h^2 \\
+        D &= \frac{1 - \beta_1^t}{\eta}
+            \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right) \\
+        z &\leftarrow \beta_1 z + (1 - \beta_1) h - (D - \beta_1 d) w \\
+        d &\leftarrow D, \qquad w \leftarrow -z / D
+
+    A rate of 0 changes nothing. Source: Zheng and Kwok, "Follow the Moving Leader in Deep
+    Learning", ICML 2017.
+
+    State of a parameter: the tuple :math:`(d, v, z)` of arrays like the weight.
+
+    Parameters
+    ----------
+    beta1, beta2 : float
+        Decay rates, at least 0 and below 1. Defaults 0.6, 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.FTML(learning_rate=0.1))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(6)
+    array([0.9, 1.1])
+    """
+
+    rule = ftml
+
+    def __init__(
+        self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any
+    ) -> None:
+        learning_rate = kwargs.pop("learning_rate", None)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        mean, var = self.corrections(t)
+        return {
+            **super().hyper(t, lr, wd),
+            "inverse_lr": mean / lr if lr else 0.0,
+            "var_scale": 1 / var,
+        }

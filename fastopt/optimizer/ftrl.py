@@ -1,0 +1,96 @@
+"""FTRL-Proximal."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import COMMON, rescaled, sign
+from fastopt.optimizer.base import Optimizer, number, register
+
+__all__ = ["Ftrl", "ftrl"]
+
+
+@rule(state=("z", "n"), hyper=(*COMMON, "lamda1", "beta"))
+def ftrl(weight, grad, state, h):
+    """Weight that minimizes the proximal sum so far; exactly 0 inside the L1 threshold."""
+    if not h.lr:
+        return weight, state
+    z, n = state
+    grad = rescaled(grad, h)
+    root = math.sqrt(n)
+    n = n + grad * grad
+    z = z + grad - (math.sqrt(n) - root) * weight / h.lr
+    if abs(z) <= h.lamda1:
+        return type(z)(0), (z, n)
+    return (sign(z) * h.lamda1 - z) / ((h.beta + math.sqrt(n)) / h.lr + h.wd), (z, n)
+
+
+@register
+class Ftrl(Optimizer):
+    r"""FTRL-Proximal: follow the regularized leader, with L1 and L2 regularization.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        z &\leftarrow z + h - \frac{\sqrt{n + h^2} - \sqrt{n}}{\eta} w, \qquad
+        n \leftarrow n + h^2 \\
+        w &\leftarrow \begin{cases}
+            0 & |z| \le \lambda_1 \\
+            \dfrac{\mathrm{sign}(z) \lambda_1 - z}{(\beta + \sqrt{n}) / \eta + \lambda}
+            & \text{otherwise}
+        \end{cases}
+
+    The weight follows from :math:`z` and :math:`n` alone: a coordinate whose gradient has always
+    been 0 becomes 0 at the first update, whatever it started from. A rate of 0 changes nothing.
+
+    Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
+
+    State of a parameter: the tuple :math:`(z, n)` of arrays like the weight.
+
+    Parameters
+    ----------
+    lamda1 : float
+        L1 regularization :math:`\lambda_1`. Default 0.01.
+    learning_rate : float, optional
+        Default 0.1; None keeps a scheduler's own rate.
+    beta : float
+        :math:`\beta`, at least 0. Default 1.
+    lazy_update : bool
+        Under row-sparse gradients touch only the rows they list. Default True.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`; `wd` is :math:`\lambda`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.Ftrl(lamda1=0.5))
+    >>> weight = np.zeros(2)
+    >>> updater(0, np.array([2.0, 0.4]), weight)
+    >>> weight
+    array([-0.05,  0.  ])
+    """
+
+    rule = ftrl
+
+    def __init__(
+        self,
+        lamda1: float = 0.01,
+        learning_rate: float | None = 0.1,
+        beta: float = 1.0,
+        lazy_update: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.lamda1 = number("lamda1", lamda1)
+        self.beta = number("beta", beta, least=0)
+        self.lazy_update = lazy_update
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"lamda1": self.lamda1, "beta": self.beta}

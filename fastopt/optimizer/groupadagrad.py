@@ -1,0 +1,98 @@
+"""GroupAdaGrad: AdaGrad with one history for each row."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import rescaled
+from fastopt.optimizer.base import Array, Index, Optimizer, number, register
+from fastopt.optimizer.border import label
+
+__all__ = ["GroupAdaGrad", "group_adagrad"]
+
+
+def square(grad, h):
+    """Square of the gradient."""
+    grad = rescaled(grad, h)
+    return grad * grad
+
+
+@rule(
+    state=("history",),
+    hyper=("lr", "rescale_grad", "clip_gradient", "epsilon"),
+    row=square,
+)
+def group_adagrad(weight, grad, state, h, mean):
+    """Gradient over the root of the sum of the row's mean squares."""
+    history = state[0] + mean
+    return weight - h.lr * rescaled(grad, h) / math.sqrt(history + h.epsilon), (history,)
+
+
+@register
+class GroupAdaGrad(Optimizer):
+    r"""AdaGrad with one history for each row, as for embeddings.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        H_i &\leftarrow H_i + \frac{1}{n} \sum_j h_{ij}^2 \\
+        w_{ij} &\leftarrow w_{ij} - \eta \frac{h_{ij}}{\sqrt{H_i + \epsilon}}
+
+    for two-dimensional weights without weight decay. Source: Duchi, Hazan and Singer, "Adaptive
+    Subgradient Methods for Online Learning and Stochastic Optimization", JMLR 12 (2011), with
+    rows as the coordinates.
+
+    State of a parameter: the array :math:`H` of shape (rows, 1).
+
+    Parameters
+    ----------
+    eps : float
+        :math:`\epsilon`, at least 0. Default 1e-5.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range, or, at an update, the weight does not have two
+        dimensions or its weight decay is not 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.GroupAdaGrad(learning_rate=0.1))
+    >>> weight = np.ones((2, 2))
+    >>> updater(0, np.array([[1.0, -1.0], [3.0, 4.0]]), weight)
+    >>> weight.round(3)
+    array([[0.9  , 1.1  ],
+           [0.915, 0.887]])
+    """
+
+    rule = group_adagrad
+
+    def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.float_stable_eps = number("eps", eps, least=0)
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"epsilon": self.float_stable_eps}
+
+    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
+        if wd != 0:
+            raise ValueError(
+                f"{label(index, self.idx2name)}: GroupAdaGrad has no weight decay, got {wd}"
+            )
+        return super()._hyper_of(index, lr, wd)
+
+    def create_state(self, index: Index, weight: Array) -> Array:
+        """Zeros of shape (rows, 1)."""
+        if weight.ndim != 2:
+            raise ValueError(
+                f"{label(index, self.idx2name)}: GroupAdaGrad needs a weight of two dimensions, "
+                f"got shape {weight.shape}"
+            )
+        return np.zeros((len(weight), 1), weight.dtype)

@@ -1,0 +1,199 @@
+"""LBSGD: gradient descent that emulates large batches."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastopt.kernels.rule import Rule, rule
+from fastopt.kernels.scalars import COMMON
+from fastopt.optimizer.base import Array, Index, Launch, register
+from fastopt.optimizer.border import admit, check
+from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
+
+__all__ = ["LBSGD", "accumulate", "lbsgd", "lbsgd_momentum"]
+
+FIELDS = (*COMMON, "batch_scale")
+
+
+@rule(hyper=("keep",))
+def accumulate(weight, grad, state, h):
+    """Add a gradient to a sum, or begin a new sum with it."""
+    if h.keep:
+        return weight + grad, ()
+    return grad, ()
+
+
+def lars_sums(weight, grad, state, h):
+    """Squares of the weight and of the raw gradient."""
+    return weight * weight, grad * grad
+
+
+def lars_finish(sums, h):
+    """Scale the rate by the root of the norms' ratio, kept between 0.01 and 100."""
+    grad = sums[1] / (h.batch_scale * h.batch_scale)
+    factor = math.sqrt(sums[0] / (grad + h.wd * sums[0] + 1e-18))
+    h.lr = h.lr * min(max(factor, 0.01), 100.0)
+
+
+@rule(hyper=FIELDS, passes=((lars_sums, lars_finish),))
+def lbsgd(weight, grad, state, h):
+    """Gradient descent at the layer's rate."""
+    return descend(weight, grad, h), ()
+
+
+@rule(state=("mom",), hyper=(*FIELDS, "momentum"), passes=((lars_sums, lars_finish),))
+def lbsgd_momentum(weight, grad, state, h):
+    """Gradient descent with momentum at the layer's rate."""
+    weight, mom = roll(weight, grad, state[0], h)
+    return weight, (mom,)
+
+
+@register
+class LBSGD(MomentumOptimizer):
+    r"""Gradient descent that adds up gradients of `batch_scale` calls before it updates.
+
+    Every `batch_scale`-th call of a parameter, with :math:`A` the sum since the last update,
+
+    .. math::
+        h &= \mathrm{clip}(r A / S) + \lambda w \\
+        m &\leftarrow \mu m - \eta f h \\
+        w &\leftarrow w + m
+
+    with :math:`S` = `batch_scale`. The factor :math:`f` grows from 1 to :math:`S` in
+    :math:`N` = `warmup_epochs` * `updates_per_epoch` calls: with :math:`x = n / N` after
+    :math:`n` calls, it is :math:`1 + (S - 1) x` for 'linear', :math:`1 + (S - 1) x^2` for
+    'power2', :math:`1 + (S - 1) \sqrt{x}` for 'sqrt', and 1 for another name. For 'lars' it is
+    :math:`\sqrt{\|w\|^2 / (\|A / S\|^2 + \lambda \|w\|^2 + 10^{-18})}`, at least 0.01 and at
+    most 100. A schedule is read before the call is counted.
+
+    Sources: Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677 (warm-up); You,
+    Gitman and Ginsburg, arXiv:1708.03888 (layer-wise rates).
+
+    State of a parameter: None, or with momentum the array :math:`m`, like the weight. The sum
+    and the number of calls are in ``cumgrads[index]``.
+
+    Parameters
+    ----------
+    momentum : float
+        Momentum :math:`\mu`. Default 0.
+    multi_precision : bool
+        See :class:`~fastopt.optimizer.Optimizer`.
+    warmup_strategy : str
+        'linear', 'power2', 'sqrt' or 'lars'. Default 'linear'.
+    warmup_epochs : int
+        Epochs of warm-up. Default 5.
+    batch_scale : int
+        Calls for one update, :math:`S`. Default 1.
+    updates_per_epoch : int
+        Calls in an epoch. Default 32.
+    begin_epoch : int
+        The number of calls starts at ``begin_epoch * updates_per_epoch``. Default 0.
+    num_epochs : int
+        Not used. Default 60.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(
+    ...     optimizer.LBSGD(learning_rate=0.1, batch_scale=2, warmup_epochs=0))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, 2.0]), weight)
+    >>> weight
+    array([1., 1.])
+    >>> updater(0, np.array([3.0, 4.0]), weight)
+    >>> weight
+    array([0.6, 0.4])
+    """
+
+    def __init__(
+        self,
+        momentum: float = 0.0,
+        multi_precision: bool = False,
+        warmup_strategy: str = "linear",
+        warmup_epochs: int = 5,
+        batch_scale: int = 1,
+        updates_per_epoch: int = 32,
+        begin_epoch: int = 0,
+        num_epochs: int = 60,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
+        if int(batch_scale) != batch_scale or batch_scale < 1:
+            raise ValueError(f"batch_scale must be an integer of at least 1, got {batch_scale}")
+        self.warmup_strategy = warmup_strategy
+        self.warmup_epochs = warmup_epochs
+        self.batch_scale = batch_scale
+        self.updates_per_epoch = updates_per_epoch
+        self.init_updates = begin_epoch * updates_per_epoch
+        self.num_epochs = num_epochs
+        self.cumgrads: dict[Index, dict[str, Any]] = {}
+
+    @property
+    def rule(self) -> Rule:
+        """The form for the warm-up strategy, with a buffer unless momentum is 0."""
+        forms = (lbsgd, lbsgd_momentum) if self.warmup_strategy == "lars" else SGD.forms
+        return forms[self.momentum != 0]
+
+    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Launch]:
+        calls = self._calls(index)
+        total = None
+        if self.batch_scale == 1:
+            launches = super()._plan(index, weight, grad, state)
+        else:
+            check(index, self.idx2name, weight, grad)
+            total, keep = self._sum(index, weight)
+            flat, copies = admit(index, self.idx2name, accumulate, total, grad, None)
+            launches = [(accumulate, flat, copies, (float(keep),), 0)]
+            if calls % self.batch_scale == 0:
+                launches += super()._plan(index, weight, total, state)
+            else:
+                self._count_and_rates(index)
+        self.cumgrads[index] = {"cum_grad": total, "num_cums": calls}
+        return launches
+
+    def _calls(self, index: Index) -> int:
+        """Number of calls of this parameter, the present one included."""
+        before = self.cumgrads.get(index)
+        return (before["num_cums"] if before else self.init_updates) + 1
+
+    def _sum(self, index: Index, weight: Array) -> tuple[Array, bool]:
+        """Buffer of the sum, and whether it holds gradients since the last update."""
+        before = self.cumgrads.get(index)
+        if before is None:
+            return np.zeros(weight.shape, weight.dtype), False
+        return before["cum_grad"], before["num_cums"] % self.batch_scale != 0
+
+    def _count_and_rates(self, index: Index) -> tuple[float, float]:
+        rates = self._get_lr(index), self._get_wd(index)
+        self._update_count(index)
+        return rates
+
+    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
+        return {
+            "lr": lr * self._warmup(self._calls(index)),
+            "rescale_grad": self.rescale_grad / self.batch_scale,
+            "momentum": self.momentum,
+            "batch_scale": self.batch_scale,
+        }
+
+    def _warmup(self, calls: int) -> float:
+        """Factor of the rate after so many calls."""
+        length = self.warmup_epochs * self.updates_per_epoch
+        if self.warmup_strategy == "lars":
+            return 1.0
+        if calls >= length:
+            return float(self.batch_scale)
+        grown = {"linear": 1.0, "power2": 2.0, "sqrt": 0.5}.get(self.warmup_strategy)
+        if length <= 1 or grown is None:
+            return 1.0
+        return 1.0 + (self.batch_scale - 1) * (calls / length) ** grown

@@ -1,0 +1,71 @@
+"""Lion: evolved sign momentum."""
+
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import rescaled, sign
+from fastopt.optimizer.base import register
+from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+
+__all__ = ["Lion", "lion"]
+
+
+@rule(state=("mom",), hyper=tuple(f for f in MOMENTS if f != "epsilon"))
+def lion(weight, grad, state, h):
+    """Sign of one average as the step, another average as the state."""
+    (mom,) = state
+    grad = rescaled(grad, h)
+    step = sign(h.beta1 * mom + h.one_minus_beta1 * grad) + h.wd * weight
+    return weight - h.lr * step, (h.beta2 * mom + h.one_minus_beta2 * grad,)
+
+
+@register
+class Lion(MomentOptimizer):
+    r"""Lion: steps of equal size along the sign of an average.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        w &\leftarrow w - \eta (\mathrm{sign}(\beta_1 m + (1 - \beta_1) h) + \lambda w) \\
+        m &\leftarrow \beta_2 m + (1 - \beta_2) h
+
+    The decay is decoupled. Source: Chen et al., "Symbolic Discovery of Optimization
+    Algorithms", arXiv:2302.06675.
+
+    State of a parameter: the array :math:`m`, like the weight.
+
+    Parameters
+    ----------
+    learning_rate : float, optional
+        Default 0.0001; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of the step's average and of :math:`m`, at least 0 and below 1. Defaults
+        0.9, 0.99.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.Lion(learning_rate=0.1))
+    >>> weight = np.ones(3)
+    >>> updater(0, np.array([1.0, 0.0, -5.0]), weight)
+    >>> weight
+    array([0.9, 1. , 1.1])
+    """
+
+    rule = lion
+
+    def __init__(
+        self,
+        learning_rate: float | None = 0.0001,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, 0.0, **kwargs)

@@ -1,0 +1,63 @@
+"""Nesterov's accelerated gradient."""
+
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import COMMON, decayed
+from fastopt.optimizer.base import register
+from fastopt.optimizer.sgd import MomentumOptimizer, sgd
+
+__all__ = ["NAG", "nag"]
+
+
+@rule(state=("mom",), hyper=(*COMMON, "momentum"))
+def nag(weight, grad, state, h):
+    """Look ahead along the buffer; the rate is outside of it."""
+    (mom,) = state
+    grad = decayed(weight, grad, h)
+    mom = h.momentum * mom + grad
+    return weight - h.lr * (grad + h.momentum * mom), (mom,)
+
+
+@register
+class NAG(MomentumOptimizer):
+    r"""Nesterov's accelerated gradient.
+
+    .. math::
+        h &= \mathrm{clip}(r g) + \lambda w \\
+        m &\leftarrow \mu m + h \\
+        w &\leftarrow w - \eta (h + \mu m)
+
+    Without momentum it is gradient descent. Sources: Nesterov, "A method of solving a convex
+    programming problem with convergence rate O(1/k^2)" (1983); Sutskever et al., "On the
+    importance of initialization and momentum in deep learning" (2013).
+
+    State of a parameter: None, or with momentum the array :math:`m`, like the weight.
+
+    Parameters
+    ----------
+    momentum : float
+        Momentum :math:`\mu`. Default 0.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.NAG(learning_rate=0.1, momentum=0.5))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.ones(2), weight)
+    >>> weight
+    array([0.85, 0.85])
+    """
+
+    forms = (sgd, nag)
+
+    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(momentum=momentum, **kwargs)

@@ -1,0 +1,96 @@
+"""RAdam: Adam with its variance rectified."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import moments, rescaled
+from fastopt.optimizer.base import register
+from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+
+__all__ = ["RAdam", "radam"]
+
+
+@rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "rectified"))
+def radam(weight, grad, state, h):
+    """Adam's step times ``rectified``, or the average alone while that is 0."""
+    mean, var = moments(rescaled(grad, h), *state, h)
+    step = mean * h.mean_scale
+    if h.rectified:
+        step = step * (h.rectified / (math.sqrt(var) + h.epsilon))
+    return weight - h.lr * (step + h.wd * weight), (mean, var)
+
+
+@register
+class RAdam(MomentOptimizer):
+    r"""RAdam: Adam that waits for its second moment to be known before it divides by it.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) h, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) h^2 \\
+        \rho_\infty &= \frac{2}{1 - \beta_2} - 1, \qquad
+        \rho_t = \rho_\infty - \frac{2 t \beta_2^t}{1 - \beta_2^t} \\
+        l_t &= \begin{cases}
+            \sqrt{\dfrac{(\rho_t - 4)(\rho_t - 2) \rho_\infty}
+                        {(\rho_\infty - 4)(\rho_\infty - 2) \rho_t}}
+            \dfrac{\sqrt{1 - \beta_2^t}}{\sqrt{v} + \epsilon} & \rho_t > 4 \\
+            1 & \text{otherwise}
+        \end{cases} \\
+        w &\leftarrow w - \eta \left( \frac{m}{1 - \beta_1^t} l_t + \lambda w \right)
+
+    The decay is decoupled. Source: Liu et al., "On the Variance of the Adaptive Learning Rate
+    and Beyond", arXiv:1908.03265.
+
+    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+
+    Parameters
+    ----------
+    learning_rate : float, optional
+        Default 0.001; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.RAdam(learning_rate=0.1))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(6)
+    array([0.9, 1.5])
+    """
+
+    rule = radam
+
+    def __init__(
+        self,
+        learning_rate: float | None = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        mean, var = self.corrections(t)
+        limit = 2 / (1 - self.beta2) - 1
+        length = limit - 2 * t * (1 - var) / var
+        rectified = 0.0
+        if length > 4:
+            grown = (length - 4) * (length - 2) / length
+            rectified = math.sqrt(grown * limit / ((limit - 4) * (limit - 2)) * var)
+        return {**super().hyper(t, lr, wd), "mean_scale": 1 / mean, "rectified": rectified}

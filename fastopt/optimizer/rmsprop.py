@@ -1,0 +1,133 @@
+"""RMSProp, plain and centered."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt.kernels.rule import Rule, rule
+from fastopt.kernels.scalars import COMMON, clip, clipped_decayed
+from fastopt.optimizer.base import Array, Index, Optimizer, bound, number, register
+
+__all__ = ["RMSProp", "rmsprop", "rmsprop_centered"]
+
+FIELDS = (*COMMON, "gamma1", "one_minus_gamma1", "epsilon", "clip_weights")
+
+
+@rule(state=("n",), hyper=FIELDS)
+def rmsprop(weight, grad, state, h):
+    """Gradient over the root of its square's moving average."""
+    grad = clipped_decayed(weight, grad, h)
+    n = h.gamma1 * state[0] + h.one_minus_gamma1 * grad * grad
+    return clip(weight - h.lr * grad / math.sqrt(n + h.epsilon), h.clip_weights), (n,)
+
+
+@rule(state=("n", "mean", "delta"), hyper=(*FIELDS, "gamma2"))
+def rmsprop_centered(weight, grad, state, h):
+    """Gradient over its moving standard deviation, with momentum."""
+    n, mean, delta = state
+    grad = clipped_decayed(weight, grad, h)
+    n = h.gamma1 * n + h.one_minus_gamma1 * grad * grad
+    mean = h.gamma1 * mean + h.one_minus_gamma1 * grad
+    var = n - mean * mean
+    if var < type(var)(0):  # rounding, after many equal gradients
+        var = type(var)(0)
+    delta = h.gamma2 * delta - h.lr * grad / math.sqrt(var + h.epsilon)
+    return clip(weight + delta, h.clip_weights), (n, mean, delta)
+
+
+@register
+class RMSProp(Optimizer):
+    r"""RMSProp.
+
+    .. math::
+        h &= \mathrm{clip}(r g + \lambda w) \\
+        n &\leftarrow \gamma_1 n + (1 - \gamma_1) h^2 \\
+        w &\leftarrow w - \eta \frac{h}{\sqrt{n + \epsilon}}
+
+    and centered
+
+    .. math::
+        m &\leftarrow \gamma_1 m + (1 - \gamma_1) h \\
+        \Delta &\leftarrow \gamma_2 \Delta
+            - \eta \frac{h}{\sqrt{\max(n - m^2, 0) + \epsilon}} \\
+        w &\leftarrow w + \Delta
+
+    after which the weight is clipped to ``[-clip_weights, clip_weights]``.
+
+    Sources: Tieleman and Hinton, "Lecture 6.5 - RMSProp" (2012); centered: Graves, "Generating
+    Sequences With Recurrent Neural Networks", arXiv:1308.0850, equations 38 to 45.
+
+    State of a parameter: the tuple :math:`(n,)`, centered :math:`(n, m, \Delta)`, of arrays like
+    the weight.
+
+    Parameters
+    ----------
+    learning_rate : float, optional
+        Default 0.001; None keeps a scheduler's own rate.
+    gamma1 : float
+        Decay rate of :math:`n` and :math:`m`, at least 0 and below 1. Default 0.9.
+    gamma2 : float
+        Momentum of the centered form. Default 0.9.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    centered : bool
+        Use the centered form. Default False.
+    clip_weights : float, optional
+        Largest magnitude of a weight. None, 0 and negative values mean no limit.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.RMSProp(learning_rate=0.1, gamma1=0.75))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight.round(6)
+    array([0.8, 1.2])
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | None = 0.001,
+        gamma1: float = 0.9,
+        gamma2: float = 0.9,
+        epsilon: float = 1e-8,
+        centered: bool = False,
+        clip_weights: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.gamma1 = number("gamma1", gamma1, least=0, below=1)
+        self.gamma2 = number("gamma2", gamma2)
+        self.epsilon = number("epsilon", epsilon, least=0)
+        self.centered = centered
+        self.clip_weights = clip_weights
+        if clip_weights is not None:
+            number("clip_weights", clip_weights, infinite=True)
+
+    @property
+    def rule(self) -> Rule:
+        """The plain or the centered form."""
+        return rmsprop_centered if self.centered else rmsprop
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            "gamma1": self.gamma1,
+            "one_minus_gamma1": 1 - self.gamma1,
+            "gamma2": self.gamma2,
+            "epsilon": self.epsilon,
+            "clip_weights": bound(self.clip_weights),
+        }
+
+    def create_state(self, index: Index, weight: Array) -> tuple[Array, ...]:
+        """Zeros for each slot, as a tuple also where there is one."""
+        state = super().create_state(index, weight)
+        return state if self.centered else (state,)

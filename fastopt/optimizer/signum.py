@@ -1,0 +1,90 @@
+"""Signum and signSGD: steps along the sign of the momentum or of the gradient."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastopt.kernels.rule import rule
+from fastopt.kernels.scalars import COMMON, decayed, sign
+from fastopt.optimizer.base import number, register
+from fastopt.optimizer.sgd import MomentumOptimizer
+
+__all__ = ["Signum", "signsgd", "signum"]
+
+
+@rule(hyper=("lr", "shrink"))
+def signsgd(weight, grad, state, h):
+    """Sign of the gradient, with decoupled decay."""
+    return h.shrink * weight - h.lr * sign(grad), ()
+
+
+@rule(state=("mom",), hyper=(*COMMON, "momentum", "one_minus_momentum", "shrink"))
+def signum(weight, grad, state, h):
+    """Sign of the momentum, whose buffer points downhill."""
+    mom = h.momentum * state[0] - h.one_minus_momentum * decayed(weight, grad, h)
+    return h.shrink * weight + h.lr * sign(mom), (mom,)
+
+
+@register
+class Signum(MomentumOptimizer):
+    r"""Signum, and signSGD without momentum.
+
+    .. math::
+        m &\leftarrow \mu m - (1 - \mu) (\mathrm{clip}(r g) + \lambda w) \\
+        w &\leftarrow (1 - \eta \delta) w + \eta\, \mathrm{sign}(m)
+
+    with :math:`\delta` = `wd_lh`. Without momentum
+    :math:`w \leftarrow (1 - \eta (\lambda + \delta)) w - \eta\, \mathrm{sign}(g)`, where neither
+    ``rescale_grad`` nor ``clip_gradient`` has an effect.
+
+    Source: Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
+    arXiv:1802.04434.
+
+    State of a parameter: the array :math:`m`, like the weight; None without momentum.
+
+    Parameters
+    ----------
+    learning_rate : float, optional
+        Default 0.01; None keeps a scheduler's own rate.
+    momentum : float
+        Momentum :math:`\mu`. Default 0.9.
+    wd_lh : float
+        Decoupled decay :math:`\delta`. Default 0.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.Signum(learning_rate=0.1))
+    >>> weight = np.ones(3)
+    >>> updater(0, np.array([3.0, 0.0, -0.1]), weight)
+    >>> weight
+    array([0.9, 1. , 1.1])
+    """
+
+    forms = (signsgd, signum)
+
+    def __init__(
+        self,
+        learning_rate: float | None = 0.01,
+        momentum: float = 0.9,
+        wd_lh: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, momentum=momentum, **kwargs)
+        self.wd_lh = number("wd_lh", wd_lh)
+
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        decoupled = self.wd_lh if self.momentum else self.wd_lh + wd
+        return {
+            "momentum": self.momentum,
+            "one_minus_momentum": 1 - self.momentum,
+            "shrink": 1 - lr * decoupled,
+        }

@@ -1,0 +1,48 @@
+"""Test: adds the gradient, to try out what surrounds an optimizer."""
+
+from collections.abc import Mapping
+
+from fastopt.kernels.rule import rule
+from fastopt.optimizer.base import Index, Optimizer, register
+
+__all__ = ["Test", "test"]
+
+
+@rule(state=("copy",), hyper=("rescale_grad",))
+def test(weight, grad, state, h):
+    """Add the gradient and keep a copy."""
+    weight = weight + h.rescale_grad * grad
+    return weight, (weight,)
+
+
+@register
+class Test(Optimizer):
+    r"""Toy that adds the gradient, :math:`w \leftarrow w + r g`, to try out what surrounds it.
+
+    No rate, decay or clipping, and updates are not counted. State of a parameter: a copy of the
+    weight after the update.
+
+    Parameters
+    ----------
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.create("test"))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([1.0, -5.0]), weight)
+    >>> weight
+    array([ 2., -4.])
+    """
+
+    rule = test
+    __test__ = False  # not a test case
+
+    def _count_and_rates(self, index: Index) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
+        return {}

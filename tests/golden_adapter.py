@@ -1,15 +1,26 @@
 """What tests/golden/check_golden.py needs to replay MXNet's numbers against fastopt."""
 
-from fastopt import optimizer
+import warnings
+
+from fastopt import lr_scheduler, optimizer
 
 SUPPORTS_LIST_CALLS = True
 
 
 def make_updater(name, kwargs, param_idx2name):
     """Updater for the MXNet optimizer `name`."""
-    return optimizer.get_updater(
-        optimizer.create(name, param_idx2name=param_idx2name, **kwargs)
-    )
+    kwargs = dict(kwargs)
+    if kwargs.pop("op_mode", False) and "special" in kwargs:
+        kwargs["rescale_grad"] = float(kwargs.pop("special"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ccSGD is deprecated")
+        made = optimizer.create(name, param_idx2name=param_idx2name, **kwargs)
+    return optimizer.get_updater(made)
+
+
+def make_lr_scheduler(name, kwargs):
+    """Schedule of the MXNet class `name`."""
+    return getattr(lr_scheduler, name)(**kwargs)
 
 
 def get_state(updater, index):

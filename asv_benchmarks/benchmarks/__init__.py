@@ -1,0 +1,1 @@
+"""Benchmarks of fastopt; smaller numbers are better in all of them."""

@@ -1,0 +1,17 @@
+"""Cost of one call of the updater on a small weight."""
+
+from .common import Step, microseconds
+
+
+class Dispatch:
+    # Not a time_ method: asv sets up again before each timed call, which is too coarse for a
+    # call of microseconds.
+    params = ("adam", "sgd")
+    param_names = ("optimizer",)
+    unit = "us"
+
+    def setup(self, optimizer):
+        self.step = Step(optimizer, 1_000)
+
+    def track_update(self, optimizer):
+        return microseconds(self.step)

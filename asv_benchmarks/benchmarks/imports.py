@@ -1,0 +1,18 @@
+"""Import time, alone and over that of numba."""
+
+from .common import import_overhead
+
+
+def timeraw_import():
+    return "import fastopt"
+
+
+def timeraw_import_numba():
+    return "import numba"
+
+
+def track_overhead():
+    return import_overhead()
+
+
+track_overhead.unit = "s"

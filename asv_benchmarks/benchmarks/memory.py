@@ -1,0 +1,23 @@
+"""Peak memory of a first step; the reference holds the weight and the gradient only."""
+
+import numpy as np
+
+from fastopt import optimizer
+
+from .common import Step
+
+
+class PeakMemory:
+    params = ("adam", "sgd")
+    param_names = ("optimizer",)
+
+    def setup(self, name):
+        Step(name, 100_000)  # what compilation takes belongs to the reference
+        self.weight, self.grad = np.ones((2, 20_000_000), np.float32)
+        self.updater = optimizer.get_updater(optimizer.create(name))
+
+    def peakmem_reference(self, name):
+        pass
+
+    def peakmem_step(self, name):
+        self.updater(0, self.grad, self.weight)

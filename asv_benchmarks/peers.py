@@ -24,7 +24,6 @@ import numba
 import numpy as np
 from benchmarks.common import (
     TABLE_SHAPE,
-    Call,
     Step,
     against_limit,
     first_steps,
@@ -34,6 +33,7 @@ from benchmarks.common import (
     names,
     sampler,
 )
+from steps import LIBRARIES, PEERS, THREADS
 
 import fastopt
 
@@ -45,95 +45,7 @@ except ImportError:
         return iterable
 
 
-THREADS = numba.config.NUMBA_NUM_THREADS
 SIZES = (1_000, 100_000, 1_000_000, 20_000_000, 50_000_000)
-LR, MOMENTUM, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.9, 0.999, 1e-8
-FASTOPT = {
-    "adam": {"learning_rate": LR},
-    "sgd": {"learning_rate": LR, "momentum": MOMENTUM},
-}
-
-
-# Steps: each function touches all memory that its step uses
-
-
-def limit_step(algorithm: str, size: int) -> Call:
-    return Step(algorithm, size, **FASTOPT[algorithm]).limit
-
-
-def fastopt_step(algorithm: str, size: int) -> Call:
-    return Step(algorithm, size, **FASTOPT[algorithm])
-
-
-def numpy_step(algorithm: str, size: int) -> Call:
-    weight, grad, mom, var = np.ones((4, size), np.float32)
-
-    def adam():
-        mom[:] = BETA1 * mom + (1 - BETA1) * grad
-        var[:] = BETA2 * var + (1 - BETA2) * grad * grad
-        weight[:] -= LR * mom / (np.sqrt(var) + EPSILON)
-
-    def sgd():
-        mom[:] = MOMENTUM * mom - LR * grad
-        weight[:] += mom
-
-    return {"adam": adam, "sgd": sgd}[algorithm]
-
-
-def torch_step(algorithm: str, size: int, **options: bool) -> Call:
-    import torch
-
-    torch.set_num_threads(THREADS)
-    weight = torch.nn.Parameter(torch.ones(size))
-    weight.grad = torch.ones(size)
-    if algorithm == "adam":
-        return torch.optim.Adam([weight], lr=LR, **options).step
-    return torch.optim.SGD([weight], lr=LR, momentum=MOMENTUM, **options).step
-
-
-def deepspeed_step(algorithm: str, size: int) -> Call:
-    import torch
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    torch.set_num_threads(THREADS)
-    weight = torch.nn.Parameter(torch.ones(size))
-    weight.grad = torch.ones(size)
-    return DeepSpeedCPUAdam([weight], lr=LR, adamw_mode=False).step
-
-
-def optax_step(algorithm: str, size: int) -> Call:
-    import jax
-    import optax
-
-    optimizer = optax.adam(LR) if algorithm == "adam" else optax.sgd(LR, momentum=MOMENTUM)
-    weight, grad = jax.numpy.ones(size), jax.numpy.ones(size)
-    state = optimizer.init(weight)
-
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def update(weight, state, grad):
-        updates, state = optimizer.update(grad, state, weight)
-        return optax.apply_updates(weight, updates), state
-
-    def step():
-        nonlocal weight, state
-        weight, state = jax.block_until_ready(update(weight, state, grad))
-
-    return step
-
-
-PEERS: dict[str, tuple[str, Callable[[str, int], Call], tuple[str, ...]]] = {
-    # row: (library, step, algorithms); fastopt comes first, the others are compared with it
-    "fastopt": ("fastopt", fastopt_step, ("adam", "sgd")),
-    "limit": ("fastopt", limit_step, ("adam", "sgd")),
-    "NumPy": ("numpy", numpy_step, ("adam", "sgd")),
-    "torch, fused": ("torch", partial(torch_step, fused=True), ("adam", "sgd")),
-    "torch, foreach": ("torch", partial(torch_step, foreach=True), ("adam", "sgd")),
-    "optax, jit": ("optax", optax_step, ("adam", "sgd")),
-    "DeepSpeedCPUAdam": ("deepspeed", deepspeed_step, ("adam",)),
-}
-
-
-# Processes
 
 
 class Worker:
@@ -188,9 +100,6 @@ def race(rows: list[str], algorithm: str, size: int, rounds: int) -> dict[str, s
     }
 
 
-# Tables
-
-
 def duration(seconds: float) -> str:
     return f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
 
@@ -207,7 +116,7 @@ def table(head: list[str], lines: list[list[str]]) -> None:
 def installed() -> dict[str, str]:
     """Version of every library that is there."""
     versions = {"fastopt": fastopt.__version__, "numba": numba.__version__}
-    for library in dict.fromkeys(library for library, _, _ in PEERS.values()):
+    for library in LIBRARIES:
         if library not in versions and find_spec(library):
             versions[library] = metadata.version(library)
     return versions
@@ -215,7 +124,7 @@ def installed() -> dict[str, str]:
 
 def peers(only: str, quick: bool) -> None:
     versions = installed()
-    for library in dict.fromkeys(library for library, _, _ in PEERS.values()):
+    for library in LIBRARIES:
         if library not in versions:
             note(f"{library}: skipped, it is not installed")
     sizes = SIZES[:3] if quick else SIZES
@@ -224,29 +133,29 @@ def peers(only: str, quick: bool) -> None:
         rows = [
             row
             for row, (library, _, algorithms) in PEERS.items()
-            if library in versions
-            and algorithm in algorithms
-            and (row == "fastopt" or re.search(only, f"{algorithm} {row}", re.IGNORECASE))
+            if library in versions and algorithm in algorithms
+            if re.search(only, f"{algorithm} {row}", re.IGNORECASE)
         ]
-        if rows == ["fastopt"] and not re.search(only, f"{algorithm} fastopt"):
+        if not rows:
             continue
+        rows = list(dict.fromkeys(["fastopt", *rows]))
         columns = [
             race(rows, algorithm, size, rounds=5 if quick else 15)
             for size in tqdm(sizes, desc=algorithm, leave=False)
         ]
         lines += [[algorithm, row, *(c.get(row, "") for c in columns)] for row in rows]
-    table(["float32 elements", "", *(f"{size:,}" for size in sizes)], lines)
+    table(["step", "library", *(f"{size:,}" for size in sizes)], lines)
 
 
 Bar = tuple[str, str, Callable[[], str]]
 
 
 def all_bars(quick: bool) -> Iterator[Bar]:
-    """Pairs of what is measured and the bar, with the function that measures it."""
+    """What is measured, the bar, and the function that measures it."""
     rounds = 5 if quick else 31
 
     def share(name: str, shape: int | tuple[int, ...]) -> str:
-        return f"{against_limit(Step(name, shape), rounds)[1]:.2f}"
+        return f"{against_limit(Step(name, shape), rounds)[1]:.3f}"
 
     yield (
         "Adam, 1,000 elements",
@@ -278,7 +187,7 @@ def bars(only: str, quick: bool) -> None:
 def conditions() -> None:
     """What the numbers above depend on."""
     features = llvmlite.binding.get_host_cpu_features()
-    vector = [f for f in ("sse4.2", "avx", "avx2", "fma", "f16c", "avx512f", "neon", "sve")]
+    vector = ("sse4.2", "avx", "avx2", "fma", "f16c", "avx512f", "neon", "sve")
     print(
         f"\n{platform.platform()}, {processor()} ({llvmlite.binding.get_host_cpu_name()}: "
         f"{', '.join(f for f in vector if features.get(f))}), {os.cpu_count()} cores, "

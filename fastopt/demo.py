@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -13,36 +14,55 @@ from numpy.typing import NDArray
 
 from fastopt import optimizer
 
-__all__ = ["ARGUMENTS", "Refused", "run"]
+__all__ = ["ARGUMENTS", "Options", "Refused", "run"]
 
 Array = NDArray[Any]
 Update = Callable[[int, Array, Array], None]
 
-HIDDEN = 128
 TRAIN, TEST = 1437, 360
+LAYERS = ((64, 128), (128, 10))
 NAMES = {0: "hidden_weight", 1: "hidden_bias", 2: "output_weight", 3: "output_bias"}
 
 ARGUMENTS: dict[str, dict[str, float]] = {
+    **dict.fromkeys(("sgd", "ccsgd", "nag", "lbsgd", "dcasgd"), {"learning_rate": 0.1}),
+    "lars": {"learning_rate": 2.0},
+    "signum": {"learning_rate": 0.001},
+    "lion": {"learning_rate": 0.0003},
+    # The posterior that SGLD samples has the gradient of the sum over all images, not the mean.
+    "sgld": {"learning_rate": 0.0001, "rescale_grad": TRAIN},
 }
-"""Arguments under which an optimizer learns this task where its own defaults do not suit it."""
+"""Arguments that suit this task better than the optimizer's own defaults."""
 
 
 class Refused(Exception):
     """The demo cannot run as asked; the message is one line that says what to do."""
 
 
+@dataclass(frozen=True)
+class Options:
+    """What the demo is asked to do; None stands for what suits the optimizer."""
+
+    optimizer: str = "adam"
+    learning_rate: float | None = None
+    momentum: float | None = None
+    dtype: str = "float32"
+    epochs: int = 20
+    batch_size: int = 32
+    seed: int = 0
+    plot: Path | None = None
+
+
 class Perceptron:
-    """A hidden layer of rectified units, and a softmax over the ten digits."""
+    """A hidden layer of rectified units, then a softmax over the ten digits."""
 
     def __init__(self, rng: np.random.Generator, dtype: str) -> None:
-        layers = ((64, HIDDEN), (HIDDEN, 10))
         self.weights: list[Array] = []
-        for inputs, outputs in layers:
+        for inputs, outputs in LAYERS:
             weight = rng.normal(0, math.sqrt(2 / inputs), (inputs, outputs))
             self.weights += [weight.astype(dtype), np.zeros(outputs, dtype)]
 
     def forward(self, images: Array) -> tuple[Array, Array]:
-        """Activations of the hidden layer, and the scores of the digits."""
+        """Activations of the hidden layer, and scores of the digits."""
         w1, b1, w2, b2 = self.weights
         hidden = np.maximum(images @ w1 + b1, 0)
         return hidden, hidden @ w2 + b2
@@ -105,15 +125,16 @@ def numpy_adam(opt: optimizer.Adam) -> Update:
     return update
 
 
-REFERENCES: dict[type[optimizer.Optimizer], Callable[[Any], Update]] = {
-    optimizer.SGD: numpy_sgd,
-    optimizer.Adam: numpy_adam,
+REFERENCES: dict[str, Callable[[Any], Update]] = {
+    "sgd": numpy_sgd,
+    "ccsgd": numpy_sgd,
+    "adam": numpy_adam,
 }
 
 
 @dataclass
 class Runner:
-    """An update with the weights that it changes and the seconds that each step took."""
+    """An update, the weights that it changes, and the seconds that each step took."""
 
     update: Update
     weights: list[Array]
@@ -127,3 +148,151 @@ class Runner:
         self.seconds.append(perf_counter() - begin)
 
 
+def run(options: Options) -> float:
+    """Train the perceptron, print what was measured, and return the accuracy on test images.
+
+    Raises
+    ------
+    Refused
+        An option does not fit, or a package is missing.
+    """
+    name = options.optimizer.lower()
+    opt = _optimizer(name, options)
+    load_digits, progress = _extras(options.plot)
+    rng = np.random.default_rng(options.seed)
+    images, digits = _shuffled(*load_digits(return_X_y=True), rng, options.dtype)
+    model = Perceptron(rng, options.dtype)
+    print(
+        f"{name}, learning rate {opt.learning_rate:g}, {options.dtype}; {options.epochs} epochs "
+        f"in batches of {options.batch_size}, seed {options.seed}\n"
+        f"{TRAIN} images to train and {TEST} to test; perceptron 64-128-10, "
+        f"{sum(w.size for w in model.weights)} weights in {len(model.weights)} arrays",
+        flush=True,
+    )
+    batch = slice(options.batch_size)
+    seconds = _first_step(deepcopy(opt), model, images[batch], digits[batch])
+    print(f"first step: {seconds:.2f} s to compile the kernels or load them from the cache")
+
+    ours = Runner(optimizer.get_updater(opt), model.weights)
+    runners = [ours]
+    if name in REFERENCES:
+        runners.append(Runner(REFERENCES[name](opt), [w.copy() for w in model.weights]))
+    losses = _train(options, rng, progress, (images[:TRAIN], digits[:TRAIN]), model, runners)
+    if not math.isfinite(losses[-1]):
+        print("the loss is no longer a finite number: try a smaller --learning-rate")
+    _report(name, *runners)
+    if options.plot:
+        _draw(losses, options.plot)
+    accuracy = model.accuracy(images[TRAIN:], digits[TRAIN:])
+    print(f"test accuracy: {accuracy:.3f}", flush=True)
+    return accuracy
+
+
+def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
+    if options.batch_size > TRAIN:
+        raise Refused(f"--batch-size is at most {TRAIN}, the number of images to train")
+    given = {"learning_rate": options.learning_rate, "momentum": options.momentum}
+    arguments = ARGUMENTS.get(name, {}) | {k: v for k, v in given.items() if v is not None}
+    try:
+        return optimizer.create(name, param_idx2name=NAMES, seed=options.seed, **arguments)
+    except TypeError as error:
+        raise Refused(f"{name} does not take {', '.join(arguments)}: {error}") from None
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def _extras(plot: Path | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    try:
+        if plot:
+            import matplotlib.figure  # noqa: F401 - missing packages are reported before training
+        from sklearn.datasets import load_digits
+        from tqdm import tqdm
+    except ImportError as error:
+        raise Refused(
+            f'the demo needs another package ({error}): pip install "fastopt[demo]"'
+        ) from None
+    return load_digits, tqdm
+
+
+def _shuffled(
+    images: Array, digits: Array, rng: np.random.Generator, dtype: str
+) -> tuple[Array, Array]:
+    order = rng.permutation(len(digits))
+    return (images[order] / 16).astype(dtype), digits[order]
+
+
+def _first_step(opt: optimizer.Optimizer, model: "Perceptron", images: Array, digits: Array) -> float:
+    """Seconds of one step on copies, so that nothing is compiled when steps are compared."""
+    runner = Runner(optimizer.get_updater(opt), [w.copy() for w in model.weights])
+    try:
+        runner.step(model.backward(images, digits)[1])
+    except (TypeError, ValueError) as error:
+        raise Refused(str(error)) from None
+    return runner.seconds[0]
+
+
+def _train(
+    options: Options,
+    rng: np.random.Generator,
+    progress: Callable[..., Any],
+    data: tuple[Array, Array],
+    model: Perceptron,
+    runners: Sequence[Runner],
+) -> list[float]:
+    """Loss of each step; the runners take turns in going first."""
+    images, digits = data
+    starts = range(0, TRAIN, options.batch_size)
+    losses: list[float] = []
+    for epoch in range(1, options.epochs + 1):
+        order = rng.permutation(TRAIN)
+        bar = progress(starts, desc=f"epoch {epoch}/{options.epochs}", unit="batch")
+        for done, start in enumerate(bar, 1):
+            batch = order[start : start + options.batch_size]
+            with np.errstate(all="ignore"):
+                loss, gradients = model.backward(images[batch], digits[batch])
+                for runner in runners[:: 1 if done % 2 else -1]:
+                    runner.step(gradients)
+            losses.append(loss)
+            bar.set_postfix_str(f"loss {fmean(losses[-done:]):.4f}", refresh=False)
+    return losses
+
+
+def _report(name: str, ours: Runner, shadow: Runner | None = None) -> None:
+    steps, middle = len(ours.seconds), median(ours.seconds)
+    print(f"time in the optimizer, {steps} steps:")
+    print(f"  fastopt      {sum(ours.seconds) * 1e3:8.1f} ms, median {middle * 1e6:.1f} us a step")
+    if shadow is None:
+        print(f"  plain NumPy  not measured: the demo has no NumPy code for {name}")
+        return
+    theirs = median(shadow.seconds)
+    print(
+        f"  plain NumPy  {sum(shadow.seconds) * 1e3:8.1f} ms, median {theirs * 1e6:.1f} us a step, "
+        f"{theirs / middle:.1f} times that of fastopt"
+    )
+    pairs = list(zip(ours.weights, shadow.weights, strict=True))
+    difference = max(float(abs(a - b).max()) for a, b in pairs)
+    largest = max(float(abs(b).max()) for _, b in pairs)
+    # A step rounds the weight once in each of the two, and the state behind it a few times.
+    allowed = 4 * steps * float(np.finfo(ours.weights[0].dtype).eps) * largest
+    verdict = "agree within" if difference <= allowed else "DIFFER by more than"
+    print(
+        f"both {verdict} rounding: weights differ by at most {difference:.1e}, "
+        f"{steps} roundings of the largest may add up to {allowed:.1e}"
+    )
+
+
+def _draw(losses: Sequence[float], path: Path) -> None:
+    """Write the loss curve as an image that can be read on light and on dark backgrounds."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    gray = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    with rc_context({**dict.fromkeys(gray, "#808080"), "savefig.transparent": True}):
+        figure = Figure(figsize=(6, 3.5), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        axes.semilogy(range(1, len(losses) + 1), losses, color="#3b8ed0", linewidth=0.8)
+        axes.set(xlabel="step", ylabel="cross-entropy of the batch")
+        try:
+            figure.savefig(path)
+        except (OSError, ValueError) as error:
+            raise Refused(f"cannot write the plot: {error}") from None

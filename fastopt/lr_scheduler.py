@@ -55,7 +55,7 @@ class LRScheduler:
         \frac{n}{\mathrm{warmup\_steps}}
 
     An optimizer with a learning rate of its own assigns it to ``base_lr``. Schedules with a
-    `factor` multiply that value; all others, and warm-up, keep the `base_lr` they were made with.
+    `factor` multiply that value; the others, and warm-up, keep the `base_lr` they were made with.
 
     Parameters
     ----------
@@ -74,6 +74,13 @@ class LRScheduler:
         An argument of any schedule is not a number, or not an integer where updates are counted.
     ValueError
         An argument of any schedule is out of range, NaN or infinite; a call's number is negative.
+
+    Examples
+    --------
+    >>> from fastopt.lr_scheduler import FactorScheduler
+    >>> schedule = FactorScheduler(step=100, base_lr=0.5, warmup_steps=2)
+    >>> [schedule(n) for n in range(4)]
+    [0.0, 0.25, 0.5, 0.5]
     """
 
     base_lr: float
@@ -102,8 +109,8 @@ class LRScheduler:
     def __call__(self, num_update: int) -> float:
         """Return the rate at update `num_update`."""
         if num_update < self.warmup_steps or num_update < 0:
-            return self.get_warmup_lr(num_update)
-        return self._rate(num_update)
+            return float(self.get_warmup_lr(num_update))
+        return float(self._rate(num_update))
 
     def get_warmup_lr(self, num_update: int) -> float:
         """Return the rate of warm-up at update `num_update`, or at its end if that is over."""
@@ -154,6 +161,7 @@ class FactorScheduler(_Reduced):
     Parameters
     ----------
     step : int, at least 1
+        Updates from one reduction to the next.
     factor : float, from 0 to 1, default 1
     stop_factor_lr : float, default 1e-8
         Least rate after a reduction.
@@ -222,6 +230,7 @@ class MultiFactorScheduler(_Reduced):
     Parameters
     ----------
     step : list of int, increasing, at least 1
+        Numbers of updates.
     factor : float, from 0 to 1, default 1
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
         See :class:`LRScheduler`, also for errors.
@@ -307,7 +316,13 @@ class PlateauScheduler(_Reduced):
         self.reductions = self.bad_steps = 0
 
     def step(self, metric: float) -> None:
-        """Take the present value of the metric, a finite number, and reduce the rate if due."""
+        """Take the present value of the metric, and reduce the rate if it is time.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `metric` is not a number, or not a finite one.
+        """
         metric = _number("metric", metric, least=-math.inf)
         sign = 1 if self.mode == "max" else -1
         if self.best is None or sign * (metric - self.best) > self.min_delta:

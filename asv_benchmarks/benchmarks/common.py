@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -114,10 +115,18 @@ def _used(rule: Rule) -> list[list[int]]:
 
 
 def names() -> list[str]:
-    """Names of all optimizers with a rule; a class that adds nothing to its parent is an alias."""
+    """Names of all optimizers with a rule, without deprecated aliases."""
     registry = optimizer.Optimizer.opt_registry
-    own = {name: klass for name, klass in registry.items() if {"rule", "hyper"} & set(vars(klass))}
-    return sorted(name for name, klass in own.items() if klass().rule is not None)
+    return [name for name in sorted(registry) if _ruled(registry[name])]
+
+
+def _ruled(klass: type[optimizer.Optimizer]) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        try:
+            return klass().rule is not None
+        except DeprecationWarning:
+            return False
 
 
 def seconds(call: Call, number: int) -> float:

@@ -16,7 +16,7 @@ from numba import njit, prange
 
 from fastopt.kernels.noise import normal
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.storage import accumulate, addresses, load, locate, store
+from fastopt.kernels.storage import accumulate, addresses, load, locate, private, store
 
 __all__ = ["address_table", "dense", "finish", "rows", "sums"]
 
@@ -38,7 +38,7 @@ def dense(rule: Rule, real: type[np.floating], parallel: bool) -> Callable:
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             pointers = locate(table, tensor, 0, start, memory)
-            h = hyper[tensor]
+            h = private(hyper, tensor)
             for i in range(size):
                 weight, grad = load(pointers[:2], i)
                 state = load(pointers[2:], i)
@@ -63,7 +63,7 @@ def sums(rule: Rule, step: int, real: type[np.floating], parallel: bool) -> Call
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             pointers = locate(table, tensor, 0, start, memory)
-            h = hyper[tensor]
+            h = private(hyper, tensor)
             lanes = np.zeros((count, LANES))
             for first in range(0, size, LANES):
                 for lane in range(min(LANES, size - first)):
@@ -102,17 +102,23 @@ def rows(rule: Rule, real: type[np.floating], parallel: bool) -> Callable:
     width_column = len(memory) + len(slots) + 1
 
     def rows(chunks, table, hyper):
-        for c in prange(len(chunks)):
-            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        for k in prange(len(chunks)):
+            tensor, start, size = chunks[k, 0], chunks[k, 1], chunks[k, 2]
             width = np.int64(table[tensor, width_column])
-            h = hyper[tensor]
+            h = private(hyper, tensor)
             for first in range(start, start + size, width):
                 elements = locate(table, tensor, 0, first, memory)
                 states = locate(table, tensor, 2, first // width, slots)
-                total = 0.0
-                for i in range(width):
-                    total += row(load(elements, i)[1], h)
-                mean = real(total / width)
+                a = b = c = d = 0.0
+                whole = width // 4 * 4
+                for i in range(0, whole, 4):
+                    a += row(load(elements, i)[1], h)
+                    b += row(load(elements, i + 1)[1], h)
+                    c += row(load(elements, i + 2)[1], h)
+                    d += row(load(elements, i + 3)[1], h)
+                for i in range(whole, width):
+                    a += row(load(elements, i)[1], h)
+                mean = real((a + b + c + d) / width)
                 state = new = load(states, 0)
                 for i in range(width):
                     weight, grad = load(elements, i)

@@ -13,7 +13,7 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
 
-__all__ = ["accumulate", "addresses", "load", "locate", "store"]
+__all__ = ["accumulate", "addresses", "load", "locate", "private", "store"]
 
 
 def locate(table, row, column, start, memory):
@@ -52,6 +52,28 @@ def _locate_intrinsic(typingctx, table, row, column, start, memory):
         return context.make_tuple(builder, pointers, located)
 
     return pointers(table, types.intp, types.intp, types.intp, memory), codegen
+
+
+def private(records, i):
+    """Record `i`, in registers: no store in a loop can be suspected of changing it."""
+    return records[i]
+
+
+@overload(private)
+def _private(records, i):
+    return lambda records, i: _private_intrinsic(records, i)
+
+
+@intrinsic
+def _private_intrinsic(typingctx, records, i):
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        copy = cgutils.alloca_once(builder, array.data.type.pointee)
+        size = context.get_constant(types.intp, records.dtype.size)
+        cgutils.raw_memcpy(builder, copy, builder.gep(array.data, [args[1]]), size, 1)
+        return copy
+
+    return records.dtype(records, types.intp), codegen
 
 
 def load(pointers, i):

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastopt.kernels.rule import rule
-from fastopt.kernels.scalars import COMMON, rescaled, sign
+from fastopt.kernels.scalars import COMMON, clip, rescaled
 from fastopt.optimizer.base import Optimizer, number, register
 
 __all__ = ["Ftrl", "ftrl"]
 
 
-@rule(state=("z", "n"), hyper=(*COMMON, "lamda1", "beta"))
+@rule(state=("z", "n"), hyper=(*COMMON, "inverse_lr", "lamda1", "beta"))
 def ftrl(weight, grad, state, h):
     """Weight that minimizes the proximal sum so far; exactly 0 inside the L1 threshold."""
     if not h.lr:
@@ -20,10 +20,11 @@ def ftrl(weight, grad, state, h):
     grad = rescaled(grad, h)
     root = math.sqrt(n)
     n = n + grad * grad
-    z = z + grad - (math.sqrt(n) - root) * weight / h.lr
-    if abs(z) <= h.lamda1:
-        return type(z)(0), (z, n)
-    return (sign(z) * h.lamda1 - z) / ((h.beta + math.sqrt(n)) / h.lr + h.wd), (z, n)
+    new_root = math.sqrt(n)
+    z = z + grad - (new_root - root) * h.inverse_lr * weight
+    excess = clip(z, h.lamda1) - z
+    weight = excess / ((h.beta + new_root) * h.inverse_lr + h.wd) if excess else excess
+    return weight, (z, n)
 
 
 @register
@@ -93,4 +94,4 @@ class Ftrl(Optimizer):
 
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"lamda1": self.lamda1, "beta": self.beta}
+        return {"inverse_lr": 1 / lr if lr else 0.0, "lamda1": self.lamda1, "beta": self.beta}

@@ -24,7 +24,7 @@ LAYERS = ((64, 128), (128, 10))
 NAMES = {0: "hidden_weight", 1: "hidden_bias", 2: "output_weight", 3: "output_bias"}
 
 ARGUMENTS: dict[str, dict[str, float]] = {
-    **dict.fromkeys(("sgd", "ccsgd", "nag", "lbsgd", "dcasgd"), {"learning_rate": 0.1}),
+    **{name: {"learning_rate": 0.1} for name in ("sgd", "ccsgd", "nag", "lbsgd", "dcasgd")},
     "lars": {"learning_rate": 2.0},
     "signum": {"learning_rate": 0.001},
     "lion": {"learning_rate": 0.0003},
@@ -160,7 +160,9 @@ def run(options: Options) -> float:
     opt = _optimizer(name, options)
     load_digits, progress = _extras(options.plot)
     rng = np.random.default_rng(options.seed)
-    images, digits = _shuffled(*load_digits(return_X_y=True), rng, options.dtype)
+    images, digits = load_digits(return_X_y=True)
+    order = rng.permutation(len(digits))
+    images, digits = (images[order] / 16).astype(options.dtype), digits[order]
     model = Perceptron(rng, options.dtype)
     print(
         f"{name}, learning rate {opt.learning_rate:g}, {options.dtype}; {options.epochs} epochs "
@@ -214,14 +216,9 @@ def _extras(plot: Path | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return load_digits, tqdm
 
 
-def _shuffled(
-    images: Array, digits: Array, rng: np.random.Generator, dtype: str
-) -> tuple[Array, Array]:
-    order = rng.permutation(len(digits))
-    return (images[order] / 16).astype(dtype), digits[order]
-
-
-def _first_step(opt: optimizer.Optimizer, model: "Perceptron", images: Array, digits: Array) -> float:
+def _first_step(
+    opt: optimizer.Optimizer, model: Perceptron, images: Array, digits: Array
+) -> float:
     """Seconds of one step on copies, so that nothing is compiled when steps are compared."""
     runner = Runner(optimizer.get_updater(opt), [w.copy() for w in model.weights])
     try:
@@ -259,26 +256,31 @@ def _train(
 
 def _report(name: str, ours: Runner, shadow: Runner | None = None) -> None:
     steps, middle = len(ours.seconds), median(ours.seconds)
-    print(f"time in the optimizer, {steps} steps:")
-    print(f"  fastopt      {sum(ours.seconds) * 1e3:8.1f} ms, median {middle * 1e6:.1f} us a step")
+    print(f"optimizer, fastopt:     median {middle * 1e6:6.1f} us a step, {_total(ours)}")
     if shadow is None:
-        print(f"  plain NumPy  not measured: the demo has no NumPy code for {name}")
+        print(f"optimizer, plain NumPy: not compared, the demo has no NumPy code for {name}")
         return
     theirs = median(shadow.seconds)
+    faster, slower = theirs / middle, middle / theirs
+    print(f"optimizer, plain NumPy: median {theirs * 1e6:6.1f} us a step, {_total(shadow)}")
     print(
-        f"  plain NumPy  {sum(shadow.seconds) * 1e3:8.1f} ms, median {theirs * 1e6:.1f} us a step, "
-        f"{theirs / middle:.1f} times that of fastopt"
+        "by the medians, fastopt is "
+        + (f"{faster:.1f} times faster" if faster >= 1 else f"{slower:.1f} times slower")
     )
     pairs = list(zip(ours.weights, shadow.weights, strict=True))
     difference = max(float(abs(a - b).max()) for a, b in pairs)
+    # Each step rounds a weight once in either run, and the state behind it a few times.
     largest = max(float(abs(b).max()) for _, b in pairs)
-    # A step rounds the weight once in each of the two, and the state behind it a few times.
     allowed = 4 * steps * float(np.finfo(ours.weights[0].dtype).eps) * largest
     verdict = "agree within" if difference <= allowed else "DIFFER by more than"
     print(
         f"both {verdict} rounding: weights differ by at most {difference:.1e}, "
-        f"{steps} roundings of the largest may add up to {allowed:.1e}"
+        f"{steps} steps may round off {allowed:.1e}"
     )
+
+
+def _total(runner: Runner) -> str:
+    return f"{sum(runner.seconds) * 1e3:.1f} ms in {len(runner.seconds)} steps"
 
 
 def _draw(losses: Sequence[float], path: Path) -> None:
@@ -286,8 +288,9 @@ def _draw(losses: Sequence[float], path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    gray = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    with rc_context({**dict.fromkeys(gray, "#808080"), "savefig.transparent": True}):
+    gray = {f"{part}color": "#808080" for part in ("axes.edge", "axes.label", "xtick.", "ytick.")}
+    style: dict[Any, Any] = {**gray, "savefig.transparent": True}
+    with rc_context(style):
         figure = Figure(figsize=(6, 3.5), dpi=150, layout="constrained")
         axes = figure.subplots()
         axes.semilogy(range(1, len(losses) + 1), losses, color="#3b8ed0", linewidth=0.8)

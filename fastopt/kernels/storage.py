@@ -59,7 +59,7 @@ def private(records, i):
     return records[i]
 
 
-@overload(private)
+@overload(private, inline="always")
 def _private(records, i):
     return lambda records, i: _private_intrinsic(records, i)
 

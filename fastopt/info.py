@@ -1,0 +1,156 @@
+"""What fastopt runs on: versions, processor, threads, kernel cache and CUDA."""
+
+import importlib
+import inspect
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import binding
+
+import fastopt
+from fastopt import optimizer
+from fastopt.kernels import cpu
+
+__all__ = ["report"]
+
+FEATURES = (
+    *("sse4.2", "avx", "avx2", "fma", "f16c"),
+    *("avx512f", "avx512bw", "avx512vl", "avx512bf16", "avx512fp16"),
+    *("neon", "fullfp16", "sve", "sve2"),
+)
+"""Instruction sets that change how kernels are compiled, x86 first, then ARM."""
+
+
+def report() -> str:
+    """Describe versions, processor, threads, kernel cache and CUDA, one aligned line for each.
+
+    It runs an update that is large enough for several threads, as the threading layer is not
+    known before.
+
+    Examples
+    --------
+    >>> from fastopt import info
+    >>> print(info.report())  # doctest: +ELLIPSIS
+    fastopt          ...
+    python           ...
+    """
+    rows: dict[str, Callable[[], str]] = {
+        "fastopt": lambda: fastopt.__version__,
+        "python": lambda: f"{platform.python_version()}  {sys.executable}",
+        "numpy": lambda: np.__version__,
+        "numba": lambda: numba.__version__,
+        "llvmlite": lambda: llvmlite.__version__,
+        "safetensors": lambda: version("safetensors"),
+        "system": lambda: f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": processor,
+        "cpu features": features,
+        "compiled for": target,
+        "threading layer": threading_layer,
+        "threads": threads,
+        "kernel cache": kernel_cache,
+        "cuda": cuda,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return "\n".join(f"{name:<17}{describe()}" for name, describe in rows.items())
+
+
+def processor() -> str:
+    """Name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def features() -> str:
+    """Those of :data:`FEATURES` that the processor has."""
+    try:
+        found = binding.get_host_cpu_features()
+    except RuntimeError as error:
+        return f"unknown: {error}"
+    return " ".join(name for name in FEATURES if found.get(name)) or "none"
+
+
+def target() -> str:
+    """Processor that kernels are compiled for, and who chose it."""
+    name, chosen = numba.config.CPU_NAME, numba.config.CPU_FEATURES
+    used = {None: "its features", "": "none of its features"}.get(chosen, f"features {chosen}")
+    if name is None:
+        return f"{binding.get_host_cpu_name()} with {used}"
+    return f"NUMBA_CPU_NAME={name} on {binding.get_host_cpu_name()}, with {used}"
+
+
+def threading_layer() -> str:
+    """Threading layer that runs parallel kernels, and why it is that one."""
+    weight = np.zeros(1 << 20, np.float32)
+    try:
+        optimizer.get_updater(optimizer.SGD())(0, np.zeros_like(weight), weight)
+        numba.get_num_threads()  # launches threads if one thread was enough for the update
+        layer = numba.threading_layer()
+    except ValueError as error:
+        return f"none: {_flat(error)}"
+    asked = str(numba.config.THREADING_LAYER).lower()
+    if asked != "default":
+        return f"{layer}, chosen by NUMBA_THREADING_LAYER={asked}"
+    order = list(numba.config.THREADING_LAYER_PRIORITY)
+    missed = [f"; no {name}: {_obstacle(name)}" for name in order[: order.index(layer)]]
+    return f"{layer}, the first to load of {', '.join(order)}{''.join(missed)}"
+
+
+def _obstacle(layer: str) -> str:
+    """Why numba cannot use a threading layer."""
+    try:
+        importlib.import_module(f"numba.np.ufunc.{layer}pool")
+    except ImportError as error:
+        return _flat(error)
+    return "its library is missing or too old"
+
+
+def threads() -> str:
+    """Number of threads of a parallel kernel, and what limits it."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    usable = len(affinity(0)) if affinity else os.cpu_count()
+    setting = os.environ.get("NUMBA_NUM_THREADS")
+    chosen = f", NUMBA_NUM_THREADS={setting}" if setting else ""
+    return f"{numba.config.NUMBA_NUM_THREADS}; {usable} of {os.cpu_count()} CPUs may be used{chosen}"
+
+
+def kernel_cache() -> str:
+    """Directory where numba keeps compiled kernels, or why there is none."""
+    factory = inspect.unwrap(cpu.dense)
+    try:
+        # Decorating finds the directory and proves that it can be written; nothing is compiled.
+        return str(numba.njit(cache=True)(factory).stats.cache_path)
+    except RuntimeError as error:
+        return f"none: {error}; set NUMBA_CACHE_DIR to a directory that can be written"
+
+
+def cuda() -> str:
+    """Name of the current CUDA device, or why there is none."""
+    try:
+        from numba import cuda
+
+        if numba.config.ENABLE_CUDASIM:
+            return "simulated on the CPU, NUMBA_ENABLE_CUDASIM=1"
+        if not cuda.is_available():
+            return f"none: {_flat(cuda.cuda_error())}"
+        device = cuda.get_current_device()
+        name = device.name.decode() if isinstance(device.name, bytes) else device.name
+        return f"{name}, compute capability {'.'.join(map(str, device.compute_capability))}"
+    except Exception as error:  # numba raises errors of many kinds where a part of CUDA is missing
+        return f"none: {_flat(error)}"
+
+
+def _flat(error: object) -> str:
+    return " ".join(str(error).split())

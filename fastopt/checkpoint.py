@@ -142,7 +142,7 @@ def _unpack(value: Any, arrays: dict[str, Array], present: Optimizer | None) -> 
     raise CheckpointError(f"unknown kind of value: {kind!r}")
 
 
-def _instance(klass: type, attributes: dict[str, Any]) -> Any:
+def _instance(klass: Any, attributes: dict[str, Any]) -> Any:
     made = klass.__new__(klass)
     restore = getattr(made, "__setstate__", made.__dict__.update)
     restore(attributes)

@@ -216,9 +216,7 @@ def _extras(plot: Path | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return load_digits, tqdm
 
 
-def _first_step(
-    opt: optimizer.Optimizer, model: Perceptron, images: Array, digits: Array
-) -> float:
+def _first_step(opt: optimizer.Optimizer, model: Perceptron, images: Array, digits: Array) -> float:
     """Seconds of one step on copies, so that nothing is compiled when steps are compared."""
     runner = Runner(optimizer.get_updater(opt), [w.copy() for w in model.weights])
     try:

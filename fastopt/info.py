@@ -123,7 +123,9 @@ def threads() -> str:
     usable = len(affinity(0)) if affinity else os.cpu_count()
     setting = os.environ.get("NUMBA_NUM_THREADS")
     chosen = f", NUMBA_NUM_THREADS={setting}" if setting else ""
-    return f"{numba.config.NUMBA_NUM_THREADS}; {usable} of {os.cpu_count()} CPUs may be used{chosen}"
+    return (
+        f"{numba.config.NUMBA_NUM_THREADS}; {usable} of {os.cpu_count()} CPUs may be used{chosen}"
+    )
 
 
 def kernel_cache() -> str:

@@ -5,8 +5,9 @@ import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
-from numbers import Integral, Real
 from typing import Any, TypeVar
+
+from fastopt.arguments import choice, count, number
 
 Class = TypeVar("Class", bound="type[LRScheduler]")
 
@@ -94,9 +95,9 @@ class LRScheduler:
     ) -> None:
         self.base_lr = base_lr
         self.warmup_final_lr = self.base_lr
-        self.warmup_steps = _count("warmup_steps", warmup_steps, least=0)
-        self.warmup_begin_lr = _number("warmup_begin_lr", warmup_begin_lr)
-        self.warmup_mode = _choice("warmup_mode", warmup_mode, "linear", "constant")
+        self.warmup_steps = count("warmup_steps", warmup_steps, least=0)
+        self.warmup_begin_lr = number("warmup_begin_lr", warmup_begin_lr, least=0)
+        self.warmup_mode = choice("warmup_mode", warmup_mode, "linear", "constant")
         if self.warmup_begin_lr > self.base_lr:
             raise ValueError(
                 f"warmup_begin_lr must be at most base_lr={base_lr}, got {warmup_begin_lr}"
@@ -104,7 +105,7 @@ class LRScheduler:
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Optimizers assign base_lr: the same check as for the argument, and a plain float.
-        super().__setattr__(name, _number(name, value) if name == "base_lr" else value)
+        super().__setattr__(name, number(name, value, least=0) if name == "base_lr" else value)
 
     def __call__(self, num_update: int) -> float:
         """Return the rate at update `num_update`."""
@@ -136,8 +137,8 @@ class _Reduced(LRScheduler):
 
     def __init__(self, factor: float, stop_factor_lr: float, *base: Any) -> None:
         super().__init__(*base)
-        self.factor = _number("factor", factor, most=1)
-        self.stop_factor_lr = _number("stop_factor_lr", stop_factor_lr)
+        self.factor = number("factor", factor, most=1, least=0)
+        self.stop_factor_lr = number("stop_factor_lr", stop_factor_lr, least=0)
 
     def _rate(self, num_update: int) -> float:
         power = self._power(num_update)
@@ -189,7 +190,7 @@ class FactorScheduler(_Reduced):
         super().__init__(
             factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
         )
-        self.step = _count("step", step)
+        self.step = count("step", step)
 
     def _power(self, num_update: int) -> float:
         return (num_update - 1) // self.step
@@ -309,9 +310,9 @@ class PlateauScheduler(_Reduced):
         super().__init__(
             factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
         )
-        self.patience = _count("patience", patience)
-        self.min_delta = _number("min_delta", min_delta)
-        self.mode = _choice("mode", mode, "min", "max")
+        self.patience = count("patience", patience)
+        self.min_delta = number("min_delta", min_delta, least=0)
+        self.mode = choice("mode", mode, "min", "max")
         self.best: float | None = None
         self.reductions = self.bad_steps = 0
 
@@ -323,7 +324,7 @@ class PlateauScheduler(_Reduced):
         TypeError, ValueError
             `metric` is not a number, or not a finite one.
         """
-        metric = _number("metric", metric, least=-math.inf)
+        metric = number("metric", metric)
         sign = 1 if self.mode == "max" else -1
         if self.best is None or sign * (metric - self.best) > self.min_delta:
             self.best, self.bad_steps = metric, 0
@@ -349,8 +350,8 @@ class _Annealed(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.max_update = _count("max_update", max_update)
-        self.final_lr = _number("final_lr", final_lr)
+        self.max_update = count("max_update", max_update)
+        self.final_lr = number("final_lr", final_lr, least=0)
         if self.warmup_steps >= self.max_update:
             raise ValueError(
                 f"warmup_steps must be less than max_update={max_update}, got {self.warmup_steps}"
@@ -401,7 +402,7 @@ class PolyScheduler(_Annealed):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.pwr = _number("pwr", pwr)
+        self.pwr = number("pwr", pwr, least=0)
 
     def _share(self, done: float) -> float:
         return math.pow(1 - done, self.pwr)
@@ -471,9 +472,9 @@ class CosineRestartsScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.period = _count("period", period)
-        self.final_lr = _number("final_lr", final_lr)
-        self.period_mult = _count("period_mult", period_mult)
+        self.period = count("period", period)
+        self.final_lr = number("final_lr", final_lr, least=0)
+        self.period_mult = count("period_mult", period_mult)
 
     def _rate(self, num_update: int) -> float:
         since, period = num_update - self.warmup_steps, self.period
@@ -524,10 +525,10 @@ class OneCycleScheduler(LRScheduler):
         final_div_factor: float = 1e4,
     ) -> None:
         super().__init__(base_lr)
-        self.max_update = _count("max_update", max_update)
-        self.pct_start = _number("pct_start", pct_start, most=1)
-        self.div_factor = _number("div_factor", div_factor, least=1)
-        self.final_div_factor = _number("final_div_factor", final_div_factor, least=1)
+        self.max_update = count("max_update", max_update)
+        self.pct_start = number("pct_start", pct_start, most=1, least=0)
+        self.div_factor = number("div_factor", div_factor, least=1)
+        self.final_div_factor = number("final_div_factor", final_div_factor, least=1)
 
     def _rate(self, num_update: int) -> float:
         highest = self.warmup_final_lr
@@ -598,30 +599,6 @@ def _half_cosine(done: float) -> float:
     return (1 + math.cos(math.pi * done)) / 2
 
 
-def _number(name: str, value: Any, *, least: float = 0, most: float = math.inf) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    number = float(value)
-    if not least <= number <= most or math.isinf(number):
-        raise ValueError(f"{name} must be a finite number from {least} to {most}, got {value}")
-    return number
-
-
-def _count(name: str, value: Any, *, least: int = 1) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    count = int(value)
-    if count < least:
-        raise ValueError(f"{name} must be at least {least}, got {count}")
-    return count
-
-
-def _choice(name: str, value: str, *choices: str) -> str:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
-    return value
-
-
 def _listed(name: str, values: Iterable[Any]) -> list[Any]:
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list, got {values!r}")
@@ -629,7 +606,7 @@ def _listed(name: str, values: Iterable[Any]) -> list[Any]:
 
 
 def _increasing(name: str, values: Iterable[Any]) -> list[int]:
-    counts = [_count(f"{name}[{i}]", value) for i, value in enumerate(_listed(name, values))]
+    counts = [count(f"{name}[{i}]", value) for i, value in enumerate(_listed(name, values))]
     if any(second <= first for first, second in pairwise(counts)):
         raise ValueError(f"{name} must be strictly increasing, got {counts}")
     return counts

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba import njit, prange
@@ -28,7 +29,7 @@ the width of the machine's vectors or the number of threads."""
 
 
 @cache
-def dense(rule: Rule, real: type[np.floating], parallel: bool) -> Callable:
+def dense(rule: Rule, real: Any, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper)`` that applies `rule` to every element in place."""
     update, noise = rule.fn, rule.noise
     memory = (real,) * (2 + len(rule.state))
@@ -54,7 +55,7 @@ def dense(rule: Rule, real: type[np.floating], parallel: bool) -> Callable:
 
 
 @cache
-def sums(rule: Rule, step: int, real: type[np.floating], parallel: bool) -> Callable:
+def sums(rule: Rule, step: int, real: Any, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper, partial)`` that adds up pass `step` of `rule` per chunk."""
     terms, count = rule.passes[step][0], rule.sums[step]
     memory = (real,) * (2 + len(rule.state))
@@ -78,7 +79,7 @@ def sums(rule: Rule, step: int, real: type[np.floating], parallel: bool) -> Call
 
 
 @cache
-def finish(rule: Rule, step: int, real: type[np.floating]) -> Callable:
+def finish(rule: Rule, step: int, real: Any) -> Callable:
     """Kernel ``(chunks, hyper, partial)`` that ends pass `step`: totals in order of the chunks."""
     fill, count = rule.passes[step][1], rule.sums[step]
 
@@ -95,9 +96,10 @@ def finish(rule: Rule, step: int, real: type[np.floating]) -> Callable:
 
 
 @cache
-def rows(rule: Rule, real: type[np.floating], parallel: bool) -> Callable:
+def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row."""
-    update, row = rule.fn, rule.row
+    update: Any = rule.fn
+    row: Any = rule.row
     memory, slots = (real, real), (real,) * len(rule.state)
     width_column = len(memory) + len(slots) + 1
 

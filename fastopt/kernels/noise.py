@@ -31,7 +31,7 @@ _LOG = tuple(np.float32(1 / k) for k in (3, 5, 7, 9))
 _SIN = tuple(np.float32((-1) ** k / math.factorial(2 * k + 1)) for k in (1, 2, 3, 4, 5))
 
 
-def key(seed, index, step):
+def key(seed: int, index: int, step: int) -> int:
     """Key of the stream for one update: a 64-bit hash of three integers."""
     hashed = 0
     for part in (seed, index, step):

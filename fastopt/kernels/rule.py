@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numba.extending import register_jitable
@@ -19,10 +19,22 @@ from numba.extending import register_jitable
 __all__ = ["Rule", "rule", "scalar"]
 
 Function = Callable[..., Any]
+F = TypeVar("F", bound=Function)
+
+Scalar = Any
+"""A number: NumPy's scalar in plain Python, a register in a kernel."""
+State = tuple[Scalar, ...]
+Hyper = Any
+"""The record ``h``."""
+Sums = Any
+"""Totals of a pass: a float64 array."""
+Step = tuple[Scalar, State]
+"""What a rule returns: the new weight and the new state."""
+
 _jitable: set[Function] = set()
 
 
-def scalar(fn: Function) -> Function:
+def scalar(fn: F) -> F:
     """Let rules and kernels call the scalar function `fn`; it stays callable from Python.
 
     ``error_model="numpy"`` matters: with Python's error model every division is followed by a
@@ -53,14 +65,14 @@ class Rule:
         """Name of the scalar function."""
         return self.fn.__name__
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:  # noqa: D102
         return self.fn(*args)
 
     def __repr__(self) -> str:
         return f"<rule {self.name}: state {self.state}, hyper {self.hyper}>"
 
     @cache  # noqa: B019 - rules live as long as their module
-    def record(self, real: type[np.floating]) -> np.dtype:
+    def record(self, real: Any) -> np.dtype:
         """Dtype of the record `h`: one field of type `real` for each hyper-parameter."""
         return np.dtype((np.record, [(name, real) for name in self.hyper]))
 
@@ -86,7 +98,9 @@ class Rule:
         one = np.float64(1)
         h = np.ones(1, self.record(np.float64))[0]
         with np.errstate(all="ignore"):
-            return tuple(len(sums(one, one, (one,) * len(self.state), h)) for sums, _ in self.passes)
+            return tuple(
+                len(sums(one, one, (one,) * len(self.state), h)) for sums, _ in self.passes
+            )
 
 
 def rule(

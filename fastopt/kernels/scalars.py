@@ -1,6 +1,6 @@
 """Scalar functions and field names that many rules share."""
 
-from fastopt.kernels.rule import scalar
+from fastopt.kernels.rule import Hyper, Scalar, State, scalar
 
 __all__ = ["COMMON", "clip", "clipped_decayed", "decayed", "moments", "rescaled", "sign"]
 
@@ -9,7 +9,7 @@ COMMON = ("lr", "wd", "rescale_grad", "clip_gradient")
 
 
 @scalar
-def clip(x, bound):
+def clip(x: Scalar, bound: Scalar) -> Scalar:
     """Clip `x` to ``[-bound, bound]``; NaN stays NaN, an infinite bound is off."""
     if x > bound:
         return bound
@@ -19,7 +19,7 @@ def clip(x, bound):
 
 
 @scalar
-def sign(x):
+def sign(x: Scalar) -> Scalar:
     """Sign of `x` as -1, 0 or 1 in the type of `x`; NaN stays NaN."""
     zero, one = type(x)(0), type(x)(1)
     if x > zero:
@@ -30,26 +30,27 @@ def sign(x):
 
 
 @scalar
-def rescaled(grad, h):
+def rescaled(grad: Scalar, h: Hyper) -> Scalar:
     """Rescaled and clipped gradient."""
     return clip(h.rescale_grad * grad, h.clip_gradient)
 
 
 @scalar
-def decayed(weight, grad, h):
+def decayed(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
     """Rescaled and clipped gradient plus the decay, which the clip does not cover."""
     return rescaled(grad, h) + h.wd * weight
 
 
 @scalar
-def clipped_decayed(weight, grad, h):
+def clipped_decayed(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
     """Rescaled gradient plus the decay, clipped together."""
     return clip(h.rescale_grad * grad + h.wd * weight, h.clip_gradient)
 
 
 @scalar
-def moments(grad, mean, var, h):
+def moments(grad: Scalar, state: State, h: Hyper) -> State:
     """Moving averages of the gradient and of its square."""
+    mean, var = state
     mean = h.beta1 * mean + h.one_minus_beta1 * grad
     var = h.beta2 * var + h.one_minus_beta2 * grad * grad
     return mean, var

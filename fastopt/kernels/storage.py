@@ -22,8 +22,8 @@ def locate(table, row, column, start, memory):
     `memory` is a tuple with the scalar type of each array.
     """
     pointers = []
-    for column, real in enumerate(memory, column):
-        address = int(table[row, column]) + int(start) * np.dtype(real).itemsize
+    for k, real in enumerate(memory):
+        address = int(table[row, column + k]) + int(start) * np.dtype(real).itemsize
         pointers.append(ctypes.cast(address, ctypes.POINTER(np.ctypeslib.as_ctypes_type(real))))
     return tuple(pointers)
 

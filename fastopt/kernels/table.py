@@ -46,9 +46,7 @@ def flatten(arrays: Sequence[np.ndarray]) -> tuple[Flat, Copies]:
     return tuple(flat), copies
 
 
-def launch(
-    rule: Rule, flat: Flat, copies: Copies, hyper: tuple[float, ...], key: int = 0
-) -> None:
+def launch(rule: Rule, flat: Flat, copies: Copies, hyper: tuple[float, ...], key: int = 0) -> None:
     """Apply `rule` in place to what :func:`flatten` returned.
 
     `hyper` holds the values of ``rule.hyper`` in order; `key` selects the stream of noise.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.base import register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
@@ -13,7 +13,7 @@ __all__ = ["AdaBelief", "adabelief"]
 
 
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "var_scale"))
-def adabelief(weight, grad, state, h):
+def adabelief(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Average gradient over the root of its squared surprise's average."""
     mean, var = state
     grad = rescaled(grad, h)

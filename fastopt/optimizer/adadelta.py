@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.base import Optimizer, number, register
+from fastopt.optimizer.base import Optimizer, register
 
 __all__ = ["AdaDelta", "adadelta"]
 
@@ -15,7 +16,7 @@ __all__ = ["AdaDelta", "adadelta"]
     state=("acc_g", "acc_delta"),
     hyper=("wd", "rescale_grad", "clip_gradient", "rho", "one_minus_rho", "epsilon"),
 )
-def adadelta(weight, grad, state, h):
+def adadelta(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient in units of the steps' and the gradients' moving magnitudes."""
     acc_g, acc_delta = state
     grad = rescaled(grad, h)

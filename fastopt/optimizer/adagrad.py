@@ -4,15 +4,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, rescaled
-from fastopt.optimizer.base import Optimizer, number, register
+from fastopt.optimizer.base import Optimizer, register
 
 __all__ = ["AdaGrad", "adagrad"]
 
 
 @rule(state=("history",), hyper=(*COMMON, "epsilon"))
-def adagrad(weight, grad, state, h):
+def adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient over the root of its squares' sum, with decoupled decay."""
     grad = rescaled(grad, h)
     history = state[0] + grad * grad

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed, moments
 from fastopt.optimizer.base import register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
@@ -13,9 +13,9 @@ __all__ = ["Adam", "adam"]
 
 
 @rule(state=("mean", "var"), hyper=MOMENTS)
-def adam(weight, grad, state, h):
+def adam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam with decay inside the clipped gradient; ``lr`` holds the bias correction."""
-    mean, var = moments(clipped_decayed(weight, grad, h), *state, h)
+    mean, var = moments(clipped_decayed(weight, grad, h), state, h)
     return weight - h.lr * mean / (math.sqrt(var) + h.epsilon), (mean, var)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.base import register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
@@ -12,7 +12,7 @@ __all__ = ["Adamax", "adamax"]
 
 
 @rule(state=("mean", "norm"), hyper=tuple(f for f in MOMENTS if f != "one_minus_beta2"))
-def adamax(weight, grad, state, h):
+def adamax(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Moving average of the gradient over its decaying maximum; no step where that is 0."""
     mean, norm = state
     grad = clipped_decayed(weight, grad, h)

@@ -4,18 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.base import Array, Index, Launch, number, register
+from fastopt.optimizer.base import Array, Index, Launch, register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
 
 __all__ = ["AdamW", "adamw"]
 
 
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "eta"))
-def adamw(weight, grad, state, h):
+def adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam and decay side by side, both scaled by ``eta``."""
-    mean, var = moments(rescaled(grad, h), *state, h)
+    mean, var = moments(rescaled(grad, h), state, h)
     step = h.lr * mean / (math.sqrt(var) + h.epsilon) + h.wd * weight
     return weight - h.eta * step, (mean, var)
 

@@ -5,11 +5,11 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from fastopt.arguments import count, number
 from fastopt.kernels import noise, table
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer.border import admit, label
@@ -123,14 +123,14 @@ class Optimizer:
             number("clip_gradient", clip_gradient, infinite=True)
         self.lr_mult: dict[Index, float] = {}
         self.wd_mult: dict[Index, float] = {}
-        self.begin_num_update = begin_num_update
-        self.num_update = begin_num_update
+        self.begin_num_update = count("begin_num_update", begin_num_update, least=0)
+        self.num_update = self.begin_num_update
         self._index_update_count: dict[Index, int] = {}
         self.multi_precision = multi_precision
         self.idx2name: dict[Any, str] = dict(param_idx2name or {})
         self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
         self.param_dict = dict(param_dict or {})
-        self.seed = seed
+        self.seed = count("seed", seed, least=0)
         self.set_lr_mult({})
         self.set_wd_mult({})
 
@@ -368,8 +368,7 @@ class Optimizer:
             return rule.values(fields)
         except KeyError as error:
             raise TypeError(
-                f"{type(self).__name__}.hyper() does not give {error}, which rule "
-                f"{rule.name} reads"
+                f"{type(self).__name__}.hyper() does not give {error}, which rule {rule.name} reads"
             ) from None
 
     def _noise_key(self, index: Index) -> int:
@@ -489,35 +488,6 @@ create = Optimizer.create_optimizer
 def bound(limit: float | None) -> float:
     """Bound of a clip: None, 0 and negative limits mean no clipping."""
     return math.inf if limit is None or limit <= 0 else limit
-
-
-def number(
-    name: str,
-    value: Any,
-    *,
-    least: float = -math.inf,
-    below: float = math.inf,
-    infinite: bool = False,
-) -> float:
-    """Return `value` if it is a number of at least `least`, below `below`, finite unless said.
-
-    Raises
-    ------
-    TypeError
-        `value` is not a real number.
-    ValueError
-        `value` is NaN, out of range, or infinite where that is not asked for.
-    """
-    if not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    exact = float(value)
-    if infinite and math.isinf(exact):
-        return value  # type: ignore[return-value]
-    if math.isfinite(exact) and least <= exact < below:
-        return value  # type: ignore[return-value]
-    bounds = "" if least == -math.inf else f" of at least {least}"
-    bounds += "" if below == math.inf else f" and below {below}"
-    raise ValueError(f"{name} must be a {'' if infinite else 'finite '}number{bounds}, got {value}")
 
 
 def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:

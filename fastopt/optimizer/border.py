@@ -1,6 +1,5 @@
 """What an update must be given: checked once, before anything changes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -70,9 +69,7 @@ def _examine(
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}")
     if array.dtype != dtype:
-        raise TypeError(
-            f"{words}: {role} must have the weight's dtype {dtype}, got {array.dtype}"
-        )
+        raise TypeError(f"{words}: {role} must have the weight's dtype {dtype}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")
 

@@ -5,29 +5,30 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.rule import rule, scalar
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
-from fastopt.optimizer.base import Array, Index, number, register
+from fastopt.optimizer.base import Array, Index, register
 from fastopt.optimizer.sgd import MomentumOptimizer
 
 __all__ = ["DCASGD", "dcasgd", "dcasgd_momentum"]
 
 
 @scalar
-def compensated(weight, grad, previous, h):
+def compensated(weight: Scalar, grad: Scalar, previous: Scalar, h: Hyper) -> Scalar:
     """Gradient with decay and the compensation for the step since `previous`."""
     grad = rescaled(grad, h)
     return grad + h.wd * weight + h.lamda * grad * grad * (weight - previous)
 
 
 @rule(state=("previous",), hyper=(*COMMON, "lamda"))
-def dcasgd(weight, grad, state, h):
+def dcasgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Compensated gradient descent."""
     return weight - h.lr * compensated(weight, grad, state[0], h), (weight,)
 
 
 @rule(state=("mom", "previous"), hyper=(*COMMON, "lamda", "momentum"))
-def dcasgd_momentum(weight, grad, state, h):
+def dcasgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Compensated gradient descent with momentum."""
     mom, previous = state
     mom = h.momentum * mom - h.lr * compensated(weight, grad, previous, h)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.base import register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
@@ -13,7 +13,7 @@ __all__ = ["FTML", "ftml"]
 
 
 @rule(state=("d", "v", "z"), hyper=(*MOMENTS, "inverse_lr", "var_scale"))
-def ftml(weight, grad, state, h):
+def ftml(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Weight that minimizes the sum of the regularized linear models so far."""
     if not h.lr:
         return weight, state

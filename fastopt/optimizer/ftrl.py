@@ -4,15 +4,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, rescaled
-from fastopt.optimizer.base import Optimizer, number, register
+from fastopt.optimizer.base import Optimizer, register
 
 __all__ = ["Ftrl", "ftrl"]
 
 
 @rule(state=("z", "n"), hyper=(*COMMON, "inverse_lr", "lamda1", "beta"))
-def ftrl(weight, grad, state, h):
+def ftrl(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Weight that minimizes the proximal sum so far; exactly 0 inside the L1 threshold."""
     if not h.lr:
         return weight, state

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.rule import rule
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.base import Array, Index, Optimizer, number, register
+from fastopt.optimizer.base import Array, Index, Optimizer, register
 from fastopt.optimizer.border import label
 
 __all__ = ["GroupAdaGrad", "group_adagrad"]
 
 
-def square(grad, h):
+def square(grad: Scalar, h: Hyper) -> Scalar:
     """Square of the gradient."""
     grad = rescaled(grad, h)
     return grad * grad
@@ -25,7 +26,7 @@ def square(grad, h):
     hyper=("lr", "rescale_grad", "clip_gradient", "epsilon"),
     row=square,
 )
-def group_adagrad(weight, grad, state, h, mean):
+def group_adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper, mean: Scalar) -> Step:
     """Gradient over the root of the sum of the row's mean squares."""
     history = state[0] + mean
     return weight - h.lr * rescaled(grad, h) / math.sqrt(history + h.epsilon), (history,)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule, scalar
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.base import bound, number, register
+from fastopt.optimizer.base import bound, register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
 
 __all__ = ["LAMB", "TRUST", "TrustOptimizer", "lamb", "trust_ratio"]
@@ -16,7 +17,7 @@ TRUST = (*MOMENTS, "mean_scale", "var_scale", "lower_bound", "upper_bound")
 
 
 @scalar
-def trust_ratio(square_weight, square_step, h):
+def trust_ratio(square_weight: Scalar, square_step: Scalar, h: Hyper) -> Scalar:
     """Bounded norm of the weight over the norm of the step, or 1 where either is 0."""
     norm = math.sqrt(square_weight)
     if norm > h.upper_bound:
@@ -28,26 +29,28 @@ def trust_ratio(square_weight, square_step, h):
 
 
 @scalar
-def direction(weight, grad, state, h):
+def direction(
+    weight: Scalar, grad: Scalar, state: State, h: Hyper
+) -> tuple[Scalar, Scalar, Scalar]:
     """Adam's step with decay, before the trust ratio, and the new averages."""
-    mean, var = moments(rescaled(grad, h), *state, h)
+    mean, var = moments(rescaled(grad, h), state, h)
     root = math.sqrt(var * h.var_scale) + h.epsilon
     return mean * h.mean_scale / root + h.wd * weight, mean, var
 
 
-def lamb_sums(weight, grad, state, h):
+def lamb_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     """Squares of the weight and of the step."""
     step, _, _ = direction(weight, grad, state, h)
     return weight * weight, step * step
 
 
-def lamb_finish(sums, h):
+def lamb_finish(sums: Sums, h: Hyper) -> None:
     """Scale the rate by the trust ratio."""
     h.lr = h.lr * trust_ratio(sums[0], sums[1], h)
 
 
 @rule(state=("mean", "var"), hyper=TRUST, passes=((lamb_sums, lamb_finish),))
-def lamb(weight, grad, state, h):
+def lamb(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam's step at the layer's own rate."""
     step, mean, var = direction(weight, grad, state, h)
     return weight - h.lr * step, (mean, var)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule, scalar
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.base import register
 from fastopt.optimizer.lamb import TRUST, TrustOptimizer, trust_ratio
@@ -13,33 +13,35 @@ __all__ = ["LANS", "lans"]
 
 
 @scalar
-def directions(weight, grad, state, h):
+def directions(
+    weight: Scalar, grad: Scalar, state: State, h: Hyper
+) -> tuple[Scalar, Scalar, Scalar, Scalar]:
     """Steps along the average and along the present gradient, and the new averages."""
     grad = rescaled(grad, h) * h.inverse_norm
-    mean, var = moments(grad, *state, h)
+    mean, var = moments(grad, state, h)
     root = math.sqrt(var * h.var_scale) + h.epsilon
     decay = h.wd * weight
     return mean * h.mean_scale / root + decay, grad / root + decay, mean, var
 
 
-def norm_sums(weight, grad, state, h):
+def norm_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     """Square of the gradient."""
     grad = rescaled(grad, h)
     return (grad * grad,)
 
 
-def norm_finish(sums, h):
+def norm_finish(sums: Sums, h: Hyper) -> None:
     """Inverse of the gradient's norm, or 1 where that is 0."""
     h.inverse_norm = 1.0 / math.sqrt(sums[0]) if sums[0] != 0 else 1.0
 
 
-def trust_sums(weight, grad, state, h):
+def trust_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     """Squares of the weight and of both steps."""
     along_mean, along_grad, _, _ = directions(weight, grad, state, h)
     return weight * weight, along_mean * along_mean, along_grad * along_grad
 
 
-def trust_finish(sums, h):
+def trust_finish(sums: Sums, h: Hyper) -> None:
     """Rates of both steps."""
     h.mean_rate = h.lr * h.beta1 * trust_ratio(sums[0], sums[1], h)
     h.grad_rate = h.lr * h.one_minus_beta1 * trust_ratio(sums[0], sums[2], h)
@@ -50,7 +52,7 @@ def trust_finish(sums, h):
     hyper=(*TRUST, "inverse_norm", "mean_rate", "grad_rate"),
     passes=((norm_sums, norm_finish), (trust_sums, trust_finish)),
 )
-def lans(weight, grad, state, h):
+def lans(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Both steps, each at its own rate."""
     along_mean, along_grad, mean, var = directions(weight, grad, state, h)
     return weight - h.mean_rate * along_mean - h.grad_rate * along_grad, (mean, var)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import Rule, rule
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
-from fastopt.optimizer.base import Index, number, register
+from fastopt.optimizer.base import Index, register
 from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
 
 __all__ = ["LARS", "lars", "lars_momentum"]
@@ -14,12 +15,12 @@ __all__ = ["LARS", "lars", "lars_momentum"]
 FIELDS = (*COMMON, "eta", "epsilon")
 
 
-def lars_sums(weight, grad, state, h):
+def lars_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     """Squares of the weight and of the raw gradient."""
     return weight * weight, grad * grad
 
 
-def lars_finish(sums, h):
+def lars_finish(sums: Sums, h: Hyper) -> None:
     """Scale the rate to the layer, unless one of the norms is 0."""
     weight, grad = math.sqrt(sums[0]), math.sqrt(sums[1])
     if weight == 0 or grad == 0:
@@ -28,7 +29,7 @@ def lars_finish(sums, h):
 
 
 @rule(hyper=FIELDS, passes=((lars_sums, lars_finish),))
-def lars(weight, grad, state, h):
+def lars(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent at the layer's rate."""
     return descend(weight, grad, h), ()
 
@@ -38,7 +39,7 @@ def lars(weight, grad, state, h):
     hyper=(*FIELDS, "momentum"),
     passes=((lars_sums, lars_finish),),
 )
-def lars_momentum(weight, grad, state, h):
+def lars_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent with momentum at the layer's rate."""
     weight, mom = roll(weight, grad, state[0], h)
     return weight, (mom,)

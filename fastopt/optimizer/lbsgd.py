@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.rule import Rule, rule
+from fastopt.arguments import count
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
 from fastopt.optimizer.base import Array, Index, Launch, register
 from fastopt.optimizer.border import admit, check
@@ -18,19 +19,19 @@ FIELDS = (*COMMON, "batch_scale")
 
 
 @rule(hyper=("keep",))
-def accumulate(weight, grad, state, h):
+def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Add a gradient to a sum, or begin a new sum with it."""
     if h.keep:
         return weight + grad, ()
     return grad, ()
 
 
-def lars_sums(weight, grad, state, h):
+def lars_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
     """Squares of the weight and of the raw gradient."""
     return weight * weight, grad * grad
 
 
-def lars_finish(sums, h):
+def lars_finish(sums: Sums, h: Hyper) -> None:
     """Scale the rate by the root of the norms' ratio, kept between 0.01 and 100."""
     grad = sums[1] / (h.batch_scale * h.batch_scale)
     factor = math.sqrt(sums[0] / (grad + h.wd * sums[0] + 1e-18))
@@ -38,13 +39,13 @@ def lars_finish(sums, h):
 
 
 @rule(hyper=FIELDS, passes=((lars_sums, lars_finish),))
-def lbsgd(weight, grad, state, h):
+def lbsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent at the layer's rate."""
     return descend(weight, grad, h), ()
 
 
 @rule(state=("mom",), hyper=(*FIELDS, "momentum"), passes=((lars_sums, lars_finish),))
-def lbsgd_momentum(weight, grad, state, h):
+def lbsgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent with momentum at the layer's rate."""
     weight, mom = roll(weight, grad, state[0], h)
     return weight, (mom,)
@@ -128,13 +129,11 @@ class LBSGD(MomentumOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
-        if int(batch_scale) != batch_scale or batch_scale < 1:
-            raise ValueError(f"batch_scale must be an integer of at least 1, got {batch_scale}")
         self.warmup_strategy = warmup_strategy
-        self.warmup_epochs = warmup_epochs
-        self.batch_scale = batch_scale
-        self.updates_per_epoch = updates_per_epoch
-        self.init_updates = begin_epoch * updates_per_epoch
+        self.warmup_epochs = count("warmup_epochs", warmup_epochs, least=0)
+        self.batch_scale = count("batch_scale", batch_scale)
+        self.updates_per_epoch = count("updates_per_epoch", updates_per_epoch)
+        self.init_updates = count("begin_epoch", begin_epoch, least=0) * updates_per_epoch
         self.num_epochs = num_epochs
         self.cumgrads: dict[Index, dict[str, Any]] = {}
 
@@ -196,4 +195,4 @@ class LBSGD(MomentumOptimizer):
         grown = {"linear": 1.0, "power2": 2.0, "sqrt": 0.5}.get(self.warmup_strategy)
         if length <= 1 or grown is None:
             return 1.0
-        return 1.0 + (self.batch_scale - 1) * (calls / length) ** grown
+        return 1.0 + (self.batch_scale - 1) * math.pow(calls / length, grown)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled, sign
 from fastopt.optimizer.base import register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
@@ -11,7 +11,7 @@ __all__ = ["Lion", "lion"]
 
 
 @rule(state=("mom",), hyper=tuple(f for f in MOMENTS if f != "epsilon"))
-def lion(weight, grad, state, h):
+def lion(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Sign of one average as the step, another average as the state."""
     (mom,) = state
     grad = rescaled(grad, h)

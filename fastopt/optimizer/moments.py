@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fastopt.arguments import number
 from fastopt.kernels.scalars import COMMON
-from fastopt.optimizer.base import Optimizer, number
+from fastopt.optimizer.base import Optimizer
 
 __all__ = ["MOMENTS", "MomentOptimizer"]
 

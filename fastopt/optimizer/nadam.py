@@ -1,23 +1,23 @@
 """Nadam: Adam with Nesterov momentum."""
 
 import math
-
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed, moments
-from fastopt.optimizer.base import Index, number, register
+from fastopt.optimizer.base import Index, register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
 
 __all__ = ["Nadam", "nadam"]
 
 
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "grad_scale", "mean_scale", "var_scale"))
-def nadam(weight, grad, state, h):
+def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Present gradient and looked-ahead average over the root of the square's average."""
     grad = clipped_decayed(weight, grad, h)
-    mean, var = moments(grad, *state, h)
+    mean, var = moments(grad, state, h)
     ahead = h.grad_scale * grad + h.mean_scale * mean
     return weight - h.lr * ahead / (math.sqrt(var * h.var_scale) + h.epsilon), (mean, var)
 
@@ -71,7 +71,7 @@ class Nadam(MomentOptimizer):
     >>> weight = np.ones(2)
     >>> updater(0, np.array([1.0, -5.0]), weight)
     >>> weight.round(4)
-    array([0.8943, 1.1057])
+    array([0.8944, 1.1056])
     """
 
     rule = nadam
@@ -108,4 +108,4 @@ class Nadam(MomentOptimizer):
         }
 
     def _momentum(self, t: int) -> float:
-        return self.beta1 * (1 - 0.5 * 0.96 ** (t * self.schedule_decay))
+        return self.beta1 * (1 - 0.5 * math.pow(0.96, t * self.schedule_decay))

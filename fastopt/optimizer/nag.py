@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.base import register
 from fastopt.optimizer.sgd import MomentumOptimizer, sgd
@@ -11,7 +11,7 @@ __all__ = ["NAG", "nag"]
 
 
 @rule(state=("mom",), hyper=(*COMMON, "momentum"))
-def nag(weight, grad, state, h):
+def nag(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Look ahead along the buffer; the rate is outside of it."""
     (mom,) = state
     grad = decayed(weight, grad, h)

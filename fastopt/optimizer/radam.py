@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.base import register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
@@ -13,9 +13,9 @@ __all__ = ["RAdam", "radam"]
 
 
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "rectified"))
-def radam(weight, grad, state, h):
+def radam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam's step times ``rectified``, or the average alone while that is 0."""
-    mean, var = moments(rescaled(grad, h), *state, h)
+    mean, var = moments(rescaled(grad, h), state, h)
     step = mean * h.mean_scale
     if h.rectified:
         step = step * (h.rectified / (math.sqrt(var) + h.epsilon))

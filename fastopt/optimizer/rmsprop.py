@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import Rule, rule
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, clipped_decayed
-from fastopt.optimizer.base import Array, Index, Optimizer, bound, number, register
+from fastopt.optimizer.base import Array, Index, Optimizer, bound, register
 
 __all__ = ["RMSProp", "rmsprop", "rmsprop_centered"]
 
@@ -14,7 +15,7 @@ FIELDS = (*COMMON, "gamma1", "one_minus_gamma1", "epsilon", "clip_weights")
 
 
 @rule(state=("n",), hyper=FIELDS)
-def rmsprop(weight, grad, state, h):
+def rmsprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient over the root of its square's moving average."""
     grad = clipped_decayed(weight, grad, h)
     n = h.gamma1 * state[0] + h.one_minus_gamma1 * grad * grad
@@ -22,7 +23,7 @@ def rmsprop(weight, grad, state, h):
 
 
 @rule(state=("n", "mean", "delta"), hyper=(*FIELDS, "gamma2"))
-def rmsprop_centered(weight, grad, state, h):
+def rmsprop_centered(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient over its moving standard deviation, with momentum."""
     n, mean, delta = state
     grad = clipped_decayed(weight, grad, h)

@@ -4,34 +4,35 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import Rule, rule, scalar
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.base import Optimizer, number, register
+from fastopt.optimizer.base import Optimizer, register
 
 __all__ = ["SGD", "MomentumOptimizer", "ccSGD", "descend", "roll", "sgd", "sgd_momentum"]
 
 
 @scalar
-def descend(weight, grad, h):
+def descend(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
     """One step of gradient descent."""
     return weight - h.lr * decayed(weight, grad, h)
 
 
 @scalar
-def roll(weight, grad, mom, h):
+def roll(weight: Scalar, grad: Scalar, mom: Scalar, h: Hyper) -> tuple[Scalar, Scalar]:
     """One step of gradient descent with momentum; the rate is inside the buffer."""
     mom = h.momentum * mom - h.lr * decayed(weight, grad, h)
     return weight + mom, mom
 
 
 @rule(hyper=COMMON)
-def sgd(weight, grad, state, h):
+def sgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent."""
     return descend(weight, grad, h), ()
 
 
 @rule(state=("mom",), hyper=(*COMMON, "momentum"))
-def sgd_momentum(weight, grad, state, h):
+def sgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent with momentum."""
     weight, mom = roll(weight, grad, state[0], h)
     return weight, (mom,)
@@ -119,7 +120,7 @@ class SGD(MomentumOptimizer):
 
 
 @register
-class ccSGD(SGD):  # noqa: N801 - the name users know
+class ccSGD(SGD):
     """Deprecated alias of :class:`SGD`.
 
     Parameters

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from fastopt.kernels.rule import rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.base import Optimizer, register
 
@@ -11,7 +11,7 @@ __all__ = ["SGLD", "sgld"]
 
 
 @rule(hyper=(*COMMON, "spread"), noise=True)
-def sgld(weight, grad, state, h, noise):
+def sgld(weight: Scalar, grad: Scalar, state: State, h: Hyper, noise: Scalar) -> Step:
     """Half a step of gradient descent and a normal step."""
     return weight - h.lr * decayed(weight, grad, h) + h.spread * noise, ()
 

@@ -3,22 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.kernels.rule import rule
+from fastopt.arguments import number
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, sign
-from fastopt.optimizer.base import number, register
+from fastopt.optimizer.base import register
 from fastopt.optimizer.sgd import MomentumOptimizer
 
 __all__ = ["Signum", "signsgd", "signum"]
 
 
 @rule(hyper=("lr", "shrink"))
-def signsgd(weight, grad, state, h):
+def signsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Sign of the gradient, with decoupled decay."""
     return h.shrink * weight - h.lr * sign(grad), ()
 
 
 @rule(state=("mom",), hyper=(*COMMON, "momentum", "one_minus_momentum", "shrink"))
-def signum(weight, grad, state, h):
+def signum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Sign of the momentum, whose buffer points downhill."""
     mom = h.momentum * state[0] - h.one_minus_momentum * decayed(weight, grad, h)
     return h.shrink * weight + h.lr * sign(mom), (mom,)

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from fastopt.kernels.rule import rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.optimizer.base import Index, Optimizer, register
 
 __all__ = ["Test", "test"]
 
 
 @rule(state=("copy",), hyper=("rescale_grad",))
-def test(weight, grad, state, h):
+def test(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Add the gradient and keep a copy."""
     weight = weight + h.rescale_grad * grad
     return weight, (weight,)

@@ -33,14 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Examples
     --------
     >>> from fastopt.__main__ import main
-    >>> main(["demo", "--optimizer", "adum"])  # doctest: +SKIP
-    2
+    >>> main(["--version"])  # doctest: +ELLIPSIS
+    fastopt ...
+    0
     """
     try:
         try:
             return _run(argv)
         finally:
-            sys.stdout.flush()
+            print(end="", flush=True)
     except KeyboardInterrupt:
         print("fastopt: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -88,7 +89,7 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser = commands.add_parser("demo", help=words, description=words)
     parser.set_defaults(command=_demo)
     add = parser.add_argument
-    add("--optimizer", default="adam", metavar="NAME", help="any registered one (default adam)")
+    add("--optimizer", default="adam", metavar="NAME", help="a registered one, default adam")
     add(
         "--learning-rate",
         type=_rate,
@@ -96,11 +97,16 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="default 0.1 for sgd, ccsgd, nag, lbsgd and dcasgd, 2 for lars, 0.001 for signum, "
         "0.0003 for lion, 0.0001 for sgld, else the optimizer's own",
     )
-    add("--momentum", type=float, help="of optimizers that take it (default: their own)")
-    add("--dtype", default="float32", choices=("float32", "float64"), help="(default float32)")
-    add("--epochs", type=_positive, default=20, metavar="N", help="(default 20)")
-    add("--batch-size", type=_positive, default=32, metavar="N", help="(default 32)")
-    add("--seed", type=_seed, default=0, metavar="N", help="of split, weights, order (default 0)")
+    add(
+        "--momentum", type=float, metavar="M", help="for optimizers that take it, default their own"
+    )
+    types = ("float32", "float64")
+    add(
+        "--dtype", default=types[0], choices=types, help="of weights and gradients, default float32"
+    )
+    add("--epochs", type=_positive, default=20, metavar="N", help="default 20")
+    add("--batch-size", type=_positive, default=32, metavar="N", help="images a step, default 32")
+    add("--seed", type=_seed, default=0, metavar="N", help="of split, weights and order, default 0")
     add("--plot", type=Path, metavar="FILE.png", help="draw the loss to this file")
 
 

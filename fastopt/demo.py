@@ -148,6 +148,7 @@ class Runner:
         self.seconds.append(perf_counter() - begin)
 
 
+@np.errstate(all="ignore")
 def run(options: Options) -> float:
     """Train the perceptron, print what was measured, and return the accuracy on test images.
 
@@ -165,8 +166,8 @@ def run(options: Options) -> float:
     images, digits = (images[order] / 16).astype(options.dtype), digits[order]
     model = Perceptron(rng, options.dtype)
     print(
-        f"{name}, learning rate {opt.learning_rate:g}, {options.dtype}; {options.epochs} epochs "
-        f"in batches of {options.batch_size}, seed {options.seed}\n"
+        f"{name}: learning rate {opt.learning_rate:g}, {options.dtype}, "
+        f"epochs {options.epochs}, batch size {options.batch_size}, seed {options.seed}\n"
         f"{TRAIN} images to train and {TEST} to test; perceptron 64-128-10, "
         f"{sum(w.size for w in model.weights)} weights in {len(model.weights)} arrays",
         flush=True,
@@ -183,10 +184,10 @@ def run(options: Options) -> float:
     if not math.isfinite(losses[-1]):
         print("the loss is no longer a finite number: try a smaller --learning-rate")
     _report(name, *runners)
-    if options.plot:
-        _draw(losses, options.plot)
     accuracy = model.accuracy(images[TRAIN:], digits[TRAIN:])
     print(f"test accuracy: {accuracy:.3f}", flush=True)
+    if options.plot:
+        _draw(losses, options.plot)
     return accuracy
 
 
@@ -243,42 +244,46 @@ def _train(
         bar = progress(starts, desc=f"epoch {epoch}/{options.epochs}", unit="batch")
         for done, start in enumerate(bar, 1):
             batch = order[start : start + options.batch_size]
-            with np.errstate(all="ignore"):
-                loss, gradients = model.backward(images[batch], digits[batch])
-                for runner in runners[:: 1 if done % 2 else -1]:
-                    runner.step(gradients)
+            loss, gradients = model.backward(images[batch], digits[batch])
+            for runner in runners[:: 1 if done % 2 else -1]:
+                runner.step(gradients)
             losses.append(loss)
             bar.set_postfix_str(f"loss {fmean(losses[-done:]):.4f}", refresh=False)
     return losses
 
 
 def _report(name: str, ours: Runner, shadow: Runner | None = None) -> None:
-    steps, middle = len(ours.seconds), median(ours.seconds)
-    print(f"optimizer, fastopt:     median {middle * 1e6:6.1f} us a step, {_total(ours)}")
+    print(f"optimizer, fastopt:     {_time(ours)}")
     if shadow is None:
         print(f"optimizer, plain NumPy: not compared, the demo has no NumPy code for {name}")
         return
-    theirs = median(shadow.seconds)
-    faster, slower = theirs / middle, middle / theirs
-    print(f"optimizer, plain NumPy: median {theirs * 1e6:6.1f} us a step, {_total(shadow)}")
-    print(
-        "by the medians, fastopt is "
-        + (f"{faster:.1f} times faster" if faster >= 1 else f"{slower:.1f} times slower")
+    print(f"optimizer, plain NumPy: {_time(shadow)}")
+    ratio = median(shadow.seconds) / median(ours.seconds)
+    words = f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
+    print(f"by the medians, fastopt is {words} than plain NumPy")
+    print(_agreement(ours.weights, shadow.weights, len(ours.seconds)))
+
+
+def _time(runner: Runner) -> str:
+    seconds = runner.seconds
+    return (
+        f"median {median(seconds) * 1e6:6.1f} us a step, "
+        f"{sum(seconds) * 1e3:.1f} ms in {len(seconds)} steps"
     )
-    pairs = list(zip(ours.weights, shadow.weights, strict=True))
-    difference = max(float(abs(a - b).max()) for a, b in pairs)
+
+
+def _agreement(ours: Sequence[Array], theirs: Sequence[Array], steps: int) -> str:
+    """Whether rounding explains how far apart two runs with the same gradients have ended."""
+    largest = max(float(abs(weight).max()) for weight in theirs)
+    difference = max(float(abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
+    if not math.isfinite(difference):
+        return "agreement with plain NumPy: unknown, weights are no longer finite numbers"
     # Each step rounds a weight once in either run, and the state behind it a few times.
-    largest = max(float(abs(b).max()) for _, b in pairs)
-    allowed = 4 * steps * float(np.finfo(ours.weights[0].dtype).eps) * largest
-    verdict = "agree within" if difference <= allowed else "DIFFER by more than"
-    print(
-        f"both {verdict} rounding: weights differ by at most {difference:.1e}, "
-        f"{steps} steps may round off {allowed:.1e}"
+    allowed = 4 * steps * float(np.finfo(ours[0].dtype).eps) * largest
+    return (
+        f"agreement with plain NumPy: {'yes' if difference <= allowed else 'NO'}, weights differ "
+        f"by {difference:.1e} at most, rounding accounts for {allowed:.1e}"
     )
-
-
-def _total(runner: Runner) -> str:
-    return f"{sum(runner.seconds) * 1e3:.1f} ms in {len(runner.seconds)} steps"
 
 
 def _draw(losses: Sequence[float], path: Path) -> None:
@@ -291,7 +296,7 @@ def _draw(losses: Sequence[float], path: Path) -> None:
     with rc_context(style):
         figure = Figure(figsize=(6, 3.5), dpi=150, layout="constrained")
         axes = figure.subplots()
-        axes.semilogy(range(1, len(losses) + 1), losses, color="#3b8ed0", linewidth=0.8)
+        axes.plot(range(1, len(losses) + 1), losses, color="#3b8ed0", linewidth=0.8)
         axes.set(xlabel="step", ylabel="cross-entropy of the batch")
         try:
             figure.savefig(path)

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import llvmlite
-import numba
 import numpy as np
 from llvmlite import binding
 
@@ -20,6 +20,10 @@ from fastopt import optimizer
 from fastopt.kernels import cpu
 
 __all__ = ["report"]
+
+numba: Any = importlib.import_module("numba")  # whose type hints leave out the configuration
+
+UNCOMPILED = "none: NUMBA_DISABLE_JIT=1"
 
 FEATURES = (
     *("sse4.2", "avx", "avx2", "fma", "f16c"),
@@ -93,6 +97,8 @@ def target() -> str:
 
 def threading_layer() -> str:
     """Threading layer that runs parallel kernels, and why it is that one."""
+    if numba.config.DISABLE_JIT:
+        return UNCOMPILED
     weight = np.zeros(1 << 20, np.float32)
     try:
         optimizer.get_updater(optimizer.SGD())(0, np.zeros_like(weight), weight)
@@ -121,15 +127,16 @@ def threads() -> str:
     """Number of threads of a parallel kernel, and what limits it."""
     affinity = getattr(os, "sched_getaffinity", None)
     usable = len(affinity(0)) if affinity else os.cpu_count()
-    setting = os.environ.get("NUMBA_NUM_THREADS")
-    chosen = f", NUMBA_NUM_THREADS={setting}" if setting else ""
-    return (
-        f"{numba.config.NUMBA_NUM_THREADS}; {usable} of {os.cpu_count()} CPUs may be used{chosen}"
-    )
+    limit = f"{usable} of {os.cpu_count()} CPUs may be used"
+    if setting := os.environ.get("NUMBA_NUM_THREADS"):
+        limit += f", NUMBA_NUM_THREADS={setting}"
+    return f"{numba.config.NUMBA_NUM_THREADS}; {limit}"
 
 
 def kernel_cache() -> str:
     """Directory where numba keeps compiled kernels, or why there is none."""
+    if numba.config.DISABLE_JIT:
+        return UNCOMPILED
     factory = inspect.unwrap(cpu.dense)
     try:
         # Decorating finds the directory and proves that it can be written; nothing is compiled.
@@ -141,8 +148,7 @@ def kernel_cache() -> str:
 def cuda() -> str:
     """Name of the current CUDA device, or why there is none."""
     try:
-        from numba import cuda
-
+        cuda: Any = importlib.import_module("numba.cuda")
         if numba.config.ENABLE_CUDASIM:
             return "simulated on the CPU, NUMBA_ENABLE_CUDASIM=1"
         if not cuda.is_available():

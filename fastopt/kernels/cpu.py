@@ -27,6 +27,9 @@ LANES = 256
 """Partial sums that a chunk keeps: element k of the chunk goes to lane k modulo LANES, whatever
 the width of the machine's vectors or the number of threads."""
 
+ROW_LANES = 16
+"""The same for the sum over a row."""
+
 
 @cache
 def dense(rule: Rule, real: Any, parallel: bool) -> Callable:
@@ -106,21 +109,17 @@ def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
     def rows(chunks, table, hyper):
         for k in prange(len(chunks)):
             tensor, start, size = chunks[k, 0], chunks[k, 1], chunks[k, 2]
-            width = np.int64(table[tensor, width_column])
+            width: Any = np.int64(table[tensor, width_column])
             h = private(hyper, tensor)
+            lanes = np.zeros((1, ROW_LANES))
             for first in range(start, start + size, width):
                 elements = locate(table, tensor, 0, first, memory)
                 states = locate(table, tensor, 2, first // width, slots)
-                a = b = c = d = 0.0
-                whole = width // 4 * 4
-                for i in range(0, whole, 4):
-                    a += row(load(elements, i)[1], h)
-                    b += row(load(elements, i + 1)[1], h)
-                    c += row(load(elements, i + 2)[1], h)
-                    d += row(load(elements, i + 3)[1], h)
-                for i in range(whole, width):
-                    a += row(load(elements, i)[1], h)
-                mean = real((a + b + c + d) / width)
+                lanes[:] = 0
+                for i in range(0, width, ROW_LANES):
+                    for lane in range(min(ROW_LANES, width - i)):
+                        accumulate(lanes, lane, (row(load(elements, i + lane)[1], h),))
+                mean = real(lanes.sum() / width)
                 state = new = load(states, 0)
                 for i in range(width):
                     weight, grad = load(elements, i)
@@ -133,7 +132,7 @@ def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
 
 @cache
 def address_table() -> Callable:
-    """Kernel ``(out, arrays)`` that writes the addresses of a tuple of arrays into `out`."""
+    """Kernel ``(out, arrays)`` that writes the addresses of a tuple of arrays into the first row of `out`."""
 
     def address_table(out, arrays):
         addresses(out, arrays)

@@ -156,9 +156,9 @@ def _accumulate_intrinsic(typingctx, lanes, lane, values):
 
 
 def addresses(out, arrays):
-    """Write the address of each array into the leading elements of `out`."""
+    """Write the address of each array into the first row of `out`."""
     for k, array in enumerate(arrays):
-        out[k] = array.ctypes.data
+        out[0, k] = array.ctypes.data
 
 
 @overload(addresses)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,8 @@ def launch(rule: Rule, flat: Flat, copies: Copies, hyper: tuple[float, ...], key
 
     `hyper` holds the values of ``rule.hyper`` in order; `key` selects the stream of noise.
     """
-    size, real = flat[0].size, flat[0].dtype.type
+    size = flat[0].size
+    real: Any = flat[0].dtype.type
     if size == 0:
         return
     width = size // flat[2].size if rule.row else 1

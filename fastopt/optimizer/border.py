@@ -65,8 +65,8 @@ def check(index: Any, names: dict[Any, str], weight: Any, grad: Any) -> None:
 def _examine(
     words: str, role: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> None:
-    """Raise unless `array` is a NumPy array of this dtype and shape."""
-    if not isinstance(array, np.ndarray):
+    """Raise unless `array` is a NumPy array (or scalar) of this dtype and shape."""
+    if not isinstance(array, (np.ndarray, np.generic)):
         raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}")
     if array.dtype != dtype:
         raise TypeError(f"{words}: {role} must have the weight's dtype {dtype}, got {array.dtype}")

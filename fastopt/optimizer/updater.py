@@ -72,7 +72,7 @@ class Updater:
             calls = _calls(index, grad, weight)
         else:
             index = check_index(index)
-            if optimizer.native and self.states_synced.get(index):
+            if optimizer.native and index in self.states and self.states_synced.get(index):
                 optimizer.update(index, weight, grad, self.states[index])
                 return
             calls = [(index, grad, weight)]

@@ -1,0 +1,85 @@
+"""One table of all optimizers: what the generic tests need to know about each form."""
+
+import warnings
+from dataclasses import dataclass, field
+
+from fastopt import optimizer
+
+
+@dataclass(frozen=True)
+class Case:
+    """One form of an optimizer."""
+
+    name: str
+    kwargs: dict = field(default_factory=dict)
+    shape: tuple = (7, 5)
+    wd: float = 0.1
+    """Decay used where a test wants some; 0 where the algorithm has none."""
+    converges: dict | None = field(default_factory=dict)
+    """Arguments with which a quadratic is minimized in 200 steps; None if it never is."""
+    frozen_by_zero_lr: bool = True
+    nan_spreads_to: str = "element"
+
+    def __str__(self):
+        return "-".join([self.name, *(f"{k}={v}" for k, v in self.kwargs.items())])
+
+    def make(self, **kwargs):
+        """Optimizer of this form."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "ccSGD is deprecated")
+            return optimizer.create(self.name, **{**self.kwargs, **kwargs})
+
+    def updater(self, **kwargs):
+        """Updater of this form."""
+        return optimizer.get_updater(self.make(**kwargs))
+
+
+FAST = {"learning_rate": 0.1}
+
+CASES = [
+    Case("sgd", converges=FAST),
+    Case("sgd", {"momentum": 0.9}, converges=FAST),
+    Case("ccsgd", {"momentum": 0.9}, converges=FAST),
+    Case("nag", converges=FAST),
+    Case("nag", {"momentum": 0.9}, converges=FAST),
+    Case("signum", converges={"learning_rate": 0.02}),
+    Case("signum", {"momentum": 0.0}, converges={"learning_rate": 0.02}),
+    Case("ftml", converges=FAST),
+    Case("lbsgd", converges=FAST),
+    Case("lbsgd", {"momentum": 0.9, "batch_scale": 2, "warmup_epochs": 0}, converges=FAST),
+    Case(
+        "lbsgd", {"warmup_strategy": "lars", "momentum": 0.5}, converges=FAST, nan_spreads_to="tensor"
+    ),
+    Case("lbsgd", {"warmup_strategy": "lars"}, converges=FAST, nan_spreads_to="tensor"),
+    Case("dcasgd", converges=FAST),
+    Case("dcasgd", {"momentum": 0.9}, converges=FAST),
+    Case("sgld", converges=None),
+    Case("adam", converges=FAST),
+    Case("adagrad", converges={"learning_rate": 0.5}),
+    Case("rmsprop", converges={"learning_rate": 0.02}),
+    Case("rmsprop", {"centered": True}, converges={"learning_rate": 0.002}),
+    Case("rmsprop", {"clip_weights": 2.5}, converges={"learning_rate": 0.02}),
+    Case("adadelta", converges={"epsilon": 1e-2}, frozen_by_zero_lr=False),
+    Case("ftrl", converges={"learning_rate": 1.0, "lamda1": 0.0}),
+    Case("adamax", converges=FAST),
+    Case("nadam", converges=FAST),
+    Case("nadam", {"per_parameter": True}, converges=FAST),
+    Case("test", wd=0.0, converges=None, frozen_by_zero_lr=False),
+    Case("lamb", converges=FAST, nan_spreads_to="tensor"),
+    Case("lamb", {"bias_correction": False}, converges={"learning_rate": 0.05}, nan_spreads_to="tensor"),
+    Case("lars", converges={"learning_rate": 1.0, "eta": 0.1}, nan_spreads_to="tensor"),
+    Case(
+        "lars",
+        {"momentum": 0.5},
+        converges={"learning_rate": 1.0, "eta": 0.1},
+        nan_spreads_to="tensor",
+    ),
+    Case("groupadagrad", wd=0.0, converges={"learning_rate": 0.5}, nan_spreads_to="row"),
+    Case("adamw", converges=FAST),
+    Case("adamw", {"correct_bias": False}, converges=FAST),
+    Case("adamw", {"eta": 0.5}, converges=FAST, frozen_by_zero_lr=False),
+    Case("adabelief", converges=FAST),
+    Case("lans", converges=FAST, nan_spreads_to="tensor"),
+    Case("radam", converges=FAST),
+    Case("lion", converges={"learning_rate": 0.05}),
+]

@@ -1,0 +1,39 @@
+"""Settings and fixtures for the whole suite."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("suite")
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Run code in a new process, with changes to the environment; return what it printed."""
+
+    def run(code, *args, check=True, cwd=None, **env):
+        environment = {**os.environ, **env}
+        environment = {name: value for name, value in environment.items() if value is not None}
+        done = subprocess.run(
+            [sys.executable, "-P", "-W", "error", "-c", code, *map(str, args)],
+            env=environment,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if check and done.returncode:
+            pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done.stdout if check else done
+
+    return run

@@ -1,0 +1,131 @@
+"""Compiled kernels on disk: compiled once for all processes, never stale, never in the way."""
+
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import fastopt
+
+STEP = """
+import sys, numpy as np
+from numba.core import event
+with event.install_recorder("numba:compile") as recorder:
+    {load}
+    for dtype in (np.float32, np.float64):
+        for size in (10, 40_000):
+            weight = np.zeros(size, dtype)
+            updater(0, np.ones(size, dtype), weight)
+            updater.states.clear()
+    print(weight[0], len(recorder.buffer))
+"""
+ADAM = STEP.format(
+    load="from fastopt import optimizer\n    updater = optimizer.get_updater(optimizer.Adam())"
+)
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Copy of the package with an empty cache."""
+    package = Path(fastopt.__file__).parent
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package, tmp_path / "site" / "fastopt", ignore=ignored)
+    return tmp_path / "site"
+
+
+def result(output):
+    value, compiled = output.split()
+    return float(value), int(compiled)
+
+
+def test_a_second_process_compiles_nothing(run_python, install, tmp_path):
+    environment = {"PYTHONPATH": str(install), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    first = result(run_python(ADAM, **environment))
+    second = result(run_python(ADAM, **environment))
+    assert first[1] > 0
+    assert second == (first[0], 0)
+
+
+RULE = """
+import fastopt
+from fastopt.kernels.rule import scalar
+@scalar
+def scaled(grad, h):
+    return {factor} * h.lr * grad
+@fastopt.rule(hyper=("lr",))
+def mine(weight, grad, state, h):
+    return weight - scaled(grad, h), ()
+class Mine(fastopt.optimizer.Optimizer):
+    rule = mine
+"""
+
+
+def test_an_edited_rule_is_compiled_anew(run_python, tmp_path):
+    code = STEP.format(
+        load="import mine, fastopt\n    updater = fastopt.get_updater(mine.Mine(learning_rate=1.0))"
+    )
+    environment = {
+        "PYTHONPATH": f"{tmp_path}:{Path(fastopt.__file__).parents[1]}",
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    seen = []
+    for factor in (1, 1, 2, 1):
+        (tmp_path / "mine.py").write_text(RULE.format(factor=factor))
+        seen.append(result(run_python(code, **environment)))
+    assert [value for value, _ in seen] == [-1, -1, -2, -1]
+    assert [compiled > 0 for _, compiled in seen] == [True, False, True, False]
+
+
+def test_an_edited_helper_of_the_library_is_compiled_anew(run_python, install, tmp_path):
+    environment = {"PYTHONPATH": str(install), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    before, _ = result(run_python(ADAM, **environment))
+    scalars = install / "fastopt" / "kernels" / "scalars.py"
+    text = scalars.read_text()
+    changed = text.replace("mean = h.beta1 * mean + ", "mean = h.beta1 * mean - ")
+    assert changed != text
+    scalars.write_text(changed)
+    after, compiled = result(run_python(ADAM, **environment))
+    assert after == -before
+    assert compiled > 0
+
+
+def test_a_rule_in_a_script_is_cached_too(run_python, tmp_path):
+    script = tmp_path / "train.py"
+    load = f"{RULE.format(factor=1)}\nupdater = fastopt.get_updater(Mine(learning_rate=1.0))"
+    script.write_text(STEP.format(load=textwrap.indent(load, "    ").strip()))
+    code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert result(run_python(code, script, **environment))[1] > 0
+    assert result(run_python(code, script, **environment)) == (-1, 0)
+
+
+def test_a_rule_typed_into_a_repl_works(run_python):
+    """Code from ``python -c`` has no source file either."""
+    typed = STEP.format(
+        load=textwrap.indent(
+            f"{RULE.format(factor=3)}\nupdater = fastopt.get_updater(Mine(learning_rate=1.0))",
+            "    ",
+        ).strip()
+    )
+    assert result(run_python(typed))[0] == -3
+
+
+@pytest.mark.parametrize("home", [None, "/dev/null"], ids=["unset", "unusable"])
+def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, home):
+    """Directories are read-only for anyone; a file in place of the directory stops root too."""
+    for folder in ("kernels", "optimizer"):
+        (install / "fastopt" / folder / "__pycache__").write_text("not a directory")
+    code = "import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n"
+    environment = {
+        "PYTHONPATH": str(install),
+        "HOME": home,
+        "XDG_CACHE_HOME": None if home is None else "/dev/null",
+        "NUMBA_CACHE_DIR": None,
+    }
+    done = run_python(code + ADAM, check=False, **environment)
+    assert done.returncode == 0, done.stderr
+    if home is not None:
+        assert done.stderr.count("kernels are compiled anew in every process") == 1
+        assert result(done.stdout)[1] > 0

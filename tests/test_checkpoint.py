@@ -1,0 +1,124 @@
+"""State as bytes: equal trees come back, foreign things are refused, nothing is pickled."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fastopt import checkpoint, lr_scheduler, optimizer
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | hnp.arrays(
+        st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.uint16]),
+        hnp.array_shapes(min_dims=0, min_side=0),
+    )
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.integers() | st.text(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def assert_same(got, expected):
+    assert type(got) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert got.dtype == expected.dtype
+        assert got.flags.writeable
+        np.testing.assert_array_equal(got, expected)
+    elif isinstance(expected, dict):
+        assert list(got) == list(expected)
+        for key, value in expected.items():
+            assert_same(got[key], value)
+    elif isinstance(expected, (list, tuple)):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert got == expected
+
+
+@given(trees)
+def test_a_tree_comes_back_with_types_and_nesting(tree):
+    assert_same(checkpoint.loads(checkpoint.dumps(tree)), tree)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 5e-324, np.float32(0.1)])
+def test_numbers_come_back_exactly(value):
+    np.testing.assert_array_equal(checkpoint.loads(checkpoint.dumps(value)), value)
+
+
+def test_strided_arrays_come_back():
+    array = np.arange(12.0).reshape(3, 4)
+    for view in (array.T, array[::2, ::-1], np.asfortranarray(array)):
+        np.testing.assert_array_equal(checkpoint.loads(checkpoint.dumps(view)), view)
+
+
+@pytest.mark.parametrize("value", [object(), {1.5: 0}, [lambda: 0], {0: {1}}, 1j, b"bytes"])
+def test_foreign_things_are_refused_with_their_place(value):
+    with pytest.raises(TypeError, match=r"state\['here'\]"):
+        checkpoint.dumps({"here": value})
+
+
+def test_nothing_is_pickled():
+    updater = optimizer.get_updater(optimizer.Adam())
+    updater(0, np.ones(3), np.ones(3))
+    blob = updater.get_states(dump_optimizer=True)
+    assert blob[8:9] == b"{"
+    assert b"fastopt.optimizer" not in blob
+
+
+def test_schedules_come_back_by_name():
+    schedule = lr_scheduler.JoinedScheduler(
+        [lr_scheduler.FactorScheduler(2, 0.5), lr_scheduler.CosineScheduler(9)], [5]
+    )
+    restored = checkpoint.loads(checkpoint.dumps(schedule))
+    assert [restored(n) for n in range(20)] == [schedule(n) for n in range(20)]
+
+
+def test_sums_in_the_middle_of_a_batch_survive():
+    old = optimizer.get_updater(optimizer.LBSGD(batch_scale=3, learning_rate=0.1))
+    new = optimizer.get_updater(optimizer.LBSGD())
+    weight, other = np.ones(2), np.ones(2)
+    old(0, np.ones(2), weight)
+    new.set_states(old.get_states(dump_optimizer=True))
+    for updater, target in ((old, weight), (new, other)):
+        for _ in range(2):
+            updater(0, np.ones(2), target)
+    assert not np.array_equal(weight, np.ones(2))
+    np.testing.assert_array_equal(weight, other)
+
+
+def test_an_unregistered_class_is_lent_by_the_present_optimizer():
+    class Mine(optimizer.SGD):
+        pass
+
+    blob = optimizer.get_updater(Mine(momentum=0.5)).get_states(dump_optimizer=True)
+    restored = optimizer.get_updater(Mine())
+    restored.set_states(blob)
+    assert (type(restored.optimizer), restored.optimizer.momentum) == (Mine, 0.5)
+    with pytest.raises(checkpoint.CheckpointError, match="Mine is not registered"):
+        optimizer.get_updater(optimizer.SGD()).set_states(blob)
+
+
+@given(st.data())
+def test_damaged_bytes_are_refused_or_harmless(data):
+    blob = bytearray(checkpoint.dumps({"states": {0: np.ones(3)}, "optimizer": optimizer.SGD()}))
+    for _ in range(data.draw(st.integers(1, 4))):
+        blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(blob)))
+    for damaged in (bytes(blob), bytes(blob[:cut])):
+        try:
+            checkpoint.loads(damaged)
+        except checkpoint.CheckpointError as error:
+            assert str(error)

@@ -1,0 +1,169 @@
+import os
+import platform
+import subprocess
+import sys
+import types
+import warnings
+
+import numba
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import info
+from fastopt.__main__ import main
+
+LABELS = [
+    *("fastopt", "python", "numpy", "numba", "llvmlite", "safetensors"),
+    *("system", "cpu", "cpu features", "compiled for"),
+    *("threading layer", "threads", "kernel cache", "cuda"),
+]
+
+
+def rows(text):
+    return {line[:17].rstrip(): line[17:] for line in text.splitlines()}
+
+
+def report_of_process(**environment):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "fastopt", "info"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return rows(done.stdout)
+
+
+def test_report_has_one_aligned_line_for_each_property(capsys):
+    assert main(["info"]) == 0
+    captured = capsys.readouterr()
+    described = rows(captured.out)
+    assert list(described) == LABELS
+    assert all(text and text[0] != " " for text in described.values())
+    assert captured.err == ""
+
+
+def test_no_warning_leaks_from_what_is_described(monkeypatch):
+    def warn():
+        warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
+        return "described"
+
+    monkeypatch.setattr(info, "cuda", warn)
+    assert rows(info.report())["cuda"] == "described"
+
+
+def test_versions_are_those_that_are_imported():
+    described = rows(info.report())
+    assert described["fastopt"] == fastopt.__version__
+    assert described["python"].split()[0] == platform.python_version()
+    assert described["numpy"] == np.__version__
+    assert described["numba"] == numba.__version__
+
+
+def test_features_are_those_of_the_processor(monkeypatch):
+    monkeypatch.setattr(
+        info.binding, "get_host_cpu_features", lambda: {"avx2": True, "f16c": False, "fma": True}
+    )
+    assert info.features() == "avx2 fma"
+
+
+def test_features_that_llvm_cannot_tell_are_unknown(monkeypatch):
+    def fail():
+        raise RuntimeError("not on this processor")
+
+    monkeypatch.setattr(info.binding, "get_host_cpu_features", fail)
+    assert info.features() == "unknown: not on this processor"
+
+
+def test_threading_layer_is_the_one_that_numba_runs():
+    described = info.threading_layer()
+    assert described.split(",")[0] == numba.threading_layer()
+
+
+def test_settings_of_the_environment_are_reported():
+    described = report_of_process(
+        NUMBA_CPU_NAME="generic", NUMBA_THREADING_LAYER="workqueue", NUMBA_NUM_THREADS="1"
+    )
+    assert described["compiled for"].startswith("NUMBA_CPU_NAME=generic on ")
+    assert described["compiled for"].endswith(" none of its features")
+    assert described["threading layer"] == "workqueue, chosen by NUMBA_THREADING_LAYER=workqueue"
+    assert described["threads"].startswith("1; ")
+    assert described["threads"].endswith(", NUMBA_NUM_THREADS=1")
+
+
+def test_disabled_compiler_is_the_reason_for_no_threads_and_no_cache():
+    described = report_of_process(NUMBA_DISABLE_JIT="1")
+    assert described["threading layer"] == described["kernel cache"] == "none: NUMBA_DISABLE_JIT=1"
+
+
+def test_threading_layer_that_does_not_exist_is_reported_with_the_reason():
+    described = report_of_process(NUMBA_THREADING_LAYER="none_such")
+    assert described["threading layer"].startswith("none: ")
+    assert "none_such" in described["threading layer"]
+
+
+def test_first_layer_of_the_order_that_loads_is_explained(monkeypatch):
+    monkeypatch.setattr(numba.config, "THREADING_LAYER", "default")
+    monkeypatch.setattr(numba.config, "THREADING_LAYER_PRIORITY", ["tbb", "omp", "workqueue"])
+    monkeypatch.setattr(numba, "threading_layer", lambda: "omp")
+    monkeypatch.setitem(sys.modules, "numba.np.ufunc.tbbpool", None)
+    described = info.threading_layer()
+    assert described.startswith("omp, the first to load of tbb, omp, workqueue; no tbb: ")
+    assert "tbbpool" in described
+
+
+def test_kernel_cache_is_where_kernels_go():
+    weight = np.zeros(3, np.float32)
+    fastopt.get_updater(fastopt.optimizer.SGD())(0, weight + 1, weight)
+    from fastopt.kernels import cpu
+
+    path = cpu.dense(fastopt.optimizer.SGD().rule, np.float32, False).stats.cache_path
+    assert path is not None
+    assert info.kernel_cache() == path
+
+
+def test_looking_for_the_kernel_cache_writes_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    assert info.kernel_cache().startswith(str(tmp_path))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_kernel_cache_that_cannot_be_written_is_none_with_the_reason(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    described = info.kernel_cache()
+    assert described.startswith("none: cannot cache function")
+    assert "NUMBA_CACHE_DIR" in described
+
+
+def test_cuda_that_cannot_be_imported_is_none_with_the_reason(monkeypatch):
+    def missing(name):
+        assert name == "numba.cuda"
+        raise RuntimeError("no\ntoolkit")
+
+    monkeypatch.setattr(info.importlib, "import_module", missing)
+    assert info.cuda() == "none: no toolkit"
+
+
+@pytest.mark.parametrize(
+    ("available", "described"), [(False, "none: no driver"), (True, "H200, compute capability 9.0")]
+)
+def test_cuda_is_the_device_or_the_reason(available, described, monkeypatch):
+    device = types.SimpleNamespace(name=b"H200", compute_capability=(9, 0))
+    target = types.SimpleNamespace(
+        is_available=lambda: available,
+        cuda_error=lambda: "no\n driver",
+        get_current_device=lambda: device,
+    )
+    monkeypatch.setattr(numba.config, "ENABLE_CUDASIM", 0)
+    monkeypatch.setattr(info.importlib, "import_module", lambda name: target)
+    assert info.cuda() == described
+
+
+def test_simulated_cuda_is_not_taken_for_a_device():
+    assert report_of_process(NUMBA_ENABLE_CUDASIM="1")["cuda"].startswith("simulated")

@@ -1,0 +1,107 @@
+"""Compiled kernels: vectorizable arithmetic, complete coverage of elements, exact sums."""
+
+import numpy as np
+import pytest
+from cases import CASES
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+
+from fastopt import optimizer
+from fastopt.kernels import cpu, table
+from fastopt.kernels.rule import rule
+
+RULES = {
+    r.name: r for r in (rule for case in CASES for rule in [case.make().rule] if rule is not None)
+}
+
+
+def compile_anew(kernel, name, real, *more):
+    """Compile without the disk cache, which holds no LLVM code to read."""
+    r = RULES[name]
+    arrays = [np.ones((4, 8), real) for _ in range(2)] + [np.ones((4, 8), real) for _ in r.state]
+    addresses = np.zeros((1, len(arrays) + 2), np.uint64)
+    addresses[0, : len(arrays)] = [array.ctypes.data for array in arrays]
+    addresses[0, -1] = 8
+    fresh = njit(error_model="numpy")(kernel(r, real, False).py_func)
+    fresh(table.chunks(32, 8), addresses, np.ones(1, r.record(real)), *more)
+    return "".join(fresh.inspect_llvm().values()), "".join(fresh.inspect_asm().values())
+
+
+@pytest.mark.parametrize("name", [name for name, r in RULES.items() if not r.row])
+def test_float32_arithmetic_is_never_widened(name):
+    llvm, _ = compile_anew(cpu.dense, name, np.float32)
+    assert "fmul float" in llvm or "x float>" in llvm or name == "test"
+    assert "fpext" not in llvm
+
+
+@pytest.mark.parametrize("name", [name for name, r in RULES.items() if not r.row])
+def test_the_loop_over_elements_is_vectorized(name):
+    llvm, _ = compile_anew(cpu.dense, name, np.float32)
+    assert "x float>" in llvm
+
+
+def test_the_test_for_widening_can_fail():
+    @rule(hyper=("lr",))
+    def wide(weight, grad, state, h):
+        return weight - 0.1 * grad, ()
+
+    RULES["wide"] = wide
+    try:
+        assert "fpext" in compile_anew(cpu.dense, "wide", np.float32)[0]
+    finally:
+        del RULES["wide"]
+
+
+@given(size=st.integers(0, 300_000), width=st.integers(1, 70_000))
+def test_chunks_cover_every_row_once(size, width):
+    size -= size % width
+    pieces = table.chunks(size, width)
+    starts, sizes = pieces[:, 1], pieces[:, 2]
+    assert sizes.sum() == size
+    assert np.array_equal(starts, np.cumsum(sizes) - sizes)
+    assert (sizes > 0).all()
+    assert (sizes % width == 0).all()
+    assert (sizes <= max(table.CHUNK, width)).all()
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 16_383, 16_384, 32_769, 100_001])
+def test_parallel_and_serial_kernels_agree_bit_for_bit(size, rng):
+    for name in ("adam", "lamb", "sgld"):
+        r = RULES[name]
+        made = optimizer.create(name, learning_rate=0.1, wd=0.1)
+        results = []
+        for parallel in (False, True):
+            generator = np.random.default_rng(0)
+            arrays = [generator.random(size, np.float32) for _ in range(2 + len(r.state))]
+            made._index_update_count.clear()
+            _, (hyper, key) = None, (made._advance(0, r), 5)
+            limit, table.PARALLEL_FROM = table.PARALLEL_FROM, 0 if parallel else 1 << 60
+            try:
+                table.launch(r, tuple(arrays), (), hyper, key)
+            finally:
+                table.PARALLEL_FROM = limit
+            results.append(arrays)
+        np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e15])
+def test_norms_are_exact_to_float64(scale, rng):
+    """LAMB's step has the length of the weight, which needs both norms."""
+    weight = (scale * rng.normal(size=100_001)).astype(np.float32)
+    before = weight.astype(np.float64)
+    updater = optimizer.get_updater(optimizer.LAMB(learning_rate=0.5))
+    updater(0, rng.normal(size=100_001).astype(np.float32), weight)
+    step = np.linalg.norm(weight - before)
+    np.testing.assert_allclose(step, 0.5 * np.linalg.norm(before), rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 7), (5, 64), (4, 1000), (2, 40_000), (20_000, 2)])
+def test_rows_have_their_own_history(shape, rng):
+    gradient = rng.normal(size=shape)
+    updater, weight = optimizer.get_updater(optimizer.GroupAdaGrad(learning_rate=0.1)), np.ones(shape)
+    updater(0, gradient, weight)
+    history = np.square(gradient).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(updater.states[0], history, rtol=1e-12)
+    expected = 1 - 0.1 * gradient / np.sqrt(history + 1e-5)
+    np.testing.assert_allclose(weight, expected, rtol=1e-12)

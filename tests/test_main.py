@@ -1,0 +1,165 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+import fastopt
+from fastopt import demo
+from fastopt.__main__ import main
+
+
+def python(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, **options
+    )
+
+
+def one_line(text):
+    assert text.count("\n") == 1
+    assert text.endswith("\n")
+    return text
+
+
+def test_no_command_prints_help_and_exits_with_2(capsys):
+    assert main([]) == 2
+    out = capsys.readouterr().out
+    assert "demo" in out
+    assert "info" in out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["info", "--help"]])
+def test_help_succeeds(arguments, capsys):
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith("usage: fastopt")
+
+
+def test_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fastopt {fastopt.__version__}\n"
+
+
+def test_help_tells_the_default_rate_of_every_optimizer_that_has_its_own(capsys):
+    main(["demo", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    rates = {}
+    for name, arguments in demo.ARGUMENTS.items():
+        rates.setdefault(arguments["learning_rate"], []).append(name)
+    assert rates
+    for rate, names in rates.items():
+        listed = re.search(rf"{rate:g} for ((?:\w+(?:, | and )?)+)(?:,|$)", words)
+        assert listed is not None
+        assert set(names) - {"ccsgd"} <= set(re.split(", | and ", listed[1]))
+
+
+def test_help_tells_the_defaults_that_the_demo_has(capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(demo, "run", asked.append)
+    assert main(["demo"]) == 0
+    assert asked == [demo.Options()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "--optimizer", "adum"], "Cannot find optimizer 'adum'; there are adabelief"),
+        (["demo", "--epochs", "0"], "--epochs: must be an integer of at least 1, got '0'"),
+        (["demo", "--batch-size", "0"], "--batch-size: must be an integer of at least 1, got '0'"),
+        (["demo", "--batch-size", "1438"], "--batch-size is at most 1437"),
+        (["demo", "--batch-size", "many"], "--batch-size: must be an integer"),
+        (["demo", "--learning-rate=-1"], "--learning-rate: must be a finite number of at least 0"),
+        (["demo", "--learning-rate", "nan"], "--learning-rate: must be a finite number"),
+        (["demo", "--learning-rate", "inf"], "--learning-rate: must be a finite number"),
+        (["demo", "--learning-rate", "fast"], "--learning-rate: must be a finite number"),
+        (["demo", "--momentum", "nan", "--optimizer", "sgd"], "momentum must be a finite number"),
+        (["demo", "--seed", "-1"], "--seed: must be an integer of at least 0"),
+        (["demo", "--dtype", "float16"], "--dtype: invalid choice: 'float16'"),
+        (["demo", "--optimizer", "groupadagrad"], "index 1 (hidden_bias): GroupAdaGrad needs"),
+        (["demo", "--rate", "1"], "unrecognized arguments: --rate 1"),
+        (["dance"], "invalid choice: 'dance'"),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
+)
+def test_what_is_wrong_is_one_line_on_standard_error_and_exit_code_2(arguments, words, capsys):
+    assert main(arguments) == 2
+    line = one_line(capsys.readouterr().err)
+    assert line.startswith("fastopt")
+    assert words in line
+
+
+def test_interrupt_is_one_line_and_exit_code_130(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "run", interrupted)
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err == "fastopt: interrupted\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to another process")
+def test_interrupted_process_shows_no_traceback():
+    command = [sys.executable, "-u", "-m", "fastopt", "demo", "--epochs", "2000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr.read(7).strip() == "epoch"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "fastopt: interrupted"
+    assert "Traceback" not in err
+
+
+def test_demo_ends_with_the_accuracy_and_exits_with_0():
+    done = python("-W", "error", "-m", "fastopt", "demo", "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"test accuracy: 0\.\d{3}", done.stdout.splitlines()[-1])
+    assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize("package", ["sklearn", "tqdm"])
+def test_missing_extra_is_one_line_and_exit_code_2(package):
+    program = f"""\
+        import sys
+        sys.modules[{package!r}] = None
+        from fastopt.__main__ import main
+        sys.exit(main(["demo"]))
+        """
+    done = python("-c", dedent(program))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    line = one_line(done.stderr)
+    assert package in line
+    assert 'pip install "fastopt[demo]"' in line
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows reports a closed pipe in another way")
+@pytest.mark.parametrize("arguments", [["demo", "--epochs", "1"], ["info"]])
+def test_closed_pipe_shows_no_traceback(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "fastopt", *arguments],
+            env={name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+def test_importing_fastopt_imports_no_package_of_the_demo():
+    program = """\
+        import sys
+        import fastopt, fastopt.__main__
+        assert "fastopt.demo" not in sys.modules
+        print(sorted({"sklearn", "tqdm", "matplotlib"} & set(sys.modules)))
+        """
+    done = python("-c", dedent(program))
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,286 @@
+"""What the updater promises: state on first sight, clear refusals, any layout, lists."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fastopt import checkpoint, optimizer
+
+
+def adam(**kwargs):
+    return optimizer.get_updater(optimizer.Adam(learning_rate=0.1, **kwargs))
+
+
+def f32(*shape):
+    return np.ones(shape, np.float32)
+
+
+def readonly(array):
+    array.flags.writeable = False
+    return array
+
+
+SHARED = np.ones(8, np.float32)
+
+BAD_CALLS = {
+    "gradient of another shape": (0, f32(3), f32(2), ValueError, r"index 0 .*\(2,\).*\(3,\)"),
+    "gradient that would broadcast": (0, f32(1), f32(2), ValueError, "shape"),
+    "integer weight": (0, np.ones(2, int), np.ones(2, int), TypeError, "float32 or float64.*int64"),
+    "complex weight": (0, np.ones(2, complex), np.ones(2, complex), TypeError, "complex128"),
+    "half weight": (0, np.ones(2, np.float16), np.ones(2, np.float16), TypeError, "float16"),
+    "gradient of another dtype": (0, np.ones(2), f32(2), TypeError, "float32.*float64"),
+    "swapped bytes": (0, np.ones(2, ">f4"), np.ones(2, ">f4"), TypeError, "float32 or float64"),
+    "read-only weight": (0, f32(2), readonly(f32(2)), ValueError, "read-only"),
+    "list as gradient": (0, [1.0, 1.0], f32(2), TypeError, "NumPy array, got list"),
+    "list as weight": (0, f32(2), [1.0, 1.0], TypeError, "NumPy array, got list"),
+    "None as gradient": (0, None, f32(2), TypeError, "NoneType"),
+    "float as index": (0.5, f32(2), f32(2), TypeError, "index must be"),
+    "None as index": (None, f32(2), f32(2), TypeError, "index must be"),
+    "the same memory": (0, SHARED, SHARED, ValueError, "share memory"),
+    "overlapping memory": (0, SHARED[1:], SHARED[:-1], ValueError, "share memory"),
+    "lists without a list of indices": (0, [f32(2)], [f32(2)], TypeError, "NumPy array"),
+    "list of indices alone": ([0, 1], f32(2), f32(2), TypeError, "list of as many gradients"),
+    "lists of unequal length": ([0, 1], [f32(2)] * 2, [f32(2)], TypeError, "weights"),
+    "one bad entry of a list": ([1, 0], [f32(2), f32(3)], [f32(2)] * 2, ValueError, "index 0"),
+}
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("case", BAD_CALLS.values(), ids=BAD_CALLS.keys())
+def test_bad_calls_name_the_fault_and_change_nothing(case, seen):
+    index, grad, weight, error, words = case
+    updater = adam(param_idx2name={0: "fc_weight"})
+    if seen:
+        updater(0, f32(2), f32(2))
+    before = copy.deepcopy((weight, updater.states, vars(updater.optimizer)))
+    with pytest.raises(error, match=words) as raised:
+        updater(index, grad, weight)
+    if isinstance(index, int):
+        assert "index 0 (fc_weight)" in str(raised.value)
+    np.testing.assert_equal((weight, updater.states, vars(updater.optimizer)), before)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), -0.1, float("inf")])
+def test_a_bad_rate_from_a_schedule_changes_nothing(rate):
+    updater = adam(lr_scheduler=lambda n: rate if n > 1 else 0.1)
+    weight = f32(2)
+    updater(0, f32(2), weight)
+    for index in (0, 1, [0, 1]):
+        before = copy.deepcopy((weight, updater.states, vars(updater.optimizer)["num_update"]))
+        counts = dict(updater.optimizer._index_update_count)
+        with pytest.raises(ValueError, match="learning rate"):
+            if isinstance(index, list):
+                updater([1, 0], [f32(2), f32(2)], [f32(2), weight])
+            else:
+                updater(0, f32(2), weight)
+        assert updater.optimizer._index_update_count == counts
+        after = (weight, updater.states, updater.optimizer.num_update)
+        np.testing.assert_equal(after, before)
+
+
+@pytest.mark.parametrize("name", ["nadam", "lars", "lbsgd"])
+def test_a_failed_list_call_rolls_every_counter_back(name, rng):
+    made = optimizer.create(name, learning_rate=0.1)
+    updater = optimizer.get_updater(made)
+    weights, gradients = [np.ones(3), np.ones(3)], [np.ones(3), np.ones(3)]
+    updater([0, 1], gradients, weights)
+    before = copy.deepcopy((vars(made), weights))
+    made.lr_mult[1] = float("nan")
+    with pytest.raises(ValueError, match="index 1"):
+        updater([0, 1], gradients, weights)
+    made.lr_mult.clear()
+    np.testing.assert_equal((vars(made), weights), before)
+
+
+@given(
+    shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    data=st.data(),
+)
+def test_every_layout_gives_the_same_numbers(shape, dtype, data):
+    def lay(array, kind):
+        if not array.ndim or kind == "plain":
+            return array.copy()
+        if kind == "fortran":
+            return np.asfortranarray(array)
+        if kind == "strided":
+            spread = np.zeros([2 * n for n in shape], dtype)[tuple(slice(None, None, 2) for _ in shape)]
+            spread[...] = array
+            return spread
+        if kind == "reversed":
+            return array[tuple(slice(None, None, -1) for _ in shape)].copy()[
+                tuple(slice(None, None, -1) for _ in shape)
+            ]
+        if kind == "unaligned":
+            raw = np.zeros(array.nbytes + 1, np.uint8)[1:].view(dtype).reshape(shape)
+            raw[...] = array
+            return raw
+        return readonly(array.copy())
+
+    kinds = ["plain", "fortran", "strided", "reversed", "unaligned"]
+    layout = data.draw(st.tuples(st.sampled_from(kinds), st.sampled_from([*kinds, "read-only"])))
+    rng = np.random.default_rng(0)
+    start, gradient = (np.array(rng.normal(size=shape), dtype) for _ in range(2))
+    plain, other = start.copy(), lay(start.copy(), layout[0])
+    laid = lay(gradient.copy(), layout[1])
+    first, second = adam(wd=0.1), adam(wd=0.1)
+    for _ in range(2):
+        first(0, gradient, plain)
+        second(0, laid, other)
+    np.testing.assert_array_equal(other, plain)
+    np.testing.assert_array_equal(laid, gradient)
+    assert plain.size == 0 or not np.array_equal(plain, start)
+
+
+def test_a_scalar_is_a_gradient_for_a_weight_without_dimensions():
+    weight = np.array(1.0)
+    adam()(0, np.float64(2.0), weight)
+    np.testing.assert_allclose(weight, 0.9)
+
+
+def test_interleaved_views_of_one_array_are_fine():
+    memory = np.ones(20, np.float32)
+    weight, gradient = memory[::2], memory[1::2]
+    adam()(0, gradient, weight)
+    np.testing.assert_allclose(memory[::2], 0.9, rtol=1e-6)
+    np.testing.assert_array_equal(memory[1::2], 1)
+
+
+def test_subclasses_of_arrays_are_updated_in_place(tmp_path):
+    weight = np.memmap(tmp_path / "weight", np.float32, "w+", shape=(3,))
+    adam()(0, np.ones(3, np.float32), weight)
+    np.testing.assert_allclose(weight, -0.1, rtol=1e-5)
+
+
+def test_a_memory_that_moves_is_followed():
+    """Nothing of a call may outlive the arrays of that call."""
+    updater, weight = adam(), np.ones(1000)
+    updater(0, np.ones(1000), weight)
+    expected, other = adam(), np.ones(1000)
+    expected(0, np.ones(1000), other)
+    for size in (100_000, 1000):
+        weight.resize(size, refcheck=False)
+        for array in updater.states[0]:
+            array.resize(size, refcheck=False)
+    updater(0, np.ones(1000), weight)
+    expected(0, np.ones(1000), other)
+    np.testing.assert_array_equal(weight, other)
+
+
+def test_state_is_made_once_for_each_index():
+    updater = adam()
+    assert updater.states == {}
+    updater(0, f32(2), f32(2))
+    state = updater.states[0]
+    updater(0, f32(2), f32(2))
+    assert updater.states[0] is state
+    updater("fc", f32(3), f32(3))
+    assert set(updater.states) == {0, "fc"}
+    assert updater.states_synced == {0: True, "fc": True}
+
+
+def test_bytes_and_text_name_the_same_parameter():
+    updater = adam()
+    updater(b"fc", f32(2), f32(2))
+    updater("fc", f32(2), f32(2))
+    assert list(updater.states) == ["fc"]
+    assert updater.optimizer._index_update_count == {"fc": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "nesting"),
+    [
+        ("sgd", {}, None),
+        ("sgd", {"momentum": 0.9}, "w"),
+        ("adam", {}, ("w", "w")),
+        ("adagrad", {}, "w"),
+        ("rmsprop", {}, ("w",)),
+        ("rmsprop", {"centered": True}, ("w", "w", "w")),
+        ("dcasgd", {}, (None, "w")),
+        ("dcasgd", {"momentum": 0.9}, ("w", "w")),
+        ("ftml", {}, ("w", "w", "w")),
+        ("groupadagrad", {}, "(2, 1)"),
+        ("sgld", {}, None),
+    ],
+)
+def test_states_have_the_nesting_of_mxnet(name, kwargs, nesting):
+    def describe(state):
+        if isinstance(state, np.ndarray):
+            return "w" if state.shape == (2, 3) else str(state.shape)
+        return tuple(map(describe, state)) if isinstance(state, tuple) else state
+
+    updater = optimizer.get_updater(optimizer.create(name, **kwargs))
+    updater(0, f32(2, 3), f32(2, 3))
+    assert describe(updater.states[0]) == nesting
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        (None, ValueError, "needs 2 state arrays"),
+        ((f32(2), f32(3)), ValueError, r"'var' must have shape \(2,\), got \(3,\)"),
+        ((f32(2), np.ones(2)), TypeError, "'var' must have the weight's dtype float32"),
+        ((f32(2), readonly(f32(2))), ValueError, "'var' is read-only"),
+        ((f32(2), "x"), TypeError, "'var' must be a NumPy array"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(state, error, words):
+    updater = adam()
+    updater(0, f32(2), f32(2))
+    updater.states[0] = state
+    with pytest.raises(error, match=words):
+        updater(0, f32(2), f32(2))
+    assert updater.optimizer._index_update_count == {0: 1}
+
+
+def test_only_an_optimizer_makes_an_updater():
+    with pytest.raises(TypeError, match="must be an Optimizer, got str"):
+        optimizer.get_updater("adam")
+
+
+def test_states_alone_restart_the_counts():
+    old, new = adam(), adam()
+    weight = f32(3)
+    for _ in range(3):
+        old(0, f32(3), weight)
+    new.set_states(old.get_states())
+    np.testing.assert_array_equal(new.states[0][0], old.states[0][0])
+    assert new.states_synced == {0: False}
+    new(0, f32(3), weight)
+    assert new.optimizer._index_update_count == {0: 1}
+    assert new.states_synced == {0: True}
+
+
+def test_states_with_the_optimizer_restore_all_but_param_dict():
+    class Parameter:
+        lr_mult = wd_mult = 0.5
+
+    old = adam(param_dict={0: Parameter()}, param_idx2name={0: "a_weight"}, wd=0.1)
+    old(0, f32(3), f32(3))
+    new = optimizer.get_updater(optimizer.SGD())
+    new.set_states(old.get_states(dump_optimizer=True))
+    assert type(new.optimizer) is optimizer.Adam
+    assert new.optimizer.param_dict == {}
+    assert vars(new.optimizer) == {**vars(old.optimizer), "param_dict": {}}
+
+
+def test_a_callable_schedule_is_not_saved_but_kept():
+    old, new = (adam(lr_scheduler=lambda n: 0.1) for _ in range(2))
+    schedule = new.optimizer.lr_scheduler
+    with pytest.warns(UserWarning, match="the present one is kept"):
+        new.set_states(old.get_states(dump_optimizer=True))
+    assert new.optimizer.lr_scheduler is schedule
+
+
+@pytest.mark.parametrize("blob", [b"", b"x" * 100, checkpoint.dumps([1, 2])])
+def test_bytes_that_are_no_states_change_nothing(blob):
+    updater = adam()
+    updater(0, f32(3), f32(3))
+    states = updater.states
+    with pytest.raises(checkpoint.CheckpointError):
+        updater.set_states(blob)
+    assert updater.states is states

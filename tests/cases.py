@@ -48,7 +48,10 @@ CASES = [
     Case("lbsgd", converges=FAST),
     Case("lbsgd", {"momentum": 0.9, "batch_scale": 2, "warmup_epochs": 0}, converges=FAST),
     Case(
-        "lbsgd", {"warmup_strategy": "lars", "momentum": 0.5}, converges=FAST, nan_spreads_to="tensor"
+        "lbsgd",
+        {"warmup_strategy": "lars", "momentum": 0.5},
+        converges=FAST,
+        nan_spreads_to="tensor",
     ),
     Case("lbsgd", {"warmup_strategy": "lars"}, converges=FAST, nan_spreads_to="tensor"),
     Case("dcasgd", converges=FAST),
@@ -66,7 +69,12 @@ CASES = [
     Case("nadam", {"per_parameter": True}, converges=FAST),
     Case("test", wd=0.0, converges=None, frozen_by_zero_lr=False),
     Case("lamb", converges=FAST, nan_spreads_to="tensor"),
-    Case("lamb", {"bias_correction": False}, converges={"learning_rate": 0.05}, nan_spreads_to="tensor"),
+    Case(
+        "lamb",
+        {"bias_correction": False},
+        converges={"learning_rate": 0.05},
+        nan_spreads_to="tensor",
+    ),
     Case("lars", converges={"learning_rate": 1.0, "eta": 0.1}, nan_spreads_to="tensor"),
     Case(
         "lars",

@@ -229,7 +229,7 @@ def test_nadams_product_belongs_to_all_parameters_unless_asked():
 
 def test_groupadagrad_refuses_what_it_has_no_formula_for():
     updater = optimizer.get_updater(optimizer.GroupAdaGrad(wd=0.1))
-    with pytest.raises(ValueError, match="index 0: GroupAdaGrad has no weight decay, got 0.1"):
+    with pytest.raises(ValueError, match=r"index 0: GroupAdaGrad has no weight decay, got 0\.1"):
         updater(0, np.ones((2, 2)), np.ones((2, 2)))
     with pytest.raises(ValueError, match="two dimensions"):
         updater(1, np.ones(2), np.ones(2))

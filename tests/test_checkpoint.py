@@ -1,5 +1,7 @@
 """State as bytes: equal trees come back, foreign things are refused, nothing is pickled."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -118,7 +120,5 @@ def test_damaged_bytes_are_refused_or_harmless(data):
         blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(blob)))
     for damaged in (bytes(blob), bytes(blob[:cut])):
-        try:
+        with contextlib.suppress(checkpoint.CheckpointError):
             checkpoint.loads(damaged)
-        except checkpoint.CheckpointError as error:
-            assert str(error)

@@ -24,7 +24,7 @@ def compile_anew(kernel, name, real, *more):
     addresses[0, : len(arrays)] = [array.ctypes.data for array in arrays]
     addresses[0, -1] = 8
     fresh = njit(error_model="numpy")(kernel(r, real, False).py_func)
-    fresh(table.chunks(32, 8), addresses, np.ones(1, r.record(real)), *more)
+    fresh(table.chunks(((32, 8),))[0], addresses, np.ones(1, r.record(real)), *more)
     return "".join(fresh.inspect_llvm().values()), "".join(fresh.inspect_asm().values())
 
 
@@ -56,7 +56,8 @@ def test_the_test_for_widening_can_fail():
 @given(size=st.integers(0, 300_000), width=st.integers(1, 70_000))
 def test_chunks_cover_every_row_once(size, width):
     size -= size % width
-    pieces = table.chunks(size, width)
+    pieces, total = table.chunks(((size, width),))
+    assert total == size
     starts, sizes = pieces[:, 1], pieces[:, 2]
     assert sizes.sum() == size
     assert np.array_equal(starts, np.cumsum(sizes) - sizes)
@@ -75,10 +76,10 @@ def test_parallel_and_serial_kernels_agree_bit_for_bit(size, rng):
             generator = np.random.default_rng(0)
             arrays = [generator.random(size, np.float32) for _ in range(2 + len(r.state))]
             made._index_update_count.clear()
-            _, (hyper, key) = None, (made._advance(0, r), 5)
+            row = table.Row(r, arrays, table.enter(r, tuple(arrays)), made._advance(0, r), 5)
             limit, table.PARALLEL_FROM = table.PARALLEL_FROM, 0 if parallel else 1 << 60
             try:
-                table.launch(r, tuple(arrays), (), hyper, key)
+                table.launch([row])
             finally:
                 table.PARALLEL_FROM = limit
             results.append(arrays)
@@ -99,7 +100,10 @@ def test_norms_are_exact_to_float64(scale, rng):
 @pytest.mark.parametrize("shape", [(3, 1), (1, 7), (5, 64), (4, 1000), (2, 40_000), (20_000, 2)])
 def test_rows_have_their_own_history(shape, rng):
     gradient = rng.normal(size=shape)
-    updater, weight = optimizer.get_updater(optimizer.GroupAdaGrad(learning_rate=0.1)), np.ones(shape)
+    updater, weight = (
+        optimizer.get_updater(optimizer.GroupAdaGrad(learning_rate=0.1)),
+        np.ones(shape),
+    )
     updater(0, gradient, weight)
     history = np.square(gradient).mean(axis=1, keepdims=True)
     np.testing.assert_allclose(updater.states[0], history, rtol=1e-12)

@@ -193,13 +193,14 @@ def test_threads_do_not_change_a_bit(run_python):
 
 def test_rules_run_in_plain_python(run_python):
     """The same trajectory without any compiler, so that the rules can be read, stepped, covered."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import plain_python; plain_python.main()"
-    )
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import plain_python; plain_python.main()"
     here = __file__.rsplit("/", 1)[0]
     compiled = run_python(code, here)
     plain = run_python(code, here, NUMBA_DISABLE_JIT="1")
-    first, second = (np.array([line.split()[1:] for line in text.splitlines()], float) for text in (compiled, plain))
+    first, second = (
+        np.array([line.split()[1:] for line in text.splitlines()], float)
+        for text in (compiled, plain)
+    )
     assert first.shape == (2 * len(CASES), 6)
     np.testing.assert_allclose(first, second, rtol=2e-6, atol=1e-7)
 

@@ -17,9 +17,9 @@ from numba import njit, prange
 
 from fastopt.kernels.noise import normal
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.storage import accumulate, addresses, load, locate, private, store
+from fastopt.kernels.storage import accumulate, enter, fits, load, locate, private, store
 
-__all__ = ["address_table", "dense", "finish", "rows", "sums"]
+__all__ = ["admit", "dense", "finish", "rows", "sums"]
 
 log = logging.getLogger("fastopt")
 
@@ -131,13 +131,20 @@ def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
 
 
 @cache
-def address_table() -> Callable:
-    """Kernel ``(out, arrays)`` that writes the addresses of a tuple of arrays into the first row of `out`."""
+def admit() -> Callable:
+    """Kernel ``(table, weight, grad, state, by_row)`` that enters a tensor into row 0 of `table`.
 
-    def address_table(out, arrays):
-        addresses(out, arrays)
+    Returns whether the arrays, all of the weight's dtype, can be worked on where they are, with
+    the gradient apart from the weight.
+    """
 
-    return _compile(address_table, None, parallel=False)
+    def admit(table, weight, grad, state, by_row):
+        enter(table, 0, (weight, grad, *state))
+        size = np.uint64(weight.nbytes)
+        apart = table[0, 0] + size <= table[0, 1] or table[0, 1] + size <= table[0, 0]
+        return apart and fits(weight, grad, state, by_row)
+
+    return _compile(admit, None, parallel=False)
 
 
 def _compile(kernel: Callable, rule: Rule | None, parallel: bool) -> Callable:
@@ -153,8 +160,8 @@ def _compile(kernel: Callable, rule: Rule | None, parallel: bool) -> Callable:
     options = {"parallel": parallel, "error_model": "numpy", "nogil": True}
     try:
         return njit(cache=True, **options)(kernel)
-    except RuntimeError as error:
-        _log_uncached(str(error))
+    except RuntimeError:
+        _log_uncached()
         return njit(**options)(kernel)
 
 
@@ -165,5 +172,8 @@ def _engine_digest() -> str:
 
 
 @cache
-def _log_uncached(reason: str) -> None:
-    log.info("kernels are compiled anew in every process: %s", reason)
+def _log_uncached() -> None:
+    log.info(
+        "kernels are compiled anew in every process: no cache directory can be written; "
+        "set NUMBA_CACHE_DIR to one that can"
+    )

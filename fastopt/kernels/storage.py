@@ -13,7 +13,7 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
 
-__all__ = ["accumulate", "addresses", "load", "locate", "private", "store"]
+__all__ = ["accumulate", "enter", "fits", "load", "locate", "private", "store"]
 
 
 def locate(table, row, column, start, memory):
@@ -155,27 +155,73 @@ def _accumulate_intrinsic(typingctx, lanes, lane, values):
     return types.none(lanes, types.intp, values), codegen
 
 
-def addresses(out, arrays):
-    """Write the address of each array into the first row of `out`."""
+def enter(table, row, arrays):
+    """Write the address of each array into row `row` of `table`."""
     for k, array in enumerate(arrays):
-        out[0, k] = array.ctypes.data
+        table[row, k] = array.ctypes.data
 
 
-@overload(addresses)
-def _addresses(out, arrays):
-    return lambda out, arrays: _addresses_intrinsic(out, arrays)
+@overload(enter)
+def _enter(table, row, arrays):
+    return lambda table, row, arrays: _enter_intrinsic(table, row, arrays)
 
 
 @intrinsic
-def _addresses_intrinsic(typingctx, out, arrays):
+def _enter_intrinsic(typingctx, table, row, arrays):
     def codegen(context, builder, signature, args):
-        target = context.make_array(signature.args[0])(context, builder, args[0]).data
+        out = context.make_array(signature.args[0])(context, builder, args[0])
+        columns = cgutils.unpack_tuple(builder, out.shape, 2)[1]
+        first = builder.mul(args[1], columns)
         for k, array_type in enumerate(arrays):
-            array = context.make_array(array_type)(
-                context, builder, builder.extract_value(args[1], k)
-            )
+            value = builder.extract_value(args[2], k)
+            array = context.make_array(array_type)(context, builder, value)
             address = builder.ptrtoint(array.data, context.get_value_type(types.uint64))
-            builder.store(address, builder.gep(target, [context.get_constant(types.intp, k)]))
+            entry = builder.add(first, context.get_constant(types.intp, k))
+            builder.store(address, builder.gep(out.data, [entry]))
         return context.get_dummy_value()
 
-    return types.none(out, arrays), codegen
+    return types.none(table, types.intp, arrays), codegen
+
+
+def fits(weight, grad, state, by_row):
+    """Whether the arrays of a tensor can be worked on where they are.
+
+    They must be contiguous, aligned, of one shape (`by_row`: a two-dimensional state with one
+    number for each row), and but for the gradient not read-only.
+    """
+    arrays = (weight, grad, *state)
+    shape = (len(weight), 1) if by_row else weight.shape
+    return (
+        all(array.flags.c_contiguous and array.flags.aligned for array in arrays)
+        and all(array.flags.writeable for array in (weight, *state))
+        and weight.shape == grad.shape
+        and all(array.shape == shape for array in state)
+    )
+
+
+@overload(fits)
+def _fits(weight, grad, state, by_row):
+    arrays = (weight, grad, *state)
+    if (
+        any(array.layout != "C" or not array.aligned for array in arrays)
+        or not all(array.mutable for array in (weight, *state))
+        or any(array.ndim != weight.ndim for array in arrays)
+    ):
+        return lambda weight, grad, state, by_row: False
+    if weight.ndim == 0:
+        return lambda weight, grad, state, by_row: True
+    if not len(state):
+        return lambda weight, grad, state, by_row: weight.shape == grad.shape
+
+    def compiled(weight, grad, state, by_row):
+        if weight.shape != grad.shape:
+            return False
+        for array in state:
+            if by_row:
+                if len(array) != len(weight) or array.size != len(weight):
+                    return False
+            elif array.shape != weight.shape:
+                return False
+        return True
+
+    return compiled

@@ -7,7 +7,8 @@ from typing import Any
 from fastopt.arguments import number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.base import Array, Index, Launch, register
+from fastopt.kernels.table import Row
+from fastopt.optimizer.base import Array, Index, register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
 
 __all__ = ["AdamW", "adamw"]
@@ -95,7 +96,7 @@ class AdamW(MomentOptimizer):
         mean, var = self.corrections(t) if self.correct_bias else (1.0, 1.0)
         return {**fields, "lr": 1.0, "eta": lr * math.sqrt(var) / mean}
 
-    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Launch]:
-        launches = super()._plan(index, weight, grad, state)
+    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Row]:
+        rows = super()._plan(index, weight, grad, state)
         usable = math.isfinite(self.rescale_grad) and self.rescale_grad != 0
-        return launches if usable else ()
+        return rows if usable else ()

@@ -4,14 +4,14 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from fastopt.arguments import count, number
-from fastopt.kernels import noise, table
+from fastopt.kernels import noise
 from fastopt.kernels.rule import Rule
+from fastopt.kernels.table import Row, launch
 from fastopt.optimizer.border import admit, label
 
 __all__ = ["Optimizer", "create", "register"]
@@ -19,7 +19,6 @@ __all__ = ["Optimizer", "create", "register"]
 Array = np.ndarray[Any, Any]
 Index = int | str
 Schedule = Callable[[int], float]
-Launch = tuple[Rule, table.Flat, table.Copies, tuple[float, ...], int]
 Class = TypeVar("Class", bound="type[Optimizer]")
 
 
@@ -284,8 +283,7 @@ class Optimizer:
         TypeError, ValueError
             The arrays do not fit, or the rate is not a number of at least 0. Nothing changes.
         """
-        for launch in self._plan(index, weight, grad, state):
-            table.launch(*launch)
+        launch(self._plan(index, weight, grad, state))
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Update a weight that may have a float32 master; see :meth:`update`."""
@@ -314,18 +312,17 @@ class Optimizer:
         except BaseException:
             self.__dict__.update(saved)
             raise
-        for launch in chain.from_iterable(plans):
-            table.launch(*launch)
+        launch([row for plan in plans for row in plan])
 
-    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Launch]:
-        """Count one update and return the launches that it takes."""
+    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Row]:
+        """Count one update and return the rows to launch, one after the other."""
         rule = self._rule_of(index)
         if rule is None:
             raise NotImplementedError(f"{type(self).__name__} has neither a rule nor an update()")
-        flat, copies = admit(index, self.idx2name, rule, weight, grad, state)
+        arrays, entry = admit(index, self.idx2name, rule, weight, grad, state)
         hyper = self._advance(index, rule)
         key = self._noise_key(index) if rule.noise else 0
-        return ((rule, flat, copies, hyper, key),)
+        return (Row(rule, arrays, entry, hyper, key),)
 
     def _advance(self, index: Index, rule: Rule) -> tuple[float, ...]:
         """Count one update and return the values of the rule's record; all or nothing."""

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.table import Copies, Flat, flatten
+from fastopt.kernels.table import enter
 
 __all__ = ["admit", "check", "check_index", "check_state", "label", "leaves"]
 
@@ -117,8 +117,8 @@ def check_state(
 
 def admit(
     index: Any, names: dict[Any, str], rule: Rule, weight: Any, grad: Any, state: Any
-) -> tuple[Flat, Copies]:
-    """Weight, gradient and the arrays of the state, known to fit `rule`, in the kernels' form.
+) -> tuple[tuple[Any, ...], Any]:
+    """Weight, gradient and the arrays of the state, known to fit `rule`, and their table entry.
 
     Raises
     ------
@@ -126,25 +126,19 @@ def admit(
         As :func:`check` and :func:`check_state` do.
     """
     arrays = (weight, grad, *leaves(state))
-    if len(arrays) == 2 + len(rule.state) and _usual(arrays):
-        return (arrays if weight.ndim == 1 else tuple([array.ravel() for array in arrays])), ()
+    if len(arrays) == 2 + len(rule.state) and _alike(arrays):
+        entry = enter(rule, arrays)
+        if entry is not None:
+            return arrays, entry
     check(index, names, weight, grad)
     check_state(index, names, rule, weight, arrays[2:])
-    return flatten(arrays)
+    return arrays, None
 
 
-def _usual(arrays: tuple[Any, ...]) -> bool:
-    """Whether `arrays` are beyond doubt what is asked for; if not, they need a closer look."""
-    weight, grad = arrays[:2]
-    if type(weight) is not np.ndarray:
-        return False
-    dtype, shape = weight.dtype, weight.shape
+def _alike(arrays: tuple[Any, ...]) -> bool:
+    """Whether `arrays` are beyond doubt NumPy arrays of one dtype that kernels know."""
+    dtype = getattr(arrays[0], "dtype", None)
     for array in arrays:
-        if (
-            type(array) is not np.ndarray
-            or array.dtype is not dtype
-            or array.shape != shape
-            or not array.flags.carray
-        ):
+        if type(array) is not np.ndarray or array.dtype is not dtype:
             return False
-    return dtype in REAL and not np.may_share_memory(weight, grad)
+    return dtype in REAL

@@ -24,7 +24,7 @@ def compile_anew(kernel, name, real, *more):
     addresses[0, : len(arrays)] = [array.ctypes.data for array in arrays]
     addresses[0, -1] = 8
     fresh = njit(error_model="numpy")(kernel(r, real, False).py_func)
-    fresh(table.chunks(((32, 8),))[0], addresses, np.ones(1, r.record(real)), *more)
+    fresh(table.chunks((32, 8))[0], addresses, np.ones(1, r.record(real)), *more)
     return "".join(fresh.inspect_llvm().values()), "".join(fresh.inspect_asm().values())
 
 
@@ -56,7 +56,7 @@ def test_the_test_for_widening_can_fail():
 @given(size=st.integers(0, 300_000), width=st.integers(1, 70_000))
 def test_chunks_cover_every_row_once(size, width):
     size -= size % width
-    pieces, total = table.chunks(((size, width),))
+    pieces, total = table.chunks((size, width))
     assert total == size
     starts, sizes = pieces[:, 1], pieces[:, 2]
     assert sizes.sum() == size
@@ -76,10 +76,12 @@ def test_parallel_and_serial_kernels_agree_bit_for_bit(size, rng):
             generator = np.random.default_rng(0)
             arrays = [generator.random(size, np.float32) for _ in range(2 + len(r.state))]
             made._index_update_count.clear()
-            row = table.Row(r, arrays, table.enter(r, tuple(arrays)), made._advance(0, r), 5)
+            tensor = table.Tensor(r, arrays[0], tuple(arrays[2:]))
+            assert tensor.take(arrays[1])
+            tensor.fill(made._advance(0, r), 5)
             limit, table.PARALLEL_FROM = table.PARALLEL_FROM, 0 if parallel else 1 << 60
             try:
-                table.launch([row])
+                table.launch([tensor])
             finally:
                 table.PARALLEL_FROM = limit
             results.append(arrays)

@@ -1,6 +1,7 @@
 """What the updater promises: state on first sight, clear refusals, any layout, lists."""
 
 import copy
+import weakref
 
 import numpy as np
 import pytest
@@ -56,12 +57,12 @@ def test_bad_calls_name_the_fault_and_change_nothing(case, seen):
     updater = adam(param_idx2name={0: "fc_weight"})
     if seen:
         updater(0, f32(2), f32(2))
-    before = copy.deepcopy((weight, updater.states, vars(updater.optimizer)))
+    before = copy.deepcopy((weight, updater.states, updater.optimizer.__getstate__()))
     with pytest.raises(error, match=words) as raised:
         updater(index, grad, weight)
     if isinstance(index, int):
         assert "index 0 (fc_weight)" in str(raised.value)
-    np.testing.assert_equal((weight, updater.states, vars(updater.optimizer)), before)
+    np.testing.assert_equal((weight, updater.states, updater.optimizer.__getstate__()), before)
 
 
 @pytest.mark.parametrize("rate", [float("nan"), -0.1, float("inf")])
@@ -84,12 +85,12 @@ def test_a_failed_list_call_rolls_every_counter_back(name, rng):
     updater = optimizer.get_updater(made)
     weights, gradients = [np.ones(3), np.ones(3)], [np.ones(3), np.ones(3)]
     updater([0, 1], gradients, weights)
-    before = copy.deepcopy((vars(made), weights))
+    before = copy.deepcopy((made.__getstate__(), weights))
     made.lr_mult[1] = float("nan")
     with pytest.raises(ValueError, match="index 1"):
         updater([0, 1], gradients, weights)
     made.lr_mult.clear()
-    np.testing.assert_equal((vars(made), weights), before)
+    np.testing.assert_equal((made.__getstate__(), weights), before)
 
 
 @given(
@@ -167,6 +168,48 @@ def test_a_memory_that_moves_is_followed():
     updater(0, np.ones(1000), weight)
     expected(0, np.ones(1000), other)
     np.testing.assert_array_equal(weight, other)
+
+
+def test_no_gradient_is_kept_alive():
+    updater, weight = adam(), np.ones(100)
+    for index in (0, [0, 1]):
+        gradient = np.ones(100)
+        watch = weakref.ref(gradient)
+        if index == 0:
+            updater(0, gradient, weight)
+        else:
+            updater([0, 1], [gradient, np.ones(100)], [weight, np.ones(100)])
+        del gradient
+        assert watch() is None
+
+
+def test_arrays_that_share_memory_in_a_list_are_updated_one_after_the_other(rng):
+    memory, other = np.ones(40_000), np.ones(40_000)
+    gradients = rng.normal(size=(3, 30_000))
+    lists, singles = adam(), adam()
+    for _ in range(2):
+        lists([0, 1, 2], list(gradients), [memory[:30_000], memory[10_000:], memory[:30_000]])
+        for index, gradient, part in zip(
+            range(3), gradients, (other[:30_000], other[10_000:], other[:30_000]), strict=True
+        ):
+            singles(index, gradient, part)
+    np.testing.assert_array_equal(memory, other)
+
+
+def test_a_weight_that_changes_its_nature_in_place_is_noticed():
+    updater, weight = adam(), np.ones(6)
+    updater(0, np.ones(6), weight)
+    readonly(weight)
+    with pytest.raises(ValueError, match="read-only"):
+        updater(0, np.ones(6), weight)
+    weight.flags.writeable = True
+    weight.shape = (2, 3)
+    with pytest.raises(ValueError, match="shape"):
+        updater(0, np.ones(6), weight)
+    weight.shape = 6
+    with pytest.raises(ValueError, match="share memory"):
+        updater(0, weight[::-1], weight)
+    assert updater.optimizer._index_update_count == {0: 1}
 
 
 def test_state_is_made_once_for_each_index():
@@ -263,7 +306,7 @@ def test_states_with_the_optimizer_restore_all_but_param_dict():
     new.set_states(old.get_states(dump_optimizer=True))
     assert type(new.optimizer) is optimizer.Adam
     assert new.optimizer.param_dict == {}
-    assert vars(new.optimizer) == {**vars(old.optimizer), "param_dict": {}}
+    assert new.optimizer.__getstate__() == old.optimizer.__getstate__()
 
 
 def test_a_callable_schedule_is_not_saved_but_kept():

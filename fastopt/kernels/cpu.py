@@ -18,6 +18,7 @@ from numba import njit, prange
 from fastopt.kernels.noise import normal
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.storage import accumulate, enter, fits, load, locate, private, store
+from fastopt.kernels.threads import prefer_tbb
 
 __all__ = ["admit", "dense", "finish", "rows", "sums"]
 
@@ -134,15 +135,15 @@ def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
 def admit() -> Callable:
     """Kernel ``(table, weight, grad, state, by_row)`` that enters a tensor into row 0 of `table`.
 
-    Returns whether the arrays, all of the weight's dtype, can be worked on where they are, with
-    the gradient apart from the weight.
+    Returns the weight's size if the arrays, all of the weight's dtype, can be worked on where they
+    are and the gradient does not overlap the weight; if not, -1.
     """
 
     def admit(table, weight, grad, state, by_row):
         enter(table, 0, (weight, grad, *state))
         size = np.uint64(weight.nbytes)
         apart = table[0, 0] + size <= table[0, 1] or table[0, 1] + size <= table[0, 0]
-        return apart and fits(weight, grad, state, by_row)
+        return weight.size if apart and fits(weight, grad, state, by_row) else -1
 
     return _compile(admit, None, parallel=False)
 
@@ -157,6 +158,8 @@ def _compile(kernel: Callable, rule: Rule | None, parallel: bool) -> Callable:
     threads = "parallel" if parallel else "serial"
     name, digest = (rule.name, rule.digest) if rule else ("any", "")
     kernel.__qualname__ = f"{kernel.__name__}.{name}.{threads}.{digest}{_engine_digest()}"
+    if parallel:
+        prefer_tbb()
     options = {"parallel": parallel, "error_model": "numpy", "nogil": True}
     try:
         return njit(cache=True, **options)(kernel)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fastopt.kernels import cpu
 from fastopt.kernels.rule import Rule
 
-__all__ = ["CHUNK", "PARALLEL_FROM", "Row", "chunks", "enter", "launch"]
+__all__ = ["CHUNK", "PARALLEL_FROM", "Tensor", "chunks", "launch"]
 
 CHUNK = 32_768
 """Elements in one piece of work: 128 KB of float32, so that four arrays stay in a core's cache."""
@@ -19,65 +19,92 @@ PARALLEL_FROM = 16_384
 """Elements from which starting threads costs less than it saves."""
 
 
-class Row(NamedTuple):
-    """One tensor to update.
+class Tensor:
+    """The arrays of one tensor and what the kernels are told about them.
 
-    `arrays` are the weight, its gradient and the state, `entry` their row of a table, or None if
-    they are not contiguous and aligned and must be worked on as copies. `hyper` holds the values
-    of ``rule.hyper`` in order, and `key` selects the stream of noise.
+    It may serve in call after call, since most of it stays what it was. Addresses do not: an array
+    can be resized in place, so that :meth:`take` reads them anew.
+
+    Parameters
+    ----------
+    rule : Rule
+        What updates the tensor.
+    weight : numpy.ndarray
+        The weight, of a dtype that kernels know.
+    state : tuple of numpy.ndarray
+        One array for each slot of the rule.
     """
 
-    rule: Rule
-    arrays: Sequence[np.ndarray]
-    entry: NDArray[np.uint64] | None
-    hyper: tuple[float, ...]
-    key: int = 0
+    def __init__(self, rule: Rule, weight: np.ndarray, state: tuple[np.ndarray, ...]) -> None:
+        self.rule, self.weight, self.state = rule, weight, state
+        self.dtype: Any = weight.dtype
+        self.real: Any = weight.dtype.type
+        self.size = weight.size
+        self.by_row = rule.row is not None
+        self.width = weight.size // max(state[0].size, 1) if self.by_row else 1
+        self.entry = np.empty((1, 4 + len(state)), np.uint64)
+        self.entry[0, -1] = self.width
+        self.record = np.empty(1, rule.record(self.real))  # type: ignore[arg-type]
+        self.pieces, _ = chunks((self.size, self.width))
+        self.copied: Sequence[tuple[np.ndarray, np.ndarray]] = ()
+        self.kept: np.ndarray | None = None
+
+    @classmethod
+    def of_copies(
+        cls, rule: Rule, weight: np.ndarray, grad: np.ndarray, state: tuple[np.ndarray, ...]
+    ) -> "Tensor":
+        """Tensor of contiguous copies; :func:`launch` copies weight and state back."""
+        originals = (weight, *state)
+        copies = [np.array(array, order="C", subok=False) for array in originals]
+        tensor = cls(rule, copies[0], tuple(copies[1:]))
+        tensor.copied = list(zip(originals, copies, strict=True))
+        tensor.kept = np.array(grad, order="C", subok=False)
+        taken = tensor.take(tensor.kept)
+        assert taken
+        return tensor
+
+    def take(self, grad: Any) -> bool:
+        """Enter the present addresses; False if kernels cannot work on the arrays as they are.
+
+        They can if all are contiguous, aligned and of the shape and dtype that the tensor was made
+        for, `grad` does not overlap the weight, and all but `grad` can be written to.
+        """
+        dtype = self.dtype
+        if type(grad) is not np.ndarray or grad.dtype != dtype or self.weight.dtype != dtype:
+            return False
+        size = cpu.admit()(self.entry, self.weight, grad, self.state, self.by_row)
+        return bool(size == self.size)
+
+    def fill(self, hyper: tuple[float, ...], key: int) -> None:
+        """Set the values of the rule's fields in order, and the key of its noise."""
+        self.record[0] = hyper
+        if self.rule.noise:
+            self.entry[0, -2] = key
 
 
-def enter(rule: Rule, arrays: Sequence[np.ndarray]) -> NDArray[np.uint64] | None:
-    """Entry of one tensor, or None if its arrays need a closer look.
+def launch(tensors: Sequence[Tensor]) -> None:
+    """Update `tensors` in place, with the result of one after the other.
 
-    `arrays` are the weight, its gradient and the state, all of the weight's dtype.
+    Those with equal rule and dtype share a kernel launch, unless some share memory.
     """
-    entry = np.empty((1, len(arrays) + 2), np.uint64)
-    fits = cpu.admit()(entry, arrays[0], arrays[1], arrays[2:], rule.row is not None)
-    return entry if fits else None
-
-
-def launch(rows: Sequence[Row]) -> None:
-    """Update the tensors of `rows` in place, with the result of one after the other.
-
-    Tensors with equal rule and dtype share a kernel launch, unless tensors share memory.
-    """
-    if len(rows) > 1 and _disjoint(rows):
-        groups: dict[Any, list[Row]] = {}
-        for row in rows:
-            groups.setdefault((row.rule, row.arrays[0].dtype), []).append(row)
-        for group in groups.values():
-            _run(group, np.concatenate([row.entry for row in group]))
+    if len(tensors) > 1 and not any(tensor.copied for tensor in tensors) and _disjoint(tensors):
+        groups: dict[Any, list[Tensor]] = {}
+        for tensor in tensors:
+            groups.setdefault((tensor.rule, tensor.real), []).append(tensor)
+        for (rule, real), group in groups.items():
+            pieces, total = chunks(*[(tensor.size, tensor.width) for tensor in group])
+            table = np.concatenate([tensor.entry for tensor in group])
+            records = np.concatenate([tensor.record for tensor in group])
+            _run(rule, real, pieces, total, table, records)
         return
-    for row in rows:
-        if row.entry is None:
-            _run_on_copies(row)
-        else:
-            _run([row], row.entry)
+    for tensor in tensors:
+        _run(tensor.rule, tensor.real, tensor.pieces, tensor.size, tensor.entry, tensor.record)
+        for original, copy in tensor.copied:
+            original[...] = copy
 
 
-def _run(rows: Sequence[Row], table: NDArray[np.uint64]) -> None:
-    """Launch the kernels on rows with equal rule and dtype."""
-    rule, arrays = rows[0][:2]
-    real: Any = arrays[0].dtype.type
-    records = np.empty(len(rows), rule.record(real))
-    shapes = []
-    for i, (_, arrays, _, hyper, key) in enumerate(rows):
-        records[i] = hyper
-        size, width = arrays[0].size, 1
-        if rule.row:
-            width = size // max(arrays[2].size, 1)
-        if rule.row or rule.noise:
-            table[i, -2:] = key, width
-        shapes.append((size, width))
-    pieces, total = chunks(tuple(shapes))
+def _run(rule: Rule, real: Any, pieces: Any, total: int, table: Any, records: Any) -> None:
+    """Launch the kernels of every pass and of the update on a table of `total` elements."""
     if not total:
         return
     parallel = total >= PARALLEL_FROM
@@ -89,19 +116,8 @@ def _run(rows: Sequence[Row], table: NDArray[np.uint64]) -> None:
     kernel(rule, real, parallel)(pieces, table, records)
 
 
-def _run_on_copies(row: Row) -> None:
-    """Update copies of a row's arrays, then the arrays."""
-    copies = tuple([np.array(array, order="C", subok=False) for array in row.arrays])
-    entry = enter(row.rule, copies)
-    assert entry is not None
-    _run([row._replace(arrays=copies)], entry)
-    for k, (array, copy) in enumerate(zip(row.arrays, copies, strict=True)):
-        if k != 1:  # the gradient
-            array[...] = copy
-
-
 @lru_cache(maxsize=1024)
-def chunks(shapes: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.int64], int]:
+def chunks(*shapes: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
     """Cut tensors of ``(size, width)`` between their rows into pieces of work.
 
     Returns an array with a row ``(tensor, start, size)`` for each piece, and the sum of the sizes.
@@ -115,13 +131,10 @@ def chunks(shapes: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.int64], int]
     return np.concatenate(pieces), sum(size for size, _ in shapes)
 
 
-def _disjoint(rows: Sequence[Row]) -> bool:
-    """Whether all rows have entries and no two of their arrays share memory."""
-    entries = [row.entry[0, :-2] for row in rows if row.entry is not None]
-    if len(entries) < len(rows):
-        return False
-    start = np.concatenate(entries)
-    sizes = [array.nbytes for row in rows for array in row.arrays]
+def _disjoint(tensors: Sequence[Tensor]) -> bool:
+    """Whether no two arrays of the tensors share memory."""
+    start = np.concatenate([tensor.entry[0, :-2] for tensor in tensors])
+    sizes = [a.nbytes for t in tensors for a in (t.weight, t.weight, *t.state)]  # gradient's too
     end = start + np.array(sizes, np.uint64)
     order = np.argsort(start)
     return bool((end[order][:-1] <= start[order][1:]).all())

@@ -1,7 +1,6 @@
 """AdaBelief."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
@@ -79,7 +78,7 @@ class AdaBelief(MomentOptimizer):
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         mean, var = self.corrections(t)
         return {**super().hyper(t, lr, wd), "mean_scale": 1 / mean, "var_scale": 1 / var}

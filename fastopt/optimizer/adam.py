@@ -1,7 +1,6 @@
 """Adam."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
@@ -78,7 +77,9 @@ class Adam(MomentOptimizer):
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
         self.lazy_update = lazy_update
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         mean, var = self.corrections(t)
-        return {**super().hyper(t, lr, wd), "lr": lr * math.sqrt(var) / mean}
+        fields = super().hyper(t, lr, wd)
+        fields["lr"] = lr * math.sqrt(var) / mean
+        return fields

@@ -1,6 +1,5 @@
 """AdaMax."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
@@ -77,6 +76,6 @@ class Adamax(MomentOptimizer):
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, 0.0, **kwargs)
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {**super().hyper(t, lr, wd), "lr": lr / self.corrections(t)[0]}

@@ -1,13 +1,13 @@
 """AdamW: Adam with decoupled weight decay."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastopt.arguments import number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.kernels.table import Row
+from fastopt.kernels.table import Tensor
 from fastopt.optimizer.base import Array, Index, register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
 
@@ -88,7 +88,7 @@ class AdamW(MomentOptimizer):
         self.correct_bias = correct_bias
         self.eta = eta if eta is None else number("eta", eta)
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         fields = super().hyper(t, lr, wd)
         if self.eta is not None:
@@ -96,7 +96,7 @@ class AdamW(MomentOptimizer):
         mean, var = self.corrections(t) if self.correct_bias else (1.0, 1.0)
         return {**fields, "lr": 1.0, "eta": lr * math.sqrt(var) / mean}
 
-    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Row]:
-        rows = super()._plan(index, weight, grad, state)
+    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Tensor]:
+        tensors = super()._plan(index, weight, grad, state)
         usable = math.isfinite(self.rescale_grad) and self.rescale_grad != 0
-        return rows if usable else ()
+        return tensors if usable else ()

@@ -1,6 +1,7 @@
 """The base class of all optimizers: registry, counts, rates, and the way from a rule to a step."""
 
 import math
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 from fastopt.arguments import count, number
 from fastopt.kernels import noise
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.table import Row, launch
+from fastopt.kernels.table import Tensor, launch
 from fastopt.optimizer.border import admit, label
 
 __all__ = ["Optimizer", "create", "register"]
@@ -132,6 +133,12 @@ class Optimizer:
         self.seed = count("seed", seed, least=0)
         self.set_lr_mult({})
         self.set_wd_mult({})
+        self._forget()
+
+    def _forget(self) -> None:
+        """Start without what serves the present process only."""
+        self._lock = threading.RLock()
+        self._tensors: dict[Index, tuple[Tensor, Any]] = {}
 
     def _first_rate(self, learning_rate: float | None) -> float:
         scheduler = self.lr_scheduler
@@ -283,7 +290,8 @@ class Optimizer:
         TypeError, ValueError
             The arrays do not fit, or the rate is not a number of at least 0. Nothing changes.
         """
-        launch(self._plan(index, weight, grad, state))
+        with self._lock:
+            launch(self._plan(index, weight, grad, state))
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Update a weight that may have a float32 master; see :meth:`update`."""
@@ -306,23 +314,45 @@ class Optimizer:
             for call in calls:
                 self.update_multi_precision(*call)
             return
-        saved = {k: v.copy() if isinstance(v, dict) else v for k, v in vars(self).items()}
-        try:
-            plans = [self._plan(*call) for call in calls]
-        except BaseException:
-            self.__dict__.update(saved)
-            raise
-        launch([row for plan in plans for row in plan])
+        with self._lock:
+            saved = {k: v.copy() if isinstance(v, dict) else v for k, v in vars(self).items()}
+            repeated = len({index for index, *_ in calls}) < len(calls)
+            tensors: list[Tensor] = []
+            try:
+                for call in calls:
+                    tensors.extend(self._plan(*call))
+                    if repeated:  # the next call for this index needs a tensor of its own
+                        self._tensors.clear()
+            except BaseException:
+                self.__dict__.update(saved)
+                raise
+            launch(tensors)
 
-    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Row]:
-        """Count one update and return the rows to launch, one after the other."""
+    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Tensor]:
+        """Count one update and return what to launch for it, in order."""
         rule = self._rule_of(index)
         if rule is None:
             raise NotImplementedError(f"{type(self).__name__} has neither a rule nor an update()")
-        arrays, entry = admit(index, self.idx2name, rule, weight, grad, state)
+        tensor = self._tensor(index, rule, weight, grad, state)
         hyper = self._advance(index, rule)
-        key = self._noise_key(index) if rule.noise else 0
-        return (Row(rule, arrays, entry, hyper, key),)
+        tensor.fill(hyper, self._noise_key(index) if rule.noise else 0)
+        return (tensor,)
+
+    def _tensor(self, index: Index, rule: Rule, weight: Array, grad: Array, state: Any) -> Tensor:
+        """Tensor of this index; that of the last call where it still holds."""
+        known, of = self._tensors.get(index, (None, None))
+        if (
+            known is not None
+            and of is state
+            and known.weight is weight
+            and known.rule is rule
+            and known.take(grad)
+        ):
+            return known
+        tensor = admit(index, self.idx2name, rule, weight, grad, state)
+        if tensor.weight is weight and not isinstance(state, list):
+            self._tensors[index] = tensor, state
+        return tensor
 
     def _advance(self, index: Index, rule: Rule) -> tuple[float, ...]:
         """Count one update and return the values of the rule's record; all or nothing."""
@@ -359,8 +389,8 @@ class Optimizer:
             "wd": wd,
             "rescale_grad": self.rescale_grad,
             "clip_gradient": bound(self.clip_gradient),
-            **hyper,
         }
+        fields.update(hyper)
         try:
             return rule.values(fields)
         except KeyError as error:
@@ -388,12 +418,12 @@ class Optimizer:
     def _get_wd(self, index: Index) -> float:
         return self.wd * self._multiplier(index, self.wd_mult, "wd_mult")
 
-    def _multiplier(self, index: Index, table: Mapping[Index, float], attribute: str) -> float:
+    def _multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
         if index in self.param_dict:
             return float(getattr(self.param_dict[index], attribute))
-        if index in table:
-            return table[index]
-        return table.get(self.idx2name[index], 1.0) if index in self.idx2name else 1.0
+        if not table:
+            return 1.0
+        return table[index] if index in table else table.get(self.idx2name.get(index), 1.0)
 
     @property
     def learning_rate(self) -> float:
@@ -470,12 +500,14 @@ class Optimizer:
     # Copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but param_dict, which holds live parameters."""
-        return {name: value for name, value in vars(self).items() if name != "param_dict"}
+        """Everything but param_dict, which holds live parameters, and what serves this process."""
+        left_out = ("param_dict", "_lock", "_tensors")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.param_dict = {}
+        self._forget()
 
 
 register = Optimizer.register

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.table import enter
+from fastopt.kernels.table import Tensor
 
 __all__ = ["admit", "check", "check_index", "check_state", "label", "leaves"]
 
@@ -117,28 +117,18 @@ def check_state(
 
 def admit(
     index: Any, names: dict[Any, str], rule: Rule, weight: Any, grad: Any, state: Any
-) -> tuple[tuple[Any, ...], Any]:
-    """Weight, gradient and the arrays of the state, known to fit `rule`, and their table entry.
+) -> Tensor:
+    """Make a tensor of a weight, its gradient and its state, once they are known to fit `rule`.
 
     Raises
     ------
     TypeError, ValueError
         As :func:`check` and :func:`check_state` do.
     """
-    arrays = (weight, grad, *leaves(state))
-    if len(arrays) == 2 + len(rule.state) and _alike(arrays):
-        entry = enter(rule, arrays)
-        if entry is not None:
-            return arrays, entry
     check(index, names, weight, grad)
-    check_state(index, names, rule, weight, arrays[2:])
-    return arrays, None
-
-
-def _alike(arrays: tuple[Any, ...]) -> bool:
-    """Whether `arrays` are beyond doubt NumPy arrays of one dtype that kernels know."""
-    dtype = getattr(arrays[0], "dtype", None)
-    for array in arrays:
-        if type(array) is not np.ndarray or array.dtype is not dtype:
-            return False
-    return dtype in REAL
+    arrays = leaves(state)
+    check_state(index, names, rule, weight, arrays)
+    tensor = Tensor(rule, weight, arrays)
+    if type(weight) is np.ndarray and tensor.take(grad):
+        return tensor
+    return Tensor.of_copies(rule, weight, grad, arrays)

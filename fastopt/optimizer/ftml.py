@@ -1,7 +1,6 @@
 """FTML: follow the moving leader."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
@@ -75,7 +74,7 @@ class FTML(MomentOptimizer):
         learning_rate = kwargs.pop("learning_rate", None)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         mean, var = self.corrections(t)
         return {

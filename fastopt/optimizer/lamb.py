@@ -1,7 +1,6 @@
 """LAMB: Adam with a trust ratio for each layer."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from fastopt.arguments import number
@@ -95,7 +94,7 @@ class TrustOptimizer(MomentOptimizer):
         self.upper_bound = upper_bound
         self.bias_correction = bias_correction
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         mean, var = self.corrections(t) if self.bias_correction else (1.0, 1.0)
         return {

@@ -1,7 +1,6 @@
 """LANS: LAMB with normalized gradients and Nesterov momentum."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
@@ -124,7 +123,7 @@ class LANS(TrustOptimizer):
             learning_rate, beta1, beta2, epsilon, lower_bound, upper_bound, True, **kwargs
         )
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         measured = dict.fromkeys(("inverse_norm", "mean_rate", "grad_rate"), 1.0)
         return {**super().hyper(t, lr, wd), **measured}

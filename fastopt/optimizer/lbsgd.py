@@ -9,7 +9,7 @@ import numpy as np
 from fastopt.arguments import count
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
-from fastopt.kernels.table import Row
+from fastopt.kernels.table import Tensor
 from fastopt.optimizer.base import Array, Index, register
 from fastopt.optimizer.border import admit, check
 from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
@@ -144,22 +144,23 @@ class LBSGD(MomentumOptimizer):
         forms = (lbsgd, lbsgd_momentum) if self.warmup_strategy == "lars" else SGD.forms
         return forms[self.momentum != 0]
 
-    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Row]:
+    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Tensor]:
         calls = self._calls(index)
         total = None
         if self.batch_scale == 1:
-            rows = list(super()._plan(index, weight, grad, state))
+            tensors = list(super()._plan(index, weight, grad, state))
         else:
             check(index, self.idx2name, weight, grad)
             total, keep = self._sum(index, weight)
-            arrays, entry = admit(index, self.idx2name, accumulate, total, grad, None)
-            rows = [Row(accumulate, arrays, entry, (float(keep),))]
+            adding = admit(index, self.idx2name, accumulate, total, grad, None)
+            adding.fill((float(keep),), 0)
+            tensors = [adding]
             if calls % self.batch_scale == 0:
-                rows += super()._plan(index, weight, total, state)
+                tensors += super()._plan(index, weight, total, state)
             else:
                 self._count_and_rates(index)
         self.cumgrads[index] = {"cum_grad": total, "num_cums": calls}
-        return rows
+        return tensors
 
     def _calls(self, index: Index) -> int:
         """Number of calls of this parameter, the present one included."""

@@ -1,6 +1,5 @@
 """What optimizers with moving averages of the gradient and its square have in common."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastopt.arguments import number
@@ -46,7 +45,7 @@ class MomentOptimizer(Optimizer):
         self.beta2 = number("beta2", beta2, least=0, below=1)
         self.epsilon = number("epsilon", epsilon, least=0)
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {
             "beta1": self.beta1,

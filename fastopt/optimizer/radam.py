@@ -1,7 +1,6 @@
 """RAdam: Adam with its variance rectified."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
@@ -84,7 +83,7 @@ class RAdam(MomentOptimizer):
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         mean, var = self.corrections(t)
         limit = 2 / (1 - self.beta2) - 1

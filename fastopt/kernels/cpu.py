@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit, prange
 
 from fastopt.kernels.noise import normal
-from fastopt.kernels.rule import Rule
+from fastopt.kernels.rule import Rule, scalar
 from fastopt.kernels.storage import accumulate, enter, fits, load, locate, private, store
 from fastopt.kernels.threads import prefer_tbb
 
@@ -28,8 +28,24 @@ LANES = 256
 """Partial sums that a chunk keeps: element k of the chunk goes to lane k modulo LANES, whatever
 the width of the machine's vectors or the number of threads."""
 
-ROW_LANES = 16
-"""The same for the sum over a row."""
+
+@scalar
+def ordered_sum(terms, count):
+    """Sum of the first `count` terms as eight running sums, which vectorize."""
+    a = b = c = d = e = f = g = h = 0.0
+    whole = count // 8 * 8
+    for i in range(0, whole, 8):
+        a += terms[i]
+        b += terms[i + 1]
+        c += terms[i + 2]
+        d += terms[i + 3]
+        e += terms[i + 4]
+        f += terms[i + 5]
+        g += terms[i + 6]
+        h += terms[i + 7]
+    for i in range(whole, count):
+        a += terms[i]
+    return ((a + b) + (c + d)) + ((e + f) + (g + h))
 
 
 @cache
@@ -76,8 +92,7 @@ def sums(rule: Rule, step: int, real: Any, parallel: bool) -> Callable:
                     state = load(pointers[2:], first + lane)
                     accumulate(lanes, lane, terms(weight, grad, state, h))
             for k in range(count):
-                for lane in range(LANES):
-                    partial[c, k] += lanes[k, lane]
+                partial[c, k] = ordered_sum(lanes[k], LANES)
 
     return _compile(sums, rule, parallel)
 
@@ -112,15 +127,17 @@ def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
             tensor, start, size = chunks[k, 0], chunks[k, 1], chunks[k, 2]
             width: Any = np.int64(table[tensor, width_column])
             h = private(hyper, tensor)
-            lanes = np.zeros((1, ROW_LANES))
+            terms = np.empty(LANES)
             for first in range(start, start + size, width):
                 elements = locate(table, tensor, 0, first, memory)
                 states = locate(table, tensor, 2, first // width, slots)
-                lanes[:] = 0
-                for i in range(0, width, ROW_LANES):
-                    for lane in range(min(ROW_LANES, width - i)):
-                        accumulate(lanes, lane, (row(load(elements, i + lane)[1], h),))
-                mean = real(lanes.sum() / width)
+                total = 0.0
+                for begin in range(0, width, LANES):
+                    count = min(LANES, width - begin)
+                    for i in range(count):
+                        terms[i] = row(load(elements, begin + i)[1], h)
+                    total += ordered_sum(terms, count)
+                mean = real(total / width)
                 state = new = load(states, 0)
                 for i in range(width):
                     weight, grad = load(elements, i)

@@ -29,7 +29,8 @@ def square(grad: Scalar, h: Hyper) -> Scalar:
 def group_adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper, mean: Scalar) -> Step:
     """Gradient over the root of the sum of the row's mean squares."""
     history = state[0] + mean
-    return weight - h.lr * rescaled(grad, h) / math.sqrt(history + h.epsilon), (history,)
+    rate = h.lr / math.sqrt(history + h.epsilon)  # the same for the whole row
+    return weight - rate * rescaled(grad, h), (history,)
 
 
 @register

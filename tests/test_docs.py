@@ -1,0 +1,150 @@
+"""The documentation: its code runs, and its lists are complete."""
+
+import doctest
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cases import CASES
+
+import fastopt
+from fastopt import lr_scheduler, optimizer
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WORKED = ROOT / "docs" / "add-an-optimizer.md"
+
+
+@pytest.fixture
+def _registries():
+    """Keep what a page registers out of the other tests."""
+    registries = (optimizer.Optimizer.opt_registry, lr_scheduler.scheduler_registry)
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, known in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(known)
+
+
+def blocks(page, *languages):
+    """Number of the first line, and text, of each fenced block in one of these languages."""
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if match[1] in languages:
+            yield text.count("\n", 0, match.start(2)), match[2]
+
+
+def printed(code):
+    """What the comments after print calls, on their line or on the next one, say is printed."""
+    return re.findall(r"^print\(.*\)(?:  |\n)# (.*)$", code, re.MULTILINE)
+
+
+def test_every_page_is_found():
+    names = {page.name for page in PAGES}
+    assert {"README.md", "add-an-optimizer.md", "mxnet-differences.md", "performance.md"} <= names
+
+
+@pytest.mark.usefixtures("_registries")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for line, code in blocks(page, "python", "pycon"):
+        if code.startswith(">>>"):
+            session = doctest.DocTestParser().get_doctest(code, {}, page.name, str(page), line)
+            session.globs = namespace
+            flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            runner = doctest.DebugRunner(verbose=False, optionflags=flags)
+            runner.run(session, clear_globs=False)
+            continue
+        capsys.readouterr()
+        # Blank lines in front make tracebacks show the lines of the page.
+        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+        assert capsys.readouterr().out.splitlines() == printed(code)
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).is_file(), f"{page.name}: {target}"
+
+
+def test_readme_lists_every_optimizer_of_the_library():
+    listed = re.findall(r"^\| `(\w+)` \|", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted({case.name for case in CASES})
+
+
+def test_schedules_page_lists_every_schedule_of_the_library():
+    text = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    library = {
+        name
+        for name, klass in lr_scheduler.scheduler_registry.items()
+        if klass.__module__.startswith("fastopt.")
+    }
+    assert set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE)) == library
+
+
+def test_differences_page_mentions_every_quirk_that_the_recorded_cases_show():
+    manifest = json.loads((ROOT / "tests" / "golden" / "manifest.json").read_text())
+    cases = [
+        case
+        for case in manifest["optimizer_cases"]
+        if case["dtype"] in ("float32", "float64") and case["grad_stype"] == "default"
+    ]
+    quirks = {case.get("quirk") for case in cases + manifest["lr_scheduler_cases"]} - {None}
+    text = (ROOT / "docs" / "mxnet-differences.md").read_text(encoding="utf-8")
+    assert len(quirks) > 15
+    assert quirks - set(re.findall(r"`(Q-[A-Z0-9.-]+)`", text)) == set()
+
+
+def test_default_rates_are_those_that_the_schedules_page_lists():
+    text = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^These classes have a default rate: (.*?)\.$", text, re.M | re.S)
+    said = {}
+    for names, rate in re.findall(r"([\w,\s]+?)\s\(([\d.]+)\)", listed):
+        said |= dict.fromkeys(re.findall(r"\w+", names.lower()), float(rate))
+    actual = {}
+    for name in {case.name for case in CASES} - {"ccsgd"}:
+        schedule = lr_scheduler.FactorScheduler(step=1, base_lr=7.0)
+        rate = optimizer.create(name, lr_scheduler=schedule).learning_rate
+        if rate != 7:
+            actual[name] = rate
+    assert said == actual
+
+
+def test_worked_example_passes_the_tests_of_the_library(tmp_path):
+    """In a copy of the package: the new file, and the added lines of the page."""
+    (module,) = (code for _, code in blocks(WORKED, "python") if code.startswith('"""'))
+    export, row, line = (code.removeprefix("+") for _, code in blocks(WORKED, "diff"))
+    ignored = shutil.ignore_patterns("__pycache__", "golden", ".*")
+    shutil.copytree(Path(fastopt.__file__).parent, tmp_path / "fastopt", ignore=ignored)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert re.match(r"\| `qhm` \| .* \| .* \|$", line)
+
+    (tmp_path / "fastopt" / "optimizer" / "qhm.py").write_text(module)
+    append(tmp_path / "fastopt" / "optimizer" / "__init__.py", export)
+    cases = tmp_path / "tests" / "cases.py"
+    cases.write_text(cases.read_text().replace("CASES = [\n", f"CASES = [\n{row}"))
+    tests = ["tests/test_optimizers.py", "tests/test_kernels.py", "fastopt/optimizer/qhm.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        [*command, "-k", "qhm or registered"],
+        cwd=tmp_path,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    assert passed >= 14
+
+
+def append(path, text):
+    path.write_text(path.read_text() + text)

@@ -44,7 +44,8 @@ class Tensor:
         self.width = weight.size // max(state[0].size, 1) if self.by_row else 1
         self.entry = np.empty((1, 4 + len(state)), np.uint64)
         self.entry[0, -1] = self.width
-        self.record = np.empty(1, rule.record(self.real))  # type: ignore[arg-type]
+        self.fields = np.empty(len(rule.hyper), self.real)
+        self.record = self.fields.view(rule.record(self.real))  # type: ignore[arg-type]
         self.pieces, _ = chunks((self.size, self.width))
         self.copied: Sequence[tuple[np.ndarray, np.ndarray]] = ()
         self.kept: np.ndarray | None = None
@@ -94,7 +95,8 @@ def launch(tensors: Sequence[Tensor]) -> None:
         for (rule, real), group in groups.items():
             pieces, total = chunks(*[(tensor.size, tensor.width) for tensor in group])
             table = np.concatenate([tensor.entry for tensor in group])
-            records = np.concatenate([tensor.record for tensor in group])
+            fields = np.concatenate([tensor.fields for tensor in group])
+            records = fields.view(rule.record(real))
             _run(rule, real, pieces, total, table, records)
         return
     for tensor in tensors:

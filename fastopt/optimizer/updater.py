@@ -78,7 +78,8 @@ class Updater:
             calls = [(index, grad, weight)]
 
         for i, g, w in calls:
-            check(i, optimizer.idx2name, w, g)
+            if i not in self.states or not optimizer.native:
+                check(i, optimizer.idx2name, w, g)
         states: dict[Index, Any] = {}
         for i, _, w in calls:
             if i not in states:

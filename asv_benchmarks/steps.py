@@ -7,8 +7,10 @@ import numba
 import numpy as np
 from benchmarks.common import Call, Step
 
+from fastopt import optimizer, plain
+
 THREADS = numba.config.NUMBA_NUM_THREADS
-LR, MOMENTUM, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.9, 0.999, 1e-8
+LR, MOMENTUM = 1e-3, 0.9
 FASTOPT = {
     "adam": {"learning_rate": LR},
     "sgd": {"learning_rate": LR, "momentum": MOMENTUM},
@@ -25,18 +27,8 @@ def fastopt_step(algorithm: str, size: int) -> Call:
 
 def numpy_step(algorithm: str, size: int) -> Call:
     weight, grad = np.random.default_rng(0).standard_normal((2, size), np.float32)
-    mom, var = np.zeros((2, size), np.float32)
-
-    def adam():
-        mom[:] = BETA1 * mom + (1 - BETA1) * grad
-        var[:] = BETA2 * var + (1 - BETA2) * grad * grad
-        weight[:] -= LR * mom / (np.sqrt(var) + EPSILON)
-
-    def sgd():
-        mom[:] = MOMENTUM * mom - LR * grad
-        weight[:] += mom
-
-    return {"adam": adam, "sgd": sgd}[algorithm]
+    update = plain.UPDATES[algorithm](optimizer.create(algorithm, **FASTOPT[algorithm]))
+    return partial(update, 0, grad, weight)
 
 
 def torch_step(algorithm: str, size: int, **options: bool) -> Call:
@@ -66,13 +58,13 @@ def optax_step(algorithm: str, size: int) -> Call:
     import jax
     import optax
 
-    optimizer = optax.adam(LR) if algorithm == "adam" else optax.sgd(LR, momentum=MOMENTUM)
+    rule = optax.adam(LR) if algorithm == "adam" else optax.sgd(LR, momentum=MOMENTUM)
     weight, grad = jax.random.normal(jax.random.key(0), (2, size))
-    state = optimizer.init(weight)
+    state = rule.init(weight)
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def update(weight, state, grad):
-        updates, state = optimizer.update(grad, state, weight)
+        updates, state = rule.update(grad, state, weight)
         return optax.apply_updates(weight, updates), state
 
     def step():

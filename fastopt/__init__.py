@@ -1,5 +1,6 @@
 """In-place optimizer updates for NumPy training loops, at memory speed."""
 
+from fastopt import lr_scheduler as lr_scheduler
 from fastopt import optimizer as optimizer
 from fastopt.kernels.rule import rule as rule
 from fastopt.optimizer import Updater as Updater

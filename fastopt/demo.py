@@ -10,14 +10,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastopt import optimizer
+from fastopt import optimizer, plain
+from fastopt.plain import Array, Update
 
 __all__ = ["ARGUMENTS", "Options", "Refused", "run"]
-
-Array = NDArray[Any]
-Update = Callable[[int, Array, Array], None]
 
 TRAIN, TEST = 1437, 360
 LAYERS = ((64, 128), (128, 10))
@@ -85,53 +82,6 @@ class Perceptron:
         return float((self.forward(images)[1].argmax(axis=1) == digits).mean())
 
 
-def numpy_sgd(opt: optimizer.SGD) -> Update:
-    """The rule of SGD, with or without momentum, in plain NumPy."""
-    lr, momentum = opt.learning_rate, opt.momentum
-    moments: dict[int, Array] = {}
-
-    def update(index: int, grad: Array, weight: Array) -> None:
-        if momentum == 0:
-            weight -= lr * grad
-            return
-        if index not in moments:
-            moments[index] = np.zeros_like(weight)
-        mom = moments[index]
-        mom *= momentum
-        mom -= lr * grad
-        weight += mom
-
-    return update
-
-
-def numpy_adam(opt: optimizer.Adam) -> Update:
-    """The rule of Adam in plain NumPy."""
-    lr, beta1, beta2, epsilon = opt.learning_rate, opt.beta1, opt.beta2, opt.epsilon
-    moments: dict[int, tuple[Array, Array]] = {}
-    counts = dict.fromkeys(NAMES, 0)
-
-    def update(index: int, grad: Array, weight: Array) -> None:
-        if index not in moments:
-            moments[index] = np.zeros_like(weight), np.zeros_like(weight)
-        counts[index] += 1
-        t, (mean, var) = counts[index], moments[index]
-        mean *= beta1
-        mean += (1 - beta1) * grad
-        var *= beta2
-        var += (1 - beta2) * grad * grad
-        rate = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
-        weight -= rate * mean / (np.sqrt(var) + epsilon)
-
-    return update
-
-
-REFERENCES: dict[str, Callable[[Any], Update]] = {
-    "sgd": numpy_sgd,
-    "ccsgd": numpy_sgd,
-    "adam": numpy_adam,
-}
-
-
 @dataclass
 class Runner:
     """An update, the weights that it changes, and the seconds that each step took."""
@@ -178,8 +128,8 @@ def run(options: Options) -> float:
 
     ours = Runner(optimizer.get_updater(opt), model.weights)
     runners = [ours]
-    if name in REFERENCES:
-        runners.append(Runner(REFERENCES[name](opt), [w.copy() for w in model.weights]))
+    if name in plain.UPDATES:
+        runners.append(Runner(plain.UPDATES[name](opt), [w.copy() for w in model.weights]))
     losses = _train(options, rng, progress, (images[:TRAIN], digits[:TRAIN]), model, runners)
     if not math.isfinite(losses[-1]):
         print("the loss is no longer a finite number: try a smaller --learning-rate")

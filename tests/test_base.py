@@ -45,6 +45,19 @@ def test_registering_a_name_again_warns():
         optimizer.opt_registry["adam"] = optimizer.Adam
 
 
+def test_a_registered_class_is_an_attribute_of_the_package():
+    @optimizer.register
+    class Fresh(Optimizer):
+        pass
+
+    try:
+        assert optimizer.Fresh is Fresh
+        with pytest.raises(AttributeError, match="fresh"):
+            optimizer.fresh  # noqa: B018
+    finally:
+        del optimizer.opt_registry["fresh"]
+
+
 def test_only_optimizers_can_be_registered():
     with pytest.raises(TypeError, match="subclasses of Optimizer"):
         optimizer.register(dict)

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from fastopt import demo, optimizer
+from fastopt import demo, optimizer, plain
 from fastopt.demo import Options, Perceptron, Refused, Runner
 
 UNTRAINABLE = {"test", "groupadagrad"}
@@ -95,9 +95,9 @@ def test_comparison_reports_both_times_and_that_the_weights_agree(options, capsy
 
 def test_comparison_says_so_when_the_rules_differ(monkeypatch, capsys):
     monkeypatch.setitem(
-        demo.REFERENCES,
+        plain.UPDATES,
         "adam",
-        lambda opt: demo.numpy_adam(optimizer.Adam(opt.lr * 1.01)),
+        lambda opt: plain.numpy_adam(optimizer.Adam(opt.lr * 1.01)),
     )
     demo.run(Options(epochs=1))
     assert "agreement with plain NumPy: NO" in capsys.readouterr().out

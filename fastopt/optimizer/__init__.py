@@ -1,4 +1,12 @@
-"""Optimizers, their base class and registry, and the updater."""
+"""Optimizers, their base class and registry, and the updater.
+
+Every module of this package is imported, and every class that it registers is an attribute here;
+the re-exports below tell type checkers.
+"""
+
+import importlib
+import pkgutil
+from typing import Any
 
 from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
 from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
@@ -32,3 +40,13 @@ from fastopt.optimizer.updater import get_updater as get_updater
 
 create_optimizer = Optimizer.create_optimizer
 opt_registry = Optimizer.opt_registry
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def __getattr__(name: str) -> Any:
+    klass = opt_registry.get(name.lower())
+    if klass is None or klass.__name__ != name:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return klass

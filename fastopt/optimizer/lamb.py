@@ -61,11 +61,11 @@ class TrustOptimizer(MomentOptimizer):
     Parameters
     ----------
     learning_rate, beta1, beta2, epsilon
-        See :class:`MomentOptimizer`.
+        See :class:`MomentOptimizer`; epsilon is 1e-6 by default.
     lower_bound, upper_bound : float, optional
-        Bounds of the weight's norm. None and 0 mean no bound.
+        Bounds of the weight's norm. Default None; None and 0 mean no bound.
     bias_correction : bool
-        Correct the averages' bias towards 0.
+        Correct the averages' bias towards 0. Default True.
     **kwargs
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -77,13 +77,13 @@ class TrustOptimizer(MomentOptimizer):
 
     def __init__(
         self,
-        learning_rate: float | None,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        lower_bound: float | None,
-        upper_bound: float | None,
-        bias_correction: bool,
+        learning_rate: float | None = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        bias_correction: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
@@ -159,25 +159,3 @@ class LAMB(TrustOptimizer):
     """
 
     rule = lamb
-
-    def __init__(
-        self,
-        learning_rate: float | None = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        lower_bound: float | None = None,
-        upper_bound: float | None = None,
-        bias_correction: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            learning_rate,
-            beta1,
-            beta2,
-            epsilon,
-            lower_bound,
-            upper_bound,
-            bias_correction,
-            **kwargs,
-        )

@@ -1,7 +1,6 @@
 """LANS: LAMB with normalized gradients and Nesterov momentum."""
 
 import math
-from typing import Any
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
@@ -88,6 +87,9 @@ class LANS(TrustOptimizer):
         :math:`\epsilon`, at least 0. Default 1e-6.
     lower_bound, upper_bound : float, optional
         Bounds :math:`l, u` of the weight's norm. Default None; None and 0 mean no bound.
+    bias_correction : bool
+        Correct the averages' bias towards 0; if not, :math:`\hat m = m` and
+        :math:`\hat v = v`. Default True.
     **kwargs
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -108,20 +110,6 @@ class LANS(TrustOptimizer):
     """
 
     rule = lans
-
-    def __init__(
-        self,
-        learning_rate: float | None = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        lower_bound: float | None = None,
-        upper_bound: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            learning_rate, beta1, beta2, epsilon, lower_bound, upper_bound, True, **kwargs
-        )
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

@@ -18,11 +18,11 @@ class MomentOptimizer(Optimizer):
     Parameters
     ----------
     learning_rate : float, optional
-        See :class:`~fastopt.optimizer.Optimizer`.
+        Default 0.001; None keeps a scheduler's own rate.
     beta1, beta2 : float
-        Decay rates of the moving averages, at least 0 and below 1.
+        Decay rates of the moving averages, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
-        Small number that keeps divisions finite, at least 0.
+        Small number that keeps divisions finite, at least 0. Default 1e-8.
     **kwargs
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -34,10 +34,10 @@ class MomentOptimizer(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | None,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
+        learning_rate: float | None = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)

@@ -28,7 +28,7 @@ def test_an_unknown_optimizer_is_refused(name):
 
 
 def test_an_unknown_argument_is_refused():
-    with pytest.raises(TypeError, match="momentun"):
+    with pytest.raises(TypeError, match="SGD does not take momentun"):
         optimizer.create("sgd", momentun=0.9)
 
 

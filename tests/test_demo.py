@@ -157,7 +157,7 @@ def test_diverging_run_says_what_to_change_and_keeps_the_last_line(capsys):
         (Options(batch_size=demo.TRAIN + 1), "--batch-size is at most 1437"),
         (Options("adam", momentum=0.9), "adam does not take momentum"),
         (Options("sgd", momentum=float("nan")), "momentum must be a finite number"),
-        (Options("groupadagrad"), r"index 1 \(hidden_bias\): GroupAdaGrad needs"),
+        (Options("groupadagrad"), r"index 1 \(hidden_bias\): rule group_adagrad works on rows"),
     ],
     ids=["unknown", "batch", "argument", "nan", "shape"],
 )

@@ -100,6 +100,30 @@ def test_a_field_that_hyper_does_not_give_is_named():
     assert updater.optimizer._index_update_count == {}
 
 
+@rule(state=("total",), hyper=("lr",), row=lambda grad, h: grad)
+def by_rows(weight, grad, state, h, mean):
+    return weight - h.lr * mean, (state[0] + mean,)
+
+
+class ByRows(optimizer.Optimizer):
+    rule = by_rows
+
+
+def test_a_row_rule_needs_no_more_than_its_class():
+    updater, weight = optimizer.get_updater(ByRows(learning_rate=1.0)), np.zeros((2, 2))
+    updater(0, np.array([[1.0, 3.0], [4.0, 4.0]]), weight)
+    np.testing.assert_array_equal(weight, [[-2, -2], [-4, -4]])
+    np.testing.assert_array_equal(updater.states[0], [[2], [4]])
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 2)])
+def test_a_row_rule_refuses_what_has_no_rows(shape):
+    updater = optimizer.get_updater(ByRows())
+    with pytest.raises(ValueError, match=r"index 0: rule by_rows .* two dimensions"):
+        updater(0, np.ones(shape), np.ones(shape))
+    assert updater.states == {}
+
+
 def test_a_wrong_number_of_states_is_named():
     @rule(state=("a", "b"), hyper=("lr",))
     def short(weight, grad, state, h):

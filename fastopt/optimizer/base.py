@@ -109,7 +109,10 @@ class Optimizer:
         multi_precision: bool = False,
         param_dict: Mapping[Index, Any] | None = None,
         seed: int = 0,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise TypeError(f"{type(self).__name__} does not take {', '.join(unknown)}")
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
             raise TypeError(f"param_idx2name must map indices to names, got {param_idx2name!r}")
         if lr_scheduler is not None and not callable(lr_scheduler):
@@ -247,6 +250,8 @@ class Optimizer:
     def create_state(self, index: Index, weight: Array) -> Any:
         """Make the state of one parameter: zeros for each slot of the rule.
 
+        They have the weight's shape and dtype, under a row rule the shape (rows, 1).
+
         Parameters
         ----------
         index : int or str
@@ -259,8 +264,9 @@ class Optimizer:
         None, numpy.ndarray or tuple
             None without slots, the array itself for one slot, else a tuple.
         """
-        names = self.rule.state if self.rule else ()
-        slots = tuple(np.zeros(weight.shape, weight.dtype) for _ in names)
+        rule = self.rule
+        shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
+        slots = tuple(np.zeros(shape, weight.dtype) for _ in (rule.state if rule else ()))
         return slots if len(slots) > 1 else slots[0] if slots else None
 
     # State and step

@@ -100,12 +100,18 @@ def check_state(
         A part of the state is not an array of the weight's dtype.
     ValueError
         The state has another number of arrays than the rule has slots, an array does not have
-        the weight's shape (one number for each row under a row rule), or is read-only.
+        the weight's shape (one number for each row under a row rule), or is read-only; a row
+        rule meets a weight that does not have two dimensions.
     """
     if len(arrays) != len(rule.state):
         raise ValueError(
             f"{label(index, names)}: rule {rule.name} needs {len(rule.state)} state arrays "
             f"{rule.state}, got {len(arrays)}"
+        )
+    if rule.row and weight.ndim != 2:
+        raise ValueError(
+            f"{label(index, names)}: rule {rule.name} works on rows and needs a weight of two "
+            f"dimensions, got shape {weight.shape}"
         )
     shape = (len(weight), 1) if rule.row else weight.shape
     for slot, array in zip(rule.state, arrays, strict=True):

@@ -4,12 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from fastopt.arguments import number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.base import Array, Index, Optimizer, register
+from fastopt.optimizer.base import Index, Optimizer, register
 from fastopt.optimizer.border import label
 
 __all__ = ["GroupAdaGrad", "group_adagrad"]
@@ -89,12 +87,3 @@ class GroupAdaGrad(Optimizer):
                 f"{label(index, self.idx2name)}: GroupAdaGrad has no weight decay, got {wd}"
             )
         return super()._hyper_of(index, lr, wd)
-
-    def create_state(self, index: Index, weight: Array) -> Array:
-        """Zeros of shape (rows, 1)."""
-        if weight.ndim != 2:
-            raise ValueError(
-                f"{label(index, self.idx2name)}: GroupAdaGrad needs a weight of two dimensions, "
-                f"got shape {weight.shape}"
-            )
-        return np.zeros((len(weight), 1), weight.dtype)

@@ -77,7 +77,10 @@ def test_help_tells_the_defaults_that_the_demo_has(capsys, monkeypatch):
         (["demo", "--momentum", "nan", "--optimizer", "sgd"], "momentum must be a finite number"),
         (["demo", "--seed", "-1"], "--seed: must be an integer of at least 0"),
         (["demo", "--dtype", "float16"], "--dtype: invalid choice: 'float16'"),
-        (["demo", "--optimizer", "groupadagrad"], "index 1 (hidden_bias): rule group_adagrad works on rows"),
+        (
+            ["demo", "--optimizer", "groupadagrad"],
+            "index 1 (hidden_bias): rule group_adagrad works on rows",
+        ),
         (["demo", "--rate", "1"], "unrecognized arguments: --rate 1"),
         (["dance"], "invalid choice: 'dance'"),
     ],

@@ -100,6 +100,29 @@ def test_a_field_that_hyper_does_not_give_is_named():
     assert updater.optimizer._index_update_count == {}
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, r"Wrong.hyper\(\) must return a dict of numbers, got None"),
+        ({"half": "much"}, "rule halving needs numbers for .*'half'.*, got .*'much'"),
+        ({"half": None}, "rule halving needs numbers"),
+    ],
+)
+def test_a_hyper_that_is_no_dict_of_numbers_is_refused(given, words):
+    class Wrong(optimizer.Optimizer):
+        rule = halving
+
+        def hyper(self, t, lr, wd):
+            return given
+
+    updater, weight = optimizer.get_updater(Wrong()), np.ones(2)
+    with pytest.raises(TypeError, match=words):
+        updater(0, np.ones(2), weight)
+    assert updater.states == {}
+    assert updater.optimizer._index_update_count == {}
+    np.testing.assert_array_equal(weight, 1)
+
+
 @rule(state=("total",), hyper=("lr",), row=lambda grad, h: grad)
 def by_rows(weight, grad, state, h, mean):
     return weight - h.lr * mean, (state[0] + mean,)

@@ -232,6 +232,13 @@ def test_bytes_and_text_name_the_same_parameter():
     assert updater.optimizer._index_update_count == {"fc": 2}
 
 
+def test_numpy_integers_are_integers():
+    updater = adam()
+    updater(np.int64(3), f32(2), f32(2))
+    assert [type(index) for index in updater.states] == [int]
+    updater.get_states(dump_optimizer=True)
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "nesting"),
     [

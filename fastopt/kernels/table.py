@@ -78,7 +78,14 @@ class Tensor:
 
     def fill(self, hyper: tuple[float, ...], key: int) -> None:
         """Set the values of the rule's fields in order, and the key of its noise."""
-        self.record[0] = hyper
+        try:
+            if None in hyper:  # NumPy takes it for NaN
+                raise TypeError
+            self.record[0] = hyper
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"rule {self.rule.name} needs numbers for {self.rule.hyper}, got {hyper}"
+            ) from None
         if self.rule.noise:
             self.entry[0, -2] = key
 

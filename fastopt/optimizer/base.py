@@ -340,8 +340,7 @@ class Optimizer:
         if rule is None:
             raise NotImplementedError(f"{type(self).__name__} has neither a rule nor an update()")
         tensor = self._tensor(index, rule, weight, grad, state)
-        hyper = self._advance(index, rule)
-        tensor.fill(hyper, self._noise_key(index) if rule.noise else 0)
+        self._advance(index, tensor)
         return (tensor,)
 
     def _tensor(self, index: Index, rule: Rule, weight: Array, grad: Array, state: Any) -> Tensor:
@@ -360,12 +359,13 @@ class Optimizer:
             self._tensors[index] = tensor, state
         return tensor
 
-    def _advance(self, index: Index, rule: Rule) -> tuple[float, ...]:
-        """Count one update and return the values of the rule's record; all or nothing."""
+    def _advance(self, index: Index, tensor: Tensor) -> None:
+        """Count one update and fill the tensor's record for it; all or nothing."""
         count, num_update = self._index_update_count.get(index), self.num_update
         try:
             lr, wd = self._count_and_rates(index)
-            return self._record(rule, lr, wd, self._hyper_of(index, lr, wd))
+            fields = self._record(tensor.rule, lr, wd, self._hyper_of(index, lr, wd))
+            tensor.fill(fields, self._noise_key(index) if tensor.rule.noise else 0)
         except BaseException:
             self.num_update = num_update
             if count is None:
@@ -396,12 +396,16 @@ class Optimizer:
             "rescale_grad": self.rescale_grad,
             "clip_gradient": bound(self.clip_gradient),
         }
-        fields.update(hyper)
         try:
+            fields.update(hyper)
             return rule.values(fields)
         except KeyError as error:
             raise TypeError(
                 f"{type(self).__name__}.hyper() does not give {error}, which rule {rule.name} reads"
+            ) from None
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"{type(self).__name__}.hyper() must return a dict of numbers, got {hyper!r}"
             ) from None
 
     def _noise_key(self, index: Index) -> int:

@@ -33,7 +33,7 @@ def check_index(index: Any) -> int | str:
         raise TypeError(
             f"index must be an int, str or bytes, or a list of them, got {type(index).__name__}"
         )
-    return index  # type: ignore[return-value]
+    return index if isinstance(index, (int, str)) else int(index)
 
 
 def check(index: Any, names: dict[Any, str], weight: Any, grad: Any) -> None:

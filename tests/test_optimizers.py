@@ -10,6 +10,7 @@ from cases import CASES
 from numba.core import event
 
 from fastopt import optimizer
+from fastopt.kernels import table
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -133,15 +134,18 @@ def test_states_survive_bytes_bit_for_bit(case, rng):
 
 
 @every_case
-def test_a_list_call_equals_single_calls(case, rng):
-    shapes = [case.shape, (3, 2), case.shape]
+@pytest.mark.parametrize("many", [1, table.SHARE_FROM], ids=["few", "many"])
+def test_a_list_call_equals_single_calls(case, many, rng):
+    shapes = [case.shape, (3, 2), case.shape] * many
+    indices = [0, "name", b"bytes", *range(1, len(shapes) - 2)]
     lists, singles = case.updater(wd=case.wd), case.updater(wd=case.wd)
     weights = [rng.normal(size=shape) for shape in shapes]
+    weights[-1] = weights[-1].astype(np.float32)
     others = copy.deepcopy(weights)
     for _ in range(3):
-        gradients = [rng.normal(size=shape) for shape in shapes]
-        lists([0, "name", b"bytes"], gradients, weights)
-        for index, gradient, weight in zip([0, "name", "bytes"], gradients, others, strict=True):
+        gradients = [rng.normal(size=w.shape).astype(w.dtype) for w in weights]
+        lists(indices, gradients, weights)
+        for index, gradient, weight in zip(indices, gradients, others, strict=True):
             singles(index, gradient, weight)
     for weight, other in zip(weights, others, strict=True):
         np.testing.assert_array_equal(weight, other)
@@ -151,10 +155,10 @@ def test_a_list_call_equals_single_calls(case, rng):
 def test_an_index_may_come_twice_in_a_list(case, rng):
     lists, singles = case.updater(), case.updater()
     weight, other = np.ones(case.shape), np.ones(case.shape)
-    first, second = rng.normal(size=(2, *case.shape))
-    lists([0, 0], [first, second], [weight, weight])
-    singles(0, first, other)
-    singles(0, second, other)
+    gradients = list(rng.normal(size=(table.SHARE_FROM, *case.shape)))
+    lists([0] * len(gradients), gradients, [weight] * len(gradients))
+    for gradient in gradients:
+        singles(0, gradient, other)
     np.testing.assert_array_equal(weight, other)
 
 

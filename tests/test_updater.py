@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fastopt import checkpoint, optimizer
+from fastopt.kernels import table
 
 
 def adam(**kwargs):
@@ -184,16 +185,20 @@ def test_no_gradient_is_kept_alive():
 
 
 def test_arrays_that_share_memory_in_a_list_are_updated_one_after_the_other(rng):
-    memory, other = np.ones(40_000), np.ones(40_000)
-    gradients = rng.normal(size=(3, 30_000))
-    lists, singles = adam(), adam()
-    for _ in range(2):
-        lists([0, 1, 2], list(gradients), [memory[:30_000], memory[10_000:], memory[:30_000]])
-        for index, gradient, part in zip(
-            range(3), gradients, (other[:30_000], other[10_000:], other[:30_000]), strict=True
-        ):
-            singles(index, gradient, part)
-    np.testing.assert_array_equal(memory, other)
+    count = table.SHARE_FROM
+    gradients = list(rng.normal(size=(count, 3000)))
+    results = []
+    for as_list in (True, False):
+        updater, memory = adam(), np.ones(3000 + 100 * count)
+        parts = [memory[100 * k : 100 * k + 3000] for k in range(count)]
+        for _ in range(2):
+            if as_list:
+                updater(list(range(count)), gradients, parts)
+                continue
+            for index, (gradient, part) in enumerate(zip(gradients, parts, strict=True)):
+                updater(index, gradient, part)
+        results.append(memory)
+    np.testing.assert_array_equal(*results)
 
 
 def test_a_weight_that_changes_its_nature_in_place_is_noticed():

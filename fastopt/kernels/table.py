@@ -10,13 +10,16 @@ from numpy.typing import NDArray
 from fastopt.kernels import cpu
 from fastopt.kernels.rule import Rule
 
-__all__ = ["CHUNK", "PARALLEL_FROM", "Tensor", "chunks", "launch"]
+__all__ = ["CHUNK", "PARALLEL_FROM", "SHARE_FROM", "Tensor", "chunks", "launch"]
 
 CHUNK = 32_768
 """Elements in one piece of work: 128 KB of float32, so that four arrays stay in a core's cache."""
 
 PARALLEL_FROM = 16_384
 """Elements from which starting threads costs less than it saves."""
+
+SHARE_FROM = 12
+"""Tensors from which making them share a launch costs less than it saves."""
 
 
 class Tensor:
@@ -93,9 +96,9 @@ class Tensor:
 def launch(tensors: Sequence[Tensor]) -> None:
     """Update `tensors` in place, with the result of one after the other.
 
-    Those with equal rule and dtype share a kernel launch, unless some share memory.
+    Many with equal rule and dtype share a kernel launch, unless some share memory.
     """
-    if len(tensors) > 1 and not any(tensor.copied for tensor in tensors) and _disjoint(tensors):
+    if len(tensors) >= SHARE_FROM and _disjoint(tensors):
         groups: dict[Any, list[Tensor]] = {}
         for tensor in tensors:
             groups.setdefault((tensor.rule, tensor.real), []).append(tensor)
@@ -141,7 +144,9 @@ def chunks(*shapes: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
 
 
 def _disjoint(tensors: Sequence[Tensor]) -> bool:
-    """Whether no two arrays of the tensors share memory."""
+    """Whether no tensor works on copies and no two arrays of the tensors share memory."""
+    if any(tensor.copied for tensor in tensors):
+        return False
     start = np.concatenate([tensor.entry[0, :-2] for tensor in tensors])
     sizes = [a.nbytes for t in tensors for a in (t.weight, t.weight, *t.state)]  # gradient's too
     end = start + np.array(sizes, np.uint64)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastopt import lr_scheduler
 from fastopt.lr_scheduler import (
     CosineRestartsScheduler,
     CosineScheduler,
@@ -530,9 +529,11 @@ def test_wrong_arguments_are_named_with_what_was_expected(make, error, message):
 
 
 @pytest.fixture
-def registry(monkeypatch):
-    monkeypatch.setattr(lr_scheduler, "scheduler_registry", dict(scheduler_registry))
-    return lr_scheduler.scheduler_registry
+def registry():
+    before = dict(scheduler_registry)
+    yield scheduler_registry
+    scheduler_registry.clear()
+    scheduler_registry.update(before)
 
 
 def test_a_users_schedule_registers_and_joins_the_others(registry):

@@ -1,0 +1,216 @@
+"""Schedules that multiply the rate by a factor again and again."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Any
+
+from fastopt.arguments import choice, count, number
+from fastopt.lr_scheduler.base import LRScheduler, increasing, register
+
+__all__ = ["ExponentialScheduler", "FactorScheduler", "MultiFactorScheduler", "PlateauScheduler"]
+
+
+class _Reduced(LRScheduler):
+    """`base_lr` times a power of `factor`; no reduction goes below `stop_factor_lr`."""
+
+    def __init__(self, factor: float, stop_factor_lr: float, *base: Any) -> None:
+        super().__init__(*base)
+        self.factor = number("factor", factor, most=1, least=0)
+        self.stop_factor_lr = number("stop_factor_lr", stop_factor_lr, least=0)
+
+    def _rate(self, num_update: int) -> float:
+        power = self._power(num_update)
+        if power <= 0:
+            return self.base_lr
+        return max(self.base_lr * math.pow(self.factor, power), self.stop_factor_lr)
+
+    def _power(self, num_update: int) -> float:
+        raise NotImplementedError
+
+
+@register
+class FactorScheduler(_Reduced):
+    r"""Multiply the rate by `factor` after every `step` updates.
+
+    .. math:: \max(\mathrm{base\_lr} \cdot \mathrm{factor}^{\lfloor (n-1) / \mathrm{step} \rfloor},
+        \mathrm{stop\_factor\_lr})
+
+    Reductions that are due in warm-up take effect when it ends.
+
+    Parameters
+    ----------
+    step : int, at least 1
+        Updates from one reduction to the next.
+    factor : float, from 0 to 1, default 1
+    stop_factor_lr : float, default 1e-8
+        Least rate after a reduction.
+    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`LRScheduler`, also for errors.
+
+    Examples
+    --------
+    >>> from fastopt.lr_scheduler import FactorScheduler
+    >>> schedule = FactorScheduler(step=2, factor=0.5, base_lr=0.4)
+    >>> [schedule(n) for n in range(1, 6)]
+    [0.4, 0.4, 0.2, 0.2, 0.1]
+    """
+
+    def __init__(
+        self,
+        step: int,
+        factor: float = 1,
+        stop_factor_lr: float = 1e-8,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(
+            factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        )
+        self.step = count("step", step)
+
+    def _power(self, num_update: int) -> float:
+        return (num_update - 1) // self.step
+
+
+@register
+class ExponentialScheduler(FactorScheduler):
+    r"""Multiply the rate by `factor` over every `step` updates, a little in each of them.
+
+    .. math:: \max(\mathrm{base\_lr} \cdot
+        \mathrm{factor}^{(n - \mathrm{warmup\_steps}) / \mathrm{step}}, \mathrm{stop\_factor\_lr})
+
+    Parameters
+    ----------
+    step, factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`FactorScheduler` and :class:`LRScheduler`, also for errors.
+
+    Examples
+    --------
+    >>> from fastopt.lr_scheduler import ExponentialScheduler
+    >>> schedule = ExponentialScheduler(step=2, factor=0.25, base_lr=0.4)
+    >>> [schedule(n) for n in range(4)]
+    [0.4, 0.2, 0.1, 0.05]
+    """
+
+    def _power(self, num_update: int) -> float:
+        return (num_update - self.warmup_steps) / self.step
+
+
+@register
+class MultiFactorScheduler(_Reduced):
+    r"""Multiply the rate by `factor` after each of the given updates.
+
+    .. math:: \mathrm{base\_lr} \cdot \mathrm{factor}^{|\{s \in \mathrm{step}: s < n\}|}
+
+    Reductions that are due in warm-up take effect when it ends.
+
+    Parameters
+    ----------
+    step : list of int, increasing, at least 1
+        Numbers of updates.
+    factor : float, from 0 to 1, default 1
+    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`LRScheduler`, also for errors.
+
+    Examples
+    --------
+    >>> from fastopt.lr_scheduler import MultiFactorScheduler
+    >>> schedule = MultiFactorScheduler(step=[2, 3], factor=0.5, base_lr=0.4)
+    >>> [schedule(n) for n in range(1, 6)]
+    [0.4, 0.4, 0.2, 0.1, 0.1]
+    """
+
+    def __init__(
+        self,
+        step: Iterable[int],
+        factor: float = 1,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(factor, 0, base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.step = increasing("step", step)
+        if not self.step:
+            raise ValueError("step must hold at least one number of updates, got []")
+
+    def _power(self, num_update: int) -> float:
+        return bisect_left(self.step, num_update)
+
+
+@register
+class PlateauScheduler(_Reduced):
+    r"""Multiply the rate by `factor` when a metric stops improving.
+
+    .. math:: \max(\mathrm{base\_lr} \cdot \mathrm{factor}^k, \mathrm{stop\_factor\_lr})
+
+    after :math:`k` reductions. This one has state: :meth:`step` decides about reductions, and a
+    call returns the present rate whatever `num_update` is, warm-up aside.
+
+    Parameters
+    ----------
+    factor : float, from 0 to 1, default 0.1
+    patience : int, at least 1, default 10
+        Steps in a row without improvement that lead to a reduction.
+    min_delta : float, default 0
+        Only a change for the better by more than this is an improvement.
+    mode : {'min', 'max'}
+        Whether a lower or a higher metric is better.
+    stop_factor_lr : float, default 1e-8
+        Least rate after a reduction.
+    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`LRScheduler`, also for errors.
+
+    Examples
+    --------
+    >>> from fastopt.lr_scheduler import PlateauScheduler
+    >>> schedule = PlateauScheduler(factor=0.5, patience=2, base_lr=0.4)
+    >>> for loss in [1.0, 0.8, 0.9, 0.8]:
+    ...     schedule.step(loss)
+    >>> schedule(100)
+    0.2
+    """
+
+    def __init__(
+        self,
+        factor: float = 0.1,
+        patience: int = 10,
+        min_delta: float = 0,
+        mode: str = "min",
+        stop_factor_lr: float = 1e-8,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(
+            factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+        )
+        self.patience = count("patience", patience)
+        self.min_delta = number("min_delta", min_delta, least=0)
+        self.mode = choice("mode", mode, "min", "max")
+        self.best: float | None = None
+        self.reductions = self.bad_steps = 0
+
+    def step(self, metric: float) -> None:
+        """Take the present value of the metric, and reduce the rate if it is time.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `metric` is not a number, or not a finite one.
+        """
+        metric = number("metric", metric)
+        sign = 1 if self.mode == "max" else -1
+        if self.best is None or sign * (metric - self.best) > self.min_delta:
+            self.best, self.bad_steps = metric, 0
+        else:
+            self.bad_steps += 1
+        if self.bad_steps == self.patience:
+            self.reductions, self.bad_steps = self.reductions + 1, 0
+
+    def _power(self, num_update: int) -> float:
+        return self.reductions

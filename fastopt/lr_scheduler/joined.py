@@ -1,0 +1,57 @@
+"""Schedules one after the other."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from fastopt.lr_scheduler.base import LRScheduler, increasing, listed, register
+
+__all__ = ["JoinedScheduler"]
+
+
+@register
+class JoinedScheduler(LRScheduler):
+    r"""Run one schedule after the other.
+
+    .. math:: \mathrm{schedules}_i(n - b_i), \quad b_i \le n < b_{i+1}
+
+    with :math:`b_0 = 0` and :math:`b_1, b_2, \ldots` = `boundaries`: each schedule counts from 0
+    and keeps its own warm-up and ``base_lr``.
+
+    Parameters
+    ----------
+    schedules : list of LRScheduler
+    boundaries : list of int, increasing, at least 1
+        First update of each schedule but the first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `schedules` does not hold schedules, one more than there are boundaries, or the boundaries
+        are not integers in increasing order.
+
+    Examples
+    --------
+    >>> from fastopt.lr_scheduler import CosineScheduler, FactorScheduler, JoinedScheduler
+    >>> constant = FactorScheduler(step=1, base_lr=0.4)
+    >>> schedule = JoinedScheduler([constant, CosineScheduler(2, base_lr=0.4)], [3])
+    >>> [round(schedule(n), 3) for n in range(6)]
+    [0.4, 0.4, 0.4, 0.4, 0.2, 0.0]
+    """
+
+    def __init__(self, schedules: Iterable[LRScheduler], boundaries: Iterable[int]) -> None:
+        self.schedules: list[LRScheduler] = listed("schedules", schedules)
+        for i, schedule in enumerate(self.schedules):
+            if not isinstance(schedule, LRScheduler):
+                raise TypeError(f"schedules[{i}] must be an LRScheduler, got {schedule!r}")
+        self.boundaries = increasing("boundaries", boundaries)
+        if len(self.schedules) != len(self.boundaries) + 1:
+            raise ValueError(
+                "schedules must be one more than boundaries, "
+                f"got {len(self.schedules)} and {len(self.boundaries)}"
+            )
+        super().__init__(self.schedules[0].base_lr)
+
+    def _rate(self, num_update: int) -> float:
+        piece = bisect_right(self.boundaries, num_update)
+        begin = self.boundaries[piece - 1] if piece else 0
+        return self.schedules[piece](num_update - begin)

@@ -4,7 +4,7 @@ import math
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -13,17 +13,15 @@ from fastopt.arguments import count, number
 from fastopt.kernels import noise
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Tensor, launch
-from fastopt.optimizer.border import admit, label
+from fastopt.optimizer.border import admit
+from fastopt.optimizer.rates import Array, Index, Rates, Schedule
 
-__all__ = ["Optimizer", "create", "register"]
+__all__ = ["Array", "Index", "Optimizer", "create", "register"]
 
-Array = np.ndarray[Any, Any]
-Index = int | str
-Schedule = Callable[[int], float]
 Class = TypeVar("Class", bound="type[Optimizer]")
 
 
-class Optimizer:
+class Optimizer(Rates):
     r"""Base class of all optimizers; it updates nothing by itself.
 
     A subclass names a :func:`~fastopt.rule` and writes :meth:`hyper` and :meth:`create_state`,
@@ -113,44 +111,21 @@ class Optimizer:
     ) -> None:
         if unknown:
             raise TypeError(f"{type(self).__name__} does not take {', '.join(unknown)}")
-        if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
-            raise TypeError(f"param_idx2name must map indices to names, got {param_idx2name!r}")
-        if lr_scheduler is not None and not callable(lr_scheduler):
-            raise TypeError(f"lr_scheduler must be callable, got {lr_scheduler!r}")
+        super().__init__(
+            learning_rate, lr_scheduler, wd, begin_num_update, param_idx2name, sym, param_dict
+        )
         self.rescale_grad = rescale_grad
-        self.lr_scheduler = lr_scheduler
-        self.lr = self._first_rate(learning_rate)
-        self.wd = number("wd", wd)
         self.clip_gradient = clip_gradient
         if clip_gradient is not None:
             number("clip_gradient", clip_gradient, infinite=True)
-        self.lr_mult: dict[Index, float] = {}
-        self.wd_mult: dict[Index, float] = {}
-        self.begin_num_update = count("begin_num_update", begin_num_update, least=0)
-        self.num_update = self.begin_num_update
-        self._index_update_count: dict[Index, int] = {}
         self.multi_precision = multi_precision
-        self.idx2name: dict[Any, str] = dict(param_idx2name or {})
-        self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
-        self.param_dict = dict(param_dict or {})
         self.seed = count("seed", seed, least=0)
-        self.set_lr_mult({})
-        self.set_wd_mult({})
         self._forget()
 
     def _forget(self) -> None:
         """Start without what serves the present process only."""
         self._lock = threading.RLock()
         self._tensors: dict[Index, tuple[Tensor, Any]] = {}
-
-    def _first_rate(self, learning_rate: float | None) -> float:
-        scheduler = self.lr_scheduler
-        if learning_rate is None:
-            return float(getattr(scheduler, "base_lr", 0.01))
-        number("learning_rate", learning_rate, least=0)
-        if hasattr(scheduler, "base_lr"):
-            scheduler.base_lr = learning_rate  # type: ignore[union-attr]
-        return learning_rate
 
     # Registry
 
@@ -412,101 +387,6 @@ class Optimizer:
         number = zlib.crc32(index.encode()) if isinstance(index, str) else int(index)
         return noise.key(self.seed, number, self._index_update_count[index])
 
-    # Counts and rates
-
-    def _update_count(self, index: Index) -> None:
-        count = self._index_update_count.get(index, self.begin_num_update) + 1
-        self._index_update_count[index] = count
-        self.num_update = max(count, self.num_update)
-
-    def _get_lr(self, index: Index) -> float:
-        rate = self.learning_rate * self._multiplier(index, self.lr_mult, "lr_mult")
-        if not 0 <= rate < math.inf:
-            number(f"{label(index, self.idx2name)}: learning rate", rate, least=0)
-        return rate
-
-    def _get_wd(self, index: Index) -> float:
-        return self.wd * self._multiplier(index, self.wd_mult, "wd_mult")
-
-    def _multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
-        if index in self.param_dict:
-            return float(getattr(self.param_dict[index], attribute))
-        if not table:
-            return 1.0
-        return table[index] if index in table else table.get(self.idx2name.get(index), 1.0)
-
-    @property
-    def learning_rate(self) -> float:
-        """The present rate, before multipliers."""
-        return self.lr if self.lr_scheduler is None else float(self.lr_scheduler(self.num_update))
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set the rate.
-
-        Parameters
-        ----------
-        lr : float
-            New learning rate.
-
-        Raises
-        ------
-        UserWarning
-            There is a scheduler, which decides alone.
-        ValueError
-            `lr` is negative, NaN or infinite.
-        """
-        if self.lr_scheduler is not None:
-            raise UserWarning(
-                "the learning rate comes from lr_scheduler; set_learning_rate works without one"
-            )
-        self.lr = number("learning_rate", lr, least=0)
-
-    def set_lr_scale(self, args_lrscale: Any) -> None:
-        """Raise DeprecationWarning: :meth:`set_lr_mult` has taken its place."""
-        raise DeprecationWarning("set_lr_scale is gone, use set_lr_mult")
-
-    def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
-        """Set rate multipliers, forgetting those set before.
-
-        Parameters
-        ----------
-        args_lr_mult : dict of int or str to float
-            Multipliers by index or by name; an index takes precedence.
-
-        Raises
-        ------
-        ValueError
-            A multiplier is NaN or infinite.
-        """
-        self.lr_mult = self._attributes("__lr_mult__") | _multipliers("lr_mult", args_lr_mult)
-
-    def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
-        """Set weight decay multipliers, forgetting those set before.
-
-        Named parameters that end neither in ``_weight`` nor in ``_gamma`` start at 0.
-
-        Parameters
-        ----------
-        args_wd_mult : dict of int or str to float
-            Multipliers by index or by name; an index takes precedence.
-
-        Raises
-        ------
-        ValueError
-            A multiplier is NaN or infinite.
-        """
-        given = _multipliers("wd_mult", args_wd_mult)
-        spared = {n: 0.0 for n in self.idx2name.values() if not n.endswith(self._decayed)}
-        self.wd_mult = spared | self._attributes("__wd_mult__") | given
-
-    _decayed: ClassVar[tuple[str, ...]] = ("_weight", "_gamma")
-
-    def _attributes(self, key: str) -> dict[Index, float]:
-        if not self.sym_info:
-            return {}
-        attributes, names = self.sym_info
-        return {n: float(attributes[n][key]) for n in names if key in attributes.get(n, {})}
-
     # Copies
 
     def __getstate__(self) -> dict[str, Any]:
@@ -527,9 +407,3 @@ create = Optimizer.create_optimizer
 def bound(limit: float | None) -> float:
     """Bound of a clip: None, 0 and negative limits mean no clipping."""
     return math.inf if limit is None or limit <= 0 else limit
-
-
-def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{name} must be a dict of multipliers, got {given!r}")
-    return {key: number(f"{name}[{key!r}]", value) for key, value in given.items()}

@@ -75,6 +75,9 @@ def loads(blob: bytes, present: Optimizer | None = None) -> Any:
     CheckpointError
         `blob` is not such a text, or it names an unknown class.
     """
+    if not isinstance(blob, (bytes, bytearray, memoryview)):
+        raise CheckpointError(f"a checkpoint must be bytes, got {type(blob).__name__}")
+    blob = bytes(blob)
     try:
         arrays = safetensors.numpy.load(blob)  # checks the header that is read next
         length = int.from_bytes(blob[:8], "little")

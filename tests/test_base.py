@@ -74,7 +74,11 @@ def test_only_optimizers_can_be_registered():
         ({"clip_gradient": float("nan")}, ValueError),
         ({"momentum": float("nan")}, ValueError),
         ({"lr_scheduler": 0.1}, TypeError),
+        ({"lr_scheduler": lr_scheduler.CosineScheduler}, TypeError),
+        ({"rescale_grad": None}, TypeError),
+        ({"param_dict": 5}, TypeError),
         ({"param_idx2name": ["a"]}, TypeError),
+        ({"param_idx2name": {0: None}}, TypeError),
         ({"begin_num_update": -1}, ValueError),
         ({"begin_num_update": 0.5}, TypeError),
         ({"seed": -1}, ValueError),
@@ -153,6 +157,30 @@ def test_the_rate_cannot_be_set_beside_a_schedule():
     with pytest.raises(ValueError, match="learning_rate"):
         plain.set_learning_rate(-1)
     assert plain.learning_rate == 0.2
+
+
+@pytest.mark.parametrize("rate", [None, "fast"])
+def test_a_schedule_that_returns_no_number_is_named(rate):
+    made = optimizer.SGD(lr_scheduler=lambda n: rate)
+    with pytest.raises(TypeError, match=f"lr_scheduler must return a number, got {rate!r}"):
+        step(made)
+    assert made.num_update == 0
+
+
+def test_a_decay_that_became_nan_is_refused():
+    made = optimizer.SGD()
+    made.wd = float("nan")
+    with pytest.raises(ValueError, match="index 0: weight decay must be a finite number"):
+        step(made)
+
+
+def test_a_class_must_initialize_its_base():
+    class Hasty(optimizer.Optimizer):
+        def __init__(self):
+            pass
+
+    with pytest.raises(TypeError, match=r"Hasty.__init__ must call super\(\).__init__\(\)"):
+        optimizer.get_updater(Hasty())
 
 
 def test_set_lr_scale_is_gone():

@@ -129,3 +129,16 @@ def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, 
     if home is not None:
         assert done.stderr.count("kernels are compiled anew in every process") == 1
         assert result(done.stdout)[1] > 0
+
+
+def test_a_cell_of_a_notebook_is_cached_across_kernels(run_python, tmp_path):
+    """IPython puts the number of the process into the file names of cells."""
+    cell = RULE.format(factor=1)
+    code = STEP.format(
+        load=f"file = '/ipykernel_' + sys.argv[1] + '/1.py'"
+        f"\n    exec(compile({cell!r}, file, 'exec'), globals())"
+        "\n    import fastopt\n    updater = fastopt.get_updater(Mine(learning_rate=1.0))"
+    )
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert result(run_python(code, 1, **environment))[1] > 0
+    assert result(run_python(code, 2, **environment)) == (-1, 0)

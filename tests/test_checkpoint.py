@@ -80,6 +80,13 @@ def test_nothing_is_pickled():
     assert b"fastopt.optimizer" not in blob
 
 
+def test_any_bytes_will_do_but_nothing_else():
+    blob = checkpoint.dumps([1])
+    assert checkpoint.loads(bytearray(blob)) == checkpoint.loads(memoryview(blob)) == [1]
+    with pytest.raises(checkpoint.CheckpointError, match="must be bytes, got str"):
+        checkpoint.loads("path")
+
+
 def test_schedules_come_back_by_name():
     schedule = lr_scheduler.JoinedScheduler(
         [lr_scheduler.FactorScheduler(2, 0.5), lr_scheduler.CosineScheduler(9)], [5]

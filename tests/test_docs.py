@@ -55,6 +55,8 @@ def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
     for line, code in blocks(page, "python", "pycon"):
+        if code.startswith('"""'):
+            continue  # a whole module: see test_worked_example_passes_the_tests_of_the_library
         if code.startswith(">>>"):
             session = doctest.DocTestParser().get_doctest(code, {}, page.name, str(page), line)
             session.globs = namespace

@@ -1,6 +1,7 @@
 """Rules: what may be declared, what a user's own rule gets, what its digest covers."""
 
 import math
+import types
 
 import numpy as np
 import pytest
@@ -79,6 +80,7 @@ def test_a_users_numpy_update_works_as_in_mxnet():
         ({"hyper": ("clip",)}, "'clip' is an attribute of NumPy records"),
         ({"hyper": ("lr", "lr")}, "repeats"),
         ({"hyper": ("l r",)}, "identifiers"),
+        ({"hyper": ("for",)}, "identifiers"),
         ({"hyper": "lr"}, "sequence of names"),
         ({"hyper": (), "state": ("a", "a")}, "repeats"),
         ({"hyper": (), "state": (1,)}, "identifiers"),
@@ -147,16 +149,87 @@ def test_a_row_rule_refuses_what_has_no_rows(shape):
     assert updater.states == {}
 
 
-def test_a_wrong_number_of_states_is_named():
-    @rule(state=("a", "b"), hyper=("lr",))
-    def short(weight, grad, state, h):
-        return weight, (state[0],)
+def no_return_in_one_branch(weight, grad, state, h):  # noqa: RET503
+    if grad < 5:
+        return weight - h.lr, (grad,)
 
-    class Short(optimizer.Optimizer):
-        rule = short
 
-    with pytest.raises(Exception, match="returns 1 values for 2 slots"):
-        optimizer.get_updater(Short())(0, np.ones(2), np.ones(2))
+def no_tuple(weight, grad, state, h):
+    return weight, (grad)
+
+
+def weight_alone(weight, grad, state, h):
+    return weight
+
+
+def too_many_slots(weight, grad, state, h):
+    return weight, (grad, grad)
+
+
+def undeclared_field(weight, grad, state, h):
+    return weight - h.momentum, (grad,)
+
+
+def undefined_name(weight, grad, state, h):
+    return weight - no_such_number, (grad,)  # noqa: F821
+
+
+@pytest.mark.parametrize("size", [3, 50_000])
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (no_return_in_one_branch, "it must return .* in every branch, with 1 numbers"),
+        (no_tuple, "it must return"),
+        (weight_alone, "it must return"),
+        (too_many_slots, "it must return"),
+        (undeclared_field, "reads h.momentum, which its hyper"),
+        (undefined_name, "no_such_number"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_rule_that_cannot_be_compiled_is_told_in_words(function, words, size):
+    class Faulty(optimizer.Optimizer):
+        rule = rule(state=("mom",), hyper=("lr",))(
+            types.FunctionType(function.__code__, globals(), function.__name__)
+        )
+
+    updater, weight = optimizer.get_updater(Faulty()), np.ones(size)
+    for call in (
+        (0, np.ones(size), weight),
+        ([0, 1], [np.ones(size)] * 2, [weight, np.ones(size)]),
+    ):
+        with pytest.raises(TypeError, match=f"index 0: rule {function.__name__} .*{words}"):
+            updater(*call)
+        assert updater.states == {}
+        assert updater.optimizer._index_update_count == {}
+        assert updater.optimizer.num_update == 0
+    np.testing.assert_array_equal(weight, 1)
+
+
+def test_a_rule_may_not_raise():
+    def careful(weight, grad, state, h):
+        assert grad > 0
+        return weight, ()
+
+    with pytest.raises(TypeError, match="careful may not raise or assert"):
+        rule(hyper=("lr",))(careful)
+
+
+@pytest.mark.parametrize("declared", [{}, {"noise": True}])
+def test_a_rule_with_other_arguments_is_refused(declared):
+    def short(weight, grad, state):
+        return weight, ()
+
+    with pytest.raises(TypeError, match=r"short must take \d arguments .*, not \(weight, grad"):
+        rule(hyper=("lr",), **declared)(short)
+
+
+def test_a_class_without_a_real_rule_is_refused():
+    with pytest.raises(TypeError, match=r"Forgotten.rule must be made by fastopt.rule"):
+
+        class Forgotten(optimizer.Optimizer):
+            def rule(weight, grad, state, h):
+                return weight, ()
 
 
 def test_the_digest_covers_the_source_and_what_it_refers_to():

@@ -44,6 +44,8 @@ BAD_CALLS = {
     "None as index": (None, f32(2), f32(2), TypeError, "index must be"),
     "the same memory": (0, SHARED, SHARED, ValueError, "share memory"),
     "overlapping memory": (0, SHARED[1:], SHARED[:-1], ValueError, "share memory"),
+    "masked weight": (0, f32(2), np.ma.ones(2, "f4"), TypeError, "MaskedArray"),
+    "masked gradient": (0, np.ma.ones(2, "f4"), f32(2), TypeError, "MaskedArray"),
     "lists without a list of indices": (0, [f32(2)], [f32(2)], TypeError, "NumPy array"),
     "list of indices alone": ([0, 1], f32(2), f32(2), TypeError, "list of as many gradients"),
     "lists of unequal length": ([0, 1], [f32(2)] * 2, [f32(2)], TypeError, "weights"),
@@ -140,6 +142,34 @@ def test_a_scalar_is_a_gradient_for_a_weight_without_dimensions():
     weight = np.array(1.0)
     adam()(0, np.float64(2.0), weight)
     np.testing.assert_allclose(weight, 0.9)
+
+
+def test_a_state_that_shares_memory_is_refused():
+    class Forgetful(optimizer.SGD):
+        def create_state(self, index, weight):
+            return weight
+
+    updater, weight = optimizer.get_updater(Forgetful(momentum=0.9)), np.ones(3)
+    with pytest.raises(ValueError, match="index 0: weight and state 'mom' share memory"):
+        updater(0, np.ones(3), weight)
+    updater, weight = adam(), np.ones(3)
+    updater(0, np.ones(3), weight)
+    with pytest.raises(ValueError, match="gradient and state 'mean' share memory"):
+        updater(0, updater.states[0][0], weight)
+    assert updater.optimizer._index_update_count == {0: 1}
+
+
+@pytest.mark.parametrize("name", ["adam", "dcasgd"])
+def test_fortran_order_needs_no_copies(name):
+    weight, gradient = np.ones((40, 30), order="F"), np.ones((40, 30), order="F")
+    updater = optimizer.get_updater(optimizer.create(name))
+    updater(0, gradient, weight)
+    state = [array for array in updater.states[0] if array is not None]
+    assert all(array.flags.f_contiguous for array in state)
+    made = updater.optimizer
+    tensor = made._tensor(0, made.rule, weight, gradient, updater.states[0])
+    assert not tensor.copied
+    assert np.shares_memory(tensor.weight, weight)
 
 
 def test_interleaved_views_of_one_array_are_fine():

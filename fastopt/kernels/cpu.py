@@ -17,7 +17,7 @@ from numba import njit, prange
 
 from fastopt.kernels.noise import normal
 from fastopt.kernels.rule import Rule, scalar
-from fastopt.kernels.storage import accumulate, enter, fits, load, locate, private, store
+from fastopt.kernels.storage import accumulate, checked, enter, fits, load, locate, private, store
 from fastopt.kernels.threads import prefer_tbb
 
 __all__ = ["admit", "dense", "finish", "rows", "sums"]
@@ -52,7 +52,8 @@ def ordered_sum(terms, count):
 def dense(rule: Rule, real: Any, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper)`` that applies `rule` to every element in place."""
     update, noise = rule.fn, rule.noise
-    memory = (real,) * (2 + len(rule.state))
+    slots = len(rule.state)
+    memory = (real,) * (2 + slots)
     key = len(memory)
 
     def dense(chunks, table, hyper):
@@ -65,9 +66,9 @@ def dense(rule: Rule, real: Any, parallel: bool) -> Callable:
                 state = load(pointers[2:], i)
                 if noise:
                     drawn = normal(table[tensor, key], start + i)
-                    weight, state = update(weight, grad, state, h, drawn)
+                    weight, state = checked(update(weight, grad, state, h, drawn), slots)
                 else:
-                    weight, state = update(weight, grad, state, h)
+                    weight, state = checked(update(weight, grad, state, h), slots)
                 store(pointers[:1], i, (weight,))
                 store(pointers[2:], i, state)
 
@@ -119,8 +120,9 @@ def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row."""
     update: Any = rule.fn
     row: Any = rule.row
-    memory, slots = (real, real), (real,) * len(rule.state)
-    width_column = len(memory) + len(slots) + 1
+    slots = len(rule.state)
+    memory, by_row = (real, real), (real,) * slots
+    width_column = len(memory) + slots + 1
 
     def rows(chunks, table, hyper):
         for k in prange(len(chunks)):
@@ -130,7 +132,7 @@ def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
             terms = np.empty(LANES)
             for first in range(start, start + size, width):
                 elements = locate(table, tensor, 0, first, memory)
-                states = locate(table, tensor, 2, first // width, slots)
+                states = locate(table, tensor, 2, first // width, by_row)
                 total = 0.0
                 for begin in range(0, width, LANES):
                     count = min(LANES, width - begin)
@@ -141,7 +143,7 @@ def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
                 state = new = load(states, 0)
                 for i in range(width):
                     weight, grad = load(elements, i)
-                    weight, new = update(weight, grad, state, h, mean)
+                    weight, new = checked(update(weight, grad, state, h, mean), slots)
                     store(elements[:1], i, (weight,))
                 store(states, 0, new)
 
@@ -153,14 +155,21 @@ def admit() -> Callable:
     """Kernel ``(table, weight, grad, state, by_row)`` that enters a tensor into row 0 of `table`.
 
     Returns the weight's size if the arrays, all of the weight's dtype, can be worked on where they
-    are and the gradient does not overlap the weight; if not, -1.
+    are and none overlaps another; if not, -1.
     """
 
     def admit(table, weight, grad, state, by_row):
         enter(table, 0, (weight, grad, *state))
+        # The last column of a table holds the number of elements in a row.
         size = np.uint64(weight.nbytes)
-        apart = table[0, 0] + size <= table[0, 1] or table[0, 1] + size <= table[0, 0]
-        return weight.size if apart and fits(weight, grad, state, by_row) else -1
+        state_size = size // max(table[0, table.shape[1] - 1], np.uint64(1))
+        for k in range(2 + len(state)):
+            end = table[0, k] + (size if k < 2 else state_size)
+            for other in range(k):
+                begin = table[0, other]
+                if begin < end and table[0, k] < begin + (size if other < 2 else state_size):
+                    return -1
+        return weight.size if fits(weight, grad, state, by_row) else -1
 
     return _compile(admit, None, parallel=False)
 

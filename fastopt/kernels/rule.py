@@ -3,11 +3,13 @@
 A rule never sees an array, an index or a storage format; every kernel is derived from it.
 """
 
+import dis
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from keyword import iskeyword
 from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -40,9 +42,15 @@ def scalar(fn: F) -> F:
     ``error_model="numpy"`` matters: with Python's error model every division is followed by a
     check for zero that keeps the loop around it from being vectorized.
     """
-    if fn not in _jitable:
-        _jitable.add(fn)
-        register_jitable(error_model="numpy")(fn)
+    if fn in _jitable:
+        return fn
+    if any(step.opname == "RAISE_VARARGS" for step in dis.get_instructions(fn)):
+        raise TypeError(f"{fn.__name__} may not raise or assert: kernels would lose the error")
+    if _module_text(fn.__code__.co_filename) is None:
+        # Numba's cache pickles such a function by value; IPython's file names have a process id.
+        fn.__code__ = fn.__code__.replace(co_filename=f"<{fn.__name__}>")
+    _jitable.add(fn)
+    register_jitable(error_model="numpy")(fn)
     return fn
 
 
@@ -64,6 +72,11 @@ class Rule:
     def name(self) -> str:
         """Name of the scalar function."""
         return self.fn.__name__
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether an element's update depends on nothing but the numbers at its place."""
+        return not (self.noise or self.passes or self.row)
 
     def __call__(self, *args: Any) -> Any:  # noqa: D102
         return self.fn(*args)
@@ -148,7 +161,8 @@ def rule(
     Raises
     ------
     TypeError
-        A name is not an identifier, is repeated, or is an attribute of NumPy's records.
+        A name is not an identifier, is repeated, or is an attribute of NumPy's records; or the
+        function takes another number of arguments, or has a ``raise`` or ``assert``.
 
     Examples
     --------
@@ -166,7 +180,15 @@ def rule(
     for kind, names in (("state", state), ("hyper", hyper)):
         _check_names(kind, names)
 
+    takes = 4 + bool(noise) + bool(row)
+
     def declare(fn: Function) -> Rule:
+        signature = inspect.signature(fn)
+        if len(signature.parameters) != takes:
+            raise TypeError(
+                f"{fn.__name__} must take {takes} arguments (weight, grad, state, h, ...), "
+                f"not {signature}"
+            )
         # Numba's cache pickles the function that a kernel closes over. Under this name it is
         # found in its module, so it is pickled by reference and the cache hits.
         fn.__qualname__ = f"{fn.__qualname__}.fn"
@@ -181,7 +203,7 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
     if isinstance(names, str):
         raise TypeError(f"{kind} must be a sequence of names, got the string {names!r}")
     for name in names:
-        if not (isinstance(name, str) and name.isidentifier()):
+        if not (isinstance(name, str) and name.isidentifier() and not iskeyword(name)):
             raise TypeError(f"{kind} must hold identifiers, got {name!r}")
         if kind == "hyper" and hasattr(np.recarray, name):
             raise TypeError(f"hyper name {name!r} is an attribute of NumPy records, use another")

@@ -10,10 +10,9 @@ import ctypes
 import numpy as np
 from numba import types
 from numba.core import cgutils
-from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
 
-__all__ = ["accumulate", "enter", "fits", "load", "locate", "private", "store"]
+__all__ = ["accumulate", "checked", "enter", "fits", "load", "locate", "private", "store"]
 
 
 def locate(table, row, column, start, memory):
@@ -100,6 +99,25 @@ def _load_intrinsic(typingctx, pointers, i):
     return values(pointers, types.intp), codegen
 
 
+def checked(result, slots):
+    """Return what a rule returned, if it is a weight and a tuple of `slots` numbers."""
+    return result
+
+
+@overload(checked, prefer_literal=True)
+def _checked(result, slots):
+    good = isinstance(result, types.BaseTuple) and len(result) == 2
+    good = good and isinstance(result[1], types.BaseTuple) and len(result[1]) == slots.literal_value
+    numbers = (result[0], *result[1]) if good else ()
+    if not good or not all(isinstance(n, (types.Number, types.Boolean)) for n in numbers):
+        # Not numba's TypingError: that would end in a page of its attempts.
+        raise TypeError(
+            f"it must return (new_weight, new_state) in every branch, with {slots.literal_value} "
+            f"numbers in the tuple new_state, but returns {result}"
+        )
+    return lambda result, slots: result
+
+
 def store(pointers, i, values):
     """Write `values` to element `i` behind each pointer, rounded to its type."""
     for pointer, value in zip(pointers, values, strict=True):
@@ -113,9 +131,6 @@ def _store(pointers, i, values):
 
 @intrinsic
 def _store_intrinsic(typingctx, pointers, i, values):
-    if len(pointers) != len(values):
-        raise TypingError(f"the rule returns {len(values)} values for {len(pointers)} slots")
-
     def codegen(context, builder, signature, args):
         _, _, value_types = signature.args
         for k, pointer in enumerate(pointers):

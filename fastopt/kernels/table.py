@@ -57,13 +57,16 @@ class Tensor:
     def of_copies(
         cls, rule: Rule, weight: np.ndarray, grad: np.ndarray, state: tuple[np.ndarray, ...]
     ) -> "Tensor":
-        """Tensor of contiguous copies; :func:`launch` copies weight and state back."""
-        originals = (weight, *state)
-        copies = [np.array(array, order="C", subok=False) for array in originals]
-        tensor = cls(rule, copies[0], tuple(copies[1:]))
-        tensor.copied = list(zip(originals, copies, strict=True))
-        tensor.kept = np.array(grad, order="C", subok=False)
-        taken = tensor.take(tensor.kept)
+        """Tensor with contiguous copies of the arrays that kernels cannot work on.
+
+        :func:`launch` copies weight and state back.
+        """
+        arrays = [np.require(array, None, ("C", "A", "E")) for array in (weight, grad, *state)]
+        tensor = cls(rule, arrays[0], tuple(arrays[2:]))
+        pairs = zip((weight, *state), (arrays[0], *arrays[2:]), strict=True)
+        tensor.copied = [(o, n) for o, n in pairs if not np.may_share_memory(o, n)]
+        tensor.kept = arrays[1]
+        taken = tensor.take(arrays[1])
         assert taken
         return tensor
 

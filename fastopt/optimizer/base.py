@@ -1,22 +1,28 @@
 """The base class of all optimizers: registry, counts, rates, and the way from a rule to a step."""
 
 import math
+import re
 import threading
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from numba.core.errors import NumbaError
 
 from fastopt.arguments import count, number
 from fastopt.kernels import noise
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Tensor, launch
-from fastopt.optimizer.border import admit
+from fastopt.optimizer.border import admit, label, order_of
 from fastopt.optimizer.rates import Array, Index, Rates, Schedule
 
 __all__ = ["Array", "Index", "Optimizer", "create", "register"]
+
+COMPILING = (NumbaError, TypeError, KeyError)
+"""What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
 Class = TypeVar("Class", bound="type[Optimizer]")
 
@@ -89,6 +95,9 @@ class Optimizer(Rates):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        rule = vars(cls).get("rule")
+        if not (rule is None or isinstance(rule, (Rule, property))):
+            raise TypeError(f"{cls.__name__}.rule must be made by fastopt.rule, got {rule!r}")
         cls.native = (
             cls.update is Optimizer.update
             and cls.update_multi_precision is Optimizer.update_multi_precision
@@ -114,12 +123,14 @@ class Optimizer(Rates):
         super().__init__(
             learning_rate, lr_scheduler, wd, begin_num_update, param_idx2name, sym, param_dict
         )
-        self.rescale_grad = rescale_grad
-        self.clip_gradient = clip_gradient
+        self.rescale_grad: float = rescale_grad  # AdamW takes what is not finite for an overflow
+        if not isinstance(rescale_grad, Real):
+            raise TypeError(f"rescale_grad must be a number, got {rescale_grad!r}")
+        self.clip_gradient: float | None = clip_gradient
         if clip_gradient is not None:
             number("clip_gradient", clip_gradient, infinite=True)
         self.multi_precision = multi_precision
-        self.seed = count("seed", seed, least=0)
+        self.seed: int = count("seed", seed, least=0)
         self._forget()
 
     def _forget(self) -> None:
@@ -241,7 +252,8 @@ class Optimizer(Rates):
         """
         rule = self.rule
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
-        slots = tuple(np.zeros(shape, weight.dtype) for _ in (rule.state if rule else ()))
+        order = order_of(weight)
+        slots = tuple(np.zeros(shape, weight.dtype, order) for _ in (rule.state if rule else ()))
         return slots if len(slots) > 1 else slots[0] if slots else None
 
     # State and step
@@ -272,7 +284,13 @@ class Optimizer(Rates):
             The arrays do not fit, or the rate is not a number of at least 0. Nothing changes.
         """
         with self._lock:
-            launch(self._plan(index, weight, grad, state))
+            before = self._index_update_count.get(index), self.num_update
+            tensors = self._plan(index, weight, grad, state)
+            try:
+                launch(tensors)
+            except COMPILING as error:
+                self._reset_count(index, *before)
+                raise self._uncompiled(index, error) from error
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Update a weight that may have a float32 master; see :meth:`update`."""
@@ -307,7 +325,11 @@ class Optimizer(Rates):
             except BaseException:
                 self.__dict__.update(saved)
                 raise
-            launch(tensors)
+            try:
+                launch(tensors)
+            except COMPILING as error:
+                self.__dict__.update(saved)
+                raise self._uncompiled(calls[0][0], error) from error
 
     def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Tensor]:
         """Count one update and return what to launch for it, in order."""
@@ -342,12 +364,17 @@ class Optimizer(Rates):
             fields = self._record(tensor.rule, lr, wd, self._hyper_of(index, lr, wd))
             tensor.fill(fields, self._noise_key(index) if tensor.rule.noise else 0)
         except BaseException:
-            self.num_update = num_update
-            if count is None:
-                self._index_update_count.pop(index, None)
-            else:
-                self._index_update_count[index] = count
+            self._reset_count(index, count, num_update)
             raise
+
+    def _uncompiled(self, index: Index, error: Exception) -> TypeError:
+        """Error in words for a rule that cannot be compiled; nothing has run then."""
+        rule = self._rule_of(index)
+        words = f"{label(index, self.idx2name)}: rule {rule.name if rule else ''}"
+        if isinstance(error, KeyError):
+            return TypeError(f"{words} reads h.{error.args[0]}, which its hyper=(...) lacks")
+        told = [m[1] for m in re.finditer(r"Error: (?!Failed in)(.+)", str(error))]
+        return TypeError(f"{words} cannot be compiled: {told[-1] if told else error}")
 
     def _rule_of(self, index: Index) -> Rule | None:
         """Rule of one parameter, for classes that treat some of them differently."""

@@ -1,13 +1,14 @@
 """What an update must be given: checked once, before anything changes."""
 
-from typing import Any
+from itertools import combinations
+from typing import Any, Literal
 
 import numpy as np
 
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Tensor
 
-__all__ = ["admit", "check", "check_index", "check_state", "label", "leaves"]
+__all__ = ["admit", "check", "check_index", "check_state", "label", "leaves", "order_of"]
 
 Array = np.ndarray[Any, Any]
 REAL = (np.dtype(np.float32), np.dtype(np.float64))
@@ -47,7 +48,7 @@ def check(index: Any, names: dict[Any, str], weight: Any, grad: Any) -> None:
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
     """
-    if not isinstance(weight, np.ndarray):
+    if not isinstance(weight, np.ndarray) or isinstance(weight, np.ma.MaskedArray):
         raise TypeError(
             f"{label(index, names)}: weight must be a NumPy array, got {type(weight).__name__}"
         )
@@ -58,20 +59,26 @@ def check(index: Any, names: dict[Any, str], weight: Any, grad: Any) -> None:
     if not weight.flags.writeable:
         raise ValueError(f"{label(index, names)}: weight is read-only, an update writes to it")
     _examine(label(index, names), "gradient", grad, weight.dtype, weight.shape)
-    if np.may_share_memory(weight, grad) and np.shares_memory(weight, grad):
-        raise ValueError(f"{label(index, names)}: weight and gradient share memory")
+    check_apart(label(index, names), {"weight": weight, "gradient": grad})
 
 
 def _examine(
     words: str, role: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> None:
     """Raise unless `array` is a NumPy array (or scalar) of this dtype and shape."""
-    if not isinstance(array, (np.ndarray, np.generic)):
+    if not isinstance(array, (np.ndarray, np.generic)) or isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}")
     if array.dtype != dtype:
         raise TypeError(f"{words}: {role} must have the weight's dtype {dtype}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")
+
+
+def check_apart(words: str, arrays: dict[str, Any]) -> None:
+    """Raise ValueError if two of the named arrays share memory."""
+    for (one, first), (other, second) in combinations(arrays.items(), 2):
+        if np.may_share_memory(first, second) and np.shares_memory(first, second):
+            raise ValueError(f"{words}: {one} and {other} share memory")
 
 
 def leaves(state: Any) -> tuple[Any, ...]:
@@ -134,7 +141,22 @@ def admit(
     check(index, names, weight, grad)
     arrays = leaves(state)
     check_state(index, names, rule, weight, arrays)
+    roles = ("weight", "gradient", *(f"state {slot!r}" for slot in rule.state))
+    check_apart(label(index, names), dict(zip(roles, (weight, grad, *arrays), strict=True)))
+    grad = np.asarray(grad)
+    if rule.elementwise and _fortran(weight) and all(a.flags.f_contiguous for a in arrays):
+        # The elements may come in any common order, and the transposed arrays are contiguous.
+        weight, grad, arrays = weight.T, grad.T, tuple(array.T for array in arrays)
     tensor = Tensor(rule, weight, arrays)
     if type(weight) is np.ndarray and tensor.take(grad):
         return tensor
     return Tensor.of_copies(rule, weight, grad, arrays)
+
+
+def order_of(weight: Array) -> Literal["C", "F"]:
+    """Order of elements in which a state goes best with `weight`."""
+    return "F" if _fortran(weight) else "C"
+
+
+def _fortran(array: Array) -> bool:
+    return array.flags.f_contiguous and not array.flags.c_contiguous

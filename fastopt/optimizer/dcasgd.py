@@ -9,6 +9,7 @@ from fastopt.arguments import number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.base import Array, Index, register
+from fastopt.optimizer.border import order_of
 from fastopt.optimizer.sgd import MomentumOptimizer
 
 __all__ = ["DCASGD", "dcasgd", "dcasgd_momentum"]
@@ -89,5 +90,6 @@ class DCASGD(MomentumOptimizer):
 
     def create_state(self, index: Index, weight: Array) -> tuple[Array | None, Array]:
         """Momentum (None if it is 0) and a copy of the weight."""
-        mom = np.zeros(weight.shape, weight.dtype) if self.momentum else None
-        return mom, np.array(weight, order="C", subok=False)
+        order = order_of(weight)
+        mom = np.zeros(weight.shape, weight.dtype, order) if self.momentum else None
+        return mom, np.array(weight, order=order, subok=False)

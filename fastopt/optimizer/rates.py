@@ -31,8 +31,15 @@ class Rates:
     ) -> None:
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
             raise TypeError(f"param_idx2name must map indices to names, got {param_idx2name!r}")
-        if lr_scheduler is not None and not callable(lr_scheduler):
-            raise TypeError(f"lr_scheduler must be callable, got {lr_scheduler!r}")
+        for index, name in (param_idx2name or {}).items():
+            if not isinstance(name, str):
+                raise TypeError(f"param_idx2name[{index!r}] must be a name, got {name!r}")
+        if param_dict is not None and not isinstance(param_dict, Mapping):
+            raise TypeError(f"param_dict must map indices to parameters, got {param_dict!r}")
+        if lr_scheduler is not None and (
+            not callable(lr_scheduler) or isinstance(lr_scheduler, type)
+        ):
+            raise TypeError(f"lr_scheduler must be a function or an object, got {lr_scheduler!r}")
         self.lr_scheduler = lr_scheduler
         self.lr = self._first_rate(learning_rate)
         self.wd = number("wd", wd)
@@ -61,6 +68,14 @@ class Rates:
         self._index_update_count[index] = count
         self.num_update = max(count, self.num_update)
 
+    def _reset_count(self, index: Index, count: int | None, num_update: int) -> None:
+        """Undo :meth:`_update_count`."""
+        self.num_update = num_update
+        if count is None:
+            self._index_update_count.pop(index, None)
+        else:
+            self._index_update_count[index] = count
+
     def _get_lr(self, index: Index) -> float:
         rate = self.learning_rate * self._multiplier(index, self.lr_mult, "lr_mult")
         if not 0 <= rate < math.inf:
@@ -68,7 +83,10 @@ class Rates:
         return rate
 
     def _get_wd(self, index: Index) -> float:
-        return self.wd * self._multiplier(index, self.wd_mult, "wd_mult")
+        decay = self.wd * self._multiplier(index, self.wd_mult, "wd_mult")
+        if not math.isfinite(decay):
+            number(f"{label(index, self.idx2name)}: weight decay", decay)
+        return decay
 
     def _multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
         if index in self.param_dict:
@@ -80,7 +98,13 @@ class Rates:
     @property
     def learning_rate(self) -> float:
         """The present rate, before multipliers."""
-        return self.lr if self.lr_scheduler is None else float(self.lr_scheduler(self.num_update))
+        if self.lr_scheduler is None:
+            return self.lr
+        rate = self.lr_scheduler(self.num_update)
+        try:
+            return float(rate)
+        except (TypeError, ValueError):
+            raise TypeError(f"lr_scheduler must return a number, got {rate!r}") from None
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the rate.

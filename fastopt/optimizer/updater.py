@@ -46,6 +46,8 @@ class Updater:
     def __init__(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}")
+        if not hasattr(optimizer, "idx2name"):
+            raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
         self.optimizer = optimizer
         self.states: dict[Index, Any] = {}
         self.states_synced: dict[Index, bool] = {}

@@ -36,3 +36,24 @@ def test_the_users_choice_of_layer_is_respected(run_python):
 
 def test_a_missing_tbb_is_no_error(run_python):
     assert run_python(WITHOUT_TBB + STEP, NUMBA_THREADING_LAYER=None).strip() != ""
+
+
+THREADS = """
+import threading, numpy as np
+from fastopt import optimizer
+updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+weight = np.zeros(40_000)
+def work():
+    for _ in range(100):
+        updater(0, np.ones(40_000), weight)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(set(weight.tolist()), updater.optimizer.num_update)
+"""
+
+
+@pytest.mark.parametrize("layer", ["default", "workqueue"])
+def test_threads_may_share_an_updater(run_python, layer):
+    """Without the lock numba's workqueue layer ends the process."""
+    assert run_python(THREADS, NUMBA_THREADING_LAYER=layer).strip() == "{-400.0} 400"

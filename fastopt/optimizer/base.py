@@ -135,7 +135,7 @@ class Optimizer(Rates):
 
     def _forget(self) -> None:
         """Start without what serves the present process only."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()  # for threads that share the optimizer
         self._tensors: dict[Index, tuple[Tensor, Any]] = {}
 
     # Registry
@@ -283,7 +283,7 @@ class Optimizer(Rates):
         TypeError, ValueError
             The arrays do not fit, or the rate is not a number of at least 0. Nothing changes.
         """
-        with self._lock:
+        with self.lock:
             before = self._index_update_count.get(index), self.num_update
             tensors = self._plan(index, weight, grad, state)
             try:
@@ -313,7 +313,7 @@ class Optimizer(Rates):
             for call in calls:
                 self.update_multi_precision(*call)
             return
-        with self._lock:
+        with self.lock:
             saved = {k: v.copy() if isinstance(v, dict) else v for k, v in vars(self).items()}
             repeated = len({index for index, *_ in calls}) < len(calls)
             tensors: list[Tensor] = []
@@ -418,7 +418,7 @@ class Optimizer(Rates):
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but param_dict, which holds live parameters, and what serves this process."""
-        left_out = ("param_dict", "_lock", "_tensors")
+        left_out = ("param_dict", "lock", "_tensors")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

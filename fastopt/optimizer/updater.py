@@ -78,18 +78,22 @@ class Updater:
                 optimizer.update(index, weight, grad, self.states[index])
                 return
             calls = [(index, grad, weight)]
+        with optimizer.lock:
+            self._update(calls)
 
-        for i, g, w in calls:
-            if i not in self.states or not optimizer.native:
-                check(i, optimizer.idx2name, w, g)
+    def _update(self, calls: Sequence[tuple[Index, Any, Any]]) -> None:
+        """Check all calls, make states on first sight, update, and keep the states."""
+        optimizer = self.optimizer
+        for index, grad, weight in calls:
+            if index not in self.states or not optimizer.native:
+                check(index, optimizer.idx2name, weight, grad)
         states: dict[Index, Any] = {}
-        for i, _, w in calls:
-            if i not in states:
-                states[i] = self._state(i, w)
+        for index, _, weight in calls:
+            if index not in states:
+                states[index] = self._state(index, weight)
         optimizer.update_all([(i, w, g, states[i]) for i, g, w in calls])
-        for i in states:
-            self.states[i] = states[i]
-            self.states_synced[i] = True
+        self.states.update(states)
+        self.states_synced.update(dict.fromkeys(states, True))
 
     def _state(self, index: Index, weight: Array) -> Any:
         """State of `index` on its weight's device, made on first sight."""

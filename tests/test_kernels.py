@@ -68,7 +68,7 @@ def test_chunks_cover_every_row_once(size, width):
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 16_383, 16_384, 32_769, 100_001])
 def test_parallel_and_serial_kernels_agree_bit_for_bit(size, rng):
-    for name in ("adam", "lamb", "sgld"):
+    for name in ("adam", "lamb", "lans", "sgld"):
         r = RULES[name]
         made = optimizer.create(name, learning_rate=0.1, wd=0.1)
         results = []

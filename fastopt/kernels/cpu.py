@@ -17,35 +17,36 @@ from numba import njit, prange
 
 from fastopt.kernels.noise import normal
 from fastopt.kernels.rule import Rule, scalar
-from fastopt.kernels.storage import accumulate, checked, enter, fits, load, locate, private, store
+from fastopt.kernels.storage import (
+    LANES,
+    checked,
+    enter,
+    fits,
+    lane_sum,
+    load,
+    locate,
+    private,
+    put,
+    store,
+)
 from fastopt.kernels.threads import prefer_tbb
 
 __all__ = ["admit", "dense", "finish", "rows", "sums"]
 
 log = logging.getLogger("fastopt")
 
-LANES = 256
-"""Partial sums that a chunk keeps: element k of the chunk goes to lane k modulo LANES, whatever
-the width of the machine's vectors or the number of threads."""
+BLOCK = 1024
+"""Terms of a sum that are computed before they are added up; a multiple of LANES."""
 
 
 @scalar
-def ordered_sum(terms, count):
-    """Sum of the first `count` terms as eight running sums, which vectorize."""
-    a = b = c = d = e = f = g = h = 0.0
-    whole = count // 8 * 8
-    for i in range(0, whole, 8):
-        a += terms[i]
-        b += terms[i + 1]
-        c += terms[i + 2]
-        d += terms[i + 3]
-        e += terms[i + 4]
-        f += terms[i + 5]
-        g += terms[i + 6]
-        h += terms[i + 7]
-    for i in range(whole, count):
-        a += terms[i]
-    return ((a + b) + (c + d)) + ((e + f) + (g + h))
+def padded(buffer, count):
+    """Fill the rows of `buffer` with zeros from `count` to a multiple of LANES, and return that."""
+    whole = (count + LANES - 1) // LANES * LANES
+    for k in range(len(buffer)):
+        for i in range(count, whole):
+            buffer[k, i] = 0
+    return whole
 
 
 @cache
@@ -86,14 +87,16 @@ def sums(rule: Rule, step: int, real: Any, parallel: bool) -> Callable:
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             pointers = locate(table, tensor, 0, start, memory)
             h = private(hyper, tensor)
-            lanes = np.zeros((count, LANES))
-            for first in range(0, size, LANES):
-                for lane in range(min(LANES, size - first)):
-                    weight, grad = load(pointers[:2], first + lane)
-                    state = load(pointers[2:], first + lane)
-                    accumulate(lanes, lane, terms(weight, grad, state, h))
-            for k in range(count):
-                partial[c, k] = ordered_sum(lanes[k], LANES)
+            buffer = np.empty((count, BLOCK), real)
+            for first in range(0, size, BLOCK):
+                n = min(BLOCK, size - first)
+                for i in range(n):
+                    weight, grad = load(pointers[:2], first + i)
+                    state = load(pointers[2:], first + i)
+                    put(buffer, i, terms(weight, grad, state, h))
+                n = padded(buffer, n)
+                for k in range(count):
+                    partial[c, k] += lane_sum(buffer, k, n)
 
     return _compile(sums, rule, parallel)
 
@@ -129,16 +132,16 @@ def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
             tensor, start, size = chunks[k, 0], chunks[k, 1], chunks[k, 2]
             width: Any = np.int64(table[tensor, width_column])
             h = private(hyper, tensor)
-            terms = np.empty(LANES)
+            buffer = np.empty((1, BLOCK), real)
             for first in range(start, start + size, width):
                 elements = locate(table, tensor, 0, first, memory)
                 states = locate(table, tensor, 2, first // width, by_row)
                 total = 0.0
-                for begin in range(0, width, LANES):
-                    count = min(LANES, width - begin)
-                    for i in range(count):
-                        terms[i] = row(load(elements, begin + i)[1], h)
-                    total += ordered_sum(terms, count)
+                for begin in range(0, width, BLOCK):
+                    n = min(BLOCK, width - begin)
+                    for i in range(n):
+                        put(buffer, i, (row(load(elements, begin + i)[1], h),))
+                    total += lane_sum(buffer, 0, padded(buffer, n))
                 mean = real(total / width)
                 state = new = load(states, 0)
                 for i in range(width):

@@ -231,6 +231,18 @@ def test_arrays_that_share_memory_in_a_list_are_updated_one_after_the_other(rng)
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.parametrize("indices", [[0, 0, 0], [0, 1, 2]], ids=["same", "tied"])
+def test_a_strided_weight_may_come_more_than_once_in_a_list(indices, rng):
+    gradients = list(rng.normal(size=(3, 50, 2))[:, :, 0])
+    lists, singles = adam(), adam()
+    weight, other = np.ones(100)[::2], np.ones(100)[::2]
+    for _ in range(2):
+        lists(indices, gradients, [weight] * 3)
+        for index, gradient in zip(indices, gradients, strict=True):
+            singles(index, gradient, other)
+    np.testing.assert_array_equal(weight, other)
+
+
 def test_a_weight_that_changes_its_nature_in_place_is_noticed():
     updater, weight = adam(), np.ones(6)
     updater(0, np.ones(6), weight)

@@ -51,7 +51,7 @@ class Tensor:
         self.record = self.fields.view(rule.record(self.real))  # type: ignore[arg-type]
         self.pieces, _ = chunks((self.size, self.width))
         self.copied: Sequence[tuple[np.ndarray, np.ndarray]] = ()
-        self.kept: np.ndarray | None = None
+        self.borrowed: tuple[np.ndarray, np.ndarray] | None = None
 
     @classmethod
     def of_copies(
@@ -65,10 +65,17 @@ class Tensor:
         tensor = cls(rule, arrays[0], tuple(arrays[2:]))
         pairs = zip((weight, *state), (arrays[0], *arrays[2:]), strict=True)
         tensor.copied = [(o, n) for o, n in pairs if not np.may_share_memory(o, n)]
-        tensor.kept = arrays[1]
+        tensor.borrowed = grad, arrays[1]
         taken = tensor.take(arrays[1])
         assert taken
         return tensor
+
+    def renew(self) -> None:
+        """Copy again what is worked on as copies, after other tensors have been updated."""
+        for original, copy in self.copied:
+            copy[...] = original
+        if self.borrowed and self.borrowed[0] is not self.borrowed[1]:
+            self.borrowed[1][...] = self.borrowed[0]
 
     def take(self, grad: Any) -> bool:
         """Enter the present addresses; False if kernels cannot work on the arrays as they are.
@@ -113,6 +120,8 @@ def launch(tensors: Sequence[Tensor]) -> None:
             _run(rule, real, pieces, total, table, records)
         return
     for tensor in tensors:
+        if tensor is not tensors[0]:
+            tensor.renew()
         _run(tensor.rule, tensor.real, tensor.pieces, tensor.size, tensor.entry, tensor.record)
         for original, copy in tensor.copied:
             original[...] = copy

@@ -9,14 +9,13 @@ import numpy as np
 import safetensors.numpy
 
 from fastopt.lr_scheduler import scheduler_registry
-from fastopt.optimizer.base import Optimizer
+from fastopt.optimizer.base import Array, Optimizer
 
 __all__ = ["CheckpointError", "dumps", "loads"]
 
 FORMAT = "1"
 KEY = "fastopt"
 KEEP = "<keep the present schedule>"
-Array = np.ndarray[Any, Any]
 
 
 class CheckpointError(ValueError):

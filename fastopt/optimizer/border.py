@@ -8,7 +8,7 @@ import numpy as np
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Tensor
 
-__all__ = ["admit", "check", "check_index", "check_state", "label", "leaves", "order_of"]
+__all__ = ["Array", "admit", "check", "check_index", "check_state", "label", "leaves", "order_of"]
 
 Array = np.ndarray[Any, Any]
 REAL = (np.dtype(np.float32), np.dtype(np.float64))
@@ -48,33 +48,39 @@ def check(index: Any, names: dict[Any, str], weight: Any, grad: Any) -> None:
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
     """
-    if not isinstance(weight, np.ndarray) or isinstance(weight, np.ma.MaskedArray):
-        raise TypeError(
-            f"{label(index, names)}: weight must be a NumPy array, got {type(weight).__name__}"
-        )
+    words = label(index, names)
+    _check_array(words, "weight", weight, np.ndarray)
     if weight.dtype not in REAL:
-        raise TypeError(
-            f"{label(index, names)}: weight must be float32 or float64, got {weight.dtype}"
-        )
-    if not weight.flags.writeable:
-        raise ValueError(f"{label(index, names)}: weight is read-only, an update writes to it")
-    _examine(label(index, names), "gradient", grad, weight.dtype, weight.shape)
-    check_apart(label(index, names), {"weight": weight, "gradient": grad})
+        raise TypeError(f"{words}: weight must be float32 or float64, got {weight.dtype}")
+    _check_writeable(words, "weight", weight)
+    _check_like(words, "gradient", grad, weight.dtype, weight.shape)
+    _check_apart(words, {"weight": weight, "gradient": grad})
 
 
-def _examine(
+def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
+    """Raise TypeError unless `array` is of this kind, and not masked."""
+    if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}")
+
+
+def _check_writeable(words: str, role: str, array: Array) -> None:
+    """Raise ValueError if `array` is read-only."""
+    if not array.flags.writeable:
+        raise ValueError(f"{words}: {role} is read-only, an update writes to it")
+
+
+def _check_like(
     words: str, role: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> None:
     """Raise unless `array` is a NumPy array (or scalar) of this dtype and shape."""
-    if not isinstance(array, (np.ndarray, np.generic)) or isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}")
+    _check_array(words, role, array, (np.ndarray, np.generic))
     if array.dtype != dtype:
         raise TypeError(f"{words}: {role} must have the weight's dtype {dtype}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")
 
 
-def check_apart(words: str, arrays: dict[str, Any]) -> None:
+def _check_apart(words: str, arrays: dict[str, Any]) -> None:
     """Raise ValueError if two of the named arrays share memory."""
     for (one, first), (other, second) in combinations(arrays.items(), 2):
         if np.may_share_memory(first, second) and np.shares_memory(first, second):
@@ -123,9 +129,8 @@ def check_state(
     shape = (len(weight), 1) if rule.row else weight.shape
     for slot, array in zip(rule.state, arrays, strict=True):
         words, role = label(index, names), f"state {slot!r}"
-        _examine(words, role, array, weight.dtype, shape)
-        if not array.flags.writeable:
-            raise ValueError(f"{words}: {role} is read-only, an update writes to it")
+        _check_like(words, role, array, weight.dtype, shape)
+        _check_writeable(words, role, array)
 
 
 def admit(
@@ -142,7 +147,7 @@ def admit(
     arrays = leaves(state)
     check_state(index, names, rule, weight, arrays)
     roles = ("weight", "gradient", *(f"state {slot!r}" for slot in rule.state))
-    check_apart(label(index, names), dict(zip(roles, (weight, grad, *arrays), strict=True)))
+    _check_apart(label(index, names), dict(zip(roles, (weight, grad, *arrays), strict=True)))
     grad = np.asarray(grad)
     if rule.elementwise and _fortran(weight) and all(a.flags.f_contiguous for a in arrays):
         # The elements may come in any common order, and the transposed arrays are contiguous.

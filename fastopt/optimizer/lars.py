@@ -10,7 +10,7 @@ from fastopt.kernels.scalars import COMMON
 from fastopt.optimizer.base import Index, register
 from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
 
-__all__ = ["LARS", "lars", "lars_momentum"]
+__all__ = ["LARS", "lars", "lars_momentum", "lars_sums"]
 
 FIELDS = (*COMMON, "eta", "epsilon")
 

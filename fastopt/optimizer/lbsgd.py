@@ -12,6 +12,7 @@ from fastopt.kernels.scalars import COMMON
 from fastopt.kernels.table import Tensor
 from fastopt.optimizer.base import Array, Index, register
 from fastopt.optimizer.border import admit, check
+from fastopt.optimizer.lars import lars_sums
 from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
 
 __all__ = ["LBSGD", "accumulate", "lbsgd", "lbsgd_momentum"]
@@ -25,11 +26,6 @@ def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     if h.keep:
         return weight + grad, ()
     return grad, ()
-
-
-def lars_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-    """Squares of the weight and of the raw gradient."""
-    return weight * weight, grad * grad
 
 
 def lars_finish(sums: Sums, h: Hyper) -> None:

@@ -4,14 +4,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
 from fastopt.arguments import count, number
-from fastopt.optimizer.border import label
+from fastopt.optimizer.border import Array, label
 
 __all__ = ["Array", "Index", "Rates", "Schedule"]
 
-Array = np.ndarray[Any, Any]
 Index = int | str
 Schedule = Callable[[int], float]
 

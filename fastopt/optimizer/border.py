@@ -226,6 +226,7 @@ def admit(
         if all(array.flags.f_contiguous for array in arrays[:-1]):
             # The elements may come in any common order, and transposed they are contiguous.
             arrays = tuple(array.T for array in arrays)
+    given = (lambda _: ()) if sparse else (lambda arrays: arrays[-1:])
     parts = len(weight)
     kinds = [kind_of(array.dtype) for array in arrays]
     layout = Layout(
@@ -239,12 +240,12 @@ def admit(
     )
     if all(type(array) is np.ndarray for array in arrays[:-1]):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
-        if sparse or table.take(values) < 0:
+        if table.take(*given(arrays)) < 0:
             return table
     copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
     table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
-    taken = table.take(*([] if sparse else [copies[-1]]))
+    taken = table.take(*given(copies))
     assert taken < 0
     return table
 

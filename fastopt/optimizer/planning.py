@@ -304,7 +304,7 @@ class Planner(Rates):
     def _has_master(self, weight: Array) -> bool:
         return self.multi_precision and is_half(weight)
 
-    def _nested(self, weight: Array, inner: Any, master: Array) -> Any:
+    def _nested(self, inner: Any, master: Array) -> Any:
         """State of a weight with a master."""
         return (inner, master) if self._master_last else (master, inner)
 

@@ -31,42 +31,46 @@ __all__ = [
     "widen_float16",
 ]
 
+_ZERO, _ONE = np.uint32(0), np.uint32(1)
+
+# Parts of float16's bits.
 _SIGN_16 = np.uint32(0x8000)
 _MAGNITUDE_16 = np.uint32(0x7FFF)
+_MANTISSA_16 = np.uint32(0x03FF)
 _INFINITY_16 = np.uint32(0x7C00)
 _NAN_16 = np.uint32(0x7E00)
-_MANTISSA_16 = np.uint32(0x03FF)
-_LEAST_16 = np.float32(2.0**-24)
-_NORMAL_16 = np.float32(2.0**-14)
 
+# Parts of float32's bits.
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 _QUIET = np.uint32(0x00400000)
 
-# Bits of the float32 that is the least normal float16, the largest, the first power too large.
-_NORMAL = np.uint32(113 << 23)
+# Float32 bits of the least normal float16, the largest one, and the first power of 2 beyond.
+_NORMAL_16 = np.uint32(113 << 23)
 _LARGEST_16 = np.uint32(0x477FE000)
-_OVERFLOW = np.uint32(143 << 23)
+_BEYOND_16 = np.uint32(143 << 23)
 
+# A float32's exponent less that of the equal float16, and twice that, which infinity takes.
 _BIAS = np.uint32(112 << 23)
-"""Difference between the exponents of a float32 and of the equal float16."""
-_BIAS_2 = np.uint32(2 * 112 << 23)
+_BIAS_2 = np.uint32(224 << 23)
+
+# A normal float16 drops 13 bits of a float32's mantissa; their factor 2**13 in the exponent.
 _DROPPED = np.uint32(13)
-"""Bits of a float32's mantissa that a normal float16 has no place for."""
 _DROPPED_MASK = np.uint32((1 << 13) - 1)
 _DROPPED_HALF = np.uint32(1 << 12)
-_SHIFT = np.uint32(13 << 23)
-"""Factor 2**13 as the difference of exponents."""
-_UNIT_BITS = np.uint32(21)
-"""Bits after the point when a number below the normal ones counts the least float16."""
-_UNIT_MASK = np.uint32((1 << 21) - 1)
+_DROPPED_FACTOR = np.uint32(13 << 23)
+
+# Below the normal ones, float16 counts units of 2**-24, here with 21 bits after the point.
+_UNIT = np.float32(2.0**-24)
+_POINT = np.uint32(21)
+_POINT_MASK = np.uint32((1 << 21) - 1)
 _TO_UNITS = np.float32(2.0 ** (24 + 21))
 
-_ZERO, _ONE = np.uint32(0), np.uint32(1)
-_UPPER = np.uint32(16)
-_TOP = np.uint32(15)
+# Bfloat16 is the upper half of float32's bits.
+_HALF_BITS = np.uint32(16)
 _LOWER = np.uint32(0xFFFF)
-_HALF = np.uint32(0x8000)
+_LOWER_TOP = np.uint32(15)
+_LOWER_HALF = np.uint32(0x8000)
 _LARGEST_BFLOAT16 = np.uint32(0x7F7F0000)
 
 
@@ -99,25 +103,27 @@ def _narrow_float16(x):
 
 @scalar
 def dither_float16(x, bits):
-    """Bits of one of the two float16 next to float32 `x`, chosen by the random uint32 `bits`.
+    """Bits of float32 `x` rounded to one of the two float16 next to it by the random uint32 `bits`.
 
-    The one away from zero has the probability by which `x` is nearer to it, so the expectation is
-    `x`. The low 13 bits decide, and the low 21 where the result is not a normal number, to whose
-    resolution the probability is rounded down. A float16 does not change, nor do infinity and NaN.
-    Beyond the largest float16, 65504, rounding is to nearest.
+    The probability of rounding away from zero is the part that is cut off, in units of the last
+    place, so the expectation is `x`. The low 13 bits decide; where the result is below the normal
+    numbers it is the low 21, to whose resolution the probability is rounded down. A float16 does
+    not change, infinity and NaN stay. Beyond the largest float16, 65504, rounding is to nearest.
     """
     magnitude = _magnitude(x)
     added = _DROPPED_HALF if magnitude > _LARGEST_16 else np.uint32(bits & _DROPPED_MASK)
-    normal = np.uint32(min(magnitude, _INFINITY) - _BIAS + added) >> _DROPPED
-    units = np.uint32(np.int32(min(abs(x), _NORMAL_16) * _TO_UNITS))
-    subnormal = np.uint32(units + (bits & _UNIT_MASK)) >> _UNIT_BITS
-    return _signed(x, subnormal if magnitude < _NORMAL else normal)
+    raised = max(np.uint32(min(magnitude, _BEYOND_16) + added), _BIAS)
+    normal = np.uint32(raised - _BIAS) >> _DROPPED
+    below = _bits_float(min(magnitude, _NORMAL_16 - _ONE))
+    units = np.uint32(np.int32(below * _TO_UNITS))
+    subnormal = np.uint32(units + (bits & _POINT_MASK)) >> _POINT
+    return _signed(x, subnormal if magnitude < _NORMAL_16 else normal)
 
 
 @scalar
 def widen_bfloat16(bits):
     """Float32 of the bfloat16 with the given bits."""
-    return _bits_float(np.uint32(bits) << _UPPER)
+    return _bits_float(np.uint32(bits) << _HALF_BITS)
 
 
 @scalar
@@ -126,20 +132,18 @@ def narrow_bfloat16(x):
 
     NaN stays NaN.
     """
-    odd = np.uint32(_float_bits(x) >> _UPPER) & _ONE
-    return _upper(x, np.uint32(odd + (_HALF - _ONE)))
+    odd = np.uint32(_float_bits(x) >> _HALF_BITS) & _ONE
+    return _upper(x, np.uint32(odd + (_LOWER_HALF - _ONE)))
 
 
 @scalar
 def dither_bfloat16(x, bits):
-    """Bits of one of the two bfloat16 next to float32 `x`, chosen by the random uint32 `bits`.
+    """Bits of float32 `x` rounded to one of the two bfloat16 next to it by the random `bits`.
 
-    The one away from zero has the probability by which `x` is nearer to it, so the expectation is
-    `x`; the low 16 bits decide. A bfloat16 does not change, nor do infinity and NaN. Beyond the
-    largest bfloat16 rounding is to nearest.
+    As in :func:`dither_float16`; the low 16 bits of the uint32 decide, for every `x`.
     """
-    added = _HALF if _magnitude(x) > _LARGEST_BFLOAT16 else np.uint32(bits & _LOWER)
-    return _upper(x, added)
+    beyond = _magnitude(x) > _LARGEST_BFLOAT16
+    return _upper(x, _LOWER_HALF if beyond else np.uint32(bits & _LOWER))
 
 
 @scalar
@@ -149,28 +153,29 @@ def split_float32(x):
     Unlike in :func:`narrow_bfloat16`, of two equally near ones it is the one away from zero. So
     the low bits tell which way it was rounded, and :func:`join_float32` gives back `x`.
     """
-    low = np.uint32(_float_bits(x) & _LOWER) if x == x else _ZERO
-    return _upper(x, _HALF), np.uint16(low)
+    low = _ZERO if _magnitude(x) > _INFINITY else np.uint32(_float_bits(x) & _LOWER)
+    return _upper(x, _LOWER_HALF), np.uint16(low)
 
 
 @scalar
 def join_float32(high, low):
     """Float32 that :func:`split_float32` split into `high` and `low`.
 
-    Where `high` was changed since, the result is a number that is rounded to `high`, or next to
-    zero if `high` is zero.
+    If `high` was set to another finite number since, the result is a number that rounds to it, or
+    one of less than 1e-40 if it was set to zero.
     """
     high, low = np.uint32(high), np.uint32(low)
-    borrow = np.uint32(low >> _TOP) if np.uint32(high & _MAGNITUDE_16) else _ZERO
-    return _bits_float(np.uint32(np.uint32(high - borrow) << _UPPER) | low)
+    # Where rounding raised the upper half, the lower one begins with 1. Nothing raises to zero.
+    raised = np.uint32(low >> _LOWER_TOP) if np.uint32(high & _MAGNITUDE_16) else _ZERO
+    return _bits_float(np.uint32(np.uint32(high - raised) << _HALF_BITS) | low)
 
 
 @scalar
 def _upper(x, added):
     """Upper half of the bits of float32 `x` plus `added`; NaN becomes a quiet NaN."""
     bits = _float_bits(x)
-    rounded = np.uint32(bits + added) if x == x else np.uint32(bits | _QUIET)
-    return np.uint16(rounded >> _UPPER)
+    is_nan = _magnitude(x) > _INFINITY
+    return np.uint16((bits | _QUIET if is_nan else np.uint32(bits + added)) >> _HALF_BITS)
 
 
 @scalar
@@ -179,33 +184,33 @@ def _widen_by_integers(bits):
     exponent = np.uint32(bits & _INFINITY_16)
     bias = _BIAS_2 if exponent == _INFINITY_16 else _BIAS
     normal = np.uint32(((bits & _MAGNITUDE_16) << _DROPPED) + bias)
-    subnormal = _float_bits(np.float32(np.int32(bits & _MANTISSA_16)) * _LEAST_16)
+    subnormal = _float_bits(np.float32(np.int32(bits & _MANTISSA_16)) * _UNIT)
     magnitude = subnormal if exponent == _ZERO else normal
-    return _bits_float(magnitude | np.uint32((bits & _SIGN_16) << _UPPER))
+    return _bits_float(magnitude | np.uint32((bits & _SIGN_16) << _HALF_BITS))
 
 
 @scalar
 def _narrow_by_integers(x):
-    magnitude = _magnitude(x)
-    exponent = np.uint32(min(max(np.uint32(magnitude & _INFINITY), _NORMAL), _OVERFLOW))
+    magnitude = min(_magnitude(x), _BEYOND_16)
+    exponent = max(np.uint32(magnitude & _INFINITY), _NORMAL_16)
     # The last place of the sum is that of the float16, so the processor rounds to it.
-    shifter = np.uint32(exponent + _SHIFT)
-    significand = np.uint32(_float_bits(abs(x) + _bits_float(shifter)) - shifter)
+    large = np.uint32(exponent + _DROPPED_FACTOR)
+    significand = np.uint32(_float_bits(_bits_float(magnitude) + _bits_float(large)) - large)
     # The significand has the leading 1 of a normal number, and a carry, which raise the exponent.
-    return _signed(x, np.uint32(np.uint32(exponent - _NORMAL) >> _DROPPED) + significand)
+    return _signed(x, np.uint32(np.uint32(exponent - _NORMAL_16) >> _DROPPED) + significand)
 
 
 @scalar
 def _magnitude(x):
+    """Bits of the absolute value."""
     return np.uint32(_float_bits(x) & _MAGNITUDE)
 
 
 @scalar
 def _signed(x, magnitude):
-    """Float16 bits of a rounded magnitude, or infinity or NaN, with the sign of float32 `x`."""
-    limit = _INFINITY_16 if x == x else _NAN_16
-    sign = np.uint32(_float_bits(x) >> _UPPER) & _SIGN_16
-    return np.uint16(min(np.uint32(magnitude), limit) | sign)
+    """Bits of the float16 with the sign of `x` and the given magnitude, or NaN if `x` is NaN."""
+    sign = np.uint32(_float_bits(x) >> _HALF_BITS) & _SIGN_16
+    return np.uint16(sign | (_NAN_16 if _magnitude(x) > _INFINITY else magnitude))
 
 
 @intrinsic

@@ -4,9 +4,9 @@ Values are float32, and bits are uint16, as numba knows neither format. Every fu
 kernels, where the loop around it vectorizes, and in plain Python.
 
 Integers of 32 bits do the work, but for float16 where the processor converts it (F16C on x86).
-That path gives the same bits. It is taken only if kernels are compiled for such a processor: for
-another, LLVM would call a function that does not exist. Numba's cache on disk keeps the kernels of
-each processor and set of features apart.
+That path gives the same bits, but for those that tell one NaN from another. It is taken only if
+kernels are compiled for such a processor: for another, LLVM would call a function that does not
+exist. Numba's cache on disk keeps the kernels of each processor and set of features apart.
 """
 
 from functools import cache
@@ -236,9 +236,8 @@ def _f16c() -> bool:
         on_host = binding.get_host_cpu_features().get("f16c", False)
     except RuntimeError:
         return False
-    chosen = config.CPU_FEATURES
-    if chosen is None:
+    if config.CPU_FEATURES is None:
         return bool(on_host and config.ENABLE_AVX)
-    features = chosen.split(",")
-    # Taking one feature away takes those that need it away too.
+    features = config.CPU_FEATURES.split(",")
+    # Taking a feature away takes those that need it away too.
     return on_host and "+f16c" in features and not any(f.startswith("-") for f in features)

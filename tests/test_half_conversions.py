@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
 
@@ -216,6 +216,8 @@ def test_the_upper_part_is_the_nearest_bfloat16_and_of_two_the_one_away_from_zer
 
 
 @given(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF))
+@example(0, 0xFFFF)
+@example(0x8000, 0x8000)
 def test_a_changed_upper_part_is_kept_by_the_joined_number(high, low):
     joined = half.join_float32(np.uint16(high), np.uint16(low))
     magnitude = high & 0x7FFF
@@ -240,12 +242,11 @@ def away(format, x, draws):
 @given(data=st.data())
 def test_the_probability_of_rounding_away_is_the_part_that_is_cut_off(format, data):
     """All values of the bits that decide, each once: their mean is the expectation."""
-    least = float(format.values()[1 << format.mantissa])
-    largest = float(format.values()[-2])
-    size = data.draw(st.floats(least, largest, width=32))
+    values = format.values()
+    least, last, largest = values[[1 << format.mantissa, -3, -2]].tolist()
+    size = data.draw(st.floats(least, largest, width=32) | st.floats(last, largest, width=32))
     x = np.float32(data.draw(st.sampled_from([-1, 1])) * size)
     draws = np.arange(1 << format.drop, dtype=np.uint32)
-    values = format.values()
     below = np.searchsorted(values, size, "right") - 1
     part = (size - values[below]) / (values[below + 1] - values[below])
     assert away(format, x, draws).mean() == part

@@ -153,8 +153,7 @@ def split_float32(x):
     Unlike in :func:`narrow_bfloat16`, of two equally near ones it is the one away from zero. So
     the low bits tell which way it was rounded, and :func:`join_float32` gives back `x`.
     """
-    low = _ZERO if _magnitude(x) > _INFINITY else np.uint32(_float_bits(x) & _LOWER)
-    return _upper(x, _LOWER_HALF), np.uint16(low)
+    return _upper(x, _LOWER_HALF), np.uint16(_float_bits(x) & _LOWER)
 
 
 @scalar

@@ -142,6 +142,11 @@ def test_parts_are_drawn_one_after_the_other_from_one_generator():
             ValueError,
             r"rnn_weight: FusedRNN needs a packed vector, got shape \(5, 1\)",
         ),
+        (
+            lambda: filled(FusedRNN("ones", 2, 1, "rnn_tanh"), "rnn_weight", (9,)),
+            ValueError,
+            r"^rnn_weight: size must be 2 \* \(4 \+ inputs\) for FusedRNN.*, got 9",
+        ),
     ],
 )
 def test_wrong_arguments_of_fused_layers_are_named(make, error, message):

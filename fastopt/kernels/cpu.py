@@ -18,7 +18,17 @@ from numba import njit, prange
 
 from fastopt.kernels import headers, segments
 from fastopt.kernels.lanes import BLOCK, lane_sum, padded, put
-from fastopt.kernels.layout import ADDRESS, DECAY, KEY, PAID, ROWS, SEGMENTS, WIDTH, Layout
+from fastopt.kernels.layout import (
+    ADDRESS,
+    DECAY,
+    KEY,
+    PAID,
+    ROWS,
+    SEGMENTS,
+    SPLIT,
+    WIDTH,
+    Layout,
+)
 from fastopt.kernels.noise import normal
 from fastopt.kernels.rule import Rule, scalar
 from fastopt.kernels.segments import collect, gather, listed
@@ -257,14 +267,17 @@ def sums(layout: Layout, step: int, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper, partial)`` that adds up pass `step` of the rule per chunk."""
     rule, real, sparse = layout.rule, layout.real, layout.sparse
     terms, count = rule.passes[step][0], rule.sums[step]
-    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
-    first_state = ADDRESS + len(kinds)
+    state_kinds, grad_kinds = layout.state, (layout.grad,)
+    first_state = ADDRESS + len(layout.weight)
     first_grad = first_state + len(state_kinds)
+    # A split weight's first part is its rounded form, otherwise that is the copy behind it.
+    first_weight = ADDRESS + (layout.rounded_sums and layout.weight != SPLIT)
+    kinds = (layout.weight[first_weight - ADDRESS],) if layout.rounded_sums else layout.weight
 
     def sums(chunks, table, hyper, partial):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            weights = locate(table, tensor, ADDRESS, start, kinds)
+            weights = locate(table, tensor, first_weight, start, kinds)
             states = locate(table, tensor, first_state, start, state_kinds)
             grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
             h, buffer = private(hyper, tensor), np.empty((count, BLOCK), real)

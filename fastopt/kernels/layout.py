@@ -79,6 +79,8 @@ class Layout:
         Rows that the gradient does not list are left alone.
     catch_up : bool
         Listed rows are given the decay first that they have missed.
+    rounded_sums : bool
+        The passes of the rule see the weight as its half-precision copy has it.
     """
 
     rule: Rule
@@ -90,6 +92,7 @@ class Layout:
     sparse: bool = False
     lazy: bool = False
     catch_up: bool = False
+    rounded_sums: bool = False
 
     @property
     def by_row(self) -> bool:

@@ -97,7 +97,7 @@ class LARS(MomentumOptimizer):
     """
 
     forms = (lars, lars_momentum)
-    _lazy = True
+    _lazy, _master_last, _rounded_sums = True, True, True
     _decayed = ("_weight",)
 
     def __init__(

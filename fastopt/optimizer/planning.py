@@ -69,6 +69,9 @@ class Planner(Rates):
     seed: int
     row_decay: dict[Index, tuple[Array, float]]
 
+    _rounded_sums: ClassVar[bool] = False
+    """Whether the passes of a rule see a weight with a master as it was rounded."""
+
     _master_last: ClassVar[bool] = False
     """Whether the state is nested as (state, master) instead of (master, state)."""
 
@@ -226,7 +229,7 @@ class Planner(Rates):
         table = known.table if known is not None else None
         if table is None or not (isinstance(grad, RowSparse) and self._serves(table, grad)):
             exact, arrays = self._parts(words, rule, weight, state, copy, masters)
-            table = admit(words, rule, exact, grad, arrays, **self._options(rule, exact, grad))
+            table = admit(words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy))
             if table.arrays[0] is exact[0] and not isinstance(state, list):
                 self._known[index] = Known(table, weight, state, copy)
         if isinstance(grad, RowSparse):
@@ -249,12 +252,15 @@ class Planner(Rates):
             and table.take() < 0
         )
 
-    def _options(self, rule: Rule, exact: tuple[Array, ...], grad: Any) -> dict[str, bool]:
+    def _options(
+        self, rule: Rule, exact: tuple[Array, ...], grad: Any, copy: Array | None
+    ) -> dict[str, bool]:
         """Fields of the layout that the arguments of the optimizer decide."""
         lazy = isinstance(grad, RowSparse) and self.lazy_update and rule.row is None
         return {
             "lazy": lazy,
             "catch_up": lazy and self.sparse_decay != "touched",
+            "rounded_sums": self._rounded_sums and len(exact) == 2 and copy is None,
             "dither": self.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
         }
 

@@ -5,45 +5,33 @@ Every kernel takes the same three arrays (see :mod:`fastopt.kernels.table`): ``c
 and ``hyper`` with a record for each tensor.
 """
 
-import hashlib
-import logging
-import math
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from fastopt.kernels import headers, segments
+from fastopt.kernels.compiling import compiled
+from fastopt.kernels.elements import gradient, keep, keep_state, missed
 from fastopt.kernels.lanes import BLOCK, lane_sum, padded, put
 from fastopt.kernels.layout import (
     ADDRESS,
-    DECAY,
     KEY,
-    PAID,
+    ORDER,
     ROWS,
     SEGMENTS,
     SPLIT,
+    STARTS,
     WIDTH,
     Layout,
 )
 from fastopt.kernels.noise import normal
-from fastopt.kernels.rule import Rule, scalar
+from fastopt.kernels.rule import Rule
 from fastopt.kernels.segments import collect, gather, listed
-from fastopt.kernels.storage import (
-    checked,
-    load,
-    locate,
-    prefetch,
-    private,
-    read_weight,
-    store,
-    store_dithered,
-    write_weight,
-)
-from fastopt.kernels.threads import prefer_tbb
+from fastopt.kernels.storage import checked, inside, load, locate, prefetch, private
+from fastopt.kernels.weights import read_weight
 
 __all__ = [
     "dense",
@@ -58,49 +46,8 @@ __all__ = [
     "survey",
 ]
 
-log = logging.getLogger("fastopt")
-
 AHEAD = 16
 """Listed rows between the one that is worked on and the one that is brought to the cache."""
-
-FLOAT64 = (np.float64,)
-
-
-@scalar
-def gradient(grads, i, buffer, k):
-    """Gradient of an element: `k` of the buffer, or `i` behind the pointer if there is none."""
-    if buffer is None:
-        return load(grads, i)[0]
-    return buffer[0, k]
-
-
-@scalar
-def keep(weights, i, weight, key, place, dither):
-    """Write element `i` of a weight, which is element `place` of the tensor."""
-    if dither is None:
-        write_weight(weights, i, weight)
-    else:
-        store_dithered(weights, i, (weight,), ~key, place)
-
-
-@scalar
-def keep_state(states, i, state, key, place, draws):
-    """Write element `i` of every state slot, which is element `place` of the tensor."""
-    if draws is None:
-        store(states, i, state)
-    else:
-        store_dithered(states, i, state, key, place)
-
-
-@scalar
-def missed(table, tensor, row):
-    """Factor of the decay that a row has missed; it counts as made up for."""
-    paid = locate(table, tensor, PAID, row, FLOAT64)
-    totals = locate(table, tensor, DECAY, 0, FLOAT64)
-    factor = math.exp(load(totals, 0)[0] - load(paid, 0)[0])
-    store(paid, 0, load(totals, 1))
-    return factor
-
 
 
 @cache
@@ -128,7 +75,7 @@ def dense(layout: Layout, parallel: bool) -> Callable:
             for first in range(0, size, step):
                 count = min(step, size - first)
                 if sparse:
-                    gather(table, tensor, grads, start + first, count, buffer)
+                    gather(table, tensor, grads, start + first, count, inside(buffer))
                 for i in range(first, first + count):
                     weight, state = read_weight(weights, i), load(states, i)
                     grad = gradient(grads, i, buffer, i - first)
@@ -140,7 +87,7 @@ def dense(layout: Layout, parallel: bool) -> Callable:
                     keep(weights, i, weight, key, start + i, dither)
                     keep_state(states, i, state, key, start + i, draws)
 
-    return _compile(dense, rule, parallel)
+    return compiled(dense, rule, parallel)
 
 
 @cache
@@ -150,6 +97,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
     Start and size of a chunk count listed rows.
     """
     rule, real, catch_up = layout.rule, layout.real, layout.catch_up
+    reals, direct = (real,), layout.grad == layout.real
     update, noise, slots = rule.fn, rule.noise, len(rule.state)
     kinds, grad_kinds = layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
@@ -168,25 +116,32 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                     ahead = listed(table, tensor, ROWS, k + AHEAD) * width
                     prefetch(locate(table, tensor, ADDRESS, ahead, kinds), width)
                     prefetch(locate(table, tensor, first_state, ahead, state_kinds), width)
-                collect(table, tensor, grads, k, 0, width, buffer, 0)
+                begin = listed(table, tensor, STARTS, k)
+                if direct and listed(table, tensor, STARTS, k + 1) == begin + 1:
+                    start_of = listed(table, tensor, ORDER, begin) * width
+                    source = locate(table, tensor, first_grad, start_of, reals)
+                else:
+                    source = inside(buffer)
+                    collect(table, tensor, grads, k, 0, width, source, 0)
                 row = listed(table, tensor, ROWS, k)
                 place = row * width
                 weights = locate(table, tensor, ADDRESS, place, kinds)
                 states = locate(table, tensor, first_state, place, state_kinds)
                 factor = real(missed(table, tensor, row)) if catch_up else real(1)
                 for i in range(width):
-                    weight, state = read_weight(weights, i), load(states, i)
+                    weight, grad = read_weight(weights, i), load(source, i)[0]
+                    state = load(states, i)
                     if catch_up:
                         weight = weight * factor
                     if noise:
-                        new = update(weight, buffer[0, i], state, h, normal(key, place + i))
+                        new = update(weight, grad, state, h, normal(key, place + i))
                     else:
-                        new = update(weight, buffer[0, i], state, h)
+                        new = update(weight, grad, state, h)
                     weight, state = checked(new, slots)
                     keep(weights, i, weight, key, place + i, dither)
                     keep_state(states, i, state, key, place + i, draws)
 
-    return _compile(lazy, rule, parallel)
+    return compiled(lazy, rule, parallel)
 
 
 @cache
@@ -213,7 +168,7 @@ def rows(layout: Layout, parallel: bool) -> Callable:
                 if sparse:
                     row, buffer = listed(table, tensor, ROWS, k), np.empty((1, width), real)
                     grads = locate(table, tensor, first_grad, 0, grad_kinds)
-                    collect(table, tensor, grads, k, 0, width, buffer, 0)
+                    collect(table, tensor, grads, k, 0, width, inside(buffer), 0)
                 else:
                     row, buffer = k, None
                     grads = locate(table, tensor, first_grad, row * width, grad_kinds)
@@ -234,7 +189,7 @@ def rows(layout: Layout, parallel: bool) -> Callable:
                     keep(weights, i, weight, key, row * width + i, dither)
                 keep_state(states, 0, new, key, row, draws)
 
-    return _compile(rows, rule, parallel)
+    return compiled(rows, rule, parallel)
 
 
 @cache
@@ -259,7 +214,7 @@ def settle(layout: Layout, parallel: bool) -> Callable:
                     weight = read_weight(weights, i) * factor
                     keep(weights, i, weight, key, row * width + i, dither)
 
-    return _compile(settle, layout.rule, parallel)
+    return compiled(settle, layout.rule, parallel)
 
 
 @cache
@@ -281,14 +236,11 @@ def sums(layout: Layout, step: int, parallel: bool) -> Callable:
             states = locate(table, tensor, first_state, start, state_kinds)
             grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
             h, buffer = private(hyper, tensor), np.empty((count, BLOCK), real)
-            if sparse:
-                gathered = np.empty((1, BLOCK), real)
-            else:
-                gathered = None
+            gathered = np.empty((1, BLOCK), real) if sparse else None
             for first in range(0, size, BLOCK):
                 n = min(BLOCK, size - first)
                 if sparse:
-                    gather(table, tensor, grads, start + first, n, gathered)
+                    gather(table, tensor, grads, start + first, n, inside(gathered))
                 for i in range(n):
                     grad = gradient(grads, first + i, gathered, i)
                     weight, state = read_weight(weights, first + i), load(states, first + i)
@@ -297,7 +249,7 @@ def sums(layout: Layout, step: int, parallel: bool) -> Callable:
                 for k in range(count):
                     partial[c, k] += lane_sum(buffer, k, n)
 
-    return _compile(sums, rule, parallel)
+    return compiled(sums, rule, parallel)
 
 
 @cache
@@ -314,7 +266,7 @@ def finish(rule: Rule, step: int) -> Callable:
                 first += 1
             fill(total, hyper[tensor])
 
-    return _compile(finish, rule, parallel=False)
+    return compiled(finish, rule, parallel=False)
 
 
 @cache
@@ -336,64 +288,28 @@ def squares(kind: Any, real: Any, column: int, sparse: bool, parallel: bool) -> 
                 for first in range(0, width, BLOCK):
                     n = min(BLOCK, width - first)
                     if sparse:
-                        collect(table, tensor, grads, k, first, n, buffer, 0)
+                        collect(table, tensor, grads, k, first, n, inside(buffer), 0)
                     for i in range(n):
                         grad = buffer[0, i] if sparse else load(grads, first + i)[0]
                         square[0, i] = np.float64(grad) * np.float64(grad)
                     partial[c] += lane_sum(square, 0, padded(square, n))
 
-    return _compile(squares, None, parallel)
+    return compiled(squares, None, parallel)
 
 
 @cache
 def enter() -> Callable:
     """Kernel :func:`fastopt.kernels.headers.enter`."""
-    return _compile(headers.enter, None, parallel=False, nogil=False)
+    return compiled(headers.enter, None, parallel=False, nogil=False)
 
 
 @cache
 def survey() -> Callable:
     """Kernel :func:`fastopt.kernels.segments.survey`."""
-    return _compile(segments.survey, None, parallel=False)
+    return compiled(segments.survey, None, parallel=False)
 
 
 @cache
 def order_rows() -> Callable:
     """Kernel :func:`fastopt.kernels.segments.order_rows`."""
-    return _compile(segments.order_rows, None, parallel=False)
-
-
-def _compile(
-    kernel: Callable, rule: Rule | None, parallel: bool, nogil: bool = True
-) -> Callable:
-    """Compile `kernel` on first use, from numba's disk cache where possible.
-
-    Numba's cache notices a change of the file that holds the kernel, but not of the files that hold
-    the rule and the functions that it calls. Their digest becomes part of the name of the cache
-    entry.
-    """
-    threads = "parallel" if parallel else "serial"
-    name, digest = (rule.name, rule.digest) if rule else ("any", "")
-    kernel.__qualname__ = f"{kernel.__name__}.{name}.{threads}.{digest}{_engine_digest()}"
-    if parallel:
-        prefer_tbb()
-    options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil}
-    try:
-        return njit(cache=True, **options)(kernel)
-    except RuntimeError:
-        _log_uncached()
-        return njit(**options)(kernel)
-
-
-@cache
-def _engine_digest() -> str:
-    text = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
-    return hashlib.sha256(b"\0".join(text)).hexdigest()[:16]
-
-
-@cache
-def _log_uncached() -> None:
-    log.info(
-        "kernels are compiled anew in every process: no cache directory can be written; "
-        "set NUMBA_CACHE_DIR to one that can"
-    )
+    return compiled(segments.order_rows, None, parallel=False)

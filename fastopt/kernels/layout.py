@@ -1,6 +1,7 @@
 """What a kernel is compiled for: a rule, and the kinds of memory that it works on."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,10 @@ SPLIT = (BFLOAT16, np.uint16)
 _KINDS = {"float32": np.float32, "float64": np.float64, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
+@cache
 def kind_of(dtype: Any) -> Any:
     """Type that stands for `dtype` in memory; None if kernels do not know it."""
-    return _KINDS.get(dtype.name)
+    return _KINDS.get(dtype.name) if dtype.isnative else None
 
 
 def real_of(dtype: Any) -> Any:

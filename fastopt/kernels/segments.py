@@ -6,7 +6,7 @@ import numpy as np
 
 from fastopt.kernels.layout import ORDER, ROWS, SEGMENTS, STARTS, WIDTH
 from fastopt.kernels.rule import scalar
-from fastopt.kernels.storage import load, locate
+from fastopt.kernels.storage import load, locate, store
 
 __all__ = ["ASCENDING", "MIXED", "collect", "gather", "listed", "order_rows", "survey"]
 
@@ -31,11 +31,11 @@ def survey(rows: Any, height: int) -> Any:
     return answer
 
 
-def order_rows(rows: Any, height: int) -> Any:
+def order_rows(rows: Any, height: int, step: int) -> Any:
     """Sort numbers of rows, stably, by their digits from the last to the first.
 
     Returns each different row in ascending order, the place in `order` where each begins (and the
-    end), and `order`, the places in `rows` in order.
+    end), `order`, the places in `rows` in order, and pieces of work of about `step` places.
     """
     size = len(rows)
     order, other = np.arange(size), np.empty(size, np.int64)
@@ -55,14 +55,22 @@ def order_rows(rows: Any, height: int) -> Any:
         order, other = other, order
         shift += DIGIT
     unique, starts = np.empty(size, np.int64), np.empty(size + 1, np.int64)
-    found = 0
+    pieces = np.zeros((size // step + 1, 3), np.int64)
+    found, cuts = 0, 0
     for i in range(size):
         row = rows[order[i]]
-        if i == 0 or row != unique[found - 1]:
-            unique[found], starts[found] = row, i
-            found += 1
+        if found and row == unique[found - 1]:
+            continue
+        if cuts == 0 or i - starts[pieces[cuts - 1, 1]] >= step:
+            pieces[cuts, 1] = found
+            cuts += 1
+        unique[found], starts[found] = row, i
+        found += 1
     starts[found] = size
-    return unique[:found], starts[: found + 1], order
+    for piece in range(cuts):
+        end = pieces[piece + 1, 1] if piece + 1 < cuts else found
+        pieces[piece, 2] = end - pieces[piece, 1]
+    return unique[:found], starts[: found + 1], order, pieces[:cuts]
 
 
 @scalar
@@ -73,9 +81,9 @@ def listed(table: Any, tensor: Any, column: Any, k: Any) -> Any:
 
 @scalar
 def collect(
-    table: Any, tensor: Any, values: Any, k: Any, column: Any, count: Any, buffer: Any, at: Any
+    table: Any, tensor: Any, values: Any, k: Any, column: Any, count: Any, target: Any, at: Any
 ) -> None:
-    """Write the gradient of the `k`-th listed row, from `column` on, to ``buffer[0, at:]``.
+    """Write the gradient of the `k`-th listed row, from `column` on, to element `at` of `target`.
 
     What is listed more than once is added up in the order of the list.
     """
@@ -85,20 +93,21 @@ def collect(
         place = listed(table, tensor, ORDER, entry) * width + column
         if entry == begin:
             for i in range(count):
-                buffer[0, at + i] = load(values, place + i)[0]
+                store(target, at + i, load(values, place + i))
         else:
             for i in range(count):
-                buffer[0, at + i] += load(values, place + i)[0]
+                total = load(target, at + i)[0] + load(values, place + i)[0]
+                store(target, at + i, (total,))
 
 
 @scalar
-def gather(table: Any, tensor: Any, values: Any, first: Any, count: Any, buffer: Any) -> None:
-    """Write the gradient of `count` elements of the whole table from `first` on to ``buffer[0]``.
+def gather(table: Any, tensor: Any, values: Any, first: Any, count: Any, target: Any) -> None:
+    """Write the gradient of `count` elements of the whole table from `first` on to `target`.
 
     Rows that are not listed have none.
     """
     for i in range(count):
-        buffer[0, i] = 0
+        store(target, i, (0,))
     width, segments = np.int64(table[tensor, WIDTH]), np.int64(table[tensor, SEGMENTS])
     k = _first_from(table, tensor, first // width, segments)
     while k < segments:
@@ -106,7 +115,7 @@ def gather(table: Any, tensor: Any, values: Any, first: Any, count: Any, buffer:
         begin, end = max(start, first), min(start + width, first + count)
         if begin >= end:
             break
-        collect(table, tensor, values, k, begin - start, end - begin, buffer, begin - first)
+        collect(table, tensor, values, k, begin - start, end - begin, target, begin - first)
         k += 1
 
 

@@ -20,14 +20,13 @@ from fastopt.kernels.rule import scalar
 
 __all__ = [
     "checked",
+    "inside",
     "load",
     "locate",
     "prefetch",
     "private",
-    "read_weight",
     "store",
     "store_dithered",
-    "write_weight",
 ]
 
 LINE = 64
@@ -70,6 +69,26 @@ def _locate_intrinsic(typingctx, table, row, column, start, memory):
         return context.make_tuple(builder, pointers, located)
 
     return pointers(table, types.intp, types.intp, types.intp, memory), codegen
+
+
+def inside(buffer):
+    """Pointer to the first element of `buffer`, as a tuple."""
+    kind = np.ctypeslib.as_ctypes_type(buffer.dtype)
+    return (ctypes.cast(buffer.ctypes.data, ctypes.POINTER(kind)),)
+
+
+@overload(inside)
+def _inside(buffer):
+    return lambda buffer: _inside_intrinsic(buffer)
+
+
+@intrinsic
+def _inside_intrinsic(typingctx, buffer):
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return context.make_tuple(builder, signature.return_type, [data])
+
+    return types.Tuple([types.CPointer(buffer.dtype)])(buffer), codegen
 
 
 def private(records, i):
@@ -271,73 +290,6 @@ def _storing(narrow):
     return codegen
 
 
-SPLIT = (types.CPointer(types.int16), types.CPointer(types.uint16))
-"""Pointers to the bfloat16 and the remainder of a split weight."""
-
-
-def read_weight(pointers, i):
-    """Element `i` of a weight: what is behind the first pointer, or joined of split halves."""
-    if _is_split(pointers):
-        return half.join_float32(np.uint16(pointers[0][i]), np.uint16(pointers[1][i]))
-    return load(pointers[:1], i)[0]
-
-
-def _is_split(pointers):
-    kinds = [np.dtype(pointer._type_).type for pointer in pointers]
-    return kinds == [np.int16, np.uint16]
-
-
-@overload(read_weight)
-def _read_weight(pointers, i):
-    if tuple(pointers) == SPLIT:
-        return lambda pointers, i: _join(_bits_intrinsic(pointers, i))
-    return lambda pointers, i: load(pointers[:1], i)[0]
-
-
-def write_weight(pointers, i, weight):
-    """Write element `i` of a weight and of its copy, rounded to their kinds, or its two parts."""
-    if _is_split(pointers):
-        high, low = half.split_float32(np.float32(weight))
-        pointers[0][i], pointers[1][i] = int(high), int(low)
-    else:
-        store(pointers, i, (weight,))
-
-
-@overload(write_weight)
-def _write_weight(pointers, i, weight):
-    if tuple(pointers) == SPLIT:
-        return lambda pointers, i, weight: _store_bits_intrinsic(
-            pointers, i, half.split_float32(np.float32(weight))
-        )
-    return lambda pointers, i, weight: store(pointers, i, (weight,))
-
-
-@scalar
-def _join(bits):
-    return half.join_float32(np.uint16(bits[0]), bits[1])
-
-
-@intrinsic
-def _bits_intrinsic(typingctx, pointers, i):
-    def codegen(context, builder, signature, args):
-        parts = cgutils.unpack_tuple(builder, args[0], 2)
-        loaded = [builder.load(builder.gep(part, [args[1]])) for part in parts]
-        return context.make_tuple(builder, signature.return_type, loaded)
-
-    return types.Tuple([pointer.dtype for pointer in pointers])(pointers, types.intp), codegen
-
-
-@intrinsic
-def _store_bits_intrinsic(typingctx, pointers, i, bits):
-    def codegen(context, builder, signature, args):
-        for k in range(2):
-            value, target = (builder.extract_value(arg, k) for arg in (args[2], args[0]))
-            builder.store(value, builder.gep(target, [args[1]]))
-        return context.get_dummy_value()
-
-    return types.none(pointers, types.intp, bits), codegen
-
-
 def prefetch(pointers, count):
     """Have the lines of the next `count` elements behind each pointer brought to the cache."""
 
@@ -358,7 +310,9 @@ def _prefetch_intrinsic(typingctx, pointers, count):
         for pointer, base in zip(
             pointers, cgutils.unpack_tuple(builder, args[0], len(pointers)), strict=True
         ):
-            size = builder.mul(args[1], context.get_constant(types.intp, pointer.dtype.bitwidth // 8))
+            size = builder.mul(
+                args[1], context.get_constant(types.intp, pointer.dtype.bitwidth // 8)
+            )
             start = builder.bitcast(base, byte)
             with cgutils.for_range_slice(builder, zero, size, step, inc=True) as (offset, _):
                 builder.call(fetch, [builder.gep(start, [offset]), *flags])

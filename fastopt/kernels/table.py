@@ -65,7 +65,8 @@ class Table:
         height = len(weight[0]) if weight[0].ndim else 1
         self.width = size // max(height, 1)
         self.sizes: tuple[int, ...] = (size,)
-        self.items = ((height, self.width) if layout.rule.row else (size, 1),)
+        item = (height, self.width) if layout.rule.row else (size, 1)
+        self.items: tuple[tuple[int, int], ...] = (item,)
         self.entry = np.zeros((1, ADDRESS + len(self.arrays) + 1), np.uint64)
         self.entry[0, WIDTH] = self.width
         guarded = self.arrays if layout.sparse else (*self.arrays, grad)
@@ -76,7 +77,7 @@ class Table:
         """Make room for the records, and cut the tensors into pieces of work."""
         rule, real = self.layout.rule, self.layout.real
         self.fields = np.empty((len(self.entry), len(rule.hyper)), real)
-        self.records = self.fields.view(rule.record(real)).reshape(-1)  # type: ignore[arg-type]
+        self.records = self.fields.view(rule.record(real)).reshape(-1)
         self.pieces, self.total = chunks(*self.items)
         self.copied: Sequence[tuple[Array, Array]] = ()
         self.borrowed: tuple[Array, Array] | None = None
@@ -145,15 +146,16 @@ class Table:
             values = values.copy()
         if found == ASCENDING:
             starts = order = _counting(len(rows) + 1)
+            pieces, _ = chunks((len(rows), self.width))
         else:
-            rows, starts, order = cpu.order_rows()(rows, height)
+            step = max(CHUNK // max(self.width, 1), 1)
+            rows, starts, order, pieces = cpu.order_rows()(rows, height, step)
         self.listed = values, rows, starts, order
         entry = self.entry[0]
         entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]
         entry[SEGMENTS] = len(rows)
         if self.layout.by_row:
-            step = max(CHUNK // max(self.width, 1), 1)
-            self.pieces, self.total = _cut(starts, step), values.size
+            self.pieces, self.total = pieces, values.size
 
     def pay(self, paid: Array, before: float, after: float, at_once: bool) -> None:
         """Have listed rows (`at_once`: all rows) given the decay that they have missed.
@@ -245,12 +247,6 @@ def chunks(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
         sizes = np.diff(start, append=items)
         pieces.append(np.stack([np.full_like(start, tensor), start, sizes], axis=1))
     return np.concatenate(pieces), sum(items * width for items, width in tensors)
-
-
-def _cut(starts: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-    """Pieces of listed rows, with about `step` entries of the list each."""
-    edges = np.unique(np.searchsorted(starts[:-1], np.arange(0, starts[-1], step)))
-    return np.stack([np.zeros_like(edges), edges, np.diff(edges, append=len(starts) - 1)], axis=1)
 
 
 def _counting(size: int) -> NDArray[np.int64]:

@@ -75,9 +75,7 @@ class Adam(MomentOptimizer):
         lazy_update: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            learning_rate, beta1, beta2, epsilon, lazy_update=lazy_update, **kwargs
-        )
+        super().__init__(learning_rate, beta1, beta2, epsilon, lazy_update=lazy_update, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

@@ -327,7 +327,9 @@ class Optimizer(Planner):
         check_like(words, "master", start, (*HALVES, "float32"), weight.shape)
         exact = start.astype(np.float32)
         inner = self.create_state(index, exact)
-        return self._nested(inner, (exact.view(np.uint32) & 0xFFFF).astype(np.uint16) if split else exact)
+        return self._nested(
+            inner, (exact.view(np.uint32) & 0xFFFF).astype(np.uint16) if split else exact
+        )
 
     def _warn_of_halves(self, weight: Array) -> None:
         if self.rounding == "stochastic" or self._warned:

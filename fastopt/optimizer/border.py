@@ -75,24 +75,21 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         The shapes differ, `weight` is read-only, or the two share memory.
     """
     _check_array(words, "weight", weight, np.ndarray)
-    if kind_of(weight.dtype) is None or not weight.dtype.isnative:
+    if kind_of(weight.dtype) is None:
         raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}")
     _check_writeable(words, "weight", weight)
-    takes = [weight.dtype.name]
-    if weight.dtype.name in HALVES:
-        takes.append("float32")
-    if copy is not None:
-        takes.append(copy.dtype.name)
     values = grad
     if is_row_sparse(grad):
         grad = _rows(words, grad, weight.shape)
         values = grad.values
     else:
         _check_array(words, "gradient", grad, (np.ndarray, np.generic))
-    if values.dtype.name not in takes or not values.dtype.isnative:
-        raise TypeError(
-            f"{words}: gradient must have the weight's dtype {_either(takes)}, got {values.dtype}"
-        )
+    if values.dtype != weight.dtype:
+        takes = [weight.dtype.name] + ["float32"] * is_half(weight)
+        takes += [] if copy is None else [copy.dtype.name]
+        if values.dtype.name not in takes or not values.dtype.isnative:
+            words = f"{words}: gradient must have the weight's dtype"
+            raise TypeError(f"{words} {_either(takes)}, got {values.dtype}")
     if grad.shape != weight.shape:
         raise ValueError(f"{words}: gradient must have shape {weight.shape}, got {grad.shape}")
     _check_apart(words, {"weight": weight, "gradient": values})
@@ -222,10 +219,10 @@ def admit(
     named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
     slots = (f"state {slot!r}" for slot in rule.state)
     _check_apart(words, named | dict(zip(slots, state, strict=True)))
-    if not sparse and not rule.row and rule.elementwise and _fortran(weight[0]):
-        if all(array.flags.f_contiguous for array in arrays[:-1]):
-            # The elements may come in any common order, and transposed they are contiguous.
-            arrays = tuple(array.T for array in arrays)
+    turned = not sparse and rule.elementwise and _fortran(weight[0])
+    if turned and all(array.flags.f_contiguous for array in arrays[:-1]):
+        # The elements may come in any common order, and transposed they are contiguous.
+        arrays = tuple(array.T for array in arrays)
     given = (lambda _: ()) if sparse else (lambda arrays: arrays[-1:])
     parts = len(weight)
     kinds = [kind_of(array.dtype) for array in arrays]
@@ -252,7 +249,7 @@ def admit(
 
 def is_half(array: Array) -> bool:
     """Whether an array is of half precision."""
-    return array.dtype.name in HALVES
+    return array.dtype.itemsize == 2 and array.dtype.name in HALVES
 
 
 def order_of(weight: Array) -> Literal["C", "F"]:

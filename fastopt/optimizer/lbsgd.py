@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from fastopt.arguments import count
+from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
-from fastopt.kernels.layout import real_of
 from fastopt.kernels.table import Table
 from fastopt.optimizer.base import Array, Index, register
 from fastopt.optimizer.border import admit, check, label
@@ -166,13 +166,11 @@ class LBSGD(MomentumOptimizer):
         before = self.cumgrads.get(index)
         return (before["num_cums"] if before else self.init_updates) + 1
 
-    def _sum(
-        self, words: str, index: Index, grad: Any, weight: Array
-    ) -> tuple[Any, list[Table]]:
+    def _sum(self, words: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Table]]:
         """Sum of the gradients since the last update, and what to launch to complete it."""
         before = self.cumgrads.get(index)
         keep = before is not None and before["num_cums"] % self.batch_scale != 0
-        total = before["cum_grad"] if before is not None else None
+        total: Any = before["cum_grad"] if before is not None else None
         if isinstance(grad, RowSparse):
             if keep and not isinstance(total, RowSparse):
                 grad = grad.to_dense()

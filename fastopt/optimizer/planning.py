@@ -3,9 +3,8 @@
 import math
 import re
 import threading
-import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -67,6 +66,11 @@ class Planner(Rates):
     master: str
     rounding: str
     seed: int
+    state_dtype: str | None
+    rule: Any
+    hyper: Callable[[int, float, float], Mapping[str, float]]
+    decay: Callable[[int, float, float], float]
+    _record: Callable[[Rule, float, float, Mapping[str, float]], tuple[float, ...]]
     row_decay: dict[Index, tuple[Array, float]]
 
     _rounded_sums: ClassVar[bool] = False
@@ -85,24 +89,10 @@ class Planner(Rates):
 
     # What subclasses may say otherwise; Optimizer documents the public ones
 
-    @property
-    def rule(self) -> Rule | None:
-        raise NotImplementedError
-
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        raise NotImplementedError
-
-    def decay(self, t: int, lr: float, wd: float) -> float:
-        raise NotImplementedError
-
-    def _record(
-        self, rule: Rule, lr: float, wd: float, hyper: Mapping[str, float]
-    ) -> tuple[float, ...]:
-        raise NotImplementedError
-
     def _rule_of(self, index: Index) -> Rule | None:
         """Rule of one parameter, for classes that treat some of them differently."""
-        return self.rule
+        rule: Rule | None = self.rule
+        return rule
 
     def _count_and_rates(self, index: Index) -> tuple[float, float]:
         """Count one update, then look up rate and decay."""
@@ -221,7 +211,8 @@ class Planner(Rates):
         known, copy = self._known.get(index), self.copies.get(index)
         if known is not None and not known.made_of(rule, weight, state, copy):
             known = None
-        if known is not None and type(grad) is np.ndarray and not known.table.layout.sparse:
+        dense = type(grad) is np.ndarray
+        if known is not None and dense and not known.table.layout.sparse:  # noqa: SIM102
             if known.table.take(grad) < 0:
                 return known.table
         words = label(index, self.idx2name)
@@ -229,7 +220,9 @@ class Planner(Rates):
         table = known.table if known is not None else None
         if table is None or not (isinstance(grad, RowSparse) and self._serves(table, grad)):
             exact, arrays = self._parts(words, rule, weight, state, copy, masters)
-            table = admit(words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy))
+            table = admit(
+                words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
+            )
             if table.arrays[0] is exact[0] and not isinstance(state, list):
                 self._known[index] = Known(table, weight, state, copy)
         if isinstance(grad, RowSparse):
@@ -287,13 +280,14 @@ class Planner(Rates):
         words = label(index, self.idx2name)
         if not self.multi_precision:
             raise ValueError(f"{words}: a master needs an optimizer with multi_precision=True")
-        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
-            raise TypeError(f"{words}: master must be a float32 array, got {getattr(array, 'dtype', type(array).__name__)}")
+        check_like(words, "master", array, ("float32",), np.shape(array))
         if state is None:
             self.masters_given[index] = array.copy()
             return
         if self.master == "split" or not isinstance(state, (tuple, list)) or len(state) != 2:
-            raise ValueError(f"{words}: a split or missing master cannot be set after the first update")
+            raise ValueError(
+                f"{words}: a split or missing master cannot be set after the first update"
+            )
         held = state[self._master_last]
         check_like(words, "state's master", held, ("float32",), array.shape)
         held[...] = array

@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 
 import fastopt
-from fastopt import demo
 from fastopt.__main__ import main
+from fastopt.demo import digits as demo
 
 
 def python(*arguments, **options):

@@ -1,0 +1,153 @@
+"""The demo of row-sparse updates: words get vectors, and lazy updates race dense ones."""
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter
+
+import numpy as np
+
+from fastopt import optimizer
+from fastopt.demo import common
+from fastopt.demo.common import Refused, Runner
+from fastopt.demo.skipgram import Corpus, SkipGram, nearest
+from fastopt.plain import Array
+from fastopt.sparse import RowSparse
+
+__all__ = ["RATES", "Options", "run"]
+
+SIZE, WINDOW, NEGATIVES, LEAST, THRESHOLD = 64, 5, 5, 2, 3e-4
+FEWEST, COMMON, SHOWN = 100, 600, 5
+NAMES = {0: "word_weight", 1: "context_weight"}
+WORDS = (
+    "tuple", "integer", "string", "dictionary", "exception", "import", "loop", "iterator",
+    "async", "class", "method", "true",
+)  # fmt: skip
+
+RATES = {"adagrad": 0.1, "groupadagrad": 0.1, "adam": 0.002, "sgd": 0.05, "ccsgd": 0.05}
+"""Learning rates that suit this task better than the optimizer's own default."""
+
+EXACT = ("adagrad", "groupadagrad", "sgd", "ccsgd")
+"""Optimizers that leave a row alone if its gradient is zero, as lazy updates do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the demo is asked to do; None stands for what suits the optimizer."""
+
+    optimizer: str = "adagrad"
+    learning_rate: float | None = None
+    dtype: str = "float32"
+    epochs: int = 10
+    batch_size: int = 128
+    seed: int = 0
+    text: Path | None = None
+    plot: Path | None = None
+
+
+@dataclass
+class Dense(Runner):
+    """Updates with dense gradients; the seconds that it takes to make these are kept apart."""
+
+    making: list[float] = field(default_factory=list)
+
+    def step(self, gradients: Sequence[RowSparse]) -> None:
+        """Update every weight."""
+        begin = perf_counter()
+        dense = [gradient.to_dense() for gradient in gradients]
+        self.making.append(perf_counter() - begin)
+        super().step(dense)
+
+
+def run(options: Options) -> float:
+    """Train the vectors, print what was measured, and return the mean loss of the last epoch.
+
+    Raises
+    ------
+    Refused
+        An option does not fit, or a package is missing.
+    """
+    name = options.optimizer.lower()
+    suited = {"learning_rate": RATES[name]} if name in RATES else {}
+    given = {"learning_rate": options.learning_rate}
+    opt = common.create(name, suited, given, param_idx2name=NAMES, seed=options.seed)
+    (progress,) = common.need("tqdm", plot=options.plot)
+    rng = np.random.default_rng(options.seed)
+    corpus = _corpus(options.text)
+    model = SkipGram(rng, corpus, SIZE, options.dtype)
+    print(
+        f"{name}: learning rate {opt.learning_rate:g}, {options.dtype}, "
+        f"epochs {options.epochs}, batch size {options.batch_size}, seed {options.seed}\n"
+        f"text of {len(corpus.tokens)} words, {len(corpus.words)} of them different; "
+        f"a vector of {SIZE} numbers for each as word and as neighbour",
+        flush=True,
+    )
+
+    def epoch() -> tuple[int, Iterator[tuple[float, list[RowSparse]]]]:
+        pairs = corpus.pairs(rng, WINDOW, THRESHOLD)
+        starts = range(0, len(pairs), options.batch_size)
+        batches = (pairs[start : start + options.batch_size] for start in starts)
+        return len(starts), (model.backward(batch, NEGATIVES, rng) for batch in batches)
+
+    _, gradients = next(epoch()[1])
+    print(common.first_step(opt, model.weights, gradients))
+    lazy = Runner(optimizer.get_updater(opt), model.weights)
+    copies = [weight.copy() for weight in model.weights]
+    dense = Dense(optimizer.get_updater(deepcopy(opt)), copies)
+    losses = common.train(options.epochs, epoch, [lazy, dense], progress.tqdm)
+    _report(name, gradients, lazy, dense)
+    print(f"loss of a pair: {fmean(losses[0]):.3f} in the first epoch, ", end="")
+    print(f"{fmean(losses[-1]):.3f} in the last")
+    _show(corpus, model.weights[0])
+    if options.plot:
+        common.draw(losses, "loss of a pair", options.plot)
+    return fmean(losses[-1])
+
+
+def _corpus(path: Path | None) -> Corpus:
+    """Words of a file, or of the reference pages that Python's ``help`` shows."""
+    if path is None:
+        from pydoc_data.topics import topics
+
+        return Corpus.of("\n".join(topics.values()), LEAST)
+    try:
+        corpus = Corpus.of(path.read_text(encoding="utf-8"), LEAST)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"cannot read the text: {error}") from None
+    if len(corpus.words) < FEWEST:
+        raise Refused(
+            f"--text must have {FEWEST} words that occur {LEAST} times or more, "
+            f"{path} has {len(corpus.words)}"
+        )
+    return corpus
+
+
+def _report(name: str, gradients: Sequence[RowSparse], lazy: Runner, dense: Dense) -> None:
+    rows = sum(len(gradient.indices) for gradient in gradients)
+    touched = sum(len(gradient.coalesce().indices) for gradient in gradients)
+    height = sum(len(weight) for weight in lazy.weights)
+    print(f"rows of a step: {rows} listed, {touched} of them different, of {height} in the tables")
+    print(f"optimizer, row-sparse gradients: {common.summary(lazy.seconds)}")
+    print(f"optimizer, dense gradients:      {common.summary(dense.seconds)}")
+    print(f"making dense gradients:          {common.summary(dense.making)}")
+    ours, theirs = median(lazy.seconds), median(dense.seconds)
+    print(
+        f"by the medians, row-sparse updates are {common.faster(ours, theirs)} than dense ones, "
+        f"and {common.faster(ours, theirs + median(dense.making))} with the making of the gradients"
+    )
+    if name in EXACT:
+        print(common.agreement("dense updates", lazy, dense))
+    else:
+        print(f"dense updates with {name} go on to move rows that a step does not list")
+
+
+def _show(corpus: Corpus, vectors: Array) -> None:
+    """Print the neighbours of some words, among the words that are common in the text."""
+    known = corpus.words[:COMMON]
+    longer = [word for word in known if len(word) > 4]
+    print(f"nearest of the {len(known)} commonest words, with the cosine of their vectors:")
+    for word in [word for word in WORDS if word in known] or longer[: len(WORDS)]:
+        found = zip(*nearest(vectors[:COMMON], known.index(word), SHOWN), strict=True)
+        print(f"  {word:12}" + "  ".join(f"{known[row]} {cosine:.2f}" for row, cosine in found))

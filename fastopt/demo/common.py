@@ -15,8 +15,8 @@ import numpy as np
 from fastopt import optimizer
 from fastopt.plain import Array
 
-__all__ = ["Refused", "Runner", "agreement", "create", "draw", "faster", "first_step", "need"]
-__all__ += ["summary", "train"]
+__all__ = ["Refused", "Runner", "agreement", "chunks", "create", "draw", "faster", "first_step"]
+__all__ += ["heading", "need", "summary", "train"]
 
 
 class Refused(Exception):
@@ -76,8 +76,23 @@ def create(
         raise Refused(str(error)) from None
 
 
-def first_step(opt: optimizer.Optimizer, weights: Sequence[Array], gradients: Sequence[Any]) -> str:
+def heading(name: str, opt: optimizer.Optimizer, options: Any) -> str:
+    """What a run is made with."""
+    return (
+        f"{name}: learning rate {opt.learning_rate:g}, {options.dtype}, "
+        f"epochs {options.epochs}, batch size {options.batch_size}, seed {options.seed}"
+    )
+
+
+def chunks(array: Array, size: int) -> list[Array]:
+    """Parts of `size` rows; the last may be shorter."""
+    return [array[start : start + size] for start in range(0, len(array), size)]
+
+
+def first_step(opt: optimizer.Optimizer, weights: Sequence[Array], *kinds: Sequence[Any]) -> str:
     """Do a step on copies, so that nothing is compiled when steps are compared, and say how long.
+
+    Each of the `kinds` is a list of gradients, one for each weight.
 
     Raises
     ------
@@ -86,10 +101,11 @@ def first_step(opt: optimizer.Optimizer, weights: Sequence[Array], gradients: Se
     """
     runner = Runner(optimizer.get_updater(deepcopy(opt)), [w.copy() for w in weights])
     try:
-        runner.step(gradients)
+        for gradients in kinds:
+            runner.step(gradients)
     except (TypeError, ValueError) as error:
         raise Refused(str(error)) from None
-    seconds = runner.seconds[0]
+    seconds = sum(runner.seconds)
     return f"first step: {seconds:.2f} s to compile the kernels or load them from the cache"
 
 
@@ -98,6 +114,7 @@ def train(
     batches: Callable[[], tuple[int, Iterable[tuple[float, Sequence[Any]]]]],
     runners: Sequence[Runner],
     progress: Callable[..., Any],
+    word: str = "epoch",
 ) -> list[list[float]]:
     """Loss of each step of each epoch; the runners take turns in going first.
 
@@ -107,7 +124,7 @@ def train(
     losses: list[list[float]] = []
     for epoch in range(1, epochs + 1):
         number, steps = batches()
-        bar = progress(steps, desc=f"epoch {epoch}/{epochs}", total=number, unit="batch")
+        bar = progress(steps, desc=f"{word} {epoch}/{epochs}", total=number, unit="batch")
         losses.append([])
         for loss, gradients in bar:
             for runner in runners[:: -1 if len(losses[-1]) % 2 else 1]:

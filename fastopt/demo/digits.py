@@ -94,9 +94,8 @@ def run(options: Options) -> float:
     order = rng.permutation(len(digits))
     images, digits = (images[order] / 16).astype(options.dtype), digits[order]
     model = Perceptron(rng, options.dtype)
+    print(common.heading(name, opt, options))
     print(
-        f"{name}: learning rate {opt.learning_rate:g}, {options.dtype}, "
-        f"epochs {options.epochs}, batch size {options.batch_size}, seed {options.seed}\n"
         f"{TRAIN} images to train and {TEST} to test; perceptron 64-128-10, "
         f"{sum(w.size for w in model.weights)} weights in {len(model.weights)} arrays",
         flush=True,
@@ -110,10 +109,8 @@ def run(options: Options) -> float:
         runners.append(Runner(plain.UPDATES[name](opt), [w.copy() for w in model.weights]))
 
     def epoch() -> tuple[int, Iterator[tuple[float, list[Array]]]]:
-        order = rng.permutation(TRAIN)
-        starts = range(0, TRAIN, options.batch_size)
-        batches = (order[start : start + options.batch_size] for start in starts)
-        return len(starts), (model.backward(images[batch], digits[batch]) for batch in batches)
+        batches = common.chunks(rng.permutation(TRAIN), options.batch_size)
+        return len(batches), (model.backward(images[batch], digits[batch]) for batch in batches)
 
     losses = common.train(options.epochs, epoch, runners, progress.tqdm)
     _report(name, *runners)

@@ -1,11 +1,13 @@
 """The demo of row-sparse updates: words get vectors, and lazy updates race dense ones."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from fastopt.sparse import RowSparse
 __all__ = ["RATES", "Options", "run"]
 
 SIZE, WINDOW, NEGATIVES, LEAST, THRESHOLD = 64, 5, 5, 2, 3e-4
-FEWEST, COMMON, SHOWN = 100, 600, 5
+FEWEST, COMMON, SHOWN, RACE = 100, 600, 5, 500
 NAMES = {0: "word_weight", 1: "context_weight"}
 WORDS = (
     "tuple", "integer", "string", "dictionary", "exception", "import", "loop", "iterator",
@@ -31,6 +33,8 @@ RATES = {"adagrad": 0.1, "groupadagrad": 0.1, "adam": 0.002, "sgd": 0.05, "ccsgd
 
 EXACT = ("adagrad", "groupadagrad", "sgd", "ccsgd")
 """Optimizers that leave a row alone if its gradient is zero, as lazy updates do."""
+
+Epoch = tuple[int, Iterator[tuple[float, list[RowSparse]]]]
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Dense(Runner):
         super().step(dense)
 
 
+@np.errstate(all="ignore")
 def run(options: Options) -> float:
     """Train the vectors, print what was measured, and return the mean loss of the last epoch.
 
@@ -77,58 +82,76 @@ def run(options: Options) -> float:
     rng = np.random.default_rng(options.seed)
     corpus = _corpus(options.text)
     model = SkipGram(rng, corpus, SIZE, options.dtype)
+    print(common.heading(name, opt, options))
     print(
-        f"{name}: learning rate {opt.learning_rate:g}, {options.dtype}, "
-        f"epochs {options.epochs}, batch size {options.batch_size}, seed {options.seed}\n"
         f"text of {len(corpus.tokens)} words, {len(corpus.words)} of them different; "
         f"a vector of {SIZE} numbers for each as word and as neighbour",
         flush=True,
     )
-
-    def epoch() -> tuple[int, Iterator[tuple[float, list[RowSparse]]]]:
-        pairs = corpus.pairs(rng, WINDOW, THRESHOLD)
-        starts = range(0, len(pairs), options.batch_size)
-        batches = (pairs[start : start + options.batch_size] for start in starts)
-        return len(starts), (model.backward(batch, NEGATIVES, rng) for batch in batches)
-
-    _, gradients = next(epoch()[1])
-    print(common.first_step(opt, model.weights, gradients))
+    other = deepcopy(model)
+    few = partial(_epoch, corpus, other, deepcopy(rng), options.batch_size, RACE)
+    _race(opt, other, few, progress.tqdm)
     lazy = Runner(optimizer.get_updater(opt), model.weights)
-    copies = [weight.copy() for weight in model.weights]
-    dense = Dense(optimizer.get_updater(deepcopy(opt)), copies)
-    losses = common.train(options.epochs, epoch, [lazy, dense], progress.tqdm)
-    _report(name, gradients, lazy, dense)
-    print(f"loss of a pair: {fmean(losses[0]):.3f} in the first epoch, ", end="")
-    print(f"{fmean(losses[-1]):.3f} in the last")
+    epoch = partial(_epoch, corpus, model, rng, options.batch_size)
+    losses = common.train(options.epochs, epoch, [lazy], progress.tqdm)
+    first, last = fmean(losses[0]), fmean(losses[-1])
+    print(f"loss of a pair: {first:.3f} in the first epoch, {last:.3f} in the last")
     _show(corpus, model.weights[0])
     if options.plot:
         common.draw(losses, "loss of a pair", options.plot)
-    return fmean(losses[-1])
+    return last
 
 
 def _corpus(path: Path | None) -> Corpus:
     """Words of a file, or of the reference pages that Python's ``help`` shows."""
-    if path is None:
-        from pydoc_data.topics import topics
-
-        return Corpus.of("\n".join(topics.values()), LEAST)
     try:
-        corpus = Corpus.of(path.read_text(encoding="utf-8"), LEAST)
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"cannot read the text: {error}") from None
+        if path is None:
+            from pydoc_data.topics import topics
+
+            text = "\n".join(topics.values())
+        else:
+            text = path.read_text(encoding="utf-8")
+    except (ImportError, OSError, UnicodeDecodeError) as error:
+        raise Refused(f"cannot read the text ({error}): name a file with --text") from None
+    corpus = Corpus.of(text, LEAST)
     if len(corpus.words) < FEWEST:
         raise Refused(
-            f"--text must have {FEWEST} words that occur {LEAST} times or more, "
-            f"{path} has {len(corpus.words)}"
+            f"the text must have {FEWEST} words that occur {LEAST} times or more, "
+            f"got {len(corpus.words)}"
         )
     return corpus
 
 
-def _report(name: str, gradients: Sequence[RowSparse], lazy: Runner, dense: Dense) -> None:
-    rows = sum(len(gradient.indices) for gradient in gradients)
+def _epoch(
+    corpus: Corpus, model: SkipGram, rng: np.random.Generator, size: int, most: int | None = None
+) -> Epoch:
+    """Number of batches, up to `most`, and the loss and gradients of each."""
+    batches = common.chunks(corpus.pairs(rng, WINDOW, THRESHOLD), size)[:most]
+    return len(batches), (model.backward(batch, NEGATIVES, rng) for batch in batches)
+
+
+def _race(
+    opt: optimizer.Optimizer,
+    model: SkipGram,
+    epoch: Callable[[], Epoch],
+    progress: Callable[..., Any],
+) -> None:
+    """Train with row-sparse and with dense gradients, and print how the updates compare."""
+    _, gradients = next(epoch()[1])
+    whole = [gradient.to_dense() for gradient in gradients]
+    print(common.first_step(opt, model.weights, gradients, whole), flush=True)
+    copies = [weight.copy() for weight in model.weights]
+    lazy = Runner(optimizer.get_updater(deepcopy(opt)), model.weights)
+    dense = Dense(optimizer.get_updater(deepcopy(opt)), copies)
+    common.train(1, epoch, [lazy, dense], progress, "comparison")
+    listed = sum(len(gradient.indices) for gradient in gradients)
     touched = sum(len(gradient.coalesce().indices) for gradient in gradients)
-    height = sum(len(weight) for weight in lazy.weights)
-    print(f"rows of a step: {rows} listed, {touched} of them different, of {height} in the tables")
+    height = sum(map(len, model.weights))
+    print(f"rows of a step: {listed} listed, {touched} different ones, of {height} in the tables")
+    _report(type(opt).__name__.lower(), lazy, dense)
+
+
+def _report(name: str, lazy: Runner, dense: Dense) -> None:
     print(f"optimizer, row-sparse gradients: {common.summary(lazy.seconds)}")
     print(f"optimizer, dense gradients:      {common.summary(dense.seconds)}")
     print(f"making dense gradients:          {common.summary(dense.making)}")

@@ -40,10 +40,9 @@ class RowSparse:
 
     Raises
     ------
-    TypeError
-        An argument is of another kind than described.
-    ValueError
-        The shapes do not fit together, or an index is negative or too large.
+    TypeError, ValueError
+        An argument is of another type than described, the shapes do not fit together, or an index
+        is negative or too large.
 
     Examples
     --------
@@ -122,7 +121,7 @@ class RowSparse:
         order = np.argsort(self.indices, kind="stable")
         ordered = self.indices[order]
         first = np.append(True, ordered[1:] != ordered[:-1])
-        sums = self.values[order[first]].astype(_wide(self.dtype))
+        sums = self.values[order[first]].astype(_wide(self.dtype), order="C")
         again = self.values[order[~first]].astype(sums.dtype, copy=False)
         # Elements of flat arrays are added several times faster than rows.
         width = sums[0].size
@@ -222,6 +221,8 @@ def as_row_sparse(grad: Any, shape: int | tuple[int, ...]) -> RowSparse:
     >>> as_row_sparse((np.ones((1, 3)), np.array([7])), (100, 3))
     <RowSparse of shape (100, 3), float64, 1 row listed>
     """
+    if isinstance(grad, RowSparse) and grad.shape == shape:
+        return grad
     if _is_pair(grad):
         return row_sparse_array(grad, shape)
     if not is_row_sparse(grad):

@@ -27,7 +27,9 @@ def tables(draw, dtypes=DTYPES):
         indices = np.unique(indices)
     values = rng.standard_normal((len(indices), *shape[1:])) * 10.0 ** rng.integers(-3, 4)
     kind = draw(st.sampled_from([np.int32, np.int64]))
-    return RowSparse(values.astype(draw(st.sampled_from(dtypes))), indices.astype(kind), shape)
+    order = draw(st.sampled_from("CF"))
+    values = values.astype(draw(st.sampled_from(dtypes)), order=order)
+    return RowSparse(values, indices.astype(kind), shape)
 
 
 def summed_one_by_one(table):

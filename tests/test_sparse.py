@@ -228,6 +228,15 @@ def test_copies_stand_for_the_same_array(duplicate):
     np.testing.assert_array_equal(duplicate(table).to_dense(), table.to_dense())
 
 
+def test_values_of_another_dtype_are_copies(rng):
+    table = RowSparse(rng.random((2, 3)), [3, 1], (5, 3))
+    other = table.astype(np.float32)
+    np.testing.assert_array_equal(other.to_dense(), table.to_dense().astype(np.float32))
+    assert not np.shares_memory(table.astype(np.float64).values, table.values)
+    with pytest.raises(TypeError, match="values must be float16"):
+        table.astype(int)
+
+
 def test_repr_tells_shape_type_and_number_of_rows():
     table = row_sparse_array((np.ones((1, 3), np.float32), [4]), shape=(5, 3))
     assert repr(table) == "<RowSparse of shape (5, 3), float32, 1 row listed>"
@@ -315,7 +324,7 @@ sys.modules["scipy"] = None
 from fastopt.sparse import as_row_sparse
 indptr, indices, data = np.array([0, 0, 2]), np.array([1, 1]), np.array([0.5, 0.25])
 grad = SimpleNamespace(format="csr", tocsr=None, indptr=indptr, indices=indices, data=data)
-grad.shape = (2, 3)
+grad.shape, grad.dtype = (2, 3), data.dtype
 print(as_row_sparse(grad, (2, 3)).to_dense().tolist())
 """
     assert run_python(code) == "[[0.0, 0.0, 0.0], [0.0, 0.75, 0.0]]\n"

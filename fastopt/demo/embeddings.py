@@ -21,7 +21,7 @@ from fastopt.sparse import RowSparse
 __all__ = ["RATES", "Options", "run"]
 
 SIZE, WINDOW, NEGATIVES, LEAST, THRESHOLD = 64, 5, 5, 2, 3e-4
-FEWEST, COMMON, SHOWN, RACE = 100, 600, 5, 500
+FEWEST, COMMON, SHOWN, RACE, TALL = 100, 600, 5, 200, 50_000
 NAMES = {0: "word_weight", 1: "context_weight"}
 WORDS = (
     "tuple", "integer", "string", "dictionary", "exception", "import", "loop", "iterator",
@@ -88,9 +88,10 @@ def run(options: Options) -> float:
         f"a vector of {SIZE} numbers for each as word and as neighbour",
         flush=True,
     )
-    other = deepcopy(model)
-    few = partial(_epoch, corpus, other, deepcopy(rng), options.batch_size, RACE)
-    _race(opt, other, few, progress.tqdm)
+    for height in sorted({len(corpus.words), max(len(corpus.words), TALL)}):
+        other = model.padded(height)
+        few = partial(_epoch, corpus, other, deepcopy(rng), options.batch_size, RACE)
+        _race(opt, other, few, progress.tqdm)
     lazy = Runner(optimizer.get_updater(opt), model.weights)
     epoch = partial(_epoch, corpus, model, rng, options.batch_size)
     losses = common.train(options.epochs, epoch, [lazy], progress.tqdm)
@@ -139,31 +140,33 @@ def _race(
     """Train with row-sparse and with dense gradients, and print how the updates compare."""
     _, gradients = next(epoch()[1])
     whole = [gradient.to_dense() for gradient in gradients]
-    print(common.first_step(opt, model.weights, gradients, whole), flush=True)
+    listed = sum(len(gradient.indices) for gradient in gradients)
+    touched = sum(len(gradient.coalesce().indices) for gradient in gradients)
+    print(
+        f"two tables of {len(whole[0])} rows; a step lists {listed} rows, {touched} different ones\n"
+        f"  {common.first_step(opt, model.weights, gradients, whole)}",
+        flush=True,
+    )
     copies = [weight.copy() for weight in model.weights]
     lazy = Runner(optimizer.get_updater(deepcopy(opt)), model.weights)
     dense = Dense(optimizer.get_updater(deepcopy(opt)), copies)
     common.train(1, epoch, [lazy, dense], progress, "comparison")
-    listed = sum(len(gradient.indices) for gradient in gradients)
-    touched = sum(len(gradient.coalesce().indices) for gradient in gradients)
-    height = sum(map(len, model.weights))
-    print(f"rows of a step: {listed} listed, {touched} different ones, of {height} in the tables")
     _report(type(opt).__name__.lower(), lazy, dense)
 
 
 def _report(name: str, lazy: Runner, dense: Dense) -> None:
-    print(f"optimizer, row-sparse gradients: {common.summary(lazy.seconds)}")
-    print(f"optimizer, dense gradients:      {common.summary(dense.seconds)}")
-    print(f"making dense gradients:          {common.summary(dense.making)}")
+    print(f"  row-sparse updates:      {common.summary(lazy.seconds)}")
+    print(f"  making gradients dense:  {common.summary(dense.making)}")
+    print(f"  dense updates:           {common.summary(dense.seconds)}")
     ours, theirs = median(lazy.seconds), median(dense.seconds)
     print(
-        f"by the medians, row-sparse updates are {common.faster(ours, theirs)} than dense ones, "
-        f"and {common.faster(ours, theirs + median(dense.making))} with the making of the gradients"
+        f"  by the medians, row-sparse updates are {common.faster(ours, theirs)} than dense ones,\n"
+        f"  {common.faster(ours, theirs + median(dense.making))} with the making of dense gradients"
     )
     if name in EXACT:
-        print(common.agreement("dense updates", lazy, dense))
+        print(f"  {common.agreement('dense updates', lazy, dense)}")
     else:
-        print(f"dense updates with {name} go on to move rows that a step does not list")
+        print(f"  dense updates with {name} go on to move rows that a step does not list")
 
 
 def _show(corpus: Corpus, vectors: Array) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,12 @@ class SkipGram:
         self.weights = [vectors, np.zeros(shape, dtype)]
         share = np.cumsum(corpus.counts**0.75)
         self.cumulative = share / share[-1]
+
+    def padded(self, height: int) -> "SkipGram":
+        """Return a copy with tables of `height` rows; no word has one of those that are added."""
+        other = copy(self)
+        other.weights = [np.pad(w, ((0, height - len(w)), (0, 0))) for w in self.weights]
+        return other
 
     def backward(
         self, pairs: Array, negatives: int, rng: np.random.Generator

@@ -143,7 +143,7 @@ def _race(
     listed = sum(len(gradient.indices) for gradient in gradients)
     touched = sum(len(gradient.coalesce().indices) for gradient in gradients)
     print(
-        f"two tables of {len(whole[0])} rows; a step lists {listed} rows, {touched} different ones\n"
+        f"two tables of {len(whole[0])} rows; a step lists {listed}, {touched} different ones\n"
         f"  {common.first_step(opt, model.weights, gradients, whole)}",
         flush=True,
     )

@@ -175,7 +175,7 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
     Raises
     ------
     TypeError, ValueError
-        As :class:`RowSparse` does, and if `pair` is none.
+        As :class:`RowSparse` does, and if `pair` is not a pair.
 
     Examples
     --------

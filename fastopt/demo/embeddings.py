@@ -77,7 +77,8 @@ def run(options: Options) -> float:
     name = options.optimizer.lower()
     suited = {"learning_rate": RATES[name]} if name in RATES else {}
     given = {"learning_rate": options.learning_rate}
-    opt = common.create(name, suited, given, param_idx2name=NAMES, seed=options.seed)
+    fixed = {"param_idx2name": NAMES, "seed": options.seed, "lazy_update": True}
+    opt = common.create(name, suited, given, **fixed)
     (progress,) = common.need("tqdm", plot=options.plot)
     rng = np.random.default_rng(options.seed)
     corpus = _corpus(options.text)

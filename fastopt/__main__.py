@@ -5,6 +5,9 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -85,38 +88,61 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    words = "train a NumPy perceptron on scikit-learn's digits and time its optimizer"
+    words = "train a small model in NumPy and time its optimizer"
     parser = commands.add_parser("demo", help=words, description=words)
     parser.set_defaults(command=_demo)
-    add = parser.add_argument
-    add("--optimizer", default="adam", metavar="NAME", help="a registered one, default adam")
+    tasks = ("digits", "embeddings")
+    # Options that are not given are left out, so that each task has its own defaults.
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    parser.add_argument(
+        "--task",
+        default=tasks[0],
+        choices=tasks,
+        help="digits: a perceptron reads scikit-learn's digits; embeddings: words of Python's "
+        "reference get vectors, by row-sparse gradients; default digits",
+    )
+    add("--optimizer", metavar="NAME", help="a registered one, default adam; embeddings adagrad")
     add(
         "--learning-rate",
         type=_rate,
         metavar="RATE",
         help="default 0.1 for sgd, ccsgd, nag, lbsgd and dcasgd, 2 for lars, 0.001 for signum, "
-        "0.0003 for lion, 0.0001 for sgld, else the optimizer's own",
+        "0.0003 for lion, 0.0001 for sgld, else the optimizer's own; embeddings 0.1 for adagrad "
+        "and groupadagrad, 0.05 for sgd and ccsgd, 0.002 for adam",
     )
     add(
-        "--momentum", type=float, metavar="M", help="for optimizers that take it, default their own"
+        "--momentum",
+        type=float,
+        metavar="M",
+        help="for optimizers that take it, default their own; digits only",
     )
-    types = ("float32", "float64")
     add(
-        "--dtype", default=types[0], choices=types, help="of weights and gradients, default float32"
+        "--dtype",
+        choices=("float32", "float64"),
+        help="of weights and gradients, default float32",
     )
-    add("--epochs", type=_positive, default=20, metavar="N", help="default 20")
-    add("--batch-size", type=_positive, default=32, metavar="N", help="images a step, default 32")
-    add("--seed", type=_seed, default=0, metavar="N", help="of split, weights and order, default 0")
+    add("--epochs", type=_positive, metavar="N", help="default 20; embeddings 10")
+    add(
+        "--batch-size",
+        type=_positive,
+        metavar="N",
+        help="images a step, default 32; pairs of words, default 128",
+    )
+    add("--seed", type=_seed, metavar="N", help="of split, weights and order, default 0")
+    add("--text", type=Path, metavar="FILE.txt", help="read this text; embeddings only")
     add("--plot", type=Path, metavar="FILE.png", help="draw the loss to this file")
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from fastopt import demo
+    from fastopt.demo.common import Refused
 
-    options = {name: value for name, value in vars(args).items() if name != "command"}
+    task = import_module(f"fastopt.demo.{args.task}")
+    options = {name: value for name, value in vars(args).items() if name not in ("command", "task")}
     try:
-        demo.run(demo.Options(**options))
-    except demo.Refused as error:
+        for name in options.keys() - {field.name for field in fields(task.Options)}:
+            raise Refused(f"--task {args.task} does not take --{name.replace('_', '-')}")
+        task.run(task.Options(**options))
+    except Refused as error:
         print(f"fastopt demo: {error}", file=sys.stderr)
         return 2
     return 0

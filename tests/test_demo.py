@@ -4,8 +4,11 @@ import sys
 import numpy as np
 import pytest
 
-from fastopt import demo, optimizer, plain
-from fastopt.demo import Options, Perceptron, Refused, Runner
+from fastopt import optimizer, plain
+from fastopt.demo import common
+from fastopt.demo import digits as demo
+from fastopt.demo.common import Refused, Runner
+from fastopt.demo.digits import Options, Perceptron
 
 UNTRAINABLE = {"test", "groupadagrad"}
 NAMES = sorted(
@@ -125,7 +128,7 @@ def test_no_comparison_is_made_up_without_a_reference(capsys):
 def test_neither_run_always_goes_first(monkeypatch):
     order = []
     monkeypatch.setattr(Runner, "step", lambda self, gradients: order.append(self))
-    monkeypatch.setattr(demo, "_first_step", lambda *args: 0.0)
+    monkeypatch.setattr(common, "first_step", lambda *args: "")
     monkeypatch.setattr(demo, "_report", lambda *args: None)
     demo.run(Options(epochs=1))
     ours, shadow = order[:2]

@@ -8,8 +8,9 @@ from textwrap import dedent
 import pytest
 
 import fastopt
-from fastopt import demo
 from fastopt.__main__ import main
+from fastopt.demo import digits as demo
+from fastopt.demo import embeddings
 
 
 def python(*arguments, **options):
@@ -55,11 +56,34 @@ def test_help_tells_the_default_rate_of_every_optimizer_that_has_its_own(capsys)
         assert set(names) - {"ccsgd"} <= set(re.split(", | and ", listed[1]))
 
 
-def test_help_tells_the_defaults_that_the_demo_has(capsys, monkeypatch):
+def test_help_tells_the_rates_of_the_embeddings(capsys):
+    main(["demo", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "embeddings 0.1 for adagrad and groupadagrad, 0.05 for sgd and ccsgd, 0.002 for" in words
+    rates = {"adagrad": 0.1, "groupadagrad": 0.1, "sgd": 0.05, "ccsgd": 0.05, "adam": 0.002}
+    assert rates == embeddings.RATES
+
+
+@pytest.mark.parametrize("task", [demo, embeddings], ids=["digits", "embeddings"])
+def test_defaults_are_those_of_the_task(task, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(task, "run", asked.append)
+    assert main(["demo", "--task", task.__name__.split(".")[-1]]) == 0
+    assert asked == [task.Options()]
+
+
+def test_help_tells_the_sizes_that_the_tasks_have(capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(demo, "run", asked.append)
     assert main(["demo"]) == 0
     assert asked == [demo.Options()]
+    main(["demo", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    digits, pairs = demo.Options(), embeddings.Options()
+    assert f"default {digits.optimizer}; embeddings {pairs.optimizer}" in words
+    assert f"default {digits.epochs}; embeddings {pairs.epochs}" in words
+    assert f"images a step, default {digits.batch_size}; " in words
+    assert f"pairs of words, default {pairs.batch_size}" in words
 
 
 @pytest.mark.parametrize(
@@ -81,6 +105,8 @@ def test_help_tells_the_defaults_that_the_demo_has(capsys, monkeypatch):
             ["demo", "--optimizer", "groupadagrad"],
             "index 1 (hidden_bias): rule group_adagrad works on rows",
         ),
+        (["demo", "--text", "a.txt"], "--task digits does not take --text"),
+        (["demo", "--task", "words"], "--task: invalid choice: 'words'"),
         (["demo", "--rate", "1"], "unrecognized arguments: --rate 1"),
         (["dance"], "invalid choice: 'dance'"),
     ],

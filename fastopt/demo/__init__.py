@@ -1,0 +1,1 @@
+"""The demos: small models in plain NumPy, the optimizers of which are timed."""

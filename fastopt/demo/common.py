@@ -1,0 +1,185 @@
+"""What the demos share: a training loop that times updates, and reports of what it measured."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from fastopt import optimizer
+from fastopt.plain import Array
+
+__all__ = ["Refused", "Runner", "agreement", "chunks", "create", "draw", "faster", "first_step"]
+__all__ += ["heading", "need", "summary", "train"]
+
+
+class Refused(Exception):
+    """The demo cannot run as asked; the message is one line that says what to do."""
+
+
+@dataclass
+class Runner:
+    """An update, the weights that it changes, and the seconds that each step took."""
+
+    update: Callable[[int, Any, Array], None]
+    weights: list[Array]
+    seconds: list[float] = field(default_factory=list)
+
+    def step(self, gradients: Sequence[Any]) -> None:
+        """Update every weight."""
+        begin = perf_counter()
+        for index, weight in enumerate(self.weights):
+            self.update(index, gradients[index], weight)
+        self.seconds.append(perf_counter() - begin)
+
+
+def need(*modules: str, plot: Path | None) -> list[Any]:
+    """Import modules of other packages, and see that a plot can be drawn if there is to be one.
+
+    Raises
+    ------
+    Refused
+        A package is missing.
+    """
+    try:
+        if plot:
+            import_module("matplotlib.figure")
+        return [import_module(module) for module in modules]
+    except ImportError as error:
+        raise Refused(
+            f'the demo needs another package ({error}): pip install "fastopt[demo]"'
+        ) from None
+
+
+def create(
+    name: str, suited: Mapping[str, Any], given: Mapping[str, Any], **fixed: Any
+) -> optimizer.Optimizer:
+    """Make an optimizer: what was `given` and is not None goes before what is `suited`.
+
+    Raises
+    ------
+    Refused
+        There is no such optimizer, or it does not take the arguments.
+    """
+    arguments = {**suited, **{k: v for k, v in given.items() if v is not None}}
+    try:
+        return optimizer.create(name, **fixed, **arguments)
+    except TypeError as error:
+        raise Refused(f"{name} does not take {', '.join(arguments)}: {error}") from None
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def heading(name: str, opt: optimizer.Optimizer, options: Any) -> str:
+    """What a run is made with."""
+    return (
+        f"{name}: learning rate {opt.learning_rate:g}, {options.dtype}, "
+        f"epochs {options.epochs}, batch size {options.batch_size}, seed {options.seed}"
+    )
+
+
+def chunks(array: Array, size: int) -> list[Array]:
+    """Parts of `size` rows; the last may be shorter."""
+    return [array[start : start + size] for start in range(0, len(array), size)]
+
+
+def first_step(opt: optimizer.Optimizer, weights: Sequence[Array], *kinds: Sequence[Any]) -> str:
+    """Do a step on copies, so that nothing is compiled when steps are compared, and say how long.
+
+    Each of the `kinds` is a list of gradients, one for each weight.
+
+    Raises
+    ------
+    Refused
+        The optimizer does not take the weights.
+    """
+    runner = Runner(optimizer.get_updater(deepcopy(opt)), [w.copy() for w in weights])
+    try:
+        for gradients in kinds:
+            runner.step(gradients)
+    except (TypeError, ValueError) as error:
+        raise Refused(str(error)) from None
+    seconds = sum(runner.seconds)
+    return f"first step: {seconds:.2f} s to compile the kernels or load them from the cache"
+
+
+def train(
+    epochs: int,
+    batches: Callable[[], tuple[int, Iterable[tuple[float, Sequence[Any]]]]],
+    runners: Sequence[Runner],
+    progress: Callable[..., Any],
+    word: str = "epoch",
+) -> list[list[float]]:
+    """Loss of each step of each epoch; the runners take turns in going first.
+
+    `batches` begins an epoch: it returns the number of its steps, and their losses and gradients,
+    each of which is worked out when the updates before it are done.
+    """
+    losses: list[list[float]] = []
+    for epoch in range(1, epochs + 1):
+        number, steps = batches()
+        bar = progress(steps, desc=f"{word} {epoch}/{epochs}", total=number, unit="batch")
+        losses.append([])
+        for loss, gradients in bar:
+            for runner in runners[:: -1 if len(losses[-1]) % 2 else 1]:
+                runner.step(gradients)
+            losses[-1].append(loss)
+            bar.set_postfix_str(f"loss {fmean(losses[-1]):.4f}", refresh=False)
+    if not math.isfinite(losses[-1][-1]):
+        print("the loss is no longer a finite number: try a smaller --learning-rate")
+    return losses
+
+
+def summary(seconds: Sequence[float]) -> str:
+    """Median and sum of the time of steps."""
+    return (
+        f"median {median(seconds) * 1e6:6.1f} us a step, "
+        f"{sum(seconds) * 1e3:.1f} ms in {len(seconds)} steps"
+    )
+
+
+def faster(ours: float, theirs: float) -> str:
+    """How two times compare, in words."""
+    ratio = theirs / ours
+    return f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
+
+
+def agreement(name: str, ours: Runner, theirs: Runner) -> str:
+    """Whether rounding explains how far apart two runs with the same gradients have ended."""
+    largest = max(float(abs(weight).max()) for weight in theirs.weights)
+    pairs = zip(ours.weights, theirs.weights, strict=True)
+    difference = max(float(abs(a - b).max()) for a, b in pairs)
+    if not math.isfinite(difference):
+        return f"agreement with {name}: unknown, weights are no longer finite numbers"
+    # Each step rounds a weight once in either run, and the state behind it a few times.
+    steps, epsilon = len(ours.seconds), float(np.finfo(ours.weights[0].dtype).eps)
+    allowed = 4 * steps * epsilon * largest
+    return (
+        f"agreement with {name}: {'yes' if difference <= allowed else 'NO'}, weights differ "
+        f"by {difference:.1e} at most, rounding accounts for {allowed:.1e}"
+    )
+
+
+def draw(losses: Sequence[Sequence[float]], label: str, path: Path) -> None:
+    """Write the loss curve as an image that can be read on light and on dark backgrounds."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    gray = {f"{part}color": "#808080" for part in ("axes.edge", "axes.label", "xtick.", "ytick.")}
+    style: dict[Any, Any] = {**gray, "savefig.transparent": True}
+    with rc_context(style):
+        figure = Figure(figsize=(6, 3.5), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        curve = np.concatenate(losses)
+        axes.plot(range(1, len(curve) + 1), curve, color="#3b8ed0", linewidth=0.8)
+        axes.set(xlabel="step", ylabel=label)
+        try:
+            figure.savefig(path)
+        except (OSError, ValueError) as error:
+            raise Refused(f"cannot write the plot: {error}") from None

@@ -1,0 +1,101 @@
+"""Skip-gram embeddings in plain NumPy: a text's words, their pairs, and a loss of two tables."""
+
+import re
+from collections import Counter
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastopt.plain import Array
+from fastopt.sparse import RowSparse
+
+__all__ = ["Corpus", "SkipGram", "nearest"]
+
+WORD = re.compile(r"[^\W\d_]{2,}")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text as numbers: word `i` is ``words[i]`` and occurs ``counts[i]`` times."""
+
+    words: list[str]
+    counts: Array
+    tokens: Array
+
+    @classmethod
+    def of(cls, text: str, least: int) -> "Corpus":
+        """Read the words of two letters or more that occur at least `least` times."""
+        tokens = WORD.findall(text.lower())
+        counts = {word: n for word, n in Counter(tokens).most_common() if n >= least}
+        numbers = {word: number for number, word in enumerate(counts)}
+        known = [numbers[token] for token in tokens if token in numbers]
+        return cls(list(counts), np.array([*counts.values()], int), np.array(known, int))
+
+    def pairs(self, rng: np.random.Generator, window: int, threshold: float) -> Array:
+        """Words and words near them, in random order, in an array of two columns.
+
+        A word of which the text consists by more than `threshold` is left out at random, and each
+        word sees up to `window` words to either side (Mikolov et al. 2013, arXiv:1310.4546).
+        """
+        excess = self.counts / (threshold * self.counts.sum())
+        chance = (np.sqrt(excess) + 1) / excess
+        text = self.tokens[rng.random(len(self.tokens)) < chance[self.tokens]]
+        reach = rng.integers(1, window + 1, len(text))
+        found = [np.empty((0, 2), int)]
+        for distance in range(1, window + 1):
+            both = np.stack([text[:-distance], text[distance:]], axis=1)
+            found.append(both[reach[:-distance] >= distance])
+            found.append(both[reach[distance:] >= distance, ::-1])
+        return rng.permutation(np.concatenate(found))
+
+
+class SkipGram:
+    """Vectors of words, trained so that they tell a word's neighbours from words drawn at random.
+
+    A pair of a word with vector `v` and a neighbour, with vector `u` in a second table, costs
+    ``-log(sigmoid(u v))``, and each word drawn at random costs ``-log(sigmoid(-u v))``.
+    """
+
+    def __init__(self, rng: np.random.Generator, corpus: Corpus, size: int, dtype: str) -> None:
+        shape = len(corpus.words), size
+        vectors = rng.uniform(-0.5 / size, 0.5 / size, shape).astype(dtype)
+        self.weights = [vectors, np.zeros(shape, dtype)]
+        share = np.cumsum(corpus.counts**0.75)
+        self.cumulative = share / share[-1]
+
+    def padded(self, height: int) -> "SkipGram":
+        """Return a copy with tables of `height` rows; no word has one of those that are added."""
+        other = copy(self)
+        other.weights = [np.pad(w, ((0, height - len(w)), (0, 0))) for w in self.weights]
+        return other
+
+    def backward(
+        self, pairs: Array, negatives: int, rng: np.random.Generator
+    ) -> tuple[float, list[RowSparse]]:
+        """Mean loss of the pairs, and the gradient of their sum with respect to each table."""
+        vectors, contexts = self.weights
+        words, neighbours = pairs.T
+        drawn = np.searchsorted(self.cumulative, rng.random((len(pairs), negatives)))
+        others = np.column_stack([neighbours, drawn])
+        v, u = vectors[words], contexts[others]
+        scores = (u @ v[:, :, np.newaxis])[:, :, 0]
+        scores[:, 0] *= -1  # the neighbour is to have a high score, all others a low one
+        loss = float(np.logaddexp(0, scores).sum()) / len(pairs)
+        slope = 1 / (1 + np.exp(-scores))
+        slope[:, 0] *= -1
+        to_words = (slope[:, np.newaxis] @ u)[:, 0]
+        to_others = (slope[:, :, np.newaxis] * v[:, np.newaxis]).reshape(-1, v.shape[1])
+        return loss, [
+            RowSparse(to_words, words, vectors.shape),
+            RowSparse(to_others, others.reshape(-1), contexts.shape),
+        ]
+
+
+def nearest(vectors: Array, word: int, number: int) -> tuple[Array, Array]:
+    """Rows whose vectors have the greatest cosine with that of row `word`, and the cosines."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = unit @ unit[word]
+    cosines[word] = -np.inf
+    rows = np.argsort(-cosines, kind="stable")[:number]
+    return rows, cosines[rows]

@@ -34,12 +34,14 @@ from fastopt.kernels.storage import checked, inside, load, locate, prefetch, pri
 from fastopt.kernels.weights import read_weight
 
 __all__ = [
+    "adopt",
     "dense",
     "enter",
     "finish",
     "lazy",
     "order_rows",
     "rows",
+    "same",
     "settle",
     "squares",
     "sums",
@@ -301,6 +303,18 @@ def squares(kind: Any, real: Any, column: int, sparse: bool, parallel: bool) -> 
 def enter() -> Callable:
     """Kernel :func:`fastopt.kernels.headers.enter`."""
     return compiled(headers.enter, None, parallel=False, nogil=False)
+
+
+@cache
+def same() -> Callable:
+    """Kernel :func:`fastopt.kernels.headers.same`."""
+    return compiled(headers.same, None, parallel=False, nogil=False)
+
+
+@cache
+def adopt() -> Callable:
+    """Kernel :func:`fastopt.kernels.headers.adopt`."""
+    return compiled(headers.adopt, None, parallel=False, nogil=False)
 
 
 @cache

@@ -16,7 +16,7 @@ from numba.extending import intrinsic, overload
 from fastopt.kernels.layout import ADDRESS
 from fastopt.kernels.rule import scalar
 
-__all__ = ["CHANGED", "FITS", "ID", "NBYTES", "enter", "guard"]
+__all__ = ["CHANGED", "FITS", "ID", "NBYTES", "adopt", "enter", "guard", "same"]
 
 HEAD = object.__basicsize__
 """Bytes of the part that all Python objects begin with; its last word is the type."""
@@ -118,3 +118,17 @@ def enter(table: Any, guards: Any) -> Any:
             if not apart(table[row, ADDRESS:], guards[row]):
                 return row
     return answer
+
+
+def same(objects, known):
+    """Whether the objects with addresses in memory at `objects` are those in `known`."""
+    for k in range(len(known)):
+        if word(np.uint64(objects) + np.uint64(8 * k)) != known[k]:
+            return False
+    return True
+
+
+def adopt(objects, places, guards, column):
+    """Make object number ``places[k]`` of those at `objects` the array `column` of guard `k`."""
+    for k in range(len(places)):
+        guards[k, column, ID] = word(np.uint64(objects) + np.uint64(8 * places[k]))

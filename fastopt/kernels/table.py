@@ -82,6 +82,7 @@ class Table:
         self.copied: Sequence[tuple[Array, Array]] = ()
         self.borrowed: tuple[Array, Array] | None = None
         self.listed: tuple[Array, ...] = ()
+        self.list_pieces = self.pieces, 0
         self.decay: tuple[Array, ...] = ()
         self.at_once = False
 
@@ -154,8 +155,9 @@ class Table:
         entry = self.entry[0]
         entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]
         entry[SEGMENTS] = len(rows)
+        self.list_pieces = pieces, values.size
         if self.layout.by_row:
-            self.pieces, self.total = pieces, values.size
+            self.pieces, self.total = self.list_pieces
 
     def pay(self, paid: Array, before: float, after: float, at_once: bool) -> None:
         """Have listed rows (`at_once`: all rows) given the decay that they have missed.
@@ -172,6 +174,12 @@ class Table:
         totals = np.array([before, after])
         self.entry[0, [PAID, DECAY]] = paid.ctypes.data, totals.ctypes.data
         self.decay, self.at_once = (paid, totals), at_once
+
+    def fill_all(self, hyper: Sequence[tuple[float, ...]], of: Any) -> None:
+        """Set the fields of every tensor to ``hyper[of]``, as :meth:`fill` does for one."""
+        for fields in hyper:
+            self.fill(fields, 0)
+        self.fields[:] = np.array(hyper, np.float64)[of]
 
     def fill(self, hyper: tuple[float, ...], key: int, row: int = 0) -> None:
         """Set the values of the rule's fields in order, and the key of the random numbers."""
@@ -199,11 +207,35 @@ class Table:
         begin = self.entry[:, ADDRESS : ADDRESS + count]
         return begin, begin + self.guards[:, :count, NBYTES]
 
+    def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Addresses where the gradients begin and end."""
+        begin = self.entry[:, -1]
+        if self.layout.sparse:
+            return begin, begin + np.uint64(self.listed[0].nbytes if self.listed else 0)
+        return begin, begin + self.guards[:, -1, NBYTES]
+
+    def squares(self) -> NDArray[np.float64]:
+        """Sum of the squares of each gradient, in an order that depends on its shape alone."""
+        layout = self.layout
+        pieces, total = self.list_pieces if layout.sparse else self._flat()
+        partial, sums = np.zeros(len(pieces)), np.zeros(len(self.sizes))
+        column = self.entry.shape[1] - 1
+        kernel = cpu.squares(
+            layout.grad, layout.real, column, layout.sparse, total >= PARALLEL_FROM
+        )
+        kernel(pieces, self.entry, partial)
+        np.add.at(sums, pieces[:, 0], partial)
+        return sums
+
+    def _flat(self) -> tuple[NDArray[np.int64], int]:
+        """Pieces of work that count elements."""
+        return chunks(*[(size, 1) for size in self.sizes])
+
     def run(self) -> None:
         """Launch the kernels of every pass and of the update."""
         rule, layout = self.layout.rule, self.layout
         if rule.passes:
-            pieces, total = chunks(*[(size, 1) for size in self.sizes])
+            pieces, total = self._flat()
             for step, count in enumerate(rule.sums):
                 partial = np.zeros((len(pieces), count))
                 add_up = cpu.sums(layout, step, total >= PARALLEL_FROM)

@@ -1,14 +1,12 @@
 """AdamW: Adam with decoupled weight decay."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from fastopt.arguments import number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.kernels.table import Table
-from fastopt.optimizer.base import Array, Index, register
+from fastopt.optimizer.base import register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
 
 __all__ = ["AdamW", "adamw"]
@@ -99,13 +97,7 @@ class AdamW(MomentOptimizer):
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
-        return self.hyper(t, lr, wd)["eta"] * wd if self._usable() else 0.0
+        return 0.0 if self._skips() else self.hyper(t, lr, wd)["eta"] * wd
 
-    def _usable(self) -> bool:
-        return math.isfinite(self.rescale_grad) and self.rescale_grad != 0
-
-    def _plan(
-        self, index: Index, weight: Array, grad: Any, state: Any, masters: bool = True
-    ) -> Sequence[Table]:
-        tables = super()._plan(index, weight, grad, state, masters)
-        return tables if self._usable() else ()
+    def _skips(self) -> bool:
+        return not math.isfinite(self.rescale_grad) or self.rescale_grad == 0

@@ -12,6 +12,7 @@ from fastopt.arguments import choice, count, number
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer.border import check_like, is_half, label, order_of
+from fastopt.optimizer.counts import Counts
 from fastopt.optimizer.planning import TRANSIENT, Planner
 from fastopt.optimizer.rates import Array, Index, Schedule
 from fastopt.sparse import HALVES
@@ -107,6 +108,8 @@ class Optimizer(Planner):
 
     opt_registry: ClassVar[dict[str, type["Optimizer"]]] = {}
 
+    alike = True
+
     native: ClassVar[bool] = True
     """Whether the class leaves its updates to its rule, overriding no ``update`` method."""
 
@@ -118,6 +121,17 @@ class Optimizer(Planner):
         cls.native = (
             cls.update is Optimizer.update
             and cls.update_multi_precision is Optimizer.update_multi_precision
+        )
+        cls.alike = cls.native and all(
+            getattr(cls, name) is getattr(Optimizer, name)
+            for name in (
+                "_rule_of",
+                "_hyper_of",
+                "_count_and_rates",
+                "_update_count",
+                "_get_lr",
+                "_get_wd",
+            )
         )
 
     def __init__(
@@ -341,9 +355,10 @@ class Optimizer(Planner):
         )
         self._warned = True
 
-    def _record(
+    def record(
         self, rule: Rule, lr: float, wd: float, hyper: Mapping[str, float]
     ) -> tuple[float, ...]:
+        """Values of the rule's fields in order."""
         fields = {
             "lr": lr,
             "wd": wd,
@@ -370,6 +385,7 @@ class Optimizer(Planner):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._index_update_count = Counts(self._index_update_count)
         self.param_dict = {}
         self._forget()
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from fastopt.arguments import count, number
 from fastopt.optimizer.border import Array, label
+from fastopt.optimizer.counts import Counts, Index
 
 __all__ = ["Array", "Index", "Rates", "Schedule"]
 
-Index = int | str
 Schedule = Callable[[int], float]
 
 
@@ -44,7 +44,7 @@ class Rates:
         self.wd_mult: dict[Index, float] = {}
         self.begin_num_update = count("begin_num_update", begin_num_update, least=0)
         self.num_update = self.begin_num_update
-        self._index_update_count: dict[Index, int] = {}
+        self._index_update_count = Counts()
         self.idx2name: dict[Any, str] = dict(param_idx2name or {})
         self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
         self.param_dict = dict(param_dict or {})
@@ -74,18 +74,24 @@ class Rates:
             self._index_update_count[index] = count
 
     def _get_lr(self, index: Index) -> float:
-        rate = self.learning_rate * self._multiplier(index, self.lr_mult, "lr_mult")
-        if not 0 <= rate < math.inf:
-            number(f"{label(index, self.idx2name)}: learning rate", rate, least=0)
+        rate = self.learning_rate * self.multiplier(index, self.lr_mult, "lr_mult")
+        self.check_rates(index, rate, 0.0)
         return rate
 
     def _get_wd(self, index: Index) -> float:
-        decay = self.wd * self._multiplier(index, self.wd_mult, "wd_mult")
-        if not math.isfinite(decay):
-            number(f"{label(index, self.idx2name)}: weight decay", decay)
+        decay = self.wd * self.multiplier(index, self.wd_mult, "wd_mult")
+        self.check_rates(index, 0.0, decay)
         return decay
 
-    def _multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
+    def check_rates(self, index: Index, rate: float, decay: float) -> None:
+        """Raise ValueError unless rate and decay of a parameter are numbers that make sense."""
+        if not 0 <= rate < math.inf:
+            number(f"{label(index, self.idx2name)}: learning rate", rate, least=0)
+        if not math.isfinite(decay):
+            number(f"{label(index, self.idx2name)}: weight decay", decay)
+
+    def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
+        """Multiplier of a parameter: the first hit of its object, its index and its name."""
         if index in self.param_dict:
             return float(getattr(self.param_dict[index], attribute))
         if not table:

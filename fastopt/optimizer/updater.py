@@ -76,6 +76,11 @@ class Updater:
         """
         optimizer = self.optimizer
         if isinstance(index, (list, tuple)):
+            with optimizer.lock:
+                batch = optimizer.recall(index, weight, grad, self.states)
+                if batch is not None:
+                    optimizer.run(batch)
+                    return
             calls = _calls(index, grad, weight)
         else:
             index = check_index(index)

@@ -1,0 +1,140 @@
+"""Many tensors in one call: what is remembered of a list, so that the next call costs little."""
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt.kernels import cpu
+from fastopt.kernels.headers import CHANGED
+from fastopt.kernels.layout import Layout
+from fastopt.kernels.table import Table
+from fastopt.optimizer.counts import Counts
+from fastopt.optimizer.rates import Array, Index
+
+__all__ = ["Batch", "Call"]
+
+Call = tuple[Index, Array, Any, Any]
+"""Index, weight, gradient and state."""
+
+
+class Batch:
+    """The tensors of a list call, those of one layout in one table.
+
+    Parameters
+    ----------
+    calls : sequence of (index, weight, gradient, state)
+        The call, without repeated indices.
+    tables : sequence of Table
+        Table of each tensor.
+    counts : Counts
+        Counts of updates.
+    begin : int
+        Count of an index that has not been updated.
+    mode : tuple
+        What the layouts depend on besides the arrays.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        tables: Sequence[Table],
+        counts: Counts,
+        begin: int,
+        mode: tuple[Any, ...],
+    ) -> None:
+        self.mode = mode
+        self.indices = [index for index, *_ in calls]
+        self.weights = [weight for _, weight, _, _ in calls]  # kept alive, as their addresses are
+        self.states = [state for *_, state in calls]
+        self._weight_ids, self._state_ids = _ids(self.weights), _ids(self.states)
+        self._states_of = itemgetter(*self.indices) if len(calls) > 1 else None
+        self.counts, self._deletions = counts, counts.deletions
+        self.slots = counts.places(self.indices, begin)
+        self.classes: Any = None
+        groups: dict[Layout, list[int]] = {}
+        self.singles: list[int] = []
+        for place, table in enumerate(tables):
+            if table.layout.sparse or table.borrowed or table.arrays[0].ndim == 0:
+                self.singles.append(place)
+            else:
+                groups.setdefault(table.layout, []).append(place)
+        self.rows: list[tuple[Table, int]] = [(table, 0) for table in tables]
+        self.groups: list[tuple[Table, NDArray[np.int64]]] = []
+        for places in groups.values():
+            joined = Table.joined([tables[place] for place in places])
+            self.groups.append((joined, np.array(places, np.int64)))
+            for row, place in enumerate(places):
+                self.rows[place] = joined, row
+
+    @property
+    def tables(self) -> list[Table]:
+        """What to launch."""
+        return [table for table, _ in self.groups] + [self.rows[place][0] for place in self.singles]
+
+    def matches(self, indices: Any, weights: Any, grads: Any, states: dict[Index, Any]) -> bool:
+        """Whether a call is for the same indices, weights and states."""
+        count = len(self.indices)
+        if indices != self.indices or len(weights) != count or len(grads) != count:
+            return False
+        if self.counts.deletions != self._deletions or not _same(weights, self._weight_ids):
+            return False
+        if self._states_of is None:
+            return states.get(self.indices[0]) is self.states[0]
+        try:
+            return _same(self._states_of(states), self._state_ids)
+        except KeyError:
+            return False
+
+    def take(self, grads: Sequence[Any]) -> bool:
+        """Enter the addresses of all dense arrays; False if one does not fit or is shared."""
+        objects = np.fromiter(grads, object, len(grads))
+        changed = False
+        for table, places in self.groups:
+            cpu.adopt()(_address(objects), places, table.guards, table.guards.shape[1] - 1)
+            answer = table.take()
+            if answer >= 0:
+                return False
+            changed |= answer == CHANGED
+        return not changed or self.disjoint()
+
+    def disjoint(self) -> bool:
+        """Whether nothing that is written to is written or read by another tensor too."""
+        written = [table.written() for table in self.tables]
+        begin, end = (np.concatenate([w[k].reshape(-1) for w in written]) for k in range(2))
+        order = np.argsort(begin)
+        begin, end = begin[order], end[order]
+        if (end[:-1] > begin[1:]).any():
+            return False
+        for table in self.tables:
+            first, last = table.read()
+            after = np.searchsorted(end, first, side="right")
+            beside = after < len(begin)
+            if (begin[after[beside]] < last[beside]).any():
+                return False
+        return True
+
+    def squares(self) -> NDArray[np.float64]:
+        """Sum of the squares of each gradient, not finite if one of them is not."""
+        totals = np.zeros(len(self.indices))
+        for table, places in self.groups:
+            totals[places] = table.squares()
+        for place in self.singles:
+            totals[place] = self.rows[place][0].squares()[0]
+        return totals
+
+
+def _ids(objects: Sequence[Any]) -> NDArray[np.uint64]:
+    return np.array(list(map(id, objects)), np.uint64)
+
+
+def _same(objects: Sequence[Any], ids: NDArray[np.uint64]) -> bool:
+    """Whether these are the objects with the given ids."""
+    held = np.fromiter(objects, object, len(ids))
+    return bool(cpu.same()(_address(held), ids))
+
+
+def _address(objects: NDArray[Any]) -> int:
+    return int(objects.__array_interface__["data"][0])

@@ -1,0 +1,67 @@
+"""Counts of updates in one array, behind a dictionary's face."""
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Counts"]
+
+Index = int | str
+
+
+class Counts(MutableMapping[Index, int]):
+    """Number of updates of each index: a mapping whose values are in one int64 array.
+
+    Parameters
+    ----------
+    counts : mapping of int or str to int
+        Counts to begin with.
+    """
+
+    def __init__(self, counts: Mapping[Index, int] | None = None) -> None:
+        given = dict(counts or {})
+        self._places: dict[Index, int] = {index: k for k, index in enumerate(given)}
+        self._used = len(given)
+        self.array: NDArray[np.int64] = np.array([*given.values()], np.int64)
+        self.deletions = 0
+
+    def places(self, indices: Sequence[Index], begin: int) -> NDArray[np.int64]:
+        """Places of `indices` in :attr:`array`, until one is deleted; new ones begin with `begin`."""
+        for index in indices:
+            if index not in self._places:
+                self[index] = begin
+        return np.array([self._places[index] for index in indices], np.int64)
+
+    def __getitem__(self, index: Index) -> int:
+        return int(self.array[self._places[index]])
+
+    def __setitem__(self, index: Index, count: int) -> None:
+        place = self._places.get(index)
+        if place is None:
+            place, self._used = self._used, self._used + 1
+            if place == len(self.array):
+                self.array = np.resize(self.array, max(8, 2 * place))
+            self._places[index] = place
+        self.array[place] = count
+
+    def __delitem__(self, index: Index) -> None:
+        del self._places[index]
+        self.deletions += 1
+
+    def __iter__(self) -> Iterator[Index]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def copy(self) -> "Counts":
+        """Return a copy."""
+        return Counts(self)
+
+    def __deepcopy__(self, memo: Any) -> "Counts":
+        return Counts(self)

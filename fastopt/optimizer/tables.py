@@ -1,0 +1,164 @@
+"""The table of each parameter, remembered from call to call, and the decay of its rows."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastopt.kernels.layout import kind_of
+from fastopt.kernels.rule import Rule
+from fastopt.kernels.table import Table
+from fastopt.optimizer.border import admit, check, is_half, label
+from fastopt.optimizer.masters import Masters
+from fastopt.optimizer.rates import Array, Index
+from fastopt.sparse import RowSparse
+
+__all__ = ["Tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The table of one index, and the objects that it was made of."""
+
+    table: Table
+    weight: Array
+    state: Any
+    copy: Array | None
+
+    def made_of(self, rule: Rule, weight: Any, state: Any, copy: Any) -> bool:
+        """Whether these are the same objects."""
+        return (
+            self.table.layout.rule is rule
+            and self.weight is weight
+            and self.state is state
+            and self.copy is copy
+        )
+
+
+class Tables(Masters):
+    """Abstract base of :class:`~fastopt.optimizer.Optimizer`, which documents the arguments."""
+
+    rule: Any
+    lazy_update: bool
+    sparse_decay: str
+    rounding: str
+    row_decay: dict[Index, tuple[Array, float]]
+    decay: Callable[[int, float, float], float]
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._known: dict[Index, Known] = {}
+
+    def _rule_of(self, index: Index) -> Rule | None:
+        """Rule of one parameter, for classes that treat some of them differently."""
+        rule: Rule | None = self.rule
+        return rule
+
+    def _table(
+        self, index: Index, rule: Rule, weight: Array, grad: Any, state: Any, masters: bool = True
+    ) -> Table:
+        """Table of this index; that of the last call where it still holds."""
+        known, copy = self._known.get(index), self.copies.get(index)
+        if known is not None and not known.made_of(rule, weight, state, copy):
+            known = None
+        dense = type(grad) is np.ndarray
+        if known is not None and dense and not known.table.layout.sparse:  # noqa: SIM102
+            if known.table.take(grad) < 0:
+                return known.table
+        words = label(index, self.idx2name)
+        grad = self._by_row(check(words, weight, grad, copy))
+        table = known.table if known is not None else None
+        if table is None or not (isinstance(grad, RowSparse) and self._serves(table, grad)):
+            exact, arrays = self._parts(words, rule, weight, state, copy, masters)
+            table = admit(
+                words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
+            )
+            if table.arrays[0] is exact[0] and not isinstance(state, list):
+                self._known[index] = Known(table, weight, state, copy)
+        if isinstance(grad, RowSparse):
+            table.list_rows(words, grad)
+        return table
+
+    def _by_row(self, grad: Any) -> Any:
+        """The gradient, with all its rows listed where decay is kept by row."""
+        if self.sparse_decay == "touched" or isinstance(grad, RowSparse) or not grad.ndim:
+            return grad
+        return RowSparse(grad, np.arange(len(grad)), grad.shape)
+
+    def _serves(self, table: Table, grad: RowSparse) -> bool:
+        """Whether a table that was made for a gradient that listed rows still holds for `grad`."""
+        layout = table.layout
+        return (
+            layout.sparse
+            and layout.lazy == (self.lazy_update and layout.rule.row is None)
+            and layout.grad == kind_of(grad.dtype)
+            and table.take() < 0
+        )
+
+    def _options(
+        self, rule: Rule, exact: tuple[Array, ...], grad: Any, copy: Array | None
+    ) -> dict[str, bool]:
+        """Fields of the layout that the arguments of the optimizer decide."""
+        lazy = isinstance(grad, RowSparse) and self.lazy_update and rule.row is None
+        return {
+            "lazy": lazy,
+            "catch_up": lazy and self.sparse_decay != "touched",
+            "rounded_sums": self._rounded_sums and len(exact) == 2 and copy is None,
+            "dither": self.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
+        }
+
+    def pay(self, index: Index, table: Table, lr: float, wd: float) -> None:
+        """Add the decay of this step to the total that each row is to come to."""
+        amount = self.decay(self._index_update_count[index], lr, wd)
+        if not amount < 1:
+            raise ValueError(
+                f"{label(index, self.idx2name)}: sparse_decay={self.sparse_decay!r} needs rate "
+                f"times decay below 1, got {amount}"
+            )
+        rows = len(table.arrays[0])
+        paid, before = self.row_decay.get(index, (None, 0.0))
+        if paid is None:
+            paid = np.zeros(rows)
+        elif len(paid) != rows:
+            raise ValueError(
+                f"{label(index, self.idx2name)}: decay is kept for {len(paid)} rows, the weight "
+                f"has {rows}"
+            )
+        after = before + math.log1p(-amount)
+        table.pay(paid, before, after, at_once=self.sparse_decay == "dense")
+        self.row_decay[index] = paid, after
+
+    def flush(self, index: Index, weight: Array | None, state: Any) -> None:
+        """Give all rows of a parameter the decay that they have missed.
+
+        Parameters
+        ----------
+        index : int or str
+            The parameter.
+        weight : numpy.ndarray, optional
+            Its weight; the one last updated in this process by default.
+        state : None, numpy.ndarray or tuple
+            Its state.
+
+        Raises
+        ------
+        ValueError
+            `weight` is not given and not known.
+        """
+        with self.lock:
+            words, known = label(index, self.idx2name), self._known.get(index)
+            if weight is None and known is None:
+                raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
+            weight = known.weight if weight is None and known is not None else weight
+            rule = self._rule_of(index)
+            if index not in self.row_decay or rule is None or weight is None:
+                return
+            empty = np.empty((0, *weight.shape[1:]), weight.dtype)
+            nothing = RowSparse(empty, np.empty(0, np.int64), weight.shape)
+            table = self._table(index, rule, weight, nothing, state)
+            paid, total = self.row_decay[index]
+            table.pay(paid, total, total, at_once=False)
+            table.settle()
+            table.give_back()

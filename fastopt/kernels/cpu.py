@@ -18,6 +18,7 @@ from fastopt.kernels.elements import gradient, keep, keep_state, missed
 from fastopt.kernels.lanes import BLOCK, lane_sum, padded, put
 from fastopt.kernels.layout import (
     ADDRESS,
+    DONE,
     KEY,
     ORDER,
     ROWS,
@@ -88,6 +89,7 @@ def dense(layout: Layout, parallel: bool) -> Callable:
                     weight, state = checked(new, slots)
                     keep(weights, i, weight, key, start + i, dither)
                     keep_state(states, i, state, key, start + i, draws)
+        table[0, DONE] = 1
 
     return compiled(dense, rule, parallel)
 
@@ -142,6 +144,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                     weight, state = checked(new, slots)
                     keep(weights, i, weight, key, place + i, dither)
                     keep_state(states, i, state, key, place + i, draws)
+        table[0, DONE] = 1
 
     return compiled(lazy, rule, parallel)
 
@@ -190,6 +193,7 @@ def rows(layout: Layout, parallel: bool) -> Callable:
                     weight, new = checked(update(weight, grad, state, h, mean), slots)
                     keep(weights, i, weight, key, row * width + i, dither)
                 keep_state(states, 0, new, key, row, draws)
+        table[0, DONE] = 1
 
     return compiled(rows, rule, parallel)
 

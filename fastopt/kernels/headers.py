@@ -122,10 +122,10 @@ def enter(table: Any, guards: Any) -> Any:
 
 def same(objects, known):
     """Whether the objects with addresses in memory at `objects` are those in `known`."""
+    different = 0
     for k in range(len(known)):
-        if word(np.uint64(objects) + np.uint64(8 * k)) != known[k]:
-            return False
-    return True
+        different += word(np.uint64(objects) + np.uint64(8 * k)) != known[k]
+    return different == 0
 
 
 def adopt(objects, places, guards, column):

@@ -1,7 +1,7 @@
 """What a kernel is compiled for: a rule, and the kinds of memory that it works on."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ __all__ = [
     "ADDRESS",
     "BFLOAT16",
     "DECAY",
+    "DONE",
     "FLOAT16",
     "KEY",
     "ORDER",
@@ -26,15 +27,16 @@ __all__ = [
     "real_of",
 ]
 
-KEY, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, ADDRESS = range(9)
+DONE, KEY, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, ADDRESS = range(10)
 """Columns of a table of tensors, which has a row for each tensor.
 
-KEY is the key of its random numbers and WIDTH the number of elements in a row of the tensor. A
-row-sparse gradient lists rows SEGMENTS in number, in ascending order at address ROWS; the values
-for the k-th of them are those at places ``order[starts[k]:starts[k + 1]]``, with ``starts`` at
-STARTS and ``order`` at ORDER. PAID and DECAY are addresses too, of what each row's decay has come
-to and of the totals before and after the step. From ADDRESS on come the addresses of the weight
-(and its rounded copy or remainder), of each state slot, and of the gradient.
+DONE is set in the first row by the kernel that has updated all tensors. KEY is the key of the
+tensor's random numbers and WIDTH the number of elements in a row of it. A row-sparse gradient lists
+rows SEGMENTS in number, in ascending order at address ROWS; the values for the k-th of them are
+those at places ``order[starts[k]:starts[k + 1]]``, with ``starts`` at STARTS and ``order`` at
+ORDER. PAID and DECAY are addresses too, of what each row's decay has come to and of the totals
+before and after the step. From ADDRESS on come the addresses of the weight (and its rounded copy or
+remainder), of each state slot, and of the gradient.
 """
 
 FLOAT16, BFLOAT16 = np.uint16, np.int16
@@ -101,7 +103,14 @@ class Layout:
         """Whether the kernel goes row by row."""
         return self.lazy or self.rule.row is not None
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.rule, self.weight, self.grad, self.state, self.sparse, self.lazy))
+
+    @cached_property
     def keyed(self) -> bool:
         """Whether an update draws random numbers."""
         return self.rule.noise or self.dither or BFLOAT16 in self.state

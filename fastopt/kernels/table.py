@@ -1,17 +1,19 @@
 """Tables of tensors: what a kernel launch is told about the arrays that it works on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt.interrupts import uninterrupted
 from fastopt.kernels import cpu
 from fastopt.kernels.headers import ID, NBYTES, guard
 from fastopt.kernels.layout import (
     ADDRESS,
     DECAY,
+    DONE,
     KEY,
     ORDER,
     PAID,
@@ -192,6 +194,7 @@ class Table:
             raise TypeError(
                 f"rule {rule.name} needs numbers for {rule.hyper}, got {hyper}"
             ) from None
+        self.entry[row, DONE] = 0
         if self.layout.keyed:
             self.entry[row, KEY] = key
 
@@ -200,6 +203,11 @@ class Table:
         for original, copy in self.copied:
             original[...] = copy
         self.listed = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether the update has run since :meth:`fill`, whatever was raised after it."""
+        return bool(self.entry[0, DONE])
 
     def written(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Addresses where the arrays that are written to begin and end."""
@@ -242,11 +250,17 @@ class Table:
                 add_up(pieces, self.entry, self.records, partial)
                 cpu.finish(rule, step)(pieces, self.records, partial)
         if self.total:
-            kernel = cpu.rows if rule.row else cpu.lazy if layout.lazy else cpu.dense
-            kernel(layout, self.total >= PARALLEL_FROM)(self.pieces, self.entry, self.records)
-
+            parallel = self.total >= PARALLEL_FROM
+            self._kernel(parallel)(self.pieces, self.entry, self.records)
         if self.at_once:
             self.settle()
+
+    def _kernel(self, parallel: bool) -> Callable[..., None]:
+        """Kernel of the update."""
+        layout = self.layout
+        factory = cpu.rows if layout.rule.row else cpu.lazy if layout.lazy else cpu.dense
+        kernel: Callable[..., None] = factory(layout, parallel)
+        return kernel
 
     def settle(self) -> None:
         """Give every row the decay that it has missed, that of the last step included."""
@@ -262,8 +276,13 @@ def launch(tables: Sequence[Table]) -> None:
     for table in tables:
         if table is not tables[0]:
             table.renew()
-        table.run()
-        table.give_back()
+        if table.copied:
+            with uninterrupted:
+                table.run()
+                table.give_back()
+        else:
+            table.run()
+            table.listed = ()
 
 
 @lru_cache(maxsize=1024)

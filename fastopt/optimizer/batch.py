@@ -52,8 +52,11 @@ class Batch:
         self._weight_ids, self._state_ids = _ids(self.weights), _ids(self.states)
         self._states_of = itemgetter(*self.indices) if len(calls) > 1 else None
         self.counts, self._deletions = counts, counts.deletions
-        self.slots = counts.places(self.indices, begin)
+        self._begin_count = begin
+        self.slots: NDArray[np.int64] | None = None
         self.classes: Any = None
+        self._written = np.empty(0, np.uint64)
+        self._sorted = self._written, self._written
         groups: dict[Layout, list[int]] = {}
         self.singles: list[int] = []
         for place, table in enumerate(tables):
@@ -68,6 +71,12 @@ class Batch:
             self.groups.append((joined, np.array(places, np.int64)))
             for row, place in enumerate(places):
                 self.rows[place] = joined, row
+
+    def places(self) -> NDArray[np.int64]:
+        """Places of the indices among the counts; those that are new begin to be counted."""
+        if self.slots is None:
+            self.slots = self.counts.places(self.indices, self._begin_count)
+        return self.slots
 
     @property
     def tables(self) -> list[Table]:
@@ -104,8 +113,10 @@ class Batch:
         """Whether nothing that is written to is written or read by another tensor too."""
         written = [table.written() for table in self.tables]
         begin, end = (np.concatenate([w[k].reshape(-1) for w in written]) for k in range(2))
-        order = np.argsort(begin)
-        begin, end = begin[order], end[order]
+        if not np.array_equal(begin, self._written):
+            order = np.argsort(begin)
+            self._written, self._sorted = begin, (begin[order], end[order])
+        begin, end = self._sorted
         if (end[:-1] > begin[1:]).any():
             return False
         for table in self.tables:

@@ -35,8 +35,9 @@ class Classes:
 
 def fill(planner: "Planner", batch: Batch) -> None:
     """Count one update of every tensor of `batch`, in order, and fill their records."""
-    counts = batch.counts.array[batch.slots] + 1
-    batch.counts.array[batch.slots] = counts
+    places = batch.places()
+    counts = batch.counts.array[places] + 1
+    batch.counts.array[places] = counts
     classes = batch.classes = _classes(planner, batch, counts)
     rates, uniform = _base_rates(planner, counts)
     rates, decays = rates * classes.lr_mult, planner.wd * classes.wd_mult

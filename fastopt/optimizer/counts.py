@@ -28,14 +28,29 @@ class Counts(MutableMapping[Index, int]):
         self.deletions = 0
 
     def places(self, indices: Sequence[Index], begin: int) -> NDArray[np.int64]:
-        """Places of `indices` in :attr:`array`, until one is deleted; new ones begin with `begin`."""
+        """Places in :attr:`array`, until an index is deleted; new indices begin with `begin`."""
         for index in indices:
             if index not in self._places:
                 self[index] = begin
         return np.array([self._places[index] for index in indices], np.int64)
 
+    def increment(self, index: Index, begin: int) -> int:
+        """Count one update of `index`, which begins with `begin`, and return the count."""
+        place = self._places.get(index)
+        if place is None:
+            self[index] = begin
+            place = self._places[index]
+        count = self.array.item(place) + 1
+        self.array[place] = count
+        return count
+
+    def get(self, index: Index, default: Any = None) -> Any:
+        """Return the count of `index`, or `default` if it has none."""
+        place = self._places.get(index)
+        return default if place is None else self.array.item(place)
+
     def __getitem__(self, index: Index) -> int:
-        return int(self.array[self._places[index]])
+        return self.array.item(self._places[index])
 
     def __setitem__(self, index: Index, count: int) -> None:
         place = self._places.get(index)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numba.core.errors import NumbaError
 
-from fastopt.interrupts import Uninterrupted
+from fastopt.interrupts import uninterrupted
 from fastopt.kernels import noise
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table, launch
@@ -113,31 +113,35 @@ class Planner(Tables):
         TypeError, ValueError
             As :meth:`update` does.
         """
-        if not self.native:
-            for call in calls:
-                self.update_multi_precision(*call)
-            return
         with self.lock:
             batch = self.prepare(calls)
             if batch is not None:
                 self.run(batch)
             else:
-                self._one_by_one(calls)
+                self.update_in_turn(calls)
 
-    def _one_by_one(self, calls: Sequence[Call]) -> None:
-        """Update tensors that share memory, or of a class that plans for itself, in order."""
+    def update_in_turn(self, calls: Sequence[Call]) -> None:
+        """Update tensors that share memory, or of a class that plans for itself, in order.
+
+        Takes what :meth:`update_all` does.
+        """
+        if not self.native or not calls:
+            for call in calls:
+                self.update_multi_precision(*call)
+            return
         saved = self._snapshot()
         repeated = len({index for index, *_ in calls}) < len(calls)
         tables: list[Table] = []
-        try:
-            for call in calls:
-                tables.extend(self._plan(*call))
-                if repeated:  # the next call for this index needs a table of its own
-                    self._known.clear()
-        except BaseException:
-            self.__dict__.update(saved)
-            raise
-        self._launch(tables, calls[0][0], saved)
+        with uninterrupted:
+            try:
+                for call in calls:
+                    tables.extend(self._plan(*call))
+                    if repeated:  # the next call for this index needs a table of its own
+                        self._known.clear()
+                self._launch(tables, calls[0][0])
+            except BaseException:
+                self.__dict__.update(saved)
+                raise
 
     def _snapshot(self) -> dict[str, Any]:
         """Everything that a step may change, but for arrays."""
@@ -146,13 +150,11 @@ class Planner(Tables):
             for name, value in vars(self).items()
         }
 
-    def _launch(self, tables: Sequence[Table], index: Index, saved: dict[str, Any]) -> None:
-        """Launch `tables`; a rule that cannot be compiled changes nothing."""
+    def _launch(self, tables: Sequence[Table], index: Index) -> None:
+        """Launch `tables`; errors of a rule that cannot be compiled are told in words."""
         try:
-            with Uninterrupted():
-                launch(tables)
+            launch(tables)
         except COMPILING as error:
-            self.__dict__.update(saved)
             raise self._uncompiled(index, error) from error
 
     # Lists
@@ -164,8 +166,9 @@ class Planner(Tables):
         classes that plan for themselves. Nothing is counted yet.
         """
         self._batch = None
+        plain = self.native and type(self)._plan is Planner._plan
         distinct = len({index for index, *_ in calls}) == len(calls)
-        if not (calls and distinct and type(self)._plan is Planner._plan):
+        if not (calls and distinct and plain):
             return None
         tables = [self._table(index, self._a_rule(index), *rest) for index, *rest in calls]
         counts, begin = self._index_update_count, self.begin_num_update
@@ -197,41 +200,44 @@ class Planner(Tables):
 
     def run(self, batch: Batch) -> None:
         """Count one update of every tensor of a batch that has been prepared, and launch it."""
-        saved = {} if self.alike else self._snapshot()
-        counted, num_update = batch.counts.array[batch.slots], self.num_update
-        decayed = self.row_decay.copy()
-        try:
-            if self.alike:
-                fill(self, batch)
-            else:
-                for index, (table, row) in zip(batch.indices, batch.rows, strict=True):
-                    self._advance(index, table, row)
-        except BaseException:
-            self.__dict__.update(saved)
-            batch.counts.array[batch.slots], self.num_update = counted, num_update
-            self.row_decay = decayed
-            raise
-        if self._skips():
-            return
-        if self.alike:
-            saved = {"num_update": num_update, "row_decay": decayed}
-        try:
-            self._launch(batch.tables, batch.indices[0], saved)
-        except TypeError:
-            batch.counts.array[batch.slots] = counted
-            raise
+        saved = self._snapshot() if batch.slots is None or not self.alike else {}
+        counted = batch.counts.array[batch.places()] if not saved else None
+        saved |= {"num_update": self.num_update, "row_decay": self.row_decay.copy()}
+        with uninterrupted:
+            try:
+                if self.alike:
+                    fill(self, batch)
+                else:
+                    for index, (table, row) in zip(batch.indices, batch.rows, strict=True):
+                        self._advance(index, table, row)
+                if not self._skips():
+                    self._launch(batch.tables, batch.indices[0])
+            except BaseException:
+                self.__dict__.update(saved)
+                if counted is not None:
+                    batch.counts.array[batch.places()] = counted
+                raise
 
     def _step(self, index: Index, weight: Array, grad: Any, state: Any, masters: bool) -> None:
+        if type(self)._plan is not Planner._plan:  # which may launch several tables
+            with uninterrupted:
+                self._step_once(index, weight, grad, state, masters)
+        else:
+            self._step_once(index, weight, grad, state, masters)
+
+    def _step_once(self, index: Index, weight: Array, grad: Any, state: Any, masters: bool) -> None:
         with self.lock:
-            saved = {"num_update": self.num_update}
-            count, decayed = self._index_update_count.get(index), self.row_decay.get(index)
-            tables = self._plan(index, weight, grad, state, masters)
+            count, num_update = self._index_update_count.get(index), self.num_update
+            decayed = self.row_decay.get(index) if self.row_decay else None
+            tables: Sequence[Table] = ()
             try:
-                self._launch(tables, index, saved)
-            except TypeError:
-                self._reset_count(index, count, self.num_update)
-                if decayed:
-                    self.row_decay[index] = decayed
+                tables = self._plan(index, weight, grad, state, masters)
+                self._launch(tables, index)
+            except BaseException:
+                if not (tables and tables[-1].done):
+                    self._reset_count(index, count, num_update)
+                    if decayed:
+                        self.row_decay[index] = decayed
                 raise
 
     def _plan(
@@ -251,18 +257,13 @@ class Planner(Tables):
     # Counts and records
 
     def _advance(self, index: Index, table: Table, row: int = 0) -> None:
-        """Count one update and fill the tensor's record for it; all or nothing."""
-        count, num_update = self._index_update_count.get(index), self.num_update
-        try:
-            lr, wd = self._count_and_rates(index)
-            rule = table.layout.rule
-            fields = self.record(rule, lr, wd, self._hyper_of(index, lr, wd))
-            table.fill(fields, self.key(index) if table.layout.keyed else 0, row)
-            if table.layout.catch_up:
-                self.pay(index, table, lr, wd)
-        except BaseException:
-            self._reset_count(index, count, num_update)
-            raise
+        """Count one update and fill the tensor's record for it."""
+        lr, wd = self._count_and_rates(index)
+        layout = table.layout
+        fields = self.record(layout.rule, lr, wd, self._hyper_of(index, lr, wd))
+        table.fill(fields, self.key(index) if layout.keyed else 0, row)
+        if layout.catch_up:
+            self.pay(index, table, lr, wd)
 
     def key(self, index: Index) -> int:
         """Key of the random numbers of this update."""

@@ -61,9 +61,9 @@ class Rates:
         return learning_rate
 
     def _update_count(self, index: Index) -> None:
-        count = self._index_update_count.get(index, self.begin_num_update) + 1
-        self._index_update_count[index] = count
-        self.num_update = max(count, self.num_update)
+        count = self._index_update_count.increment(index, self.begin_num_update)
+        if count > self.num_update:
+            self.num_update = count
 
     def _reset_count(self, index: Index, count: int | None, num_update: int) -> None:
         """Undo :meth:`_update_count`."""
@@ -75,12 +75,14 @@ class Rates:
 
     def _get_lr(self, index: Index) -> float:
         rate = self.learning_rate * self.multiplier(index, self.lr_mult, "lr_mult")
-        self.check_rates(index, rate, 0.0)
+        if not 0 <= rate < math.inf:
+            self.check_rates(index, rate, 0.0)
         return rate
 
     def _get_wd(self, index: Index) -> float:
         decay = self.wd * self.multiplier(index, self.wd_mult, "wd_mult")
-        self.check_rates(index, 0.0, decay)
+        if not math.isfinite(decay):
+            self.check_rates(index, 0.0, decay)
         return decay
 
     def check_rates(self, index: Index, rate: float, decay: float) -> None:

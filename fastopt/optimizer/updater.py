@@ -1,15 +1,23 @@
 """The updater: state for every index, checks at the border, then the optimizer."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fastopt import checkpoint
+from fastopt.amp import LossScaler, StepInfo
+from fastopt.arguments import number
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.base import Array, Index, Optimizer
+from fastopt.optimizer.batch import Call
 from fastopt.optimizer.border import check, check_index, label, leaves
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
+
+STEPPED = StepInfo(stepped=True, skipped=False)
 
 
 class Updater:
@@ -19,11 +27,20 @@ class Updater:
     ----------
     optimizer : Optimizer
         Decides how to update.
+    loss_scaler : fastopt.amp.LossScaler, optional
+        Gradients are those of a loss that was multiplied by its scale, and are divided by it. A
+        call with a gradient that is not finite updates nothing and makes the scale smaller.
+    clip_global_norm : float, optional
+        Largest norm of all gradients of a call together, rescaled and divided by the loss scale;
+        longer ones are shortened to it. A call with a gradient that is not finite updates nothing.
 
     Attributes
     ----------
     optimizer : Optimizer
         The optimizer.
+    info : fastopt.amp.StepInfo
+        What the last call did: whether it updated, the global norm (if there is a loss scaler or a
+        clip of the norm), and the names of parameters whose gradients were not finite.
     states : dict
         State of each index that has been updated, as ``create_state`` made it.
     states_synced : dict
@@ -32,7 +49,9 @@ class Updater:
     Raises
     ------
     TypeError
-        `optimizer` is not an :class:`Optimizer`.
+        `optimizer` is not an :class:`Optimizer`, or `loss_scaler` not a LossScaler.
+    ValueError
+        `clip_global_norm` is negative, NaN or infinite.
 
     Examples
     --------
@@ -45,12 +64,24 @@ class Updater:
     array([0.8, 0.8, 0.8], dtype=float32)
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        loss_scaler: LossScaler | None = None,
+        clip_global_norm: float | None = None,
+    ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}")
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
+        if loss_scaler is not None and not isinstance(loss_scaler, LossScaler):
+            raise TypeError(f"loss_scaler must be a LossScaler, got {loss_scaler!r}")
+        if clip_global_norm is not None:
+            number("clip_global_norm", clip_global_norm, least=0)
         self.optimizer = optimizer
+        self.loss_scaler = loss_scaler
+        self.clip_global_norm = clip_global_norm
+        self.info = StepInfo(stepped=False, skipped=False)
         self.states: dict[Index, Any] = {}
         self.states_synced: dict[Index, bool] = {}
 
@@ -75,39 +106,84 @@ class Updater:
             The arguments do not fit together. No weight, state or count changes.
         """
         optimizer = self.optimizer
+        measures = self.loss_scaler is not None or self.clip_global_norm is not None
         if isinstance(index, (list, tuple)):
-            with optimizer.lock:
-                batch = optimizer.recall(index, weight, grad, self.states)
+            self._update_list(index, grad, weight, measures)
+            return
+        index = check_index(index)
+        known = optimizer.native and index in self.states and self.states_synced.get(index)
+        if known and not measures:
+            optimizer.update_multi_precision(index, weight, grad, self.states[index])
+            self.info = STEPPED
+        else:
+            self._update_list([index], [grad], [weight], measures)
+
+    def _update_list(self, indices: Any, grads: Any, weights: Any, measures: bool) -> None:
+        """Update several weights, unless what `measures` looks at forbids it."""
+        optimizer = self.optimizer
+        with optimizer.lock:
+            batch = optimizer.recall(indices, weights, grads, self.states)
+            calls: Sequence[Call] = ()
+            if batch is None:
+                calls = self._checked(_calls(indices, grads, weights))
+                batch = optimizer.prepare(calls)
+            if measures:
+                squares = batch.squares() if batch else _squares(calls)
+                names = batch.indices if batch else [index for index, *_ in calls]
+                if not self._rescaled(squares, names):
+                    return
+            rescale_grad = optimizer.rescale_grad
+            try:
+                optimizer.rescale_grad *= self._factor if measures else 1
                 if batch is not None:
                     optimizer.run(batch)
-                    return
-            calls = _calls(index, grad, weight)
-        else:
-            index = check_index(index)
-            if optimizer.native and index in self.states and self.states_synced.get(index):
-                optimizer.update_multi_precision(index, weight, grad, self.states[index])
-                return
-            calls = [(index, grad, weight)]
-        with optimizer.lock:
-            self._update(calls)
+                else:
+                    optimizer.update_in_turn(calls)
+            finally:
+                optimizer.rescale_grad = rescale_grad
+            for index, _, _, state in calls:
+                self.states[index], self.states_synced[index] = state, True
+                optimizer.masters_given.pop(index, None)
+            if not measures:
+                self.info = STEPPED
+            elif self.loss_scaler is not None:
+                self.loss_scaler.update(overflow=False)
 
-    def _update(self, calls: Sequence[tuple[Index, Any, Any]]) -> None:
-        """Check all calls, make states on first sight, update, and keep the states."""
+    def _rescaled(self, squares: Array, indices: Sequence[Index]) -> bool:
+        """Find the factor of all gradients; False if one of them is not finite."""
+        scaler, limit = self.loss_scaler, self.clip_global_norm
+        self._factor = 1.0 if scaler is None else 1 / scaler.scale
+        norm = math.sqrt(squares.sum()) * abs(self.optimizer.rescale_grad * self._factor)
+        if not math.isfinite(norm):
+            words = [self.optimizer.idx2name.get(index, str(index)) for index in indices]
+            at_fault = np.flatnonzero(~np.isfinite(squares)).tolist()
+            culprits = tuple(words[place] for place in at_fault)
+            self.info = StepInfo(False, True, norm, culprits)
+            if scaler is not None:
+                scaler.update(overflow=True)
+            return False
+        if limit is not None and norm > limit:
+            self._factor *= limit / norm
+        self.info = StepInfo(True, False, norm)
+        return True
+
+    def _checked(self, calls: Sequence[tuple[Index, Any, Any]]) -> list[Call]:
+        """Calls with checked arrays and with states, which are made on first sight."""
         optimizer = self.optimizer
-        checked, states = [], {}
+        checked: list[Call] = []
+        states: dict[Index, Any] = {}
         for index, grad, weight in calls:
             if index not in self.states or not optimizer.native:
                 words = label(index, optimizer.idx2name)
                 grad = check(words, weight, grad, optimizer.copies.get(index))
                 if isinstance(grad, RowSparse) and not optimizer.native:
                     grad = grad.to_dense()
-            checked.append((index, grad, weight))
-        for index, grad, weight in checked:
+            checked.append((index, weight, grad, None))
+        for place, (index, weight, grad, _) in enumerate(checked):
             if index not in states:
                 states[index] = self._state(index, weight, isinstance(grad, RowSparse))
-        optimizer.update_all([(i, w, g, states[i]) for i, g, w in checked])
-        self.states.update(states)
-        self.states_synced.update(dict.fromkeys(states, True))
+            checked[place] = index, weight, grad, states[index]
+        return checked
 
     def _state(self, index: Index, weight: Array, sparse: bool) -> Any:
         """State of `index` on its weight's device, made on first sight."""
@@ -308,3 +384,9 @@ def _calls(indices: Sequence[Any], grads: Any, weights: Any) -> list[tuple[Index
         if not isinstance(given, (list, tuple)) or len(given) != len(indices):
             raise TypeError(f"a list of {len(indices)} indices needs a list of as many {role}")
     return list(zip(map(check_index, indices), grads, weights, strict=True))
+
+
+def _squares(calls: Sequence[Call]) -> Array:
+    """Sum of the squares of each gradient, for classes that keep no tables."""
+    values = [g.coalesce().values if isinstance(g, RowSparse) else g for _, _, g, _ in calls]
+    return np.array([np.square(value, dtype=np.float64).sum() for value in values])

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fastopt.arguments import number
-from fastopt.checkpoint import CheckpointError, write_atomically
+from fastopt.checkpoint import write_atomically
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.parameter import Parameter, ParameterDict
-from fastopt.sparse import RowSparse
+from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["Trainer"]
 
@@ -133,9 +133,9 @@ class Trainer:
             As :class:`~fastopt.optimizer.Updater` does. No parameter changes.
         """
         rescale_grad = self._rescaled(batch_size)
-        self._ready(ignore_stale_grad)
+        ready = self._ready(ignore_stale_grad)
         self.allreduce_grads()
-        self._update(rescale_grad, ignore_stale_grad)
+        self._update(ready, rescale_grad)
 
     def allreduce_grads(self) -> None:
         """Put the sum over a parameter's devices into the gradient of each of them.
@@ -152,7 +152,8 @@ class Trainer:
 
         Parameters and errors are those of :meth:`step`.
         """
-        self._update(self._rescaled(batch_size), ignore_stale_grad)
+        rescale_grad = self._rescaled(batch_size)
+        self._update(self._ready(ignore_stale_grad), rescale_grad)
 
     def _rescaled(self, batch_size: float) -> float:
         if number("batch_size", batch_size, least=0) == 0:
@@ -177,8 +178,8 @@ class Trainer:
                 )
         return ready
 
-    def _update(self, rescale_grad: float, ignore_stale_grad: bool) -> None:
-        ready = self._ready(ignore_stale_grad)
+    def _update(self, ready: list[int], rescale_grad: float) -> None:
+        """Update the first copies in one call, and the others from them."""
         parameters = [self._parameters[i] for i in ready]
         gradients = [p._buffers() for p in parameters]
         before, self.optimizer.rescale_grad = self.optimizer.rescale_grad, rescale_grad
@@ -195,6 +196,13 @@ class Trainer:
                 other[...] = first
             gradient.finish()
 
+    def _follow(self, parameter: Parameter, values: Array) -> None:
+        """Let the float32 master of a parameter, which updates start from, have new values."""
+        index, made = self._parameters.index(parameter), self.updater.optimizer
+        has_master = made.multi_precision and getattr(made, "master", "") == "float32"
+        if has_master and parameter.dtype.name in HALVES and index in self.updater.states:
+            self.updater.set_master(index, values.astype(np.float32))
+
     def _row_sparse_pull(self, copy: Array, rows: Array) -> RowSparse:
         """Rows of one copy of a parameter."""
         return RowSparse(copy[rows], rows, copy.shape)
@@ -209,7 +217,10 @@ class Trainer:
         OSError
             The file cannot be written.
         """
-        write_atomically(path, [self.updater.get_states(dump_optimizer=True)])
+        if hasattr(self.updater, "save"):
+            self.updater.save(path)
+        else:
+            write_atomically(path, [self.updater.get_states(dump_optimizer=True)])
 
     def load_states(self, path: str | os.PathLike[str]) -> None:
         """Go on from a file of :meth:`save_states`; parameters are saved by themselves.
@@ -217,16 +228,14 @@ class Trainer:
         Raises
         ------
         fastopt.checkpoint.CheckpointError
-            The file cannot be read, or it is of other parameters. Nothing changes.
+            The file is damaged or does not fit. Nothing changes.
         OSError
             It cannot be read.
         """
-        before = dict(vars(self.updater))
-        self.updater.set_states(Path(path).read_bytes())
-        saved, names = self.optimizer.idx2name, dict(enumerate(self._names))
-        if saved != names:
-            vars(self.updater).update(before)
-            raise CheckpointError(f"{path} is of parameters {saved}, not {names}")
+        if hasattr(self.updater, "load"):
+            self.updater.load(path)
+        else:
+            self.updater.set_states(Path(path).read_bytes())
         self._attach()
 
 

@@ -1,6 +1,7 @@
 """What a parameter is apart from its numbers: name, shape, type, multipliers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,18 +36,18 @@ class Attributes:
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, got {name!r}")
-        if not (init is None or isinstance(init, str) or callable(init)):
-            raise TypeError(f"Parameter {name!r}: init must be an initializer, got {init!r}")
         self._name = name
-        self._shape = as_shape(shape)
-        self._dtype = as_dtype(dtype)
-        self.lr_mult = number(f"lr_mult of Parameter {name!r}", lr_mult)
-        self.wd_mult = number(f"wd_mult of Parameter {name!r}", wd_mult)
+        self.differentiable, self.allow_deferred_init = differentiable, allow_deferred_init
+        with self._named():
+            self._shape = as_shape(shape)
+            self._dtype = as_dtype(dtype)
+            self.lr_mult = number("lr_mult", lr_mult)
+            self.wd_mult = number("wd_mult", wd_mult)
+            self._stype = _stype("stype", stype)
+            self._grad_stype = _stype("grad_stype", grad_stype)
+            if not (init is None or isinstance(init, str) or callable(init)):
+                raise TypeError(f"init must be an initializer or its name, got {init!r}")
         self.init = init
-        self.allow_deferred_init = allow_deferred_init
-        self.differentiable = differentiable
-        self._stype = _stype(f"stype of Parameter {name!r}", stype)
-        self._grad_stype = _stype(f"grad_stype of Parameter {name!r}", grad_stype)
         self._grad_req = ""
         self.grad_req = grad_req
 
@@ -76,7 +77,8 @@ class Attributes:
 
     @grad_req.setter
     def grad_req(self, grad_req: str) -> None:
-        choice(f"grad_req of {self._words}", grad_req, "write", "add", "null")
+        with self._named():
+            choice("grad_req", grad_req, "write", "add", "null")
         grad_req = grad_req if self.differentiable else "null"
         if grad_req != self._grad_req:
             self._grad_req, self._gradient = grad_req, None
@@ -113,7 +115,8 @@ class Attributes:
         >>> weight.data()
         array([1., 1.])
         """
-        exact = as_dtype(dtype)
+        with self._named():
+            exact = as_dtype(dtype)
         if exact == self._dtype:
             return
         self._dtype = exact
@@ -148,12 +151,19 @@ class Attributes:
         """Begin of an error message."""
         return f"{type(self).__name__} {self._name!r}"
 
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Put the parameter's name in front of errors about what it is given."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{self._words}: {error}") from error
+
     def _merged(self, shape: Any) -> Shape | None:
         """Return the present shape and a given one together."""
-        try:
+        with self._named():
             return merged(self._shape, as_shape(shape))
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self._words}: {error}") from None
 
     def _complete(self, shape: Shape | None) -> None:
         """Take on a shape that agrees with the present one."""
@@ -176,9 +186,9 @@ class Attributes:
             stored, form = getattr(self, key), COMPARED[key]
             if not (value is None or stored is None or form(value) == form(stored)):
                 raise ValueError(f"{self._words} is there with {key} {stored!r}, got {value!r}")
+        self._complete(shape)
         if self.init is None:
             self.init = given.get("init")
-        self._complete(shape)
 
 
 def _stype(role: str, stype: str) -> str:

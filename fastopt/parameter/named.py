@@ -53,10 +53,8 @@ class Named:
         return self._parameters.items()
 
     def __repr__(self) -> str:
-        lines = "".join(f"  {parameter!r}\n" for parameter in self.values())
-        return (
-            f"{type(self).__name__}({self._prefix!r}) with {len(self)} parameters\n{lines}".rstrip()
-        )
+        lines = "".join(f"\n  {parameter!r}" for parameter in self.values())
+        return f"{type(self).__name__}({self._prefix!r}):{lines}"
 
     def get(self, name: str, **kwargs: Any) -> Parameter:
         """Return the parameter of this name, made if neither this dict nor `shared` has it.

@@ -1,8 +1,6 @@
 """A parameter of a model: its numbers and their gradient, on one or several devices."""
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -160,14 +158,6 @@ class Parameter(Written):
         """Make the gradient zero on all devices, if there is one."""
         if self._gradient is not None:
             self._gradient.zero()
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Put the parameter's name into errors about what it is given."""
-        try:
-            yield
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self._words}: {error}") from error
 
     # Rows
 

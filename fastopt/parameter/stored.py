@@ -88,7 +88,8 @@ class Stored(Attributes):
             init, default_init = self.init, default_init if init is None else init
         elif init is None:
             init = default_init if self.init is None else self.init
-        deferred = Deferred(init, default_init, as_devices(device))
+        with self._named():
+            deferred = Deferred(init, default_init, as_devices(device))
         if is_known(self._shape):
             self._fill(deferred)
         elif self.allow_deferred_init:
@@ -107,6 +108,7 @@ class Stored(Attributes):
             default = "uniform"
         create(default)(InitDesc(self._name, {"__init__": init}), data)
         self._place(data, devices)
+        self._tell(data)
 
     def _place(self, data: Array, devices: Sequence[Device]) -> None:
         """Keep `data`, and copies of it for all devices but the first."""
@@ -163,6 +165,12 @@ class Stored(Attributes):
         if trainer is None:
             raise RuntimeError(f"{self._words} is row-sparse and has no Trainer; make one first")
         return trainer
+
+    def _tell(self, values: Array) -> None:
+        """Let the trainer know of new values, before they are rounded to the parameter's type."""
+        trainer = self._trainer() if self._trainer else None
+        if trainer is not None:
+            trainer._follow(self, values)
 
     @ctx_is_device
     def data(self, device: Device | None = None) -> Array:

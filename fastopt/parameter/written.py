@@ -66,6 +66,7 @@ class Written(Stored):
         else:
             for copy in self._data:
                 copy[...] = array
+            self._tell(array)
 
     def _load_init(
         self,
@@ -92,7 +93,8 @@ class Written(Stored):
             They have another shape, another dtype without `cast_dtype`, or the parameter is on
             other devices.
         """
-        choice("dtype_source", dtype_source, "current", "saved")
+        with self._named():
+            choice("dtype_source", dtype_source, "current", "saved")
         self._check_shape(data)
         if data.dtype != self._dtype and not cast_dtype:
             raise ValueError(
@@ -102,7 +104,8 @@ class Written(Stored):
         there = self._devices if self._deferred is None else self._deferred.devices
         devices = there or (cpu(),)
         if device is not None:
-            devices = as_devices(device)
+            with self._named():
+                devices = as_devices(device)
             if there and set(devices) != set(there):
                 raise ValueError(
                     f"{self._words} cannot be loaded on {list(devices)}, it is on {list(there)}"
@@ -142,7 +145,8 @@ class Written(Stored):
         >>> weight.list_device()
         [cpu(0), cpu(1)]
         """
-        devices = as_devices(device)
+        with self._named():
+            devices = as_devices(device)
         if self._data is not None:
             self._place(self._mean(), devices)
         elif self._deferred is not None:

@@ -149,6 +149,10 @@ class RowSparse:
         kept = np.isin(self.indices, _positions("row_ids", row_ids, self.shape[0]))
         return type(self)(self.values[kept], self.indices[kept], self.shape)
 
+    def astype(self, dtype: Any) -> Self:
+        """Return a copy of the array with values of another dtype."""
+        return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
+
     def __add__(self, other: object) -> Self:
         if not isinstance(other, RowSparse):
             return NotImplemented
@@ -194,8 +198,10 @@ def is_row_sparse(grad: object) -> bool:
     >>> is_row_sparse((np.ones((1, 3)), np.array([7]))), is_row_sparse(np.ones((8, 3)))
     (True, False)
     """
-    if isinstance(grad, RowSparse) or _is_pair(grad):
+    if isinstance(grad, RowSparse):
         return True
+    if _is_pair(grad):
+        return all(isinstance(part, np.ndarray) for part in grad)  # type: ignore[attr-defined]
     return getattr(grad, "format", None) in ("csr", "coo") and hasattr(grad, "tocsr")
 
 

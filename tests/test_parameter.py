@@ -329,6 +329,7 @@ def test_set_data_writes_to_all_copies_and_get_returns_it(shape, dtype, devices)
         (1.0, ValueError),
         (np.ones(3) * 1j, TypeError),
         (["a", "b", "c"], TypeError),
+        (np.ma.ones(3), TypeError),
     ],
 )
 def test_set_data_refuses_other_shapes_and_kinds_of_numbers(values, error):

@@ -430,6 +430,15 @@ def test_a_failing_load_changes_nothing(tmp_path):
     assert not bias.data().any()
 
 
+def test_complex_numbers_are_not_cast(tmp_path):
+    safetensors.numpy.save_file({"net_w": np.ones(3, np.complex64)}, tmp_path / "file")
+    params = ParameterDict()
+    params.get("net_w", shape=3)
+    for source in ("current", "saved"):
+        with pytest.raises(TypeError, match="'net_w': dtype must be a type of real numbers"):
+            params.load(tmp_path / "file", cast_dtype=True, dtype_source=source)
+
+
 def test_what_is_no_such_file_is_refused(tmp_path):
     path = tmp_path / "file"
     with pytest.raises(FileNotFoundError):

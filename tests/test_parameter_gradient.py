@@ -1,5 +1,8 @@
 """Gradients: what comes first in a step replaces or adds, on each device for itself."""
 
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from scipy import sparse
 from fastopt import optimizer
 from fastopt.device import cpu
 from fastopt.parameter import Parameter
+from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import RowSparse
 from fastopt.trainer import Trainer
 
@@ -150,6 +154,7 @@ def test_changing_grad_req_makes_a_new_gradient():
         ((np.ones((1, 2)), np.array([4])), ValueError),
         ((np.ones((1, 2)), np.array([0.5])), TypeError),
         ("text", ValueError),
+        (np.ma.ones(SHAPE), TypeError),
     ],
 )
 def test_wrong_gradients_are_refused_by_name_and_change_nothing(grad, error, grad_stype):
@@ -176,6 +181,27 @@ def test_gradients_of_all_forms_add_up():
         np.testing.assert_array_equal(got, [[2, 0], [1, 1], [1, 0], [2, 1]])
 
 
+def test_threads_may_each_serve_a_device_from_the_start(monkeypatch):
+    places = [cpu(0), cpu(1)]
+    parameter = parameter_of(device=places)
+    together = threading.Barrier(2)
+
+    def slowly(*arguments):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(timeout=0.1)  # passes only if both threads make a gradient
+        return Gradient(*arguments)
+
+    monkeypatch.setattr("fastopt.parameter.parameter.Gradient", slowly)
+    ones = np.ones(SHAPE)
+    threads = [threading.Thread(target=parameter.add_grad, args=(ones, p)) for p in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place in places:
+        np.testing.assert_array_equal(parameter.grad(place), 1)
+
+
 def test_a_list_of_two_rows_is_an_array():
     parameter = Parameter("w", shape=(2, 2))
     parameter.initialize()
@@ -192,6 +218,9 @@ def test_gradients_take_the_type_of_the_parameter_and_overflow_to_infinity(dtype
     grad = parameter.grad()
     assert grad.dtype == parameter.dtype
     assert (numbers(grad).astype(np.float64) > 5e38).all()
+    parameter.set_grad(np.full(SHAPE, np.inf))
+    parameter.add_grad(np.full(SHAPE, -np.inf))
+    assert np.isnan(numbers(parameter.grad())).all()
 
 
 def test_a_single_number_is_a_parameter_too():

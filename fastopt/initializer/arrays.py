@@ -51,14 +51,12 @@ def assign(name: str, arr: Array, values: Array, what: str) -> None:
     Raises
     ------
     TypeError
-        `values` would lose more, as floats do in an array of integers.
+        `arr` has integers, and `values` has floats or integers that are too large for it.
     ValueError
         The shapes do not fit.
     """
-    if values.dtype.name == "bfloat16":  # NumPy sees no way from here to float16
-        values = values.astype(np.float32)
-    if not np.can_cast(values.dtype, arr.dtype, "same_kind"):
-        raise TypeError(f"{name}: {what} is {values.dtype} and does not fit into {arr.dtype}")
+    if arr.dtype.kind in "iu" and not _within(values, np.iinfo(arr.dtype)):
+        raise TypeError(f"{name}: {what} ({values.dtype}) does not fit into {arr.dtype}")
     try:
         values = np.broadcast_to(values, arr.shape)
     except ValueError:
@@ -66,6 +64,13 @@ def assign(name: str, arr: Array, values: Array, what: str) -> None:
             f"{name}: {what} has shape {values.shape}, which does not fit {arr.shape}"
         ) from None
     arr[...] = values
+
+
+def _within(values: Array, limits: Any) -> bool:
+    """Whether `values` are integers, and within the limits of a dtype."""
+    if values.dtype.kind not in "iu":
+        return False
+    return not values.size or bool(limits.min <= values.min() and values.max() <= limits.max)
 
 
 def bilinear(name: str, arr: Array) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from fastopt.initializer import draws
 from fastopt.initializer.arrays import Array, bilinear, drawable, target
 from fastopt.initializer.names import DESCRIBED, PLAIN, InitDesc, hook_of
-from fastopt.initializer.text import build
+from fastopt.initializer.text import build, filler
 
 __all__ = ["Initializer", "log"]
 
@@ -149,14 +149,9 @@ class Initializer:
         """Leave the array to the parameter's own initializer."""
         if isinstance(own, (str, Initializer)):
             self._made(own)._init_weight(desc, arr)
-        elif callable(own):
-            rest = {name: value for name, value in desc.attrs.items() if name != "__init__"}
-            own(InitDesc(desc, rest, desc.global_init), arr)
         else:
-            raise TypeError(
-                f"{desc}: attrs['__init__'] must be an initializer, its text or name, or a "
-                f"function of (name, array), got {own!r}"
-            )
+            rest = {name: value for name, value in desc.attrs.items() if name != "__init__"}
+            filler(f"{desc}: attrs['__init__']", own)(InitDesc(desc, rest, desc.global_init), arr)
 
     def _made(self, init: "str | Initializer") -> "Initializer":
         """Make an initializer from its text; it draws from this one's generator."""

@@ -12,7 +12,7 @@ import safetensors
 
 from fastopt.initializer.arrays import Array, assign, is_real, target
 from fastopt.initializer.base import log
-from fastopt.initializer.mixed import Filler, filler
+from fastopt.initializer.text import Filler, filler
 
 __all__ = ["Load"]
 
@@ -95,7 +95,7 @@ def _read(path: Path) -> dict[str, Array]:
     """Arrays of a file by name."""
     try:
         if path.suffix == ".npz":
-            with np.load(path) as file:
+            with path.open("rb") as stream, np.load(stream) as file:
                 return dict(file)
         if path.suffix == ".safetensors":
             return {name: _decoded(**entry) for name, entry in _entries(path.read_bytes())}

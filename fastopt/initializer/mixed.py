@@ -1,29 +1,13 @@
 """One initializer for each kind of name."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastopt.initializer.arrays import Array
-from fastopt.initializer.registry import create
+from fastopt.initializer.text import filler
 
-__all__ = ["Filler", "Mixed", "filler"]
-
-Filler = Callable[[str, Array], None]
-"""What fills an array by name: an initializer, Load, Mixed, or a function."""
-
-
-def filler(name: str, value: Any) -> Filler:
-    """Return what `value` is or names; TypeError if it is neither."""
-    if isinstance(value, str):
-        return create(value)
-    if not callable(value):
-        raise TypeError(
-            f"{name} must be an initializer, its text or name, or a function of (name, array), "
-            f"got {value!r}"
-        )
-    made: Filler = value
-    return made
+__all__ = ["Mixed"]
 
 
 class Mixed:

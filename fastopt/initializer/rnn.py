@@ -204,8 +204,12 @@ class FusedRNN(Initializer):
             raise ValueError(f"{desc}: FusedRNN(init=None) needs a global initializer")
         if arr.ndim != 1:
             raise ValueError(f"{desc}: FusedRNN needs a packed vector, got shape {arr.shape}")
+        try:
+            layout = self.layout(arr.size)
+        except ValueError as error:
+            raise ValueError(f"{desc}: {error}") from None
         packed = np.empty_like(arr)  # a part that fails leaves the array as it was
-        for name, shape, start in self.layout(arr.size):
+        for name, shape, start in layout:
             part = packed[start : start + math.prod(shape)].reshape(shape)
             if self.mode == "lstm" and name.endswith("_f_bias"):
                 part[...] = self.forget_bias

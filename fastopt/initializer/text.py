@@ -2,9 +2,15 @@
 
 import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["build", "initializer_registry"]
+from fastopt.initializer.arrays import Array
+
+__all__ = ["Filler", "build", "filler", "initializer_registry"]
+
+Filler = Callable[[str, Array], None]
+"""What fills an array by name: an initializer, Load, Mixed, or a function."""
 
 initializer_registry: dict[str, type[Any]] = {}
 """Classes by lower-case names."""
@@ -46,3 +52,22 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     if not (isinstance(name, str) and isinstance(kwargs, dict)):
         raise ValueError(f'the text of an initializer is ["name", {{arguments}}], got {text!r}')
     return name, kwargs
+
+
+def filler(name: str, value: Any) -> Filler:
+    """Return `value` if it fills arrays, or what it is the text or name of.
+
+    Raises
+    ------
+    TypeError
+        It is neither.
+    """
+    if isinstance(value, str):
+        value = build(value)
+    if isinstance(value, type) or not callable(value):
+        raise TypeError(
+            f"{name} must be an initializer, its text or name, or a function of (name, array), "
+            f"got {value!r}"
+        )
+    made: Filler = value
+    return made

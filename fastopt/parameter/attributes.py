@@ -8,8 +8,8 @@ import numpy as np
 
 from fastopt.arguments import choice, number
 from fastopt.initializer import Initializer, create
-from fastopt.parameter.checks import Shape, as_dtype, as_shape, merged
-from fastopt.parameter.gradient import Array, Gradient
+from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, merged
+from fastopt.parameter.gradient import Gradient
 
 __all__ = ["Attributes"]
 

@@ -9,8 +9,9 @@ import numpy as np
 from fastopt.arguments import count
 from fastopt.device import Device, current_device
 
-__all__ = ["as_devices", "as_dtype", "as_shape", "is_known", "merged"]
+__all__ = ["Array", "Shape", "as_array", "as_devices", "as_dtype", "as_shape", "is_known", "merged"]
 
+Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 UNKNOWN = -1
 
@@ -70,6 +71,13 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     if not found.isnative:
         raise TypeError(f"dtype must have the byte order of this machine, got {dtype!r}")
     return found
+
+
+def as_array(values: Any) -> Array:
+    """Return `values` as an array; TypeError if some of them are masked."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError("an array without a mask is needed, got a MaskedArray")
+    return np.asarray(values)
 
 
 def as_devices(device: Any) -> tuple[Device, ...]:

@@ -10,8 +10,7 @@ import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from fastopt.checkpoint import CheckpointError, write_atomically
-from fastopt.parameter.checks import as_dtype
-from fastopt.parameter.gradient import Array
+from fastopt.parameter.checks import Array, as_dtype
 
 __all__ = ["opened", "save"]
 

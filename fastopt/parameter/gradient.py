@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.parameter.checks import Shape
+from fastopt.parameter.checks import Array, Shape, as_array
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["Array", "Gradient"]
-
-Array = np.ndarray[Any, Any]
+__all__ = ["Gradient"]
 
 
 class Gradient:
@@ -52,7 +50,7 @@ class Gradient:
             return
         grad = self._admitted(given)
         self.touch(i)
-        with np.errstate(over="ignore"):  # infinities tell of it
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN tell of it
             if isinstance(grad, np.ndarray):
                 self.buffers[i] += grad
             elif self.row_sparse:
@@ -75,7 +73,7 @@ class Gradient:
         fresh = list(compress(self.buffers, self.fresh))
         if len(self.buffers) == 1 or not fresh or self._summed:
             return
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             total = reduce(operator.add, fresh)
         for i in range(len(self.buffers)):
             self._store(i, total)
@@ -120,7 +118,7 @@ class Gradient:
             # Rows are kept until the step, when the caller's arrays may hold something else.
             values = _as(self.dtype, rows.values, new=True)
             return RowSparse(values, rows.indices.copy(), self.shape)
-        array = np.asarray(given)
+        array = as_array(given)
         if array.shape != self.shape:
             raise ValueError(f"gradient must have shape {self.shape}, got {array.shape}")
         array = _as(self.dtype, array)

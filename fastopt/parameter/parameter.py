@@ -1,17 +1,22 @@
 """A parameter of a model: its numbers and their gradient, on one or several devices."""
 
+import threading
 import weakref
 from typing import Any
 
 import numpy as np
 
 from fastopt.device import Device
+from fastopt.parameter.checks import Array
 from fastopt.parameter.deprecated import ctx_is_device
-from fastopt.parameter.gradient import Array, Gradient
+from fastopt.parameter.gradient import Gradient
 from fastopt.parameter.written import Written
 from fastopt.sparse import RowSparse
 
 __all__ = ["Parameter"]
+
+MAKING = threading.Lock()
+"""Held while a gradient is made, as each device may have a thread of its own."""
 
 
 class Parameter(Written):
@@ -77,10 +82,13 @@ class Parameter(Written):
         copies = self._arrays()
         if self._grad_req == "null":
             raise RuntimeError(f"{self._words} has no gradient because its grad_req is 'null'")
-        if self._gradient is None:
-            row_sparse = self._grad_stype == "row_sparse"
-            self._gradient = Gradient(copies[0].shape, self._dtype, len(copies), row_sparse)
-        return self._gradient
+        if self._gradient is not None:
+            return self._gradient
+        with MAKING:
+            if self._gradient is None:
+                rows = self._grad_stype == "row_sparse"
+                self._gradient = Gradient(copies[0].shape, self._dtype, len(copies), rows)
+            return self._gradient
 
     @ctx_is_device
     def grad(self, device: Device | None = None) -> Any:

@@ -10,9 +10,8 @@ import numpy as np
 from fastopt.device import Device, current_device
 from fastopt.initializer import FusedRNN, InitDesc, Initializer, create
 from fastopt.parameter.attributes import Attributes
-from fastopt.parameter.checks import Shape, as_devices, is_known
+from fastopt.parameter.checks import Array, Shape, as_devices, is_known
 from fastopt.parameter.deprecated import ctx_is_device
-from fastopt.parameter.gradient import Array
 
 __all__ = ["DeferredInitializationError", "Stored"]
 

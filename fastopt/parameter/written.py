@@ -8,9 +8,8 @@ import numpy as np
 
 from fastopt.arguments import choice
 from fastopt.device import Device, cpu
-from fastopt.parameter.checks import as_devices
+from fastopt.parameter.checks import Array, as_array, as_devices, as_dtype
 from fastopt.parameter.deprecated import ctx_is_device, renamed
-from fastopt.parameter.gradient import Array
 from fastopt.parameter.stored import Stored
 from fastopt.sparse import RowSparse
 
@@ -47,7 +46,8 @@ class Written(Stored):
         """
         if self._deferred is None:
             self._arrays()
-        array = data.to_dense() if isinstance(data, RowSparse) else np.asarray(data)
+        with self._named():
+            array = data.to_dense() if isinstance(data, RowSparse) else as_array(data)
         self._check_shape(array)
         if not np.can_cast(array.dtype, self._dtype, "same_kind"):
             raise TypeError(f"{self._words} cannot hold {array.dtype}, it is {self._dtype}")
@@ -95,6 +95,7 @@ class Written(Stored):
         """
         with self._named():
             choice("dtype_source", dtype_source, "current", "saved")
+            as_dtype(data.dtype)
         self._check_shape(data)
         if data.dtype != self._dtype and not cast_dtype:
             raise ValueError(

@@ -1,0 +1,105 @@
+"""Devices: where a parameter keeps its copies."""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+from fastopt.arguments import choice, count
+
+__all__ = ["Device", "cpu", "cuda", "current_device"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place for arrays: equal by value, hashable, and usable in ``with``.
+
+    Different numbers of the CPU are different devices, although all of them are main memory, so
+    that code for several devices runs and can be tested anywhere.
+
+    Parameters
+    ----------
+    device_type : {'cpu', 'cuda'}
+        Kind of device.
+    device_id : int
+        Its number, from 0. Default 0.
+
+    Raises
+    ------
+    TypeError
+        `device_id` is not an integer.
+    ValueError
+        `device_type` is unknown, or `device_id` is negative.
+
+    Examples
+    --------
+    >>> from fastopt.device import cpu, current_device
+    >>> with cpu(1):
+    ...     print(current_device())
+    cpu(1)
+    >>> current_device()
+    cpu(0)
+    """
+
+    device_type: Literal["cpu", "cuda"]
+    device_id: int = 0
+
+    def __post_init__(self) -> None:
+        choice("device_type", self.device_type, "cpu", "cuda")
+        object.__setattr__(self, "device_id", count("device_id", self.device_id, least=0))
+
+    def __repr__(self) -> str:
+        return f"{self.device_type}({self.device_id})"
+
+    def __enter__(self) -> "Device":
+        _entered.set((*_entered.get(), self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _entered.set(_entered.get()[:-1])
+
+
+# A tuple, not a list: a task or thread that copies the context must not see later changes.
+_entered: ContextVar[tuple[Device, ...]] = ContextVar("fastopt.device", default=())
+
+
+def cpu(device_id: int = 0) -> Device:
+    """Return a CPU device.
+
+    Examples
+    --------
+    >>> from fastopt.device import cpu
+    >>> cpu(1) == cpu(1) != cpu(0)
+    True
+    """
+    return Device("cpu", device_id)
+
+
+def cuda(device_id: int = 0) -> Device:
+    """Return an NVIDIA GPU as a device; nothing is asked of a driver.
+
+    Examples
+    --------
+    >>> from fastopt.device import cuda
+    >>> cuda(0)
+    cuda(0)
+    """
+    return Device("cuda", device_id)
+
+
+def current_device() -> Device:
+    """Return the device of the innermost ``with`` block in this thread or task, or ``cpu(0)``.
+
+    Examples
+    --------
+    >>> from fastopt.device import current_device
+    >>> current_device()
+    cpu(0)
+    """
+    entered = _entered.get()
+    return entered[-1] if entered else cpu(0)

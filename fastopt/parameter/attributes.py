@@ -1,0 +1,220 @@
+"""What a parameter is apart from its numbers: name, shape, type, multipliers."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from fastopt.arguments import choice, number
+from fastopt.initializer import Initializer, create
+from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, merged
+from fastopt.parameter.gradient import Gradient
+
+__all__ = ["Attributes"]
+
+
+class Attributes:
+    """Base of :class:`~fastopt.parameter.Parameter`, which documents the arguments."""
+
+    _data: list[Array] | None = None
+    _gradient: Gradient | None = None
+
+    def __init__(
+        self,
+        name: str = "weight",
+        grad_req: str = "write",
+        shape: Any = None,
+        dtype: Any = "float32",
+        lr_mult: float = 1.0,
+        wd_mult: float = 1.0,
+        init: Any = None,
+        allow_deferred_init: bool = False,
+        differentiable: bool = True,
+        stype: str = "default",
+        grad_stype: str = "default",
+    ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, got {name!r}")
+        self._name = name
+        self.differentiable, self.allow_deferred_init = differentiable, allow_deferred_init
+        with self._named():
+            self._shape = as_shape(shape)
+            self._dtype = as_dtype(dtype)
+            self.lr_mult = number("lr_mult", lr_mult)
+            self.wd_mult = number("wd_mult", wd_mult)
+            self._stype = _stype("stype", stype)
+            self._grad_stype = _stype("grad_stype", grad_stype)
+            if not (init is None or isinstance(init, str) or callable(init)):
+                raise TypeError(f"init must be an initializer or its name, got {init!r}")
+        self.init = init
+        self._grad_req = ""
+        self.grad_req = grad_req
+
+    def __repr__(self) -> str:
+        kind, dtype = type(self).__name__, self._dtype.name
+        return f"{kind}(name={self._name!r}, shape={self.shape}, dtype={dtype})"
+
+    @property
+    def name(self) -> str:
+        """Name of the parameter."""
+        return self._name
+
+    @property
+    def stype(self) -> str:
+        """How the parameter is read: ``"default"``, or ``"row_sparse"`` for by rows."""
+        return self._stype
+
+    @property
+    def grad_stype(self) -> str:
+        """How the gradient is kept: ``"default"`` or ``"row_sparse"``."""
+        return self._grad_stype
+
+    @property
+    def grad_req(self) -> str:
+        """What happens to gradients; changing it forgets the present one."""
+        return self._grad_req
+
+    @grad_req.setter
+    def grad_req(self, grad_req: str) -> None:
+        with self._named():
+            choice("grad_req", grad_req, "write", "add", "null")
+        grad_req = grad_req if self.differentiable else "null"
+        if grad_req != self._grad_req:
+            self._grad_req, self._gradient = grad_req, None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements; setting it is :meth:`~fastopt.parameter.Parameter.cast`."""
+        return self._dtype
+
+    @dtype.setter
+    def dtype(self, dtype: Any) -> None:
+        self.cast(dtype)
+
+    def cast(self, dtype: Any) -> None:
+        """Change the type of the parameter and of its gradient.
+
+        Parameters
+        ----------
+        dtype : str or dtype
+            Of real numbers. If it is another than before the arrays are new ones. An optimizer
+            that keeps state for the parameter does not accept it after that.
+
+        Raises
+        ------
+        TypeError
+            `dtype` is none.
+
+        Examples
+        --------
+        >>> from fastopt.parameter import Parameter
+        >>> weight = Parameter("weight", shape=2)
+        >>> weight.initialize("ones")
+        >>> weight.cast("float64")
+        >>> weight.data()
+        array([1., 1.])
+        """
+        with self._named():
+            exact = as_dtype(dtype)
+        if exact == self._dtype:
+            return
+        self._dtype = exact
+        if self._data is not None:
+            self._data = [copy.astype(exact) for copy in self._data]
+        if self._gradient is not None:
+            self._gradient = self._gradient.cast(exact)
+
+    @property
+    def shape(self) -> Shape | None:
+        """Shape, with -1 for unknown dimensions, or None.
+
+        Unknown dimensions can be set, known ones cannot be changed. Setting the last unknown one
+        of a parameter whose initialization waits for it initializes the parameter.
+
+        Raises
+        ------
+        ValueError
+            The new shape does not agree with the present one.
+        """
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: Any) -> None:
+        new = self._merged(shape)
+        if new != as_shape(shape):
+            raise ValueError(f"{self._words}: shape {new} is known, got {shape}")
+        self._complete(new)
+
+    @property
+    def _words(self) -> str:
+        """Begin of an error message."""
+        return f"{type(self).__name__} {self._name!r}"
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Put the parameter's name in front of errors about what it is given."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{self._words}: {error}") from error
+
+    def _merged(self, shape: Any) -> Shape | None:
+        """Return the present shape and a given one together."""
+        with self._named():
+            return merged(self._shape, as_shape(shape))
+
+    def _complete(self, shape: Shape | None) -> None:
+        """Take on a shape that agrees with the present one."""
+        self._shape = shape
+
+    def _check_and_setattr(self, **given: Any) -> None:
+        """Take on a shape and an initializer where they are missing; check everything else.
+
+        Raises
+        ------
+        TypeError
+            There is no such attribute.
+        ValueError
+            A given attribute is not that of this parameter.
+        """
+        shape = self._merged(given.pop("shape", None))
+        for key, value in given.items():
+            if key not in COMPARED:
+                raise TypeError(f"{self._words} has no attribute {key!r}")
+            stored, form = getattr(self, key), COMPARED[key]
+            if not (value is None or stored is None or form(value) == form(stored)):
+                raise ValueError(f"{self._words} is there with {key} {stored!r}, got {value!r}")
+        self._complete(shape)
+        if self.init is None:
+            self.init = given.get("init")
+
+
+def _stype(role: str, stype: str) -> str:
+    if stype == "csr":
+        raise ValueError(f"{role} cannot be 'csr', only rows can be sparse: 'row_sparse'")
+    return choice(role, stype, "default", "row_sparse")
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _text(init: Any) -> Any:
+    """What two equal initializers have in common; a function is only equal to itself."""
+    return create(init).dumps() if isinstance(init, (str, Initializer)) else init
+
+
+COMPARED: dict[str, Callable[[Any], Any]] = {
+    "grad_req": _itself,
+    "dtype": as_dtype,
+    "lr_mult": _itself,
+    "wd_mult": _itself,
+    "init": _text,
+    "allow_deferred_init": _itself,
+    "differentiable": _itself,
+    "stype": _itself,
+    "grad_stype": _itself,
+}
+"""What must agree when a parameter is asked for once more, in a form that can be compared."""

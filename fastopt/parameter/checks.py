@@ -1,0 +1,103 @@
+"""Checks of what parameters are given: shapes with unknown dimensions, dtypes, devices."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastopt.arguments import count
+from fastopt.device import Device, current_device
+
+__all__ = ["Array", "Shape", "as_array", "as_devices", "as_dtype", "as_shape", "is_known", "merged"]
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+UNKNOWN = -1
+
+
+def as_shape(shape: Any) -> Shape | None:
+    """Return a shape as a tuple, in which 0, -1 and None have become -1; None stays None.
+
+    Raises
+    ------
+    TypeError
+        A length is not an integer.
+    ValueError
+        A length is below -1.
+    """
+    if shape is None:
+        return None
+    lengths = shape if isinstance(shape, Sequence) else (shape,)
+    exact = (count("shape", UNKNOWN if n is None else n, least=UNKNOWN) for n in lengths)
+    return tuple(length or UNKNOWN for length in exact)
+
+
+def is_known(shape: Shape | None) -> bool:
+    """Whether every dimension is known."""
+    return shape is not None and UNKNOWN not in shape
+
+
+def merged(one: Shape | None, other: Shape | None) -> Shape | None:
+    """Return what two shapes know together; ValueError if they contradict each other."""
+    if one is None or other is None:
+        return other if one is None else one
+    if len(one) != len(other) or any(
+        UNKNOWN not in pair and pair[0] != pair[1] for pair in zip(one, other, strict=True)
+    ):
+        raise ValueError(f"shape {other} does not agree with {one}")
+    return tuple(max(pair) for pair in zip(one, other, strict=True))
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype of real numbers that `dtype` stands for.
+
+    Raises
+    ------
+    TypeError
+        It stands for none, or for bfloat16 where the package ml_dtypes is missing.
+    """
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        try:
+            dtype = importlib.import_module("ml_dtypes").bfloat16
+        except ImportError:
+            raise TypeError("dtype bfloat16 needs the package ml_dtypes") from None
+    try:
+        found: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not (found.kind in "iuf" or found.name == "bfloat16"):
+        raise TypeError(f"dtype must be a type of real numbers, got {dtype!r}")
+    if not found.isnative:
+        raise TypeError(f"dtype must have the byte order of this machine, got {dtype!r}")
+    return found
+
+
+def as_array(values: Any) -> Array:
+    """Return `values` as an array; TypeError if some of them are masked."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError("an array without a mask is needed, got a MaskedArray")
+    return np.asarray(values)
+
+
+def as_devices(device: Any) -> tuple[Device, ...]:
+    """Return one or several devices as a tuple; None is the current device.
+
+    Raises
+    ------
+    TypeError
+        `device` is not made of devices.
+    ValueError
+        There is no device or one is repeated, or arrays cannot be kept there.
+    """
+    if device is None:
+        device = current_device()
+    devices = (device,) if isinstance(device, Device) else device
+    if not isinstance(devices, (list, tuple)) or not all(isinstance(d, Device) for d in devices):
+        raise TypeError(f"device must be a Device or a list of them, got {device!r}")
+    if not devices or len(set(devices)) < len(devices):
+        raise ValueError(f"device must list one device or more, each once, got {device!r}")
+    for one in devices:
+        if one.device_type != "cpu":
+            raise ValueError(f"device must be cpu(i): parameters are NumPy arrays, got {one}")
+    return tuple(devices)

@@ -1,0 +1,63 @@
+"""Numbers that belong to a model and are not trained."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from fastopt import initializer
+from fastopt.parameter.parameter import Parameter
+
+__all__ = ["Constant"]
+
+
+class Constant(Parameter):
+    """A parameter that has no gradient and is not updated; ``set_data`` changes it.
+
+    Parameters
+    ----------
+    value : array_like
+        Its numbers. What is not a NumPy array becomes float32.
+
+    Attributes
+    ----------
+    value : numpy.ndarray
+        A copy of them, which :meth:`initialize` starts from.
+
+    Raises
+    ------
+    TypeError
+        `value` is not made of real numbers.
+
+    Examples
+    --------
+    >>> from fastopt.parameter import Constant
+    >>> mean = Constant([0.5, 0.25])
+    >>> mean.initialize()
+    >>> mean.data()
+    array([0.5 , 0.25], dtype=float32)
+    """
+
+    def __init__(self, value: Any) -> None:
+        is_array = isinstance(value, (np.ndarray, np.generic))
+        self.value = np.array(value, None if is_array else np.float32)
+        super().__init__(
+            name="const",
+            grad_req="null",
+            shape=self.value.shape,
+            dtype=self.value.dtype,
+            init=initializer.Constant(self.value),
+        )
+
+    @property
+    def grad_req(self) -> str:
+        """``'null'``; setting it to anything else warns and does nothing."""
+        return self._grad_req
+
+    @grad_req.setter
+    def grad_req(self, grad_req: str) -> None:
+        if grad_req != "null":
+            warnings.warn(
+                f"{self._words} keeps grad_req 'null', {grad_req!r} is ignored", stacklevel=2
+            )
+        self._grad_req = "null"

@@ -1,0 +1,131 @@
+"""The gradient of one parameter on all of its devices."""
+
+import operator
+from copy import copy
+from functools import reduce
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from fastopt.parameter.checks import Array, Shape, as_array
+from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
+
+__all__ = ["Gradient"]
+
+
+class Gradient:
+    """One buffer for each device, and what has happened to each since the last step.
+
+    A dense buffer is one array for good, a row-sparse one is replaced by each change.
+    """
+
+    def __init__(self, shape: Shape, dtype: np.dtype[Any], devices: int, row_sparse: bool) -> None:
+        self.shape, self.dtype, self.row_sparse = shape, dtype, row_sparse
+        self.buffers = [self._zeros() for _ in range(devices)]
+        self.finish()
+
+    def finish(self) -> None:
+        """Begin a new step: all buffers are stale and are replaced by what comes first."""
+        self.fresh = [False] * len(self.buffers)
+        self._written = [False] * len(self.buffers)
+        self._summed = False
+
+    def touch(self, i: int) -> Any:
+        """Return buffer `i`, which the caller may write to and which counts as fresh."""
+        self.fresh[i], self._summed = True, False
+        return self.buffers[i]
+
+    def set(self, i: int, given: Any) -> None:
+        """Replace buffer `i`."""
+        grad = self._admitted(given)
+        self.touch(i)
+        self._written[i] = True
+        self._store(i, grad)
+
+    def add(self, i: int, given: Any, *, always: bool) -> None:
+        """Add to buffer `i`; unless `always`, the first in a step replaces it."""
+        if not (always or self._written[i]):
+            self.set(i, given)
+            return
+        grad = self._admitted(given)
+        self.touch(i)
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN tell of it
+            if isinstance(grad, np.ndarray):
+                self.buffers[i] += grad
+            elif self.row_sparse:
+                self.buffers[i] = self.buffers[i] + grad
+            else:
+                summed = grad.coalesce()
+                self.buffers[i][summed.indices] += summed.values
+
+    def zero(self) -> None:
+        """Make all buffers zero."""
+        self._summed = False
+        for i, buffer in enumerate(self.buffers):
+            if self.row_sparse:
+                self.buffers[i] = self._zeros()
+            else:
+                buffer.fill(0)
+
+    def allreduce(self) -> None:
+        """Put the sum of the fresh buffers, in their order, into all of them; but once only."""
+        fresh = list(compress(self.buffers, self.fresh))
+        if len(self.buffers) == 1 or not fresh or self._summed:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = reduce(operator.add, fresh)
+        for i in range(len(self.buffers)):
+            self._store(i, total)
+        self._summed = True
+
+    def cast(self, dtype: np.dtype[Any]) -> "Gradient":
+        """Return the same gradient with buffers of another type."""
+        made = copy(self)
+        made.dtype = dtype
+        made.buffers = [
+            RowSparse(buffer.values.astype(dtype), buffer.indices, buffer.shape)
+            if self.row_sparse
+            else buffer.astype(dtype)
+            for buffer in self.buffers
+        ]
+        return made
+
+    def _zeros(self) -> Any:
+        if not self.row_sparse:
+            return np.zeros(self.shape, self.dtype)
+        none = np.zeros((0, *self.shape[1:]), self.dtype)
+        return RowSparse(none, np.zeros(0, np.int64), self.shape)
+
+    def _store(self, i: int, grad: Any) -> None:
+        if self.row_sparse:
+            self.buffers[i] = grad
+        elif isinstance(grad, RowSparse):
+            self.buffers[i][...] = grad.to_dense()
+        else:
+            self.buffers[i][...] = grad
+
+    def _admitted(self, given: Any) -> Any:
+        """Return a gradient with this shape and dtype, in a form that the buffers take.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is not made of real numbers, or has another shape.
+        """
+        if not isinstance(given, list) and is_row_sparse(given):
+            rows = as_row_sparse(given, self.shape)
+            # Rows are kept until the step, when the caller's arrays may hold something else.
+            values = _as(self.dtype, rows.values, new=True)
+            return RowSparse(values, rows.indices.copy(), self.shape)
+        array = as_array(given)
+        if array.shape != self.shape:
+            raise ValueError(f"gradient must have shape {self.shape}, got {array.shape}")
+        array = _as(self.dtype, array)
+        return RowSparse.from_dense(array) if self.row_sparse else array
+
+
+def _as(dtype: np.dtype[Any], values: Array, *, new: bool = False) -> Array:
+    """Return `values` in another type of the same kind; what is too large becomes infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype(dtype, casting="same_kind", copy=new)

@@ -1,0 +1,284 @@
+"""The trainer: updates all parameters of a model in one call."""
+
+import os
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastopt.arguments import number
+from fastopt.checkpoint import write_atomically
+from fastopt.optimizer import Optimizer, Updater, create
+from fastopt.parameter import Parameter, ParameterDict
+from fastopt.sparse import HALVES, RowSparse
+
+__all__ = ["Trainer"]
+
+Array = np.ndarray[Any, Any]
+Parameters = ParameterDict | Mapping[str, Parameter] | Iterable[Parameter]
+
+
+class Trainer:
+    """Updates the parameters of a model from their gradients.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict of str to Parameter, or list of Parameter
+        What to train. Parameters of dicts are numbered by their sorted names, those of lists in
+        their order; a parameter that comes several times is updated once in a step.
+    optimizer : str or Optimizer
+        The optimizer, or its registered name. Default ``"sgd"``. Multipliers of rate and decay
+        are those of the parameters, whatever their names.
+    optimizer_params : dict, optional
+        Arguments of an optimizer that is given by name.
+    loss_scaler : fastopt.amp.LossScaler, optional
+        Divides gradients by the loss scale, and skips steps in which they overflow.
+    clip_global_norm : float, optional
+        Bound of the norm of all gradients together.
+    comm : mpi4py communicator, or updater, optional
+        Shares the state of the optimizer out among ranks. Or an updater made already, whose
+        optimizer must be `optimizer`.
+
+    Attributes
+    ----------
+    updater : Updater
+        Keeps the state of the optimizer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is not what it must be.
+    RuntimeError
+        A row-sparse parameter belongs to another trainer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt.parameter import ParameterDict
+    >>> from fastopt.trainer import Trainer
+    >>> params = ParameterDict()
+    >>> weight = params.get("fc_weight", shape=2, init="ones")
+    >>> bias = params.get("fc_bias", shape=2, init="zeros", wd_mult=0)
+    >>> params.initialize()
+    >>> trainer = Trainer(params, "sgd", {"learning_rate": 0.1, "wd": 0.5})
+    >>> weight.add_grad(np.array([10.0, 20.0]))
+    >>> bias.grad()[:] = 5
+    >>> trainer.step(batch_size=10)
+    >>> weight.data(), bias.data()
+    (array([0.85, 0.75], dtype=float32), array([-0.05, -0.05], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        optimizer: str | Optimizer = "sgd",
+        optimizer_params: Mapping[str, Any] | None = None,
+        *,
+        loss_scaler: Any = None,
+        clip_global_norm: float | None = None,
+        comm: Any = None,
+    ) -> None:
+        self._parameters, self._names = _numbered(params)
+        made = _optimizer(optimizer, optimizer_params)
+        self._scale = made.rescale_grad
+        options = {"loss_scaler": loss_scaler, "clip_global_norm": clip_global_norm}
+        given = {name: value for name, value in options.items() if value is not None}
+        self.updater: Any = _updater(made, comm, given)
+        for parameter in sorted(self._parameters, key=lambda p: p.stype == "default"):
+            parameter._set_trainer(self)  # row-sparse ones first, which may refuse
+        self._attach()
+
+    def _attach(self) -> None:
+        """Let the optimizer look up the parameters' multipliers, and their names for messages."""
+        self.optimizer.param_dict = dict(enumerate(self._parameters))
+        self.optimizer.idx2name = dict(enumerate(self._names))
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        found: Optimizer = self.updater.optimizer
+        return found
+
+    @property
+    def learning_rate(self) -> float:
+        """The present rate, before multipliers."""
+        return self.optimizer.learning_rate
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the rate; see :meth:`fastopt.optimizer.Optimizer.set_learning_rate`."""
+        self.optimizer.set_learning_rate(lr)
+
+    # Steps
+
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Sum the gradients of each parameter's devices, and update.
+
+        Parameters
+        ----------
+        batch_size : float
+            What gradients are divided by: ``rescale_grad`` is its first value over this.
+        ignore_stale_grad : bool
+            Leave parameters alone that have had no gradient since the last step, instead of
+            raising. Default False.
+
+        Raises
+        ------
+        UserWarning
+            A gradient is stale: it was neither read nor written since the last step.
+        RuntimeError
+            A parameter that has a gradient is not initialized.
+        TypeError, ValueError
+            As :class:`~fastopt.optimizer.Updater` does. No parameter changes.
+        """
+        rescale_grad = self._rescaled(batch_size)
+        ready = self._ready(ignore_stale_grad)
+        self.allreduce_grads()
+        self._update(ready, rescale_grad)
+
+    def allreduce_grads(self) -> None:
+        """Put the sum over a parameter's devices into the gradient of each of them.
+
+        Gradients are added in the order of the devices, without stale ones. :meth:`step` does
+        it; call it to work on the sums before :meth:`update`.
+        """
+        for parameter in self._parameters:
+            if parameter._gradient is not None:
+                parameter._gradient.allreduce()
+
+    def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Update after :meth:`allreduce_grads`, from the gradients of the first devices.
+
+        Parameters and errors are those of :meth:`step`.
+        """
+        rescale_grad = self._rescaled(batch_size)
+        self._update(self._ready(ignore_stale_grad), rescale_grad)
+
+    def _rescaled(self, batch_size: float) -> float:
+        if number("batch_size", batch_size, least=0) == 0:
+            raise ValueError("batch_size must be more than 0, got 0")
+        return self._scale / batch_size
+
+    def _ready(self, ignore_stale_grad: bool) -> list[int]:
+        """Return the numbers of the parameters to be updated."""
+        ready: list[int] = []
+        for i, parameter in enumerate(self._parameters):
+            if parameter.grad_req == "null":
+                continue
+            gradient = parameter._gradient
+            fresh = gradient.fresh if gradient else [False]
+            if any(fresh) and (ignore_stale_grad or all(fresh)):
+                ready.append(i)
+            elif not ignore_stale_grad:
+                parameter._arrays()
+                raise UserWarning(
+                    f"gradient of Parameter {self._names[i]!r} is stale: it was not set, added to "
+                    "or asked for since the last step; ignore_stale_grad=True leaves it out"
+                )
+        return ready
+
+    def _update(self, ready: list[int], rescale_grad: float) -> None:
+        """Update the first copies in one call, and the others from them."""
+        parameters = [self._parameters[i] for i in ready]
+        gradients = [p._buffers() for p in parameters]
+        before, self.optimizer.rescale_grad = self.optimizer.rescale_grad, rescale_grad
+        try:
+            self.updater(
+                ready, [g.buffers[0] for g in gradients], [p._arrays()[0] for p in parameters]
+            )
+        except BaseException:
+            self.optimizer.rescale_grad = before
+            raise
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            first, *others = parameter._arrays()
+            for other in others:
+                other[...] = first
+            gradient.finish()
+
+    def _follow(self, parameter: Parameter, values: Array) -> None:
+        """Let the float32 master of a parameter, which updates start from, have new values."""
+        index, made = self._parameters.index(parameter), self.updater.optimizer
+        has_master = made.multi_precision and getattr(made, "master", "") == "float32"
+        if has_master and parameter.dtype.name in HALVES and index in self.updater.states:
+            self.updater.set_master(index, values.astype(np.float32))
+
+    def _row_sparse_pull(self, copy: Array, rows: Array) -> RowSparse:
+        """Rows of one copy of a parameter."""
+        return RowSparse(copy[rows], rows, copy.shape)
+
+    # States
+
+    def save_states(self, path: str | os.PathLike[str]) -> None:
+        """Write the state of the optimizer, with its counts and hyper-parameters, to a file.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        if hasattr(self.updater, "save"):
+            self.updater.save(path)
+        else:
+            write_atomically(path, [self.updater.get_states(dump_optimizer=True)])
+
+    def load_states(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a file of :meth:`save_states`; parameters are saved by themselves.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError
+            The file is damaged or does not fit. Nothing changes.
+        OSError
+            It cannot be read.
+        """
+        if hasattr(self.updater, "load"):
+            self.updater.load(path)
+        else:
+            self.updater.set_states(Path(path).read_bytes())
+        self._attach()
+
+
+def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
+    """Return the parameters, each once, and their names."""
+    if isinstance(params, (ParameterDict, Mapping)):
+        pairs = [(name, params[name]) for name in sorted(params.keys())]
+    elif isinstance(params, Iterable):
+        pairs = [(getattr(parameter, "name", ""), parameter) for parameter in params]
+    else:
+        raise TypeError(f"params must be a dict or a list of Parameters, got {params!r}")
+    for _, parameter in pairs:
+        if not isinstance(parameter, Parameter):
+            raise TypeError(f"params must hold Parameters, got {parameter!r}")
+    unique: dict[int, tuple[str, Parameter]] = {}
+    for name, parameter in pairs:
+        unique.setdefault(id(parameter), (name, parameter))
+    names, parameters = zip(*unique.values(), strict=True) if unique else ((), ())
+    return list(parameters), list(names)
+
+
+def _optimizer(optimizer: Any, arguments: Mapping[str, Any] | None) -> Optimizer:
+    if isinstance(optimizer, str):
+        return create(optimizer, **(arguments or {}))
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be an Optimizer or its name, got {optimizer!r}")
+    if arguments:
+        raise ValueError(f"optimizer_params is for an optimizer given by name, got {arguments}")
+    return optimizer
+
+
+def _updater(optimizer: Optimizer, comm: Any, options: Mapping[str, Any]) -> Any:
+    if comm is None:
+        return Updater(optimizer, **options)
+    if callable(comm) and hasattr(comm, "optimizer"):
+        if comm.optimizer is not optimizer or options:
+            raise ValueError(
+                "comm is an updater, so optimizer must be its optimizer, and loss_scaler and "
+                "clip_global_norm are its own"
+            )
+        return comm
+    try:
+        mpi = import_module("fastopt.mpi")
+    except ImportError as error:
+        raise ValueError(f"comm needs fastopt.mpi, which cannot be imported: {error}") from error
+    return mpi.ShardedUpdater(optimizer, comm, **options)

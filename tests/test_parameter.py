@@ -1,0 +1,571 @@
+"""Parameters: what they are given, how they are initialized, read and given other numbers."""
+
+import copy
+import inspect
+import pickle
+import warnings
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import initializer
+from fastopt.device import cpu, cuda
+from fastopt.parameter import Constant, DeferredInitializationError, Parameter
+from fastopt.sparse import RowSparse
+from fastopt.trainer import Trainer
+
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+lengths = st.integers(1, 4)
+shapes = st.lists(lengths, max_size=3).map(tuple)
+
+
+def made(shape=3, init="zeros", device=None, **kwargs):
+    parameter = Parameter("w", shape=shape, **kwargs)
+    parameter.initialize(init, device)
+    return parameter
+
+
+def some_unknown(data, shape):
+    """The shape with some dimensions replaced by one of the signs for unknown ones."""
+    return tuple(data.draw(st.sampled_from([n, n, 0, -1, None])) for n in shape)
+
+
+# Attributes
+
+
+def test_arguments_and_defaults_are_those_of_gluon():
+    defaults = {
+        "name": "weight",
+        "grad_req": "write",
+        "shape": None,
+        "dtype": "float32",
+        "lr_mult": 1.0,
+        "wd_mult": 1.0,
+        "init": None,
+        "allow_deferred_init": False,
+        "differentiable": True,
+        "stype": "default",
+        "grad_stype": "default",
+    }
+    parameters = inspect.signature(Parameter).parameters
+    assert {name: p.default for name, p in parameters.items()} == defaults
+    parameter = Parameter()
+    given = {name: getattr(parameter, name) for name in defaults}
+    assert given == defaults
+    assert repr(parameter) == "Parameter(name='weight', shape=None, dtype=float32)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"name": 1}, TypeError, "name must be a string, got 1"),
+        ({"grad_req": "sum"}, ValueError, "'weight': grad_req must be one of"),
+        ({"shape": 1.5}, TypeError, "'weight': shape must be an integer, got 1.5"),
+        ({"shape": (2, -2)}, ValueError, "'weight': shape must be at least -1, got -2"),
+        ({"dtype": "real"}, TypeError, "'weight': dtype must be a type of real numbers"),
+        ({"dtype": None}, TypeError, "'weight': dtype must be a type of real numbers"),
+        ({"dtype": "complex64"}, TypeError, "'weight': dtype must be a type of real numbers"),
+        ({"dtype": ">f4"}, TypeError, "'weight': dtype must have the byte order"),
+        ({"lr_mult": "2"}, TypeError, "'weight': lr_mult must be a number"),
+        ({"wd_mult": float("nan")}, ValueError, "'weight': wd_mult must be a finite number"),
+        ({"init": 1}, TypeError, "'weight': init must be an initializer"),
+        ({"stype": "csr"}, ValueError, "'weight': stype cannot be 'csr'"),
+        ({"grad_stype": "csr"}, ValueError, "'weight': grad_stype cannot be 'csr'"),
+        ({"stype": "dense"}, ValueError, "'weight': stype must be one of"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(arguments, error, words):
+    with pytest.raises(error, match=words):
+        Parameter(**arguments)
+
+
+def test_a_parameter_that_is_not_differentiable_never_has_a_gradient():
+    parameter = made(differentiable=False, grad_req="add")
+    parameter.grad_req = "write"
+    assert parameter.grad_req == "null"
+    with pytest.raises(RuntimeError, match="'w' has no gradient because its grad_req is 'null'"):
+        parameter.grad()
+
+
+# Shapes
+
+
+@given(st.data(), shapes)
+def test_a_shape_is_completed_step_by_step_in_any_order(data, shape):
+    parameter = Parameter("w", shape=data.draw(st.sampled_from([None, some_unknown(data, shape)])))
+    for _ in range(3):
+        known = parameter.shape or (-1,) * len(shape)
+        more = tuple(
+            n if old != -1 or data.draw(st.booleans()) else 0
+            for n, old in zip(shape, known, strict=True)
+        )
+        parameter.shape = more
+        assert parameter.shape == tuple(n or -1 for n in more)
+    parameter.shape = shape
+    assert parameter.shape == shape
+
+
+@pytest.mark.parametrize("wrong", [(2, 4), (2,), (2, 3, 1), (0, 3), None, (2, "3"), 2])
+def test_known_dimensions_cannot_be_changed_or_forgotten(wrong):
+    parameter = Parameter("w", shape=(2, 3))
+    with pytest.raises((TypeError, ValueError), match="Parameter 'w': shape"):
+        parameter.shape = wrong
+    assert parameter.shape == (2, 3)
+
+
+# Initialization
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("init", ["ones", initializer.One(), '["one", {}]'])
+def test_initializers_may_be_names_objects_or_texts(dtype, init):
+    for parameter in (made((2, 3), init, dtype=dtype), Parameter("w", shape=(2, 3), dtype=dtype)):
+        parameter.initialize(init, force_reinit=True)
+        assert parameter.data().dtype.name == dtype
+        assert (parameter.data() == 1).all()
+
+
+def test_an_initializer_may_be_a_function_of_name_and_array():
+    calls = []
+
+    def fill(name, array):
+        calls.append(name)
+        array[...] = 7
+
+    for parameter in (made(init=fill), Parameter("w", shape=3, init=fill)):
+        parameter.initialize(default_init=fill, force_reinit=True)
+        assert (parameter.data() == 7).all()
+    assert calls == ["w"] * 3
+
+
+def test_the_argument_goes_before_the_attribute_and_that_before_the_default():
+    def first(init, own, default):
+        parameter = Parameter("w", shape=1, init=own)
+        parameter.initialize(init, default_init=default)
+        return parameter.data()[0]
+
+    one, two, three = (initializer.Constant(n) for n in (1, 2, 3))
+    assert first(one, two, three) == 1
+    assert first(None, two, three) == 2
+    assert first(None, None, three) == 3
+
+
+@pytest.mark.parametrize("name", ["fc_bias", "gamma", "scale"])
+def test_the_initializer_counts_and_not_what_the_name_ends_in(name):
+    parameter = Parameter(name, shape=2)
+    parameter.initialize(initializer.Constant(0.5))
+    assert (parameter.data() == 0.5).all()
+
+
+def test_the_default_is_uniform_and_names_draw_from_the_default_initializer():
+    parameter = made((50, 50), None)
+    assert 0.05 < abs(parameter.data()).max() <= 0.07
+
+    def seeded():
+        parameter = Parameter("w", shape=(3, 3), init="xavier")
+        parameter.initialize(default_init=initializer.Uniform(rng=5))
+        return parameter.data()
+
+    np.testing.assert_array_equal(seeded(), seeded())
+
+
+def test_an_initializer_fills_the_parts_of_packed_layers():
+    rnn = initializer.FusedRNN(None, num_hidden=2, num_layers=1, mode="lstm")
+    for init, default in ((initializer.One(), "uniform"), (None, initializer.One())):
+        parameter = Parameter("rnn_weight", shape=64, init=rnn)
+        parameter.initialize(init, default_init=default)
+        assert (parameter.data()[:48] == 1).all()  # weights
+        assert set(parameter.data()[48:]) == {0, 1}  # biases, those of the forget gates are 1
+
+
+def test_initializing_again_warns_and_does_nothing_unless_forced():
+    parameter = made()
+    array = parameter.data()
+    with pytest.warns(UserWarning, match="'w' is initialized already"):
+        parameter.initialize("ones")
+    assert parameter.data() is array
+    parameter.initialize("ones", force_reinit=True)
+    assert parameter.data() is not array
+    assert (array == 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"init": "nothing"},
+        {"init": initializer.Xavier()},
+        {"device": cuda()},
+        {"device": []},
+        {"device": [cpu(), cpu()]},
+        {"device": "cpu"},
+    ],
+)
+def test_a_failing_initialization_changes_nothing(arguments):
+    parameter = made(init="ones")
+    array = parameter.data()
+    with pytest.raises((TypeError, ValueError), match=r"Cannot find|w.*: "):
+        parameter.initialize(**arguments, force_reinit=True)
+    assert parameter.data() is array
+    assert (array == 1).all()
+
+
+def test_reading_before_initialization_is_an_error_with_the_name():
+    parameter = Parameter("w", shape=3)
+    readers = [
+        parameter.data,
+        parameter.list_data,
+        parameter.grad,
+        parameter.list_grad,
+        parameter.list_device,
+        lambda: parameter.set_data(np.ones(3)),
+        lambda: parameter.add_grad(np.ones(3)),
+    ]
+    for read in readers:
+        with pytest.raises(RuntimeError, match="Parameter 'w' is not initialized") as caught:
+            read()
+        assert type(caught.value) is RuntimeError
+    with pytest.raises(ValueError, match="'w' is not initialized, so it cannot move"):
+        parameter.reset_device(cpu(1))
+    parameter.zero_grad()
+
+
+# Deferred initialization
+
+
+def deferred(shape=(2, 0), **kwargs):
+    parameter = Parameter("w", shape=shape, allow_deferred_init=True, **kwargs)
+    parameter.initialize("ones", device=[cpu(0), cpu(1)])
+    return parameter
+
+
+def test_unknown_shapes_must_be_allowed_to_wait():
+    with pytest.raises(ValueError, match=r"'w' cannot be initialized, its shape is \(2, -1\)"):
+        made((2, 0))
+
+
+def test_a_waiting_parameter_tells_what_it_waits_for():
+    parameter = deferred()
+    for read in (parameter.data, parameter.grad, parameter.list_data, parameter.list_grad):
+        with pytest.raises(DeferredInitializationError, match=r"waits for its shape: \(2, -1\)"):
+            read()
+    assert issubclass(DeferredInitializationError, RuntimeError)
+    assert parameter.list_device() == [cpu(0), cpu(1)]
+
+
+def test_setting_the_shape_ends_the_wait():
+    parameter = deferred((0, 0))
+    parameter.shape = (2, 0)
+    with pytest.raises(DeferredInitializationError):
+        parameter.data(cpu(0))
+    parameter.shape = (2, 3)
+    for array in parameter.list_data():
+        np.testing.assert_array_equal(array, np.ones((2, 3)))
+
+
+def test_setting_data_ends_the_wait_and_replaces_the_initializer():
+    parameter = deferred(dtype="float16")
+    with pytest.raises(ValueError, match=r"shape \(3, 3\) does not agree with \(2, -1\)"):
+        parameter.set_data(np.zeros((3, 3)))
+    values = np.arange(6.0).reshape(2, 3)
+    parameter.set_data(values)
+    values[...] = -1
+    assert parameter.shape == (2, 3)
+    for array in parameter.list_data():
+        assert array.dtype == np.float16
+        np.testing.assert_array_equal(array, np.arange(6).reshape(2, 3))
+
+
+def test_a_waiting_parameter_can_be_cast_and_moved():
+    parameter = deferred()
+    parameter.cast("float64")
+    parameter.reset_device(cpu(2))
+    parameter.shape = (2, 1)
+    assert parameter.list_device() == [cpu(2)]
+    assert parameter.data().dtype == np.float64
+
+
+def test_an_initializer_that_fails_leaves_the_parameter_waiting():
+    parameter = Parameter("w", shape=(0,), allow_deferred_init=True)
+    parameter.initialize("xavier")
+    with pytest.raises(ValueError, match="w"):
+        parameter.shape = 3
+    assert parameter.shape == (-1,)
+    with pytest.raises(DeferredInitializationError):
+        parameter.data()
+
+
+# Data
+
+
+def test_data_is_the_live_array():
+    parameter = made()
+    parameter.data()[1] = 5
+    parameter.list_data()[0][2] = 6
+    np.testing.assert_array_equal(parameter.data(), [0, 5, 6])
+    before = parameter.data()
+    parameter.set_data([7, 8, 9])
+    assert parameter.data() is before
+    np.testing.assert_array_equal(before, [7, 8, 9])
+
+
+@given(shapes, st.sampled_from(DTYPES), st.integers(1, 3))
+def test_set_data_writes_to_all_copies_and_get_returns_it(shape, dtype, devices):
+    parameter = made(shape, device=[cpu(i) for i in range(devices)], dtype=dtype)
+    values = np.arange(parameter.data(cpu(0)).size, dtype=np.float64).reshape(shape)
+    parameter.set_data(values)
+    for i in range(devices):
+        np.testing.assert_array_equal(parameter.data(cpu(i)).astype(np.float64), values)
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        (np.ones(4), ValueError),
+        (np.ones((1, 3)), ValueError),
+        (np.ones(0), ValueError),
+        (1.0, ValueError),
+        (np.ones(3) * 1j, TypeError),
+        (["a", "b", "c"], TypeError),
+        (np.ma.ones(3), TypeError),
+    ],
+)
+def test_set_data_refuses_other_shapes_and_kinds_of_numbers(values, error):
+    parameter = made()
+    with pytest.raises(error, match="Parameter 'w'"):
+        parameter.set_data(values)
+    assert (parameter.data() == 0).all()
+
+
+def test_row_sparse_values_can_be_set():
+    parameter = made((4, 2), "ones")
+    parameter.set_data(RowSparse([[5.0, 6.0]], [2], (4, 2)))
+    np.testing.assert_array_equal(parameter.data(), [[0, 0], [0, 0], [5, 6], [0, 0]])
+
+
+# Devices
+
+
+def test_copies_are_independent_equal_arrays():
+    parameter = made((2, 2), None, [cpu(1), cpu(0)])
+    one, two = parameter.list_data()
+    assert parameter.data(cpu(1)) is one
+    assert parameter.data(cpu(0)) is two
+    np.testing.assert_array_equal(one, two)
+    one[...] = 9
+    assert not (two == 9).any()
+
+
+def test_the_current_device_chooses_among_copies_and_one_copy_serves_all():
+    parameter = made(device=[cpu(0), cpu(1)])
+    with cpu(1):
+        assert parameter.data() is parameter.list_data()[1]
+        assert parameter.grad() is parameter.list_grad()[1]
+    assert parameter.data() is parameter.list_data()[0]
+    with cpu(5):
+        with pytest.raises(RuntimeError, match=r"'w' is not on device cpu\(5\), only on \[cpu"):
+            parameter.data()
+        assert made().list_device() == [cpu(5)]
+    with cpu(6):
+        single = made(device=cpu(2))
+        assert single.data() is single.list_data()[0]
+    with pytest.raises(RuntimeError, match=r"only on \[cpu\(2\)\]"):
+        single.data(cpu(3))
+
+
+@given(st.sampled_from(DTYPES), st.integers(1, 5))
+def test_equal_copies_stay_equal_bit_for_bit_when_they_move(dtype, devices):
+    parameter = made((4, 4), None, [cpu(i) for i in range(devices)], dtype=dtype)
+    before = parameter.data(cpu(0)).tobytes()
+    parameter.reset_device([cpu(9), cpu(8)])
+    assert [array.tobytes() for array in parameter.list_data()] == [before] * 2
+    assert parameter.list_device() == [cpu(9), cpu(8)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_moving_averages_copies_that_differ_without_overflow(dtype):
+    parameter = made(2, device=[cpu(0), cpu(1), cpu(2)], dtype=dtype)
+    for number, array in zip((2.0, 6.0, 10.0), parameter.list_data(), strict=True):
+        array[...] = [number, 49152]  # a sum that float16 does not have
+    parameter.reset_device()
+    assert parameter.list_device() == [cpu(0)]
+    np.testing.assert_array_equal(parameter.data().astype(np.float64), [6, 49152])
+
+
+def test_old_spellings_work_and_warn():
+    parameter = Parameter("w", shape=3)
+    with pytest.warns(DeprecationWarning, match="ctx is deprecated, use device"):
+        parameter.initialize(ctx=[cpu(1), cpu(2)])
+    with pytest.warns(DeprecationWarning, match="list_ctx is deprecated, use list_device"):
+        assert parameter.list_ctx() == [cpu(1), cpu(2)]
+    with pytest.warns(DeprecationWarning, match="ctx is deprecated"):
+        assert parameter.data(ctx=cpu(2)) is parameter.list_data()[1]
+    with pytest.warns(DeprecationWarning, match="ctx is deprecated"):
+        assert parameter.grad(ctx=cpu(2)) is parameter.list_grad()[1]
+    with pytest.warns(DeprecationWarning, match="reset_ctx is deprecated, use reset_device"):
+        parameter.reset_ctx(cpu(3))
+    assert parameter.list_device() == [cpu(3)]
+    twice = pytest.raises(TypeError, match="device is given twice")
+    with pytest.warns(DeprecationWarning, match="ctx is deprecated"), twice:
+        parameter.data(device=cpu(3), ctx=cpu(3))
+
+
+# Types
+
+
+@given(st.sampled_from(DTYPES), st.sampled_from(DTYPES))
+def test_casting_keeps_numbers_and_gradients(old, new):
+    parameter = made(3, "ones", [cpu(0), cpu(1)], dtype=old)
+    parameter.set_grad([1.5, 2.5, 3.5], cpu(1))
+    parameter.dtype = new
+    assert parameter.dtype.name == new
+    for array in parameter.list_data():
+        assert array.dtype == parameter.dtype
+        assert (array == 1).all()
+    parameter.add_grad([1, 1, 1], cpu(1))
+    gradient = parameter.grad(cpu(1))
+    assert gradient.dtype == parameter.dtype
+    np.testing.assert_array_equal(gradient.astype(np.float64), [2.5, 3.5, 4.5])
+
+
+def test_casting_to_the_present_type_keeps_the_arrays():
+    parameter = made()
+    array = parameter.data()
+    parameter.cast(np.float32)
+    assert parameter.data() is array
+    with pytest.raises(TypeError, match="Parameter 'w': dtype must be"):
+        parameter.cast("text")
+
+
+def test_bfloat16_goes_by_its_name_and_by_its_type():
+    assert Parameter(dtype="bfloat16").dtype == Parameter(dtype=ml_dtypes.bfloat16).dtype
+
+
+def test_bfloat16_without_its_package_is_an_error_in_words(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
+    with pytest.raises(TypeError, match="dtype bfloat16 needs the package ml_dtypes"):
+        Parameter(dtype="bfloat16")
+
+
+# Rows
+
+
+def table(**kwargs):
+    parameter = made((5, 2), device=[cpu(0), cpu(1)], stype="row_sparse", **kwargs)
+    parameter.set_data(np.arange(10).reshape(5, 2))
+    return parameter
+
+
+@given(st.lists(st.integers(0, 4), max_size=8))
+def test_pulled_rows_are_sorted_unique_copies(rows):
+    parameter = table()
+    trainer = Trainer([parameter])
+    wanted = np.array(rows, np.int64)
+    pulled = parameter.list_row_sparse_data(wanted)
+    assert len(pulled) == 2
+    for piece in (*pulled, parameter.row_sparse_data(wanted)):
+        assert piece.shape == (5, 2)
+        assert piece.indices.tolist() == sorted(set(rows))
+        np.testing.assert_array_equal(piece.values, np.arange(10).reshape(5, 2)[piece.indices])
+        piece.values[...] = -1
+    np.testing.assert_array_equal(pulled[0].values, -1)
+    assert (parameter.row_sparse_data(np.arange(5)).values >= 0).all()
+    del trainer
+
+
+def test_a_row_sparse_parameter_is_read_by_rows_only_and_another_not():
+    rows, parameter = np.array([1]), table()
+    for read, instead in ((parameter.data, "row_sparse"), (parameter.list_data, "list_row_sparse")):
+        with pytest.raises(RuntimeError, match=f"'w' has stype 'row_sparse'.* use {instead}_data"):
+            read()
+    dense = made((5, 2))
+    for read in (dense.row_sparse_data, dense.list_row_sparse_data):
+        with pytest.raises(RuntimeError, match=r"'w' has stype 'default'.* use (list_)?data"):
+            read(rows)
+
+
+def test_rows_need_a_trainer_that_is_alive():
+    parameter = table()
+    for need in (lambda: parameter.row_sparse_data(np.array([1])), parameter.reset_device):
+        with pytest.raises(RuntimeError, match="'w' is row-sparse and has no Trainer"):
+            need()
+    trainer = Trainer([parameter])
+    parameter.reset_device(cpu(4))
+    assert parameter.row_sparse_data(np.array([1])).values.tolist() == [[2, 3]]
+    del trainer
+    with pytest.raises(RuntimeError, match="has no Trainer"):
+        parameter.row_sparse_data(np.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [([1], TypeError), (np.array([1.0]), TypeError), (np.array([5]), ValueError),
+     (np.array([-1]), ValueError)],
+)  # fmt: skip
+def test_row_numbers_must_be_an_array_of_those_that_exist(rows, error):
+    parameter = table()
+    trainer = Trainer([parameter])
+    with pytest.raises(error, match="Parameter 'w': row_id must be"):
+        parameter.row_sparse_data(rows)
+    del trainer
+
+
+def test_a_row_sparse_parameter_has_one_trainer_and_a_dense_one_may_have_several():
+    sparse, dense = table(), made()
+    first = Trainer([sparse, dense])
+    with pytest.raises(RuntimeError, match="'w' is row-sparse and belongs to another Trainer"):
+        Trainer([dense, sparse])
+    second = Trainer([dense])
+    sparse._set_trainer(first)
+    sparse._set_trainer(None)
+    third = Trainer([sparse])
+    assert len({id(first), id(second), id(third)}) == 3
+    del third
+    Trainer([sparse])
+
+
+# Copies and constants
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+def test_copies_are_equal_independent_and_without_trainer(copied):
+    parameter = table(grad_req="add")
+    trainer = Trainer([parameter])
+    parameter.add_grad(np.ones((5, 2)), cpu(1))
+    twin = copied(parameter)
+    Trainer([twin])
+    np.testing.assert_array_equal(twin.grad(cpu(1)), 1)
+    twin.set_data(np.zeros((5, 2)))
+    assert parameter.row_sparse_data(np.array([4])).values.tolist() == [[8, 9]]
+    del trainer
+
+
+def test_a_constant_keeps_its_numbers_and_has_no_gradient():
+    values = np.arange(3.0)
+    constant = Constant(values)
+    values[...] = 7
+    assert (constant.name, constant.dtype, constant.shape) == ("const", np.float64, (3,))
+    constant.initialize(default_init="ones")
+    np.testing.assert_array_equal(constant.data(), [0, 1, 2])
+    with pytest.warns(UserWarning, match="'const' keeps grad_req 'null', 'add' is ignored"):
+        constant.grad_req = "add"
+    with pytest.raises(RuntimeError, match="Constant 'const' has no gradient"):
+        constant.grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        constant.grad_req = "null"
+    Trainer([constant]).step(1)
+    constant.set_data([3, 4, 5])
+    np.testing.assert_array_equal(constant.data(), [3, 4, 5])
+    assert repr(constant) == "Constant(name='const', shape=(3,), dtype=float64)"
+
+
+def test_constants_of_lists_are_float32_and_integers_stay_integers():
+    assert Constant([[1, 2], [3, 4]]).dtype == np.float32
+    whole = Constant(np.array([1, 2]))
+    whole.initialize()
+    assert whole.data().dtype == np.int64
+    with pytest.raises((TypeError, ValueError), match=r"real numbers|could not convert"):
+        Constant("text")

@@ -1,0 +1,482 @@
+"""Dicts of parameters: sharing, selection, initialization, files."""
+
+import sys
+import types
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import initializer
+from fastopt.checkpoint import CheckpointError
+from fastopt.device import cpu
+from fastopt.parameter import (
+    Constant,
+    DeferredInitializationError,
+    Parameter,
+    ParameterDict,
+    collection,
+)
+from fastopt.trainer import Trainer
+
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+
+
+def model(**kwargs):
+    params = ParameterDict("net_")
+    params.get("fc_weight", shape=(3, 2), **kwargs)
+    params.get("fc_bias", shape=3, init="zeros", **kwargs)
+    return params
+
+
+def ready(**kwargs):
+    params = model(**kwargs)
+    params.initialize(initializer.Normal(rng=0))
+    return params
+
+
+def contents(params):
+    return {name: p.data().tolist() for name, p in params.items()}
+
+
+# Names and sharing
+
+
+def test_a_dict_is_a_mapping_of_full_names_in_order():
+    params = model()
+    assert list(params) == list(params.keys()) == ["net_fc_weight", "net_fc_bias"]
+    assert [p.name for p in params.values()] == list(params)
+    assert dict(params.items()) == {name: params[name] for name in params}
+    assert len(params) == 2
+    assert "net_fc_bias" in params
+    assert "fc_bias" not in params
+    assert params.prefix == "net_"
+    assert repr(params).splitlines() == [
+        "ParameterDict('net_'):",
+        "  Parameter(name='net_fc_weight', shape=(3, 2), dtype=float32)",
+        "  Parameter(name='net_fc_bias', shape=(3,), dtype=float32)",
+    ]
+    with pytest.raises(KeyError):
+        params["fc_bias"]
+
+
+def test_get_makes_a_parameter_once_and_shares_it():
+    first = model()
+    second = ParameterDict("net_", shared=first)
+    third = ParameterDict("net_", shared=second)
+    assert third.get("fc_weight") is first["net_fc_weight"] is first.get("fc_weight")
+    assert list(second) == []
+    own = second.get("other", shape=1)
+    assert "net_other" not in first
+    assert third.get("other") is own
+
+
+@given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple))
+def test_get_merges_shapes(data, shape):
+    params = ParameterDict()
+    known = [False] * len(shape)
+    for _ in range(3):
+        asked = data.draw(st.tuples(*(st.sampled_from([n, 0, -1, None]) for n in shape)))
+        known = [k or a == n for k, a, n in zip(known, asked, shape, strict=True)]
+        got = params.get("w", shape=asked)
+        assert params.get("w", shape=None) is got
+        assert got.shape == tuple(n if k else -1 for n, k in zip(shape, known, strict=True))
+    wrong = tuple(n + 1 for n in shape)
+    with pytest.raises(ValueError, match="Parameter 'w': shape"):
+        params.get("w", shape=(*shape, 1))
+    params.get("w", shape=shape)
+    with pytest.raises(ValueError, match="Parameter 'w': shape"):
+        params.get("w", shape=wrong)
+    assert params["w"].shape == shape
+
+
+def test_get_completes_a_waiting_parameter():
+    params = ParameterDict()
+    weight = params.get("w", shape=(0, 2), allow_deferred_init=True)
+    params.initialize("ones")
+    with pytest.raises(DeferredInitializationError):
+        weight.data()
+    assert params.get("w", shape=(1, 0)).data().tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"dtype": "float16"}, ValueError, "is there with dtype"),
+        ({"lr_mult": 2.0}, ValueError, "is there with lr_mult 1.0, got 2.0"),
+        ({"grad_req": "add"}, ValueError, "is there with grad_req 'write', got 'add'"),
+        ({"init": "zeros"}, ValueError, "is there with init"),
+        ({"stype": "row_sparse"}, ValueError, "is there with stype"),
+        ({"color": "red"}, TypeError, "has no attribute 'color'"),
+        ({"shape": (2, 2), "dtype": "float16"}, ValueError, "is there with dtype"),
+    ],
+)
+def test_what_does_not_agree_with_a_parameter_is_refused(asked, error, words):
+    params = ParameterDict()
+    weight = params.get("w", shape=(2, 0), init="ones")
+    other = ParameterDict(shared=params)
+    with pytest.raises(error, match=f"Parameter 'w' {words}"):
+        other.get("w", **asked)
+    assert weight.shape == (2, -1)
+    assert len(other) == 0
+
+
+def test_what_agrees_with_a_parameter_is_accepted():
+    params = ParameterDict()
+    weight = params.get("w", init=initializer.Xavier(magnitude=2))
+    same = initializer.Xavier(magnitude=2, rng=3)
+    assert params.get("w", init=same, dtype=np.float32, grad_req=None, lr_mult=1) is weight
+    plain = params.get("plain")
+    assert params.get("plain", init="ones") is plain
+    assert plain.init == "ones"
+
+
+def test_constants_are_found_by_name_and_value():
+    params = ParameterDict("a_")
+    mean = params.get_constant("mean", [1, 2])
+    assert (mean.name, mean.dtype) == ("a_mean", np.float32)
+    shared = ParameterDict("a_", shared=params)
+    assert shared.get_constant("mean") is mean is params.get_constant("mean", [1, 2])
+    params.get("w")
+    for name, value, words in (
+        ("mean", [1, 3], "'a_mean' is there with another value"),
+        ("std", None, "'a_std' is not there and needs a value"),
+        ("w", 1, "'a_w'.* is not a Constant"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            params.get_constant(name, value)
+
+
+def test_update_takes_over_parameters_unless_names_clash():
+    params, other = model(), ParameterDict()
+    weight = other.get("weight")
+    params.update(other)
+    params.update({"again": weight})
+    assert params["weight"] is params["again"] is weight
+    with pytest.raises(ValueError, match="another Parameter 'weight'"):
+        params.update({"new": Parameter(), "weight": Parameter()})
+    with pytest.raises(TypeError, match="other must hold Parameters by name"):
+        params.update({"new": np.ones(3)})
+    assert "new" not in params
+
+
+def test_select_matches_the_beginning_of_full_names():
+    params = model()
+    assert list(params.select(".*bias")) == ["net_fc_bias"]
+    assert list(params.select("fc")) == []
+    assert list(params.select("net_fc_bias$|net_fc_w")) == list(params)
+    chosen = params.select(".*bias")
+    assert chosen["net_fc_bias"] is params["net_fc_bias"]
+    with pytest.raises(ValueError, match="pattern must be a regular expression"):
+        params.select("(")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: ParameterDict(1),
+        lambda: ParameterDict("", {}),
+        lambda: ParameterDict().get(1),
+    ],
+)
+def test_wrong_names_and_dicts_are_refused(wrong):
+    with pytest.raises(TypeError, match="must be a"):
+        wrong()
+
+
+# All parameters
+
+
+def test_initialize_uses_one_initializer_for_all_without_their_own():
+    def values():
+        params = ParameterDict()
+        for name in "ab":
+            params.get(name, shape=3)
+        params.get("c", shape=3, init="uniform")
+        params.initialize(initializer.Uniform(rng=1), device=[cpu(0), cpu(1)])
+        return [p.data().tolist() for p in params.values()]
+
+    assert values() == values()
+    assert len({tuple(v) for v in values()}) == 3
+    params = model()
+    with pytest.warns(DeprecationWarning, match="ctx"):
+        params.initialize("ones", ctx=cpu(1))
+    assert params.list_device() == [cpu(1)]
+    assert contents(params) == {"net_fc_weight": [[1, 1]] * 3, "net_fc_bias": [0, 0, 0]}
+
+
+def test_initialize_changes_all_parameters_or_none():
+    params = ready()
+    params.get("vector", shape=3)
+    before = contents(params.select(".*fc"))
+    with pytest.raises(ValueError, match="net_vector"):
+        params.initialize("xavier", force_reinit=True)
+    assert contents(params.select(".*fc")) == before
+    with pytest.raises(RuntimeError, match="'net_vector' is not initialized"):
+        params["net_vector"].data()
+
+
+def test_initialize_accepts_a_function_and_shared_parameters_once():
+    calls = []
+    params = ParameterDict()
+    weight = params.get("w", shape=2)
+    params.update({"alias": weight})
+    params.initialize(lambda name, array: calls.append(str(name)))
+    assert calls == ["w"]
+    with pytest.warns(UserWarning, match="'w' is initialized already"):
+        params.initialize()
+
+
+def test_verbose_initialization_is_logged(caplog):
+    params = model()
+    with caplog.at_level("INFO", "fastopt.initializer"):
+        params.initialize("ones", verbose=True)
+    assert ["net_fc_weight" in r.getMessage() for r in caplog.records] == [True, False]
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_a_progress_bar_is_for_large_models_with_tqdm(monkeypatch, large):
+    bars = []
+
+    def tqdm(items, *args, **kwargs):
+        bars.append(len(items))
+        return items
+
+    monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=tqdm))
+    monkeypatch.setattr(collection, "LARGE", 9 if large else 10)
+    params = model()
+    params.initialize("ones")
+    assert bars == [2] * large
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    params.initialize("zeros", force_reinit=True)
+    assert not params["net_fc_weight"].data().any()
+
+
+def test_gradients_devices_and_attributes_of_all():
+    params = ready()
+    for parameter in params.values():
+        parameter.grad()[...] = 1
+    params.zero_grad()
+    assert not any(parameter.grad().any() for parameter in params.values())
+    params.reset_device([cpu(0), cpu(3)])
+    assert params.list_device() == [cpu(0), cpu(3)]
+    params.setattr("grad_req", "null")
+    assert {p.grad_req for p in params.values()} == {"null"}
+    params.setattr("dtype", "float16")
+    assert {a.dtype.name for p in params.values() for a in p.list_data()} == {"float16"}
+
+
+def test_setattr_and_reset_device_change_all_parameters_or_none():
+    params = ready()
+    with pytest.raises(ValueError, match="'net_fc_bias': shape"):
+        params.setattr("shape", (3, 2))
+    for name, value in (("grad_rek", "null"), ("_data", None), ("grad_req", "never")):
+        with pytest.raises(ValueError, match=r"grad_re|_data"):
+            params.setattr(name, value)
+    params.get("later", shape=1)
+    with pytest.raises(ValueError, match="'net_later' is not initialized"):
+        params.reset_device(cpu(4))
+    assert params.select(".*fc").list_device() == [cpu(0)]
+
+
+# Files
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 3), max_size=3)), max_size=4
+    )
+)
+def test_parameters_come_back_bit_for_bit(tmp_path_factory, kinds):
+    path = tmp_path_factory.mktemp("saved") / "model.safetensors"
+    params, other = ParameterDict(), ParameterDict()
+    for i, (dtype, shape) in enumerate(kinds):
+        params.get(f"p{i}", shape=tuple(shape), dtype=dtype)
+        other.get(f"p{i}", shape=(0,) * len(shape), dtype=dtype)
+    params.initialize(device=[cpu(0), cpu(1)])
+    params.save(path)
+    other.load(path, device=[cpu(2), cpu(0)])
+    for name, parameter in params.items():
+        assert other[name].list_device() == [cpu(2), cpu(0)]
+        expected = parameter.data(cpu(1))
+        for array in other[name].list_data():
+            assert array.shape == expected.shape
+            assert array.tobytes() == expected.tobytes()
+
+
+def test_files_are_plain_safetensors_with_native_types(tmp_path):
+    params = ready()
+    params.get_constant("steps", np.array([5, 6]))
+    params.get("half", shape=2, dtype="bfloat16", init="ones")
+    params.select(".*(steps|half)").initialize()
+    params["net_fc_weight"]._data[0] = np.asfortranarray(params["net_fc_weight"].data())
+    params.save(tmp_path / "file")
+    with safetensors.safe_open(tmp_path / "file", "np") as file:
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        np.testing.assert_array_equal(
+            file.get_tensor("net_fc_weight"), params["net_fc_weight"].data()
+        )
+    types = {"fc_weight": "F32", "fc_bias": "F32", "steps": "I64", "half": "BF16"}
+    assert kinds == {f"net_{name}": kind for name, kind in types.items()}
+
+
+def test_loading_writes_into_the_arrays_that_are_there(tmp_path):
+    params = ready()
+    params.save(tmp_path / "file")
+    saved = contents(params)
+    arrays = [p.data() for p in params.values()]
+    params.initialize("ones", force_reinit=True)
+    params.load(tmp_path / "file")
+    assert contents(params) == saved
+    fresh = [p.data() for p in params.values()]
+    params["net_fc_weight"].data()[...] = 0
+    params.load(tmp_path / "file")
+    assert all(p.data() is a for p, a in zip(params.values(), fresh, strict=True))
+    assert contents(params) == saved
+    assert len(arrays) == 2
+
+
+def test_loading_ends_the_wait_for_a_shape(tmp_path):
+    ready().save(tmp_path / "file")
+    params = ParameterDict("net_")
+    params.get("fc_weight", shape=(0, 0), allow_deferred_init=True)
+    params.get("fc_bias", shape=None, allow_deferred_init=True)
+    params.initialize(device=cpu(7))
+    params.load(tmp_path / "file")
+    assert params.list_device() == [cpu(7)]
+    assert params["net_fc_bias"].shape == (3,)
+
+
+def test_prefixes_are_taken_off_and_put_back(tmp_path):
+    params = ready()
+    params.save(tmp_path / "file", strip_prefix="net_")
+    assert set(safetensors.numpy.load_file(tmp_path / "file")) == {"fc_weight", "fc_bias"}
+    other = model()
+    other.load(tmp_path / "file", restore_prefix="net_")
+    assert contents(other) == contents(params)
+    for call in (params.save, params.load):
+        with pytest.raises(ValueError, match="'net_fc_weight' does not begin with 'x_'"):
+            call(tmp_path / "file", **{
+                {"save": "strip_prefix", "load": "restore_prefix"}[call.__name__]: "x_"
+            })  # fmt: skip
+
+
+def test_missing_and_extra_arrays_are_errors_unless_allowed(tmp_path):
+    path = tmp_path / "file"
+    params = ready()
+    params.select(".*weight").save(path)
+    before = params["net_fc_bias"].data().copy()
+    with pytest.raises(ValueError, match=r"file lacks \['net_fc_bias'\]; allow_missing=True"):
+        params.load(path)
+    params.load(path, allow_missing=True)
+    np.testing.assert_array_equal(params["net_fc_bias"].data(), before)
+    params.save(path)
+    weight = params.select(".*weight")
+    with pytest.raises(ValueError, match=r"file also has \['net_fc_bias'\]; ignore_extra=True"):
+        weight.load(path)
+    weight.load(path, ignore_extra=True)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_dtypes_must_agree_or_be_cast_to_either(tmp_path, there):
+    ready(dtype="bfloat16").save(tmp_path / "file")
+
+    def load(**kwargs):
+        params = model()
+        if there:
+            params.initialize()
+        params.load(tmp_path / "file", **kwargs)
+        return params["net_fc_weight"].data()
+
+    with pytest.raises(ValueError, match="is float32 and was saved as bfloat16; cast_dtype=True"):
+        load()
+    with pytest.raises(ValueError, match="'net_fc_weight': dtype_source must be one of"):
+        load(cast_dtype=True, dtype_source="file")
+    current, saved = load(cast_dtype=True), load(cast_dtype=True, dtype_source="saved")
+    assert (current.dtype, saved.dtype) == (np.float32, ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(current, saved.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("saved", DTYPES)
+def test_every_type_can_be_cast_to_every_other(tmp_path, dtype, saved):
+    ready(dtype=saved).save(tmp_path / "file")
+    params = model(dtype=dtype)
+    params.load(tmp_path / "file", cast_dtype=True)
+    got = params["net_fc_weight"].data()
+    assert got.dtype.name == dtype
+    np.testing.assert_array_equal(got, ready(dtype=saved)["net_fc_weight"].data().astype(got.dtype))
+
+
+def test_a_failing_load_changes_nothing(tmp_path):
+    path = tmp_path / "file"
+    params = ready()
+    params.save(path)
+    other = ParameterDict("net_")
+    other.get("fc_weight", shape=(3, 2))
+    bias = other.get("fc_bias", shape=(3, 1))
+    other.initialize("zeros")
+    with pytest.raises(ValueError, match=r"'net_fc_bias': shape \(3,\) does not agree with"):
+        other.load(path)
+    with pytest.raises(ValueError, match=r"cannot be loaded on \[cpu\(1\)\], it is on \[cpu\(0\)"):
+        params.load(path, device=cpu(1))
+    params["net_fc_bias"].cast("float64")
+    with pytest.raises(ValueError, match="'net_fc_bias' is float64 and was saved as float32"):
+        params.load(path)
+    assert not other["net_fc_weight"].data().any()
+    assert not bias.data().any()
+
+
+def test_complex_numbers_are_not_cast(tmp_path):
+    safetensors.numpy.save_file({"net_w": np.ones(3, np.complex64)}, tmp_path / "file")
+    params = ParameterDict()
+    params.get("net_w", shape=3)
+    for source in ("current", "saved"):
+        with pytest.raises(TypeError, match="'net_w': dtype must be a type of real numbers"):
+            params.load(tmp_path / "file", cast_dtype=True, dtype_source=source)
+
+
+def test_what_is_no_such_file_is_refused(tmp_path):
+    path = tmp_path / "file"
+    with pytest.raises(FileNotFoundError):
+        model().load(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(CheckpointError, match="file is not a safetensors file"):
+        model().load(path)
+
+
+def test_saving_needs_numbers_and_leaves_the_old_file_otherwise(tmp_path):
+    path = tmp_path / "file"
+    params = ready()
+    params.save(path)
+    before = path.read_bytes()
+    late = params.get("late", shape=(0,), allow_deferred_init=True)
+    with pytest.raises(RuntimeError, match="'net_late' is not initialized"):
+        params.save(path)
+    late.initialize()
+    with pytest.raises(DeferredInitializationError, match="'net_late'"):
+        params.save(path)
+    table = ParameterDict()
+    table.get("table", shape=(2, 2), stype="row_sparse", init="ones").initialize()
+    with pytest.raises(RuntimeError, match="'table' is row-sparse and has no Trainer"):
+        table.save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    trainer = Trainer(table)
+    table.save(path)
+    assert trainer.learning_rate == 0.01
+    np.testing.assert_array_equal(safetensors.numpy.load_file(path)["table"], 1)
+
+
+def test_constants_and_copies_that_differ_are_saved_as_mean(tmp_path):
+    params = ParameterDict()
+    params.update({"mean": Constant([1.0, 2.0])})
+    params.initialize(device=[cpu(0), cpu(1)])
+    params["mean"].data(cpu(1))[...] = 4
+    params.save(tmp_path / "file")
+    params["mean"].set_data([0, 0])
+    params.load(tmp_path / "file")
+    np.testing.assert_array_equal(params["mean"].data(), [2.5, 3])

@@ -1,0 +1,234 @@
+"""Gradients: what comes first in a step replaces or adds, on each device for itself."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+
+from fastopt import optimizer
+from fastopt.device import cpu
+from fastopt.parameter import Parameter
+from fastopt.parameter.gradient import Gradient
+from fastopt.sparse import RowSparse
+from fastopt.trainer import Trainer
+
+SHAPE = (4, 2)
+whole = st.integers(-8, 8).map(float)  # sums of these are exact
+dense = st.lists(whole, min_size=8, max_size=8).map(lambda a: np.reshape(a, SHAPE))
+rows = st.lists(st.tuples(st.integers(0, 3), whole, whole), max_size=5).map(
+    lambda triples: RowSparse(
+        np.array([values for _, *values in triples]).reshape(-1, 2),
+        np.array([row for row, *_ in triples], np.int64),
+        SHAPE,
+    )
+)
+gradients = dense | rows
+devices = st.sampled_from([cpu(0), cpu(1)])
+operations = st.lists(
+    st.tuples(st.sampled_from(["add", "set", "zero", "step", "look"]), gradients, devices),
+    max_size=12,
+)
+
+
+class Ignore:
+    """An updater that only serves to make steps."""
+
+    optimizer = None
+
+    def __call__(self, indices, grads, weights):
+        pass
+
+
+def stepper(parameter):
+    updater = Ignore()
+    updater.optimizer = optimizer.create("sgd")
+    return Trainer([parameter], updater.optimizer, comm=updater)
+
+
+def parameter_of(grad_req="write", grad_stype="default", dtype="float32", device=None):
+    parameter = Parameter("w", grad_req, SHAPE, dtype, grad_stype=grad_stype)
+    parameter.initialize("ones", device)
+    return parameter
+
+
+def numbers(grad):
+    return grad.to_dense() if isinstance(grad, RowSparse) else np.array(grad)
+
+
+@given(operations, st.sampled_from(["write", "add"]), st.sampled_from(["default", "row_sparse"]))
+def test_gradients_follow_the_rules_of_grad_req(steps, grad_req, grad_stype):
+    parameter = parameter_of(grad_req, grad_stype, device=[cpu(0), cpu(1)])
+    trainer = stepper(parameter)
+    expected = {cpu(0): np.zeros(SHAPE), cpu(1): np.zeros(SHAPE)}
+    begun = {cpu(0): False, cpu(1): False}
+    for kind, grad, device in steps:
+        if kind == "add":
+            parameter.add_grad(grad, device)
+            keep = expected[device] if grad_req == "add" or begun[device] else 0
+            expected[device] = keep + numbers(grad)
+            begun[device] = True
+        elif kind == "set":
+            parameter.set_grad(grad, device)
+            expected[device] = numbers(grad)
+            begun[device] = True
+        elif kind == "zero":
+            parameter.zero_grad()
+            expected = dict.fromkeys(expected, np.zeros(SHAPE))
+        elif kind == "look":
+            seen = parameter.list_grad()
+            assert isinstance(seen[0], RowSparse) is (grad_stype == "row_sparse")
+        else:
+            parameter.list_grad()
+            trainer.step(1)
+            total = expected[cpu(0)] + expected[cpu(1)]
+            expected, begun = dict.fromkeys(expected, total), dict.fromkeys(begun, False)
+    for device, total in expected.items():
+        np.testing.assert_array_equal(numbers(parameter.grad(device)), total)
+
+
+@given(gradients, st.sampled_from(["default", "row_sparse"]))
+def test_given_gradients_are_copied_and_not_changed(grad, grad_stype):
+    parameter = parameter_of(grad_stype=grad_stype)
+    values = grad.values if isinstance(grad, RowSparse) else grad
+    before = values.copy()
+    parameter.add_grad(grad)
+    parameter.add_grad(grad)
+    np.testing.assert_array_equal(values, before)
+    expected = 2 * numbers(grad)
+    parameter.set_grad(grad)
+    parameter.add_grad(grad)
+    values[...] = 99
+    np.testing.assert_array_equal(numbers(parameter.grad()), expected)
+
+
+def test_grad_is_the_live_array_for_good():
+    parameter = parameter_of()
+    trainer = Trainer([parameter], "sgd", {"learning_rate": 1.0})
+    array = parameter.grad()
+    array[...] = 0.25
+    trainer.step(1)
+    np.testing.assert_array_equal(parameter.data(), 0.75)
+    parameter.set_grad(np.ones(SHAPE))
+    assert parameter.grad() is array
+    assert (array == 1).all()
+    parameter.add_grad(np.ones(SHAPE))
+    assert (array == 2).all()
+    parameter.zero_grad()
+    assert parameter.list_grad()[0] is array
+    assert (array == 0).all()
+
+
+def test_without_gradients_calls_are_ignored_and_reading_is_an_error():
+    parameter = parameter_of("null")
+    parameter.add_grad(np.ones(SHAPE))
+    parameter.set_grad("anything")
+    parameter.zero_grad()
+    for read in (parameter.grad, parameter.list_grad):
+        with pytest.raises(RuntimeError, match="'w' has no gradient because its grad_req is 'nul"):
+            read()
+
+
+def test_changing_grad_req_makes_a_new_gradient():
+    parameter = parameter_of("add")
+    parameter.add_grad(np.ones(SHAPE))
+    parameter.grad_req = "add"
+    np.testing.assert_array_equal(parameter.grad(), 1)
+    parameter.grad_req = "null"
+    parameter.grad_req = "write"
+    np.testing.assert_array_equal(parameter.grad(), 0)
+
+
+@pytest.mark.parametrize("grad_stype", ["default", "row_sparse"])
+@pytest.mark.parametrize(
+    ("grad", "error"),
+    [
+        (np.ones(4), ValueError),
+        (np.ones((2, 4)), ValueError),
+        (1.0, ValueError),
+        (np.ones(SHAPE) * 1j, TypeError),
+        (RowSparse(np.ones((1, 2)), [0], (5, 2)), ValueError),
+        ((np.ones((1, 2)), np.array([4])), ValueError),
+        ((np.ones((1, 2)), np.array([0.5])), TypeError),
+        ("text", ValueError),
+        (np.ma.ones(SHAPE), TypeError),
+    ],
+)
+def test_wrong_gradients_are_refused_by_name_and_change_nothing(grad, error, grad_stype):
+    parameter = parameter_of(grad_stype=grad_stype)
+    trainer = Trainer([parameter])
+    for give in (parameter.add_grad, parameter.set_grad):
+        with pytest.raises(error, match="Parameter 'w': "):
+            give(grad)
+    with pytest.raises(UserWarning, match="stale"):
+        trainer.step(1)
+    parameter.set_grad(np.full(SHAPE, 3.0))
+    with pytest.raises(error, match="Parameter 'w': "):
+        parameter.add_grad(grad)
+    np.testing.assert_array_equal(numbers(parameter.grad()), 3)
+
+
+def test_gradients_of_all_forms_add_up():
+    for grad_stype in ("default", "row_sparse"):
+        parameter = parameter_of(grad_stype=grad_stype)
+        parameter.add_grad(sparse.csr_array(np.eye(4, 2)))
+        parameter.add_grad((np.ones((1, 2), np.float32), np.array([3])))
+        parameter.add_grad([[1, 0]] * 4)
+        got = numbers(parameter.grad())
+        np.testing.assert_array_equal(got, [[2, 0], [1, 1], [1, 0], [2, 1]])
+
+
+def test_threads_may_each_serve_a_device_from_the_start(monkeypatch):
+    places = [cpu(0), cpu(1)]
+    parameter = parameter_of(device=places)
+    together = threading.Barrier(2)
+
+    def slowly(*arguments):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(timeout=0.1)  # passes only if both threads make a gradient
+        return Gradient(*arguments)
+
+    monkeypatch.setattr("fastopt.parameter.parameter.Gradient", slowly)
+    ones = np.ones(SHAPE)
+    threads = [threading.Thread(target=parameter.add_grad, args=(ones, p)) for p in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place in places:
+        np.testing.assert_array_equal(parameter.grad(place), 1)
+
+
+def test_a_list_of_two_rows_is_an_array():
+    parameter = Parameter("w", shape=(2, 2))
+    parameter.initialize()
+    parameter.set_grad([[1, 2], [3, 4]])
+    np.testing.assert_array_equal(parameter.grad(), [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("grad_stype", ["default", "row_sparse"])
+def test_gradients_take_the_type_of_the_parameter_and_overflow_to_infinity(dtype, grad_stype):
+    parameter = parameter_of(dtype=dtype, grad_stype=grad_stype)
+    parameter.add_grad(np.full(SHAPE, 3e38, np.float32))
+    parameter.add_grad(np.full(SHAPE, 3e38, np.float32))
+    grad = parameter.grad()
+    assert grad.dtype == parameter.dtype
+    assert (numbers(grad).astype(np.float64) > 5e38).all()
+    parameter.set_grad(np.full(SHAPE, np.inf))
+    parameter.add_grad(np.full(SHAPE, -np.inf))
+    assert np.isnan(numbers(parameter.grad())).all()
+
+
+def test_a_single_number_is_a_parameter_too():
+    parameter = Parameter("w", shape=())
+    parameter.initialize("ones", [cpu(0), cpu(1)])
+    trainer = Trainer([parameter], "sgd", {"learning_rate": 0.125})
+    parameter.add_grad(1.0, cpu(0))
+    parameter.add_grad(1.0, cpu(0))
+    parameter.add_grad(3, cpu(1))
+    trainer.step(1)
+    assert [float(a) for a in parameter.list_data()] == [0.375, 0.375]

@@ -1,0 +1,522 @@
+"""The trainer: one call for all parameters, equal copies, stale gradients, states."""
+
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import lr_scheduler, optimizer, trainer
+from fastopt.checkpoint import CheckpointError
+from fastopt.device import cpu
+from fastopt.parameter import (
+    Constant,
+    DeferredInitializationError,
+    Parameter,
+    ParameterDict,
+)
+from fastopt.sparse import RowSparse
+from fastopt.trainer import Trainer
+
+SHAPES = {"b": (3,), "a_weight": (2, 3), "c": ()}
+OPTIMIZERS = [
+    ("sgd", {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.1}),
+    ("adam", {"wd": 0.01}),
+    ("lamb", {}),
+]
+
+
+def model(devices=1, seed=0, **kwargs):
+    """Parameters with numbers that depend on the seed only."""
+    params = ParameterDict()
+    rng = np.random.default_rng(seed)
+    for name, shape in SHAPES.items():
+        params.get(name, shape=shape, **kwargs)
+    params.initialize("ones", device=[cpu(i) for i in range(devices)])
+    for parameter in params.values():
+        parameter.set_data(rng.normal(size=parameter.shape))
+    return params
+
+
+def gradients(seed):
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def train(params, made, seeds, batch_size=4):
+    for seed in seeds:
+        for name, grad in gradients(seed).items():
+            params[name].add_grad(grad)
+        made.step(batch_size)
+
+
+def bits(params, device=None):
+    return {name: p.data(device).tobytes() for name, p in params.items()}
+
+
+class Recorder:
+    """An updater that remembers its calls."""
+
+    def __init__(self, updater):
+        self.updater, self.calls = updater, []
+
+    optimizer = property(lambda self: self.updater.optimizer)
+
+    def __call__(self, *arguments):
+        self.calls.append(arguments)
+        self.updater(*arguments)
+
+
+def recorded(params, name="sgd", **kwargs):
+    recorder = Recorder(optimizer.Updater(optimizer.create(name, **kwargs)))
+    return Trainer(params, recorder.optimizer, comm=recorder), recorder
+
+
+# What a step does
+
+
+@pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS)
+def test_steps_equal_updates_by_hand(name, arguments):
+    params, by_hand = model(), model()
+    train(params, Trainer(params, name, arguments), range(5))
+    updater = optimizer.get_updater(optimizer.create(name, rescale_grad=0.25, **arguments))
+    for seed in range(5):
+        grads = gradients(seed)
+        for i, key in enumerate(sorted(SHAPES)):
+            updater(i, grads[key], by_hand[key].data())
+    assert bits(params) == bits(by_hand)
+
+
+@pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS)
+def test_copies_on_several_devices_end_bit_identical_and_equal_one_device(name, arguments):
+    one, many = model(), model(devices=3)
+    trainer_of_one, trainer_of_many = (Trainer(p, name, arguments) for p in (one, many))
+    for step in range(4):
+        parts = [gradients(10 * step + i) for i in range(3)]
+        for key in SHAPES:
+            for i, part in enumerate(parts):
+                many[key].add_grad(part[key], cpu(i))
+            one[key].add_grad(parts[0][key] + parts[1][key] + parts[2][key])
+        trainer_of_one.step(2)
+        trainer_of_many.step(2)
+        for i in range(3):
+            assert bits(many, cpu(i)) == bits(one)
+
+
+def test_all_parameters_are_updated_in_one_call():
+    params = model(devices=2)
+    made, recorder = recorded(params)
+    for parameter in params.values():
+        parameter.list_grad()
+    made.step(1)
+    ((indices, grads, weights),) = recorder.calls
+    assert indices == [0, 1, 2]
+    assert [g.shape for g in grads] == [w.shape for w in weights] == [(2, 3), (3,), ()]
+
+
+@given(st.lists(st.integers(-64, 64), min_size=1, max_size=6))
+def test_micro_batches_equal_one_batch(grads):
+    whole, micro = (Parameter("w", req, 1) for req in ("write", "add"))
+    for parameter in (whole, micro):
+        parameter.initialize("ones")
+        made = Trainer([parameter], "adam")
+        for _ in range(3):
+            if parameter is whole:
+                parameter.add_grad([sum(grads)])
+            else:
+                for grad in grads:
+                    parameter.add_grad([grad])
+            made.step(len(grads))
+            parameter.zero_grad()
+    assert whole.data().tobytes() == micro.data().tobytes()
+
+
+def test_a_shared_parameter_is_updated_once_with_the_sum_of_its_gradients():
+    weight = Parameter("w", shape=1, init="zeros")
+    weight.initialize()
+    other = Parameter("v", shape=1, init="zeros")
+    other.initialize()
+    made = Trainer([weight, other, weight], "sgd", {"learning_rate": 1.0})
+    for _ in range(2):
+        for grad in (1.0, 2.0, 4.0):
+            weight.add_grad([grad])
+        other.grad()
+        made.step(1)
+    assert weight.data().tolist() == [-14]
+    assert made.optimizer.num_update == 2
+    assert made.optimizer.idx2name == {0: "w", 1: "v"}
+
+
+def test_multipliers_of_parameters_are_live_and_names_do_not_matter():
+    params = ParameterDict()
+    bias = params.get("fc_bias", shape=1, wd_mult=2.0)
+    weight = params.get("fc_weight", shape=1, lr_mult=0.5)
+    params.initialize("ones")
+    made = Trainer(params, "sgd", {"learning_rate": 0.25, "wd": 0.5})
+
+    def step():
+        for parameter in (bias, weight):
+            parameter.set_data([1])
+            parameter.set_grad([1])
+        made.step(1)
+        return bias.data()[0], weight.data()[0]
+
+    assert step() == (1 - 0.25 * (1 + 1), 1 - 0.125 * 1.5)
+    bias.wd_mult, weight.lr_mult = 0, 0
+    assert step() == (0.75, 1)
+    params.setattr("lr_mult", 2)
+    assert step() == (0.5, 0.25)
+
+
+def test_the_gradient_scale_of_the_optimizer_is_kept():
+    weight = Parameter("w", shape=1, init="zeros")
+    weight.initialize()
+    made = Trainer([weight], "sgd", {"learning_rate": 1.0, "rescale_grad": 3.0})
+    for batch_size in (2, 4):
+        weight.set_data([0])
+        weight.set_grad([8])
+        made.step(batch_size)
+        assert weight.data()[0] == -8 * 3 / batch_size
+
+
+def test_parameters_without_gradient_are_left_alone():
+    params = model()
+    params["b"].grad_req = "null"
+    params.update({"constant": Constant([1.0])})
+    params["constant"].initialize()
+    params.get("unused", shape=(0,), grad_req="null")
+    before = params["b"].data().copy()
+    made, recorder = recorded(params)
+    for parameter in params.values():
+        if parameter.grad_req != "null":
+            parameter.set_grad(np.ones(parameter.shape))
+    made.step(1)
+    np.testing.assert_array_equal(params["b"].data(), before)
+    assert [made.optimizer.idx2name[i] for i in recorder.calls[0][0]] == ["a_weight", "c"]
+
+
+def test_a_trainer_without_parameters_steps():
+    Trainer([]).step(1)
+
+
+# Rates
+
+
+def test_the_rate_is_that_of_the_optimizer():
+    made = Trainer(model(), "sgd", {"learning_rate": 0.5})
+    assert made.learning_rate == 0.5
+    made.set_learning_rate(0.25)
+    assert made.learning_rate == made.optimizer.learning_rate == 0.25
+    with pytest.raises(ValueError, match="learning_rate must be"):
+        made.set_learning_rate(-1)
+    schedule = lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
+    scheduled = Trainer(model(), "sgd", {"lr_scheduler": schedule})
+    assert scheduled.learning_rate == 1
+    with pytest.raises(UserWarning, match="the learning rate comes from lr_scheduler"):
+        scheduled.set_learning_rate(1)
+
+
+# Stale gradients
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda p: p.add_grad(np.ones(p.shape)),
+        lambda p: p.set_grad(np.ones(p.shape)),
+        lambda p: p.grad(),
+        lambda p: p.list_grad(),
+    ],
+)
+def test_each_way_to_a_gradient_makes_it_fresh_for_one_step(give):
+    params = model()
+    made = Trainer(params)
+    for _ in range(2):
+        for parameter in params.values():
+            give(parameter)
+        made.step(1)
+    params["a_weight"].add_grad(np.ones((2, 3)))
+    params["b"].zero_grad()
+    params["c"].data()
+    before = bits(params)
+    with pytest.raises(UserWarning, match="gradient of Parameter 'b' is stale"):
+        made.step(1)
+    assert bits(params) == before
+
+
+def test_stale_gradients_are_left_out_when_that_is_asked_for():
+    params = model()
+    made, recorder = recorded(params, momentum=0.5)
+    for parameter in params.values():
+        parameter.set_grad(np.ones(parameter.shape))
+    made.step(1)
+    before = bits(params)
+    params["b"].set_grad(np.ones(3))
+    made.step(1, ignore_stale_grad=True)
+    after = bits(params)
+    assert {name for name in SHAPES if before[name] != after[name]} == {"b"}
+    assert [call[0] for call in recorder.calls] == [[0, 1, 2], [1]]
+
+
+def test_a_parameter_that_is_not_initialized_is_an_error_or_left_out():
+    waiting = Parameter("w", shape=(0,), allow_deferred_init=True)
+    made = Trainer([waiting])
+    with pytest.raises(RuntimeError, match="'w' is not initialized; call"):
+        made.step(1)
+    waiting.initialize()
+    with pytest.raises(DeferredInitializationError, match="'w' is not initialized yet"):
+        made.step(1)
+    made.step(1, ignore_stale_grad=True)
+
+
+def test_every_device_must_have_a_fresh_gradient_or_only_fresh_ones_count():
+    weight = Parameter("w", shape=1, init="zeros")
+    weight.initialize(device=[cpu(0), cpu(1)])
+    made = Trainer([weight], "sgd", {"learning_rate": 1.0})
+    for i in range(2):
+        weight.set_grad([100], cpu(i))
+    made.step(100)
+    assert weight.data().tolist() == [-2]
+    weight.set_grad([5], cpu(1))
+    with pytest.raises(UserWarning, match="'w' is stale"):
+        made.step(1)
+    made.step(1, ignore_stale_grad=True)
+    assert [a.tolist() for a in weight.list_data()] == [[-7], [-7]]
+
+
+# Sums over devices
+
+
+def test_sums_can_be_worked_on_before_the_update():
+    weight = Parameter("w", shape=1, init="zeros")
+    weight.initialize(device=[cpu(0), cpu(1)])
+    made = Trainer([weight], "sgd", {"learning_rate": 1.0})
+    weight.add_grad([3], cpu(0))
+    weight.add_grad([5], cpu(1))
+    made.allreduce_grads()
+    made.allreduce_grads()
+    for grad in weight.list_grad():
+        assert grad.tolist() == [8]
+        grad /= 2
+    made.update(1)
+    assert [a.tolist() for a in weight.list_data()] == [[-4], [-4]]
+
+
+def test_a_failing_step_changes_nothing_and_can_be_repeated():
+    params, good = model(devices=2), model(devices=2)
+    made, reference = (Trainer(p, "adam") for p in (params, good))
+    for target in (params, good):
+        for name, grad in gradients(1).items():
+            for i in range(2):
+                target[name].add_grad(grad, cpu(i))
+    reference.step(2)
+    before = bits(params)
+    params["c"].lr_mult = -1.0
+    with pytest.raises(ValueError, match=r"\(c\): learning rate must be"):
+        made.step(2)
+    with pytest.raises(ValueError, match="batch_size must be"):
+        made.step(0)
+    with pytest.raises(TypeError, match="batch_size must be a number"):
+        made.step("2")
+    assert bits(params) == before
+    assert made.optimizer.rescale_grad == 1
+    assert made.optimizer.num_update == 0
+    params["c"].lr_mult = 1.0
+    made.step(2)
+    assert bits(params) == bits(good)
+
+
+# Rows
+
+
+def table(**kwargs):
+    made = Parameter("table", shape=(1000, 2), grad_stype="row_sparse", **kwargs)
+    made.initialize("ones", device=[cpu(0), cpu(1)])
+    return made
+
+
+def rows(indices):
+    return RowSparse(np.ones((len(indices), 2)), indices, (1000, 2))
+
+
+def test_row_sparse_gradients_reach_the_updater_as_the_rows_of_all_devices():
+    parameter, seen = table(), []
+    made = Trainer([parameter], "sgd")
+    made.updater = lambda indices, grads, weights: seen.extend(grads)
+    made.updater.optimizer = optimizer.create("sgd")
+    parameter.add_grad(rows([7, 3]), cpu(0))
+    parameter.add_grad(rows([7]), cpu(1))
+    made.step(1)
+    (grad,) = seen
+    assert grad.indices.tolist() == [3, 7]
+    assert grad.values.tolist() == [[1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_row_sparse_parameters_are_trained_and_pulled_by_rows(stype):
+    parameter = table(stype=stype)
+    made = Trainer([parameter], "sgd", {"learning_rate": 0.25})
+    for _ in range(2):
+        parameter.add_grad(rows([7, 3]), cpu(0))
+        parameter.add_grad(rows([7]), cpu(1))
+        made.step(1)
+    expected = np.ones((1000, 2))
+    expected[[3, 7]] = [[0.5, 0.5], [0, 0]]
+    if stype == "row_sparse":
+        copies = [p.to_dense() for p in parameter.list_row_sparse_data(np.arange(1000))]
+    else:
+        copies = parameter.list_data()
+    for copy in copies:
+        np.testing.assert_array_equal(copy, expected)
+
+
+# Half precision
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_values_that_are_set_reach_the_master_of_a_half_precision_weight(dtype):
+    weight = Parameter("w", shape=1, dtype=dtype)
+    weight.initialize("ones")
+    made = Trainer([weight], "sgd", {"learning_rate": 1.0, "multi_precision": True})
+
+    def step(grad):
+        weight.add_grad([grad])
+        made.step(1)
+        return float(weight.data()[0])
+
+    assert step(0.5) == 0.5
+    weight.set_data(np.array([4.0 + 2**-12]))
+    assert step(0) == 4
+    assert step(4) == 2**-12
+    weight.initialize("ones", force_reinit=True)
+    assert step(0.25) == 0.75
+
+
+# States
+
+
+@pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS)
+def test_training_goes_on_from_a_file_bit_for_bit(tmp_path, name, arguments):
+    params, other = model(), model(seed=1)
+    made = Trainer(params, name, arguments)
+    train(params, made, range(3))
+    made.save_states(tmp_path / "states")
+    params.save(tmp_path / "params")
+
+    resumed = Trainer(other, name)
+    resumed.load_states(tmp_path / "states")
+    other.load(tmp_path / "params")
+    for trained, of in ((params, made), (other, resumed)):
+        trained["b"].lr_mult = 0.5
+        train(trained, of, range(3, 6))
+    assert bits(params) == bits(other)
+    assert resumed.optimizer.num_update == 6
+    assert resumed.optimizer.param_dict == dict(enumerate(other[n] for n in sorted(SHAPES)))
+
+
+def test_states_that_cannot_be_read_change_nothing(tmp_path):
+    params, twin = model(), model()
+    made, reference = Trainer(params, "adam"), Trainer(twin, "adam")
+    train(params, made, range(2))
+    train(twin, reference, range(2))
+    (tmp_path / "noise").write_bytes(b"noise")
+    with pytest.raises(CheckpointError):
+        made.load_states(tmp_path / "noise")
+    with pytest.raises(FileNotFoundError):
+        made.load_states(tmp_path / "missing")
+    train(params, made, range(2, 4))
+    train(twin, reference, range(2, 4))
+    assert bits(params) == bits(twin)
+
+
+def test_states_are_written_and_read_by_an_updater_that_can(tmp_path):
+    made, recorder = recorded(model())
+    paths = []
+    recorder.save = recorder.load = paths.append
+    made.save_states(tmp_path / "states")
+    made.load_states(tmp_path / "states")
+    assert paths == [tmp_path / "states"] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+# Making a trainer
+
+
+def test_parameters_of_dicts_are_numbered_by_sorted_name_and_of_lists_in_order():
+    params = model()
+    for these in (params, dict(params.items())):
+        assert Trainer(these).optimizer.idx2name == {0: "a_weight", 1: "b", 2: "c"}
+    for these in (list(params.values()), tuple(params.values()), params.values()):
+        assert Trainer(these).optimizer.idx2name == {0: "b", 1: "a_weight", 2: "c"}
+    assert Trainer({"x": params["b"]}).optimizer.idx2name == {0: "x"}
+
+
+def test_an_optimizer_may_be_given_made():
+    made = optimizer.create("adam", rescale_grad=2.0)
+    assert Trainer(model(), made).optimizer is made
+    with pytest.raises(ValueError, match="optimizer_params is for an optimizer given by name"):
+        Trainer(model(), made, {"wd": 0.1})
+
+
+def test_options_reach_the_updater(monkeypatch):
+    made = []
+    monkeypatch.setattr(trainer, "Updater", lambda o, **kw: made.append(kw) or optimizer.Updater(o))
+    scaler = object()
+    Trainer(model())
+    Trainer(model(), clip_global_norm=1.0)
+    Trainer(model(), loss_scaler=scaler, clip_global_norm=2.0)
+    assert made == [
+        {},
+        {"clip_global_norm": 1.0},
+        {"loss_scaler": scaler, "clip_global_norm": 2.0},
+    ]
+
+
+def test_a_communicator_shares_out_the_state_if_there_is_a_way(monkeypatch):
+    calls = []
+
+    def sharded(*arguments, **options):
+        calls.append((arguments, options))
+        return optimizer.Updater(arguments[0])
+
+    comm = object()
+    monkeypatch.setattr(trainer, "import_module", lambda _: types.SimpleNamespace(
+        ShardedUpdater=sharded))  # fmt: skip
+    made = Trainer(model(), comm=comm, clip_global_norm=1.0)
+    assert calls == [((made.optimizer, comm), {"clip_global_norm": 1.0})]
+
+    def missing(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(trainer, "import_module", missing)
+    with pytest.raises(ValueError, match=r"comm needs fastopt\.mpi, which cannot be imported"):
+        Trainer(model(), comm=comm)
+
+
+def test_an_updater_in_place_of_a_communicator_must_belong_to_the_optimizer():
+    updater = optimizer.get_updater(optimizer.create("sgd"))
+    assert Trainer(model(), updater.optimizer, comm=updater).updater is updater
+    for arguments in (("sgd",), (optimizer.create("sgd"),)):
+        with pytest.raises(ValueError, match="comm is an updater, so optimizer must be"):
+            Trainer(model(), *arguments, comm=updater)
+    with pytest.raises(ValueError, match="loss_scaler and clip_global_norm are its own"):
+        Trainer(model(), updater.optimizer, comm=updater, clip_global_norm=1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((Parameter(),), TypeError, "params must be a dict or a list of Parameters"),
+        ((None,), TypeError, "params must be a dict or a list of Parameters"),
+        (([np.ones(3)],), TypeError, "params must hold Parameters"),
+        (({"w": 1},), TypeError, "params must hold Parameters"),
+        (([], "nothing"), ValueError, "Cannot find optimizer"),
+        (([], 1), TypeError, "optimizer must be an Optimizer or its name, got 1"),
+        (([], optimizer.SGD), TypeError, "optimizer must be an Optimizer or its name"),
+        (([], "sgd", {"speed": 1}), TypeError, "does not take speed"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        Trainer(*arguments)

@@ -1,9 +1,11 @@
 """In-place optimizer updates for NumPy training loops, at memory speed."""
 
+from fastopt import initializer as initializer
 from fastopt import lr_scheduler as lr_scheduler
 from fastopt import optimizer as optimizer
 from fastopt.kernels.rule import rule as rule
 from fastopt.optimizer import Updater as Updater
 from fastopt.optimizer import get_updater as get_updater
+from fastopt.sparse import RowSparse as RowSparse
 
 __version__ = "0.1.0"

@@ -119,8 +119,10 @@ def test_kernel_cache_is_where_kernels_go():
     weight = np.zeros(3, np.float32)
     fastopt.get_updater(fastopt.optimizer.SGD())(0, weight + 1, weight)
     from fastopt.kernels import cpu
+    from fastopt.kernels.layout import Layout
 
-    path = cpu.dense(fastopt.optimizer.SGD().rule, np.float32, False).stats.cache_path
+    layout = Layout(fastopt.optimizer.SGD().rule, np.float32, (np.float32,), np.float32, ())
+    path = cpu.dense(layout, False).stats.cache_path
     assert path is not None
     assert info.kernel_cache() == path
 

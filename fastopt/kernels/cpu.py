@@ -5,104 +5,255 @@ Every kernel takes the same three arrays (see :mod:`fastopt.kernels.table`): ``c
 and ``hyper`` with a record for each tensor.
 """
 
-import hashlib
-import logging
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
-from fastopt.kernels.noise import normal
-from fastopt.kernels.rule import Rule, scalar
-from fastopt.kernels.storage import (
-    LANES,
-    checked,
-    enter,
-    fits,
-    lane_sum,
-    load,
-    locate,
-    private,
-    put,
-    store,
+from fastopt.kernels import headers, segments
+from fastopt.kernels.compiling import compiled
+from fastopt.kernels.elements import gradient, keep, keep_state, missed
+from fastopt.kernels.lanes import BLOCK, lane_sum, padded, put
+from fastopt.kernels.layout import (
+    ADDRESS,
+    KEY,
+    ORDER,
+    ROWS,
+    SEGMENTS,
+    SPLIT,
+    STARTS,
+    WIDTH,
+    Layout,
 )
-from fastopt.kernels.threads import prefer_tbb
+from fastopt.kernels.noise import normal
+from fastopt.kernels.rule import Rule
+from fastopt.kernels.segments import collect, gather, listed
+from fastopt.kernels.storage import checked, inside, load, locate, prefetch, private
+from fastopt.kernels.weights import read_weight
 
-__all__ = ["admit", "dense", "finish", "rows", "sums"]
+__all__ = [
+    "dense",
+    "enter",
+    "finish",
+    "lazy",
+    "order_rows",
+    "rows",
+    "settle",
+    "squares",
+    "sums",
+    "survey",
+]
 
-log = logging.getLogger("fastopt")
-
-BLOCK = 1024
-"""Terms of a sum that are computed before they are added up; a multiple of LANES."""
-
-
-@scalar
-def padded(buffer, count):
-    """Fill the rows of `buffer` with zeros from `count` to a multiple of LANES, and return that."""
-    whole = (count + LANES - 1) // LANES * LANES
-    for k in range(len(buffer)):
-        for i in range(count, whole):
-            buffer[k, i] = 0
-    return whole
+AHEAD = 16
+"""Listed rows between the one that is worked on and the one that is brought to the cache."""
 
 
 @cache
-def dense(rule: Rule, real: Any, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper)`` that applies `rule` to every element in place."""
-    update, noise = rule.fn, rule.noise
-    slots = len(rule.state)
-    memory = (real,) * (2 + slots)
-    key = len(memory)
+def dense(layout: Layout, parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` that applies the rule to every element in place."""
+    rule, real, sparse = layout.rule, layout.real, layout.sparse
+    update, noise, slots = rule.fn, rule.noise, len(rule.state)
+    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
+    dither, draws = layout.dither or None, layout.keyed or None
+    first_state = ADDRESS + len(kinds)
+    first_grad = first_state + slots
 
     def dense(chunks, table, hyper):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            pointers = locate(table, tensor, 0, start, memory)
-            h = private(hyper, tensor)
-            for i in range(size):
-                weight, grad = load(pointers[:2], i)
-                state = load(pointers[2:], i)
-                if noise:
-                    drawn = normal(table[tensor, key], start + i)
-                    weight, state = checked(update(weight, grad, state, h, drawn), slots)
-                else:
-                    weight, state = checked(update(weight, grad, state, h), slots)
-                store(pointers[:1], i, (weight,))
-                store(pointers[2:], i, state)
+            weights = locate(table, tensor, ADDRESS, start, kinds)
+            states = locate(table, tensor, first_state, start, state_kinds)
+            h, key = private(hyper, tensor), table[tensor, KEY]
+            if sparse:
+                grads = locate(table, tensor, first_grad, 0, grad_kinds)
+                buffer, step = np.empty((1, BLOCK), real), BLOCK
+            else:
+                grads = locate(table, tensor, first_grad, start, grad_kinds)
+                buffer, step = None, size
+            for first in range(0, size, step):
+                count = min(step, size - first)
+                if sparse:
+                    gather(table, tensor, grads, start + first, count, inside(buffer))
+                for i in range(first, first + count):
+                    weight, state = read_weight(weights, i), load(states, i)
+                    grad = gradient(grads, i, buffer, i - first)
+                    if noise:
+                        new = update(weight, grad, state, h, normal(key, start + i))
+                    else:
+                        new = update(weight, grad, state, h)
+                    weight, state = checked(new, slots)
+                    keep(weights, i, weight, key, start + i, dither)
+                    keep_state(states, i, state, key, start + i, draws)
 
-    return _compile(dense, rule, parallel)
+    return compiled(dense, rule, parallel)
 
 
 @cache
-def sums(rule: Rule, step: int, real: Any, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper, partial)`` that adds up pass `step` of `rule` per chunk."""
+def lazy(layout: Layout, parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` that applies the rule to the listed rows.
+
+    Start and size of a chunk count listed rows.
+    """
+    rule, real, catch_up = layout.rule, layout.real, layout.catch_up
+    reals, direct = (real,), layout.grad == layout.real
+    update, noise, slots = rule.fn, rule.noise, len(rule.state)
+    kinds, grad_kinds = layout.weight, (layout.grad,)
+    dither, draws = layout.dither or None, layout.keyed or None
+    first_state = ADDRESS + len(kinds)
+    first_grad, state_kinds = first_state + slots, layout.state
+
+    def lazy(chunks, table, hyper):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            width: Any = np.int64(table[tensor, WIDTH])
+            grads = locate(table, tensor, first_grad, 0, grad_kinds)
+            h, key = private(hyper, tensor), table[tensor, KEY]
+            buffer = np.empty((1, width), real)
+            for k in range(start, start + size):
+                if k + AHEAD < table[tensor, SEGMENTS]:
+                    ahead = listed(table, tensor, ROWS, k + AHEAD) * width
+                    prefetch(locate(table, tensor, ADDRESS, ahead, kinds), width)
+                    prefetch(locate(table, tensor, first_state, ahead, state_kinds), width)
+                begin = listed(table, tensor, STARTS, k)
+                if direct and listed(table, tensor, STARTS, k + 1) == begin + 1:
+                    start_of = listed(table, tensor, ORDER, begin) * width
+                    source = locate(table, tensor, first_grad, start_of, reals)
+                else:
+                    source = inside(buffer)
+                    collect(table, tensor, grads, k, 0, width, source, 0)
+                row = listed(table, tensor, ROWS, k)
+                place = row * width
+                weights = locate(table, tensor, ADDRESS, place, kinds)
+                states = locate(table, tensor, first_state, place, state_kinds)
+                factor = real(missed(table, tensor, row)) if catch_up else real(1)
+                for i in range(width):
+                    weight, grad = read_weight(weights, i), load(source, i)[0]
+                    state = load(states, i)
+                    if catch_up:
+                        weight = weight * factor
+                    if noise:
+                        new = update(weight, grad, state, h, normal(key, place + i))
+                    else:
+                        new = update(weight, grad, state, h)
+                    weight, state = checked(new, slots)
+                    keep(weights, i, weight, key, place + i, dither)
+                    keep_state(states, i, state, key, place + i, draws)
+
+    return compiled(lazy, rule, parallel)
+
+
+@cache
+def rows(layout: Layout, parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row.
+
+    Start and size of a chunk count rows, of the tensor or of the list.
+    """
+    rule, real, sparse = layout.rule, layout.real, layout.sparse
+    update: Any = rule.fn
+    term: Any = rule.row
+    slots, kinds, grad_kinds = len(rule.state), layout.weight, (layout.grad,)
+    dither, draws = layout.dither or None, layout.keyed or None
+    first_state = ADDRESS + len(kinds)
+    first_grad, state_kinds = first_state + slots, layout.state
+
+    def rows(chunks, table, hyper):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            width: Any = np.int64(table[tensor, WIDTH])
+            h, key = private(hyper, tensor), table[tensor, KEY]
+            terms = np.empty((1, BLOCK), real)
+            for k in range(start, start + size):
+                if sparse:
+                    row, buffer = listed(table, tensor, ROWS, k), np.empty((1, width), real)
+                    grads = locate(table, tensor, first_grad, 0, grad_kinds)
+                    collect(table, tensor, grads, k, 0, width, inside(buffer), 0)
+                else:
+                    row, buffer = k, None
+                    grads = locate(table, tensor, first_grad, row * width, grad_kinds)
+                weights = locate(table, tensor, ADDRESS, row * width, kinds)
+                states = locate(table, tensor, first_state, row, state_kinds)
+                total = 0.0
+                for first in range(0, width, BLOCK):
+                    n = min(BLOCK, width - first)
+                    for i in range(n):
+                        grad = gradient(grads, first + i, buffer, first + i)
+                        put(terms, i, (term(grad, h),))
+                    total += lane_sum(terms, 0, padded(terms, n))
+                mean = real(total / width)
+                state = new = load(states, 0)
+                for i in range(width):
+                    weight, grad = read_weight(weights, i), gradient(grads, i, buffer, i)
+                    weight, new = checked(update(weight, grad, state, h, mean), slots)
+                    keep(weights, i, weight, key, row * width + i, dither)
+                keep_state(states, 0, new, key, row, draws)
+
+    return compiled(rows, rule, parallel)
+
+
+@cache
+def settle(layout: Layout, parallel: bool) -> Callable:
+    """Kernel ``(chunks, table)`` that gives all rows the decay that they have missed.
+
+    Start and size of a chunk count rows.
+    """
+    real, kinds, dither = layout.real, layout.weight, layout.dither or None
+
+    def settle(chunks, table):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            width: Any = np.int64(table[tensor, WIDTH])
+            key = table[tensor, KEY]
+            for row in range(start, start + size):
+                factor = real(missed(table, tensor, row))
+                if factor == 1:
+                    continue
+                weights = locate(table, tensor, ADDRESS, row * width, kinds)
+                for i in range(width):
+                    weight = read_weight(weights, i) * factor
+                    keep(weights, i, weight, key, row * width + i, dither)
+
+    return compiled(settle, layout.rule, parallel)
+
+
+@cache
+def sums(layout: Layout, step: int, parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, hyper, partial)`` that adds up pass `step` of the rule per chunk."""
+    rule, real, sparse = layout.rule, layout.real, layout.sparse
     terms, count = rule.passes[step][0], rule.sums[step]
-    memory = (real,) * (2 + len(rule.state))
+    state_kinds, grad_kinds = layout.state, (layout.grad,)
+    first_state = ADDRESS + len(layout.weight)
+    first_grad = first_state + len(state_kinds)
+    # A split weight's first part is its rounded form, otherwise that is the copy behind it.
+    first_weight = ADDRESS + (layout.rounded_sums and layout.weight != SPLIT)
+    kinds = (layout.weight[first_weight - ADDRESS],) if layout.rounded_sums else layout.weight
 
     def sums(chunks, table, hyper, partial):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            pointers = locate(table, tensor, 0, start, memory)
-            h = private(hyper, tensor)
-            buffer = np.empty((count, BLOCK), real)
+            weights = locate(table, tensor, first_weight, start, kinds)
+            states = locate(table, tensor, first_state, start, state_kinds)
+            grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
+            h, buffer = private(hyper, tensor), np.empty((count, BLOCK), real)
+            gathered = np.empty((1, BLOCK), real) if sparse else None
             for first in range(0, size, BLOCK):
                 n = min(BLOCK, size - first)
+                if sparse:
+                    gather(table, tensor, grads, start + first, n, inside(gathered))
                 for i in range(n):
-                    weight, grad = load(pointers[:2], first + i)
-                    state = load(pointers[2:], first + i)
+                    grad = gradient(grads, first + i, gathered, i)
+                    weight, state = read_weight(weights, first + i), load(states, first + i)
                     put(buffer, i, terms(weight, grad, state, h))
                 n = padded(buffer, n)
                 for k in range(count):
                     partial[c, k] += lane_sum(buffer, k, n)
 
-    return _compile(sums, rule, parallel)
+    return compiled(sums, rule, parallel)
 
 
 @cache
-def finish(rule: Rule, step: int, real: Any) -> Callable:
+def finish(rule: Rule, step: int) -> Callable:
     """Kernel ``(chunks, hyper, partial)`` that ends pass `step`: totals in order of the chunks."""
     fill, count = rule.passes[step][1], rule.sums[step]
 
@@ -115,97 +266,50 @@ def finish(rule: Rule, step: int, real: Any) -> Callable:
                 first += 1
             fill(total, hyper[tensor])
 
-    return _compile(finish, rule, parallel=False)
+    return compiled(finish, rule, parallel=False)
 
 
 @cache
-def rows(rule: Rule, real: Any, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row."""
-    update: Any = rule.fn
-    row: Any = rule.row
-    slots = len(rule.state)
-    memory, by_row = (real, real), (real,) * slots
-    width_column = len(memory) + slots + 1
+def squares(kind: Any, real: Any, column: int, sparse: bool, parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, partial)`` that adds up the squares of gradients per chunk.
 
-    def rows(chunks, table, hyper):
-        for k in prange(len(chunks)):
-            tensor, start, size = chunks[k, 0], chunks[k, 1], chunks[k, 2]
-            width: Any = np.int64(table[tensor, width_column])
-            h = private(hyper, tensor)
-            buffer = np.empty((1, BLOCK), real)
-            for first in range(start, start + size, width):
-                elements = locate(table, tensor, 0, first, memory)
-                states = locate(table, tensor, 2, first // width, by_row)
-                total = 0.0
-                for begin in range(0, width, BLOCK):
-                    n = min(BLOCK, width - begin)
+    The gradients' addresses are in `column`. Start and size of a chunk count elements, or listed
+    rows.
+    """
+    kinds = (kind,)
+
+    def squares(chunks, table, partial):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            grads = locate(table, tensor, column, 0 if sparse else start, kinds)
+            width = np.int64(table[tensor, WIDTH]) if sparse else size
+            buffer, square = np.empty((1, BLOCK), real), np.empty((1, BLOCK), np.float64)
+            for k in range(start, start + size if sparse else start + 1):
+                for first in range(0, width, BLOCK):
+                    n = min(BLOCK, width - first)
+                    if sparse:
+                        collect(table, tensor, grads, k, first, n, inside(buffer), 0)
                     for i in range(n):
-                        put(buffer, i, (row(load(elements, begin + i)[1], h),))
-                    total += lane_sum(buffer, 0, padded(buffer, n))
-                mean = real(total / width)
-                state = new = load(states, 0)
-                for i in range(width):
-                    weight, grad = load(elements, i)
-                    weight, new = checked(update(weight, grad, state, h, mean), slots)
-                    store(elements[:1], i, (weight,))
-                store(states, 0, new)
+                        grad = buffer[0, i] if sparse else load(grads, first + i)[0]
+                        square[0, i] = np.float64(grad) * np.float64(grad)
+                    partial[c] += lane_sum(square, 0, padded(square, n))
 
-    return _compile(rows, rule, parallel)
+    return compiled(squares, None, parallel)
 
 
 @cache
-def admit() -> Callable:
-    """Kernel ``(table, weight, grad, state, by_row)`` that enters a tensor into row 0 of `table`.
-
-    Returns the weight's size if the arrays, all of the weight's dtype, can be worked on where they
-    are and none overlaps another; if not, -1.
-    """
-
-    def admit(table, weight, grad, state, by_row):
-        enter(table, 0, (weight, grad, *state))
-        # The last column of a table holds the number of elements in a row.
-        size = np.uint64(weight.nbytes)
-        state_size = size // max(table[0, table.shape[1] - 1], np.uint64(1))
-        for k in range(2 + len(state)):
-            end = table[0, k] + (size if k < 2 else state_size)
-            for other in range(k):
-                begin = table[0, other]
-                if begin < end and table[0, k] < begin + (size if other < 2 else state_size):
-                    return -1
-        return weight.size if fits(weight, grad, state, by_row) else -1
-
-    return _compile(admit, None, parallel=False)
-
-
-def _compile(kernel: Callable, rule: Rule | None, parallel: bool) -> Callable:
-    """Compile `kernel` on first use, from numba's disk cache where possible.
-
-    Numba's cache notices a change of the file that holds the kernel, but not of the files that hold
-    the rule and the functions that it calls. Their digest becomes part of the name of the cache
-    entry.
-    """
-    threads = "parallel" if parallel else "serial"
-    name, digest = (rule.name, rule.digest) if rule else ("any", "")
-    kernel.__qualname__ = f"{kernel.__name__}.{name}.{threads}.{digest}{_engine_digest()}"
-    if parallel:
-        prefer_tbb()
-    options = {"parallel": parallel, "error_model": "numpy", "nogil": True}
-    try:
-        return njit(cache=True, **options)(kernel)
-    except RuntimeError:
-        _log_uncached()
-        return njit(**options)(kernel)
+def enter() -> Callable:
+    """Kernel :func:`fastopt.kernels.headers.enter`."""
+    return compiled(headers.enter, None, parallel=False, nogil=False)
 
 
 @cache
-def _engine_digest() -> str:
-    text = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
-    return hashlib.sha256(b"\0".join(text)).hexdigest()[:16]
+def survey() -> Callable:
+    """Kernel :func:`fastopt.kernels.segments.survey`."""
+    return compiled(segments.survey, None, parallel=False)
 
 
 @cache
-def _log_uncached() -> None:
-    log.info(
-        "kernels are compiled anew in every process: no cache directory can be written; "
-        "set NUMBA_CACHE_DIR to one that can"
-    )
+def order_rows() -> Callable:
+    """Kernel :func:`fastopt.kernels.segments.order_rows`."""
+    return compiled(segments.order_rows, None, parallel=False)

@@ -14,13 +14,17 @@ from numba.extending import intrinsic, overload
 
 from fastopt.kernels.rule import scalar
 
-__all__ = ["key", "normal"]
+__all__ = ["dither_bits", "key", "normal"]
 
 _MASK = (1 << 64) - 1
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _LOW = np.uint64(0xFFFFFFFF)
+_DITHER = np.uint64(0x6A09E667F3BCC909)
+"""Sets the streams of dithering apart from those of normal numbers."""
+_WORD = np.uint64(56)
+"""Bits of the number of an element; those above it count the draws of one element."""
 _HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
 _QUARTER = np.float32(0.25)
 _TO_UNIT = np.float32(2.0**-32)
@@ -42,10 +46,22 @@ def key(seed: int, index: int, step: int) -> int:
 @scalar
 def normal(key, element):
     """Draw a standard normal number, as float32, for element number `element` of stream `key`."""
-    bits = _mix(_add(key, _multiply(np.uint64(element), _GAMMA)))
+    bits = _draw(key, element)
     radius = _sqrt(-_TWO * _log((np.float32(bits >> np.uint64(32)) + _HALF) * _TO_UNIT))
     angle = np.float32(bits & _LOW) * _TO_UNIT - _HALF
     return radius * _cos(angle)
+
+
+@scalar
+def dither_bits(key, element, k):
+    """Draw 32 random bits, as uint32, number `k` of element number `element` of stream `key`."""
+    bits = _draw(_add(key, _DITHER), np.uint64(element) | (np.uint64(k // 2) << _WORD))
+    return np.uint32((bits >> np.uint64(32 * (k % 2))) & _LOW)
+
+
+@scalar
+def _draw(key, element):
+    return _mix(_add(key, _multiply(np.uint64(element), _GAMMA)))
 
 
 @scalar

@@ -2,7 +2,8 @@
 
 Each function has a body for plain Python (used when ``NUMBA_DISABLE_JIT=1``) and an overload that
 compiles to bare loads and stores: pointers have no reference counts and no strides, which is what
-lets the loops around them vectorize.
+lets the loops around them vectorize. Halves are widened as they are read and rounded as they are
+written.
 """
 
 import ctypes
@@ -13,24 +14,29 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from fastopt.kernels import half
+from fastopt.kernels.noise import dither_bits
+from fastopt.kernels.rule import scalar
+
 __all__ = [
-    "LANES",
     "checked",
-    "enter",
-    "fits",
-    "lane_sum",
+    "inside",
     "load",
     "locate",
+    "prefetch",
     "private",
-    "put",
     "store",
+    "store_dithered",
 ]
+
+LINE = 64
+"""Bytes in a line of the cache."""
 
 
 def locate(table, row, column, start, memory):
     """Pointers to element `start` of the arrays with addresses at ``table[row, column:]``.
 
-    `memory` is a tuple with the scalar type of each array.
+    `memory` is a tuple with the kind of each array.
     """
     pointers = []
     for k, real in enumerate(memory):
@@ -65,6 +71,26 @@ def _locate_intrinsic(typingctx, table, row, column, start, memory):
     return pointers(table, types.intp, types.intp, types.intp, memory), codegen
 
 
+def inside(buffer):
+    """Pointer to the first element of `buffer`, as a tuple."""
+    kind = np.ctypeslib.as_ctypes_type(buffer.dtype)
+    return (ctypes.cast(buffer.ctypes.data, ctypes.POINTER(kind)),)
+
+
+@overload(inside)
+def _inside(buffer):
+    return lambda buffer: _inside_intrinsic(buffer)
+
+
+@intrinsic
+def _inside_intrinsic(typingctx, buffer):
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return context.make_tuple(builder, signature.return_type, [data])
+
+    return types.Tuple([types.CPointer(buffer.dtype)])(buffer), codegen
+
+
 def private(records, i):
     """Record `i`, in registers: no store in a loop can be suspected of changing it."""
     return records[i]
@@ -88,8 +114,30 @@ def _private_intrinsic(typingctx, records, i):
 
 
 def load(pointers, i):
-    """Element `i` behind each pointer, as a tuple."""
-    return tuple(np.dtype(p._type_).type(p[i]) for p in pointers)
+    """Element `i` behind each pointer, as a tuple; halves as float32."""
+    return tuple(_number(p._type_)(p[i]) for p in pointers)
+
+
+def _number(ctype):
+    kind = np.dtype(ctype).type
+    return {np.uint16: _widen_float16, np.int16: _widen_bfloat16}.get(kind, kind)
+
+
+@scalar
+def _widen_float16(bits):
+    return half.widen_float16(np.uint16(bits))
+
+
+@scalar
+def _widen_bfloat16(bits):
+    return half.widen_bfloat16(np.uint16(bits))
+
+
+_WIDEN = {types.uint16: _widen_float16, types.int16: _widen_bfloat16}
+
+
+def _wide(kind):
+    return types.float32 if kind in _WIDEN else kind
 
 
 @overload(load)
@@ -99,13 +147,19 @@ def _load(pointers, i):
 
 @intrinsic
 def _load_intrinsic(typingctx, pointers, i):
-    values = types.Tuple([pointer.dtype for pointer in pointers])
+    values = types.Tuple([_wide(pointer.dtype) for pointer in pointers])
 
     def codegen(context, builder, signature, args):
-        loaded = [
-            builder.load(builder.gep(pointer, [args[1]]))
-            for pointer in cgutils.unpack_tuple(builder, args[0], len(pointers))
-        ]
+        loaded = []
+        for pointer, base in zip(
+            pointers, cgutils.unpack_tuple(builder, args[0], len(pointers)), strict=True
+        ):
+            value = builder.load(builder.gep(base, [args[1]]))
+            if pointer.dtype in _WIDEN:
+                value = context.compile_internal(
+                    builder, _WIDEN[pointer.dtype], types.float32(pointer.dtype), [value]
+                )
+            loaded.append(value)
         return context.make_tuple(builder, values, loaded)
 
     return values(pointers, types.intp), codegen
@@ -131,9 +185,31 @@ def _checked(result, slots):
 
 
 def store(pointers, i, values):
-    """Write `values` to element `i` behind each pointer, rounded to its type."""
-    for pointer, value in zip(pointers, values, strict=True):
-        pointer[i] = value
+    """Write `values` to element `i` behind each pointer, rounded to its kind.
+
+    A single value is written behind all pointers.
+    """
+    for pointer, value in zip(pointers, _spread(values, len(pointers)), strict=True):
+        pointer[i] = {np.uint16: _narrow_float16, np.int16: _narrow_bfloat16}.get(
+            np.dtype(pointer._type_).type, lambda x: x
+        )(value)
+
+
+def _spread(values, count):
+    return values * count if len(values) == 1 else values
+
+
+@scalar
+def _narrow_float16(x):
+    return half.narrow_float16(np.float32(x))
+
+
+@scalar
+def _narrow_bfloat16(x):
+    return np.int16(half.narrow_bfloat16(np.float32(x)))
+
+
+_NARROW = {types.uint16: _narrow_float16, types.int16: _narrow_bfloat16}
 
 
 @overload(store)
@@ -143,166 +219,103 @@ def _store(pointers, i, values):
 
 @intrinsic
 def _store_intrinsic(typingctx, pointers, i, values):
+    def narrow(context, builder, kind, value, args, k):
+        return context.compile_internal(builder, _NARROW[kind], kind(types.float32), [value])
+
+    return types.none(pointers, types.intp, values), _storing(narrow)
+
+
+def store_dithered(pointers, i, values, key, element):
+    """Write as :func:`store` does, with halves rounded up or down at random.
+
+    The draws belong to element number `element` of stream `key`, and to the pointer's place.
+    """
+    for k, (pointer, value) in enumerate(
+        zip(pointers, _spread(values, len(pointers)), strict=True)
+    ):
+        rounded = {np.uint16: _dither_float16, np.int16: _dither_bfloat16}.get(
+            np.dtype(pointer._type_).type, lambda x, *_: x
+        )
+        pointer[i] = rounded(value, key, element, k)
+
+
+@scalar
+def _dither_float16(x, key, element, k):
+    return half.dither_float16(np.float32(x), dither_bits(key, element, k))
+
+
+@scalar
+def _dither_bfloat16(x, key, element, k):
+    return np.int16(half.dither_bfloat16(np.float32(x), dither_bits(key, element, k)))
+
+
+_DITHER = {types.uint16: _dither_float16, types.int16: _dither_bfloat16}
+
+
+@overload(store_dithered)
+def _store_dithered(pointers, i, values, key, element):
+    return lambda pointers, i, values, key, element: _store_dithered_intrinsic(
+        pointers, i, values, key, element
+    )
+
+
+@intrinsic
+def _store_dithered_intrinsic(typingctx, pointers, i, values, key, element):
+    def dither(context, builder, kind, value, args, k):
+        signature = kind(types.float32, types.uint64, types.int64, types.int64)
+        place = context.get_constant(types.int64, k)
+        return context.compile_internal(
+            builder, _DITHER[kind], signature, [value, args[3], args[4], place]
+        )
+
+    return types.none(pointers, types.intp, values, types.uint64, types.int64), _storing(dither)
+
+
+def _storing(narrow):
+    """Code generator that stores values, halves as `narrow` makes them."""
+
     def codegen(context, builder, signature, args):
-        _, _, value_types = signature.args
+        pointers, _, values = signature.args[:3]
         for k, pointer in enumerate(pointers):
-            value = builder.extract_value(args[2], k)
-            value = context.cast(builder, value, value_types[k], pointer.dtype)
+            given = k if len(values) > 1 else 0
+            value = builder.extract_value(args[2], given)
+            kind = pointer.dtype
+            value = context.cast(builder, value, values[given], _wide(kind))
+            if kind in _NARROW:
+                value = narrow(context, builder, kind, value, args, k)
             target = builder.extract_value(args[0], k)
             builder.store(value, builder.gep(target, [args[1]]))
         return context.get_dummy_value()
 
-    return types.none(pointers, types.intp, values), codegen
+    return codegen
 
 
-def put(buffer, i, values):
-    """Write `values` to column `i` of `buffer`, one row for each value."""
-    for k, value in enumerate(values):
-        buffer[k, i] = value
+def prefetch(pointers, count):
+    """Have the lines of the next `count` elements behind each pointer brought to the cache."""
 
 
-@overload(put)
-def _put(buffer, i, values):
-    return lambda buffer, i, values: _put_intrinsic(buffer, i, values)
-
-
-@intrinsic
-def _put_intrinsic(typingctx, buffer, i, values):
-    def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        columns = cgutils.unpack_tuple(builder, array.shape, 2)[1]
-        for k, value_type in enumerate(values):
-            value = builder.extract_value(args[2], k)
-            value = context.cast(builder, value, value_type, buffer.dtype)
-            offset = builder.mul(columns, context.get_constant(types.intp, k))
-            builder.store(value, builder.gep(array.data, [builder.add(offset, args[1])]))
-        return context.get_dummy_value()
-
-    return types.none(buffer, types.intp, values), codegen
-
-
-LANES = 32
-"""Partial sums of :func:`lane_sum`, whatever the width of the machine's vectors."""
-
-
-def lane_sum(buffer, row, count):
-    """Float64 sum of ``buffer[row, :count]``; `count` is a multiple of LANES.
-
-    Element i is added to lane i modulo LANES, then the lanes are added up in halves. Vectors spell
-    out that order: a loop with one running sum would not vectorize, and the compiler may not
-    change its order.
-    """
-    lanes = np.zeros(LANES)
-    for first in range(0, count, LANES):
-        lanes += buffer[row, first : first + LANES]
-    while len(lanes) > 1:
-        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
-    return lanes[0]
-
-
-@overload(lane_sum)
-def _lane_sum(buffer, row, count):
-    return lambda buffer, row, count: _lane_sum_intrinsic(buffer, row, count)
+@overload(prefetch)
+def _prefetch(pointers, count):
+    return lambda pointers, count: _prefetch_intrinsic(pointers, count)
 
 
 @intrinsic
-def _lane_sum_intrinsic(typingctx, buffer, row, count):
+def _prefetch_intrinsic(typingctx, pointers, count):
     def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        columns = cgutils.unpack_tuple(builder, array.shape, 2)[1]
-        first = builder.gep(array.data, [builder.mul(args[1], columns)])
-        real = ir.VectorType(context.get_value_type(buffer.dtype), LANES)
-        wide = ir.VectorType(ir.DoubleType(), LANES)
-        total = cgutils.alloca_once_value(builder, wide(None))
-        step = context.get_constant(types.intp, LANES)
-        zero = context.get_constant(types.intp, 0)
-        with cgutils.for_range_slice(builder, zero, args[2], step, inc=True) as (i, _):
-            place = builder.bitcast(builder.gep(first, [i]), real.as_pointer())
-            values = builder.load(place, align=buffer.dtype.bitwidth // 8)
-            if buffer.dtype == types.float32:
-                values = builder.fpext(values, wide)
-            builder.store(builder.fadd(builder.load(total), values), total)
-        lanes, width = builder.load(total), LANES
-        while width > 1:
-            width //= 2
-            mask = ir.VectorType(ir.IntType(32), width)
-            low, high = (
-                builder.shuffle_vector(lanes, lanes, ir.Constant(mask, list(half)))
-                for half in (range(width), range(width, 2 * width))
+        byte = ir.IntType(8).as_pointer()
+        flags = [ir.IntType(32)(flag) for flag in (1, 3, 1)]  # to write, to keep, data
+        declared = ir.FunctionType(ir.VoidType(), [byte] + [flag.type for flag in flags])
+        fetch = cgutils.get_or_insert_function(builder.module, declared, "llvm.prefetch.p0i8")
+        step, zero = (context.get_constant(types.intp, n) for n in (LINE, 0))
+        for pointer, base in zip(
+            pointers, cgutils.unpack_tuple(builder, args[0], len(pointers)), strict=True
+        ):
+            size = builder.mul(
+                args[1], context.get_constant(types.intp, pointer.dtype.bitwidth // 8)
             )
-            lanes = builder.fadd(low, high)
-        return builder.extract_element(lanes, ir.IntType(32)(0))
-
-    return types.float64(buffer, types.intp, types.intp), codegen
-
-
-def enter(table, row, arrays):
-    """Write the address of each array into row `row` of `table`."""
-    for k, array in enumerate(arrays):
-        table[row, k] = array.ctypes.data
-
-
-@overload(enter)
-def _enter(table, row, arrays):
-    return lambda table, row, arrays: _enter_intrinsic(table, row, arrays)
-
-
-@intrinsic
-def _enter_intrinsic(typingctx, table, row, arrays):
-    def codegen(context, builder, signature, args):
-        out = context.make_array(signature.args[0])(context, builder, args[0])
-        columns = cgutils.unpack_tuple(builder, out.shape, 2)[1]
-        first = builder.mul(args[1], columns)
-        for k, array_type in enumerate(arrays):
-            value = builder.extract_value(args[2], k)
-            array = context.make_array(array_type)(context, builder, value)
-            address = builder.ptrtoint(array.data, context.get_value_type(types.uint64))
-            entry = builder.add(first, context.get_constant(types.intp, k))
-            builder.store(address, builder.gep(out.data, [entry]))
+            start = builder.bitcast(base, byte)
+            with cgutils.for_range_slice(builder, zero, size, step, inc=True) as (offset, _):
+                builder.call(fetch, [builder.gep(start, [offset]), *flags])
         return context.get_dummy_value()
 
-    return types.none(table, types.intp, arrays), codegen
-
-
-def fits(weight, grad, state, by_row):
-    """Whether the arrays of a tensor can be worked on where they are.
-
-    They must be contiguous, aligned, of one shape (`by_row`: a two-dimensional state with one
-    number for each row), and but for the gradient not read-only.
-    """
-    arrays = (weight, grad, *state)
-    shape = (len(weight), 1) if by_row else weight.shape
-    return (
-        all(array.flags.c_contiguous and array.flags.aligned for array in arrays)
-        and all(array.flags.writeable for array in (weight, *state))
-        and weight.shape == grad.shape
-        and all(array.shape == shape for array in state)
-    )
-
-
-@overload(fits)
-def _fits(weight, grad, state, by_row):
-    arrays = (weight, grad, *state)
-    if (
-        any(array.layout != "C" or not array.aligned for array in arrays)
-        or not all(array.mutable for array in (weight, *state))
-        or any(array.ndim != weight.ndim for array in arrays)
-    ):
-        return lambda weight, grad, state, by_row: False
-    if weight.ndim == 0:
-        return lambda weight, grad, state, by_row: True
-    if not len(state):
-        return lambda weight, grad, state, by_row: weight.shape == grad.shape
-
-    def compiled(weight, grad, state, by_row):
-        if weight.shape != grad.shape:
-            return False
-        for array in state:
-            if by_row:
-                if len(array) != len(weight) or array.size != len(weight):
-                    return False
-            elif array.shape != weight.shape:
-                return False
-        return True
-
-    return compiled
+    return types.none(pointers, types.intp), codegen

@@ -2,15 +2,29 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.kernels import cpu
-from fastopt.kernels.rule import Rule
+from fastopt.kernels.headers import ID, NBYTES, guard
+from fastopt.kernels.layout import (
+    ADDRESS,
+    DECAY,
+    KEY,
+    ORDER,
+    PAID,
+    ROWS,
+    SEGMENTS,
+    STARTS,
+    WIDTH,
+    Layout,
+)
+from fastopt.kernels.segments import ASCENDING, OUTSIDE
+from fastopt.sparse import RowSparse
 
-__all__ = ["CHUNK", "PARALLEL_FROM", "SHARE_FROM", "Tensor", "chunks", "launch"]
+__all__ = ["CHUNK", "PARALLEL_FROM", "SHARE_FROM", "Table", "chunks", "launch"]
 
 CHUNK = 32_768
 """Elements in one piece of work: 128 KB of float32, so that four arrays stay in a core's cache."""
@@ -21,54 +35,77 @@ PARALLEL_FROM = 16_384
 SHARE_FROM = 12
 """Tensors from which making them share a launch costs less than it saves."""
 
+Array = np.ndarray[Any, Any]
 
-class Tensor:
-    """The arrays of one tensor and what the kernels are told about them.
+
+class Table:
+    """The arrays of one tensor, or of several with one layout, as kernels are told about them.
 
     It may serve in call after call, since most of it stays what it was. Addresses do not: an array
     can be resized in place, so that :meth:`take` reads them anew.
 
     Parameters
     ----------
-    rule : Rule
-        What updates the tensor.
-    weight : numpy.ndarray
-        The weight, of a dtype that kernels know.
+    layout : Layout
+        What the kernels are compiled for.
+    weight : tuple of numpy.ndarray
+        The exact weight, and its rounded copy or its remainder if there is one.
     state : tuple of numpy.ndarray
         One array for each slot of the rule.
+    grad : numpy.ndarray
+        The gradient, or the values of the rows that it lists.
     """
 
-    def __init__(self, rule: Rule, weight: np.ndarray, state: tuple[np.ndarray, ...]) -> None:
-        self.rule, self.weight, self.state = rule, weight, state
-        self.dtype: Any = weight.dtype
-        self.real: Any = weight.dtype.type
-        self.size = weight.size
-        self.by_row = rule.row is not None
-        self.width = weight.size // max(state[0].size, 1) if self.by_row else 1
-        self.entry = np.empty((1, 4 + len(state)), np.uint64)
-        self.entry[0, -1] = self.width
-        self.fields = np.empty(len(rule.hyper), self.real)
-        self.record = self.fields.view(rule.record(self.real))  # type: ignore[arg-type]
-        self.pieces, _ = chunks((self.size, self.width))
-        self.copied: Sequence[tuple[np.ndarray, np.ndarray]] = ()
-        self.borrowed: tuple[np.ndarray, np.ndarray] | None = None
+    def __init__(
+        self, layout: Layout, weight: tuple[Array, ...], state: tuple[Array, ...], grad: Array
+    ) -> None:
+        self.layout = layout
+        self.arrays: Sequence[Array] = (*weight, *state)  # kept alive
+        size = weight[0].size
+        height = len(weight[0]) if weight[0].ndim else 1
+        self.width = size // max(height, 1)
+        self.sizes: tuple[int, ...] = (size,)
+        item = (height, self.width) if layout.rule.row else (size, 1)
+        self.items: tuple[tuple[int, int], ...] = (item,)
+        self.entry = np.zeros((1, ADDRESS + len(self.arrays) + 1), np.uint64)
+        self.entry[0, WIDTH] = self.width
+        guarded = self.arrays if layout.sparse else (*self.arrays, grad)
+        self.guards = guard(guarded, len(self.arrays))[np.newaxis]
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make room for the records, and cut the tensors into pieces of work."""
+        rule, real = self.layout.rule, self.layout.real
+        self.fields = np.empty((len(self.entry), len(rule.hyper)), real)
+        self.records = self.fields.view(rule.record(real)).reshape(-1)
+        self.pieces, self.total = chunks(*self.items)
+        self.copied: Sequence[tuple[Array, Array]] = ()
+        self.borrowed: tuple[Array, Array] | None = None
+        self.listed: tuple[Array, ...] = ()
+        self.decay: tuple[Array, ...] = ()
+        self.at_once = False
 
     @classmethod
-    def of_copies(
-        cls, rule: Rule, weight: np.ndarray, grad: np.ndarray, state: tuple[np.ndarray, ...]
-    ) -> "Tensor":
-        """Tensor with contiguous copies of the arrays that kernels cannot work on.
+    def joined(cls, tables: Sequence["Table"]) -> Self:
+        """One table of the tensors of several that have the same layout."""
+        made = cls.__new__(cls)
+        made.layout = tables[0].layout
+        made.arrays = [array for table in tables for array in table.arrays]
+        made.sizes = tuple(size for table in tables for size in table.sizes)
+        made.items = tuple(item for table in tables for item in table.items)
+        made.entry = np.concatenate([table.entry for table in tables])
+        columns = max(table.guards.shape[2] for table in tables)
+        made.guards = np.zeros((len(tables), tables[0].guards.shape[1], columns), np.uint64)
+        for row, table in zip(made.guards, tables, strict=True):
+            row[:, : table.guards.shape[2]] = table.guards[0]
+        made._begin()
+        return made
 
-        :func:`launch` copies weight and state back.
-        """
-        arrays = [np.require(array, None, ("C", "A", "E")) for array in (weight, grad, *state)]
-        tensor = cls(rule, arrays[0], tuple(arrays[2:]))
-        pairs = zip((weight, *state), (arrays[0], *arrays[2:]), strict=True)
-        tensor.copied = [(o, n) for o, n in pairs if not np.may_share_memory(o, n)]
-        tensor.borrowed = grad, arrays[1]
-        taken = tensor.take(arrays[1])
-        assert taken
-        return tensor
+    def of_copies(self, originals: Sequence[Array], grad: Array, copy: Array) -> None:
+        """Know what is worked on as copies: :func:`launch` copies weight and state back."""
+        pairs = zip(originals, self.arrays, strict=True)
+        self.copied = [(o, n) for o, n in pairs if not np.may_share_memory(o, n)]
+        self.borrowed = grad, copy
 
     def renew(self) -> None:
         """Copy again what is worked on as copies, after other tensors have been updated."""
@@ -77,90 +114,146 @@ class Tensor:
         if self.borrowed and self.borrowed[0] is not self.borrowed[1]:
             self.borrowed[1][...] = self.borrowed[0]
 
-    def take(self, grad: Any) -> bool:
-        """Enter the present addresses; False if kernels cannot work on the arrays as they are.
+    def take(self, *grads: Any) -> int:
+        """Enter the present addresses; each of `grads` is the gradient of one tensor.
 
-        They can if all are contiguous, aligned and of the shape and dtype that the tensor was made
-        for, `grad` does not overlap the weight, and all but `grad` can be written to.
+        Returns a negative number if all arrays are contiguous, aligned, and of the shapes and
+        dtypes that the table was made for, none overlaps another of its tensor, and all but
+        gradients can be written to; else the position of the first tensor where that is not so.
         """
-        dtype = self.dtype
-        if type(grad) is not np.ndarray or grad.dtype != dtype or self.weight.dtype != dtype:
-            return False
-        size = cpu.admit()(self.entry, self.weight, grad, self.state, self.by_row)
-        return bool(size == self.size)
+        if len(grads) == 1:
+            self.guards[0, -1, ID] = id(grads[0])
+        elif grads:
+            self.guards[:, -1, ID] = list(map(id, grads))
+        return int(cpu.enter()(self.entry, self.guards))
 
-    def fill(self, hyper: tuple[float, ...], key: int) -> None:
-        """Set the values of the rule's fields in order, and the key of its noise."""
+    def list_rows(self, words: str, grad: RowSparse) -> None:
+        """Set the gradient to one that lists rows.
+
+        Raises
+        ------
+        ValueError
+            Its arrays have been changed, and a row is outside the tensor or values share memory
+            with what is written to.
+        """
+        height = len(self.arrays[0])
+        values = np.ascontiguousarray(grad.values)
+        rows = np.ascontiguousarray(grad.indices, np.int64)
+        found = cpu.survey()(rows, height)
+        if found == OUTSIDE:
+            raise ValueError(f"{words}: indices must be at least 0 and below {height}")
+        if any(np.may_share_memory(values, array) for array in self.arrays):
+            values = values.copy()
+        if found == ASCENDING:
+            starts = order = _counting(len(rows) + 1)
+            pieces, _ = chunks((len(rows), self.width))
+        else:
+            step = max(CHUNK // max(self.width, 1), 1)
+            rows, starts, order, pieces = cpu.order_rows()(rows, height, step)
+        self.listed = values, rows, starts, order
+        entry = self.entry[0]
+        entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]
+        entry[SEGMENTS] = len(rows)
+        if self.layout.by_row:
+            self.pieces, self.total = pieces, values.size
+
+    def pay(self, paid: Array, before: float, after: float, at_once: bool) -> None:
+        """Have listed rows (`at_once`: all rows) given the decay that they have missed.
+
+        Parameters
+        ----------
+        paid : numpy.ndarray
+            What the decay of each row has come to, as a sum of logarithms.
+        before, after : float
+            What it comes to for a row that misses nothing, before and after the step.
+        at_once : bool
+            Whether no row is to miss any.
+        """
+        totals = np.array([before, after])
+        self.entry[0, [PAID, DECAY]] = paid.ctypes.data, totals.ctypes.data
+        self.decay, self.at_once = (paid, totals), at_once
+
+    def fill(self, hyper: tuple[float, ...], key: int, row: int = 0) -> None:
+        """Set the values of the rule's fields in order, and the key of the random numbers."""
         try:
             if None in hyper:  # NumPy takes it for NaN
                 raise TypeError
-            self.record[0] = hyper
+            self.records[row] = hyper
         except (TypeError, ValueError):
+            rule = self.layout.rule
             raise TypeError(
-                f"rule {self.rule.name} needs numbers for {self.rule.hyper}, got {hyper}"
+                f"rule {rule.name} needs numbers for {rule.hyper}, got {hyper}"
             ) from None
-        if self.rule.noise:
-            self.entry[0, -2] = key
+        if self.layout.keyed:
+            self.entry[row, KEY] = key
 
-
-def launch(tensors: Sequence[Tensor]) -> None:
-    """Update `tensors` in place, with the result of one after the other.
-
-    Many with equal rule and dtype share a kernel launch, unless some share memory.
-    """
-    if len(tensors) >= SHARE_FROM and _disjoint(tensors):
-        groups: dict[Any, list[Tensor]] = {}
-        for tensor in tensors:
-            groups.setdefault((tensor.rule, tensor.real), []).append(tensor)
-        for (rule, real), group in groups.items():
-            pieces, total = chunks(*[(tensor.size, tensor.width) for tensor in group])
-            table = np.concatenate([tensor.entry for tensor in group])
-            fields = np.concatenate([tensor.fields for tensor in group])
-            records = fields.view(rule.record(real))
-            _run(rule, real, pieces, total, table, records)
-        return
-    for tensor in tensors:
-        if tensor is not tensors[0]:
-            tensor.renew()
-        _run(tensor.rule, tensor.real, tensor.pieces, tensor.size, tensor.entry, tensor.record)
-        for original, copy in tensor.copied:
+    def give_back(self) -> None:
+        """Copy weight and state back where copies were worked on, and let go of gradients."""
+        for original, copy in self.copied:
             original[...] = copy
+        self.listed = ()
+
+    def written(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Addresses where the arrays that are written to begin and end."""
+        count = self.entry.shape[1] - ADDRESS - 1
+        begin = self.entry[:, ADDRESS : ADDRESS + count]
+        return begin, begin + self.guards[:, :count, NBYTES]
+
+    def run(self) -> None:
+        """Launch the kernels of every pass and of the update."""
+        rule, layout = self.layout.rule, self.layout
+        if rule.passes:
+            pieces, total = chunks(*[(size, 1) for size in self.sizes])
+            for step, count in enumerate(rule.sums):
+                partial = np.zeros((len(pieces), count))
+                add_up = cpu.sums(layout, step, total >= PARALLEL_FROM)
+                add_up(pieces, self.entry, self.records, partial)
+                cpu.finish(rule, step)(pieces, self.records, partial)
+        if self.total:
+            kernel = cpu.rows if rule.row else cpu.lazy if layout.lazy else cpu.dense
+            kernel(layout, self.total >= PARALLEL_FROM)(self.pieces, self.entry, self.records)
+
+        if self.at_once:
+            self.settle()
+
+    def settle(self) -> None:
+        """Give every row the decay that it has missed, that of the last step included."""
+        totals = self.decay[1]
+        totals[0] = totals[1]
+        pieces, total = chunks((len(self.arrays[0]), self.width))
+        if total:
+            cpu.settle(self.layout, total >= PARALLEL_FROM)(pieces, self.entry)
 
 
-def _run(rule: Rule, real: Any, pieces: Any, total: int, table: Any, records: Any) -> None:
-    """Launch the kernels of every pass and of the update on a table of `total` elements."""
-    if not total:
-        return
-    parallel = total >= PARALLEL_FROM
-    for step, count in enumerate(rule.sums):
-        partial = np.zeros((len(pieces), count))
-        cpu.sums(rule, step, real, parallel)(pieces, table, records, partial)
-        cpu.finish(rule, step, real)(pieces, records, partial)
-    kernel = cpu.rows if rule.row else cpu.dense
-    kernel(rule, real, parallel)(pieces, table, records)
+def launch(tables: Sequence[Table]) -> None:
+    """Update the tensors of `tables` in place, with the result of one after the other."""
+    for table in tables:
+        if table is not tables[0]:
+            table.renew()
+        table.run()
+        table.give_back()
 
 
 @lru_cache(maxsize=1024)
-def chunks(*shapes: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
-    """Cut tensors of ``(size, width)`` between their rows into pieces of work.
+def chunks(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
+    """Cut tensors of ``(items, width)``, items of so many elements each, into pieces of work.
 
-    Returns an array with a row ``(tensor, start, size)`` for each piece, and the sum of the sizes.
+    Returns an array with a row ``(tensor, start, size)`` for each piece, which count items, and the
+    number of elements of all tensors.
     """
     pieces = [np.empty((0, 3), np.int64)]
-    for tensor, (size, width) in enumerate(shapes):
-        step = max(CHUNK // width, 1) * width if width else 1
-        start = np.arange(0, size, step)
-        sizes = np.minimum(step, size - start)
+    for tensor, (items, width) in enumerate(tensors):
+        start = np.arange(0, items, max(CHUNK // max(width, 1), 1))
+        sizes = np.diff(start, append=items)
         pieces.append(np.stack([np.full_like(start, tensor), start, sizes], axis=1))
-    return np.concatenate(pieces), sum(size for size, _ in shapes)
+    return np.concatenate(pieces), sum(items * width for items, width in tensors)
 
 
-def _disjoint(tensors: Sequence[Tensor]) -> bool:
-    """Whether no tensor works on copies and no two arrays of the tensors share memory."""
-    if any(tensor.copied for tensor in tensors):
-        return False
-    start = np.concatenate([tensor.entry[0, :-2] for tensor in tensors])
-    sizes = [a.nbytes for t in tensors for a in (t.weight, t.weight, *t.state)]  # gradient's too
-    end = start + np.array(sizes, np.uint64)
-    order = np.argsort(start)
-    return bool((end[order][:-1] <= start[order][1:]).all())
+def _counting(size: int) -> NDArray[np.int64]:
+    """Read-only array of the numbers from 0 to ``size - 1``."""
+    return _powers(size.bit_length())[:size]
+
+
+@lru_cache(maxsize=64)
+def _powers(bits: int) -> NDArray[np.int64]:
+    return np.arange(1 << bits)

@@ -66,6 +66,7 @@ class AdaBelief(MomentOptimizer):
     """
 
     rule = adabelief
+    decoupled = True
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

@@ -69,6 +69,7 @@ class AdaDelta(Optimizer):
     """
 
     rule = adadelta
+    decoupled = True
 
     def __init__(self, rho: float = 0.9, epsilon: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -78,3 +79,7 @@ class AdaDelta(Optimizer):
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {"rho": self.rho, "one_minus_rho": 1 - self.rho, "epsilon": self.epsilon}
+
+    def decay(self, t: int, lr: float, wd: float) -> float:
+        """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
+        return wd

@@ -40,8 +40,6 @@ class AdaGrad(Optimizer):
     ----------
     eps : float
         :math:`\epsilon`, at least 0. Default 1e-7.
-    lazy_update : bool
-        Under row-sparse gradients touch only the rows they list. Default True.
     **kwargs
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -62,11 +60,11 @@ class AdaGrad(Optimizer):
     """
 
     rule = adagrad
+    _lazy = decoupled = True
 
-    def __init__(self, eps: float = 1e-7, lazy_update: bool = True, **kwargs: Any) -> None:
+    def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.float_stable_eps = number("eps", eps, least=0)
-        self.lazy_update = lazy_update
 
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

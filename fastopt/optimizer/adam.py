@@ -42,7 +42,7 @@ class Adam(MomentOptimizer):
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
-    lazy_update : bool
+    lazy_update : bool, optional
         Under row-sparse gradients touch only the rows they list. Default True.
     **kwargs
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
@@ -64,6 +64,7 @@ class Adam(MomentOptimizer):
     """
 
     rule = adam
+    _lazy = True
 
     def __init__(
         self,
@@ -71,11 +72,10 @@ class Adam(MomentOptimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        lazy_update: bool = True,
+        lazy_update: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
-        self.lazy_update = lazy_update
+        super().__init__(learning_rate, beta1, beta2, epsilon, lazy_update=lazy_update, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

@@ -7,7 +7,7 @@ from typing import Any
 from fastopt.arguments import number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.kernels.table import Tensor
+from fastopt.kernels.table import Table
 from fastopt.optimizer.base import Array, Index, register
 from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
 
@@ -73,6 +73,7 @@ class AdamW(MomentOptimizer):
     """
 
     rule = adamw
+    decoupled = True
 
     def __init__(
         self,
@@ -96,7 +97,15 @@ class AdamW(MomentOptimizer):
         mean, var = self.corrections(t) if self.correct_bias else (1.0, 1.0)
         return {**fields, "lr": 1.0, "eta": lr * math.sqrt(var) / mean}
 
-    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Tensor]:
-        tensors = super()._plan(index, weight, grad, state)
-        usable = math.isfinite(self.rescale_grad) and self.rescale_grad != 0
-        return tensors if usable else ()
+    def decay(self, t: int, lr: float, wd: float) -> float:
+        """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
+        return self.hyper(t, lr, wd)["eta"] * wd if self._usable() else 0.0
+
+    def _usable(self) -> bool:
+        return math.isfinite(self.rescale_grad) and self.rescale_grad != 0
+
+    def _plan(
+        self, index: Index, weight: Array, grad: Any, state: Any, masters: bool = True
+    ) -> Sequence[Table]:
+        tables = super()._plan(index, weight, grad, state, masters)
+        return tables if self._usable() else ()

@@ -1,33 +1,27 @@
 """The base class of all optimizers: registry, counts, rates, and the way from a rule to a step."""
 
 import math
-import re
-import threading
 import warnings
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numba.core.errors import NumbaError
 
-from fastopt.arguments import count, number
-from fastopt.kernels import noise
+from fastopt.arguments import choice, count, number
+from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.table import Tensor, launch
-from fastopt.optimizer.border import admit, label, order_of
-from fastopt.optimizer.rates import Array, Index, Rates, Schedule
+from fastopt.optimizer.border import check_like, is_half, label, order_of
+from fastopt.optimizer.planning import TRANSIENT, Planner
+from fastopt.optimizer.rates import Array, Index, Schedule
+from fastopt.sparse import HALVES
 
 __all__ = ["Array", "Index", "Optimizer", "create", "register"]
-
-COMPILING = (NumbaError, TypeError, KeyError)
-"""What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
 Class = TypeVar("Class", bound="type[Optimizer]")
 
 
-class Optimizer(Rates):
+class Optimizer(Planner):
     r"""Base class of all optimizers; it updates nothing by itself.
 
     A subclass names a :func:`~fastopt.rule` and writes :meth:`hyper` and :meth:`create_state`,
@@ -65,7 +59,24 @@ class Optimizer(Rates):
     param_dict : dict, optional
         Objects with attributes ``lr_mult`` and ``wd_mult`` by index.
     seed : int
-        Seed of optimizers that draw random numbers. Default 0.
+        Seed of what is drawn at random: noise of the rule, stochastic rounding. Default 0.
+    lazy_update : bool, optional
+        Under row-sparse gradients touch only the rows they list. Default True for SGD, ccSGD,
+        Adam, AdaGrad, Ftrl, GroupAdaGrad, LARS and LBSGD, else False: the step that a dense
+        gradient with zeros elsewhere would make.
+    sparse_decay : str
+        Weight decay of rows that a lazy update does not touch: 'touched', none; 'catch_up', made
+        up for when the row is next touched, for decoupled decay only; 'dense', at once, by the
+        factor 1 - rate * decay. Both keep a float64 number for each row. Default 'touched'.
+    rounding : str
+        How half-precision weights without masters are rounded: 'nearest' or 'stochastic', up or
+        down at random such that the mean is exact. Default 'nearest'.
+    master : str
+        How masters are kept: 'float32', or, for bfloat16 weights, 'split': the 16 bits that the
+        weight lacks of a float32. Default 'float32'.
+    state_dtype : str, optional
+        'bfloat16' keeps the state of every slot in bfloat16, rounded stochastically; needs the
+        package ml_dtypes. Default None: the precision of the arithmetic.
 
     Raises
     ------
@@ -87,6 +98,12 @@ class Optimizer(Rates):
     >>> weight
     array([0.5, 0.5])
     """
+
+    _lazy: ClassVar[bool] = False
+    """Whether row-sparse updates are lazy unless the user says otherwise."""
+
+    decoupled: ClassVar[bool] = False
+    """Whether weight decay does nothing but take a share of the weight, see :meth:`decay`."""
 
     opt_registry: ClassVar[dict[str, type["Optimizer"]]] = {}
 
@@ -116,6 +133,11 @@ class Optimizer(Rates):
         multi_precision: bool = False,
         param_dict: Mapping[Index, Any] | None = None,
         seed: int = 0,
+        lazy_update: bool | None = None,
+        sparse_decay: str = "touched",
+        rounding: str = "nearest",
+        master: str = "float32",
+        state_dtype: str | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
@@ -131,12 +153,31 @@ class Optimizer(Rates):
             number("clip_gradient", clip_gradient, infinite=True)
         self.multi_precision = multi_precision
         self.seed: int = count("seed", seed, least=0)
+        self.sparse_decay = choice("sparse_decay", sparse_decay, "touched", "catch_up", "dense")
+        self.lazy_update = self._is_lazy(lazy_update)
+        self.rounding = choice("rounding", rounding, "nearest", "stochastic")
+        self.master = choice("master", master, "float32", "split")
+        if state_dtype is not None:
+            choice("state_dtype", state_dtype, "bfloat16")
+            bfloat16()
+        self.state_dtype = state_dtype
+        self.row_decay = {}
         self._forget()
 
-    def _forget(self) -> None:
-        """Start without what serves the present process only."""
-        self.lock = threading.RLock()  # for threads that share the optimizer
-        self._tensors: dict[Index, tuple[Tensor, Any]] = {}
+    def _is_lazy(self, lazy_update: bool | None) -> bool:
+        """Whether updates are lazy, once `sparse_decay` is known to fit."""
+        if self.sparse_decay == "touched":
+            return self._lazy if lazy_update is None else bool(lazy_update)
+        if lazy_update is False:
+            raise ValueError(
+                f"sparse_decay={self.sparse_decay!r} needs lazy updates, got lazy_update=False"
+            )
+        if self.sparse_decay == "catch_up" and not self.decoupled:
+            raise ValueError(
+                f"sparse_decay='catch_up' needs decoupled decay; that of {type(self).__name__} "
+                "goes through the gradient or the state"
+            )
+        return True
 
     # Registry
 
@@ -228,6 +269,13 @@ class Optimizer(Rates):
         """
         return {}
 
+    def decay(self, t: int, lr: float, wd: float) -> float:
+        """Share of a weight that decay takes in one step, whatever the gradient.
+
+        Takes the arguments of :meth:`hyper`. By default rate times decay.
+        """
+        return lr * wd
+
     @property
     def rule(self) -> Rule | None:
         """The rule that :meth:`update` applies; a class with one rule says ``rule = its_rule``."""
@@ -236,7 +284,8 @@ class Optimizer(Rates):
     def create_state(self, index: Index, weight: Array) -> Any:
         """Make the state of one parameter: zeros for each slot of the rule.
 
-        They have the weight's shape and dtype, under a row rule the shape (rows, 1).
+        They have the weight's shape, under a row rule (rows, 1), and dtype: float32 for weights
+        of half precision, `state_dtype` if it is given.
 
         Parameters
         ----------
@@ -252,142 +301,45 @@ class Optimizer(Rates):
         """
         rule = self.rule
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
-        order = order_of(weight)
-        slots = tuple(np.zeros(shape, weight.dtype, order) for _ in (rule.state if rule else ()))
+        dtype, order = self._state_dtype(weight), order_of(weight)
+        slots = tuple(np.zeros(shape, dtype, order) for _ in (rule.state if rule else ()))
         return slots if len(slots) > 1 else slots[0] if slots else None
 
-    # State and step
+    def _state_dtype(self, weight: Array) -> Any:
+        return bfloat16() if self.state_dtype else real_of(weight.dtype)
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
         """Make the state of one parameter, with a float32 master if it is kept in half precision.
 
-        Takes and returns what :meth:`create_state` does.
+        Takes what :meth:`create_state` does. With `multi_precision` and a weight of half
+        precision it returns the pair of the master (with ``master="split"``, of the 16 bits that
+        the weight lacks of one) and the state; SGD has the state first.
         """
-        return self.create_state(index, weight)
+        if not is_half(weight):
+            return self.create_state(index, weight)
+        if not self.multi_precision:
+            self._warn_of_halves(weight)
+            return self.create_state(index, weight)
+        split, words = self.master == "split", label(index, self.idx2name)
+        if split and weight.dtype.name != "bfloat16":
+            raise TypeError(f"{words}: master='split' needs a bfloat16 weight, got {weight.dtype}")
+        start = self.masters_given.get(index, weight)
+        check_like(words, "master", start, (*HALVES, "float32"), weight.shape)
+        exact = start.astype(np.float32)
+        inner = self.create_state(index, exact)
+        return self._nested(
+            inner, (exact.view(np.uint32) & 0xFFFF).astype(np.uint16) if split else exact
+        )
 
-    def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
-        """Update `weight` and `state` in place.
-
-        Parameters
-        ----------
-        index : int or str
-            The parameter; counts and multipliers belong to it.
-        weight, grad : numpy.ndarray
-            Weight and gradient, of equal shape and dtype, float32 or float64. The gradient is
-            not changed.
-        state : None, numpy.ndarray or tuple
-            What :meth:`create_state` returned.
-
-        Raises
-        ------
-        TypeError, ValueError
-            The arrays do not fit, or the rate is not a number of at least 0. Nothing changes.
-        """
-        with self.lock:
-            before = self._index_update_count.get(index), self.num_update
-            tensors = self._plan(index, weight, grad, state)
-            try:
-                launch(tensors)
-            except COMPILING as error:
-                self._reset_count(index, *before)
-                raise self._uncompiled(index, error) from error
-
-    def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
-        """Update a weight that may have a float32 master; see :meth:`update`."""
-        self.update(index, weight, grad, state)
-
-    def update_all(self, calls: Sequence[tuple[Index, Array, Any, Any]]) -> None:
-        """Update several parameters; a class with a rule checks all of them before any changes.
-
-        Parameters
-        ----------
-        calls : sequence of (index, weight, grad, state)
-            Arguments of :meth:`update_multi_precision`, in order.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As :meth:`update` does.
-        """
-        if not self.native:
-            for call in calls:
-                self.update_multi_precision(*call)
+    def _warn_of_halves(self, weight: Array) -> None:
+        if self.rounding == "stochastic" or self._warned:
             return
-        with self.lock:
-            saved = {k: v.copy() if isinstance(v, dict) else v for k, v in vars(self).items()}
-            repeated = len({index for index, *_ in calls}) < len(calls)
-            tensors: list[Tensor] = []
-            try:
-                for call in calls:
-                    tensors.extend(self._plan(*call))
-                    if repeated:  # the next call for this index needs a tensor of its own
-                        self._tensors.clear()
-            except BaseException:
-                self.__dict__.update(saved)
-                raise
-            try:
-                launch(tensors)
-            except COMPILING as error:
-                self.__dict__.update(saved)
-                raise self._uncompiled(calls[0][0], error) from error
-
-    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Tensor]:
-        """Count one update and return what to launch for it, in order."""
-        rule = self._rule_of(index)
-        if rule is None:
-            raise NotImplementedError(f"{type(self).__name__} has neither a rule nor an update()")
-        tensor = self._tensor(index, rule, weight, grad, state)
-        self._advance(index, tensor)
-        return (tensor,)
-
-    def _tensor(self, index: Index, rule: Rule, weight: Array, grad: Array, state: Any) -> Tensor:
-        """Tensor of this index; that of the last call where it still holds."""
-        known, of = self._tensors.get(index, (None, None))
-        if (
-            known is not None
-            and of is state
-            and known.weight is weight
-            and known.rule is rule
-            and known.take(grad)
-        ):
-            return known
-        tensor = admit(index, self.idx2name, rule, weight, grad, state)
-        if tensor.weight is weight and not isinstance(state, list):
-            self._tensors[index] = tensor, state
-        return tensor
-
-    def _advance(self, index: Index, tensor: Tensor) -> None:
-        """Count one update and fill the tensor's record for it; all or nothing."""
-        count, num_update = self._index_update_count.get(index), self.num_update
-        try:
-            lr, wd = self._count_and_rates(index)
-            fields = self._record(tensor.rule, lr, wd, self._hyper_of(index, lr, wd))
-            tensor.fill(fields, self._noise_key(index) if tensor.rule.noise else 0)
-        except BaseException:
-            self._reset_count(index, count, num_update)
-            raise
-
-    def _uncompiled(self, index: Index, error: Exception) -> TypeError:
-        """Error in words for a rule that cannot be compiled; nothing has run then."""
-        rule = self._rule_of(index)
-        words = f"{label(index, self.idx2name)}: rule {rule.name if rule else ''}"
-        if isinstance(error, KeyError):
-            return TypeError(f"{words} reads h.{error.args[0]}, which its hyper=(...) lacks")
-        told = [m[1] for m in re.finditer(r"Error: (?!Failed in)(.+)", str(error))]
-        return TypeError(f"{words} cannot be compiled: {told[-1] if told else error}")
-
-    def _rule_of(self, index: Index) -> Rule | None:
-        """Rule of one parameter, for classes that treat some of them differently."""
-        return self.rule
-
-    def _count_and_rates(self, index: Index) -> tuple[float, float]:
-        """Count one update, then look up rate and decay."""
-        self._update_count(index)
-        return self._get_lr(index), self._get_wd(index)
-
-    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
-        """Fields of one parameter, for rules whose fields depend on more than ``t, lr, wd``."""
-        return self.hyper(self._index_update_count[index], lr, wd)
+        warnings.warn(
+            f"{weight.dtype} weights without masters lose small updates; use multi_precision=True "
+            f"or rounding='stochastic' with {type(self).__name__}",
+            stacklevel=5,
+        )
+        self._warned = True
 
     def _record(
         self, rule: Rule, lr: float, wd: float, hyper: Mapping[str, float]
@@ -410,16 +362,11 @@ class Optimizer(Rates):
                 f"{type(self).__name__}.hyper() must return a dict of numbers, got {hyper!r}"
             ) from None
 
-    def _noise_key(self, index: Index) -> int:
-        number = zlib.crc32(index.encode()) if isinstance(index, str) else int(index)
-        return noise.key(self.seed, number, self._index_update_count[index])
-
     # Copies
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but param_dict, which holds live parameters, and what serves this process."""
-        left_out = ("param_dict", "lock", "_tensors")
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        return {k: v for k, v in vars(self).items() if k not in ("param_dict", *TRANSIENT)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -429,6 +376,21 @@ class Optimizer(Rates):
 
 register = Optimizer.register
 create = Optimizer.create_optimizer
+
+
+def bfloat16() -> Any:
+    """The dtype of bfloat16 arrays.
+
+    Raises
+    ------
+    ImportError
+        The package ml_dtypes, which defines it, is not installed.
+    """
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ImportError("bfloat16 arrays need ml_dtypes: pip install fastopt[bfloat16]") from None
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 def bound(limit: float | None) -> float:

@@ -1,17 +1,30 @@
 """What an update must be given: checked once, before anything changes."""
 
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
 
+from fastopt.kernels.layout import SPLIT, Layout, kind_of, real_of
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.table import Tensor
+from fastopt.kernels.table import Table
+from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
 
-__all__ = ["Array", "admit", "check", "check_index", "check_state", "label", "leaves", "order_of"]
+__all__ = [
+    "Array",
+    "admit",
+    "check",
+    "check_index",
+    "check_like",
+    "check_state",
+    "is_half",
+    "label",
+    "leaves",
+    "order_of",
+]
 
 Array = np.ndarray[Any, Any]
-REAL = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def label(index: Any, names: dict[Any, str]) -> str:
@@ -37,24 +50,62 @@ def check_index(index: Any) -> int | str:
     return index if isinstance(index, (int, str)) else int(index)
 
 
-def check(index: Any, names: dict[Any, str], weight: Any, grad: Any) -> None:
-    """Check the arrays of one update.
+def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
+    """Check weight and gradient of one update; return the gradient.
+
+    Parameters
+    ----------
+    words : str
+        Words for the parameter.
+    weight, grad : numpy.ndarray
+        The gradient may list rows, in any form that :func:`fastopt.sparse.as_row_sparse` takes.
+    copy : numpy.ndarray, optional
+        Half-precision copy of the weight.
+
+    Returns
+    -------
+    numpy.ndarray or RowSparse
+        The gradient.
 
     Raises
     ------
     TypeError
-        `weight` or `grad` is not a NumPy array, or their dtypes are not the same float32 or
-        float64.
+        `weight` or `grad` is not a NumPy array, or of a dtype that does not fit.
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
     """
-    words = label(index, names)
     _check_array(words, "weight", weight, np.ndarray)
-    if weight.dtype not in REAL:
-        raise TypeError(f"{words}: weight must be float32 or float64, got {weight.dtype}")
+    if kind_of(weight.dtype) is None:
+        raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}")
     _check_writeable(words, "weight", weight)
-    _check_like(words, "gradient", grad, weight.dtype, weight.shape)
-    _check_apart(words, {"weight": weight, "gradient": grad})
+    values = grad
+    if is_row_sparse(grad):
+        grad = _rows(words, grad, weight.shape)
+        values = grad.values
+    else:
+        _check_array(words, "gradient", grad, (np.ndarray, np.generic))
+    if values.dtype != weight.dtype:
+        takes = [weight.dtype.name] + ["float32"] * is_half(weight)
+        takes += [] if copy is None else [copy.dtype.name]
+        if values.dtype.name not in takes or not values.dtype.isnative:
+            words = f"{words}: gradient must have the weight's dtype"
+            raise TypeError(f"{words} {_either(takes)}, got {values.dtype}")
+    if grad.shape != weight.shape:
+        raise ValueError(f"{words}: gradient must have shape {weight.shape}, got {grad.shape}")
+    _check_apart(words, {"weight": weight, "gradient": values})
+    return grad
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(names)
+
+
+def _rows(words: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
+    """Return `grad` as a RowSparse; errors name the parameter."""
+    try:
+        return as_row_sparse(grad, shape)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{words}: {error}") from None
 
 
 def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
@@ -67,17 +118,6 @@ def _check_writeable(words: str, role: str, array: Array) -> None:
     """Raise ValueError if `array` is read-only."""
     if not array.flags.writeable:
         raise ValueError(f"{words}: {role} is read-only, an update writes to it")
-
-
-def _check_like(
-    words: str, role: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> None:
-    """Raise unless `array` is a NumPy array (or scalar) of this dtype and shape."""
-    _check_array(words, role, array, (np.ndarray, np.generic))
-    if array.dtype != dtype:
-        raise TypeError(f"{words}: {role} must have the weight's dtype {dtype}, got {array.dtype}")
-    if array.shape != shape:
-        raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")
 
 
 def _check_apart(words: str, arrays: dict[str, Any]) -> None:
@@ -102,15 +142,16 @@ def leaves(state: Any) -> tuple[Any, ...]:
     return tuple(arrays)
 
 
-def check_state(
-    index: Any, names: dict[Any, str], rule: Rule, weight: Array, arrays: tuple[Any, ...]
-) -> None:
+def check_state(words: str, rule: Rule, like: Array, dtypes: Any, arrays: tuple[Any, ...]) -> None:
     """Check the arrays of a state against the slots of `rule`.
+
+    `like` is the weight in the precision of the arithmetic, and `dtypes` the dtypes that the arrays
+    may have.
 
     Raises
     ------
     TypeError
-        A part of the state is not an array of the weight's dtype.
+        A part of the state is not an array of such a dtype.
     ValueError
         The state has another number of arrays than the rule has slots, an array does not have
         the weight's shape (one number for each row under a row rule), or is read-only; a row
@@ -118,44 +159,97 @@ def check_state(
     """
     if len(arrays) != len(rule.state):
         raise ValueError(
-            f"{label(index, names)}: rule {rule.name} needs {len(rule.state)} state arrays "
+            f"{words}: rule {rule.name} needs {len(rule.state)} state arrays "
             f"{rule.state}, got {len(arrays)}"
         )
-    if rule.row and weight.ndim != 2:
+    if rule.row and like.ndim != 2:
         raise ValueError(
-            f"{label(index, names)}: rule {rule.name} works on rows and needs a weight of two "
-            f"dimensions, got shape {weight.shape}"
+            f"{words}: rule {rule.name} works on rows and needs a weight of two "
+            f"dimensions, got shape {like.shape}"
         )
-    shape = (len(weight), 1) if rule.row else weight.shape
+    shape = (len(like), 1) if rule.row else like.shape
     for slot, array in zip(rule.state, arrays, strict=True):
-        words, role = label(index, names), f"state {slot!r}"
-        _check_like(words, role, array, weight.dtype, shape)
-        _check_writeable(words, role, array)
+        check_like(words, f"state {slot!r}", array, dtypes, shape)
+
+
+def check_like(words: str, role: str, array: Any, dtypes: Any, shape: tuple[int, ...]) -> None:
+    """Raise unless `array` is a writeable NumPy array of one of these dtypes and this shape."""
+    _check_array(words, role, array, np.ndarray)
+    if array.dtype.name not in dtypes or not array.dtype.isnative:
+        raise TypeError(f"{words}: {role} must have dtype {_either(dtypes)}, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")
+    _check_writeable(words, role, array)
 
 
 def admit(
-    index: Any, names: dict[Any, str], rule: Rule, weight: Any, grad: Any, state: Any
-) -> Tensor:
-    """Make a tensor of a weight, its gradient and its state, once they are known to fit `rule`.
+    words: str,
+    rule: Rule,
+    weight: tuple[Array, ...],
+    grad: Any,
+    state: tuple[Array, ...],
+    **options: bool,
+) -> Table:
+    """Make a table of one tensor from arrays that are known to fit.
+
+    Parameters
+    ----------
+    words : str
+        Words for the parameter.
+    rule : Rule
+        What updates it.
+    weight : tuple of numpy.ndarray
+        The exact weight, and its copy or its remainder if there is one.
+    grad : numpy.ndarray or RowSparse
+        The gradient.
+    state : tuple of numpy.ndarray
+        One array for each slot of the rule.
+    **options
+        Further fields of the layout.
 
     Raises
     ------
-    TypeError, ValueError
-        As :func:`check` and :func:`check_state` do.
+    ValueError
+        Arrays share memory.
     """
-    check(index, names, weight, grad)
-    arrays = leaves(state)
-    check_state(index, names, rule, weight, arrays)
-    roles = ("weight", "gradient", *(f"state {slot!r}" for slot in rule.state))
-    _check_apart(label(index, names), dict(zip(roles, (weight, grad, *arrays), strict=True)))
-    grad = np.asarray(grad)
-    if rule.elementwise and _fortran(weight) and all(a.flags.f_contiguous for a in arrays):
-        # The elements may come in any common order, and the transposed arrays are contiguous.
-        weight, grad, arrays = weight.T, grad.T, tuple(array.T for array in arrays)
-    tensor = Tensor(rule, weight, arrays)
-    if type(weight) is np.ndarray and tensor.take(grad):
-        return tensor
-    return Tensor.of_copies(rule, weight, grad, arrays)
+    roles = ("weight", "its copy or remainder")[: len(weight)]
+    sparse = isinstance(grad, RowSparse)
+    values = np.asarray(grad.values if isinstance(grad, RowSparse) else grad)
+    arrays = (*weight, *state, values)
+    named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
+    slots = (f"state {slot!r}" for slot in rule.state)
+    _check_apart(words, named | dict(zip(slots, state, strict=True)))
+    turned = not sparse and rule.elementwise and _fortran(weight[0])
+    if turned and all(array.flags.f_contiguous for array in arrays[:-1]):
+        # The elements may come in any common order, and transposed they are contiguous.
+        arrays = tuple(array.T for array in arrays)
+    given = (lambda _: ()) if sparse else (lambda arrays: arrays[-1:])
+    parts = len(weight)
+    kinds = [kind_of(array.dtype) for array in arrays]
+    layout = Layout(
+        rule,
+        real_of(arrays[0].dtype),
+        tuple(kinds[:parts]) if arrays[parts - 1].dtype != np.uint16 else SPLIT,
+        kinds[-1],
+        tuple(kinds[parts:-1]),
+        sparse=sparse,
+        **options,
+    )
+    if all(type(array) is np.ndarray for array in arrays[:-1]):
+        table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
+        if table.take(*given(arrays)) < 0:
+            return table
+    copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
+    table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
+    table.of_copies(arrays[:-1], arrays[-1], copies[-1])
+    taken = table.take(*given(copies))
+    assert taken < 0
+    return table
+
+
+def is_half(array: Array) -> bool:
+    """Whether an array is of half precision."""
+    return array.dtype.itemsize == 2 and array.dtype.name in HALVES
 
 
 def order_of(weight: Array) -> Literal["C", "F"]:

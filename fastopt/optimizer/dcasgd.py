@@ -90,6 +90,6 @@ class DCASGD(MomentumOptimizer):
 
     def create_state(self, index: Index, weight: Array) -> tuple[Array | None, Array]:
         """Momentum (None if it is 0) and a copy of the weight."""
-        order = order_of(weight)
-        mom = np.zeros(weight.shape, weight.dtype, order) if self.momentum else None
-        return mom, np.array(weight, order=order, subok=False)
+        dtype, order = self._state_dtype(weight), order_of(weight)
+        mom = np.zeros(weight.shape, dtype, order) if self.momentum else None
+        return mom, np.array(weight, dtype, order=order, subok=False)

@@ -57,8 +57,6 @@ class Ftrl(Optimizer):
         Default 0.1; None keeps a scheduler's own rate.
     beta : float
         :math:`\beta`, at least 0. Default 1.
-    lazy_update : bool
-        Under row-sparse gradients touch only the rows they list. Default True.
     **kwargs
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `wd` is :math:`\lambda`.
 
@@ -79,19 +77,18 @@ class Ftrl(Optimizer):
     """
 
     rule = ftrl
+    _lazy = True
 
     def __init__(
         self,
         lamda1: float = 0.01,
         learning_rate: float | None = 0.1,
         beta: float = 1.0,
-        lazy_update: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.lamda1 = number("lamda1", lamda1)
         self.beta = number("beta", beta, least=0)
-        self.lazy_update = lazy_update
 
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

@@ -72,6 +72,7 @@ class GroupAdaGrad(Optimizer):
     """
 
     rule = group_adagrad
+    _lazy = True
 
     def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)

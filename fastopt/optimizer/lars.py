@@ -68,7 +68,7 @@ class LARS(MomentumOptimizer):
     ----------
     momentum : float
         Momentum :math:`\mu`. Default 0.
-    lazy_update : bool
+    lazy_update : bool, optional
         Under row-sparse gradients touch only the rows they list. Default True.
     eta : float
         Trust coefficient :math:`\eta_0`. Default 0.001.
@@ -97,19 +97,19 @@ class LARS(MomentumOptimizer):
     """
 
     forms = (lars, lars_momentum)
+    _lazy, _master_last, _rounded_sums = True, True, True
     _decayed = ("_weight",)
 
     def __init__(
         self,
         momentum: float = 0.0,
-        lazy_update: bool = True,
+        lazy_update: bool | None = None,
         eta: float = 0.001,
         eps: float = 0.0,
         momentum_correction: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(momentum=momentum, **kwargs)
-        self.lazy_update = lazy_update
+        super().__init__(momentum=momentum, lazy_update=lazy_update, **kwargs)
         self.eta = number("eta", eta)
         self.eps = number("eps", eps, least=0)
         self.momentum_correction = momentum_correction

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from fastopt.arguments import count
+from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
-from fastopt.kernels.table import Tensor
+from fastopt.kernels.table import Table
 from fastopt.optimizer.base import Array, Index, register
-from fastopt.optimizer.border import admit, check
+from fastopt.optimizer.border import admit, check, label
 from fastopt.optimizer.lars import lars_sums
 from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
+from fastopt.sparse import RowSparse
 
 __all__ = ["LBSGD", "accumulate", "lbsgd", "lbsgd_momentum"]
 
@@ -113,6 +115,8 @@ class LBSGD(MomentumOptimizer):
     array([0.6, 0.4])
     """
 
+    _lazy = True
+
     def __init__(
         self,
         momentum: float = 0.0,
@@ -140,35 +144,46 @@ class LBSGD(MomentumOptimizer):
         forms = (lbsgd, lbsgd_momentum) if self.warmup_strategy == "lars" else SGD.forms
         return forms[self.momentum != 0]
 
-    def _plan(self, index: Index, weight: Array, grad: Array, state: Any) -> Sequence[Tensor]:
+    def _plan(
+        self, index: Index, weight: Array, grad: Any, state: Any, masters: bool = True
+    ) -> Sequence[Table]:
         calls = self._calls(index)
         total = None
         if self.batch_scale == 1:
-            tensors = list(super()._plan(index, weight, grad, state))
+            tables = list(super()._plan(index, weight, grad, state, masters))
         else:
-            check(index, self.idx2name, weight, grad)
-            total, keep = self._sum(index, weight)
-            adding = admit(index, self.idx2name, accumulate, total, grad, None)
-            adding.fill((float(keep),), 0)
-            tensors = [adding]
+            words = label(index, self.idx2name)
+            total, tables = self._sum(words, index, check(words, weight, grad), weight)
             if calls % self.batch_scale == 0:
-                tensors += super()._plan(index, weight, total, state)
+                tables += super()._plan(index, weight, total, state, masters)
             else:
                 self._count_and_rates(index)
         self.cumgrads[index] = {"cum_grad": total, "num_cums": calls}
-        return tensors
+        return tables
 
     def _calls(self, index: Index) -> int:
         """Number of calls of this parameter, the present one included."""
         before = self.cumgrads.get(index)
         return (before["num_cums"] if before else self.init_updates) + 1
 
-    def _sum(self, index: Index, weight: Array) -> tuple[Array, bool]:
-        """Buffer of the sum, and whether it holds gradients since the last update."""
+    def _sum(self, words: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Table]]:
+        """Sum of the gradients since the last update, and what to launch to complete it."""
         before = self.cumgrads.get(index)
-        if before is None:
-            return np.zeros(weight.shape, weight.dtype), False
-        return before["cum_grad"], before["num_cums"] % self.batch_scale != 0
+        keep = before is not None and before["num_cums"] % self.batch_scale != 0
+        total: Any = before["cum_grad"] if before is not None else None
+        if isinstance(grad, RowSparse):
+            if keep and not isinstance(total, RowSparse):
+                grad = grad.to_dense()
+            else:
+                wide = grad.astype(real_of(weight.dtype))
+                return (total + wide if keep else wide), []
+        if isinstance(total, RowSparse):
+            total = total.to_dense() if keep else None
+        if total is None:
+            total = np.zeros(weight.shape, real_of(weight.dtype))
+        adding = admit(words, accumulate, (total,), grad, ())
+        adding.fill((float(keep),), 0)
+        return total, [adding]
 
     def _count_and_rates(self, index: Index) -> tuple[float, float]:
         rates = self._get_lr(index), self._get_wd(index)

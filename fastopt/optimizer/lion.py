@@ -60,6 +60,7 @@ class Lion(MomentOptimizer):
     """
 
     rule = lion
+    decoupled = True
 
     def __init__(
         self,

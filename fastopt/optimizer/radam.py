@@ -71,6 +71,7 @@ class RAdam(MomentOptimizer):
     """
 
     rule = radam
+    decoupled = True
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

@@ -90,7 +90,7 @@ class SGD(MomentumOptimizer):
     ----------
     momentum : float
         Momentum :math:`\mu`. Default 0.
-    lazy_update : bool
+    lazy_update : bool, optional
         Under row-sparse gradients touch only the rows they list. Default True.
     **kwargs
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
@@ -113,10 +113,12 @@ class SGD(MomentumOptimizer):
     """
 
     forms = (sgd, sgd_momentum)
+    _lazy, _master_last = True, True
 
-    def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
-        super().__init__(momentum=momentum, **kwargs)
-        self.lazy_update = lazy_update
+    def __init__(
+        self, momentum: float = 0.0, lazy_update: bool | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(momentum=momentum, lazy_update=lazy_update, **kwargs)
 
 
 @register

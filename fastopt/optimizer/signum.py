@@ -70,6 +70,7 @@ class Signum(MomentumOptimizer):
     """
 
     forms = (signsgd, signum)
+    decoupled = True
 
     def __init__(
         self,
@@ -80,12 +81,17 @@ class Signum(MomentumOptimizer):
     ) -> None:
         super().__init__(learning_rate=learning_rate, momentum=momentum, **kwargs)
         self.wd_lh = number("wd_lh", wd_lh)
+        if self.momentum and self.sparse_decay == "catch_up":
+            raise ValueError("sparse_decay='catch_up' needs Signum without momentum")
 
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        decoupled = self.wd_lh if self.momentum else self.wd_lh + wd
         return {
             "momentum": self.momentum,
             "one_minus_momentum": 1 - self.momentum,
-            "shrink": 1 - lr * decoupled,
+            "shrink": 1 - self.decay(t, lr, wd),
         }
+
+    def decay(self, t: int, lr: float, wd: float) -> float:
+        """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
+        return lr * (self.wd_lh if self.momentum else self.wd_lh + wd)

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastopt import checkpoint
+from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.base import Array, Index, Optimizer
-from fastopt.optimizer.border import check, check_index
+from fastopt.optimizer.border import check, check_index, label, leaves
+from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
 
@@ -60,9 +62,12 @@ class Updater:
         index : int, str or bytes, or a list of them
             The parameter; its state and counts are kept under it.
         grad : numpy.ndarray, or a list of them
-            Gradient with the weight's shape and dtype. It is not changed.
+            Gradient with the weight's shape and dtype; float32 too for weights of half precision.
+            It is not changed. A gradient that lists rows may be a
+            :class:`~fastopt.sparse.RowSparse`, a pair ``(values, indices)``, or a
+            scipy.sparse array in CSR or COO format.
         weight : numpy.ndarray, or a list of them
-            float32 or float64, of any shape and layout. Changed in place.
+            float32, float64, float16 or bfloat16, of any shape and layout. Changed in place.
 
         Raises
         ------
@@ -75,7 +80,7 @@ class Updater:
         else:
             index = check_index(index)
             if optimizer.native and index in self.states and self.states_synced.get(index):
-                optimizer.update(index, weight, grad, self.states[index])
+                optimizer.update_multi_precision(index, weight, grad, self.states[index])
                 return
             calls = [(index, grad, weight)]
         with optimizer.lock:
@@ -84,24 +89,127 @@ class Updater:
     def _update(self, calls: Sequence[tuple[Index, Any, Any]]) -> None:
         """Check all calls, make states on first sight, update, and keep the states."""
         optimizer = self.optimizer
+        checked, states = [], {}
         for index, grad, weight in calls:
             if index not in self.states or not optimizer.native:
-                check(index, optimizer.idx2name, weight, grad)
-        states: dict[Index, Any] = {}
-        for index, _, weight in calls:
+                words = label(index, optimizer.idx2name)
+                grad = check(words, weight, grad, optimizer.copies.get(index))
+                if isinstance(grad, RowSparse) and not optimizer.native:
+                    grad = grad.to_dense()
+            checked.append((index, grad, weight))
+        for index, grad, weight in checked:
             if index not in states:
-                states[index] = self._state(index, weight)
-        optimizer.update_all([(i, w, g, states[i]) for i, g, w in calls])
+                states[index] = self._state(index, weight, isinstance(grad, RowSparse))
+        optimizer.update_all([(i, w, g, states[i]) for i, g, w in checked])
         self.states.update(states)
         self.states_synced.update(dict.fromkeys(states, True))
 
-    def _state(self, index: Index, weight: Array) -> Any:
+    def _state(self, index: Index, weight: Array, sparse: bool) -> Any:
         """State of `index` on its weight's device, made on first sight."""
         if index not in self.states:
-            return self.optimizer.create_state_multi_precision(index, weight)
+            state = self.optimizer.create_state_multi_precision(index, weight)
+            if sparse:
+                small_pages(leaves(state))
+            return state
         if self.states_synced.get(index):
             return self.states[index]
         return self.sync_state_context(self.states[index], None)
+
+    def set_master(self, index: Any, array: Array) -> None:
+        """Give the float32 master of a half-precision weight its values.
+
+        Without it a master starts as the weight, whose values are rounded already.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter, of an optimizer with ``multi_precision=True``.
+        array : numpy.ndarray
+            The exact values, float32, of the weight's shape; they are copied.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The optimizer keeps no masters, or the array does not fit. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0, multi_precision=True))
+        >>> exact = np.full(2, 0.1, np.float32)
+        >>> updater.set_master(0, exact)
+        >>> weight = exact.astype(np.float16)
+        >>> updater(0, np.zeros(2, np.float16), weight)
+        >>> updater.states[0][1]
+        array([0.1, 0.1], dtype=float32)
+        """
+        index = check_index(index)
+        self.optimizer.set_master(index, array, self.states.get(index))
+
+    def set_copy(self, index: Any, array: Array | None) -> None:
+        """Keep a half-precision copy of a float32 weight: each update writes it too.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter.
+        array : numpy.ndarray or None
+            The copy, float16 or bfloat16, of the weight's shape. It is written by every update
+            from now on, with the weight's values rounded to nearest. None ends it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `array` is of another kind, or read-only; or, at the next update, does not have the
+            weight's shape or shares its memory.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.1))
+        >>> weight = np.ones(2, np.float32)
+        >>> copy = weight.astype(np.float16)
+        >>> updater.set_copy(0, copy)
+        >>> updater(0, np.ones(2, np.float32), weight)
+        >>> copy
+        array([0.9, 0.9], dtype=float16)
+        """
+        self.optimizer.set_copy(check_index(index), array)
+
+    def flush(self, index: Any, weight: Array | None = None) -> None:
+        """Give all rows of a parameter the decay that they have missed.
+
+        For ``sparse_decay="catch_up"``, before weights are used as a whole: rows that gradients
+        have not listed lately are too large by the decay of the steps since.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter.
+        weight : numpy.ndarray, optional
+            Its weight. Default: the one that was last updated.
+
+        Raises
+        ------
+        ValueError
+            No weight is given and none has been updated.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> made = optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
+        >>> updater, weight = optimizer.get_updater(made), np.ones((2, 1))
+        >>> updater(0, (np.ones((1, 1)), np.array([0])), weight)
+        >>> updater.flush(0)
+        >>> weight.round(3)
+        array([[0.834],
+               [0.984]])
+        """
+        index = check_index(index)
+        self.optimizer.flush(index, weight, self.states.get(index))
 
     def sync_state_context(self, state: Any, context: Any) -> Any:
         """Bring a restored state to a device.

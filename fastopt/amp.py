@@ -1,0 +1,234 @@
+"""Mixed precision: the scale of the loss that keeps small gradients from becoming zero."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastopt.arguments import count, number
+
+__all__ = ["LossScaler", "StepInfo"]
+
+_LEAST, _MOST = 2.0**-126, 2.0**126  # within float32, and so is the inverse
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What the last call of an updater did.
+
+    Parameters
+    ----------
+    stepped : bool
+        The weights were updated.
+    skipped : bool
+        A gradient was not finite, so nothing was changed.
+    global_norm : float or None
+        Euclidean norm of all gradients of the call together, as far as it was computed.
+    culprits : tuple of str
+        Names of the parameters whose gradients were not finite.
+
+    Examples
+    --------
+    >>> from fastopt.amp import StepInfo
+    >>> StepInfo(stepped=False, skipped=True, culprits=("fc_weight",))
+    StepInfo(stepped=False, skipped=True, global_norm=None, culprits=('fc_weight',))
+    """
+
+    stepped: bool
+    skipped: bool
+    global_norm: float | None = None
+    culprits: tuple[str, ...] = ()
+
+
+class LossScaler:
+    r"""Scale of the loss, and so of its gradients, that adapts to what float16 can hold.
+
+    Gradients below 3e-8 are zero in float16. Those of a loss that is multiplied by a large number
+    are larger by the same factor; an updater with this scaler divides by it. After every
+    `growth_interval` steps in a row without overflow
+
+    .. math:: \mathrm{scale} \leftarrow \min(\mathrm{growth\_factor} \cdot \mathrm{scale},
+        \mathrm{max\_scale})
+
+    and after each overflow
+
+    .. math:: \mathrm{scale} \leftarrow \max(\mathrm{backoff\_factor} \cdot \mathrm{scale},
+        \mathrm{min\_scale})
+
+    Parameters
+    ----------
+    init_scale : float, default 65536
+        First scale. Powers of 2 are exact: they change no digit of a gradient.
+    growth_factor : float, at least 1, default 2
+    backoff_factor : float, from 0 to below 1, default 0.5
+    growth_interval : int, at least 1, default 2000
+    dynamic : bool, default True
+        If False, the scale is static: it never changes by itself.
+    min_scale : float, from 2**-126, default 1
+    max_scale : float, to 2**126, default 2**24
+        Bounds of the scale.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is of another kind or out of range; `init_scale` is not from `min_scale` to
+        `max_scale`.
+
+    References
+    ----------
+    Micikevicius et al., 2018, "Mixed precision training", https://arxiv.org/abs/1710.03740.
+    The names are those of ``torch.amp.GradScaler``.
+
+    Examples
+    --------
+    >>> from fastopt.amp import LossScaler
+    >>> scaler = LossScaler(init_scale=1024, growth_interval=2)
+    >>> scaler.scale_loss(0.25)
+    256.0
+    >>> for overflow in (True, False, False):
+    ...     scaler.update(overflow)
+    ...     print(scaler.scale)
+    512.0
+    512.0
+    1024.0
+
+    A static one:
+
+    >>> scaler = LossScaler(128, dynamic=False)
+    >>> scaler.update(overflow=True)
+    >>> scaler.scale
+    128.0
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        dynamic: bool = True,
+        min_scale: float = 1.0,
+        max_scale: float = 2.0**24,
+    ) -> None:
+        self.growth_factor = number("growth_factor", growth_factor, least=1)
+        self.backoff_factor = number("backoff_factor", backoff_factor, least=0, below=1)
+        self.growth_interval = count("growth_interval", growth_interval)
+        self.dynamic = _flag("dynamic", dynamic)
+        self.min_scale = number("min_scale", min_scale, least=_LEAST, most=_MOST)
+        self.max_scale = number("max_scale", max_scale, least=self.min_scale, most=_MOST)
+        self._scale = self._within("init_scale", init_scale)
+        self._good_steps = 0
+
+    @property
+    def scale(self) -> float:
+        """Factor of the loss; may be set to a number from `min_scale` to `max_scale`."""
+        return self._scale
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self._scale = self._within("scale", value)
+
+    @property
+    def good_steps(self) -> int:
+        """Steps in a row without overflow, from 0 again where the scale grows."""
+        return self._good_steps
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return `loss` times the scale.
+
+        Parameters
+        ----------
+        loss : float or array
+            A float16 or bfloat16 of NumPy becomes float32, as the product may be beyond float16.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt.amp import LossScaler
+        >>> LossScaler().scale_loss(np.float16(2))
+        np.float32(131072.0)
+        """
+        if isinstance(loss, (np.ndarray, np.generic)) and loss.dtype.itemsize == 2:
+            loss = loss.astype(np.float32)
+        return loss * self._scale
+
+    def update(self, overflow: bool) -> None:
+        """Adapt the scale to one more step; an updater with this scaler does so by itself.
+
+        Parameters
+        ----------
+        overflow : bool
+            A gradient was infinite or NaN, so the step was skipped.
+
+        Raises
+        ------
+        TypeError
+            `overflow` is not a bool.
+        """
+        overflow = _flag("overflow", overflow)
+        if not self.dynamic:
+            return
+        self._good_steps = 0 if overflow else self._good_steps + 1
+        if overflow:
+            self._scale = max(self._scale * self.backoff_factor, self.min_scale)
+        elif self._good_steps >= self.growth_interval:
+            self._scale = min(self._scale * self.growth_factor, self.max_scale)
+            self._good_steps = 0
+
+    def state_dict(self) -> dict[str, float]:
+        """Return scale, settings and count of good steps, as plain numbers for a checkpoint.
+
+        Examples
+        --------
+        >>> from fastopt.amp import LossScaler
+        >>> trained = LossScaler()
+        >>> trained.update(overflow=True)
+        >>> resumed = LossScaler()
+        >>> resumed.load_state_dict(trained.state_dict())
+        >>> resumed.scale
+        32768.0
+        """
+        settings = {name: value for name, value in vars(self).items() if name[0] != "_"}
+        return {"scale": self._scale, "good_steps": self._good_steps, **settings}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Take over what :meth:`state_dict` returned, all or, if something is wrong, nothing.
+
+        Parameters
+        ----------
+        state : mapping
+
+        Raises
+        ------
+        TypeError
+            `state` is not a mapping, or a value is not of the kind that it must be.
+        ValueError
+            A name is missing or unknown, or a value is out of range.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be a mapping, got {state!r}")
+        names = self.state_dict().keys()
+        if state.keys() != names:
+            raise ValueError(
+                f"state must have the names {sorted(names)}, got {sorted(map(str, state))}"
+            )
+        settings: dict[str, Any] = dict(state)
+        scale, good_steps = settings.pop("scale"), settings.pop("good_steps")
+        loaded = LossScaler(settings["min_scale"], **settings)
+        loaded.scale = scale
+        loaded._good_steps = count("good_steps", good_steps, least=0)
+        vars(self).update(vars(loaded))
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name}={value!r}" for name, value in self.state_dict().items())
+        return f"{type(self).__name__}({parts})"
+
+    def _within(self, name: str, value: float) -> float:
+        return number(name, value, least=self.min_scale, most=self.max_scale)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)

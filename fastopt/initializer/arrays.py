@@ -1,0 +1,92 @@
+"""Arrays that are initialized: what they may be, and how fixed values get into them."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Array", "assign", "bilinear", "drawable", "is_real", "target"]
+
+Array = np.ndarray[Any, Any]
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this dtype hold integers or floats."""
+    return dtype.kind in "iuf" or dtype.name == "bfloat16"
+
+
+def target(name: str, arr: Any) -> Array:
+    """Return `arr` as a plain array on the same memory, once it can be initialized.
+
+    Raises
+    ------
+    TypeError
+        `arr` is not a NumPy array of real numbers.
+    ValueError
+        It is read-only.
+    """
+    if not isinstance(arr, np.ndarray) or isinstance(arr, np.ma.MaskedArray):
+        raise TypeError(f"{name}: arr must be a NumPy array, got {type(arr).__name__}")
+    if not is_real(arr.dtype):
+        raise TypeError(f"{name}: arr must hold real numbers, got dtype {arr.dtype}")
+    if not arr.flags.writeable:
+        raise ValueError(f"{name}: arr is read-only, an initializer writes to it")
+    return np.asarray(arr)
+
+
+def drawable(name: str, arr: Array) -> type[np.float32] | type[np.float64]:
+    """Dtype in which random numbers for `arr` are computed; TypeError if it has no floats."""
+    if arr.dtype.name not in FLOATS:
+        raise TypeError(
+            f"{name}: arr must have one of the dtypes {', '.join(FLOATS)} for random numbers, "
+            f"got {arr.dtype}"
+        )
+    return np.float64 if arr.dtype.name == "float64" else np.float32
+
+
+def assign(name: str, arr: Array, values: Array, what: str) -> None:
+    """Copy `values` into `arr`, repeated where they broadcast; only precision may be lost.
+
+    Raises
+    ------
+    TypeError
+        `arr` has integers, and `values` has floats or integers that are too large for it.
+    ValueError
+        The shapes do not fit.
+    """
+    if arr.dtype.kind in "iu" and not _within(values, np.iinfo(arr.dtype)):
+        raise TypeError(f"{name}: {what} ({values.dtype}) does not fit into {arr.dtype}")
+    try:
+        values = np.broadcast_to(values, arr.shape)
+    except ValueError:
+        raise ValueError(
+            f"{name}: {what} has shape {values.shape}, which does not fit {arr.shape}"
+        ) from None
+    arr[...] = values
+
+
+def _within(values: Array, limits: Any) -> bool:
+    """Whether `values` are integers, and within the limits of a dtype."""
+    if values.dtype.kind not in "iu":
+        return False
+    return not values.size or bool(limits.min <= values.min() and values.max() <= limits.max)
+
+
+def bilinear(name: str, arr: Array) -> None:
+    """Fill the last two axes of `arr` with the weights of bilinear upsampling.
+
+    Raises
+    ------
+    ValueError
+        `arr` does not have four dimensions.
+    """
+    if arr.ndim != 4:
+        raise ValueError(
+            f"{name}: bilinear upsampling needs shape (out, in, height, width), got {arr.shape}"
+        )
+    height, width = arr.shape[2:]
+    factor = max(math.ceil(width / 2), 1)  # 1 for arrays without elements
+    center = (2 * factor - 1 - factor % 2) / (2 * factor)
+    rows, columns = (1 - abs(np.arange(size) / factor - center) for size in (height, width))
+    arr[...] = np.outer(rows, columns)

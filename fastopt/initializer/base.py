@@ -1,0 +1,211 @@
+"""The base class of all initializers."""
+
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fastopt.initializer import draws
+from fastopt.initializer.arrays import Array, bilinear, drawable, target
+from fastopt.initializer.names import DESCRIBED, PLAIN, InitDesc, hook_of
+from fastopt.initializer.text import build, filler
+
+__all__ = ["Initializer", "log"]
+
+log = logging.getLogger("fastopt.initializer")
+
+
+class Initializer:
+    """Base class of all initializers: called with a name and an array, they fill the array.
+
+    The end of the name decides which hook is called. Names that end in ``weight`` get
+    :meth:`_init_weight`, which a subclass writes; ``bias`` :meth:`_init_bias` and ``beta``
+    :meth:`_init_beta`, zeros; ``gamma`` :meth:`_init_gamma`, ones; ``min`` :meth:`_init_zero`;
+    ``max`` :meth:`_init_one`; ``weight_quantize`` and ``bias_quantize``
+    :meth:`_init_quantized_weight` and :meth:`_init_quantized_bias`; others
+    :meth:`_init_default`, an error. Every hook takes the name and the array and can be overridden.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator or seed, optional
+        Where random numbers come from: a generator, which is shared and moves on, or a seed for
+        a new one. Default: fresh entropy.
+    **kwargs
+        What :meth:`dumps` tells about the initializer: arguments of the subclass by name.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of any initializer, or the array of a call, is not what it must be; the
+        message says what that is. A failing call changes nothing in the array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import initializer
+    >>> init = initializer.Normal(0.5, rng=0)
+    >>> weight, bias = np.empty((2, 2), np.float32), np.empty(2, np.float32)
+    >>> init(initializer.InitDesc("fc_weight"), weight)
+    >>> init(initializer.InitDesc("fc_bias"), bias)
+    >>> bool(weight.any()), bool(bias.any())
+    (True, False)
+    """
+
+    def __init__(self, *, rng: draws.Seed = None, **kwargs: Any) -> None:
+        self._rng = None if rng is None else draws.generator(rng)
+        self._kwargs = kwargs
+        self._print_func: Callable[[Array], str] | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The generator that all random numbers come from."""
+        if self._rng is None:
+            self._rng = draws.generator(None)
+        return self._rng
+
+    def set_verbosity(
+        self, verbose: bool = False, print_func: Callable[[Array], str] | None = None
+    ) -> "Initializer":
+        """Log every array that is initialized, at level INFO of logger "fastopt.initializer".
+
+        Parameters
+        ----------
+        verbose : bool, default False
+        print_func : callable, optional
+            Takes the array and returns what to say about it. Default: the root of its mean
+            square.
+
+        Returns
+        -------
+        Initializer
+            Itself.
+
+        Raises
+        ------
+        TypeError
+            `print_func` cannot be called.
+        """
+        if not (print_func is None or callable(print_func)):
+            raise TypeError(f"print_func must be a function of an array, got {print_func!r}")
+        self._print_func = (print_func or root_mean_square) if verbose else None
+        return self
+
+    def dumps(self) -> str:
+        """Return the initializer as JSON text, which :func:`create` takes; without its `rng`.
+
+        Raises
+        ------
+        TypeError
+            An argument is neither an array nor anything that JSON knows.
+
+        Examples
+        --------
+        >>> from fastopt import initializer
+        >>> initializer.Normal(0.5, rng=0).dumps()
+        '["normal", {"sigma": 0.5}]'
+        """
+        return json.dumps([type(self).__name__.lower(), self._kwargs], default=_plain)
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self._kwargs.items())
+        return f"{type(self).__name__}({arguments})"
+
+    def __call__(self, desc: str, arr: Array) -> None:
+        """Fill `arr` in place.
+
+        Parameters
+        ----------
+        desc : InitDesc
+            The parameter's name. A plain string is deprecated; see the guide for what differs.
+        arr : numpy.ndarray
+            Of any shape and strides, float16, bfloat16, float32 or float64; initializers that
+            draw no random numbers also fill arrays of integers.
+        """
+        patterns = DESCRIBED
+        if not isinstance(desc, InitDesc):
+            patterns, desc = PLAIN, InitDesc(desc)
+            warnings.warn(
+                f"plain names are deprecated, use InitDesc({str(desc)!r})",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        arr = target(desc, arr)
+        if desc.global_init is None:
+            desc = InitDesc(desc, desc.attrs, self)
+        pattern = desc.attrs.get("__init__")
+        if pattern:
+            self._init_own(pattern, desc, arr)
+        else:
+            pattern, hook = hook_of(desc, patterns)
+            getattr(self, hook)(desc, arr)
+        if self._print_func:
+            log.info("Initialized %s as %s: %s", desc, pattern, self._print_func(arr))
+
+    def _init_own(self, own: Any, desc: InitDesc, arr: Array) -> None:
+        """Leave the array to the parameter's own initializer."""
+        if isinstance(own, (str, Initializer)):
+            self._made(own)._init_weight(desc, arr)
+        else:
+            rest = {name: value for name, value in desc.attrs.items() if name != "__init__"}
+            filler(f"{desc}: attrs['__init__']", own)(InitDesc(desc, rest, desc.global_init), arr)
+
+    def _made(self, init: "str | Initializer") -> "Initializer":
+        """Make an initializer from its text; it draws from this one's generator."""
+        if isinstance(init, Initializer):
+            return init
+        made: Initializer = build(init)
+        if made._rng is None:
+            made._rng = self.rng
+        return made
+
+    def _draw(self, desc: str, arr: Array, sampler: draws.Sampler, scale: float) -> None:
+        """Fill `arr` with random numbers of this scale."""
+        draws.fill(arr, self.rng, sampler, drawable(desc, arr), scale)
+
+    # Hooks
+
+    def _init_weight(self, desc: InitDesc, arr: Array) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must define _init_weight(desc, arr)")
+
+    def _init_zero(self, desc: InitDesc, arr: Array) -> None:
+        arr[...] = 0
+
+    def _init_one(self, desc: InitDesc, arr: Array) -> None:
+        arr[...] = 1
+
+    _init_bias = _init_beta = _init_quantized_bias = _init_zero
+    _init_gamma = _init_one
+
+    def _init_quantized_weight(self, desc: InitDesc, arr: Array) -> None:
+        draws.fill(arr, self.rng, draws.integers, np.int64)
+
+    def _init_bilinear(self, desc: InitDesc, arr: Array) -> None:
+        bilinear(desc, arr)
+
+    def _init_loc_bias(self, desc: InitDesc, arr: Array) -> None:
+        if arr.shape != (6,):
+            raise ValueError(f"{desc}: an affine map has shape (6,), got {arr.shape}")
+        arr[...] = [1, 0, 0, 0, 1, 0]
+
+    def _init_default(self, desc: InitDesc, arr: Array) -> None:
+        endings = ", ".join(pattern.strip("*") for pattern in DESCRIBED)
+        raise ValueError(
+            f"{desc}: names are initialized by their endings, one of {endings}; for another name "
+            "give InitDesc an attribute '__init__'"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """JSON form of an array or of a NumPy number."""
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise TypeError(f"an argument cannot be written as JSON: {value!r}")
+    return value.tolist()
+
+
+def root_mean_square(arr: Array) -> str:
+    """Size of the elements of an array, in words."""
+    return f"{np.linalg.norm(arr.astype(np.float64)) / math.sqrt(max(arr.size, 1)):g}"

@@ -1,0 +1,120 @@
+"""Initializers whose scale follows from the number of inputs and outputs of a layer."""
+
+import math
+from typing import ClassVar
+
+from fastopt.arguments import choice, number
+from fastopt.initializer import draws
+from fastopt.initializer.arrays import Array
+from fastopt.initializer.base import Initializer
+from fastopt.initializer.names import InitDesc
+from fastopt.initializer.registry import register
+
+__all__ = ["MSRAPrelu", "Xavier"]
+
+
+@register
+class Xavier(Initializer):
+    r"""Draw weights at a scale that keeps that of activations and gradients.
+
+    .. math:: s = \sqrt{\mathrm{magnitude} / n}, \quad
+        n_\mathrm{in} = \mathrm{shape}_1 k, \quad n_\mathrm{out} = \mathrm{shape}_0 k, \quad
+        k = \prod_{i \ge 2} \mathrm{shape}_i
+
+    uniformly from :math:`[-s, s)` or from a normal distribution with standard deviation
+    :math:`s`. Glorot and Bengio, "Understanding the difficulty of training deep feedforward
+    neural networks" (2010); their formula is the default.
+
+    Parameters
+    ----------
+    rnd_type : {'uniform', 'gaussian', 'truncated'}
+        'truncated' draws a normal number again if it is further from 0 than twice the standard
+        deviation of the distribution, whose scale is such that :math:`s` is what is left of it.
+    factor_type : {'avg', 'in', 'out'}
+        What :math:`n` is: the mean of the numbers of inputs and outputs, or one of them.
+    magnitude : float, 0 or more, default 3
+    rng
+        See :class:`Initializer`, also for errors.
+
+    Raises
+    ------
+    ValueError
+        The weight has fewer than two dimensions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import initializer
+    >>> weight = np.empty((200, 100))
+    >>> initializer.Xavier(rng=0)(initializer.InitDesc("fc_weight"), weight)
+    >>> bool(0.14 < abs(weight).max() <= (6 / 300) ** 0.5)
+    True
+    """
+
+    _samplers: ClassVar[dict[str, draws.Sampler]] = {
+        "uniform": draws.uniform,
+        "gaussian": draws.normal,
+        "truncated": draws.standard_truncated,
+    }
+
+    def __init__(
+        self,
+        rnd_type: str = "uniform",
+        factor_type: str = "avg",
+        magnitude: float = 3,
+        *,
+        rng: draws.Seed = None,
+    ) -> None:
+        self.rnd_type = choice("rnd_type", rnd_type, *self._samplers)
+        self.factor_type = choice("factor_type", factor_type, "avg", "in", "out")
+        self.magnitude = number("magnitude", magnitude, least=0)
+        super().__init__(
+            rng=rng, rnd_type=rnd_type, factor_type=factor_type, magnitude=self.magnitude
+        )
+
+    def _init_weight(self, desc: InitDesc, arr: Array) -> None:
+        if arr.ndim < 2:
+            raise ValueError(
+                f"{desc}: {type(self).__name__} needs two dimensions, got shape {arr.shape}"
+            )
+        kernel = math.prod(arr.shape[2:])
+        fan_in, fan_out = arr.shape[1] * kernel, arr.shape[0] * kernel
+        fans = {"avg": (fan_in + fan_out) / 2, "in": fan_in, "out": fan_out}
+        fan = max(fans[self.factor_type], 1)  # less only where there is nothing to draw
+        scale = math.sqrt(self.magnitude / fan)
+        self._draw(desc, arr, self._samplers[self.rnd_type], scale)
+
+
+@register
+class MSRAPrelu(Xavier):
+    r"""Draw normal weights at a scale for layers that end in rectifiers.
+
+    .. math:: w \sim N(0, \sigma^2), \quad \sigma^2 = \frac{2}{(1 + \mathrm{slope}^2) n}
+
+    with :math:`n` of :class:`Xavier` (arXiv:1502.01852).
+
+    Parameters
+    ----------
+    factor_type : {'avg', 'in', 'out'}
+        What :math:`n` is, see :class:`Xavier`. The paper has 'in'.
+    slope : float, default 0.25
+        Slope of the rectifier for negative numbers, at first.
+    rng
+        See :class:`Xavier`, also for errors.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import initializer
+    >>> weight = np.empty((200, 200))
+    >>> initializer.MSRAPrelu(slope=0, rng=0)(initializer.InitDesc("fc_weight"), weight)
+    >>> bool(0.099 < weight.std() < 0.101)
+    True
+    """
+
+    def __init__(
+        self, factor_type: str = "avg", slope: float = 0.25, *, rng: draws.Seed = None
+    ) -> None:
+        self.slope = number("slope", slope)
+        super().__init__("gaussian", factor_type, 2 / (1 + self.slope**2), rng=rng)
+        self._kwargs = {"factor_type": factor_type, "slope": self.slope}

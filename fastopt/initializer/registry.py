@@ -1,0 +1,107 @@
+"""Classes of initializers by name."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastopt.initializer.base import Initializer
+from fastopt.initializer.text import build, initializer_registry
+
+__all__ = ["alias", "create", "register"]
+
+Class = TypeVar("Class", bound=type[Initializer])
+
+
+def register(klass: Class) -> Class:
+    """Register a class under its lower-case name, as a decorator.
+
+    Parameters
+    ----------
+    klass : type
+        Subclass of :class:`Initializer`. A class of the same name is replaced with a warning.
+
+    Raises
+    ------
+    TypeError
+        `klass` is not a subclass of :class:`Initializer`.
+
+    Examples
+    --------
+    >>> from fastopt import initializer
+    >>> @initializer.register
+    ... @initializer.alias("half")
+    ... class Halves(initializer.Initializer):
+    ...     def _init_weight(self, desc, arr):
+    ...         arr[...] = 0.5
+    >>> initializer.create("halves"), initializer.create("half")
+    (Halves(), Halves())
+    """
+    _enter(getattr(klass, "__name__", ""), klass)
+    return klass
+
+
+def alias(*names: str) -> Callable[[Class], Class]:
+    """Register a class under further names, as a decorator; see :func:`register`.
+
+    Parameters
+    ----------
+    *names : str
+        Upper and lower case do not matter.
+
+    Raises
+    ------
+    TypeError
+        A name is not a string, or the class is not a subclass of :class:`Initializer`.
+    """
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"names must be strings, got {names!r}")
+
+    def enter(klass: Class) -> Class:
+        for name in names:
+            _enter(name, klass)
+        return klass
+
+    return enter
+
+
+def _enter(name: str, klass: Any) -> None:
+    if not (isinstance(klass, type) and issubclass(klass, Initializer)):
+        raise TypeError(f"only subclasses of Initializer can be registered, got {klass!r}")
+    old = initializer_registry.get(name.lower(), klass)
+    if old is not klass:
+        warnings.warn(f"{klass!r} replaces {old!r} in initializer_registry", stacklevel=3)
+    initializer_registry[name.lower()] = klass
+
+
+def create(name: str | Initializer, **kwargs: Any) -> Initializer:
+    """Make an initializer by its registered name or from its text.
+
+    Parameters
+    ----------
+    name : str or Initializer
+        Name of a registered class, in which upper and lower case do not matter, or what
+        :meth:`Initializer.dumps` returned. An initializer is returned as it is.
+    **kwargs
+        Arguments of the class; they go before those of the text.
+
+    Raises
+    ------
+    ValueError
+        No class of that name is registered, or the text is not that of an initializer.
+    TypeError
+        The class does not take an argument, or `name` has another type.
+
+    Examples
+    --------
+    >>> from fastopt import initializer
+    >>> initializer.create("he_normal", rng=0), initializer.create('["normal", {"sigma": 0.5}]')
+    (HeNormal(truncated=True), Normal(sigma=0.5))
+    """
+    if isinstance(name, Initializer):
+        if kwargs:
+            raise TypeError(f"{name!r} is made already and takes no {', '.join(kwargs)}")
+        return name
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string or an Initializer, got {name!r}")
+    made: Initializer = build(name, **kwargs)
+    return made

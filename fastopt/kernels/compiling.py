@@ -1,0 +1,50 @@
+"""Compilation of kernels, with numba's cache on disk kept honest."""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from numba import njit
+
+from fastopt.kernels.rule import Rule
+from fastopt.kernels.threads import prefer_tbb
+
+__all__ = ["compiled"]
+
+log = logging.getLogger("fastopt")
+
+
+def compiled(kernel: Callable, rule: Rule | None, parallel: bool, nogil: bool = True) -> Callable:
+    """Compile `kernel` on first use, from numba's disk cache where possible.
+
+    Numba's cache notices a change of the file that holds the kernel, but not of the files that hold
+    the rule and the functions that it calls. Their digest becomes part of the name of the cache
+    entry.
+    """
+    threads = "parallel" if parallel else "serial"
+    name, digest = (rule.name, rule.digest) if rule else ("any", "")
+    kernel.__qualname__ = f"{kernel.__name__}.{name}.{threads}.{digest}{_engine_digest()}"
+    if parallel:
+        prefer_tbb()
+    options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil}
+    try:
+        return njit(cache=True, **options)(kernel)
+    except RuntimeError:
+        _log_uncached()
+        return njit(**options)(kernel)
+
+
+@cache
+def _engine_digest() -> str:
+    text = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"\0".join(text)).hexdigest()[:16]
+
+
+@cache
+def _log_uncached() -> None:
+    log.info(
+        "kernels are compiled anew in every process: no cache directory can be written; "
+        "set NUMBA_CACHE_DIR to one that can"
+    )

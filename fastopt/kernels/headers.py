@@ -1,0 +1,120 @@
+"""NumPy arrays as compiled code sees them: by the header that every array object begins with.
+
+Its layout, ``PyArrayObject_fields``, is a part of NumPy's binary interface. Reading it where it
+lies tells address, shape, dtype and flags of thousands of arrays in microseconds; asking each array
+from Python would take milliseconds.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic, overload
+
+from fastopt.kernels.layout import ADDRESS
+from fastopt.kernels.rule import scalar
+
+__all__ = ["CHANGED", "FITS", "ID", "NBYTES", "enter", "guard"]
+
+HEAD = object.__basicsize__
+"""Bytes of the part that all Python objects begin with; its last word is the type."""
+TYPE, DATA, NDIM, SHAPE = HEAD - 8, HEAD, HEAD + 8, HEAD + 16
+DTYPE, FLAGS = HEAD + 40, HEAD + 48
+LOW = np.uint64(0xFFFFFFFF)
+
+IN_PLACE, WRITEABLE = 0x0101, 0x0400
+"""Flags: contiguous in C order and aligned; and writeable."""
+
+ID, NBYTES, WANTED_TYPE, WANTED_DTYPE, WANTED_FLAGS, WANTED_NDIM, WANTED_SHAPE = range(7)
+"""What a guard holds for each array: which object it is, and what must be true of it."""
+
+FITS, CHANGED = -1, -2
+"""Answers of :func:`enter`: nothing has changed; some addresses have."""
+
+
+def guard(arrays: Sequence[np.ndarray], writeable: int) -> np.ndarray:
+    """Guard of one tensor: what must stay true of its arrays, the first `writeable` written to."""
+    ndim = max(array.ndim for array in arrays)
+    made = np.zeros((len(arrays), WANTED_SHAPE + ndim), np.uint64)
+    for k, (row, array) in enumerate(zip(made, arrays, strict=True)):
+        flags = IN_PLACE | (WRITEABLE if k < writeable else 0)
+        kind = id(np.ndarray), id(array.dtype)
+        row[:WANTED_SHAPE] = id(array), array.nbytes, *kind, flags, array.ndim
+        row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
+    return made
+
+
+def word(address):
+    """Unsigned 64-bit number at an address."""
+    return np.uint64(ctypes.c_uint64.from_address(int(address)).value)
+
+
+@overload(word)
+def _word(address):
+    return lambda address: _word_intrinsic(address)
+
+
+@intrinsic
+def _word_intrinsic(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = context.get_value_type(types.CPointer(types.uint64))
+        return builder.load(builder.inttoptr(args[0], pointer), align=4)
+
+    return types.uint64(types.uint64), codegen
+
+
+@scalar
+def holds(wanted: Any) -> Any:
+    """Whether an array is what its row of a guard says."""
+    array = wanted[ID]
+    if word(array + np.uint64(TYPE)) != wanted[WANTED_TYPE]:
+        return False
+    if word(array + np.uint64(DTYPE)) != wanted[WANTED_DTYPE]:
+        return False
+    if (word(array + np.uint64(FLAGS)) & wanted[WANTED_FLAGS]) != wanted[WANTED_FLAGS]:
+        return False
+    if (word(array + np.uint64(NDIM)) & LOW) != wanted[WANTED_NDIM]:
+        return False
+    shape = word(array + np.uint64(SHAPE))
+    for axis in range(wanted[WANTED_NDIM]):
+        if word(shape + np.uint64(8 * axis)) != wanted[WANTED_SHAPE + axis]:
+            return False
+    return True
+
+
+@scalar
+def apart(addresses: Any, wanted: Any) -> Any:
+    """Whether no two arrays of a tensor share memory."""
+    for k in range(len(wanted)):
+        end = addresses[k] + wanted[k, NBYTES]
+        for other in range(k):
+            begin = addresses[other]
+            if begin < end and addresses[k] < begin + wanted[other, NBYTES]:
+                return False
+    return True
+
+
+def enter(table: Any, guards: Any) -> Any:
+    """Enter the present address of every array into `table`, if all fits.
+
+    Returns the first row where an array is not what its guard says or two arrays share memory;
+    else FITS or CHANGED. Objects are read as they are: the caller keeps them alive and holds the
+    interpreter's lock.
+    """
+    answer = FITS
+    for row in range(len(table)):
+        moved = False
+        for k in range(guards.shape[1]):
+            if not holds(guards[row, k]):
+                return row
+            address = word(guards[row, k, ID] + np.uint64(DATA))
+            if table[row, ADDRESS + k] != address:
+                table[row, ADDRESS + k] = address
+                moved = True
+        if moved:
+            answer = CHANGED
+            if not apart(table[row, ADDRESS:], guards[row]):
+                return row
+    return answer

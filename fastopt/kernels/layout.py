@@ -1,0 +1,107 @@
+"""What a kernel is compiled for: a rule, and the kinds of memory that it works on."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fastopt.kernels.rule import Rule
+
+__all__ = [
+    "ADDRESS",
+    "BFLOAT16",
+    "DECAY",
+    "FLOAT16",
+    "KEY",
+    "ORDER",
+    "PAID",
+    "ROWS",
+    "SEGMENTS",
+    "SPLIT",
+    "STARTS",
+    "WIDTH",
+    "Layout",
+    "kind_of",
+    "real_of",
+]
+
+KEY, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, ADDRESS = range(9)
+"""Columns of a table of tensors, which has a row for each tensor.
+
+KEY is the key of its random numbers and WIDTH the number of elements in a row of the tensor. A
+row-sparse gradient lists rows SEGMENTS in number, in ascending order at address ROWS; the values
+for the k-th of them are those at places ``order[starts[k]:starts[k + 1]]``, with ``starts`` at
+STARTS and ``order`` at ORDER. PAID and DECAY are addresses too, of what each row's decay has come
+to and of the totals before and after the step. From ADDRESS on come the addresses of the weight
+(and its rounded copy or remainder), of each state slot, and of the gradient.
+"""
+
+FLOAT16, BFLOAT16 = np.uint16, np.int16
+"""Types of the bits of a half; two, so that the type of a pointer tells which half it is."""
+
+SPLIT = (BFLOAT16, np.uint16)
+"""Kinds of a weight that is a bfloat16 and, beside it, the 16 bits that this lacks of a float32."""
+
+_KINDS = {"float32": np.float32, "float64": np.float64, "float16": FLOAT16, "bfloat16": BFLOAT16}
+
+
+@cache
+def kind_of(dtype: Any) -> Any:
+    """Type that stands for `dtype` in memory; None if kernels do not know it."""
+    return _KINDS.get(dtype.name) if dtype.isnative else None
+
+
+def real_of(dtype: Any) -> Any:
+    """Type of the arithmetic on weights of `dtype`: float32, or float64 for float64."""
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A rule and the kinds of memory of the arrays that it is applied to.
+
+    Parameters
+    ----------
+    rule : Rule
+        What updates a tensor.
+    real : type
+        Type of the arithmetic.
+    weight : tuple of type
+        Kind of the exact weight, and that of a rounded copy if one is written beside it; or SPLIT.
+    grad : type
+        Kind of the gradient.
+    state : tuple of type
+        Kind of each state slot; halves are rounded stochastically.
+    dither : bool
+        The weight is rounded stochastically.
+    sparse : bool
+        The gradient lists rows.
+    lazy : bool
+        Rows that the gradient does not list are left alone.
+    catch_up : bool
+        Listed rows are given the decay first that they have missed.
+    rounded_sums : bool
+        The passes of the rule see the weight as its half-precision copy has it.
+    """
+
+    rule: Rule
+    real: Any
+    weight: tuple[Any, ...]
+    grad: Any
+    state: tuple[Any, ...]
+    dither: bool = False
+    sparse: bool = False
+    lazy: bool = False
+    catch_up: bool = False
+    rounded_sums: bool = False
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the kernel goes row by row."""
+        return self.lazy or self.rule.row is not None
+
+    @property
+    def keyed(self) -> bool:
+        """Whether an update draws random numbers."""
+        return self.rule.noise or self.dither or BFLOAT16 in self.state

@@ -1,0 +1,211 @@
+"""Loss scaling: the scale over any history of steps, its bounds, its state."""
+
+import copy
+import dataclasses
+import json
+import math
+import pickle
+from itertools import groupby
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt.amp import LossScaler, StepInfo
+
+histories = st.lists(st.sampled_from([False, False, False, True]), max_size=60)
+intervals = st.integers(1, 6)
+factors = {"growth_factor": st.floats(1, 8), "backoff_factor": st.floats(0, 0.99)}
+
+
+@st.composite
+def scalers(draw):
+    """Any dynamic scaler; bounds that are soon reached are as likely as others."""
+    settings = {name: draw(values) for name, values in factors.items()}
+    least = draw(st.floats(2.0**-126, 1e4))
+    most = draw(st.floats(least, 1e6))
+    init = draw(st.floats(least, most))
+    bounds = {"min_scale": least, "max_scale": most}
+    return LossScaler(init, growth_interval=draw(intervals), **bounds, **settings)
+
+
+def run(scaler, history):
+    """Scales after each step."""
+    scales = []
+    for overflow in history:
+        scaler.update(overflow)
+        scales.append(scaler.scale)
+    return scales
+
+
+@given(histories, intervals)
+def test_it_grows_after_good_steps_in_a_row_and_backs_off_on_each_overflow(history, interval):
+    scaler = LossScaler(1.0, growth_interval=interval, min_scale=2.0**-100, max_scale=2.0**100)
+    run(scaler, history)
+    exponent = 0
+    for overflow, steps in groupby(history):
+        count = len(list(steps))
+        exponent += -count if overflow else count // interval
+    assert scaler.scale == 2.0**exponent
+
+
+@given(scalers(), histories)
+def test_each_step_keeps_the_scale_or_changes_it_by_a_factor_up_to_a_bound(scaler, history):
+    low, high = scaler.min_scale, scaler.max_scale
+    before = scaler.scale
+    for overflow, after in zip(history, run(scaler, history), strict=True):
+        factor = scaler.backoff_factor if overflow else scaler.growth_factor
+        changed = min(max(before * factor, low), high)
+        assert after == changed or (after == before and not overflow)
+        before = after
+
+
+@given(scalers(), histories, histories)
+def test_a_resumed_scaler_continues_as_if_never_stopped(scaler, before, after):
+    run(scaler, before)
+    resumed = LossScaler()
+    resumed.load_state_dict(json.loads(json.dumps(scaler.state_dict())))
+    copies = [resumed, copy.deepcopy(scaler), pickle.loads(pickle.dumps(scaler))]
+    expected = run(scaler, after)
+    for other in copies:
+        assert run(other, after) == expected
+        assert other.state_dict() == scaler.state_dict()
+
+
+@given(histories)
+def test_a_static_scale_never_changes(history):
+    scaler = LossScaler(128, growth_interval=1, dynamic=False)
+    assert set(run(scaler, history)) <= {128.0}
+    assert scaler.good_steps == 0
+
+
+def test_defaults_are_those_of_the_field():
+    assert LossScaler().state_dict() == {
+        "scale": 65536.0,
+        "good_steps": 0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+        "dynamic": True,
+        "min_scale": 1.0,
+        "max_scale": 2.0**24,
+    }
+
+
+def test_the_state_is_plain_numbers_and_the_repr_shows_it():
+    scaler = LossScaler(np.float32(4), growth_interval=np.int64(3), dynamic=np.False_)
+    assert {type(value) for value in scaler.state_dict().values()} == {float, int, bool}
+    assert repr(scaler) == (
+        "LossScaler(scale=4.0, good_steps=0, growth_factor=2.0, backoff_factor=0.5, "
+        "growth_interval=3, dynamic=False, min_scale=1.0, max_scale=16777216.0)"
+    )
+
+
+@pytest.mark.parametrize("real", [np.float16, np.float32, np.float64])
+def test_a_scaled_loss_has_a_place_in_its_type(real):
+    scaler = LossScaler()
+    for loss in (real(3), np.full((2, 2), 3, real)):
+        scaled = scaler.scale_loss(loss)
+        np.testing.assert_array_equal(scaled, np.full(np.shape(loss), 3 * 65536.0))
+        assert scaled.dtype == max(real, np.float32, key=lambda real: np.dtype(real).itemsize)
+
+
+def test_a_loss_in_bfloat16_is_scaled_in_float32():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    for loss in (bfloat16(3), np.full(2, 3, bfloat16)):
+        scaled = LossScaler(1000.5).scale_loss(loss)
+        assert scaled.dtype == np.float32
+        np.testing.assert_array_equal(scaled, np.full(np.shape(loss), 3001.5))
+
+
+def test_a_loss_that_is_a_number_stays_one():
+    assert LossScaler(1024).scale_loss(0.1) == 102.4
+    assert type(LossScaler().scale_loss(1)) is float
+
+
+def test_the_scale_can_be_set_within_its_bounds():
+    scaler = LossScaler()
+    scaler.scale = 8
+    assert scaler.scale == 8.0
+    for wrong in (0, 0.5, 2.0**25, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"^scale must be .*1\.0.*16777216\.0, got"):
+            scaler.scale = wrong
+    assert scaler.scale == 8.0
+
+
+WRONG = [
+    ({"init_scale": "64"}, TypeError, "init_scale must be a number, got '64'"),
+    ({"init_scale": 0}, ValueError, r"init_scale must be .*at least 1\.0.*got 0"),
+    ({"init_scale": 2.0**25}, ValueError, r"init_scale must be .*at most 16777216\.0"),
+    ({"growth_factor": 0.5}, ValueError, "growth_factor must be .*at least 1, got"),
+    ({"growth_factor": math.inf}, ValueError, "growth_factor must be a finite number"),
+    ({"backoff_factor": 1}, ValueError, "backoff_factor must be .*below 1, got 1"),
+    ({"backoff_factor": -0.1}, ValueError, "backoff_factor must be .*at least 0"),
+    ({"growth_interval": 0}, ValueError, "growth_interval must be at least 1, got 0"),
+    ({"growth_interval": 2.0}, TypeError, "growth_interval must be an integer"),
+    ({"dynamic": 1}, TypeError, "dynamic must be True or False, got 1"),
+    ({"min_scale": 0}, ValueError, "min_scale must be .*got 0"),
+    ({"min_scale": 2.0**25}, ValueError, "max_scale must be .*got"),
+    ({"max_scale": math.inf}, ValueError, "max_scale must be a finite number"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), WRONG)
+def test_wrong_settings_are_named(wrong, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        LossScaler(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [1, 0.0, None, "False"])
+def test_an_overflow_that_is_not_a_bool_changes_nothing(wrong):
+    scaler = LossScaler()
+    with pytest.raises(TypeError, match=r"^overflow must be True or False, got"):
+        scaler.update(wrong)
+    assert scaler.state_dict() == LossScaler().state_dict()
+
+
+def test_overflow_may_be_a_bool_of_numpy():
+    scaler = LossScaler()
+    scaler.update(np.bool_(True))
+    assert scaler.scale == 32768
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"scale": 0.5}, ValueError, "scale must be a finite number, at least 1.0"),
+        ({"scale": "8"}, TypeError, "scale must be a number"),
+        ({"good_steps": -1}, ValueError, "good_steps must be at least 0, got -1"),
+        ({"good_steps": 1.5}, TypeError, "good_steps must be an integer"),
+        ({"growth_interval": 0}, ValueError, "growth_interval must be at least 1"),
+        ({"max_scale": 2.0}, ValueError, "scale must be .*at most 2.0, got 512"),
+        ({"surplus": 1}, ValueError, "state must have the names .*surplus"),
+        ({1: 1}, ValueError, "state must have the names .*'1'"),
+    ],
+)
+def test_a_wrong_state_changes_nothing(change, error, message):
+    scaler = LossScaler()
+    run(scaler, [True, False])
+    before = scaler.state_dict()
+    with pytest.raises(error, match=f"^{message}"):
+        scaler.load_state_dict({**LossScaler(512).state_dict(), **change})
+    assert scaler.state_dict() == before
+
+
+def test_an_incomplete_state_changes_nothing():
+    scaler, state = LossScaler(), LossScaler(512).state_dict()
+    for name in state:
+        with pytest.raises(ValueError, match=f"^state must have the names .*'{name}'.*got"):
+            scaler.load_state_dict({key: value for key, value in state.items() if key != name})
+    with pytest.raises(TypeError, match=r"^state must be a mapping, got"):
+        scaler.load_state_dict(list(state))
+    assert scaler.state_dict() == LossScaler().state_dict()
+
+
+def test_step_info_is_a_value_that_cannot_be_changed():
+    info = StepInfo(stepped=True, skipped=False, global_norm=1.5)
+    assert info == StepInfo(True, False, 1.5, ())
+    assert info.culprits == ()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.stepped = False

@@ -1,0 +1,223 @@
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from fastopt import initializer
+from fastopt.initializer import InitDesc
+from fastopt.initializer.draws import BLOCK
+
+RANDOM = {
+    "uniform": {},
+    "normal": {},
+    "truncated_normal": {},
+    "orthogonal": {},
+    "xavier": {},
+    "msraprelu": {},
+    "lecun_uniform": {},
+    "lecun_normal": {},
+    "he_uniform": {},
+    "he_normal": {},
+    "glorot_uniform": {},
+    "glorot_normal": {},
+    "fusedrnn": {
+        "init": '["normal", {"sigma": 1}]',
+        "num_hidden": 2,
+        "num_layers": 1,
+        "mode": "lstm",
+    },
+}
+
+
+every = pytest.mark.parametrize("name", RANDOM)
+
+
+def make(name, rng=0):
+    return initializer.create(name, rng=rng, **RANDOM[name])
+
+
+def shape_for(name, shape=(8, 4)):
+    return (math.prod(shape) * 8 + 2 * 8 * 4,) if name == "fusedrnn" else shape
+
+
+def fill(init, arr):
+    init(InitDesc("fc_weight"), arr)
+    return arr
+
+
+def drawn(name, rng=0, shape=(8, 4), dtype=np.float32):
+    return fill(make(name, rng), np.full(shape_for(name, shape), -9, dtype))
+
+
+@every
+def test_a_seed_gives_the_same_numbers_and_no_seed_others(name):
+    assert np.array_equal(drawn(name, 5), drawn(name, 5))
+    assert not np.array_equal(drawn(name, 5), drawn(name, 6))
+    assert not np.array_equal(drawn(name, None), drawn(name, None))
+
+
+@every
+def test_an_initializer_moves_on(name):
+    init = make(name)
+    first, second = (fill(init, np.empty(shape_for(name))) for _ in range(2))
+    assert not np.array_equal(first, second)
+    again = make(name)
+    assert np.array_equal(first, fill(again, np.empty(shape_for(name))))
+    assert np.array_equal(second, fill(again, np.empty(shape_for(name))))
+
+
+@every
+def test_a_generator_is_used_as_it_is_and_shared(name):
+    rng = np.random.default_rng(0)
+    one, two = make(name, rng), make(name, rng)
+    assert one.rng is two.rng is rng
+    alone = make(name)
+    for init in [one, two, one]:
+        assert np.array_equal(
+            fill(init, np.empty(shape_for(name))), fill(alone, np.empty(shape_for(name)))
+        )
+
+
+@pytest.mark.parametrize("kind", [int, list, np.random.SeedSequence, np.random.PCG64])
+def test_seeds_of_every_kind(kind):
+    def seed():
+        return [1, 2] if kind is list else kind(3)
+
+    wanted = np.random.default_rng(seed()).standard_normal(4)
+    assert np.array_equal(fill(initializer.Normal(1, rng=seed()), np.empty(4)), wanted)
+
+
+@pytest.mark.parametrize("seed", ["x", -1, 1.5, [-1]])
+def test_what_is_no_seed_is_named(seed):
+    with pytest.raises(TypeError, match=r"rng must be None, a numpy.random.Generator or a seed"):
+        initializer.Normal(rng=seed)
+
+
+@every
+def test_the_global_generator_of_numpy_is_neither_read_nor_moved(name):
+    np.random.seed(0)  # noqa: NPY002
+    before = np.random.get_state()[1:]  # noqa: NPY002
+    first = drawn(name, 1)
+    after = np.random.get_state()[1:]  # noqa: NPY002
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    np.random.seed(7)  # noqa: NPY002
+    assert np.array_equal(first, drawn(name, 1))
+
+
+@pytest.mark.parametrize("own", ['["normal", {"sigma": 1}]', "he_normal"])
+def test_an_initializer_from_text_draws_from_the_one_that_made_it(own):
+    def both(rng):
+        init = initializer.Uniform(rng=rng)
+        desc = InitDesc("scale", {"__init__": own})
+        arrays = [np.empty((3, 4)) for _ in range(2)]
+        for arr in arrays:
+            init(desc, arr)
+        return arrays
+
+    first, second = both(0)
+    assert not np.array_equal(first, second)
+    assert np.array_equal([first, second], both(0))
+
+
+def test_a_seed_in_the_text_is_kept():
+    desc = InitDesc("scale", {"__init__": '["normal", {"sigma": 1, "rng": 3}]'})
+    arr = np.empty(4)
+    initializer.Uniform(rng=0)(desc, arr)
+    assert np.array_equal(arr, np.random.default_rng(3).standard_normal(4))
+
+
+def test_an_initializer_as_attribute_keeps_its_own_generator():
+    own = initializer.Normal(1, rng=3)
+    arr = np.empty(4)
+    initializer.Uniform(rng=0)(InitDesc("scale", {"__init__": own}), arr)
+    assert np.array_equal(arr, np.random.default_rng(3).standard_normal(4))
+
+
+def test_threads_that_share_an_initializer_get_different_numbers():
+    init = initializer.Normal(1, rng=0)
+    arrays = [np.empty(5000) for _ in range(4)]
+    threads = [threading.Thread(target=fill, args=(init, arr)) for arr in arrays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(np.unique(arrays)) == 20000
+
+
+LAYOUTS = {
+    "fortran": lambda shape, dtype: np.zeros(shape, dtype, order="F"),
+    "strided": lambda shape, dtype: np.zeros([2 * n for n in shape], dtype)[
+        tuple(slice(None, None, 2) for _ in shape)
+    ],
+    "reversed": lambda shape, dtype: np.zeros(shape, dtype)[::-1],
+    "swapped": lambda shape, dtype: np.zeros(shape, np.dtype(dtype).newbyteorder()),
+    "unaligned": lambda shape, dtype: (
+        np.zeros(1 + math.prod(shape) * np.dtype(dtype).itemsize, np.uint8)[1:]
+        .view(dtype)
+        .reshape(shape)
+    ),
+}
+
+
+@every
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_layout_in_memory_does_not_change_the_numbers(name, layout, dtype):
+    arr = LAYOUTS[layout](shape_for(name), dtype)
+    assert np.array_equal(fill(make(name), arr), drawn(name, dtype=dtype))
+
+
+def test_elements_between_those_of_a_strided_array_are_left_alone():
+    whole = np.full((6, 6), -9.0)
+    fill(initializer.Normal(rng=0), whole[::2, ::3])
+    whole[::2, ::3] = -9
+    assert (whole == -9).all()
+
+
+@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3])
+def test_large_arrays_are_one_draw(size):
+    arr = fill(initializer.Normal(1, rng=0), np.empty(size, np.float32))
+    wanted = np.random.default_rng(0).standard_normal(size, np.float32)
+    assert np.array_equal(arr, wanted)
+
+
+@every
+def test_half_precision_rounds_the_numbers_of_single_precision(name):
+    wide = drawn(name)
+    assert np.array_equal(drawn(name, dtype=np.float16), wide.astype(np.float16))
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    narrow = drawn(name, dtype=ml_dtypes.bfloat16)
+    assert np.array_equal(narrow, wide.astype(ml_dtypes.bfloat16))
+
+
+def test_fixed_values_in_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    arr = np.empty((2, 2), ml_dtypes.bfloat16)
+    value = np.array([0.5, 3], ml_dtypes.bfloat16)
+    assert fill(initializer.Constant(value), arr).astype("f4").tolist() == [[0.5, 3], [0.5, 3]]
+    assert fill(initializer.Constant(value), np.empty(2, "f2")).tolist() == [0.5, 3]
+    assert fill(initializer.One(), arr).astype("f4").tolist() == [[1, 1], [1, 1]]
+
+
+@every
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.longdouble])
+def test_random_numbers_need_floats_and_a_refused_array_is_as_it_was(name, dtype):
+    if np.dtype(dtype) == np.float64:
+        pytest.skip("long double is float64 here")
+    arr = np.full(shape_for(name), 3, dtype)
+    message = "arr must have one of the dtypes float16, bfloat16, float32, float64 for random"
+    with pytest.raises(TypeError, match=message):
+        fill(make(name), arr)
+    assert (arr == 3).all()
+
+
+@every
+def test_vectors_are_refused_where_layers_have_inputs_and_outputs(name):
+    if name in ("uniform", "normal", "truncated_normal", "fusedrnn"):
+        assert (drawn(name, shape=(6,)) != -9).all()
+        return
+    arr = np.full(6, -9.0)
+    with pytest.raises(ValueError, match=r"^fc_weight: \w+ needs two dimensions, got shape \(6,\)"):
+        fill(make(name), arr)
+    assert (arr == -9).all()

@@ -1,0 +1,319 @@
+import copy
+import pickle
+import re
+from functools import reduce
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse, row_sparse_array
+
+HALVES = [np.float16, ml_dtypes.bfloat16]
+DTYPES = [np.float32, np.float64, *HALVES]
+
+
+@st.composite
+def tables(draw, dtypes=DTYPES):
+    """Row-sparse arrays of any shape, with rows in any order and repeated at will."""
+    shape = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
+    number = draw(st.integers(0, 12)) if shape[0] else 0
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    indices = rng.integers(0, max(shape[0], 1), number)
+    if draw(st.booleans()):
+        indices = np.unique(indices)
+    values = rng.standard_normal((len(indices), *shape[1:])) * 10.0 ** rng.integers(-3, 4)
+    kind = draw(st.sampled_from([np.int32, np.int64]))
+    return RowSparse(values.astype(draw(st.sampled_from(dtypes))), indices.astype(kind), shape)
+
+
+def summed_one_by_one(table):
+    """The whole array, by a loop over the listed rows."""
+    wide = np.float32 if table.dtype in HALVES else table.dtype
+    dense = np.zeros(table.shape, wide)
+    for row, index in zip(table.values, table.indices, strict=True):
+        dense[index] += row.astype(wide)
+    return dense.astype(table.dtype)
+
+
+def same_numbers(actual, expected):
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual.astype(np.float64), expected.astype(np.float64))
+
+
+@given(tables())
+def test_dense_is_the_sum_of_the_rows_in_their_order(table):
+    same_numbers(table.to_dense(), summed_one_by_one(table))
+
+
+@given(tables())
+def test_coalesced_indices_are_sorted_and_unique_and_stand_for_the_same_array(table):
+    before = copy.deepcopy((table.values, table.indices))
+    summed = table.coalesce()
+    np.testing.assert_array_equal(summed.indices, np.unique(table.indices))
+    assert (summed.shape, summed.indices.dtype) == (table.shape, table.indices.dtype)
+    same_numbers(summed.to_dense(), summed_one_by_one(table))
+    same_numbers(table.values, before[0])
+    np.testing.assert_array_equal(table.indices, before[1])
+
+
+@given(tables())
+def test_array_that_is_coalesced_is_returned_itself(table):
+    summed = table.coalesce()
+    assert summed.coalesce() is summed
+
+
+def test_long_sums_are_made_one_after_the_other_not_in_pairs(rng):
+    values = rng.standard_normal((3000, 5)).astype(np.float32)
+    summed = RowSparse(values, np.zeros(3000, np.int64), (1, 5)).coalesce()
+    np.testing.assert_array_equal(summed.values[0], np.cumsum(values, axis=0)[-1])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_are_summed_without_rounding_in_between(dtype):
+    values = np.array([2048, 1, 1, 1, 1], dtype)  # each 1 alone would be rounded away
+    summed = RowSparse(values, [0] * 5, 1).coalesce()
+    same_numbers(summed.values, np.array([2052], dtype))
+
+
+def test_sign_of_zero_survives_a_sum_of_one():
+    summed = RowSparse(np.array([1.0, -0.0]), [1, 0], 2).coalesce()
+    assert np.signbit(summed.values[0])
+
+
+@given(tables())
+def test_dense_array_comes_back_from_its_rows(table):
+    dense = table.to_dense()
+    back = RowSparse.from_dense(dense)
+    same_numbers(back.to_dense(), dense)
+    assert back.coalesce() is back
+    assert all((row != 0).any() for row in back.values)
+
+
+@given(tables(), st.data())
+def test_retained_rows_are_those_that_were_asked_for(table, data):
+    ids = data.draw(st.lists(st.integers(0, table.shape[0] - 1))) if table.shape[0] else []
+    expected = summed_one_by_one(table)
+    expected[[row not in ids for row in range(table.shape[0])]] = 0
+    kept = table.retain(ids)
+    same_numbers(kept.to_dense(), expected)
+    assert set(kept.indices) == set(table.indices) & set(ids)
+
+
+@given(tables(), st.data())
+def test_sum_of_the_parts_is_the_sum_of_all_rows(table, data):
+    cut = data.draw(st.integers(0, len(table.indices)))
+    parts = [
+        RowSparse(table.values[part], table.indices[part], table.shape)
+        for part in (slice(cut), slice(cut, None))
+    ]
+    both = parts[0] + parts[1]
+    same_numbers(both.to_dense(), summed_one_by_one(table))
+    assert both.coalesce() is both
+
+
+def test_many_gradients_add_up(rng):
+    parts = [RowSparse(rng.random((3, 2)), rng.integers(9, size=3), (9, 2)) for _ in range(4)]
+    total = reduce(RowSparse.__add__, parts)
+    np.testing.assert_allclose(total.to_dense(), sum(part.to_dense() for part in parts))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_arrays_are_kept_without_a_copy(dtype, kind):
+    values, indices = np.zeros((6, 8), dtype)[::-2, ::2], np.arange(6, dtype=kind)[::2]
+    table = RowSparse(values, indices, (6, 4))
+    assert table.values is values
+    assert table.indices is indices
+    assert (table.shape, table.ndim, table.dtype) == ((6, 4), 2, np.dtype(dtype))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.uint32, np.uint64, ">i4", ">i8"])
+def test_other_integers_become_int64(kind):
+    table = RowSparse(np.ones(2), np.array([5, 3], kind), 6)
+    assert table.indices.dtype == np.int64
+    np.testing.assert_array_equal(table.indices, [5, 3])
+
+
+@pytest.mark.parametrize("shape", [(0,), (3,), (0, 4), (3, 0), (3, 0, 2), (3, 4)])
+def test_empty_arrays_are_arrays_of_zeros(shape):
+    table = RowSparse(np.zeros((0, *shape[1:]), np.float32), [], shape)
+    np.testing.assert_array_equal(table.to_dense(), np.zeros(shape, np.float32))
+    assert table.coalesce() is table
+    assert (table + table).retain([]).indices.size == 0
+    assert RowSparse.from_dense(np.zeros(shape)).indices.size == 0
+
+
+def test_rows_without_columns_may_repeat():
+    table = RowSparse(np.zeros((3, 0)), [2, 0, 2], (4, 0))
+    np.testing.assert_array_equal(table.coalesce().indices, [0, 2])
+
+
+ONE = np.ones((2, 3))
+BAD = {
+    "integer values": (ONE.astype(int), [0, 1], (5, 3), TypeError, "values must be float16, "),
+    "complex values": (ONE * 1j, [0, 1], (5, 3), TypeError, "got complex128"),
+    "swapped values": (ONE.astype(">f4"), [0, 1], (5, 3), TypeError, "got >f4"),
+    "masked values": (np.ma.array(ONE), [0, 1], (5, 3), TypeError, "values .* MaskedArray"),
+    "float indices": (ONE, [0.0, 1.0], (5, 3), TypeError, "indices must be integers, got float64"),
+    "empty floats": (ONE[:0], np.zeros(0), (5, 3), TypeError, "indices must be integers"),
+    "flags": (ONE, [False, True], (5, 3), TypeError, "indices must be integers, got bool"),
+    "masked indices": (ONE, np.ma.array([0, 1]), (5, 3), TypeError, "indices .* MaskedArray"),
+    "a mask of rows": (ONE, [[0, 1]], (5, 3), ValueError, r"one dimension, got shape \(1, 2\)"),
+    "one number": (ONE, 0, (5, 3), ValueError, r"indices must have one dimension"),
+    "negative": (ONE, [0, -1], (5, 3), ValueError, "at least 0 and below 5, got -1"),
+    "too large": (ONE, [5, 0], (5, 3), ValueError, "at least 0 and below 5, got 5"),
+    "no rows": (ONE, [0, 0], (0, 3), ValueError, "at least 0 and below 0, got 0"),
+    "beyond int64": (ONE, np.array([0, 2**64 - 1], np.uint64), (5, 3), ValueError, "got 184467"),
+    "fewer indices": (ONE, [0], (5, 3), ValueError, r"shape \(1, 3\) for 1 indices .* \(2, 3\)"),
+    "other columns": (ONE, [0, 1], (5, 4), ValueError, r"shape \(2, 4\) for 2 indices"),
+    "a flat table": (ONE, [0, 1], 5, ValueError, r"shape \(2,\) for 2 indices into shape \(5,\)"),
+    "no dimension": (ONE, [0, 1], (), ValueError, "shape must have one dimension or more"),
+    "negative shape": (ONE, [0, 1], (-5, 3), ValueError, "shape must be at least 0, got -5"),
+    "float shape": (ONE, [0, 1], (5.0, 3), TypeError, "shape must be an integer, got 5.0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD.keys())
+def test_what_does_not_fit_is_refused_with_its_name(case):
+    values, indices, shape, error, words = case
+    with pytest.raises(error, match=words):
+        RowSparse(values, indices, shape)
+    with pytest.raises(error, match=words):
+        as_row_sparse((values, indices), shape)
+
+
+def test_other_wrong_arguments_are_refused_with_their_name():
+    table = RowSparse(np.ones(2), [0, 1], 5)
+    with pytest.raises(ValueError, match="row_ids must be at least 0 and below 5, got 7"):
+        table.retain([1, 7])
+    with pytest.raises(TypeError, match="dense must be float16"):
+        RowSparse.from_dense([1, 2])
+    with pytest.raises(ValueError, match="dense must have one dimension or more"):
+        RowSparse.from_dense(1.0)
+    with pytest.raises(TypeError, match="same dtype, got float64 and float32"):
+        table + RowSparse(np.ones(2, np.float32), [0, 1], 5)
+    with pytest.raises(ValueError, match=re.escape("same shape, got (5,) and (6,)")):
+        table + RowSparse(np.ones(2), [0, 1], 6)
+    with pytest.raises(TypeError, match=r"pair \(values, indices\)"):
+        row_sparse_array(np.ones(2), shape=5)
+
+
+@pytest.mark.parametrize("other", [1, np.float64(1), np.ones(5)], ids=["int", "scalar", "array"])
+def test_sums_with_other_things_are_refused_from_either_side(other):
+    table, words = RowSparse(np.ones(2), [0, 1], 5), r"unsupported|not support|not implemented"
+    with pytest.raises(TypeError, match=words):
+        table + other
+    with pytest.raises(TypeError, match=words):
+        other + table
+
+
+def test_equality_is_identity():
+    table = RowSparse(np.ones(2), [0, 1], 5)
+    assert table == table
+    assert table != RowSparse(table.values, table.indices, 5)
+    assert len({table, table}) == 1
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))]
+)
+def test_copies_stand_for_the_same_array(duplicate):
+    table = RowSparse(np.ones((2, 3)), [3, 1], (5, 3))
+    np.testing.assert_array_equal(duplicate(table).to_dense(), table.to_dense())
+
+
+def test_repr_tells_shape_type_and_number_of_rows():
+    table = row_sparse_array((np.ones((1, 3), np.float32), [4]), shape=(5, 3))
+    assert repr(table) == "<RowSparse of shape (5, 3), float32, 1 row listed>"
+    assert "0 rows listed" in repr(table.retain([]))
+
+
+def in_scipy_forms(entries, shape):
+    """Arrays and matrices in COO and CSR format with these (row, column, value) entries."""
+    rows, columns, values = entries
+    coo = scipy.sparse.coo_array((values, (rows, columns)), shape)
+    order = np.argsort(rows, kind="stable")
+    starts = np.searchsorted(rows[order], np.arange(shape[0] + 1))
+    parts = (values[order], columns[order], starts)
+    yield from (coo, scipy.sparse.coo_matrix(coo))
+    yield from (scipy.sparse.csr_array(parts, shape), scipy.sparse.csr_matrix(parts, shape))
+
+
+@given(
+    shape=st.tuples(st.integers(1, 6), st.integers(1, 4)),
+    number=st.integers(0, 20),
+    seed=st.integers(0, 2**32),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_scipy_gradients_list_the_rows_that_have_entries(shape, number, seed, dtype):
+    rng = np.random.default_rng(seed)
+    rows, columns = (rng.integers(length, size=number) for length in shape)
+    values = rng.standard_normal(number).astype(dtype)
+    dense = np.zeros(shape, dtype)
+    for row, column, value in zip(rows, columns, values, strict=True):
+        dense[row, column] += value
+    for grad in in_scipy_forms((rows, columns, values), shape):
+        assert is_row_sparse(grad)
+        table = as_row_sparse(grad, shape)
+        np.testing.assert_array_equal(table.indices, np.unique(rows))
+        same_numbers(table.to_dense(), dense)
+
+
+def test_scipy_arrays_of_one_dimension_are_taken():
+    dense = np.array([0, 3.0, 0, 4.0])
+    for kind in (scipy.sparse.coo_array, scipy.sparse.csr_array):
+        np.testing.assert_array_equal(as_row_sparse(kind(dense), 4).to_dense(), dense)
+
+
+def test_row_sparse_gradients_pass_through():
+    table = RowSparse(np.ones(2), [0, 1], 5)
+    assert as_row_sparse(table, (5,)) is table
+    values, indices = np.ones((2, 3)), np.array([4, 4])
+    for pair in ((values, indices), [values, indices]):
+        assert is_row_sparse(pair)
+        made = as_row_sparse(pair, (5, 3))
+        assert made.values is values
+        assert made.indices is indices
+
+
+@pytest.mark.parametrize(
+    "grad",
+    [np.ones((5, 3)), np.float64(1), None, (), [np.ones(3)], scipy.sparse.csc_array((5, 3))],
+    ids=["array", "scalar", "None", "tuple", "list", "csc"],
+)
+def test_what_is_not_row_sparse_is_told_apart_and_refused(grad):
+    assert not is_row_sparse(grad)
+    with pytest.raises(TypeError, match=r"gradient must be a RowSparse, a pair .* CSR or COO"):
+        as_row_sparse(grad, (5, 3))
+
+
+@pytest.mark.parametrize(
+    "grad", [RowSparse(np.ones((1, 3)), [0], (5, 3)), scipy.sparse.csr_array((5, 3))]
+)
+def test_gradient_of_another_shape_is_refused(grad):
+    with pytest.raises(ValueError, match=re.escape("shape (6, 3), got (5, 3)")):
+        as_row_sparse(grad, (6, 3))
+
+
+def test_scipy_gradient_of_integers_is_refused():
+    with pytest.raises(TypeError, match=r"gradient must be float16, .* got int64"):
+        as_row_sparse(scipy.sparse.csr_array(np.eye(3, dtype=np.int64)), (3, 3))
+
+
+def test_scipy_gradients_are_recognized_without_scipy(run_python):
+    code = """
+import sys
+from types import SimpleNamespace
+import numpy as np
+sys.modules["scipy"] = None
+from fastopt.sparse import as_row_sparse
+indptr, indices, data = np.array([0, 0, 2]), np.array([1, 1]), np.array([0.5, 0.25])
+grad = SimpleNamespace(format="csr", tocsr=None, indptr=indptr, indices=indices, data=data)
+grad.shape = (2, 3)
+print(as_row_sparse(grad, (2, 3)).to_dense().tolist())
+"""
+    assert run_python(code) == "[[0.0, 0.0, 0.0], [0.0, 0.75, 0.0]]\n"

@@ -1,0 +1,83 @@
+"""Weights that the caller provides."""
+
+from typing import Any
+
+import numpy as np
+
+from fastopt.parameter.checks import as_shape, merged
+from fastopt.precision.info import FLOATS, Array, ParameterInfo, Workspace, entered, full_name
+
+__all__ = ["ExternalInitializer"]
+
+
+class ExternalInitializer:
+    """Takes an array that is there already for a weight; it is updated in place.
+
+    Parameters
+    ----------
+    array : numpy.ndarray, optional
+        The weight. Default: :meth:`create_param` finds it in `init_net`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt.precision import ExternalInitializer
+    >>> table = np.ones((1000, 16), np.float32)
+    >>> ExternalInitializer(table).create_param("table", None, (1000, 16)).blob is table
+    True
+    """
+
+    def __init__(self, array: Array | None = None) -> None:
+        self.array = array
+
+    def create_param(
+        self, param_name: str, init_net: Workspace | None, shape: Any
+    ) -> ParameterInfo:
+        """Check the array and return it as a parameter.
+
+        Parameters
+        ----------
+        param_name : str
+            Its name in the present :class:`~fastopt.scope.name_scope`.
+        init_net : dict of str to numpy.ndarray, or None
+            Has the array under its name, or takes it in.
+        shape : int or tuple of int, or None
+            What the array's shape must be, where 0, -1 and None may be any length.
+
+        Returns
+        -------
+        ParameterInfo
+            The array.
+
+        Raises
+        ------
+        TypeError
+            `param_name` is not a str, or the array not a NumPy array of float32, float64, float16
+            or bfloat16.
+        ValueError
+            There is no array, or two; it has another shape, is read-only, or holds infinities or
+            NaN.
+        """
+        name = full_name(param_name)
+        if self.array is not None:
+            return entered(ParameterInfo(name, _checked(name, self.array, shape)), init_net)
+        if init_net is None or name not in init_net:
+            raise ValueError(f"{name}: neither ExternalInitializer nor init_net has its array")
+        return ParameterInfo(name, _checked(name, init_net[name], shape))
+
+
+def _checked(name: str, array: Any, shape: Any) -> Array:
+    """Return the array if it can be a weight of this shape."""
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name}: array must be a NumPy array, got {type(array).__name__}")
+    if array.dtype.name not in FLOATS or not array.dtype.isnative:
+        raise TypeError(f"{name}: array must be of {', '.join(FLOATS)}, got {array.dtype}")
+    if not array.flags.writeable:
+        raise ValueError(f"{name}: array is read-only, updates write to it")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name}: array holds infinities or NaN")
+    try:
+        merged(array.shape, as_shape(shape))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    return array

@@ -1,0 +1,125 @@
+"""What an initializer makes of one parameter: its arrays, their names and their updates."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Self
+
+import numpy as np
+
+from fastopt.optimizer import Updater
+from fastopt.scope import current_scope
+
+__all__ = ["FLOATS", "HALVES", "Array", "ParameterInfo", "Workspace", "entered", "full_name"]
+
+Array = np.ndarray[Any, Any]
+Workspace = MutableMapping[str, Array]
+
+SUFFIX = {"float32": "_fp32", "float16": "_fp16", "bfloat16": "_bf16"}
+HALVES = ("float16", "bfloat16")
+FLOATS = ("float32", "float64", *HALVES)
+
+
+class ParameterInfo:
+    """A weight and its copies in other precisions.
+
+    Parameters
+    ----------
+    name : str
+        Name of the weight.
+    blob : numpy.ndarray
+        The weight, as an updater takes it.
+    blob_copy : dict of str to numpy.ndarray, optional
+        Its copies by dtype. ``"float32"`` is the master of a half-precision weight, in which it
+        is optimized; ``"float16"`` or ``"bfloat16"`` is the rounded copy of a float32 weight.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> from fastopt.precision import PseudoFP16Initializer
+    >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5, multi_precision=True))
+    >>> init = PseudoFP16Initializer("constant", value=0.75)
+    >>> weight = init.create_param("w", None, 1).bind(updater)
+    >>> updater("w", np.array([2**-12], np.float16), weight.blob)
+    >>> weight.arrays
+    {'w': array([0.75], dtype=float16), 'w_fp32': array([0.7498779], dtype=float32)}
+    """
+
+    def __init__(
+        self, name: str, blob: Array, blob_copy: Mapping[str, Array] | None = None
+    ) -> None:
+        self.name = name
+        self.blob = blob
+        self._copies = dict(blob_copy or {})
+        self._bound: tuple[Any, int | str] | None = None
+
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{name}: {array.dtype}" for name, array in self.arrays.items())
+        return f"<ParameterInfo {arrays}, shape {self.blob.shape}>"
+
+    @property
+    def blob_copy(self) -> dict[str, Array]:
+        """Copies of the weight by dtype; the master is the array that updates write.
+
+        An optimizer with ``master="split"`` keeps the master in no array of its own.
+        """
+        if "float32" not in self._copies or self._bound is None:
+            return dict(self._copies)
+        updater, index = self._bound
+        if index not in updater.states:
+            return dict(self._copies)
+        exact, _ = updater.optimizer._unnested(self.name, self.blob, updater.states[index])
+        return {"float32": exact[0]} if exact[0] is not self.blob else {}
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """All arrays by name; a copy has ``_fp32``, ``_fp16`` or ``_bf16`` after the weight's."""
+        copies = {self.name + SUFFIX[dtype]: array for dtype, array in self.blob_copy.items()}
+        return {self.name: self.blob, **copies}
+
+    def bind(self, updater: Updater, index: int | str | None = None) -> Self:
+        """Have an updater keep the copies: its updates of `index` write them in the same pass.
+
+        Call it before the first of them, and after ``updater.set_states``. A restored master
+        keeps its values.
+
+        Parameters
+        ----------
+        updater : fastopt.optimizer.Updater
+            Its optimizer needs ``multi_precision=True`` if the weight has a master.
+        index : int or str, optional
+            Index of the weight in calls of `updater`. Default: its name.
+
+        Returns
+        -------
+        ParameterInfo
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            The weight has a master, and the optimizer keeps none.
+        """
+        index = self.name if index is None else index
+        for dtype, array in self._copies.items():
+            if dtype != "float32":
+                updater.set_copy(index, array)
+            elif index not in updater.states:
+                updater.set_master(index, array)
+        self._bound = updater, index
+        return self
+
+
+def full_name(param_name: str) -> str:
+    """Return the name of a parameter in the present scope; TypeError if it is not a str."""
+    if not isinstance(param_name, str):
+        raise TypeError(f"param_name must be a str, got {type(param_name).__name__}")
+    return current_scope().gen_name(param_name)
+
+
+def entered(info: ParameterInfo, init_net: Workspace | None) -> ParameterInfo:
+    """Put the arrays into a workspace; ValueError if one of their names is taken there."""
+    if init_net is not None:
+        if taken := sorted(info.arrays.keys() & init_net.keys()):
+            raise ValueError(f"{info.name}: init_net has {', '.join(taken)} already")
+        init_net.update(info.arrays)
+    return info

@@ -1,6 +1,7 @@
 """Ctrl-C at a moment when nothing is half done."""
 
 import importlib
+import os
 import signal
 from threading import get_ident, main_thread
 from types import TracebackType
@@ -52,6 +53,15 @@ class _Uninterrupted:
         if came is not None and callable(self._handler):
             self._handler(*came)
 
+    def reset(self) -> None:
+        """Forget, in a forked child, the contexts of the parent."""
+        if self._depth and self._handler is not None:
+            _set_handler(_INTERRUPT, self._handler)
+        self.__init__()  # type: ignore[misc]
+
 
 uninterrupted = _Uninterrupted()
 """Context in which Ctrl-C waits until the end."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=uninterrupted.reset)

@@ -1,7 +1,7 @@
 """Tables of tensors: what a kernel launch is told about the arrays that it works on."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +24,7 @@ from fastopt.kernels.layout import (
     Layout,
 )
 from fastopt.kernels.segments import ASCENDING, OUTSIDE
+from fastopt.kernels.threads import may_run_parallel, turn
 from fastopt.sparse import RowSparse
 
 __all__ = ["CHUNK", "PARALLEL_FROM", "SHARE_FROM", "Table", "chunks", "launch"]
@@ -226,13 +227,11 @@ class Table:
         """Sum of the squares of each gradient, in an order that depends on its shape alone."""
         layout = self.layout
         pieces, total = self.list_pieces if layout.sparse else self._flat()
-        partial, sums = np.zeros(len(pieces)), np.zeros(len(self.sizes))
+        partials, sums = np.zeros(len(pieces)), np.zeros(len(self.sizes))
         column = self.entry.shape[1] - 1
-        kernel = cpu.squares(
-            layout.grad, layout.real, column, layout.sparse, total >= PARALLEL_FROM
-        )
-        kernel(pieces, self.entry, partial)
-        np.add.at(sums, pieces[:, 0], partial)
+        kernel = partial(cpu.squares, layout.grad, layout.real, column, layout.sparse)
+        _call(kernel, total, pieces, self.entry, partials)
+        np.add.at(sums, pieces[:, 0], partials)
         return sums
 
     def _flat(self) -> tuple[NDArray[np.int64], int]:
@@ -245,22 +244,16 @@ class Table:
         if rule.passes:
             pieces, total = self._flat()
             for step, count in enumerate(rule.sums):
-                partial = np.zeros((len(pieces), count))
-                add_up = cpu.sums(layout, step, total >= PARALLEL_FROM)
-                add_up(pieces, self.entry, self.records, partial)
-                cpu.finish(rule, step)(pieces, self.records, partial)
+                partials = np.zeros((len(pieces), count))
+                kernel = partial(cpu.sums, layout, step)
+                _call(kernel, total, pieces, self.entry, self.records, partials)
+                cpu.finish(rule, step)(pieces, self.records, partials)
         if self.total:
-            parallel = self.total >= PARALLEL_FROM
-            self._kernel(parallel)(self.pieces, self.entry, self.records)
+            factory = cpu.rows if rule.row else cpu.lazy if layout.lazy else cpu.dense
+            kernel = partial(factory, layout)
+            _call(kernel, self.total, self.pieces, self.entry, self.records)
         if self.at_once:
             self.settle()
-
-    def _kernel(self, parallel: bool) -> Callable[..., None]:
-        """Kernel of the update."""
-        layout = self.layout
-        factory = cpu.rows if layout.rule.row else cpu.lazy if layout.lazy else cpu.dense
-        kernel: Callable[..., None] = factory(layout, parallel)
-        return kernel
 
     def settle(self) -> None:
         """Give every row the decay that it has missed, that of the last step included."""
@@ -268,7 +261,16 @@ class Table:
         totals[0] = totals[1]
         pieces, total = chunks((len(self.arrays[0]), self.width))
         if total:
-            cpu.settle(self.layout, total >= PARALLEL_FROM)(pieces, self.entry)
+            _call(partial(cpu.settle, self.layout), total, pieces, self.entry)
+
+
+def _call(kernel: Callable[[bool], Callable[..., None]], total: int, *arguments: Any) -> None:
+    """Launch a kernel on so many elements, by the threads that this is worth."""
+    if total < PARALLEL_FROM or not may_run_parallel():
+        kernel(False)(*arguments)
+    else:
+        with turn():
+            kernel(True)(*arguments)
 
 
 def launch(tables: Sequence[Table]) -> None:

@@ -2,16 +2,29 @@
 
 import threading
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Rule
+from fastopt.kernels.threads import in_forked_child
 from fastopt.optimizer.border import check_like, check_state, is_half, label, leaves
 from fastopt.optimizer.rates import Array, Index, Rates
 from fastopt.sparse import HALVES
 
 __all__ = ["Masters"]
+
+
+_locked: "WeakSet[Masters]" = WeakSet()
+
+
+def _unlock() -> None:
+    for holder in list(_locked):
+        holder.lock = threading.RLock()  # maybe held by a thread that is not here
+
+
+in_forked_child(_unlock)
 
 
 class Masters(Rates):
@@ -29,6 +42,7 @@ class Masters(Rates):
     def _forget(self) -> None:
         """Start without what serves the present process only."""
         self.lock = threading.RLock()  # for threads that share the optimizer
+        _locked.add(self)
         self.copies: dict[Index, Array] = {}
         self.masters_given: dict[Index, Array] = {}
 

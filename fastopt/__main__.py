@@ -1,4 +1,4 @@
-"""The command line: ``fastopt demo``, ``fastopt info``; the same as ``python -m fastopt``."""
+"""The command line: ``fastopt demo``, ``info``, ``warmup``; the same as ``python -m fastopt``."""
 
 import argparse
 import math
@@ -84,7 +84,34 @@ def _parser() -> argparse.ArgumentParser:
         "info", help="describe what fastopt runs on: versions, CPU, threads, cache, CUDA"
     )
     info.set_defaults(command=_info)
+    _add_warmup(commands)
     return parser
+
+
+def _add_warmup(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    words = "compile kernels into the cache, as for an image or before a cluster starts"
+    parser = commands.add_parser("warmup", help=words, description=words)
+    parser.set_defaults(command=_warmup)
+    add = partial(parser.add_argument, nargs="+", metavar="NAME")
+    add("--optimizers", help="registered names, default all")
+    add(
+        "--dtypes", default=["float32"], help="float32, float64, float16, bfloat16; default float32"
+    )
+    parser.add_argument("--rows", action="store_true", help="row-sparse gradients too")
+
+
+def _warmup(args: argparse.Namespace) -> int:
+    from fastopt import warmup
+
+    known = warmup.names()
+    optimizers = [name.lower() for name in args.optimizers or known]
+    for given, there in ((optimizers, known), (args.dtypes, list(warmup.DTYPES))):
+        for name in given:
+            if name not in there:
+                print(f"fastopt warmup: no {name!r}; there are {', '.join(there)}", file=sys.stderr)
+                return 2
+    warmup.run(optimizers, args.dtypes, args.rows)
+    return 0
 
 
 def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:

@@ -5,15 +5,19 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from numba import njit
 
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.threads import prefer_tbb
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "compiled_kernels"]
 
 log = logging.getLogger("fastopt")
+
+compiled_kernels: list[Any] = []
+"""Every kernel that this process has made; its signatures are compiled when they are needed."""
 
 
 def compiled(kernel: Callable, rule: Rule | None, parallel: bool, nogil: bool = True) -> Callable:
@@ -30,10 +34,12 @@ def compiled(kernel: Callable, rule: Rule | None, parallel: bool, nogil: bool = 
         prefer_tbb()
     options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil}
     try:
-        return njit(cache=True, **options)(kernel)
+        made = njit(cache=True, **options)(kernel)
     except RuntimeError:
         _log_uncached()
-        return njit(**options)(kernel)
+        made = njit(**options)(kernel)
+    compiled_kernels.append(made)
+    return made
 
 
 @cache

@@ -1,0 +1,103 @@
+"""``fastopt warmup``: kernels compiled before they are needed, as for images and clusters."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from fastopt import optimizer
+from fastopt.kernels import table
+from fastopt.kernels.compiling import compiled_kernels
+from fastopt.optimizer.base import bfloat16
+from fastopt.sparse import RowSparse
+
+__all__ = ["DTYPES", "names", "run", "warm"]
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def names() -> list[str]:
+    """Names of the optimizers that have kernels, without deprecated ones."""
+    return [
+        name
+        for name, klass in sorted(optimizer.opt_registry.items())
+        if klass.native and klass.rule is not optimizer.Optimizer.rule and name != "ccsgd"
+    ]
+
+
+def warm(name: str, dtype: str, rows: bool) -> None:
+    """Compile what an optimizer needs for weights of `dtype`, or take it from the cache.
+
+    Parameters
+    ----------
+    name : str
+        Registered name of the optimizer.
+    dtype : str
+        One of :data:`DTYPES`; halves are updated with masters.
+    rows : bool
+        Gradients list rows.
+
+    Examples
+    --------
+    >>> from fastopt.warmup import warm
+    >>> warm("sgd", "float32", rows=False)
+    """
+    kind: Any = bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
+    for momentum, height in product(_momenta(name), (1, table.PARALLEL_FROM)):
+        made = optimizer.create(name, multi_precision=kind.itemsize == 2, **momentum)
+        weight = np.zeros((height, 2), kind)
+        gradient: Any = np.zeros((height, 2), kind)
+        if rows:
+            gradient = RowSparse(gradient, np.arange(height)[::-1], weight.shape)
+        optimizer.get_updater(made)(0, gradient, weight)
+
+
+def _momenta(name: str) -> list[dict[str, float]]:
+    """Arguments of the forms of an optimizer with and without momentum."""
+    with_momentum = hasattr(optimizer.opt_registry[name], "forms") or name == "lbsgd"
+    return [{"momentum": 0.0}, {"momentum": 0.9}] if with_momentum else [{}]
+
+
+def counts() -> tuple[int, int]:
+    """Number of kernels that this process has compiled, and that it has found in the cache."""
+    stats = [kernel.stats for kernel in compiled_kernels]
+    return (
+        sum(sum(each.cache_misses.values()) for each in stats),
+        sum(sum(each.cache_hits.values()) for each in stats),
+    )
+
+
+def tasks(
+    optimizers: Sequence[str], dtypes: Sequence[str], rows: bool
+) -> Iterator[tuple[str, str, bool]]:
+    """Arguments of each call of :func:`warm`."""
+    return product(optimizers, dtypes, (False, True) if rows else (False,))
+
+
+def run(optimizers: Sequence[str], dtypes: Sequence[str], rows: bool) -> None:
+    """Compile the chosen kernels with a progress bar, and print how many were compiled.
+
+    Parameters
+    ----------
+    optimizers : sequence of str
+        Registered names.
+    dtypes : sequence of str
+        Some of :data:`DTYPES`.
+    rows : bool
+        Whether to compile kernels for gradients that list rows too.
+    """
+    before = counts()
+    for task in _progress(list(tasks(optimizers, dtypes, rows))):
+        warm(*task)
+    made, found = (after - start for after, start in zip(counts(), before, strict=True))
+    print(f"{made} kernels compiled, {found} were in the cache")
+
+
+def _progress(chosen: list[tuple[str, str, bool]]) -> Iterable[tuple[str, str, bool]]:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return chosen
+    bar: Iterable[tuple[str, str, bool]] = tqdm(chosen, unit="variant")
+    return bar

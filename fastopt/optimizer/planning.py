@@ -196,7 +196,7 @@ class Planner(Tables):
         alike = type(self)._rule_of is Planner._rule_of
         rules = self.rule if alike else [self._rule_of(index) for index in indices]
         kept = self.multi_precision, self.rounding, self.lazy_update, self.sparse_decay
-        return (*kept, rules, *self.copies.values())
+        return (*kept, rules, *map(id, self.copies.values()))
 
     def run(self, batch: Batch) -> None:
         """Count one update of every tensor of a batch that has been prepared, and launch it."""

@@ -75,7 +75,8 @@ class Tables(Masters):
             table = admit(
                 words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
             )
-            if table.arrays[0] is exact[0] and not isinstance(state, list):
+            held = table.arrays[0] is exact[0] and table.borrowed is None
+            if held and not isinstance(state, list):
                 self._known[index] = Known(table, weight, state, copy)
         if isinstance(grad, RowSparse):
             table.list_rows(words, grad)

@@ -131,6 +131,8 @@ class Updater:
                 squares = batch.squares() if batch else _squares(calls)
                 names = batch.indices if batch else [index for index, *_ in calls]
                 if not self._rescaled(squares, names):
+                    for table in batch.tables if batch else ():
+                        table.listed = ()  # gradients are not kept alive
                     return
             rescale_grad = optimizer.rescale_grad
             try:

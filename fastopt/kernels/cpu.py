@@ -28,7 +28,7 @@ from fastopt.kernels.layout import (
     WIDTH,
     Layout,
 )
-from fastopt.kernels.noise import normal
+from fastopt.kernels.noise import dither_key, normal
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.segments import collect, gather, listed
 from fastopt.kernels.storage import checked, inside, load, locate, prefetch, private
@@ -69,6 +69,7 @@ def dense(layout: Layout, parallel: bool) -> Callable:
             weights = locate(table, tensor, ADDRESS, start, kinds)
             states = locate(table, tensor, first_state, start, state_kinds)
             h, key = private(hyper, tensor), table[tensor, KEY]
+            rounding = dither_key(key, start)
             if sparse:
                 grads = locate(table, tensor, first_grad, 0, grad_kinds)
                 buffer, step = np.empty((1, BLOCK), real), BLOCK
@@ -87,8 +88,8 @@ def dense(layout: Layout, parallel: bool) -> Callable:
                     else:
                         new = update(weight, grad, state, h)
                     weight, state = checked(new, slots)
-                    keep(weights, i, weight, key, start + i, dither)
-                    keep_state(states, i, state, key, start + i, draws)
+                    keep(weights, i, weight, rounding, start + i, dither)
+                    keep_state(states, i, state, rounding, start + i, draws)
         table[0, DONE] = 1
 
     return compiled(dense, rule, parallel)
@@ -131,6 +132,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                 place = row * width
                 weights = locate(table, tensor, ADDRESS, place, kinds)
                 states = locate(table, tensor, first_state, place, state_kinds)
+                rounding = dither_key(key, place)
                 factor = real(missed(table, tensor, row)) if catch_up else real(1)
                 for i in range(width):
                     weight, grad = read_weight(weights, i), load(source, i)[0]
@@ -142,8 +144,8 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                     else:
                         new = update(weight, grad, state, h)
                     weight, state = checked(new, slots)
-                    keep(weights, i, weight, key, place + i, dither)
-                    keep_state(states, i, state, key, place + i, draws)
+                    keep(weights, i, weight, rounding, place + i, dither)
+                    keep_state(states, i, state, rounding, place + i, draws)
         table[0, DONE] = 1
 
     return compiled(lazy, rule, parallel)
@@ -167,7 +169,7 @@ def rows(layout: Layout, parallel: bool) -> Callable:
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             width: Any = np.int64(table[tensor, WIDTH])
-            h, key = private(hyper, tensor), table[tensor, KEY]
+            h, rounding = private(hyper, tensor), dither_key(table[tensor, KEY], 0)
             terms = np.empty((1, BLOCK), real)
             for k in range(start, start + size):
                 if sparse:
@@ -191,8 +193,8 @@ def rows(layout: Layout, parallel: bool) -> Callable:
                 for i in range(width):
                     weight, grad = read_weight(weights, i), gradient(grads, i, buffer, i)
                     weight, new = checked(update(weight, grad, state, h, mean), slots)
-                    keep(weights, i, weight, key, row * width + i, dither)
-                keep_state(states, 0, new, key, row, draws)
+                    keep(weights, i, weight, rounding, row * width + i, dither)
+                keep_state(states, 0, new, rounding, row, draws)
         table[0, DONE] = 1
 
     return compiled(rows, rule, parallel)
@@ -210,7 +212,7 @@ def settle(layout: Layout, parallel: bool) -> Callable:
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             width: Any = np.int64(table[tensor, WIDTH])
-            key = table[tensor, KEY]
+            rounding = dither_key(table[tensor, KEY], 0)
             for row in range(start, start + size):
                 factor = real(missed(table, tensor, row))
                 if factor == 1:
@@ -218,7 +220,7 @@ def settle(layout: Layout, parallel: bool) -> Callable:
                 weights = locate(table, tensor, ADDRESS, row * width, kinds)
                 for i in range(width):
                     weight = read_weight(weights, i) * factor
-                    keep(weights, i, weight, key, row * width + i, dither)
+                    keep(weights, i, weight, rounding, row * width + i, dither)
 
     return compiled(settle, layout.rule, parallel)
 

@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from fastopt.checkpoint.errors import CheckpointError
 from fastopt.lr_scheduler import scheduler_registry
 from fastopt.optimizer.base import Array, Optimizer
 
-__all__ = ["CheckpointError", "dumps", "loads"]
+__all__ = ["dumps", "loads"]
 
 FORMAT = "1"
 KEY = "fastopt"
 KEEP = "<keep the present schedule>"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be read; the message says what is wrong with it."""
 
 
 def dumps(tree: Any) -> bytes:

@@ -1,7 +1,20 @@
 """The error of everything that reads saved states."""
 
-__all__ = ["CheckpointError"]
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["CheckpointError", "read_from"]
 
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be read or does not fit; the message says what is wrong and where."""
+
+
+@contextmanager
+def read_from(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file in errors about what was read from it."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{os.fspath(path)}: {error}") from error

@@ -1,22 +1,27 @@
-"""State as safetensors bytes: arrays plus one JSON text that says how they are nested."""
+"""Trees of numbers and arrays as JSON and arrays, and as bytes."""
 
-import json
+import io
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
+from fastopt.checkpoint.container import Array, can_hold, decode, dtype_of, encode
 from fastopt.checkpoint.errors import CheckpointError
-from fastopt.lr_scheduler import scheduler_registry
-from fastopt.optimizer.base import Array, Optimizer
+from fastopt.checkpoint.objects import (
+    KEEP,
+    KEPT,
+    attributes_of,
+    is_registered,
+    optimizer_class,
+    rebuilt,
+    schedule_class,
+)
+from fastopt.optimizer.base import Optimizer
 
-__all__ = ["dumps", "loads"]
-
-FORMAT = "1"
-KEY = "fastopt"
-KEEP = "<keep the present schedule>"
+__all__ = ["chunks", "dumps", "loads", "read"]
 
 
 def dumps(tree: Any) -> bytes:
@@ -25,13 +30,13 @@ def dumps(tree: Any) -> bytes:
     Parameters
     ----------
     tree : object
-        None, booleans, numbers, strings, NumPy arrays, registered schedules, optimizers, and
-        tuples, lists and dicts of these; keys of dicts are integers or strings.
+        None, booleans, numbers, strings, NumPy arrays and scalars, registered schedules,
+        optimizers, and tuples, lists and dicts of these; keys of dicts are integers or strings.
 
     Returns
     -------
     bytes
-        In the safetensors format.
+        In the safetensors format, with a checksum of every array.
 
     Raises
     ------
@@ -45,9 +50,7 @@ def dumps(tree: Any) -> bytes:
     >>> checkpoint.loads(checkpoint.dumps({0: (np.ones(2), None)}))
     {0: (array([1., 1.]), None)}
     """
-    arrays: dict[str, Array] = {}
-    text = json.dumps(_pack(tree, "state", arrays))
-    return safetensors.numpy.save(arrays, {KEY: text, "format": FORMAT})
+    return b"".join(chunks(tree))
 
 
 def loads(blob: bytes, present: Optimizer | None = None) -> Any:
@@ -64,100 +67,124 @@ def loads(blob: bytes, present: Optimizer | None = None) -> Any:
     Returns
     -------
     object
-        The tree, with equal values, types and nesting.
+        The tree, with equal values, types, nesting and order of memory.
 
     Raises
     ------
     CheckpointError
-        `blob` is not such a text, or it names an unknown class.
+        `blob` is damaged, of another kind, or names an unknown class.
     """
     if not isinstance(blob, (bytes, bytearray, memoryview)):
         raise CheckpointError(f"a checkpoint must be bytes, got {type(blob).__name__}")
-    blob = bytes(blob)
+    return read(io.BytesIO(blob), present)
+
+
+def chunks(tree: Any) -> Iterator[bytes | memoryview]:
+    """Pieces of what :func:`dumps` returns; a TypeError comes before the first of them."""
+    arrays: dict[str, Array] = {}
+    return encode(_pack(tree, "", arrays), arrays)
+
+
+def read(file: io.BufferedIOBase, present: Optimizer | None = None) -> Any:
+    """Rebuild the tree that a file holds; see :func:`loads`."""
     try:
-        arrays = safetensors.numpy.load(blob)  # checks the header that is read next
-        length = int.from_bytes(blob[:8], "little")
-        metadata = json.loads(blob[8 : 8 + length])["__metadata__"]
-        if metadata["format"] != FORMAT:
-            raise CheckpointError(f"format must be {FORMAT}, got {metadata['format']}")
-        return _unpack(json.loads(metadata[KEY]), arrays, present)
-    except CheckpointError:
+        packed, arrays = decode(file)
+        reader = _Reader(arrays, present)
+        tree = reader.unpack(packed)
+    except (CheckpointError, MemoryError, OSError):
         raise
-    except Exception as error:
+    except Exception as error:  # whatever else foreign JSON leads to
         raise CheckpointError(f"not a fastopt checkpoint: {error!r}") from error
+    if arrays:
+        raise CheckpointError(f"tensors that belong nowhere: {sorted(arrays)}")
+    if reader.kept:
+        warnings.warn(KEPT, stacklevel=4)
+    return tree
 
 
 def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:
     """JSON form of `value`; arrays go into `arrays` under their place in the tree."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, (bool, int, str)) or value is None:
         return value
     if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        # safetensors writes the memory of an array whatever its strides
-        arrays[where] = np.array(value, order="C", subok=False)
+        return {"number": [_dtype(value, where), _pack(value.item(), where, arrays)]}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        _dtype(value, where)
+        arrays[where] = value
         return {"array": where}
     if isinstance(value, (tuple, list)):
         parts = [_pack(part, f"{where}[{i}]", arrays) for i, part in enumerate(value)]
-        return {type(value).__name__: parts}
+        return {"tuple" if isinstance(value, tuple) else "list": parts}
     if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, (int, str)):
-                raise TypeError(f"{where}: keys must be integers or strings, got {key!r}")
-        return {"dict": [[k, _pack(v, f"{where}[{k!r}]", arrays)] for k, v in value.items()]}
+        return {
+            "dict": [[_key(k, where), _pack(v, _at(where, k), arrays)] for k, v in value.items()]
+        }
     if isinstance(value, Optimizer):
-        attributes = dict(value.__getstate__())
-        scheduler = attributes["lr_scheduler"]
-        if scheduler is not None and type(scheduler).__name__ not in scheduler_registry:
-            attributes["lr_scheduler"] = KEEP
+        attributes = attributes_of(value)
         return {"optimizer": type(value).__name__, "of": _pack(attributes, where, arrays)}
-    if type(value).__name__ in scheduler_registry:
+    if is_registered(value):
         return {"schedule": type(value).__name__, "of": _pack(vars(value), where, arrays)}
     raise TypeError(
-        f"{where} must be None, a number, a string, an array, or a tuple, list or dict of these, "
-        f"got {type(value).__name__}"
+        f"{where or 'the tree'} must be None, a number, a string, an array, or a tuple, list or "
+        f"dict of these, got {type(value).__name__}"
     )
 
 
-def _unpack(value: Any, arrays: dict[str, Array], present: Optimizer | None) -> Any:
+def _dtype(value: Array | np.generic, where: str) -> str:
+    if not can_hold(value.dtype):
+        raise TypeError(f"{where or 'the tree'} has dtype {value.dtype}, which cannot be saved")
+    return value.dtype.name
+
+
+def _key(key: Any, where: str) -> int | str:
+    if isinstance(key, (int, str)):
+        return key
+    if isinstance(key, np.integer):
+        return int(key)
+    raise TypeError(f"{where or 'the tree'}: keys must be integers or strings, got {key!r}")
+
+
+def _at(where: str, key: Any) -> str:
+    """Place of an item; the first name stands without brackets."""
+    return key if not where and isinstance(key, str) and key.isidentifier() else f"{where}[{key!r}]"
+
+
+class _Reader:
     """Inverse of :func:`_pack`."""
-    if not isinstance(value, dict):
-        return value
-    kind = next(iter(value))
-    if kind == "array":
-        return np.array(arrays[value["array"]])
-    if kind in ("tuple", "list"):
-        parts = [_unpack(part, arrays, present) for part in value[kind]]
-        return tuple(parts) if kind == "tuple" else parts
-    if kind == "dict":
-        return {k: _unpack(v, arrays, present) for k, v in value["dict"]}
-    attributes = _unpack(value["of"], arrays, present)
-    if kind == "schedule":
-        return _instance(scheduler_registry[value["schedule"]], attributes)
-    if kind == "optimizer":
+
+    def __init__(self, arrays: dict[str, Array], present: Optimizer | None) -> None:
+        self.arrays = arrays
+        self.present = present
+        self.kept = False
+        """Whether the present schedule stands for one that was not saved."""
+
+    def unpack(self, value: Any) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        (kind, of), *_ = value.items()
+        match kind:
+            case "array":
+                return self.arrays.pop(of)
+            case "float":
+                return float(of)
+            case "number":
+                return dtype_of(of[0]).type(self.unpack(of[1]))
+            case "tuple":
+                return tuple(map(self.unpack, of))
+            case "list":
+                return list(map(self.unpack, of))
+            case "dict":
+                return {_key(key, "dict"): self.unpack(part) for key, part in of}
+            case "schedule":
+                return rebuilt(schedule_class(of), self.unpack(value["of"]))
+            case "optimizer":
+                return self._optimizer(of, self.unpack(value["of"]))
+        raise CheckpointError(f"unknown kind of value: {kind!r}")
+
+    def _optimizer(self, name: str, attributes: dict[str, Any]) -> Any:
         if attributes["lr_scheduler"] == KEEP:
-            attributes["lr_scheduler"] = _kept_schedule(present)
-        return _instance(_optimizer_class(value["optimizer"], present), attributes)
-    raise CheckpointError(f"unknown kind of value: {kind!r}")
-
-
-def _instance(klass: Any, attributes: dict[str, Any]) -> Any:
-    made = klass.__new__(klass)
-    restore = getattr(made, "__setstate__", made.__dict__.update)
-    restore(attributes)
-    return made
-
-
-def _optimizer_class(name: str, present: Optimizer | None) -> type[Optimizer]:
-    for klass in (type(present), Optimizer.opt_registry.get(name.lower())):
-        if klass is not None and klass.__name__ == name and issubclass(klass, Optimizer):
-            return klass
-    raise CheckpointError(f"optimizer class {name} is not registered")
-
-
-def _kept_schedule(present: Optimizer | None) -> Any:
-    warnings.warn(
-        "the saved learning-rate schedule is not of a registered class; the present one is kept",
-        stacklevel=5,
-    )
-    return present.lr_scheduler if present else None
+            self.kept = True
+            attributes["lr_scheduler"] = self.present.lr_scheduler if self.present else None
+        return rebuilt(optimizer_class(name, self.present), attributes)

@@ -1,6 +1,7 @@
 """The updater: state for every index, checks at the border, then the optimizer."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastopt import checkpoint
@@ -175,6 +176,123 @@ class Updater:
         self.states = tree["states"]
         self.optimizer = tree["optimizer"] or self.optimizer
         self.states_synced = dict.fromkeys(self.states, False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything that a later run needs to go on: states, optimizer, loss scale.
+
+        The file is in the safetensors format, with a checksum of each array. It takes the place
+        of an older one whole: whatever happens, one of them is there.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Where to write.
+
+        Raises
+        ------
+        TypeError
+            A state holds something other than None, numbers, arrays, and tuples, lists and dicts
+            of these, or an attribute of the optimizer does.
+        OSError
+            The file cannot be written. The old one is as it was.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> old, new = (optimizer.get_updater(optimizer.Adam(wd=x)) for x in (0.1, 0.0))
+        >>> old(0, np.ones(2), np.ones(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     old.save(f"{folder}/adam.safetensors")
+        ...     new.load(f"{folder}/adam.safetensors")
+        Skipped(missing=[], extra=[])
+        >>> new.optimizer.wd, new.optimizer.num_update
+        (0.1, 1)
+        """
+        checkpoint.save(self, path)
+
+    def load(self, path: str | os.PathLike[str], strict: bool = True) -> checkpoint.Skipped:
+        """Take up what :meth:`save` wrote; the next updates are those of the saved updater.
+
+        The optimizer stays the same object and keeps its ``param_dict``; everything else of it is
+        replaced. Parameters are found by name where names are known, else by index.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            From :meth:`save`, of an updater with the same class of optimizer.
+        strict : bool
+            Refuse a file that lacks parameters of this updater or has others. Default True.
+            Without it, those that the file lacks begin anew, keeping their name and multipliers,
+            and the others are left out.
+
+        Returns
+        -------
+        Skipped
+            Names or indices of the parameters that are ``missing`` in the file or ``extra``.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError
+            The file is damaged or does not fit. Nothing changes.
+        OSError
+            The file cannot be read. Nothing changes.
+        """
+        return checkpoint.load(self, path, strict)
+
+    def states_dict(self) -> dict[str, Any]:
+        """Return what :meth:`save` writes as a dict, with copies of all arrays.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.get_updater(optimizer.Adam())
+        >>> updater("fc", np.ones(2), np.ones(2))
+        >>> before = updater.states_dict()
+        >>> updater("fc", np.ones(2), np.ones(2))
+        >>> updater.load_states_dict(before)
+        Skipped(missing=[], extra=[])
+        >>> updater.optimizer.num_update
+        1
+        """
+        return checkpoint.states_dict(self)
+
+    def load_states_dict(
+        self, states: Mapping[str, Any], strict: bool = True
+    ) -> checkpoint.Skipped:
+        """Take up what :meth:`states_dict` returned; see :meth:`load`."""
+        return checkpoint.load_states_dict(self, states, strict)
+
+    def load_mxnet(
+        self, path: str | os.PathLike[str] | bytes, strict: bool = True
+    ) -> checkpoint.Skipped:
+        """Take up the states that MXNet's ``get_states`` wrote, without MXNet.
+
+        If the file has the optimizer too, its numbers and counts are taken up, for attributes
+        that the optimizer here has as well. Its schedule is not: the present one is kept.
+
+        Parameters
+        ----------
+        path : str, os.PathLike or bytes
+            The file or its contents.
+        strict : bool
+            See :meth:`load`.
+
+        Returns
+        -------
+        Skipped
+            See :meth:`load`.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError
+            The file holds something else, or another class of optimizer. Nothing changes.
+        OSError
+            The file cannot be read. Nothing changes.
+        """
+        return checkpoint.load_mxnet(self, path, strict)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

@@ -1,0 +1,172 @@
+"""States that MXNet wrote."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastopt.checkpoint import ndarray
+from fastopt.checkpoint.errors import CheckpointError, read_from
+from fastopt.checkpoint.files import PathLike
+from fastopt.checkpoint.objects import KEEP
+from fastopt.checkpoint.parameters import Skipped, keys_of
+from fastopt.checkpoint.pickles import ARRAYS, Instance, as_bytes, expect, values
+from fastopt.checkpoint.restore import foreign_part, restore
+from fastopt.checkpoint.updaters import describe
+from fastopt.optimizer.base import Index
+from fastopt.optimizer.border import leaves
+
+if TYPE_CHECKING:
+    from fastopt.optimizer.updater import Updater
+
+__all__ = ["MXNetStates", "load_mxnet", "load_mxnet_states"]
+
+
+class MXNetStates(dict[Index, Any]):
+    """States by index, each None, an array, or a tuple of these as MXNet nests them."""
+
+    optimizer: str | None = None
+    """Class of the optimizer, if it was saved too."""
+
+    attributes: Mapping[str, Any] = {}
+    """Its attributes that are numbers, texts, arrays, or tuples, lists and dicts of these."""
+
+
+def load_mxnet_states(source: PathLike | bytes) -> MXNetStates:
+    r"""Read what ``get_states`` of an MXNet updater wrote, without MXNet.
+
+    Such a file is a pickle. It is not run: its numbers and arrays are read, and whatever else it
+    asks for is refused.
+
+    Parameters
+    ----------
+    source : str, os.PathLike or bytes
+        The file or its contents.
+
+    Returns
+    -------
+    MXNetStates
+        A dict of states by index; row-sparse arrays come dense. Its ``optimizer`` and
+        ``attributes`` tell of the optimizer if the file was made with ``dump_optimizer=True``.
+
+    Raises
+    ------
+    CheckpointError
+        The file is damaged or holds something else.
+    OSError
+        It cannot be read.
+
+    Examples
+    --------
+    >>> from fastopt.checkpoint import load_mxnet_states
+    >>> load_mxnet_states(b"\x80\x04}K\x00Ns.")
+    {0: None}
+    """
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _states(bytes(source))
+    with read_from(source):
+        return _states(Path(source).read_bytes())
+
+
+def load_mxnet(updater: "Updater", source: PathLike | bytes, strict: bool) -> Skipped:
+    """See :meth:`fastopt.Updater.load_mxnet`."""
+    imported = load_mxnet_states(source)
+    optimizer = updater.optimizer
+    attributes = dict(optimizer.__getstate__())
+    taken = {k: v for k, v in imported.attributes.items() if k in attributes and k not in KEPT}
+    if "cumgrads" in taken:
+        taken["cumgrads"] = dict(_sums(taken, imported))
+    if imported.optimizer and "lr_scheduler" not in imported.attributes:
+        taken["lr_scheduler"] = KEEP
+    described = {
+        **describe(updater),
+        "optimizer": imported.optimizer or type(optimizer).__name__,
+        "attributes": attributes | taken,
+        "parameters": keys_of(taken.get("idx2name", {}), imported),
+    }
+    described["states"] = {
+        k: imported[i] for k, i in described["parameters"].items() if i in imported
+    }
+    return restore(updater, described, strict)
+
+
+KEPT = ("lr_scheduler", "sym_info")
+"""Attributes that stay when those of an MXNet optimizer are taken up."""
+
+
+def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index, Any]]:
+    """LBSGD's sums; MXNet has the number 0 where nothing is added up yet."""
+    for index, entry in taken["cumgrads"].items():
+        total = entry["cum_grad"]
+        if not isinstance(total, np.ndarray):
+            arrays = leaves(states.get(index))
+            if taken["batch_scale"] > 1 and not arrays:
+                raise CheckpointError(f"index {index!r}: a sum of gradients of unknown shape")
+            total = np.zeros_like(arrays[0]) if taken["batch_scale"] > 1 else None
+        yield index, {**entry, "cum_grad": total}
+
+
+def _states(data: bytes) -> MXNetStates:
+    content = values(data)
+    if not isinstance(content, tuple):
+        content = content, None
+    elif len(content) != 2:
+        raise CheckpointError(f"it has {len(content)} parts where states and optimizer belong")
+    saved, optimizer = content
+    convert = _Converter(3 * len(data))
+    states = MXNetStates()
+    for index, state in expect(dict, saved).items():
+        states[index] = convert(state)
+        foreign = foreign_part(states[index])
+        if foreign:
+            raise CheckpointError(f"state of index {index!r} holds something of type {foreign}")
+    if optimizer is not None:
+        states.optimizer = expect(Instance, optimizer).name.rpartition(".")[2]
+        states.attributes = convert.attributes(optimizer)
+    return states
+
+
+class _Foreign(CheckpointError):
+    """There is something else than numbers, texts and arrays."""
+
+
+class _Converter:
+    """Makes arrays and plain values of what a pickle holds.
+
+    Parts that a pickle names again and again could grow without end; the allowance is more than
+    what one without repetition needs.
+    """
+
+    def __init__(self, allowance: int) -> None:
+        self.allowance = allowance
+
+    def __call__(self, value: Any) -> Any:
+        self.spend(1)
+        if isinstance(value, Instance):
+            if value.name not in ARRAYS:
+                raise _Foreign(f"it holds an instance of {value.name}")
+            blob = as_bytes(expect(dict, value.state).get("handle"))
+            self.spend(len(blob))
+            return ndarray.from_bytes(blob)
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self, value))
+        if isinstance(value, dict):
+            return {key: self(part) for key, part in value.items()}
+        if value is None or isinstance(value, (int, float, str)):
+            return value
+        raise _Foreign(f"it holds {type(value).__name__}")
+
+    def attributes(self, optimizer: Instance) -> dict[str, Any]:
+        """Attributes of which everything can be converted."""
+        made = {}
+        for name, value in expect(dict, optimizer.state).items():
+            with suppress(_Foreign):
+                made[name] = self(value)
+        return made
+
+    def spend(self, amount: int) -> None:
+        self.allowance -= amount
+        if self.allowance < 0:
+            raise CheckpointError("it names the same things too often")

@@ -1,0 +1,105 @@
+"""Which saved parameter is which parameter of an optimizer, by name or index."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fastopt.optimizer.base import Index, Optimizer
+
+__all__ = ["Matching", "Skipped", "keys_of", "match", "names_of"]
+
+Keys = Mapping[Index, Index]
+"""Index of each parameter by its key."""
+
+
+class Skipped(NamedTuple):
+    """What a load with ``strict=False`` left out, as names, or as indices without names."""
+
+    missing: list[Index]
+    """Parameters of the updater that the checkpoint lacks; they begin anew."""
+
+    extra: list[Index]
+    """Parameters of the checkpoint that the updater does not have."""
+
+
+def names_of(optimizer: Optimizer) -> dict[Index, str | None]:
+    """Names in ``idx2name``, or of the parameters of ``param_dict``, by index."""
+    names = {i: getattr(parameter, "name", None) for i, parameter in optimizer.param_dict.items()}
+    return names | optimizer.idx2name
+
+
+def keys_of(names: Mapping[Index, str | None], indices: Iterable[Index]) -> dict[Index, Index]:
+    """Index of each known parameter by its key: its name if that is its alone, else the index.
+
+    Known are the parameters of `names`, and `indices`.
+    """
+    known = dict.fromkeys([*names, *indices])
+    often = Counter(names.values())
+    keys: dict[Index, Index] = {}
+    for index in known:
+        name = names.get(index)
+        if isinstance(name, str) and often[name] == 1 and (name == index or name not in known):
+            keys[name] = index
+        else:
+            keys[index] = index
+    return keys
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Saved parameters and those of the updater."""
+
+    index: Keys
+    """Present index by saved index."""
+
+    saved: frozenset[Index]
+    """Keys and indices of all saved parameters."""
+
+    dropped: frozenset[Index]
+    """Keys and indices of saved parameters that the updater does not have."""
+
+    fresh: frozenset[Index]
+    """Keys and indices of parameters of the updater that are not saved."""
+
+    skipped: Skipped
+
+    def table(self, table: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Table by index or name, under the present indices, without what is dropped."""
+        return {self.index.get(k, k): v for k, v in table.items() if k not in self.dropped}
+
+    def attribute(self, value: Any) -> Any:
+        """Attribute of an optimizer; it is a table if parameters are all that its keys name."""
+        is_table = isinstance(value, Mapping) and self.saved.issuperset(value)
+        return self.table(value) if is_table else value
+
+
+def match(saved: Keys, present: Keys) -> Matching:
+    """Find the saved parameters among the present ones: by key, and where there is none by index.
+
+    A name that is saved counts only if the present parameters have names at all.
+    """
+    named = any(key != index for key, index in present.items())
+    found = {index: present[key] for key, index in saved.items() if key in present}
+    taken = set(found.values())
+    extra: dict[Index, Index] = {}
+    for key, index in saved.items():
+        if index in found:
+            continue
+        if (named and key != index) or index in taken:
+            extra[key] = index
+        else:
+            found[index] = index
+            taken.add(index)
+    missing = {key: index for key, index in present.items() if index not in taken}
+    return Matching(
+        index=found,
+        saved=_both(saved),
+        dropped=_both(extra),
+        fresh=_both(missing),
+        skipped=Skipped(list(missing), list(extra)),
+    )
+
+
+def _both(keys: Keys) -> frozenset[Index]:
+    return frozenset(keys) | frozenset(keys.values())

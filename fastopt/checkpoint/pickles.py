@@ -1,0 +1,192 @@
+"""The values in a pickle of MXNet's states, read without running it.
+
+A pickle is a program for a stack. Here its instructions build numbers, texts, tuples, lists and
+dicts as they say, but nothing is imported or called: a class is its name, an instance is its name
+and state. What memory this takes is bounded by the length of the pickle.
+"""
+
+import pickletools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fastopt.checkpoint.errors import CheckpointError
+
+__all__ = ["ARRAYS", "Instance", "as_bytes", "expect", "values"]
+
+ARRAYS = ("mxnet.ndarray.ndarray.NDArray", "mxnet.ndarray.sparse.RowSparseNDArray")
+BYTES = ("builtins.bytearray", "__builtin__.bytearray", "_codecs.encode")
+"""What turns text into bytes, in pickles that have no instruction for it."""
+
+OTHERS = re.compile(r"mxnet\.(optimizer(\.\w+)?|lr_scheduler)\.\w+")
+"""Classes of which only names and states are of interest."""
+
+LITERALS = (
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING"),
+    *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+    *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+)
+MEMORIZE = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
+RECALL = ("GET", "BINGET", "LONG_BINGET")
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+@dataclass(frozen=True)
+class Class:
+    """Name of a class or function that may stand in a pickle."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in ARRAYS + BYTES and not OTHERS.fullmatch(self.name):
+            raise CheckpointError(f"it refers to {self.name}, which states of MXNet do not need")
+
+
+@dataclass(eq=False)
+class Instance:
+    """Instance of a class: its name and its state; of bytes, how they would be made."""
+
+    name: str
+    state: Any = None
+
+
+def values(data: bytes) -> Any:
+    """Return what a pickle holds, with an :class:`Instance` for each object.
+
+    Raises
+    ------
+    CheckpointError
+        It is damaged or refers to classes or instructions that states of MXNet do not need.
+    """
+    machine = _Machine()
+    try:
+        for instruction, argument, position in pickletools.genops(data):
+            if instruction.name != "STOP":
+                machine.step(instruction.name, argument)
+            elif position != len(data) - 1:
+                raise CheckpointError("something follows its end")
+        (value,) = machine.stack
+    except CheckpointError:
+        raise
+    except Exception as error:  # an instruction that does not find what it needs
+        raise CheckpointError(f"not a file of MXNet's get_states: {error!r}") from error
+    return value
+
+
+def as_bytes(value: Any) -> bytes:
+    """Return bytes, which may be given as Latin text and the function that encodes it."""
+    if not isinstance(value, Instance):
+        return bytes(expect((bytes, bytearray), value))
+    if value.name not in BYTES:
+        raise CheckpointError(f"it has {value.name} where bytes belong")
+    data, *encoding = value.state
+    if isinstance(data, str) and encoding in (["latin1"], ["latin-1"]):
+        return data.encode("latin-1")
+    if encoding:
+        raise CheckpointError(f"it encodes as {encoding}, not as Latin text")
+    return as_bytes(data)
+
+
+def expect(kind: Any, value: Any) -> Any:
+    """Return `value` if it is of this kind."""
+    if not isinstance(value, kind):
+        raise CheckpointError(f"it has a {type(value).__name__} where {kind} belongs")
+    return value
+
+
+class _Machine:
+    """Stack and memory of a pickle; a method with an underscore is the instruction of that name."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []
+        """Stacks that wait until the present one is taken as a whole."""
+        self.memo: dict[int, Any] = {}
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in LITERALS:
+            self.stack.append(argument)
+        elif name in CONSTANTS:
+            self.stack.append(CONSTANTS[name])
+        elif name in TUPLES:
+            parts = [self.stack.pop() for _ in range(TUPLES[name])]
+            self.stack.append(tuple(parts[::-1]))
+        elif name in MEMORIZE:
+            self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
+        elif name in RECALL:
+            self.stack.append(self.memo[argument])
+        elif name not in ("PROTO", "FRAME"):
+            run = getattr(self, f"_{name.lower()}", None)
+            if run is None:
+                raise CheckpointError(f"it has a {name} instruction")
+            run(argument)
+
+    def marked(self) -> list[Any]:
+        parts, self.stack = self.stack, self.below.pop()
+        return parts
+
+    def _mark(self, _: None) -> None:
+        self.below.append(self.stack)
+        self.stack = []
+
+    def _tuple(self, _: None) -> None:
+        parts = self.marked()
+        self.stack.append(tuple(parts))
+
+    def _list(self, _: None) -> None:
+        parts = self.marked()
+        self.stack.append(parts)
+
+    def _empty_list(self, _: None) -> None:
+        self.stack.append([])
+
+    def _append(self, _: None) -> None:
+        self.extend([self.stack.pop()])
+
+    def _appends(self, _: None) -> None:
+        self.extend(self.marked())
+
+    def extend(self, parts: list[Any]) -> None:
+        expect(list, self.stack[-1]).extend(parts)
+
+    def _dict(self, _: None) -> None:
+        parts = self.marked()
+        self._empty_dict(_)
+        self.update(parts)
+
+    def _empty_dict(self, _: None) -> None:
+        self.stack.append({})
+
+    def _setitem(self, _: None) -> None:
+        value = self.stack.pop()
+        self.update([self.stack.pop(), value])
+
+    def _setitems(self, _: None) -> None:
+        self.update(self.marked())
+
+    def update(self, parts: list[Any]) -> None:
+        for key, value in zip(parts[::2], parts[1::2], strict=True):
+            expect(dict, self.stack[-1])[expect((int, str), key)] = value
+
+    def _global(self, argument: str) -> None:
+        self.stack.append(Class(argument.replace(" ", ".", 1)))
+
+    def _stack_global(self, _: None) -> None:
+        name = self.stack.pop()
+        self.stack.append(Class(f"{self.stack.pop()}.{name}"))
+
+    def _reduce(self, _: None) -> None:
+        arguments = expect(tuple, self.stack.pop())
+        name = expect(Class, self.stack.pop()).name
+        self.stack.append(Instance(name, arguments if name in BYTES else None))
+
+    _newobj = _reduce
+
+    def _build(self, _: None) -> None:
+        state = expect(dict, self.stack.pop())
+        made = expect(Instance, self.stack[-1])
+        if made.state is not None:
+            raise CheckpointError(f"it sets the state of {made.name} twice")
+        made.state = state

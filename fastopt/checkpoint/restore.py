@@ -1,0 +1,185 @@
+"""How an updater takes up what was saved: everything is checked, then all of it changes."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastopt.arguments import count, number
+from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.objects import KEEP, KEPT, rebuilt
+from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
+from fastopt.optimizer.base import Index, Optimizer
+from fastopt.optimizer.border import label
+
+if TYPE_CHECKING:
+    from fastopt.optimizer.updater import Updater
+
+__all__ = ["SETTINGS", "foreign_part", "restore"]
+
+SETTINGS = ("clip_global_norm",)
+"""Hyper-parameters of an updater, where it has them."""
+
+FIELDS: dict[str, Any] = {
+    "optimizer": str,
+    "attributes": dict,
+    "parameters": dict,
+    "states": dict,
+    "updater": dict,
+    "loss_scaler": (dict, type(None)),
+}
+
+OWN = ("param_dict", "lock")
+"""Attributes of an optimizer that stay when it takes up others."""
+
+
+def restore(updater: "Updater", saved: Any, strict: bool) -> Skipped:
+    """Give `updater` what :func:`~fastopt.checkpoint.updaters.describe` told of another.
+
+    Raises
+    ------
+    CheckpointError
+        It does not fit. Nothing has changed.
+    """
+    optimizer = updater.optimizer
+    with optimizer.lock:
+        try:
+            _check_fields(saved, type(optimizer).__name__)
+            present = keys_of(names_of(optimizer), updater.states)
+            matching = match(saved["parameters"], present)
+            _check_strict(matching.skipped, strict)
+            states = dict(_states(saved, matching, updater))
+            attributes = _attributes(saved["attributes"], matching, optimizer)
+            made = rebuilt(type(optimizer), attributes)
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever else foreign numbers lead to
+            raise CheckpointError(f"not the checkpoint of an updater: {error}") from error
+        for words in _left_alone(updater, saved):
+            warnings.warn(words, stacklevel=4)
+        _restore_scaler(updater, saved["loss_scaler"])
+        optimizer.__dict__.update((k, v) for k, v in vars(made).items() if k not in OWN)
+        updater.states = states
+        updater.states_synced = dict.fromkeys(states, False)
+        for name, value in saved["updater"].items():
+            setattr(updater, name, value)
+    return matching.skipped
+
+
+def foreign_part(state: Any) -> str | None:
+    """Type of a part of a state that is not None, number, array, tuple, list or dict, if any."""
+    if state is None or isinstance(state, (int, float, np.number, np.bool_)):
+        return None
+    if isinstance(state, np.ndarray) and not isinstance(state, np.ma.MaskedArray):
+        return None
+    if not isinstance(state, (tuple, list, Mapping)):
+        return type(state).__name__
+    parts = state.values() if isinstance(state, Mapping) else state
+    return next(filter(None, map(foreign_part, parts)), None)
+
+
+def _check_fields(saved: Any, optimizer: str) -> None:
+    if not isinstance(saved, dict) or set(saved) != set(FIELDS):
+        raise CheckpointError(
+            "not the checkpoint of an updater, which save() or states_dict() make"
+        )
+    for field, kind in FIELDS.items():
+        if not isinstance(saved[field], kind):
+            raise CheckpointError(f"{field!r} is of type {type(saved[field]).__name__}")
+    if saved["optimizer"] != optimizer:
+        raise CheckpointError(
+            f"it was saved with {saved['optimizer']}, the updater has {optimizer}"
+        )
+    keys = saved["parameters"]
+    if len(set(keys.values())) < len(keys) or not keys.keys() >= saved["states"].keys():
+        raise CheckpointError("its states do not belong to its parameters")
+    if not set(saved["updater"]) <= set(SETTINGS):
+        raise CheckpointError(f"unknown settings {list(saved['updater'])}")
+    for name, value in saved["updater"].items():
+        if value is not None:
+            number(name, value)
+
+
+def _check_strict(skipped: Skipped, strict: bool) -> None:
+    if strict and any(skipped):
+        raise CheckpointError(
+            f"the parameters differ: the checkpoint lacks {skipped.missing} and has "
+            f"{skipped.extra} in addition; strict=False loads what both have"
+        )
+
+
+def _states(
+    saved: Mapping[str, Any], matching: Matching, updater: "Updater"
+) -> Iterator[tuple[Index, Any]]:
+    """Present index and saved state of each parameter that both have."""
+    for key, state in saved["states"].items():
+        index = matching.index.get(saved["parameters"][key])
+        if index is None:
+            continue
+        words = f"state of {label(index, updater.optimizer.idx2name)}"
+        foreign = foreign_part(state)
+        if foreign:
+            raise CheckpointError(f"{words} holds something of type {foreign}")
+        for one, other in _pairs(state, updater.states.get(index)):
+            if (one.shape, one.dtype) != (other.shape, other.dtype):
+                raise CheckpointError(
+                    f"{words} has an array of shape {one.shape} and dtype {one.dtype}, "
+                    f"where the updater has {other.shape} and {other.dtype}"
+                )
+        yield index, state
+
+
+def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
+    """Arrays that are at the same place in two states, as far as those are nested alike."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        yield one, other
+    elif isinstance(one, (tuple, list)) and type(one) is type(other) and len(one) == len(other):
+        for part, its in zip(one, other, strict=True):
+            yield from _pairs(part, its)
+
+
+def _attributes(
+    saved: Mapping[str, Any], matching: Matching, optimizer: Optimizer
+) -> dict[str, Any]:
+    """Attributes of the optimizer under its own indices and names."""
+    made = {name: matching.attribute(value) for name, value in saved.items()}
+    for name in ("lr_mult", "wd_mult"):
+        own = {k: v for k, v in getattr(optimizer, name).items() if k in matching.fresh}
+        made[name] = own | matching.table(saved[name])
+        for key, value in made[name].items():
+            number(f"{name}[{key!r}]", value)
+    made["idx2name"] = matching.table(saved["idx2name"]) | optimizer.idx2name
+    made["_index_update_count"] = counts = matching.table(saved["_index_update_count"])
+    for index, updates in counts.items():
+        count(f"the count of index {index!r}", updates, least=0)
+    for name in ("num_update", "begin_num_update", "seed"):
+        count(name, saved[name], least=0)
+    if made["lr_scheduler"] == KEEP:
+        made["lr_scheduler"] = optimizer.lr_scheduler
+    elif not (made["lr_scheduler"] is None or callable(made["lr_scheduler"])):
+        raise CheckpointError(f"lr_scheduler cannot be {made['lr_scheduler']!r}")
+    return made
+
+
+def _left_alone(updater: "Updater", saved: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences on what the updater keeps because the checkpoint cannot tell."""
+    if saved["attributes"]["lr_scheduler"] == KEEP:
+        yield KEPT
+    scaler = getattr(updater, "loss_scaler", None)
+    if scaler is None and saved["loss_scaler"] is not None:
+        yield "the checkpoint has the state of a loss scaler, the updater has none to take it"
+    if scaler is not None and saved["loss_scaler"] is None:
+        yield "the checkpoint has no state of a loss scaler, that of the updater is kept"
+
+
+def _restore_scaler(updater: "Updater", saved: dict[str, Any] | None) -> None:
+    scaler = getattr(updater, "loss_scaler", None)
+    if scaler is None or saved is None:
+        return
+    before = scaler.state_dict()
+    try:
+        scaler.load_state_dict(saved)
+    except Exception as error:
+        scaler.load_state_dict(before)
+        raise CheckpointError(f"the state of the loss scaler does not fit: {error}") from error

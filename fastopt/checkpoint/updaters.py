@@ -1,7 +1,6 @@
 """Checkpoints of updaters: what is saved, and the files."""
 
 import copy
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastopt.checkpoint.errors import read_from
@@ -66,6 +65,6 @@ def states_dict(updater: "Updater") -> dict[str, Any]:
         return copy.deepcopy(describe(updater))
 
 
-def load_states_dict(updater: "Updater", states: Mapping[str, Any], strict: bool) -> Skipped:
+def load_states_dict(updater: "Updater", states: dict[str, Any], strict: bool) -> Skipped:
     """See :meth:`fastopt.Updater.load_states_dict`."""
     return restore(updater, copy.deepcopy(states), strict)

@@ -1,7 +1,7 @@
 """The updater: state for every index, checks at the border, then the optimizer."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastopt import checkpoint
@@ -157,7 +157,7 @@ class Updater:
         Raises
         ------
         fastopt.checkpoint.CheckpointError
-            The bytes cannot be read. Nothing changes.
+            The bytes are damaged or cannot be read. Nothing changes.
 
         Examples
         --------
@@ -178,30 +178,27 @@ class Updater:
         self.states_synced = dict.fromkeys(self.states, False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything that a later run needs to go on: states, optimizer, loss scale.
-
-        The file is in the safetensors format, with a checksum of each array. It takes the place
-        of an older one whole: whatever happens, one of them is there.
+        """Write all that a later run needs to go on; see :meth:`load`.
 
         Parameters
         ----------
         path : str or os.PathLike
-            Where to write.
+            A safetensors file. It replaces an older one whole or not at all.
 
         Raises
         ------
         TypeError
-            A state holds something other than None, numbers, arrays, and tuples, lists and dicts
-            of these, or an attribute of the optimizer does.
+            A state is not made of None, numbers, arrays, and tuples, lists and dicts of these, or
+            an attribute of the optimizer is not.
         OSError
-            The file cannot be written. The old one is as it was.
+            The file cannot be written. The older one is as it was.
 
         Examples
         --------
         >>> import tempfile
         >>> import numpy as np
         >>> from fastopt import optimizer
-        >>> old, new = (optimizer.get_updater(optimizer.Adam(wd=x)) for x in (0.1, 0.0))
+        >>> old, new = (optimizer.get_updater(optimizer.Adam(wd=wd)) for wd in (0.1, 0.0))
         >>> old(0, np.ones(2), np.ones(2))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     old.save(f"{folder}/adam.safetensors")
@@ -213,84 +210,46 @@ class Updater:
         checkpoint.save(self, path)
 
     def load(self, path: str | os.PathLike[str], strict: bool = True) -> checkpoint.Skipped:
-        """Take up what :meth:`save` wrote; the next updates are those of the saved updater.
+        """Take up what :meth:`save` wrote: states, hyper-parameters, counts, loss scale.
 
-        The optimizer stays the same object and keeps its ``param_dict``; everything else of it is
-        replaced. Parameters are found by name where names are known, else by index.
+        The optimizer stays the same object, with its ``param_dict``. Parameters are found by name
+        where names are known, else by index.
 
         Parameters
         ----------
         path : str or os.PathLike
-            From :meth:`save`, of an updater with the same class of optimizer.
+            From :meth:`save` of an updater whose optimizer is of the same class.
         strict : bool
-            Refuse a file that lacks parameters of this updater or has others. Default True.
-            Without it, those that the file lacks begin anew, keeping their name and multipliers,
-            and the others are left out.
+            Refuse a file that lacks parameters of this updater or has others. Else those that it
+            lacks begin anew, and the others are left out. Default True.
 
         Returns
         -------
-        Skipped
-            Names or indices of the parameters that are ``missing`` in the file or ``extra``.
+        fastopt.checkpoint.Skipped
+            Names or indices of the parameters ``missing`` in the file, and of the ``extra`` ones.
 
         Raises
         ------
-        fastopt.checkpoint.CheckpointError
-            The file is damaged or does not fit. Nothing changes.
-        OSError
-            The file cannot be read. Nothing changes.
+        fastopt.checkpoint.CheckpointError, OSError
+            The file is damaged, does not fit, or cannot be read. Nothing changes.
         """
         return checkpoint.load(self, path, strict)
 
     def states_dict(self) -> dict[str, Any]:
-        """Return what :meth:`save` writes as a dict, with copies of all arrays.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> updater = optimizer.get_updater(optimizer.Adam())
-        >>> updater("fc", np.ones(2), np.ones(2))
-        >>> before = updater.states_dict()
-        >>> updater("fc", np.ones(2), np.ones(2))
-        >>> updater.load_states_dict(before)
-        Skipped(missing=[], extra=[])
-        >>> updater.optimizer.num_update
-        1
-        """
+        """Return what :meth:`save` writes as a dict, with copies of the arrays."""
         return checkpoint.states_dict(self)
 
-    def load_states_dict(
-        self, states: Mapping[str, Any], strict: bool = True
-    ) -> checkpoint.Skipped:
+    def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> checkpoint.Skipped:
         """Take up what :meth:`states_dict` returned; see :meth:`load`."""
         return checkpoint.load_states_dict(self, states, strict)
 
     def load_mxnet(
         self, path: str | os.PathLike[str] | bytes, strict: bool = True
     ) -> checkpoint.Skipped:
-        """Take up the states that MXNet's ``get_states`` wrote, without MXNet.
+        """Take up what MXNet's ``get_states`` wrote, given as a file or bytes; see :meth:`load`.
 
-        If the file has the optimizer too, its numbers and counts are taken up, for attributes
-        that the optimizer here has as well. Its schedule is not: the present one is kept.
-
-        Parameters
-        ----------
-        path : str, os.PathLike or bytes
-            The file or its contents.
-        strict : bool
-            See :meth:`load`.
-
-        Returns
-        -------
-        Skipped
-            See :meth:`load`.
-
-        Raises
-        ------
-        fastopt.checkpoint.CheckpointError
-            The file holds something else, or another class of optimizer. Nothing changes.
-        OSError
-            The file cannot be read. Nothing changes.
+        If the optimizer is in it, its attributes that this one has too are taken up, but not its
+        schedule. Else hyper-parameters and counts stay as they are.
         """
         return checkpoint.load_mxnet(self, path, strict)
 

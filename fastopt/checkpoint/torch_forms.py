@@ -1,0 +1,166 @@
+"""Which optimizer of torch is which of ours, under which options.
+
+The formulas of a pair agree but for what the notes say. Options of torch that have no counterpart
+must have the value under which they do nothing.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["FORMS", "Form", "Option"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A number of torch, or several, and the attributes of ours that say the same."""
+
+    attributes: tuple[str, ...]
+    to_torch: Callable[..., Any]
+    from_torch: Callable[[Any], tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """One optimizer under both names."""
+
+    torch: str
+    """Name of the class in torch.optim."""
+
+    slots: tuple[str, ...] = ()
+    """What torch calls the arrays of a state, in our order."""
+
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Values that options of torch must have."""
+
+    free: Mapping[str, Any] = field(default_factory=dict)
+    """Options of torch that mean nothing here, and values for them."""
+
+    when: Mapping[str, Any] = field(default_factory=dict)
+    """Values that attributes of ours must have."""
+
+    with_rate: str | None = None
+    """Slot in which ours has torch's array times the negative rate."""
+
+    in_tuple: bool = False
+    """Whether a single array stands in a tuple."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether torch counts the steps of a parameter."""
+        return self.torch != "SGD"
+
+
+def same(attribute: str) -> Option:
+    """The same number under another name."""
+    return Option((attribute,), lambda value: value, lambda value: (value,))
+
+
+def inside_root(attribute: str) -> Option:
+    """Torch adds it to a root, ours adds its square below; they agree at 0 and far from it."""
+    return Option((attribute,), math.sqrt, lambda value: (value * value,))
+
+
+BETAS = Option(("beta1", "beta2"), lambda *betas: betas, tuple)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+UP = {"maximize": False}
+PLAIN_SGD = Form(
+    "SGD", fixed={**UP, "momentum": 0, "dampening": 0, "nesterov": False}, when={"momentum": 0}
+)
+SGD = (
+    PLAIN_SGD,
+    Form(
+        "SGD",
+        ("momentum_buffer",),
+        {"momentum": same("momentum")},
+        {**UP, "dampening": 0, "nesterov": False},
+        with_rate="momentum_buffer",
+    ),
+)
+FORMS: dict[str, tuple[Form, ...]] = {
+    "SGD": SGD,
+    "ccSGD": SGD,
+    "NAG": (
+        PLAIN_SGD,
+        Form(
+            "SGD",
+            ("momentum_buffer",),
+            {"momentum": same("momentum")},
+            {**UP, "dampening": 0, "nesterov": True},
+        ),
+    ),
+    "Adam": (
+        Form(
+            "Adam",
+            MOMENTS,
+            {"betas": BETAS, "eps": same("epsilon")},
+            {**UP, "amsgrad": False, "decoupled_weight_decay": False},
+        ),
+    ),
+    "AdamW": (
+        Form(
+            "AdamW",
+            MOMENTS,
+            {"betas": BETAS, "eps": same("epsilon")},
+            {**UP, "amsgrad": False, "decoupled_weight_decay": True},
+            when={"correct_bias": True, "eta": None},
+        ),
+    ),
+    "AdaGrad": (
+        Form(
+            "Adagrad",
+            ("sum",),
+            {"eps": inside_root("float_stable_eps")},
+            {**UP, "lr_decay": 0, "weight_decay": 0},
+            {"initial_accumulator_value": 0},
+        ),
+    ),
+    "RMSProp": (
+        Form(
+            "RMSprop",
+            ("square_avg",),
+            {"alpha": same("gamma1"), "eps": inside_root("epsilon")},
+            {**UP, "centered": False, "momentum": 0},
+            when={"centered": False, "clip_weights": None},
+            in_tuple=True,
+        ),
+        Form(
+            "RMSprop",
+            ("square_avg", "grad_avg", "momentum_buffer"),
+            {
+                "alpha": same("gamma1"),
+                "momentum": same("gamma2"),
+                "eps": inside_root("epsilon"),
+            },
+            {**UP, "centered": True},
+            when={"centered": True, "clip_weights": None},
+            with_rate="momentum_buffer",
+        ),
+    ),
+    "AdaDelta": (
+        Form(
+            "Adadelta",
+            ("square_avg", "acc_delta"),
+            {"rho": same("rho"), "eps": same("epsilon")},
+            {**UP, "lr": 1, "weight_decay": 0},
+        ),
+    ),
+    "Adamax": (Form("Adamax", ("exp_avg", "exp_inf"), {"betas": BETAS}, UP, {"eps": 1e-8}),),
+    "Nadam": (
+        Form(
+            "NAdam",
+            MOMENTS,
+            {
+                "betas": BETAS,
+                "eps": same("epsilon"),
+                "momentum_decay": same("schedule_decay"),
+            },
+            {**UP, "decoupled_weight_decay": False},
+            when={"per_parameter": True},
+        ),
+    ),
+}
+"""Forms of each class of ours. The first that fits is taken."""

@@ -3,25 +3,21 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastopt.checkpoint import ndarray
+from fastopt.checkpoint.describe import Stateful, describe, foreign_part
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.objects import KEEP
-from fastopt.checkpoint.parameters import Skipped, keys_of
+from fastopt.checkpoint.parameters import keys_of
 from fastopt.checkpoint.pickles import ARRAYS, Instance, as_bytes, expect, values
-from fastopt.checkpoint.restore import foreign_part, restore
-from fastopt.checkpoint.updaters import describe
 from fastopt.optimizer.base import Index
 from fastopt.optimizer.border import leaves
 
-if TYPE_CHECKING:
-    from fastopt.optimizer.updater import Updater
-
-__all__ = ["MXNetStates", "load_mxnet", "load_mxnet_states"]
+__all__ = ["MXNetStates", "described_by_mxnet", "load_mxnet_states"]
 
 
 class MXNetStates(dict[Index, Any]):
@@ -70,8 +66,8 @@ def load_mxnet_states(source: PathLike | bytes) -> MXNetStates:
         return _states(Path(source).read_bytes())
 
 
-def load_mxnet(updater: "Updater", source: PathLike | bytes, strict: bool) -> Skipped:
-    """See :meth:`fastopt.Updater.load_mxnet`."""
+def described_by_mxnet(updater: Stateful, source: PathLike | bytes) -> dict[str, Any]:
+    """What :func:`~fastopt.checkpoint.restore.restore` takes, with the states of that file."""
     imported = load_mxnet_states(source)
     optimizer = updater.optimizer
     attributes = dict(optimizer.__getstate__())
@@ -89,7 +85,7 @@ def load_mxnet(updater: "Updater", source: PathLike | bytes, strict: bool) -> Sk
     described["states"] = {
         k: imported[i] for k, i in described["parameters"].items() if i in imported
     }
-    return restore(updater, described, strict)
+    return described
 
 
 KEPT = ("lr_scheduler", "sym_info")

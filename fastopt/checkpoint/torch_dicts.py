@@ -1,28 +1,25 @@
 """Dicts like those of torch.optim, with NumPy arrays in place of tensors."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastopt.arguments import number
 from fastopt.checkpoint.container import Array
+from fastopt.checkpoint.describe import Stateful, describe
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.torch_forms import FORMS, Form
-from fastopt.checkpoint.updaters import describe
 from fastopt.optimizer.base import Index, Optimizer
 from fastopt.optimizer.border import label, leaves
-
-if TYPE_CHECKING:
-    from fastopt.optimizer.updater import Updater
 
 __all__ = ["from_torch_state_dict", "to_torch_state_dict"]
 
 
 def to_torch_state_dict(
-    updater: "Updater", indices: Sequence[Index] | None = None
+    updater: Stateful, indices: Sequence[Index] | None = None
 ) -> dict[str, Any]:
     """Return what ``state_dict()`` of the corresponding optimizer of torch would.
 
@@ -100,7 +97,7 @@ def _group(form: Form, optimizer: Optimizer, lr: float, wd: float) -> dict[str, 
     return {**group, "params": []}
 
 
-def _to_torch(form: Form, updater: "Updater", index: Index, lr: float) -> dict[str, Any]:
+def _to_torch(form: Form, updater: Stateful, index: Index, lr: float) -> dict[str, Any]:
     """State of one parameter."""
     optimizer = updater.optimizer
     arrays = leaves(updater.states[index])
@@ -127,7 +124,7 @@ def _count(optimizer: Optimizer, index: Index) -> int:
 
 
 def from_torch_state_dict(
-    updater: "Updater",
+    updater: Stateful,
     state_dict: Mapping[str, Any],
     indices: Sequence[Index] | None = None,
     strict: bool = True,
@@ -185,7 +182,7 @@ def from_torch_state_dict(
 
 
 def _described(
-    updater: "Updater", state_dict: Mapping[str, Any], indices: Sequence[Index] | None
+    updater: Stateful, state_dict: Mapping[str, Any], indices: Sequence[Index] | None
 ) -> dict[str, Any]:
     """What :func:`restore` takes."""
     optimizer, groups = updater.optimizer, state_dict["param_groups"]

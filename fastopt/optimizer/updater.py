@@ -1,17 +1,16 @@
 """The updater: state for every index, checks at the border, then the optimizer."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
-from fastopt import checkpoint
+from fastopt.checkpoint.resumable import Resumable
 from fastopt.optimizer.base import Array, Index, Optimizer
 from fastopt.optimizer.border import check, check_index
 
 __all__ = ["Updater", "get_updater"]
 
 
-class Updater:
+class Updater(Resumable):
     """Update weights in place with an optimizer and keep its state for each index.
 
     Parameters
@@ -121,137 +120,6 @@ class Updater:
             The state with the same nesting.
         """
         return state
-
-    def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """Return the states of all indices as safetensors bytes.
-
-        Parameters
-        ----------
-        dump_optimizer : bool
-            Put in the optimizer too: hyper-parameters, counts, schedule, everything but
-            ``param_dict``. Without it update counts begin anew. Default False.
-
-        Returns
-        -------
-        bytes
-            For :meth:`set_states`.
-
-        Raises
-        ------
-        TypeError
-            A state or an attribute of the optimizer is not made of None, numbers, strings,
-            arrays, and tuples, lists and dicts of these.
-        """
-        return checkpoint.dumps(
-            {"states": self.states, "optimizer": self.optimizer if dump_optimizer else None}
-        )
-
-    def set_states(self, states: bytes) -> None:
-        """Replace the states by those from :meth:`get_states`, and the optimizer if it is there.
-
-        Parameters
-        ----------
-        states : bytes
-            From :meth:`get_states`.
-
-        Raises
-        ------
-        fastopt.checkpoint.CheckpointError
-            The bytes are damaged or cannot be read. Nothing changes.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> old, new = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
-        >>> weight = np.ones(2)
-        >>> old(0, np.ones(2), weight)
-        >>> new.set_states(old.get_states())
-        >>> new.states[0]
-        (array([0.1, 0.1]), array([0.001, 0.001]))
-        """
-        tree = checkpoint.loads(states, self.optimizer)
-        if not isinstance(tree, dict) or set(tree) != {"states", "optimizer"}:
-            raise checkpoint.CheckpointError("not the states of an updater")
-        self.states = tree["states"]
-        self.optimizer = tree["optimizer"] or self.optimizer
-        self.states_synced = dict.fromkeys(self.states, False)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that a later run needs to go on; see :meth:`load`.
-
-        Parameters
-        ----------
-        path : str or os.PathLike
-            A safetensors file. It replaces an older one whole or not at all.
-
-        Raises
-        ------
-        TypeError
-            A state is not made of None, numbers, arrays, and tuples, lists and dicts of these, or
-            an attribute of the optimizer is not.
-        OSError
-            The file cannot be written. The older one is as it was.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> old, new = (optimizer.get_updater(optimizer.Adam(wd=wd)) for wd in (0.1, 0.0))
-        >>> old(0, np.ones(2), np.ones(2))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     old.save(f"{folder}/adam.safetensors")
-        ...     new.load(f"{folder}/adam.safetensors")
-        Skipped(missing=[], extra=[])
-        >>> new.optimizer.wd, new.optimizer.num_update
-        (0.1, 1)
-        """
-        checkpoint.save(self, path)
-
-    def load(self, path: str | os.PathLike[str], strict: bool = True) -> checkpoint.Skipped:
-        """Take up what :meth:`save` wrote: states, hyper-parameters, counts, loss scale.
-
-        The optimizer stays the same object, with its ``param_dict``. Parameters are found by name
-        where names are known, else by index.
-
-        Parameters
-        ----------
-        path : str or os.PathLike
-            From :meth:`save` of an updater whose optimizer is of the same class.
-        strict : bool
-            Refuse a file that lacks parameters of this updater or has others. Else those that it
-            lacks begin anew, and the others are left out. Default True.
-
-        Returns
-        -------
-        fastopt.checkpoint.Skipped
-            Names or indices of the parameters ``missing`` in the file, and of the ``extra`` ones.
-
-        Raises
-        ------
-        fastopt.checkpoint.CheckpointError, OSError
-            The file is damaged, does not fit, or cannot be read. Nothing changes.
-        """
-        return checkpoint.load(self, path, strict)
-
-    def states_dict(self) -> dict[str, Any]:
-        """Return what :meth:`save` writes as a dict, with copies of the arrays."""
-        return checkpoint.states_dict(self)
-
-    def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> checkpoint.Skipped:
-        """Take up what :meth:`states_dict` returned; see :meth:`load`."""
-        return checkpoint.load_states_dict(self, states, strict)
-
-    def load_mxnet(
-        self, path: str | os.PathLike[str] | bytes, strict: bool = True
-    ) -> checkpoint.Skipped:
-        """Take up what MXNet's ``get_states`` wrote, given as a file or bytes; see :meth:`load`.
-
-        If the optimizer is in it, its attributes that this one has too are taken up, but not its
-        schedule. Else hyper-parameters and counts stay as they are.
-        """
-        return checkpoint.load_mxnet(self, path, strict)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

@@ -215,4 +215,4 @@ def _read(file: BufferedIOBase, name: str, record: Mapping[str, Any]) -> Array:
             piece[...] = target
     if crc != record["crc32"]:
         raise CheckpointError(f"tensor {name} is damaged: its CRC32 differs")
-    return bits.view(dtype_of(dtype))
+    return bits.view(dtype_of(dtype)) if dtype in BITS else bits

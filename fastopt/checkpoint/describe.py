@@ -56,7 +56,9 @@ def describe(updater: Stateful) -> dict[str, Any]:
 
 def foreign_part(state: Any) -> str | None:
     """Type of a part of a state that is not None, number, array, tuple, list or dict, if any."""
-    if state is None or isinstance(state, (int, float, np.number, np.bool_)):
+    if state is None or isinstance(state, (int, float)):
+        return None
+    if isinstance(state, np.generic) and not isinstance(state, np.flexible):
         return None
     if isinstance(state, np.ndarray) and not isinstance(state, np.ma.MaskedArray):
         return None

@@ -61,9 +61,9 @@ def load_mxnet_states(source: PathLike | bytes) -> MXNetStates:
     {0: None}
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _states(bytes(source))
+        return _checked(bytes(source))
     with read_from(source):
-        return _states(Path(source).read_bytes())
+        return _checked(Path(source).read_bytes())
 
 
 def described_by_mxnet(updater: Stateful, source: PathLike | bytes) -> dict[str, Any]:
@@ -102,6 +102,15 @@ def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index
                 raise CheckpointError(f"index {index!r}: a sum of gradients of unknown shape")
             total = np.zeros_like(arrays[0]) if taken["batch_scale"] > 1 else None
         yield index, {**entry, "cum_grad": total}
+
+
+def _checked(data: bytes) -> MXNetStates:
+    try:
+        return _states(data)
+    except CheckpointError:
+        raise
+    except Exception as error:  # an instruction of the pickle does not find what it needs
+        raise CheckpointError(f"not a file of MXNet's get_states: {error!r}") from error
 
 
 def _states(data: bytes) -> MXNetStates:

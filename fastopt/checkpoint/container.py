@@ -83,7 +83,9 @@ def decode(file: BufferedIOBase) -> tuple[Any, dict[str, Array]]:
         The file is damaged or of another kind.
     """
     header, size = _header(file)
-    metadata = header.pop("__metadata__")
+    metadata = header.pop("__metadata__", {})
+    if KEY not in metadata:
+        raise CheckpointError("it is not from fastopt: its metadata have no such entry")
     text = metadata[KEY]
     if _digest(text) != metadata["crc32"]:
         raise CheckpointError("the metadata are damaged: their CRC32 differs")

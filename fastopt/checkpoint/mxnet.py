@@ -20,6 +20,10 @@ from fastopt.optimizer.border import leaves
 __all__ = ["MXNetStates", "described_by_mxnet", "load_mxnet_states"]
 
 
+STAYING = ("lr_scheduler", "sym_info")
+"""Attributes that stay when those of an MXNet optimizer are taken up."""
+
+
 class MXNetStates(dict[Index, Any]):
     """States by index, each None, an array, or a tuple of these as MXNet nests them."""
 
@@ -69,27 +73,20 @@ def load_mxnet_states(source: PathLike | bytes) -> MXNetStates:
 def described_by_mxnet(updater: Stateful, source: PathLike | bytes) -> dict[str, Any]:
     """What :func:`~fastopt.checkpoint.restore.restore` takes, with the states of that file."""
     imported = load_mxnet_states(source)
-    optimizer = updater.optimizer
-    attributes = dict(optimizer.__getstate__())
-    taken = {k: v for k, v in imported.attributes.items() if k in attributes and k not in KEPT}
+    attributes = dict(updater.optimizer.__getstate__())
+    taken = {k: v for k, v in imported.attributes.items() if k in attributes and k not in STAYING}
     if "cumgrads" in taken:
         taken["cumgrads"] = dict(_sums(taken, imported))
     if imported.optimizer and "lr_scheduler" not in imported.attributes:
-        taken["lr_scheduler"] = KEEP
-    described = {
+        taken["lr_scheduler"] = KEEP  # it is an object
+    keys = keys_of(taken.get("idx2name", {}), imported)
+    return {
         **describe(updater),
-        "optimizer": imported.optimizer or type(optimizer).__name__,
+        "optimizer": imported.optimizer or type(updater.optimizer).__name__,
         "attributes": attributes | taken,
-        "parameters": keys_of(taken.get("idx2name", {}), imported),
+        "parameters": keys,
+        "states": {key: imported[index] for key, index in keys.items() if index in imported},
     }
-    described["states"] = {
-        k: imported[i] for k, i in described["parameters"].items() if i in imported
-    }
-    return described
-
-
-KEPT = ("lr_scheduler", "sym_info")
-"""Attributes that stay when those of an MXNet optimizer are taken up."""
 
 
 def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index, Any]]:

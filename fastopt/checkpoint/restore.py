@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import count, number
+from fastopt.arguments import number
 from fastopt.checkpoint.describe import SETTINGS, Stateful, foreign_part
 from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.objects import KEEP, KEPT, rebuilt
+from fastopt.checkpoint.objects import KEEP, KEPT, check_attributes, rebuilt
 from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.optimizer.base import Index, Optimizer
 from fastopt.optimizer.border import label
@@ -51,9 +51,9 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
         for words in _left_alone(updater, saved):
             warnings.warn(words, stacklevel=3)
         _restore_scaler(updater, saved["loss_scaler"])
-        saved_names = optimizer.__getstate__().keys()
-        own = {name: value for name, value in vars(optimizer).items() if name not in saved_names}
-        optimizer.__dict__.update(vars(made) | own)
+        # What is never saved serves this process or belongs to the user, and stays.
+        kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
+        optimizer.__dict__.update((k, v) for k, v in vars(made).items() if k not in kept)
         updater.states = states
         updater.states_synced = dict.fromkeys(states, False)
         for name, value in saved["updater"].items():
@@ -129,18 +129,11 @@ def _attributes(
     for name in ("lr_mult", "wd_mult"):
         own = {k: v for k, v in getattr(optimizer, name).items() if k in matching.fresh}
         made[name] = own | matching.table(saved[name])
-        for key, value in made[name].items():
-            number(f"{name}[{key!r}]", value)
     made["idx2name"] = matching.table(saved["idx2name"]) | optimizer.idx2name
-    made["_index_update_count"] = counts = matching.table(saved["_index_update_count"])
-    for index, updates in counts.items():
-        count(f"the count of index {index!r}", updates, least=0)
-    for name in ("num_update", "begin_num_update", "seed"):
-        count(name, saved[name], least=0)
+    made["_index_update_count"] = matching.table(saved["_index_update_count"])
     if made["lr_scheduler"] == KEEP:
         made["lr_scheduler"] = optimizer.lr_scheduler
-    elif not (made["lr_scheduler"] is None or callable(made["lr_scheduler"])):
-        raise CheckpointError(f"lr_scheduler cannot be {made['lr_scheduler']!r}")
+    check_attributes(made)
     return made
 
 

@@ -10,6 +10,7 @@ from fastopt.checkpoint.mxnet import described_by_mxnet
 from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.tree import chunks, dumps, loads, read
+from fastopt.optimizer.base import Optimizer
 
 __all__ = ["Resumable"]
 
@@ -66,11 +67,13 @@ class Resumable(Stateful):
         (array([0.1, 0.1]), array([0.001, 0.001]))
         """
         tree = loads(states, self.optimizer)
-        if not isinstance(tree, dict) or set(tree) != {"states", "optimizer"}:
-            raise CheckpointError("not the states of an updater")
-        self.states = tree["states"]
-        self.optimizer = tree["optimizer"] or self.optimizer
-        self.states_synced = dict.fromkeys(self.states, False)
+        match tree:
+            case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not rest:
+                self.states = tree["states"]
+                self.optimizer = tree["optimizer"] or self.optimizer
+                self.states_synced = dict.fromkeys(self.states, False)
+            case _:
+                raise CheckpointError("not the states of an updater")
 
     def save(self, path: PathLike) -> None:
         """Write all that a later run needs to go on; see :meth:`load`.

@@ -105,7 +105,7 @@ def _to_torch(form: Form, updater: Stateful, index: Index, lr: float) -> dict[st
         made["step"] = np.array(count, np.float32)
     if form.torch == "NAdam":
         product = vars(optimizer)["_m_schedules"].get(index, 1.0)
-        made["mu_product"] = np.array(product, np.float32)
+        made["mu_product"] = np.array(product)
     for slot, array in zip(form.slots, arrays, strict=True):
         if slot != form.with_rate:
             made[slot] = array.copy()

@@ -1,0 +1,289 @@
+"""Row-sparse arrays: gradients of tables of which a step has touched few rows."""
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fastopt.arguments import count
+from fastopt.entries import listed_rows
+
+__all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
+
+Array = NDArray[Any]
+HALVES = ("float16", "bfloat16")
+REALS = (*HALVES, "float32", "float64")
+
+
+class RowSparse:
+    """Some rows of an array, all other rows of which are zero.
+
+    Row ``indices[j]`` is ``values[j]``. Indices may come in any order. An index that is repeated
+    stands for the sum of its rows.
+
+    Parameters
+    ----------
+    values : array_like
+        The listed rows, of shape ``(k, *shape[1:])``: float16, bfloat16, float32 or float64. An
+        array of any layout is kept without a copy.
+    indices : array_like
+        Their `k` positions from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a
+        copy, other integers become int64.
+    shape : int or tuple of int
+        Shape of the whole array, of one dimension or more.
+
+    Attributes
+    ----------
+    values, indices : numpy.ndarray
+        The listed rows and their positions.
+    shape, dtype, ndim
+        Of the whole array, as in NumPy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is of another type than described, the shapes do not fit together, or an index
+        is negative or too large.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt.sparse import RowSparse
+    >>> grad = RowSparse(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([3, 0]), (4, 2))
+    >>> grad
+    <RowSparse of shape (4, 2), float64, 2 rows listed>
+    >>> grad.to_dense()
+    array([[3., 4.],
+           [0., 0.],
+           [0., 0.],
+           [1., 2.]])
+    """
+
+    __array_ufunc__ = None  # NumPy's operators are not to take it for a scalar.
+
+    def __init__(self, values: ArrayLike, indices: ArrayLike, shape: int | tuple[int, ...]) -> None:
+        self.shape = _shape(shape)
+        self.values = _reals("values", values)
+        self.indices = _positions("indices", indices, self.shape[0])
+        self.dtype, self.ndim = self.values.dtype, len(self.shape)
+        expected = (len(self.indices), *self.shape[1:])
+        if self.values.shape != expected:
+            raise ValueError(
+                f"values must have shape {expected} for {len(self.indices)} indices into "
+                f"shape {self.shape}, got {self.values.shape}"
+            )
+
+    @classmethod
+    def from_dense(cls, dense: ArrayLike) -> Self:
+        """Return the rows of an array that are not zero everywhere.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `dense` is not of the values' types, or has no dimension.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt.sparse import RowSparse
+        >>> RowSparse.from_dense(np.array([0.0, 5.0, 0.0])).indices
+        array([1])
+        """
+        dense = _reals("dense", dense)
+        if dense.ndim == 0:
+            raise ValueError("dense must have one dimension or more, got a single number")
+        rows = np.flatnonzero((dense != 0).any(axis=tuple(range(1, dense.ndim))))
+        return cls(dense[rows], rows, dense.shape)
+
+    def to_dense(self) -> Array:
+        """Return the whole array, with repeated rows summed as :meth:`coalesce` sums them."""
+        summed = self.coalesce()
+        dense = np.zeros(self.shape, self.dtype)
+        dense[summed.indices] = summed.values
+        return dense
+
+    def coalesce(self) -> Self:
+        """Return the same array with indices that are sorted and unique.
+
+        Rows of a repeated index are added one after the other in the order in which they are
+        listed: in float32 for float16 and bfloat16, with one rounding at the end, else in the
+        values' own type. An array that is sorted and unique already is returned itself.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt.sparse import RowSparse
+        >>> grad = RowSparse(np.array([1.0, 2.0, 4.0]), np.array([7, 3, 7]), 9).coalesce()
+        >>> grad.indices, grad.values
+        (array([3, 7]), array([2., 5.]))
+        """
+        if (self.indices[1:] > self.indices[:-1]).all():
+            return self
+        order = np.argsort(self.indices, kind="stable")
+        ordered = self.indices[order]
+        first = np.append(True, ordered[1:] != ordered[:-1])
+        sums = self.values[order[first]].astype(_wide(self.dtype), order="C")
+        again = self.values[order[~first]].astype(sums.dtype, copy=False)
+        # Elements of flat arrays are added several times faster than rows.
+        width = sums[0].size
+        target = (np.cumsum(first) - 1)[~first, np.newaxis] * width + np.arange(width)
+        np.add.at(sums.reshape(-1), target.reshape(-1), again.reshape(-1))
+        return type(self)(sums.astype(self.dtype, copy=False), ordered[first], self.shape)
+
+    def retain(self, row_ids: ArrayLike) -> Self:
+        """Return the listed rows whose index is among `row_ids`, in the order they had.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `row_ids` are not integers from 0 to ``shape[0] - 1``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt.sparse import RowSparse
+        >>> grad = RowSparse(np.array([1.0, 2.0, 4.0]), np.array([7, 3, 7]), 9)
+        >>> grad.retain([0, 7]).values
+        array([1., 4.])
+        """
+        kept = np.isin(self.indices, _positions("row_ids", row_ids, self.shape[0]))
+        return type(self)(self.values[kept], self.indices[kept], self.shape)
+
+    def astype(self, dtype: Any) -> Self:
+        """Return a copy with values of another dtype."""
+        return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
+
+    def __add__(self, other: object) -> Self:
+        if not isinstance(other, RowSparse):
+            return NotImplemented
+        if other.dtype != self.dtype:
+            raise TypeError(f"arrays must have the same dtype, got {self.dtype} and {other.dtype}")
+        if other.shape != self.shape:
+            raise ValueError(f"arrays must have the same shape, got {self.shape} and {other.shape}")
+        values = np.concatenate([self.values, other.values])
+        indices = np.concatenate([self.indices, other.indices])
+        return type(self)(values, indices, self.shape).coalesce()
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.indices)} row{'s' * (len(self.indices) != 1)} listed"
+        return f"<{type(self).__name__} of shape {self.shape}, {self.dtype}, {rows}>"
+
+
+def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, ...]) -> RowSparse:
+    """Return ``RowSparse(values, indices, shape)``, with MXNet's arguments.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :class:`RowSparse` does, and if `pair` is not a pair.
+
+    Examples
+    --------
+    >>> from fastopt.sparse import row_sparse_array
+    >>> row_sparse_array(([[0.5, 0.5]], [2]), shape=(1000, 2))
+    <RowSparse of shape (1000, 2), float64, 1 row listed>
+    """
+    if not _is_pair(pair):
+        raise TypeError(f"a row-sparse array is made of a pair (values, indices), got {pair!r}")
+    return RowSparse(*pair, shape)
+
+
+def is_row_sparse(grad: Any) -> bool:
+    """Whether :func:`as_row_sparse` is the function for `grad`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt.sparse import is_row_sparse
+    >>> is_row_sparse((np.ones((1, 3)), np.array([7]))), is_row_sparse(np.ones((8, 3)))
+    (True, False)
+    """
+    if _is_pair(grad):
+        return all(isinstance(part, np.ndarray) for part in grad)
+    listed = getattr(grad, "format", None) in ("csr", "coo") and hasattr(grad, "tocsr")
+    return listed or isinstance(grad, RowSparse)
+
+
+def as_row_sparse(grad: Any, shape: int | tuple[int, ...]) -> RowSparse:
+    """Return a gradient in any of the row-sparse forms as a :class:`RowSparse`.
+
+    Parameters
+    ----------
+    grad : RowSparse, pair (values, indices), or scipy.sparse array or matrix
+        The last in CSR or COO format. Its rows with stored entries become the listed rows, sorted;
+        entries at the same place are summed in their order, as :meth:`RowSparse.coalesce` does.
+    shape : int or tuple of int
+        Shape that the whole gradient must have.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `grad` is none of these or has another shape, and as :class:`RowSparse` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt.sparse import as_row_sparse
+    >>> as_row_sparse((np.ones((1, 3)), np.array([7])), (100, 3))
+    <RowSparse of shape (100, 3), float64, 1 row listed>
+    """
+    if isinstance(grad, RowSparse) and grad.shape == shape:
+        return grad
+    if _is_pair(grad):
+        return row_sparse_array(grad, shape)
+    if not is_row_sparse(grad):
+        raise TypeError(
+            "gradient must be a RowSparse, a pair (values, indices), or a scipy.sparse array in "
+            f"CSR or COO format, got {type(grad).__name__}"
+        )
+    if grad.shape != _shape(shape):
+        raise ValueError(f"gradient must have shape {_shape(shape)}, got {grad.shape}")
+    if isinstance(grad, RowSparse):
+        return grad
+    return RowSparse(*listed_rows(grad, _wide(_reals("gradient", grad.data).dtype)), grad.shape)
+
+
+def _is_pair(grad: object) -> bool:
+    return isinstance(grad, (tuple, list)) and len(grad) == 2
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Type in which values of `dtype` are summed."""
+    return np.dtype(np.float32) if dtype.name in HALVES else dtype
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    lengths = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if not lengths:
+        raise ValueError("shape must have one dimension or more, got ()")
+    return tuple(count("shape", length, least=0) for length in lengths)
+
+
+def _reals(name: str, values: Any) -> Array:
+    """Return `values` as an array, once they are known to be of a type that is taken."""
+    array = _unmasked(name, values)
+    dtype = array.dtype  # its name takes microseconds to look up
+    if not (dtype.isnative and (dtype.char in "fd" or dtype.name in REALS)):
+        raise TypeError(f"{name} must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {array.dtype}")
+    return array
+
+
+def _positions(name: str, values: Any, rows: int) -> Array:
+    """Return row numbers as int32 or int64, once they are known to be of an array's `rows`."""
+    array = _unmasked(name, values)
+    if not (isinstance(values, np.ndarray) or array.size):
+        array = array.astype(np.int64)  # NumPy takes an empty list for floats.
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
+    if array.size and not (array.min() >= 0 and array.max() < rows):
+        wrong = array[(array < 0) | (array >= rows)][0]
+        raise ValueError(f"{name} must be at least 0 and below {rows}, got {wrong}")
+    return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
+
+
+def _unmasked(name: str, values: Any) -> Array:
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be an array without a mask, got a MaskedArray")
+    return np.asarray(values)

@@ -231,8 +231,6 @@ def test_any_states_are_taken_up_or_refused_whole(data):
         np.testing.assert_equal(image(updater), before)
     else:
         updater.states_dict()
-        with suppress(TypeError, ValueError):
-            updater(0, np.ones((2, 3)), np.ones((2, 3)))
 
 
 @settings(max_examples=800)

@@ -125,6 +125,9 @@ def _attributes(
     saved: Mapping[str, Any], matching: Matching, optimizer: Optimizer
 ) -> dict[str, Any]:
     """Attributes of the optimizer under its own indices and names."""
+    for name, value in saved.items():
+        if isinstance(vars(optimizer).get(name), Mapping) and not isinstance(value, Mapping):
+            raise CheckpointError(f"{name} must be a table, got {value!r}")
     made = {name: matching.attribute(value) for name, value in saved.items()}
     for name in ("lr_mult", "wd_mult"):
         own = {k: v for k, v in getattr(optimizer, name).items() if k in matching.fresh}

@@ -83,7 +83,9 @@ def decode(file: BufferedIOBase) -> tuple[Any, dict[str, Array]]:
         The file is damaged or of another kind.
     """
     header, size = _header(file)
-    metadata = header.pop("__metadata__")
+    metadata = header.pop("__metadata__", {})
+    if KEY not in metadata:
+        raise CheckpointError("it is not from fastopt: its metadata have no such entry")
     text = metadata[KEY]
     if _digest(text) != metadata["crc32"]:
         raise CheckpointError("the metadata are damaged: their CRC32 differs")
@@ -215,4 +217,4 @@ def _read(file: BufferedIOBase, name: str, record: Mapping[str, Any]) -> Array:
             piece[...] = target
     if crc != record["crc32"]:
         raise CheckpointError(f"tensor {name} is damaged: its CRC32 differs")
-    return bits.view(dtype_of(dtype))
+    return bits.view(dtype_of(dtype)) if dtype in BITS else bits

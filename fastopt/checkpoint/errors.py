@@ -10,6 +10,8 @@ __all__ = ["CheckpointError", "read_from"]
 class CheckpointError(ValueError):
     """A checkpoint cannot be read or does not fit; the message says what is wrong and where."""
 
+    __module__ = "fastopt.checkpoint"  # where it is to be imported from
+
 
 @contextmanager
 def read_from(path: str | os.PathLike[str]) -> Iterator[None]:
@@ -17,4 +19,5 @@ def read_from(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        raise CheckpointError(f"{os.fspath(path)}: {error}") from error
+        error.args = (f"{os.fspath(path)}: {error}",)
+        raise

@@ -3,25 +3,25 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastopt.checkpoint import ndarray
+from fastopt.checkpoint.describe import Stateful, describe, foreign_part
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.objects import KEEP
-from fastopt.checkpoint.parameters import Skipped, keys_of
+from fastopt.checkpoint.parameters import keys_of
 from fastopt.checkpoint.pickles import ARRAYS, Instance, as_bytes, expect, values
-from fastopt.checkpoint.restore import foreign_part, restore
-from fastopt.checkpoint.updaters import describe
 from fastopt.optimizer.base import Index
 from fastopt.optimizer.border import leaves
 
-if TYPE_CHECKING:
-    from fastopt.optimizer.updater import Updater
+__all__ = ["MXNetStates", "described_by_mxnet", "load_mxnet_states"]
 
-__all__ = ["MXNetStates", "load_mxnet", "load_mxnet_states"]
+
+STAYING = ("lr_scheduler", "sym_info")
+"""Attributes that stay when those of an MXNet optimizer are taken up."""
 
 
 class MXNetStates(dict[Index, Any]):
@@ -65,35 +65,28 @@ def load_mxnet_states(source: PathLike | bytes) -> MXNetStates:
     {0: None}
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _states(bytes(source))
+        return _checked(bytes(source))
     with read_from(source):
-        return _states(Path(source).read_bytes())
+        return _checked(Path(source).read_bytes())
 
 
-def load_mxnet(updater: "Updater", source: PathLike | bytes, strict: bool) -> Skipped:
-    """See :meth:`fastopt.Updater.load_mxnet`."""
+def described_by_mxnet(updater: Stateful, source: PathLike | bytes) -> dict[str, Any]:
+    """What :func:`~fastopt.checkpoint.restore.restore` takes, with the states of that file."""
     imported = load_mxnet_states(source)
-    optimizer = updater.optimizer
-    attributes = dict(optimizer.__getstate__())
-    taken = {k: v for k, v in imported.attributes.items() if k in attributes and k not in KEPT}
+    attributes = dict(updater.optimizer.__getstate__())
+    taken = {k: v for k, v in imported.attributes.items() if k in attributes and k not in STAYING}
     if "cumgrads" in taken:
         taken["cumgrads"] = dict(_sums(taken, imported))
     if imported.optimizer and "lr_scheduler" not in imported.attributes:
-        taken["lr_scheduler"] = KEEP
-    described = {
+        taken["lr_scheduler"] = KEEP  # it is an object
+    keys = keys_of(taken.get("idx2name", {}), imported)
+    return {
         **describe(updater),
-        "optimizer": imported.optimizer or type(optimizer).__name__,
+        "optimizer": imported.optimizer or type(updater.optimizer).__name__,
         "attributes": attributes | taken,
-        "parameters": keys_of(taken.get("idx2name", {}), imported),
+        "parameters": keys,
+        "states": {key: imported[index] for key, index in keys.items() if index in imported},
     }
-    described["states"] = {
-        k: imported[i] for k, i in described["parameters"].items() if i in imported
-    }
-    return restore(updater, described, strict)
-
-
-KEPT = ("lr_scheduler", "sym_info")
-"""Attributes that stay when those of an MXNet optimizer are taken up."""
 
 
 def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index, Any]]:
@@ -106,6 +99,15 @@ def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index
                 raise CheckpointError(f"index {index!r}: a sum of gradients of unknown shape")
             total = np.zeros_like(arrays[0]) if taken["batch_scale"] > 1 else None
         yield index, {**entry, "cum_grad": total}
+
+
+def _checked(data: bytes) -> MXNetStates:
+    try:
+        return _states(data)
+    except CheckpointError:
+        raise
+    except Exception as error:  # an instruction of the pickle does not find what it needs
+        raise CheckpointError(f"not a file of MXNet's get_states: {error!r}") from error
 
 
 def _states(data: bytes) -> MXNetStates:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fastopt.arguments import count, number
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.lr_scheduler import scheduler_registry
 from fastopt.optimizer.base import Optimizer
@@ -11,6 +12,7 @@ __all__ = [
     "KEEP",
     "KEPT",
     "attributes_of",
+    "check_attributes",
     "is_registered",
     "optimizer_class",
     "rebuilt",
@@ -37,6 +39,22 @@ def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
     counts = attributes["_index_update_count"]
     attributes["_index_update_count"] = {index: int(count) for index, count in counts.items()}
     return attributes
+
+
+def check_attributes(attributes: Mapping[str, Any]) -> None:
+    """Raise an exception unless the attributes that all optimizers have can be theirs."""
+    for name in ("num_update", "begin_num_update", "seed"):
+        count(name, attributes[name], least=0)
+    for index, updates in attributes["_index_update_count"].items():
+        count(f"the count of index {index!r}", updates, least=0)
+    for table in ("lr_mult", "wd_mult"):
+        for key, value in attributes[table].items():
+            number(f"{table}[{key!r}]", value)
+    if not all(isinstance(name, str) for name in attributes["idx2name"].values()):
+        raise CheckpointError("idx2name must hold names")
+    schedule = attributes["lr_scheduler"]
+    if schedule is not None and not callable(schedule):
+        raise CheckpointError(f"lr_scheduler cannot be {schedule!r}")
 
 
 def rebuilt(klass: Any, attributes: Mapping[str, Any]) -> Any:

@@ -58,20 +58,17 @@ def values(data: bytes) -> Any:
     Raises
     ------
     CheckpointError
-        It is damaged or refers to classes or instructions that states of MXNet do not need.
+        It refers to classes or instructions that states of MXNet do not need.
+    ValueError, LookupError, TypeError
+        It is damaged: an instruction does not find what it needs.
     """
     machine = _Machine()
-    try:
-        for instruction, argument, position in pickletools.genops(data):
-            if instruction.name != "STOP":
-                machine.step(instruction.name, argument)
-            elif position != len(data) - 1:
-                raise CheckpointError("something follows its end")
-        (value,) = machine.stack
-    except CheckpointError:
-        raise
-    except Exception as error:  # an instruction that does not find what it needs
-        raise CheckpointError(f"not a file of MXNet's get_states: {error!r}") from error
+    for instruction, argument, position in pickletools.genops(data):
+        if instruction.name != "STOP":
+            machine.step(instruction.name, argument)
+        elif position != len(data) - 1:
+            raise CheckpointError("something follows its end")
+    (value,) = machine.stack
     return value
 
 
@@ -81,7 +78,7 @@ def as_bytes(value: Any) -> bytes:
         return bytes(expect((bytes, bytearray), value))
     if value.name not in BYTES:
         raise CheckpointError(f"it has {value.name} where bytes belong")
-    data, *encoding = value.state
+    data, *encoding = value.state or (b"",)
     if isinstance(data, str) and encoding in (["latin1"], ["latin-1"]):
         return data.encode("latin-1")
     if encoding:

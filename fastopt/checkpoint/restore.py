@@ -2,24 +2,19 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import count, number
+from fastopt.arguments import number
+from fastopt.checkpoint.describe import SETTINGS, Stateful, foreign_part
 from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.objects import KEEP, KEPT, rebuilt
+from fastopt.checkpoint.objects import KEEP, KEPT, check_attributes, rebuilt
 from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.optimizer.base import Index, Optimizer
 from fastopt.optimizer.border import label
 
-if TYPE_CHECKING:
-    from fastopt.optimizer.updater import Updater
-
-__all__ = ["SETTINGS", "foreign_part", "restore"]
-
-SETTINGS = ("clip_global_norm",)
-"""Hyper-parameters of an updater, where it has them."""
+__all__ = ["restore"]
 
 FIELDS: dict[str, Any] = {
     "optimizer": str,
@@ -30,12 +25,9 @@ FIELDS: dict[str, Any] = {
     "loss_scaler": (dict, type(None)),
 }
 
-OWN = ("param_dict", "lock")
-"""Attributes of an optimizer that stay when it takes up others."""
 
-
-def restore(updater: "Updater", saved: Any, strict: bool) -> Skipped:
-    """Give `updater` what :func:`~fastopt.checkpoint.updaters.describe` told of another.
+def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
+    """Give `updater` what :func:`~fastopt.checkpoint.describe.describe` told of another.
 
     Raises
     ------
@@ -57,26 +49,16 @@ def restore(updater: "Updater", saved: Any, strict: bool) -> Skipped:
         except Exception as error:  # whatever else foreign numbers lead to
             raise CheckpointError(f"not the checkpoint of an updater: {error}") from error
         for words in _left_alone(updater, saved):
-            warnings.warn(words, stacklevel=4)
+            warnings.warn(words, stacklevel=3)
         _restore_scaler(updater, saved["loss_scaler"])
-        optimizer.__dict__.update((k, v) for k, v in vars(made).items() if k not in OWN)
+        # What is never saved serves this process or belongs to the user, and stays.
+        kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
+        optimizer.__dict__.update((k, v) for k, v in vars(made).items() if k not in kept)
         updater.states = states
         updater.states_synced = dict.fromkeys(states, False)
         for name, value in saved["updater"].items():
             setattr(updater, name, value)
     return matching.skipped
-
-
-def foreign_part(state: Any) -> str | None:
-    """Type of a part of a state that is not None, number, array, tuple, list or dict, if any."""
-    if state is None or isinstance(state, (int, float, np.number, np.bool_)):
-        return None
-    if isinstance(state, np.ndarray) and not isinstance(state, np.ma.MaskedArray):
-        return None
-    if not isinstance(state, (tuple, list, Mapping)):
-        return type(state).__name__
-    parts = state.values() if isinstance(state, Mapping) else state
-    return next(filter(None, map(foreign_part, parts)), None)
 
 
 def _check_fields(saved: Any, optimizer: str) -> None:
@@ -110,7 +92,7 @@ def _check_strict(skipped: Skipped, strict: bool) -> None:
 
 
 def _states(
-    saved: Mapping[str, Any], matching: Matching, updater: "Updater"
+    saved: Mapping[str, Any], matching: Matching, updater: Stateful
 ) -> Iterator[tuple[Index, Any]]:
     """Present index and saved state of each parameter that both have."""
     for key, state in saved["states"].items():
@@ -143,26 +125,22 @@ def _attributes(
     saved: Mapping[str, Any], matching: Matching, optimizer: Optimizer
 ) -> dict[str, Any]:
     """Attributes of the optimizer under its own indices and names."""
+    for name, value in saved.items():
+        if isinstance(vars(optimizer).get(name), Mapping) and not isinstance(value, Mapping):
+            raise CheckpointError(f"{name} must be a table, got {value!r}")
     made = {name: matching.attribute(value) for name, value in saved.items()}
     for name in ("lr_mult", "wd_mult"):
         own = {k: v for k, v in getattr(optimizer, name).items() if k in matching.fresh}
         made[name] = own | matching.table(saved[name])
-        for key, value in made[name].items():
-            number(f"{name}[{key!r}]", value)
     made["idx2name"] = matching.table(saved["idx2name"]) | optimizer.idx2name
-    made["_index_update_count"] = counts = matching.table(saved["_index_update_count"])
-    for index, updates in counts.items():
-        count(f"the count of index {index!r}", updates, least=0)
-    for name in ("num_update", "begin_num_update", "seed"):
-        count(name, saved[name], least=0)
+    made["_index_update_count"] = matching.table(saved["_index_update_count"])
     if made["lr_scheduler"] == KEEP:
         made["lr_scheduler"] = optimizer.lr_scheduler
-    elif not (made["lr_scheduler"] is None or callable(made["lr_scheduler"])):
-        raise CheckpointError(f"lr_scheduler cannot be {made['lr_scheduler']!r}")
+    check_attributes(made)
     return made
 
 
-def _left_alone(updater: "Updater", saved: Mapping[str, Any]) -> Iterator[str]:
+def _left_alone(updater: Stateful, saved: Mapping[str, Any]) -> Iterator[str]:
     """Sentences on what the updater keeps because the checkpoint cannot tell."""
     if saved["attributes"]["lr_scheduler"] == KEEP:
         yield KEPT
@@ -173,13 +151,11 @@ def _left_alone(updater: "Updater", saved: Mapping[str, Any]) -> Iterator[str]:
         yield "the checkpoint has no state of a loss scaler, that of the updater is kept"
 
 
-def _restore_scaler(updater: "Updater", saved: dict[str, Any] | None) -> None:
+def _restore_scaler(updater: Stateful, saved: dict[str, Any] | None) -> None:
     scaler = getattr(updater, "loss_scaler", None)
     if scaler is None or saved is None:
         return
-    before = scaler.state_dict()
     try:
         scaler.load_state_dict(saved)
-    except Exception as error:
-        scaler.load_state_dict(before)
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"the state of the loss scaler does not fit: {error}") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FORMS", "Form", "Option"]
+__all__ = ["FORMS", "VOCABULARY", "Form", "Option"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class Form:
         """Whether torch counts the steps of a parameter."""
         return self.torch != "SGD"
 
+    @property
+    def vocabulary(self) -> frozenset[str]:
+        """Options that have a meaning for it, but for rate and decay."""
+        return frozenset((*self.options, *self.fixed, *self.free))
+
 
 def same(attribute: str) -> Option:
     """The same number under another name."""
@@ -68,7 +73,11 @@ BETAS = Option(("beta1", "beta2"), lambda *betas: betas, tuple)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 UP = {"maximize": False}
 PLAIN_SGD = Form(
-    "SGD", fixed={**UP, "momentum": 0, "dampening": 0, "nesterov": False}, when={"momentum": 0}
+    "SGD",
+    (),
+    {"momentum": same("momentum")},
+    {**UP, "momentum": 0, "dampening": 0, "nesterov": False},
+    when={"momentum": 0},
 )
 SGD = (
     PLAIN_SGD,
@@ -164,3 +173,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
 }
 """Forms of each class of ours. The first that fits is taken."""
+
+VOCABULARY = frozenset().union(*(form.vocabulary for forms in FORMS.values() for form in forms))
+VOCABULARY -= {"lr", "weight_decay"}
+"""Options that tell what an optimizer computes; the others are about how, or the user's own."""

@@ -14,12 +14,14 @@ from fastopt.checkpoint.objects import (
     KEEP,
     KEPT,
     attributes_of,
+    check_attributes,
     is_registered,
     optimizer_class,
     rebuilt,
     schedule_class,
 )
 from fastopt.optimizer.base import Optimizer
+from fastopt.sparse import RowSparse
 
 __all__ = ["chunks", "dumps", "loads", "read"]
 
@@ -30,8 +32,9 @@ def dumps(tree: Any) -> bytes:
     Parameters
     ----------
     tree : object
-        None, booleans, numbers, strings, NumPy arrays and scalars, registered schedules,
-        optimizers, and tuples, lists and dicts of these; keys of dicts are integers or strings.
+        None, booleans, numbers, strings, NumPy arrays and scalars, row-sparse arrays, registered
+        schedules, optimizers, and tuples, lists and dicts of these; keys of dicts are integers or
+        strings.
 
     Returns
     -------
@@ -121,6 +124,8 @@ def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:
         return {
             "dict": [[_key(k, where), _pack(v, _at(where, k), arrays)] for k, v in value.items()]
         }
+    if isinstance(value, RowSparse):
+        return {"row_sparse": _pack((value.values, value.indices, value.shape), where, arrays)}
     if isinstance(value, Optimizer):
         attributes = attributes_of(value)
         return {"optimizer": type(value).__name__, "of": _pack(attributes, where, arrays)}
@@ -177,6 +182,8 @@ class _Reader:
                 return list(map(self.unpack, of))
             case "dict":
                 return {_key(key, "dict"): self.unpack(part) for key, part in of}
+            case "row_sparse":
+                return RowSparse(*self.unpack(of))
             case "schedule":
                 return rebuilt(schedule_class(of), self.unpack(value["of"]))
             case "optimizer":
@@ -187,4 +194,5 @@ class _Reader:
         if attributes["lr_scheduler"] == KEEP:
             self.kept = True
             attributes["lr_scheduler"] = self.present.lr_scheduler if self.present else None
+        check_attributes(attributes)
         return rebuilt(optimizer_class(name, self.present), attributes)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fastopt import checkpoint
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import number
+from fastopt.checkpoint.resumable import Resumable
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.base import Array, Index, Optimizer
 from fastopt.optimizer.batch import Call
@@ -20,7 +20,7 @@ __all__ = ["Updater", "get_updater"]
 STEPPED = StepInfo(stepped=True, skipped=False)
 
 
-class Updater:
+class Updater(Resumable):
     """Update weights in place with an optimizer and keep its state for each index.
 
     Parameters
@@ -311,61 +311,6 @@ class Updater:
             The state with the same nesting.
         """
         return state
-
-    def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """Return the states of all indices as safetensors bytes.
-
-        Parameters
-        ----------
-        dump_optimizer : bool
-            Put in the optimizer too: hyper-parameters, counts, schedule, everything but
-            ``param_dict``. Without it update counts begin anew. Default False.
-
-        Returns
-        -------
-        bytes
-            For :meth:`set_states`.
-
-        Raises
-        ------
-        TypeError
-            A state or an attribute of the optimizer is not made of None, numbers, strings,
-            arrays, and tuples, lists and dicts of these.
-        """
-        return checkpoint.dumps(
-            {"states": self.states, "optimizer": self.optimizer if dump_optimizer else None}
-        )
-
-    def set_states(self, states: bytes) -> None:
-        """Replace the states by those from :meth:`get_states`, and the optimizer if it is there.
-
-        Parameters
-        ----------
-        states : bytes
-            From :meth:`get_states`.
-
-        Raises
-        ------
-        fastopt.checkpoint.CheckpointError
-            The bytes cannot be read. Nothing changes.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from fastopt import optimizer
-        >>> old, new = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
-        >>> weight = np.ones(2)
-        >>> old(0, np.ones(2), weight)
-        >>> new.set_states(old.get_states())
-        >>> new.states[0]
-        (array([0.1, 0.1]), array([0.001, 0.001]))
-        """
-        tree = checkpoint.loads(states, self.optimizer)
-        if not isinstance(tree, dict) or set(tree) != {"states", "optimizer"}:
-            raise checkpoint.CheckpointError("not the states of an updater")
-        self.states = tree["states"]
-        self.optimizer = tree["optimizer"] or self.optimizer
-        self.states_synced = dict.fromkeys(self.states, False)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

@@ -1,0 +1,68 @@
+"""What a checkpoint of an updater holds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fastopt.checkpoint.objects import attributes_of
+from fastopt.checkpoint.parameters import keys_of, names_of
+from fastopt.optimizer.base import Index, Optimizer
+from fastopt.optimizer.border import label
+
+__all__ = ["SETTINGS", "Stateful", "describe", "foreign_part"]
+
+SETTINGS = ("clip_global_norm",)
+"""Hyper-parameters of an updater, where it has them."""
+
+
+class Stateful:
+    """What checkpoints need to know of an updater."""
+
+    optimizer: Optimizer
+    states: dict[Index, Any]
+    states_synced: dict[Index, bool]
+
+
+def describe(updater: Stateful) -> dict[str, Any]:
+    """All that a checkpoint holds of `updater`, with its live arrays.
+
+    Raises
+    ------
+    TypeError
+        A state is not made of None, numbers, arrays, and tuples, lists and dicts of these.
+    """
+    optimizer = updater.optimizer
+    attributes = attributes_of(optimizer)
+    indices = [*updater.states, *attributes["_index_update_count"]]
+    keys = keys_of(names_of(optimizer), indices)
+    for index, state in updater.states.items():
+        foreign = foreign_part(state)
+        if foreign:
+            raise TypeError(
+                f"state of {label(index, optimizer.idx2name)} must be None, a number, an array, "
+                f"or a tuple, list or dict of these, got {foreign}"
+            )
+    scaler = getattr(updater, "loss_scaler", None)
+    return {
+        "optimizer": type(optimizer).__name__,
+        "attributes": attributes,
+        "parameters": keys,
+        "states": {k: updater.states[i] for k, i in keys.items() if i in updater.states},
+        "updater": {name: getattr(updater, name) for name in SETTINGS if hasattr(updater, name)},
+        "loss_scaler": None if scaler is None else scaler.state_dict(),
+    }
+
+
+def foreign_part(state: Any) -> str | None:
+    """Type of a part of a state that is not None, number, array, tuple, list or dict, if any."""
+    if state is None or isinstance(state, (int, float)):
+        return None
+    if isinstance(state, np.generic) and not isinstance(state, np.flexible):
+        return None
+    if isinstance(state, np.ndarray) and not isinstance(state, np.ma.MaskedArray):
+        return None
+    if not isinstance(state, (tuple, list, Mapping)):
+        return type(state).__name__
+    parts = state.values() if isinstance(state, Mapping) else state
+    return next(filter(None, map(foreign_part, parts)), None)

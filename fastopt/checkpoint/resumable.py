@@ -1,0 +1,153 @@
+"""Updaters that can be saved and go on from what was saved."""
+
+import copy
+from typing import Any
+
+from fastopt.checkpoint.describe import Stateful, describe
+from fastopt.checkpoint.errors import CheckpointError, read_from
+from fastopt.checkpoint.files import PathLike, write_atomically
+from fastopt.checkpoint.mxnet import described_by_mxnet
+from fastopt.checkpoint.parameters import Skipped
+from fastopt.checkpoint.restore import restore
+from fastopt.checkpoint.tree import chunks, dumps, loads, read
+from fastopt.optimizer.base import Optimizer
+
+__all__ = ["Resumable"]
+
+
+class Resumable(Stateful):
+    """Abstract base of :class:`~fastopt.optimizer.Updater`: its states as bytes and files."""
+
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
+        """Return the states of all indices as safetensors bytes.
+
+        Parameters
+        ----------
+        dump_optimizer : bool
+            Put in the optimizer too: hyper-parameters, counts, schedule, everything but
+            ``param_dict``. Without it update counts begin anew. Default False.
+
+        Returns
+        -------
+        bytes
+            For :meth:`set_states`.
+
+        Raises
+        ------
+        TypeError
+            A state or an attribute of the optimizer is not made of None, numbers, strings,
+            arrays, and tuples, lists and dicts of these.
+        """
+        return dumps(
+            {"states": self.states, "optimizer": self.optimizer if dump_optimizer else None}
+        )
+
+    def set_states(self, states: bytes) -> None:
+        """Replace the states by those from :meth:`get_states`, and the optimizer if it is there.
+
+        Parameters
+        ----------
+        states : bytes
+            From :meth:`get_states`.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError
+            The bytes are damaged or cannot be read. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> old, new = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
+        >>> weight = np.ones(2)
+        >>> old(0, np.ones(2), weight)
+        >>> new.set_states(old.get_states())
+        >>> new.states[0]
+        (array([0.1, 0.1]), array([0.001, 0.001]))
+        """
+        tree = loads(states, self.optimizer)
+        match tree:
+            case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not rest:
+                self.states = tree["states"]
+                self.optimizer = tree["optimizer"] or self.optimizer
+                self.states_synced = dict.fromkeys(self.states, False)
+            case _:
+                raise CheckpointError("not the states of an updater")
+
+    def save(self, path: PathLike) -> None:
+        """Write all that a later run needs to go on; see :meth:`load`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A safetensors file. It replaces an older one whole or not at all.
+
+        Raises
+        ------
+        TypeError
+            A state is not made of None, numbers, arrays, and tuples, lists and dicts of these, or
+            an attribute of the optimizer is not.
+        OSError
+            The file cannot be written. The older one is as it was.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> old, new = (optimizer.get_updater(optimizer.Adam(wd=wd)) for wd in (0.1, 0.0))
+        >>> old(0, np.ones(2), np.ones(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     old.save(f"{folder}/adam.safetensors")
+        ...     new.load(f"{folder}/adam.safetensors")
+        Skipped(missing=[], extra=[])
+        >>> new.optimizer.wd, new.optimizer.num_update
+        (0.1, 1)
+        """
+        with self.optimizer.lock:
+            write_atomically(path, chunks(describe(self)))
+
+    def load(self, path: PathLike, strict: bool = True) -> Skipped:
+        """Take up what :meth:`save` wrote: states, hyper-parameters, counts, loss scale.
+
+        The optimizer stays the same object, with its ``param_dict``. Parameters are found by name
+        where names are known, else by index.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            From :meth:`save` of an updater whose optimizer is of the same class.
+        strict : bool
+            Refuse a file that lacks parameters of this updater or has others. Else those that it
+            lacks begin anew, and the others are left out. Default True.
+
+        Returns
+        -------
+        fastopt.checkpoint.Skipped
+            Names or indices of the parameters ``missing`` in the file, and of the ``extra`` ones.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError, OSError
+            The file is damaged, does not fit, or cannot be read. Nothing changes.
+        """
+        with read_from(path), open(path, "rb") as file:
+            return restore(self, read(file), strict)
+
+    def states_dict(self) -> dict[str, Any]:
+        """Return what :meth:`save` writes as a dict, with copies of the arrays."""
+        with self.optimizer.lock:
+            return copy.deepcopy(describe(self))
+
+    def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
+        """Take up what :meth:`states_dict` returned; see :meth:`load`."""
+        return restore(self, copy.deepcopy(states), strict)
+
+    def load_mxnet(self, path: PathLike | bytes, strict: bool = True) -> Skipped:
+        """Take up what MXNet's ``get_states`` wrote, given as a file or bytes; see :meth:`load`.
+
+        If the optimizer is in it, its attributes that this one has too are taken up, but not its
+        schedule. Else hyper-parameters and counts stay as they are.
+        """
+        return restore(self, described_by_mxnet(self, path), strict)

@@ -1,0 +1,116 @@
+"""State dicts like those of torch's optimizers, with NumPy arrays in place of tensors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastopt.checkpoint.describe import Stateful
+from fastopt.checkpoint.torch_forms import FORMS, Form
+from fastopt.optimizer.base import Index, Optimizer
+from fastopt.optimizer.border import label, leaves
+
+__all__ = ["to_torch_state_dict"]
+
+
+def to_torch_state_dict(
+    updater: Stateful, indices: Sequence[Index] | None = None
+) -> dict[str, Any]:
+    """Return what ``state_dict()`` of the corresponding optimizer of torch would.
+
+    Where the formulas of the two differ is told on the page about checkpoints. Clipping, rescaling
+    and the schedule are no part of torch's optimizers: the present rate is given.
+
+    Parameters
+    ----------
+    updater : Updater
+        With an optimizer of class SGD, NAG, Adam, AdamW, AdaGrad, RMSProp, AdaDelta, Adamax or
+        Nadam.
+    indices : sequence of int or str, optional
+        The updater's indices in the order of torch's parameters. Default: all that have a state,
+        which must be integers, in increasing order.
+
+    Returns
+    -------
+    dict
+        With copies of the arrays. Parameters of equal rate and decay are in one group.
+
+    Raises
+    ------
+    ValueError
+        torch has no such optimizer, or not with these arguments.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> from fastopt.checkpoint import to_torch_state_dict
+    >>> updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5, momentum=0.9))
+    >>> updater(0, np.array([1.0, -2.0]), np.ones(2))
+    >>> to_torch_state_dict(updater)["state"]
+    {0: {'momentum_buffer': array([ 1., -2.])}}
+    """
+    optimizer = updater.optimizer
+    form = _form_of(optimizer)
+    if indices is None:
+        indices = sorted(updater.states, key=_integer)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    state: dict[int, dict[str, Any]] = {}
+    with optimizer.lock:
+        for position, index in enumerate(indices):
+            rates = optimizer._get_lr(index), optimizer._get_wd(index)
+            group = groups.setdefault(rates, _group(form, optimizer, *rates))
+            group["params"].append(position)
+            if index in updater.states and form.slots:
+                state[position] = _to_torch(form, updater, index, rates[0])
+    return {"state": state, "param_groups": list(groups.values())}
+
+
+def _integer(index: Index) -> int:
+    if isinstance(index, str):
+        raise ValueError(f"the order of index {index!r} is not known, give `indices`")
+    return index
+
+
+def _form_of(optimizer: Optimizer) -> Form:
+    name = type(optimizer).__name__
+    forms = FORMS.get(name, ())
+    for form in forms:
+        if all(getattr(optimizer, key) == value for key, value in form.when.items()):
+            return form
+    known = " or ".join(str(dict(form.when)) for form in forms)
+    raise ValueError(f"torch has no {name}" + (f" unless it has {known}" if forms else ""))
+
+
+def _group(form: Form, optimizer: Optimizer, lr: float, wd: float) -> dict[str, Any]:
+    """Group of torch without parameters."""
+    group = {"lr": lr, "weight_decay": wd, **form.free, **form.fixed}
+    if group["weight_decay"] != wd:
+        raise ValueError(f"torch's {form.torch} decays otherwise: wd must be 0, got {wd}")
+    for name, option in form.options.items():
+        group[name] = option.to_torch(*(getattr(optimizer, key) for key in option.attributes))
+    return {**group, "params": []}
+
+
+def _to_torch(form: Form, updater: Stateful, index: Index, lr: float) -> dict[str, Any]:
+    """State of one parameter."""
+    optimizer = updater.optimizer
+    arrays = leaves(updater.states[index])
+    words = label(index, optimizer.idx2name)
+    if len(arrays) != len(form.slots):
+        raise ValueError(f"{words}: torch keeps {form.slots}, the state has {len(arrays)} arrays")
+    made: dict[str, Any] = {}
+    if form.counted:
+        count = optimizer._index_update_count.get(index, optimizer.begin_num_update)
+        made["step"] = np.array(count, np.float32)
+    if form.torch == "NAdam":
+        product = vars(optimizer)["_m_schedules"].get(index, 1.0)
+        made["mu_product"] = np.array(product)
+    for slot, array in zip(form.slots, arrays, strict=True):
+        if slot != form.with_rate:
+            made[slot] = array.copy()
+        elif lr == 0:
+            raise ValueError(f"{words}: the momentum cannot be divided by a rate of 0")
+        else:
+            made[slot] = np.asarray(array / -lr)
+    return made

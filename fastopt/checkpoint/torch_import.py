@@ -1,0 +1,180 @@
+"""Going on from a state dict of one of torch's optimizers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastopt.arguments import number
+from fastopt.checkpoint.container import Array
+from fastopt.checkpoint.describe import Stateful, describe
+from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.parameters import Skipped, keys_of, names_of
+from fastopt.checkpoint.restore import restore
+from fastopt.checkpoint.torch_forms import FORMS, VOCABULARY, Form
+from fastopt.optimizer.base import Index, Optimizer
+
+__all__ = ["from_torch_state_dict"]
+
+
+def from_torch_state_dict(
+    updater: Stateful,
+    state_dict: Mapping[str, Any],
+    indices: Sequence[Index] | None = None,
+    strict: bool = True,
+) -> Skipped:
+    """Let `updater` go on from what ``state_dict()`` of the corresponding optimizer of torch said.
+
+    Rates, decays and the other numbers are taken up too; a schedule stays. Groups become
+    multipliers of the largest rate and decay. Where the formulas of the two differ is told on the
+    page about checkpoints.
+
+    Parameters
+    ----------
+    updater : Updater
+        With an optimizer of a class as for :func:`to_torch_state_dict`.
+    state_dict : dict
+        With ``state`` and ``param_groups``; arrays are NumPy's, or anything that
+        :func:`numpy.asarray` takes, such as tensors in main memory. They are copied.
+    indices : sequence of int or str, optional
+        The updater's index of each of torch's parameters, in the order in which torch numbers
+        them. Default: torch's numbers.
+    strict : bool
+        See :meth:`Updater.load <fastopt.Updater.load>`.
+
+    Returns
+    -------
+    Skipped
+        See :meth:`Updater.load <fastopt.Updater.load>`.
+
+    Raises
+    ------
+    CheckpointError
+        It is not such a dict, or has options that the updater's optimizer does not know. Nothing
+        changes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> from fastopt.checkpoint import from_torch_state_dict
+    >>> group = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0, "params": [0]}
+    >>> state = {0: {"momentum_buffer": np.array([1.0, -2.0])}}
+    >>> updater = optimizer.get_updater(optimizer.SGD())
+    >>> from_torch_state_dict(updater, {"state": state, "param_groups": [group]})
+    Skipped(missing=[], extra=[])
+    >>> updater.states[0], updater.optimizer.momentum
+    (array([-0.5,  1. ]), 0.9)
+    """
+    try:
+        described = _described(updater, state_dict, indices)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever else a dict of other origin leads to
+        raise CheckpointError(f"not the state_dict of an optimizer of torch: {error!r}") from error
+    return restore(updater, described, strict)
+
+
+def _described(
+    updater: Stateful, state_dict: Mapping[str, Any], indices: Sequence[Index] | None
+) -> dict[str, Any]:
+    """What :func:`restore` takes."""
+    optimizer, groups = updater.optimizer, state_dict["param_groups"]
+    form = _form_for(type(optimizer).__name__, groups)
+    numbers = sorted(position for group in groups for position in group["params"])
+    index_of = dict(zip(numbers, numbers if indices is None else indices, strict=True))
+    if len(set(index_of.values())) < len(numbers):
+        raise CheckpointError(f"a parameter comes twice among {numbers} or {indices}")
+    begun = {
+        index_of[position]: (_entry(state_dict, position), float(group["lr"]))
+        for group in groups
+        for position in group["params"]
+        if _entry(state_dict, position)
+    }
+    attributes = optimizer.__getstate__() | dict(form.when) | _options(form, groups)
+    attributes |= _rates(optimizer, groups, index_of)
+    if form.counted:
+        counts = {index: int(entry["step"]) for index, (entry, _) in begun.items()}
+        attributes["_index_update_count"] = counts
+        attributes["num_update"] = max([optimizer.begin_num_update, *counts.values()])
+    if form.torch == "NAdam":
+        products = {index: float(entry["mu_product"]) for index, (entry, _) in begun.items()}
+        attributes["_m_schedules"] = products
+    keys = keys_of(names_of(optimizer), index_of.values())
+    return {
+        **describe(updater),
+        "attributes": attributes,
+        "parameters": {key: index for key, index in keys.items() if index in index_of.values()},
+        "states": {k: _from_torch(form, *begun[i]) for k, i in keys.items() if i in begun},
+    }
+
+
+def _entry(state_dict: Mapping[str, Any], position: int) -> dict[str, Any]:
+    """What torch keeps of a parameter; a momentum that has not begun is None."""
+    entry = state_dict["state"].get(position, {})
+    return {slot: value for slot, value in entry.items() if value is not None}
+
+
+def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
+    """Form of our class under which all options of the groups have a meaning."""
+    reasons = []
+    for form in FORMS.get(name, ()):
+        lacking = {key for key in form.options for group in groups if key not in group}
+        odd = {
+            f"{key}={value}"
+            for group in groups
+            for key, value in group.items()
+            if form.fixed.get(key, value) != value or key in VOCABULARY - form.vocabulary
+        }
+        if not lacking and not odd:
+            return form
+        reasons.append(f"{form.torch} must have {sorted(lacking)} and cannot have {sorted(odd)}")
+    raise CheckpointError(f"{name} cannot go on: {'; or '.join(reasons) or 'torch has no such'}")
+
+
+def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Our attributes for the options of all groups."""
+    made: dict[str, float] = {}
+    for name, option in form.options.items():
+        values = {option.from_torch(group[name]) for group in groups}
+        if len(values) > 1:
+            raise CheckpointError(f"the groups differ in {name}: {sorted(values)}")
+        for attribute, value in zip(option.attributes, *values, strict=True):
+            made[attribute] = number(name, value)
+    return made
+
+
+def _rates(
+    optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], index_of: Mapping[int, Index]
+) -> dict[str, Any]:
+    """Rate, decay, and the multipliers that make them those of each group."""
+    made: dict[str, Any] = {}
+    for option, attribute in (("lr", "lr"), ("weight_decay", "wd")):
+        base = max(number(option, float(group[option])) for group in groups)
+        table = {
+            index_of[position]: float(group[option]) / base if base else 1.0
+            for group in groups
+            for position in group["params"]
+        }
+        multiplier = f"{attribute}_mult"
+        for index, factor in table.items():
+            if getattr(optimizer.param_dict.get(index), multiplier, factor) != factor:
+                raise CheckpointError(f"param_dict[{index!r}].{multiplier} must be {factor}")
+        made[attribute] = base
+        made[multiplier] = getattr(optimizer, multiplier) | table
+    return made
+
+
+def _from_torch(form: Form, entry: Mapping[str, Any], lr: float) -> Any:
+    """State of one parameter in our nesting."""
+    arrays: list[Array] = []
+    for slot in form.slots:
+        if slot != form.with_rate:
+            arrays.append(np.asarray(entry[slot]).copy())
+        elif slot in entry:
+            arrays.append(np.asarray(np.asarray(entry[slot]) * -lr))
+        else:
+            arrays.append(np.zeros_like(arrays[0]))
+    if len(arrays) == 1 and not form.in_tuple:
+        return arrays[0]
+    return tuple(arrays) or None

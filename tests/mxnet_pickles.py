@@ -1,0 +1,95 @@
+"""Pickles like those of MXNet's get_states, made with stand-ins for its classes."""
+
+import pickle
+import struct
+import sys
+from contextlib import contextmanager
+from types import ModuleType
+
+import numpy as np
+
+DTYPES = ("f4", "f8", "f2", "u1", "i4", "i1", "i8")
+CODES = {np.dtype(name): code for code, name in enumerate(DTYPES)}
+
+
+def shape_bytes(shape):
+    return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
+
+
+def dense(array, magic=0xF993FAC9):
+    """Bytes that MXNet's NDArray writes."""
+    head = struct.pack("<Ii", magic, 0) + shape_bytes(array.shape)
+    return head + struct.pack("<iii", 1, 0, CODES[array.dtype]) + array.tobytes()
+
+
+def row_sparse(shape, rows, values):
+    """Bytes that MXNet's RowSparseNDArray writes."""
+    rows = np.asarray(rows, np.int64)
+    head = struct.pack("<Ii", 0xF993FAC9, 1) + shape_bytes(values.shape) + shape_bytes(shape)
+    head += struct.pack("<iii", 1, 0, CODES[values.dtype])
+    return head + struct.pack("<i", 6) + shape_bytes(rows.shape) + values.tobytes() + rows.tobytes()
+
+
+@contextmanager
+def stand_ins(*names):
+    """Classes that pickle under these full names, for the time of the context."""
+    before, made = dict(sys.modules), []
+    for full in names:
+        *packages, name = full.split(".")
+        for depth in range(len(packages)):
+            module = ".".join(packages[: depth + 1])
+            sys.modules.setdefault(module, ModuleType(module))
+        klass = type(name, (Stand,), {"__module__": module})
+        setattr(sys.modules[module], name, klass)
+        made.append(klass)
+    try:
+        yield made
+    finally:
+        for module in sys.modules.keys() - before.keys():
+            del sys.modules[module]
+
+
+class Stand:
+    """Is pickled as NDArray is."""
+
+    def __init__(self, *_):
+        pass
+
+    def __reduce__(self):
+        return type(self), (None,), vars(self)
+
+
+def array(klass, blob):
+    made = klass()
+    made.handle = bytearray(blob)
+    return made
+
+
+def pickled(states, optimizer=None, protocol=4):
+    """Pickle of states, each of a blob, None, or a tuple of these; `optimizer` is its attributes.
+
+    Blobs whose storage type is 1 become row-sparse arrays.
+    """
+    with stand_ins(
+        "mxnet.ndarray.ndarray.NDArray",
+        "mxnet.ndarray.sparse.RowSparseNDArray",
+        f"mxnet.optimizer.{(optimizer or {}).get('class', 'SGD')}",
+        "mxnet.lr_scheduler.FactorScheduler",
+    ) as (plain, sparse, klass, schedule):
+
+        def convert(state):
+            if isinstance(state, tuple):
+                return tuple(map(convert, state))
+            if isinstance(state, dict):
+                return {key: convert(value) for key, value in state.items()}
+            if isinstance(state, bytes):
+                return array(sparse if state[4:8] == b"\1\0\0\0" else plain, state)
+            return schedule() if state == "schedule" else state
+
+        content = convert(states)
+        if optimizer:
+            made = klass()
+            attributes = {"lr_scheduler": None, **optimizer}
+            vars(made).update((k, convert(v)) for k, v in attributes.items() if k != "class")
+            content = content, made
+        return pickle.dumps(content, protocol)

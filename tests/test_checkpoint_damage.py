@@ -1,0 +1,256 @@
+"""Damaged and hostile files are refused with one kind of error, change nothing and cost nothing."""
+
+import copy
+import io
+import json
+import tracemalloc
+import zlib
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastopt import lr_scheduler, optimizer
+from fastopt.checkpoint import CheckpointError, dumps, loads
+
+FEW = 2_000_000
+"""Bytes that reading a small file may take."""
+
+
+def adam(**kwargs):
+    return optimizer.get_updater(optimizer.Adam(**kwargs))
+
+
+def trained():
+    """Updater with some of everything in it."""
+    schedule = lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)
+    updater = adam(lr_scheduler=schedule, param_idx2name={0: "a_weight", 1: "b_bias"})
+    for index in (0, 1, "top"):
+        updater(index, np.ones((2, 3)), np.ones((2, 3)))
+    updater.states["top"] = ((np.ones(2, np.float16), None), [np.float32(np.inf), {"a": 1}])
+    return updater
+
+
+SAVED = trained().states_dict()
+BLOB = trained().get_states(dump_optimizer=True)
+
+
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "file"
+    trained().save(path)
+    return path.read_bytes()
+
+
+@contextmanager
+def little_memory():
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < FEW
+    finally:
+        tracemalloc.stop()
+
+
+def parts(contents):
+    """Header and data of a file."""
+    end = 8 + int.from_bytes(contents[:8], "little")
+    return json.loads(contents[8:end]), contents[end:]
+
+
+def joined(header, data):
+    head = json.dumps(header).encode()
+    return len(head).to_bytes(8, "little") + head + data
+
+
+def rewritten(contents, change):
+    """File whose text is changed by a function, with the right checksum."""
+    header, data = parts(contents)
+    metadata = header["__metadata__"]
+    document = json.loads(metadata["fastopt"])
+    metadata["fastopt"] = json.dumps(change(document) or document)
+    metadata["crc32"] = str(zlib.crc32(metadata["fastopt"].encode()))
+    return joined(header, data)
+
+
+def refused(contents, match=None):
+    with pytest.raises(CheckpointError, match=match):
+        loads(contents)
+
+
+def test_every_flipped_bit_is_noticed():
+    damaged = bytearray(BLOB)
+    for position in range(len(BLOB)):
+        for bit in (1 << (position % 8), 1 << ((position + 3) % 8)):
+            damaged[position] ^= bit
+            refused(damaged)
+            damaged[position] ^= bit
+    assert len(loads(damaged, optimizer.Adam())["states"]) == 3
+
+
+def test_every_truncated_file_is_refused():
+    for size in range(len(BLOB)):
+        refused(BLOB[:size])
+    refused(BLOB + b"\0", "the file has")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(format=3), "format must be 2, got 3"),
+        (lambda d: d["tensors"].popitem(), "do not list the same tensors"),
+        (lambda d: next(iter(d["tensors"].values())).update(shape=[3, 2]), "the header says"),
+        (lambda d: next(iter(d["tensors"].values())).update(shape=[-2, -3]), "not a shape"),
+        (lambda d: next(iter(d["tensors"].values())).update(shape=[1] * 65), "not a shape"),
+        (lambda d: next(iter(d["tensors"].values())).update(dtype="float128"), "unknown dtype"),
+        (lambda d: next(iter(d["tensors"].values())).update(dtype="int64"), "the header says"),
+        (lambda d: next(iter(d["tensors"].values())).update(crc32=1), "is damaged"),
+        (lambda d: d.update(tree=None), "belong nowhere"),
+        (lambda d: d.update(tree={"array": "states['a_weight'][0]"}), "belong nowhere"),
+        (lambda d: d.update(tree={"pickle": "x"}), "unknown kind of value: 'pickle'"),
+        (lambda d: d.update(tree={"schedule": "Cosine", "of": {"dict": []}}), "not registered"),
+        (lambda d: d.update(tree={"optimizer": "Nobody", "of": {"dict": []}}), "not a fastopt"),
+    ],
+)
+def test_a_text_that_lies_is_refused_with_what_is_wrong(change, words, contents):
+    def only(document):
+        change(document)
+
+    with little_memory():
+        refused(rewritten(contents, only), words)
+
+
+def test_no_array_may_be_named_twice(contents):
+    name = "states['a_weight'][0]"
+    twice = {"list": [{"array": name}, {"array": name}]}
+    refused(rewritten(contents, lambda d: d.update(tree=twice)), "not a fastopt checkpoint")
+    refused(b"\x16\0\0\0\0\0\0\0" + b'{"a": null, "a": null}', "names something twice")
+
+
+@pytest.mark.parametrize("length", [0, 7, 2**20, 2**31, 2**40, 2**63, 2**64 - 1])
+def test_absurd_header_sizes_are_refused_without_memory(length, contents):
+    with little_memory():
+        refused(length.to_bytes(8, "little") + contents[8:])
+
+
+@pytest.mark.parametrize(
+    "header", [b"[]", b"[" * 5000, b'{"a":' * 5000, b"\xff\xfe{}", b"1" * 5000]
+)
+def test_absurd_headers_are_refused(header):
+    with little_memory():
+        refused(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F64", "shape": [2**62, 2**62], "data_offsets": [0, 48]},
+        {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]},
+        {"dtype": "F64", "shape": [6], "data_offsets": [48, 0]},
+        {"dtype": "F64", "shape": [6], "data_offsets": [-48, 0]},
+        {"dtype": "F64", "shape": [6], "data_offsets": "all"},
+        {"dtype": "Q8", "shape": [6], "data_offsets": [0, 48]},
+        None,
+    ],
+)
+def test_absurd_sizes_of_arrays_are_refused_without_memory(entry, contents):
+    header, data = parts(contents)
+    header[next(key for key in header if key != "__metadata__")] = entry
+    with little_memory():
+        refused(joined(header, data))
+
+
+def test_sizes_beyond_the_file_are_refused_without_memory(contents):
+    """Header and text agree on an array that is not there."""
+    data = parts(contents)[1]
+    huge = {"dtype": "F64", "shape": [2**40], "data_offsets": [0, 2**43]}
+    text = {"format": 2, "tree": {"array": "x"}, "tensors": {}}
+    text["tensors"]["x"] = {"dtype": "float64", "shape": [2**40], "crc32": 0, "order": "C"}
+    metadata = {"fastopt": json.dumps(text)}
+    metadata["crc32"] = str(zlib.crc32(metadata["fastopt"].encode()))
+    with little_memory():
+        refused(joined({"__metadata__": metadata, "x": huge}, data), "need 8796093022208 bytes")
+
+
+def test_files_of_another_kind_are_refused(tmp_path):
+    from safetensors.numpy import save
+
+    updater = adam()
+    for contents in (b"", b"{}", save({"x": np.ones(2)}), BLOB, dumps([1]), dumps({0: 1})):
+        (tmp_path / "file").write_bytes(contents)
+        with pytest.raises(CheckpointError, match=str(tmp_path / "file")):
+            updater.load(tmp_path / "file")
+    assert updater.states == {}
+
+
+values = st.sampled_from(
+    [None, True, -1, 0, 3, 2**63, 10**400, 0.5, float("nan"), "", "a", "top", [], {}, (), [[]]]
+) | st.builds(np.ones, st.integers(0, 3))
+
+
+def mutated(value, draw):
+    """Copy of a tree with a part replaced, left out or added."""
+    if not isinstance(value, (dict, list, tuple)) or not value or draw(st.integers(0, 3)) == 0:
+        return draw(values)
+    if isinstance(value, dict):
+        made = dict(value)
+        key = draw(st.sampled_from(list(value)))
+        kind = draw(st.sampled_from(["value", "value", "value", "key", "gone", "more"]))
+        if kind == "gone":
+            del made[key]
+        elif kind == "more":
+            made[draw(st.sampled_from(["a", "", "update", "__class__", "rule", 7]))] = draw(values)
+        else:
+            part = made.pop(key) if kind == "key" else mutated(made.pop(key), draw)
+            made[draw(st.sampled_from(["a", 7, key])) if kind == "key" else key] = part
+        return made
+    parts = list(value)
+    position = draw(st.integers(0, len(parts) - 1))
+    parts[position] = mutated(parts[position], draw)
+    return type(value)(parts)
+
+
+def image(updater):
+    made = updater.optimizer
+    return copy.deepcopy((updater.states, updater.states_synced, made.__getstate__()))
+
+
+@settings(max_examples=800)
+@given(st.data())
+def test_any_states_are_taken_up_or_refused_whole(data):
+    updater = adam(param_idx2name={0: "a_weight", 1: "b_bias"})
+    saved = SAVED
+    for _ in range(data.draw(st.integers(1, 2))):
+        saved = mutated(saved, data.draw)
+    before = image(updater)
+    try:
+        updater.load_states_dict(saved, strict=data.draw(st.booleans()))
+    except (CheckpointError, UserWarning):
+        np.testing.assert_equal(image(updater), before)
+    else:
+        updater.states_dict()
+
+
+@settings(max_examples=800)
+@given(st.data())
+def test_any_text_is_read_or_refused(data):
+    def change(document):
+        return json.loads(json.dumps(mutated(document, data.draw), default=np.ndarray.tolist))
+
+    changed = rewritten(BLOB, change)
+    with little_memory(), suppress(CheckpointError):
+        loads(changed, optimizer.Adam())
+
+
+@settings(max_examples=800)
+@given(st.data())
+def test_any_bytes_are_read_or_refused(data):
+    damaged = bytearray(BLOB)
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(damaged) - 1))
+        end = start + data.draw(st.integers(0, 9))
+        damaged[start:end] = data.draw(st.binary(max_size=9))
+    if damaged != BLOB:
+        refused(io.BytesIO(damaged).getvalue())

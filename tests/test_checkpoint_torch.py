@@ -1,0 +1,209 @@
+"""States go to torch's optimizers and back; where formulas agree, so do the next steps."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.checkpoint import Skipped, from_torch_state_dict, to_torch_state_dict
+
+SHAPES = [(3, 4), (5,), ()]
+PAIRS = [
+    ("SGD", {"weight_decay": 0.1}, optimizer.SGD),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.1}, optimizer.SGD),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, optimizer.NAG),
+    ("Adam", {"eps": 0, "betas": (0.8, 0.95), "weight_decay": 0.1}, optimizer.Adam),
+    ("AdamW", {"eps": 0, "betas": (0.8, 0.95), "weight_decay": 0}, optimizer.AdamW),
+    ("Adagrad", {"eps": 0}, optimizer.AdaGrad),
+    ("RMSprop", {"eps": 0, "alpha": 0.8, "weight_decay": 0.1}, optimizer.RMSProp),
+    (
+        "RMSprop",
+        {"eps": 1e-30, "alpha": 0.8, "centered": True, "momentum": 0.5},
+        optimizer.RMSProp,
+    ),
+    ("RMSprop", {"eps": 1e-30, "alpha": 0.8, "centered": True}, optimizer.RMSProp),
+    ("Adadelta", {"lr": 1, "rho": 0.8, "eps": 1e-3}, optimizer.AdaDelta),
+    ("Adamax", {"eps": 0, "betas": (0.8, 0.95), "weight_decay": 0.1}, optimizer.Adamax),
+    (
+        "NAdam",
+        {"eps": 0.1, "betas": (0.8, 0.95), "momentum_decay": 0.01, "weight_decay": 0.1},
+        optimizer.Nadam,
+    ),
+]
+ids = [f"{klass.__name__}-{'-'.join(options)}" for _, options, klass in PAIRS]
+each_pair = pytest.mark.parametrize(("name", "options", "klass"), PAIRS, ids=ids)
+
+
+@pytest.fixture
+def torch():
+    made = pytest.importorskip("torch")
+    before = made.get_default_dtype()
+    made.set_default_dtype(made.float64)  # so that torch's scalars are float64 too
+    yield made
+    made.set_default_dtype(before)
+
+
+def start():
+    rng = np.random.default_rng(0)
+    return [np.asarray(rng.normal(size=shape)) for shape in SHAPES]
+
+
+def gradients(step):
+    rng = np.random.default_rng(step)
+    return [np.asarray(rng.normal(size=shape)) for shape in SHAPES]
+
+
+def tensors(torch, value):
+    """Dict with tensors in place of arrays."""
+    if isinstance(value, dict):
+        return {key: tensors(torch, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [tensors(torch, part) for part in value]
+    return torch.tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def arrays(torch, value):
+    """Inverse of :func:`tensors`."""
+    if isinstance(value, dict):
+        return {key: arrays(torch, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [arrays(torch, part) for part in value]
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+class Peer:
+    """An optimizer of torch and its parameters."""
+
+    def __init__(self, torch, name, weights, groups=None, **options):
+        self.torch = torch
+        self.parameters = [torch.nn.Parameter(torch.tensor(weight)) for weight in weights]
+        groups = groups or [{"params": self.parameters}]
+        for group in groups:
+            group["params"] = [
+                self.parameters[p] if isinstance(p, int) else p for p in group["params"]
+            ]
+        self.optimizer = getattr(torch.optim, name)(groups, **{"lr": 0.05, **options})
+
+    def train(self, steps):
+        for step in steps:
+            for parameter, gradient in zip(self.parameters, gradients(step), strict=True):
+                parameter.grad = self.torch.tensor(gradient)
+            self.optimizer.step()
+
+    def weights(self):
+        return [parameter.detach().numpy().copy() for parameter in self.parameters]
+
+
+def train(updater, weights, steps):
+    for step in steps:
+        for index, (weight, gradient) in enumerate(zip(weights, gradients(step), strict=True)):
+            updater(index, gradient, weight)
+
+
+def assert_close(got, expected, rtol=1e-9):
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol, 1e-12)
+
+
+@each_pair
+def test_an_updater_goes_on_where_torch_was(name, options, klass, torch):
+    peer, updater = Peer(torch, name, start(), **options), optimizer.get_updater(klass())
+    peer.train(range(3))
+    weights, state = peer.weights(), peer.optimizer.state_dict()
+    assert from_torch_state_dict(updater, arrays(torch, state)) == Skipped([], [])
+    if name != "SGD":
+        assert updater.optimizer._index_update_count == {0: 3, 1: 3, 2: 3}
+    train(updater, weights, range(3, 7))
+    peer.train(range(3, 7))
+    assert_close(weights, peer.weights())
+
+
+@each_pair
+def test_torch_goes_on_where_an_updater_was(name, options, klass, torch):
+    updater, weights = optimizer.get_updater(klass()), start()
+    peer = Peer(torch, name, weights, **options)
+    from_torch_state_dict(updater, peer.optimizer.state_dict())
+    train(updater, weights, range(3))
+    peer = Peer(torch, name, weights)
+    peer.optimizer.load_state_dict(tensors(torch, to_torch_state_dict(updater)))
+    train(updater, weights, range(3, 7))
+    peer.train(range(3, 7))
+    assert_close(weights, peer.weights(), 1e-7 if name == "Adamax" else 1e-9)  # torch's eps
+
+
+@each_pair
+def test_there_and_back_nothing_changes(name, options, klass):
+    old, weights = optimizer.get_updater(klass(learning_rate=0.25)), start()
+    group = {"lr": 0.25, "weight_decay": 0, **options, "params": [0, 1, 2]}
+    if name in ("SGD", "RMSprop"):
+        group.setdefault("momentum", 0)
+    if name == "NAdam":
+        group["eps"] = 0.25
+    from_torch_state_dict(old, {"state": {}, "param_groups": [group]})
+    train(old, weights, range(3))
+    new = optimizer.get_updater(klass())
+    from_torch_state_dict(new, to_torch_state_dict(old))
+    kept = {index: state for index, state in old.states.items() if state is not None}
+    np.testing.assert_equal(new.states, kept)
+    if name != "SGD":
+        assert new.optimizer._index_update_count == old.optimizer._index_update_count
+    for index in range(3):
+        assert new.optimizer._get_lr(index) == pytest.approx(old.optimizer._get_lr(index))
+        assert new.optimizer._get_wd(index) == pytest.approx(old.optimizer._get_wd(index))
+
+
+def test_groups_become_multipliers_and_back(torch):
+    groups = [
+        {"params": [0, 2], "lr": 0.02, "weight_decay": 0.3},
+        {"params": [1], "lr": 0.08, "weight_decay": 0.0},
+    ]
+    peer = Peer(torch, "Adam", start(), groups, eps=0)
+    peer.train(range(2))
+    names = {0: "a_weight", 1: "b_bias", 2: "c_bias"}
+    updater = optimizer.get_updater(optimizer.Adam(param_idx2name=names))
+    from_torch_state_dict(updater, peer.optimizer.state_dict(), indices=[0, 2, 1])
+    weights = peer.weights()
+    train(updater, weights, range(2, 4))
+    peer.train(range(2, 4))
+    assert_close(weights, peer.weights())
+    state = to_torch_state_dict(updater)
+    assert [group["params"] for group in state["param_groups"]] == [[0, 2], [1]]
+    peer.optimizer.load_state_dict(tensors(torch, state))
+    train(updater, weights, range(4, 6))
+    peer.train(range(4, 6))
+    assert_close(weights, peer.weights())
+
+
+def test_epsilon_of_adam_differs_by_the_bias_correction_and_nothing_else(torch):
+    updater, weights = optimizer.get_updater(optimizer.Adam(0.05, epsilon=0.1)), start()
+    peer = Peer(torch, "Adam", weights)
+    for step in range(4):
+        train(updater, weights, [step])
+        peer.optimizer.param_groups[0]["eps"] = 0.1 / math.sqrt(1 - 0.999 ** (step + 1))
+        peer.train([step])
+    assert_close(weights, peer.weights())
+
+
+def test_decay_of_adamw_differs_by_the_bias_correction_and_nothing_else(torch):
+    updater, weights = optimizer.get_updater(optimizer.AdamW(0.05, epsilon=0, wd=0.1)), start()
+    peer = Peer(torch, "AdamW", weights, eps=0)
+    for step in range(4):
+        train(updater, weights, [step])
+        correction = math.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
+        peer.optimizer.param_groups[0]["weight_decay"] = 0.1 * correction
+        peer.train([step])
+    assert_close(weights, peer.weights())
+
+
+@pytest.mark.parametrize(("name", "klass"), [("Adagrad", "AdaGrad"), ("RMSprop", "RMSProp")])
+@pytest.mark.parametrize("size", [0.0, 1e-12, 1e4])
+def test_epsilon_in_the_root_agrees_where_it_is_small_or_alone(name, klass, size, torch):
+    weight = np.ones(3)
+    peer = Peer(torch, name, [weight], lr=0.1, eps=1e-6)
+    updater = optimizer.get_updater(getattr(optimizer, klass)())
+    from_torch_state_dict(updater, peer.optimizer.state_dict())
+    updater(0, np.full(3, size), weight)
+    peer.parameters[0].grad = torch.full((3,), size)
+    peer.optimizer.step()
+    np.testing.assert_allclose(weight - 1, peer.weights()[0] - 1, 1e-5)

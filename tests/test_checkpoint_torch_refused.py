@@ -1,0 +1,124 @@
+"""What torch's optimizers and ours cannot tell each other is refused."""
+
+import numpy as np
+import pytest
+
+from fastopt import lr_scheduler, optimizer
+from fastopt.checkpoint import CheckpointError, from_torch_state_dict, to_torch_state_dict
+
+REFUSED = [
+    (optimizer.Adam, {"amsgrad": True}, r"cannot have \['amsgrad=True'\]"),
+    (optimizer.Adam, {"decoupled_weight_decay": True}, "decoupled_weight_decay=True"),
+    (optimizer.AdamW, {"decoupled_weight_decay": False}, "decoupled_weight_decay=False"),
+    (optimizer.Adam, {"maximize": True}, "maximize=True"),
+    (optimizer.Adam, {"betas": (0.9,)}, "not the state_dict"),
+    (optimizer.Adam, {"lr": "high"}, "not the state_dict|lr"),
+    (optimizer.Adam, {"params": [0, 0]}, "a parameter comes twice"),
+    (optimizer.SGD, {"momentum": 0.9, "dampening": 0.5}, "dampening=0.5"),
+    (optimizer.SGD, {"momentum": 0.9, "nesterov": True}, "nesterov=True"),
+    (optimizer.NAG, {"momentum": 0.9, "nesterov": False}, "nesterov=False"),
+    (optimizer.AdaGrad, {"weight_decay": 0.1}, "weight_decay=0.1"),
+    (optimizer.AdaGrad, {"lr_decay": 0.1}, "lr_decay=0.1"),
+    (optimizer.AdaDelta, {"rho": 0.9, "lr": 0.5}, "lr=0.5"),
+    (optimizer.RMSProp, {"alpha": 0.9, "centered": False, "momentum": 0.5}, "momentum=0.5"),
+    (optimizer.SGD, {}, r"must have \['momentum'\]"),
+    (optimizer.Adam, {"momentum_decay": 0.1}, "momentum_decay=0.1"),
+    (optimizer.Adamax, {"betas": (0.9, 0.999), "amsgrad": False}, "amsgrad=False"),
+    (optimizer.Ftrl, {}, "Ftrl cannot go on: torch has no such"),
+]
+
+
+@pytest.mark.parametrize(
+    ("klass", "options", "words"), REFUSED, ids=[f"{k.__name__}-{o}" for k, o, _ in REFUSED]
+)
+def test_options_without_a_counterpart_are_refused(klass, options, words):
+    group = {"lr": 1, "weight_decay": 0, "params": [0], **options}
+    if klass not in (optimizer.SGD, optimizer.NAG):
+        group["eps"] = 1e-8
+    if klass in (optimizer.Adam, optimizer.AdamW):
+        group.setdefault("betas", (0.9, 0.999))
+    if klass is optimizer.SGD and options:
+        group.setdefault("nesterov", False)
+    updater = optimizer.get_updater(klass())
+    before = updater.optimizer.__getstate__()
+    with pytest.raises(CheckpointError, match=words):
+        from_torch_state_dict(updater, {"state": {}, "param_groups": [group]})
+    assert updater.optimizer.__getstate__() == before
+
+
+@pytest.mark.parametrize("given", [None, [], {}, {"state": {}, "param_groups": []}, {"state": 3}])
+def test_dicts_of_another_kind_are_refused(given):
+    with pytest.raises(CheckpointError, match="not the state_dict of an optimizer of torch"):
+        from_torch_state_dict(optimizer.get_updater(optimizer.Adam()), given)
+
+
+def adam_group(**options):
+    return {"lr": 0.1, "weight_decay": 0, "betas": (0.9, 0.999), "eps": 1e-8, **options}
+
+
+def test_groups_that_differ_in_more_than_rates_are_refused():
+    groups = [adam_group(params=[0]), adam_group(params=[1], eps=1e-6)]
+    with pytest.raises(CheckpointError, match="the groups differ in eps"):
+        from_torch_state_dict(
+            optimizer.get_updater(optimizer.Adam()), {"state": {}, "param_groups": groups}
+        )
+
+
+def test_multipliers_of_live_parameters_must_agree_with_the_groups():
+    class Parameter:
+        lr_mult = wd_mult = 1.0
+
+    groups = [adam_group(params=[0]), adam_group(params=[1], lr=0.2)]
+    updater = optimizer.get_updater(optimizer.Adam(param_dict={0: Parameter(), 1: Parameter()}))
+    with pytest.raises(CheckpointError, match=r"param_dict\[0\].lr_mult must be 0.5"):
+        from_torch_state_dict(updater, {"state": {}, "param_groups": groups})
+
+
+def test_a_schedule_stays(tmp_path):
+    schedule = lr_scheduler.FactorScheduler(9, 0.5)
+    updater = optimizer.get_updater(optimizer.Adam(lr_scheduler=schedule))
+    from_torch_state_dict(updater, {"state": {}, "param_groups": [adam_group(params=[0])]})
+    assert updater.optimizer.lr_scheduler is schedule
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: optimizer.Ftrl(), "torch has no Ftrl"),
+        (lambda: optimizer.AdamW(eta=0.5), "torch has no AdamW unless it has"),
+        (lambda: optimizer.AdamW(correct_bias=False), "unless"),
+        (lambda: optimizer.RMSProp(clip_weights=1.0), "unless"),
+        (lambda: optimizer.Nadam(), "unless it has {'per_parameter': True}"),
+        (lambda: optimizer.AdaGrad(wd=0.1), "wd must be 0, got 0.1"),
+        (lambda: optimizer.AdaDelta(wd=0.1), "wd must be 0, got 0.1"),
+    ],
+)
+def test_optimizers_without_a_counterpart_are_refused(make, words):
+    updater = optimizer.get_updater(make())
+    updater(0, np.ones(2), np.ones(2))
+    with pytest.raises(ValueError, match=words):
+        to_torch_state_dict(updater)
+
+
+def test_states_that_torch_cannot_have_are_refused():
+    updater = optimizer.get_updater(optimizer.SGD(momentum=0.9, learning_rate=0.0))
+    updater(0, np.ones(2), np.ones(2))
+    with pytest.raises(ValueError, match="index 0: the momentum cannot be divided by a rate of 0"):
+        to_torch_state_dict(updater)
+    updater.states[0] = (np.ones(2), np.ones(2))
+    with pytest.raises(ValueError, match="the state has 2 arrays"):
+        to_torch_state_dict(updater)
+
+
+def test_texts_as_indices_need_an_order():
+    updater = optimizer.get_updater(optimizer.Adam())
+    for index in ("b", "a"):
+        updater(index, np.ones(2), np.ones(2))
+    with pytest.raises(ValueError, match=r"the order of index '[ab]' is not known"):
+        to_torch_state_dict(updater)
+    state = to_torch_state_dict(updater, ["a", "b", "c"])
+    assert list(state["state"]) == [0, 1]
+    assert state["param_groups"][0]["params"] == [0, 1, 2]
+    new = optimizer.get_updater(optimizer.Adam())
+    from_torch_state_dict(new, state, ["a", "b", "c"])
+    assert set(new.states) == {"a", "b"}

@@ -238,6 +238,8 @@ def admit(
     if all(type(array) is np.ndarray for array in arrays[:-1]):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         if table.take(*given(arrays)) < 0:
+            if isinstance(grad, np.generic):
+                table.borrowed = values, values  # nobody else keeps it alive
             return table
     copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
     table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])

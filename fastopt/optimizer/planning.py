@@ -241,7 +241,7 @@ class Planner(Rates):
         return (
             layout.sparse
             and layout.lazy == (self.lazy_update and layout.rule.row is None)
-            and layout.grad == kind_of(grad.dtype)
+            and layout.grad == kind_of(grad.values.dtype)
             and table.take() < 0
         )
 

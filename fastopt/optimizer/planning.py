@@ -223,7 +223,8 @@ class Planner(Rates):
             table = admit(
                 words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
             )
-            if table.arrays[0] is exact[0] and not isinstance(state, list):
+            lasting = table.arrays[0] is exact[0] and not table.copied
+            if lasting and not isinstance(state, list):
                 self._known[index] = Known(table, weight, state, copy)
         if isinstance(grad, RowSparse):
             table.list_rows(words, grad)

@@ -205,6 +205,10 @@ class LBSGD(MomentumOptimizer):
             "batch_scale": self.batch_scale,
         }
 
+    def decay(self, t: int, lr: float, wd: float) -> float:
+        """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
+        return lr * self._warmup(self.init_updates + t - self.begin_num_update) * wd
+
     def _warmup(self, calls: int) -> float:
         """Factor of the rate after so many calls."""
         length = self.warmup_epochs * self.updates_per_epoch

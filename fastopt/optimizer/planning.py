@@ -33,7 +33,7 @@ COMPILING = (NumbaError, TypeError, KeyError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
 
-TRANSIENT = ("lock", "_known", "copies", "masters_given", "_warned")
+TRANSIENT = ("lock", "_known", "_updated", "copies", "masters_given", "_warned")
 """Attributes that serve the present process only, or are arrays of the user's."""
 
 
@@ -83,6 +83,7 @@ class Planner(Rates):
         """Start without what serves the present process only."""
         self.lock = threading.RLock()  # for threads that share the optimizer
         self._known: dict[Index, Known] = {}
+        self._updated: dict[Index, Array] = {}
         self.copies: dict[Index, Array] = {}
         self.masters_given: dict[Index, Array] = {}
         self._warned = False
@@ -228,6 +229,7 @@ class Planner(Rates):
                 self._known[index] = Known(table, weight, state, copy)
         if isinstance(grad, RowSparse):
             table.list_rows(words, grad)
+        self._updated[index] = weight
         return table
 
     def _by_row(self, grad: Any) -> Any:
@@ -329,37 +331,41 @@ class Planner(Rates):
     def _advance(self, index: Index, table: Table) -> None:
         """Count one update and fill the table's record for it; all or nothing."""
         count, num_update = self._index_update_count.get(index), self.num_update
+        decayed = self.row_decay.copy()
         try:
             lr, wd = self._count_and_rates(index)
             rule = table.layout.rule
+            if table.layout.catch_up:  # before _hyper_of, which may go on with a schedule
+                self._pay(index, table, lr, wd)
             fields = self._record(rule, lr, wd, self._hyper_of(index, lr, wd))
             table.fill(fields, self._key(index) if table.layout.keyed else 0)
-            if table.layout.catch_up:
-                self._pay(index, table, lr, wd)
         except BaseException:
             self._reset_count(index, count, num_update)
+            self.row_decay = decayed
             raise
 
     def _pay(self, index: Index, table: Table, lr: float, wd: float) -> None:
         """Add the decay of this step to the total that each row is to come to."""
-        amount = self.decay(self._index_update_count[index], lr, wd)
+        amount = self.decay(self._index_update_count.get(index, 0), lr, wd)
         if not amount < 1:
             raise ValueError(
                 f"{label(index, self.idx2name)}: sparse_decay={self.sparse_decay!r} needs rate "
                 f"times decay below 1, got {amount}"
             )
-        rows = len(table.arrays[0])
-        paid, before = self.row_decay.get(index, (None, 0.0))
-        if paid is None:
-            paid = np.zeros(rows)
-        elif len(paid) != rows:
+        paid, before = self._paid(index, len(table.arrays[0]))
+        after = before + math.log1p(-amount)
+        table.pay(paid, before, after, at_once=self.sparse_decay == "dense")
+        self.row_decay[index] = paid, after
+
+    def _paid(self, index: Index, rows: int) -> tuple[Array, float]:
+        """What the decay of each row has come to, and that of a row that misses nothing."""
+        paid, total = self.row_decay.get(index) or (np.zeros(rows), 0.0)
+        if len(paid) != rows:
             raise ValueError(
                 f"{label(index, self.idx2name)}: decay is kept for {len(paid)} rows, the weight "
                 f"has {rows}"
             )
-        after = before + math.log1p(-amount)
-        table.pay(paid, before, after, at_once=self.sparse_decay == "dense")
-        self.row_decay[index] = paid, after
+        return paid, total
 
     def flush(self, index: Index, weight: Array | None, state: Any) -> None:
         """Give all rows of a parameter the decay that they have missed.
@@ -379,24 +385,25 @@ class Planner(Rates):
             `weight` is not given and not known.
         """
         with self.lock:
-            words, known = label(index, self.idx2name), self._known.get(index)
-            if weight is None and known is None:
-                raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
-            weight = known.weight if weight is None and known is not None else weight
+            if weight is None:
+                weight = self._updated.get(index)
             rule = self._rule_of(index)
-            if index not in self.row_decay or rule is None or weight is None:
+            if weight is None:
+                words = label(index, self.idx2name)
+                raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
+            if index not in self.row_decay or rule is None:
                 return
             empty = np.empty((0, *weight.shape[1:]), weight.dtype)
             nothing = RowSparse(empty, np.empty(0, np.int64), weight.shape)
             table = self._table(index, rule, weight, nothing, state)
-            paid, total = self.row_decay[index]
+            paid, total = self._paid(index, len(weight))
             table.pay(paid, total, total, at_once=False)
             table.settle()
             table.give_back()
 
     def _key(self, index: Index) -> int:
         number = zlib.crc32(index.encode()) if isinstance(index, str) else int(index)
-        return noise.key(self.seed, number, self._index_update_count[index])
+        return noise.key(self.seed, number, self._index_update_count.get(index, 0))
 
     def _uncompiled(self, index: Index, error: Exception) -> TypeError:
         """Error in words for a rule that cannot be compiled; nothing has run then."""

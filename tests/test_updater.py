@@ -156,6 +156,21 @@ def test_a_scalar_is_a_gradient_for_a_weight_without_dimensions():
     np.testing.assert_allclose(weight, 0.9)
 
 
+def test_a_scalar_gradient_is_read_before_its_memory_is_used_again():
+    """The schedule runs between the checks and the update, and fills freed memory."""
+    kept = []
+
+    def schedule(n):
+        kept.extend(np.full((), 1e6) for _ in range(50))
+        return 0.1
+
+    weight = np.array(1.0)
+    updater = optimizer.get_updater(optimizer.SGD(lr_scheduler=schedule))
+    for _ in range(3):
+        updater(0, np.float64(2.0), weight)
+    np.testing.assert_allclose(weight, 0.4)
+
+
 def test_a_state_that_shares_memory_is_refused():
     class Forgetful(optimizer.SGD):
         def create_state(self, index, weight):

@@ -137,15 +137,18 @@ class Table:
         Raises
         ------
         ValueError
-            Its arrays have been changed, and a row is outside the tensor or values share memory
-            with what is written to.
+            Its arrays have been changed, and a row is outside the tensor or has no values.
         """
         height = len(self.arrays[0])
         values = np.ascontiguousarray(grad.values)
         rows = np.ascontiguousarray(grad.indices, np.int64)
         found = cpu.survey()(rows, height)
         if found == OUTSIDE:
-            raise ValueError(f"{words}: indices must be at least 0 and below {height}")
+            wrong = rows[(rows < 0) | (rows >= height)][0]
+            raise ValueError(f"{words}: indices must be at least 0 and below {height}, got {wrong}")
+        if values.size != len(rows) * self.width:
+            expected = (len(rows), *grad.shape[1:])
+            raise ValueError(f"{words}: values must have shape {expected}, got {values.shape}")
         if any(np.may_share_memory(values, array) for array in self.arrays):
             values = values.copy()
         if found == ASCENDING:

@@ -21,6 +21,7 @@ __all__ = [
     "is_half",
     "label",
     "leaves",
+    "listed",
     "order_of",
 ]
 
@@ -80,7 +81,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     _check_writeable(words, "weight", weight)
     values = grad
     if is_row_sparse(grad):
-        grad = _rows(words, grad, weight.shape)
+        grad = listed(words, grad, weight.shape)
         values = grad.values
     else:
         _check_array(words, "gradient", grad, (np.ndarray, np.generic))
@@ -100,7 +101,7 @@ def _either(names: Sequence[str]) -> str:
     return " or ".join(names)
 
 
-def _rows(words: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
+def listed(words: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
     """Return `grad` as a RowSparse; errors name the parameter."""
     try:
         return as_row_sparse(grad, shape)

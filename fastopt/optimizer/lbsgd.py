@@ -12,7 +12,7 @@ from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
 from fastopt.kernels.table import Table
 from fastopt.optimizer.base import Array, Index, register
-from fastopt.optimizer.border import admit, check, label
+from fastopt.optimizer.border import admit, check, label, listed
 from fastopt.optimizer.lars import lars_sums
 from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
 from fastopt.sparse import RowSparse
@@ -72,7 +72,8 @@ class LBSGD(MomentumOptimizer):
     Gitman and Ginsburg, arXiv:1708.03888 (layer-wise rates).
 
     State of a parameter: None, or with momentum the array :math:`m`, like the weight. The sum
-    and the number of calls are in ``cumgrads[index]``.
+    and the number of calls are in ``cumgrads[index]``; of gradients that list rows the sum is a
+    pair of values and indices.
 
     Parameters
     ----------
@@ -153,12 +154,14 @@ class LBSGD(MomentumOptimizer):
             tables = list(super()._plan(index, weight, grad, state, masters))
         else:
             words = label(index, self.idx2name)
-            total, tables = self._sum(words, index, check(words, weight, grad), weight)
+            grad = check(words, weight, grad, self.copies.get(index))
+            total, tables = self._sum(words, index, grad, weight)
             if calls % self.batch_scale == 0:
                 tables += super()._plan(index, weight, total, state, masters)
             else:
                 self._count_and_rates(index)
-        self.cumgrads[index] = {"cum_grad": total, "num_cums": calls}
+        kept = (total.values, total.indices) if isinstance(total, RowSparse) else total
+        self.cumgrads[index] = {"cum_grad": kept, "num_cums": calls}
         return tables
 
     def _calls(self, index: Index) -> int:
@@ -171,17 +174,21 @@ class LBSGD(MomentumOptimizer):
         before = self.cumgrads.get(index)
         keep = before is not None and before["num_cums"] % self.batch_scale != 0
         total: Any = before["cum_grad"] if before is not None else None
-        if isinstance(grad, RowSparse):
-            if keep and not isinstance(total, RowSparse):
-                grad = grad.to_dense()
-            else:
-                wide = grad.astype(real_of(weight.dtype))
-                return (total + wide if keep else wide), []
+        real = real_of(weight.dtype)
+        if isinstance(total, tuple):
+            total = listed(words, total, weight.shape) if keep else None
+        sparse = isinstance(grad, RowSparse)
+        if sparse and (not keep or isinstance(total, RowSparse)):
+            copied = grad.values.astype(real), grad.indices.copy()
+            grad = listed(words, copied, weight.shape)
+            return (total + grad if keep else grad), []
         if isinstance(total, RowSparse):
-            total = total.to_dense() if keep else None
+            total = total.to_dense()
         if total is None:
-            total = np.zeros(weight.shape, real_of(weight.dtype))
-        adding = admit(words, accumulate, (total,), grad, ())
+            total = np.zeros(weight.shape, real)
+        adding = admit(words, accumulate, (total,), grad, (), lazy=sparse)
+        if sparse:
+            adding.list_rows(words, grad)
         adding.fill((float(keep),), 0)
         return total, [adding]
 
@@ -197,6 +204,10 @@ class LBSGD(MomentumOptimizer):
             "momentum": self.momentum,
             "batch_scale": self.batch_scale,
         }
+
+    def decay(self, t: int, lr: float, wd: float) -> float:
+        """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
+        return lr * self._warmup(self.init_updates + t - self.begin_num_update) * wd
 
     def _warmup(self, calls: int) -> float:
         """Factor of the rate after so many calls."""

@@ -25,7 +25,7 @@ __all__ = ["TRANSIENT", "Planner"]
 COMPILING = (NumbaError, TypeError, KeyError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
-TRANSIENT = ("lock", "_known", "_batch", "copies", "masters_given", "_warned")
+TRANSIENT = ("lock", "_known", "_updated", "_batch", "copies", "masters_given", "_warned")
 """Attributes that serve the present process only, or are arrays of the user's."""
 
 
@@ -260,15 +260,15 @@ class Planner(Tables):
         """Count one update and fill the tensor's record for it."""
         lr, wd = self._count_and_rates(index)
         layout = table.layout
+        if layout.catch_up:  # before _hyper_of, which may go on with a schedule
+            self.pay(index, table, lr, wd)
         fields = self.record(layout.rule, lr, wd, self._hyper_of(index, lr, wd))
         table.fill(fields, self.key(index) if layout.keyed else 0, row)
-        if layout.catch_up:
-            self.pay(index, table, lr, wd)
 
     def key(self, index: Index) -> int:
         """Key of the random numbers of this update."""
         number = zlib.crc32(index.encode()) if isinstance(index, str) else int(index)
-        return noise.key(self.seed, number, self._index_update_count[index])
+        return noise.key(self.seed, number, self._index_update_count.get(index, 0))
 
     def _uncompiled(self, index: Index, error: Exception) -> TypeError:
         """Error in words for a rule that cannot be compiled; nothing has run then."""

@@ -89,9 +89,9 @@ class Signum(MomentumOptimizer):
         return {
             "momentum": self.momentum,
             "one_minus_momentum": 1 - self.momentum,
-            "shrink": 1 - self.decay(t, lr, wd),
+            "shrink": 1 - lr * (self.wd_lh if self.momentum else self.wd_lh + wd),
         }
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
-        return lr * (self.wd_lh if self.momentum else self.wd_lh + wd)
+        return lr * (self.wd_lh + wd)

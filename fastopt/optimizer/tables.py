@@ -50,6 +50,7 @@ class Tables(Masters):
     def _forget(self) -> None:
         super()._forget()
         self._known: dict[Index, Known] = {}
+        self._updated: dict[Index, Array] = {}
 
     def _rule_of(self, index: Index) -> Rule | None:
         """Rule of one parameter, for classes that treat some of them differently."""
@@ -75,11 +76,12 @@ class Tables(Masters):
             table = admit(
                 words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
             )
-            held = table.arrays[0] is exact[0] and table.borrowed is None
-            if held and not isinstance(state, list):
+            lasting = table.arrays[0] is exact[0] and table.borrowed is None
+            if lasting and not isinstance(state, list):
                 self._known[index] = Known(table, weight, state, copy)
         if isinstance(grad, RowSparse):
             table.list_rows(words, grad)
+        self._updated[index] = weight
         return table
 
     def _by_row(self, grad: Any) -> Any:
@@ -94,7 +96,7 @@ class Tables(Masters):
         return (
             layout.sparse
             and layout.lazy == (self.lazy_update and layout.rule.row is None)
-            and layout.grad == kind_of(grad.dtype)
+            and layout.grad == kind_of(grad.values.dtype)
             and table.take() < 0
         )
 
@@ -112,24 +114,26 @@ class Tables(Masters):
 
     def pay(self, index: Index, table: Table, lr: float, wd: float) -> None:
         """Add the decay of this step to the total that each row is to come to."""
-        amount = self.decay(self._index_update_count[index], lr, wd)
+        amount = self.decay(self._index_update_count.get(index, 0), lr, wd)
         if not amount < 1:
             raise ValueError(
                 f"{label(index, self.idx2name)}: sparse_decay={self.sparse_decay!r} needs rate "
                 f"times decay below 1, got {amount}"
             )
-        rows = len(table.arrays[0])
-        paid, before = self.row_decay.get(index, (None, 0.0))
-        if paid is None:
-            paid = np.zeros(rows)
-        elif len(paid) != rows:
+        paid, before = self._paid(index, len(table.arrays[0]))
+        after = before + math.log1p(-amount)
+        table.pay(paid, before, after, at_once=self.sparse_decay == "dense")
+        self.row_decay[index] = paid, after
+
+    def _paid(self, index: Index, rows: int) -> tuple[Array, float]:
+        """What the decay of each row has come to, and that of a row that misses nothing."""
+        paid, total = self.row_decay.get(index) or (np.zeros(rows), 0.0)
+        if len(paid) != rows:
             raise ValueError(
                 f"{label(index, self.idx2name)}: decay is kept for {len(paid)} rows, the weight "
                 f"has {rows}"
             )
-        after = before + math.log1p(-amount)
-        table.pay(paid, before, after, at_once=self.sparse_decay == "dense")
-        self.row_decay[index] = paid, after
+        return paid, total
 
     def flush(self, index: Index, weight: Array | None, state: Any) -> None:
         """Give all rows of a parameter the decay that they have missed.
@@ -149,17 +153,18 @@ class Tables(Masters):
             `weight` is not given and not known.
         """
         with self.lock:
-            words, known = label(index, self.idx2name), self._known.get(index)
-            if weight is None and known is None:
-                raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
-            weight = known.weight if weight is None and known is not None else weight
+            if weight is None:
+                weight = self._updated.get(index)
             rule = self._rule_of(index)
-            if index not in self.row_decay or rule is None or weight is None:
+            if weight is None:
+                words = label(index, self.idx2name)
+                raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
+            if index not in self.row_decay or rule is None:
                 return
             empty = np.empty((0, *weight.shape[1:]), weight.dtype)
             nothing = RowSparse(empty, np.empty(0, np.int64), weight.shape)
             table = self._table(index, rule, weight, nothing, state)
-            paid, total = self.row_decay[index]
+            paid, total = self._paid(index, len(weight))
             table.pay(paid, total, total, at_once=False)
             table.settle()
             table.give_back()

@@ -1,0 +1,27 @@
+"""Print for every case whether any number of threads gives row-sparse updates the same bits."""
+
+import numba
+import numpy as np
+from cases import CASES
+
+
+def digest(case, lazy, threads):
+    numba.set_num_threads(threads)
+    rng = np.random.default_rng(0)
+    bits = b""
+    for height, width, count in ((9, 8, 20), (1500, 120, 2500)):
+        updater = case.updater(wd=case.wd, lazy_update=lazy)
+        weight = rng.standard_normal((height, width), dtype=np.float32)
+        for _ in range(2):
+            rows = np.minimum(rng.zipf(1.2, count) - 1, height - 1)  # the first row very often
+            values = rng.standard_normal((count, width), dtype=np.float32)
+            updater(0, (values, rows), weight)
+        bits += weight.tobytes()
+    return bits
+
+
+def main():
+    for case in CASES:
+        for lazy in (True, False):
+            same = len({digest(case, lazy, threads) for threads in (1, 2, 4)}) == 1
+            print(f"{case}-{lazy}:{'same' if same else 'different'}")

@@ -219,10 +219,6 @@ def admit(
     named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
     slots = (f"state {slot!r}" for slot in rule.state)
     _check_apart(words, named | dict(zip(slots, state, strict=True)))
-    turned = not sparse and rule.elementwise and _fortran(weight[0])
-    if turned and all(array.flags.f_contiguous for array in arrays[:-1]):
-        # The elements may come in any common order, and transposed they are contiguous.
-        arrays = tuple(array.T for array in arrays)
     given = (lambda _: ()) if sparse else (lambda arrays: arrays[-1:])
     parts = len(weight)
     kinds = [kind_of(array.dtype) for array in arrays]
@@ -235,6 +231,10 @@ def admit(
         sparse=sparse,
         **options,
     )
+    turned = rule.elementwise and not (sparse or layout.keyed) and _fortran(weight[0])
+    if turned and all(array.flags.f_contiguous for array in arrays[:-1]):
+        # No draw belongs to a place: any common order will do, and transposed it is contiguous.
+        arrays = tuple(array.T for array in arrays)
     if all(type(array) is np.ndarray for array in arrays[:-1]):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         if table.take(*given(arrays)) < 0:

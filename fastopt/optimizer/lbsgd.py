@@ -153,7 +153,8 @@ class LBSGD(MomentumOptimizer):
             tables = list(super()._plan(index, weight, grad, state, masters))
         else:
             words = label(index, self.idx2name)
-            total, tables = self._sum(words, index, check(words, weight, grad), weight)
+            grad = check(words, weight, grad, self.copies.get(index))
+            total, tables = self._sum(words, index, grad, weight)
             if calls % self.batch_scale == 0:
                 tables += super()._plan(index, weight, total, state, masters)
             else:

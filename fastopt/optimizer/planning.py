@@ -135,13 +135,18 @@ class Planner(Rates):
         """
         if self.native:
             self._step(index, weight, grad, state, masters=True)
+            return
+        words, copy = label(index, self.idx2name), self.copies.get(index)
+        if copy is not None:
+            self._check_copy(words, weight, copy)
+            self.update(index, weight, _widened(grad), state)
+            _round_into(copy, weight)
         elif self._has_master(weight):
-            words = label(index, self.idx2name)
             exact, inner = self._unnested(words, weight, state)
             if len(exact) != 2 or exact[0].dtype != np.float32:
                 raise TypeError(f"{words}: an update() in NumPy needs master='float32'")
             self.update(index, exact[0], _widened(grad), inner)
-            weight[...] = exact[0]
+            _round_into(weight, exact[0])
         else:
             self.update(index, weight, grad, state)
 
@@ -263,9 +268,7 @@ class Planner(Rates):
         """The exact weight with its copy or remainder, and the arrays of the rule's state."""
         exact: tuple[Array, ...] = (weight,)
         if copy is not None:
-            if weight.dtype != np.float32:
-                raise TypeError(f"{words}: only a float32 weight has a copy, got {weight.dtype}")
-            check_like(words, "copy", copy, HALVES, weight.shape)
+            self._check_copy(words, weight, copy)
             exact = (weight, copy)
         if masters and self._has_master(weight):
             exact, state = self._unnested(words, weight, state)
@@ -300,6 +303,11 @@ class Planner(Rates):
                 return
             check_like(label(index, self.idx2name), "copy", array, HALVES, np.shape(array))
             self.copies[index] = array
+
+    def _check_copy(self, words: str, weight: Array, copy: Array) -> None:
+        if weight.dtype != np.float32:
+            raise TypeError(f"{words}: only a float32 weight has a copy, got {weight.dtype}")
+        check_like(words, "copy", copy, HALVES, weight.shape)
 
     def _has_master(self, weight: Array) -> bool:
         return self.multi_precision and is_half(weight)
@@ -409,6 +417,12 @@ class Planner(Rates):
 
 def _state_dtypes(weight: Array) -> tuple[str, str]:
     return np.dtype(real_of(weight.dtype)).name, "bfloat16"
+
+
+@np.errstate(all="ignore")
+def _round_into(target: Array, exact: Array) -> None:
+    """Write `exact`, rounded; what is beyond the range becomes infinite without a warning."""
+    target[...] = exact
 
 
 def _widened(grad: Any) -> Any:

@@ -283,7 +283,7 @@ class Planner(Rates):
         words = label(index, self.idx2name)
         if not self.multi_precision:
             raise ValueError(f"{words}: a master needs an optimizer with multi_precision=True")
-        check_like(words, "master", array, ("float32",), np.shape(array))
+        check_like(words, "master", array, ("float32",), np.shape(array), written=False)
         if state is None:
             self.masters_given[index] = array.copy()
             return

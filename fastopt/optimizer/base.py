@@ -339,7 +339,7 @@ class Optimizer(Planner):
         warnings.warn(
             f"{weight.dtype} weights without masters lose small updates; use multi_precision=True "
             f"or rounding='stochastic' with {type(self).__name__}",
-            stacklevel=5,
+            stacklevel=6,
         )
         self._warned = True
 

@@ -163,6 +163,7 @@ class Optimizer(Planner):
             bfloat16()
         self.state_dtype = state_dtype
         self.row_decay = {}
+        self.masters_given = {}
         self._forget()
 
     def _is_lazy(self, lazy_update: bool | None) -> bool:

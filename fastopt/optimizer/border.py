@@ -172,14 +172,20 @@ def check_state(words: str, rule: Rule, like: Array, dtypes: Any, arrays: tuple[
         check_like(words, f"state {slot!r}", array, dtypes, shape)
 
 
-def check_like(words: str, role: str, array: Any, dtypes: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless `array` is a writeable NumPy array of one of these dtypes and this shape."""
+def check_like(
+    words: str, role: str, array: Any, dtypes: Any, shape: tuple[int, ...], written: bool = True
+) -> None:
+    """Raise unless `array` is a NumPy array of one of these dtypes and this shape.
+
+    If it is `written` to, it must be writeable.
+    """
     _check_array(words, role, array, np.ndarray)
     if array.dtype.name not in dtypes or not array.dtype.isnative:
         raise TypeError(f"{words}: {role} must have dtype {_either(dtypes)}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")
-    _check_writeable(words, role, array)
+    if written:
+        _check_writeable(words, role, array)
 
 
 def admit(

@@ -33,7 +33,7 @@ COMPILING = (NumbaError, TypeError, KeyError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
 
-TRANSIENT = ("lock", "_known", "copies", "masters_given", "_warned")
+TRANSIENT = ("lock", "_known", "copies", "_warned")
 """Attributes that serve the present process only, or are arrays of the user's."""
 
 
@@ -72,6 +72,7 @@ class Planner(Rates):
     decay: Callable[[int, float, float], float]
     _record: Callable[[Rule, float, float, Mapping[str, float]], tuple[float, ...]]
     row_decay: dict[Index, tuple[Array, float]]
+    masters_given: dict[Index, Array]
 
     _rounded_sums: ClassVar[bool] = False
     """Whether the passes of a rule see a weight with a master as it was rounded."""
@@ -84,7 +85,6 @@ class Planner(Rates):
         self.lock = threading.RLock()  # for threads that share the optimizer
         self._known: dict[Index, Known] = {}
         self.copies: dict[Index, Array] = {}
-        self.masters_given: dict[Index, Array] = {}
         self._warned = False
 
     # What subclasses may say otherwise; Optimizer documents the public ones
@@ -403,7 +403,7 @@ class Planner(Rates):
 
     def _key(self, index: Index) -> int:
         number = zlib.crc32(index.encode()) if isinstance(index, str) else int(index)
-        return noise.key(self.seed, number, self._index_update_count[index])
+        return noise.key(self.seed, number, self._index_update_count.get(index, 0))
 
     def _uncompiled(self, index: Index, error: Exception) -> TypeError:
         """Error in words for a rule that cannot be compiled; nothing has run then."""

@@ -103,6 +103,8 @@ class Updater:
         optimizer.update_all([(i, w, g, states[i]) for i, g, w in checked])
         self.states.update(states)
         self.states_synced.update(dict.fromkeys(states, True))
+        for index in states:
+            optimizer.masters_given.pop(index, None)
 
     def _state(self, index: Index, weight: Array, sparse: bool) -> Any:
         """State of `index` on its weight's device, made on first sight."""

@@ -37,3 +37,17 @@ def run_python():
         return done.stdout if check else done
 
     return run
+
+
+@pytest.fixture
+def bfloat16():
+    """The dtype of bfloat16 arrays, from the package that defines it."""
+    return np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+
+
+@pytest.fixture(params=["float16", "bfloat16"])
+def half(request):
+    """The dtypes of half precision in turn."""
+    if request.param == "bfloat16":
+        return request.getfixturevalue("bfloat16")
+    return np.dtype(request.param)

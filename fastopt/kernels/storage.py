@@ -130,7 +130,7 @@ def _widen_float16(bits):
 
 @scalar
 def _widen_bfloat16(bits):
-    return half.widen_bfloat16(np.uint16(bits))
+    return half.widen_bfloat16(np.uint16(bits & 0xFFFF))  # plain Python's may be negative
 
 
 _WIDEN = {types.uint16: _widen_float16, types.int16: _widen_bfloat16}

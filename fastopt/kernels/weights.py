@@ -1,5 +1,7 @@
 """Exact weights in memory: plain, with a rounded copy beside them, or split in two halves."""
 
+from typing import Any
+
 import numpy as np
 from numba import types
 from numba.core import cgutils
@@ -9,16 +11,23 @@ from fastopt.kernels import half
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.storage import load, store
 
-__all__ = ["read_weight", "write_weight"]
+__all__ = ["parts", "read_weight", "write_weight"]
 
 SPLIT = (types.CPointer(types.int16), types.CPointer(types.uint16))
 """Pointers to the bfloat16 and the remainder of a split weight."""
 
 
+def parts(exact: Any) -> Any:
+    """Arrays of the bits into which :func:`fastopt.kernels.half.split_float32` splits numbers."""
+    bits = exact.view(np.uint32)
+    high = np.where(np.isnan(exact), bits | 0x400000, bits + 0x8000) >> 16
+    return np.asarray(high, np.uint16), np.asarray(bits & 0xFFFF, np.uint16)
+
+
 def read_weight(pointers, i):
     """Element `i` of a weight: what is behind the first pointer, or joined of split halves."""
     if _is_split(pointers):
-        return half.join_float32(np.uint16(pointers[0][i]), np.uint16(pointers[1][i]))
+        return half.join_float32(pointers[0][i] & 0xFFFF, pointers[1][i])
     return load(pointers[:1], i)[0]
 
 

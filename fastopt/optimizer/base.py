@@ -11,6 +11,7 @@ import numpy as np
 from fastopt.arguments import choice, count, number
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Rule
+from fastopt.kernels.weights import parts
 from fastopt.optimizer.border import check_like, is_half, label, order_of
 from fastopt.optimizer.counts import Counts
 from fastopt.optimizer.planning import TRANSIENT, Planner
@@ -176,6 +177,7 @@ class Optimizer(Planner):
             bfloat16()
         self.state_dtype = state_dtype
         self.row_decay = {}
+        self.masters_given = {}
         self._forget()
 
     def _is_lazy(self, lazy_update: bool | None) -> bool:
@@ -339,19 +341,20 @@ class Optimizer(Planner):
             raise TypeError(f"{words}: master='split' needs a bfloat16 weight, got {weight.dtype}")
         start = self.masters_given.get(index, weight)
         check_like(words, "master", start, (*HALVES, "float32"), weight.shape)
-        exact = start.astype(np.float32)
+        exact = np.array(start, np.float32, order=order_of(weight), subok=False)
         inner = self.create_state(index, exact)
-        return self._nested(
-            inner, (exact.view(np.uint32) & 0xFFFF).astype(np.uint16) if split else exact
-        )
+        if not split:
+            return self._nested(inner, exact)
+        weight.view(np.uint16)[...], remainder = parts(exact)
+        return self._nested(inner, remainder)
 
     def _warn_of_halves(self, weight: Array) -> None:
-        if self.rounding == "stochastic" or self._warned:
+        if self._warned or (self.native and self.rounding == "stochastic"):
             return
         warnings.warn(
             f"{weight.dtype} weights without masters lose small updates; use multi_precision=True "
             f"or rounding='stochastic' with {type(self).__name__}",
-            stacklevel=5,
+            stacklevel=6,
         )
         self._warned = True
 

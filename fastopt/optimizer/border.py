@@ -173,14 +173,20 @@ def check_state(words: str, rule: Rule, like: Array, dtypes: Any, arrays: tuple[
         check_like(words, f"state {slot!r}", array, dtypes, shape)
 
 
-def check_like(words: str, role: str, array: Any, dtypes: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless `array` is a writeable NumPy array of one of these dtypes and this shape."""
+def check_like(
+    words: str, role: str, array: Any, dtypes: Any, shape: tuple[int, ...], written: bool = True
+) -> None:
+    """Raise unless `array` is a NumPy array of one of these dtypes and this shape.
+
+    If it is `written` to, it must be writeable.
+    """
     _check_array(words, role, array, np.ndarray)
     if array.dtype.name not in dtypes or not array.dtype.isnative:
         raise TypeError(f"{words}: {role} must have dtype {_either(dtypes)}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")
-    _check_writeable(words, role, array)
+    if written:
+        _check_writeable(words, role, array)
 
 
 def admit(
@@ -220,10 +226,6 @@ def admit(
     named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
     slots = (f"state {slot!r}" for slot in rule.state)
     _check_apart(words, named | dict(zip(slots, state, strict=True)))
-    turned = not sparse and rule.elementwise and _fortran(weight[0])
-    if turned and all(array.flags.f_contiguous for array in arrays[:-1]):
-        # The elements may come in any common order, and transposed they are contiguous.
-        arrays = tuple(array.T for array in arrays)
     given = (lambda _: ()) if sparse else (lambda arrays: arrays[-1:])
     parts = len(weight)
     kinds = [kind_of(array.dtype) for array in arrays]
@@ -236,6 +238,10 @@ def admit(
         sparse=sparse,
         **options,
     )
+    turned = rule.elementwise and not (sparse or layout.keyed) and _fortran(weight[0])
+    if turned and all(array.flags.f_contiguous for array in arrays[:-1]):
+        # No draw belongs to a place: any common order will do, and transposed it is contiguous.
+        arrays = tuple(array.T for array in arrays)
     if all(type(array) is np.ndarray for array in arrays[:-1]):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         if table.take(*given(arrays)) < 0:

@@ -31,6 +31,7 @@ class Masters(Rates):
     """Abstract base of :class:`~fastopt.optimizer.Optimizer`, which documents the arguments."""
 
     multi_precision: bool
+    masters_given: dict[Index, Array]
     master: str
 
     _rounded_sums: ClassVar[bool] = False
@@ -44,14 +45,13 @@ class Masters(Rates):
         self.lock = threading.RLock()  # for threads that share the optimizer
         _locked.add(self)
         self.copies: dict[Index, Array] = {}
-        self.masters_given: dict[Index, Array] = {}
 
     def set_master(self, index: Index, array: Array, state: Any) -> None:
         """See :meth:`Updater.set_master <fastopt.optimizer.Updater.set_master>`."""
         words = label(index, self.idx2name)
         if not self.multi_precision:
             raise ValueError(f"{words}: a master needs an optimizer with multi_precision=True")
-        check_like(words, "master", array, ("float32",), np.shape(array))
+        check_like(words, "master", array, ("float32",), np.shape(array), written=False)
         if state is None:
             self.masters_given[index] = array.copy()
             return
@@ -71,6 +71,11 @@ class Masters(Rates):
                 return
             check_like(label(index, self.idx2name), "copy", array, HALVES, np.shape(array))
             self.copies[index] = array
+
+    def _check_copy(self, words: str, weight: Array, copy: Array) -> None:
+        if weight.dtype != np.float32:
+            raise TypeError(f"{words}: only a float32 weight has a copy, got {weight.dtype}")
+        check_like(words, "copy", copy, HALVES, weight.shape)
 
     def _has_master(self, weight: Array) -> bool:
         return self.multi_precision and is_half(weight)
@@ -100,9 +105,7 @@ class Masters(Rates):
         """The exact weight with its copy or remainder, and the arrays of the rule's state."""
         exact: tuple[Array, ...] = (weight,)
         if copy is not None:
-            if weight.dtype != np.float32:
-                raise TypeError(f"{words}: only a float32 weight has a copy, got {weight.dtype}")
-            check_like(words, "copy", copy, HALVES, weight.shape)
+            self._check_copy(words, weight, copy)
             exact = (weight, copy)
         if masters and self._has_master(weight):
             exact, state = self._unnested(words, weight, state)

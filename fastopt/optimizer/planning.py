@@ -25,7 +25,7 @@ __all__ = ["TRANSIENT", "Planner"]
 COMPILING = (NumbaError, TypeError, KeyError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
-TRANSIENT = ("lock", "_known", "_updated", "_batch", "copies", "masters_given", "_warned")
+TRANSIENT = ("lock", "_known", "_updated", "_batch", "copies", "_warned")
 """Attributes that serve the present process only, or are arrays of the user's."""
 
 
@@ -90,13 +90,18 @@ class Planner(Tables):
         """
         if self.native:
             self._step(index, weight, grad, state, masters=True)
+            return
+        words, copy = label(index, self.idx2name), self.copies.get(index)
+        if copy is not None:
+            self._check_copy(words, weight, copy)
+            self.update(index, weight, _widened(grad), state)
+            _round_into(copy, weight)
         elif self._has_master(weight):
-            words = label(index, self.idx2name)
             exact, inner = self._unnested(words, weight, state)
             if len(exact) != 2 or exact[0].dtype != np.float32:
                 raise TypeError(f"{words}: an update() in NumPy needs master='float32'")
             self.update(index, exact[0], _widened(grad), inner)
-            weight[...] = exact[0]
+            _round_into(weight, exact[0])
         else:
             self.update(index, weight, grad, state)
 
@@ -278,6 +283,12 @@ class Planner(Tables):
             return TypeError(f"{words} reads h.{error.args[0]}, which its hyper=(...) lacks")
         told = [m[1] for m in re.finditer(r"Error: (?!Failed in)(.+)", str(error))]
         return TypeError(f"{words} cannot be compiled: {told[-1] if told else error}")
+
+
+@np.errstate(all="ignore")
+def _round_into(target: Array, exact: Array) -> None:
+    """Write `exact`, rounded; what is beyond the range becomes infinite without a warning."""
+    target[...] = exact
 
 
 def _widened(grad: Any) -> Any:

@@ -1,0 +1,46 @@
+"""Half precision in other processes: without a compiler, on any processor, with more threads."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ml_dtypes")
+
+HERE = Path(__file__).parent
+STEPS = "import sys; sys.path.insert(0, sys.argv[1]); import half_steps; half_steps.main({})"
+
+
+def test_plain_python_and_kernels_agree_bit_for_bit(run_python):
+    code = STEPS.format("['sgd', 'adam', 'groupadagrad'], None, rows=3")
+    compiled, plain = (run_python(code, HERE, NUMBA_DISABLE_JIT=off) for off in ("0", "1"))
+    assert len(compiled.splitlines()) == 3 * 9 * 2
+    assert compiled == plain
+
+
+def test_any_number_of_threads_draws_alike(run_python):
+    forms = ["stochastic", "compressed state"]
+    outputs = [
+        run_python(
+            STEPS.format(f"['adam', 'groupadagrad'], {forms}, rows=40_000, threads={threads}"),
+            HERE,
+            NUMBA_NUM_THREADS="4",
+        )
+        for threads in (1, 2, 4)
+    ]
+    assert len(outputs[0].splitlines()) == 2 * 2 * 2 * 2
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+SUITE = """
+import sys, pytest
+from fastopt.kernels import half
+print(half._f16c())
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def test_half_precision_works_on_any_processor(run_python):
+    chosen = "(bit_for_bit or stochastic or split) and (sgd or adam or groupadagrad)"
+    output = run_python(SUITE, HERE / "test_half.py", "-k", chosen, NUMBA_CPU_NAME="generic")
+    assert output.startswith("False\n")
+    assert " passed" in output

@@ -92,6 +92,7 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add("--optimizer", default="adam", metavar="NAME", help="a registered one, default adam")
     add(
         "--learning-rate",
+        "--lr",
         type=_rate,
         metavar="RATE",
         help="default 0.1 for sgd, ccsgd, nag, lbsgd and dcasgd, 2 for lars, 0.001 for signum, "
@@ -100,9 +101,22 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add(
         "--momentum", type=float, metavar="M", help="for optimizers that take it, default their own"
     )
-    types = ("float32", "float64")
+    types = ("float32", "float64", "float16", "bfloat16")
     add(
         "--dtype", default=types[0], choices=types, help="of weights and gradients, default float32"
+    )
+    add(
+        "--no-master",
+        dest="master",
+        action="store_false",
+        help="keep no float32 masters of float16 or bfloat16 weights",
+    )
+    add(
+        "--rounding",
+        default="nearest",
+        choices=("nearest", "stochastic"),
+        help="of float16 or bfloat16 weights without masters, default nearest; stochastic goes "
+        "without masters",
     )
     add("--epochs", type=_positive, default=20, metavar="N", help="default 20")
     add("--batch-size", type=_positive, default=32, metavar="N", help="images a step, default 32")

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer, plain
+from fastopt.kernels.layout import real_of
+from fastopt.optimizer.base import bfloat16
 from fastopt.plain import Array, Update
 
 __all__ = ["ARGUMENTS", "Options", "Refused", "run"]
@@ -43,16 +45,26 @@ class Options:
     learning_rate: float | None = None
     momentum: float | None = None
     dtype: str = "float32"
+    master: bool = True
+    rounding: str = "nearest"
     epochs: int = 20
     batch_size: int = 32
     seed: int = 0
     plot: Path | None = None
 
+    @property
+    def masters(self) -> bool:
+        """Whether weights of half precision have float32 masters."""
+        return self.master and self.rounding == "nearest"
+
 
 class Perceptron:
-    """A hidden layer of rectified units, then a softmax over the ten digits."""
+    """A hidden layer of rectified units, then a softmax over the ten digits.
 
-    def __init__(self, rng: np.random.Generator, dtype: str) -> None:
+    With weights of half precision it computes in float32, and rounds the gradients to halves.
+    """
+
+    def __init__(self, rng: np.random.Generator, dtype: Any) -> None:
         self.weights: list[Array] = []
         for inputs, outputs in LAYERS:
             weight = rng.normal(0, math.sqrt(2 / inputs), (inputs, outputs))
@@ -60,7 +72,7 @@ class Perceptron:
 
     def forward(self, images: Array) -> tuple[Array, Array]:
         """Activations of the hidden layer, and scores of the digits."""
-        w1, b1, w2, b2 = self.weights
+        w1, b1, w2, b2 = map(_widened, self.weights)
         hidden = np.maximum(images @ w1 + b1, 0)
         return hidden, hidden @ w2 + b2
 
@@ -73,13 +85,20 @@ class Perceptron:
         delta = np.exp(log_likelihood)
         delta[rows, digits] -= 1
         delta /= len(digits)
-        back = (delta @ self.weights[2].T) * (hidden > 0)
+        back = (delta @ _widened(self.weights[2]).T) * (hidden > 0)
         gradients = [images.T @ back, back.sum(axis=0), hidden.T @ delta, delta.sum(axis=0)]
-        return -float(log_likelihood[rows, digits].mean()), gradients
+        dtype = self.weights[0].dtype
+        rounded = [gradient.astype(dtype, copy=False) for gradient in gradients]
+        return -float(log_likelihood[rows, digits].mean()), rounded
 
     def accuracy(self, images: Array, digits: Array) -> float:
         """Share of the images whose digit has the highest score."""
         return float((self.forward(images)[1].argmax(axis=1) == digits).mean())
+
+
+def _widened(weight: Array) -> Array:
+    """The weight in the precision of the arithmetic."""
+    return weight.astype(real_of(weight.dtype), copy=False)
 
 
 @dataclass
@@ -108,15 +127,16 @@ def run(options: Options) -> float:
         An option does not fit, or a package is missing.
     """
     name = options.optimizer.lower()
+    dtype, form = _precision(options)
     opt = _optimizer(name, options)
     load_digits, progress = _extras(options.plot)
     rng = np.random.default_rng(options.seed)
     images, digits = load_digits(return_X_y=True)
     order = rng.permutation(len(digits))
-    images, digits = (images[order] / 16).astype(options.dtype), digits[order]
-    model = Perceptron(rng, options.dtype)
+    images, digits = (images[order] / 16).astype(real_of(dtype)), digits[order]
+    model = Perceptron(rng, dtype)
     print(
-        f"{name}: learning rate {opt.learning_rate:g}, {options.dtype}, "
+        f"{name}: learning rate {opt.learning_rate:g}, {options.dtype}{form}, "
         f"epochs {options.epochs}, batch size {options.batch_size}, seed {options.seed}\n"
         f"{TRAIN} images to train and {TEST} to test; perceptron 64-128-10, "
         f"{sum(w.size for w in model.weights)} weights in {len(model.weights)} arrays",
@@ -128,17 +148,33 @@ def run(options: Options) -> float:
 
     ours = Runner(optimizer.get_updater(opt), model.weights)
     runners = [ours]
-    if name in plain.UPDATES:
-        runners.append(Runner(plain.UPDATES[name](opt), [w.copy() for w in model.weights]))
+    if name in plain.UPDATES and options.masters:
+        update = plain.UPDATES[name](opt)
+        update = plain.with_masters(update) if dtype.itemsize == 2 else update
+        runners.append(Runner(update, [w.copy() for w in model.weights]))
     losses = _train(options, rng, progress, (images[:TRAIN], digits[:TRAIN]), model, runners)
     if not math.isfinite(losses[-1]):
         print("the loss is no longer a finite number: try a smaller --learning-rate")
-    _report(name, *runners)
+    _report(name + form, *runners)
     accuracy = model.accuracy(images[TRAIN:], digits[TRAIN:])
     print(f"test accuracy: {accuracy:.3f}", flush=True)
     if options.plot:
         _draw(losses, options.plot)
     return accuracy
+
+
+def _precision(options: Options) -> tuple[Any, str]:
+    """Dtype of the weights, and words for how halves are kept."""
+    try:
+        dtype = bfloat16() if options.dtype == "bfloat16" else np.dtype(options.dtype)
+    except ImportError as error:
+        raise Refused(str(error)) from None
+    if options.masters:
+        return dtype, " with float32 masters" if dtype.itemsize == 2 else ""
+    if dtype.itemsize > 2:
+        raise Refused("--no-master and --rounding need --dtype float16 or bfloat16")
+    how = "to nearest" if options.rounding == "nearest" else "stochastically"
+    return dtype, f" without masters, rounded {how}"
 
 
 def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
@@ -147,7 +183,14 @@ def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
     given = {"learning_rate": options.learning_rate, "momentum": options.momentum}
     arguments = ARGUMENTS.get(name, {}) | {k: v for k, v in given.items() if v is not None}
     try:
-        return optimizer.create(name, param_idx2name=NAMES, seed=options.seed, **arguments)
+        return optimizer.create(
+            name,
+            param_idx2name=NAMES,
+            seed=options.seed,
+            multi_precision=options.masters,
+            rounding=options.rounding,
+            **arguments,
+        )
     except TypeError as error:
         raise Refused(f"{name} does not take {', '.join(arguments)}: {error}") from None
     except ValueError as error:
@@ -228,8 +271,11 @@ def _agreement(ours: Sequence[Array], theirs: Sequence[Array], steps: int) -> st
     difference = max(float(abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
     if not math.isfinite(difference):
         return "agreement with plain NumPy: unknown, weights are no longer finite numbers"
-    # Each step rounds a weight once in either run, and the state behind it a few times.
-    allowed = 4 * steps * float(np.finfo(ours[0].dtype).eps) * largest
+    # Each step rounds a weight once in either run, and the state behind it a few times; that of a
+    # half is rounded in its master, and once more at the end.
+    dtype = ours[0].dtype
+    last = float(np.spacing(dtype.type(1))) if dtype.itemsize == 2 else 0.0
+    allowed = (4 * steps * float(np.finfo(real_of(dtype)).eps) + last) * largest
     return (
         f"agreement with plain NumPy: {'yes' if difference <= allowed else 'NO'}, weights differ "
         f"by {difference:.1e} at most, rounding accounts for {allowed:.1e}"

@@ -1,5 +1,7 @@
 import re
 import sys
+from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -62,6 +64,40 @@ def test_every_argument_of_the_table_belongs_to_a_registered_optimizer():
 
 def test_double_precision_learns_as_well():
     assert demo.run(Options(dtype="float64", epochs=10)) >= 0.94
+
+
+needs_ml_dtypes = pytest.mark.skipif(find_spec("ml_dtypes") is None, reason="needs ml_dtypes")
+HALVES = ["float16", pytest.param("bfloat16", marks=needs_ml_dtypes)]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_precision_with_masters_learns_as_float32_does(dtype, capsys):
+    exact, half = (demo.run(Options(dtype=name)) for name in ("float32", dtype))
+    assert abs(half - exact) <= 0.005
+    out = capsys.readouterr().out
+    assert f"{dtype} with float32 masters, epochs 20" in out
+    assert out.count("agreement with plain NumPy: yes") == 2
+
+
+@needs_ml_dtypes
+def test_without_masters_small_steps_are_lost_unless_rounding_is_stochastic(capsys):
+    small = Options(learning_rate=1e-4, epochs=12)
+    exact = demo.run(small)
+    with pytest.warns(UserWarning, match="bfloat16 weights without masters lose small updates"):
+        frozen = demo.run(replace(small, dtype="bfloat16", master=False))
+    moving = demo.run(replace(small, dtype="bfloat16", rounding="stochastic"))
+    assert exact >= 0.8
+    assert frozen <= 0.5
+    assert abs(moving - exact) <= 0.02
+    out = capsys.readouterr().out
+    for how in ("to nearest", "stochastically"):
+        assert out.count(f"no NumPy code for adam without masters, rounded {how}") == 1
+
+
+def test_bfloat16_without_its_package_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(Refused, match=r"pip install fastopt\[bfloat16\]"):
+        demo.run(Options(dtype="bfloat16"))
 
 
 def test_equal_seeds_repeat_the_run_and_others_do_not(capsys):
@@ -157,9 +193,11 @@ def test_diverging_run_says_what_to_change_and_keeps_the_last_line(capsys):
         (Options(batch_size=demo.TRAIN + 1), "--batch-size is at most 1437"),
         (Options("adam", momentum=0.9), "adam does not take momentum"),
         (Options("sgd", momentum=float("nan")), "momentum must be a finite number"),
+        (Options(master=False), "--no-master and --rounding need --dtype float16 or bfloat16"),
+        (Options(rounding="stochastic"), "need --dtype float16 or bfloat16"),
         (Options("groupadagrad"), r"index 1 \(hidden_bias\): rule group_adagrad works on rows"),
     ],
-    ids=["unknown", "batch", "argument", "nan", "shape"],
+    ids=["unknown", "batch", "argument", "nan", "master", "rounding", "shape"],
 )
 def test_wrong_options_are_refused_in_one_line(options, words):
     with pytest.raises(Refused, match=words) as caught:

@@ -62,6 +62,16 @@ def test_help_tells_the_defaults_that_the_demo_has(capsys, monkeypatch):
     assert asked == [demo.Options()]
 
 
+def test_flags_of_half_precision_reach_the_demo(monkeypatch):
+    asked = []
+    monkeypatch.setattr(demo, "run", asked.append)
+    flags = ["--dtype", "bfloat16", "--no-master", "--rounding", "stochastic", "--lr", "1e-4"]
+    assert main(["demo", *flags]) == 0
+    (options,) = asked
+    assert (options.dtype, options.master, options.rounding) == ("bfloat16", False, "stochastic")
+    assert options.learning_rate == 1e-4
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -70,13 +80,16 @@ def test_help_tells_the_defaults_that_the_demo_has(capsys, monkeypatch):
         (["demo", "--batch-size", "0"], "--batch-size: must be an integer of at least 1, got '0'"),
         (["demo", "--batch-size", "1438"], "--batch-size is at most 1437"),
         (["demo", "--batch-size", "many"], "--batch-size: must be an integer"),
-        (["demo", "--learning-rate=-1"], "--learning-rate: must be a finite number of at least 0"),
-        (["demo", "--learning-rate", "nan"], "--learning-rate: must be a finite number"),
-        (["demo", "--learning-rate", "inf"], "--learning-rate: must be a finite number"),
-        (["demo", "--learning-rate", "fast"], "--learning-rate: must be a finite number"),
+        (
+            ["demo", "--learning-rate=-1"],
+            "--learning-rate/--lr: must be a finite number of at least 0",
+        ),
+        (["demo", "--learning-rate", "nan"], "--learning-rate/--lr: must be a finite number"),
+        (["demo", "--learning-rate", "inf"], "--learning-rate/--lr: must be a finite number"),
+        (["demo", "--learning-rate", "fast"], "--learning-rate/--lr: must be a finite number"),
         (["demo", "--momentum", "nan", "--optimizer", "sgd"], "momentum must be a finite number"),
         (["demo", "--seed", "-1"], "--seed: must be an integer of at least 0"),
-        (["demo", "--dtype", "float16"], "--dtype: invalid choice: 'float16'"),
+        (["demo", "--dtype", "float8"], "--dtype: invalid choice: 'float8'"),
         (
             ["demo", "--optimizer", "groupadagrad"],
             "index 1 (hidden_bias): rule group_adagrad works on rows",

@@ -33,6 +33,7 @@ from benchmarks.common import (
     names,
     sampler,
 )
+from benchmarks.half import LARGE, slowdown, speedup_over_casts
 from steps import LIBRARIES, PEERS, THREADS
 
 import fastopt
@@ -174,8 +175,29 @@ def all_bars(quick: bool) -> Iterator[Bar]:
         "<= 0.3 s",
         lambda: f"{first_steps(1_000_000, 1 if quick else 5)[1]:.3f} s",
     )
+    yield from half_bars(rounds)
     for name in names():
         yield f"{name}, 20M elements, limit / time", ">= 0.90", partial(share, name, TABLE_SHAPE)
+
+
+def half_bars(rounds: int) -> Iterator[Bar]:
+    """Those of half precision."""
+    for dtype in ("float16", "bfloat16"):
+        yield (
+            f"Adam, {dtype} with masters, 20M elements, time / float32's",
+            "<= 1.25",
+            lambda dtype=dtype: f"{slowdown(f'{dtype}, masters', rounds=rounds):.3f}",
+        )
+    yield (
+        "Adam, float16, 20M elements, casts with NumPy / masters",
+        ">= 8",
+        lambda: f"{speedup_over_casts('float16', min(rounds, 5)):.1f}",
+    )
+    yield (
+        "Adam, 50M elements, float32 state / bfloat16 state",
+        ">= 1.25",
+        lambda: f"{1 / slowdown('float32, bfloat16 state', LARGE, rounds):.3f}",
+    )
 
 
 def bars(only: str, quick: bool) -> None:

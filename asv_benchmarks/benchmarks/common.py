@@ -156,6 +156,12 @@ def interleaved(samples: Sequence[Sample], rounds: int) -> np.ndarray:
     return times
 
 
+def ratio(call: Call, other: Call, rounds: int = 15) -> float:
+    """Median of the time of `call` over that of `other` in the same round."""
+    times = interleaved([sampler(call), sampler(other)], rounds)
+    return float(np.median(times[:, 0] / times[:, 1]))
+
+
 def against_limit(step: Step, rounds: int = 15) -> tuple[float, float]:
     """Median seconds of `step`, and the share of the limit's speed that it reaches."""
     times = interleaved([sampler(step), sampler(step.limit)], rounds)

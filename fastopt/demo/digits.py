@@ -1,7 +1,7 @@
 """The demo of dense updates: a perceptron learns to read digits, and its optimizer is timed."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from fastopt import optimizer, plain
 from fastopt.demo import common
 from fastopt.demo.common import Refused, Runner
-from fastopt.demo.perceptron import Perceptron
+from fastopt.demo.perceptron import Perceptron, train
 from fastopt.plain import Array
 from fastopt.sparse import HALVES
 from fastopt.trainer import Trainer
@@ -49,31 +49,24 @@ class Options:
     plot: Path | None = None
 
 
-class Race:
-    """Steps of a trainer, and the same with an update in plain NumPy on a copy of the weights."""
+class Race(Trainer):
+    """A trainer whose steps are timed, and done in plain NumPy on a copy of the weights too."""
 
-    def __init__(self, model: Perceptron, trainer: Trainer, update: plain.Update | None) -> None:
-        self.parameters = model.params.values()
-        self.ours = Runner(trainer.step, model.weights)
+    def __init__(
+        self, model: Perceptron, opt: optimizer.Optimizer, update: plain.Update | None
+    ) -> None:
+        super().__init__(model.params, opt)
+        self.params = model.params
+        self.ours = Runner(super().step, model.weights)
         self.shadow = Runner.of(update, [w.copy() for w in model.weights]) if update else None
 
-    def step(self, batch_size: int) -> None:
-        """Do what :meth:`fastopt.Trainer.step` does, in both ways."""
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Do the step in both ways."""
         if self.shadow is None:
             self.ours.step(batch_size)
-            return
-        means = [parameter.grad() / batch_size for parameter in self.parameters]
-        common.take_turns([self.ours, self.shadow], batch_size, means)
-
-
-def train(
-    model: Perceptron, trainer: Trainer | Race, batches: Iterable[tuple[Array, Array]]
-) -> Iterator[float]:
-    """Do a step with each batch of images and digits, and yield its loss."""
-    for images, digits in batches:
-        loss = model.backward(images, digits)
-        trainer.step(batch_size=len(digits))
-        yield loss
+        else:
+            means = [parameter.grad() / batch_size for parameter in self.params.values()]
+            common.take_turns([self.ours, self.shadow], batch_size, means)
 
 
 @np.errstate(all="ignore")
@@ -106,7 +99,7 @@ def run(options: Options) -> float:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* weights without masters")  # they were asked for
         print(_first_step(model, opt, images[: options.batch_size], digits[: options.batch_size]))
-        race = Race(model, Trainer(model.params, opt), _reference(name, opt, options.dtype))
+        race = Race(model, opt, _reference(name, opt, options.dtype))
         losses = common.train(options.epochs, epoch, progress.tqdm)
     _report(name, options.dtype, race.ours, race.shadow)
     accuracy = model.accuracy(images[TRAIN:], digits[TRAIN:])

@@ -1,4 +1,6 @@
-"""The network of the digits demo: its parameters are fastopt's, its mathematics is NumPy."""
+"""The network of the digits demo: NumPy computes it, a Trainer updates its parameters."""
+
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -6,8 +8,9 @@ from fastopt import initializer
 from fastopt.parameter import ParameterDict
 from fastopt.plain import Array
 from fastopt.scope import get_parameter, name_scope
+from fastopt.trainer import Trainer
 
-__all__ = ["Layer", "Perceptron"]
+__all__ = ["Layer", "Perceptron", "train"]
 
 
 class Layer:
@@ -37,7 +40,21 @@ class Layer:
 
 
 class Perceptron:
-    """A hidden layer of rectified units, then a softmax over the ten digits."""
+    """A hidden layer of rectified units, then a softmax over the ten digits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import Trainer
+    >>> from fastopt.demo.perceptron import Perceptron, train
+    >>> rng = np.random.default_rng(0)
+    >>> model = Perceptron("float32", rng)
+    >>> trainer = Trainer(model.params, "adam", {"learning_rate": 0.01})
+    >>> images, digits = rng.random((10, 64), np.float32), np.arange(10)
+    >>> losses = list(train(model, trainer, [(images, digits)] * 50))
+    >>> losses[-1] < losses[0], model.accuracy(images, digits)
+    (True, 1.0)
+    """
 
     def __init__(self, dtype: str, rng: np.random.Generator) -> None:
         with name_scope("perceptron", params=ParameterDict(), dtype=dtype) as scope:
@@ -70,3 +87,13 @@ class Perceptron:
     def accuracy(self, images: Array, digits: Array) -> float:
         """Share of the images whose digit has the highest score."""
         return float((self.forward(images).argmax(axis=1) == digits).mean())
+
+
+def train(
+    model: Perceptron, trainer: Trainer, batches: Iterable[tuple[Array, Array]]
+) -> Iterator[float]:
+    """Do a step with each batch of images and digits, and yield its loss."""
+    for images, digits in batches:
+        loss = model.backward(images, digits)
+        trainer.step(batch_size=len(digits))
+        yield loss

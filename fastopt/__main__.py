@@ -145,8 +145,15 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     add(
         "--dtype",
-        choices=("float32", "float64"),
-        help="of weights and gradients, default float32",
+        choices=("float32", "float64", "float16", "bfloat16"),
+        help="of weights and gradients, default float32; those of 16 bits, digits only, have "
+        "float32 masters",
+    )
+    add("--no-master", action="store_true", help="weights of 16 bits without masters; digits only")
+    add(
+        "--rounding",
+        choices=("nearest", "stochastic"),
+        help="of weights without masters, default nearest; digits only",
     )
     add("--epochs", type=_positive, metavar="N", help="default 20; embeddings 10")
     add(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fastopt import optimizer
 
-__all__ = ["UPDATES", "numpy_adam", "numpy_sgd"]
+__all__ = ["UPDATES", "Array", "Update", "numpy_adam", "numpy_sgd"]
 
 Array = NDArray[Any]
 Update = Callable[[int, Array, Array], None]

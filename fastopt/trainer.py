@@ -3,13 +3,11 @@
 import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fastopt.arguments import number
-from fastopt.checkpoint import write_atomically
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.sparse import HALVES, RowSparse
@@ -88,10 +86,7 @@ class Trainer:
         self.updater: Any = _updater(made, comm, given)
         for parameter in sorted(self._parameters, key=lambda p: p.stype == "default"):
             parameter._set_trainer(self)  # row-sparse ones first, which may refuse
-        self._attach()
-
-    def _attach(self) -> None:
-        """Let the optimizer look up the parameters' multipliers, and their names for messages."""
+        # Where the optimizer looks up multipliers, and names for messages and files.
         self.optimizer.param_dict = dict(enumerate(self._parameters))
         self.optimizer.idx2name = dict(enumerate(self._names))
 
@@ -212,18 +207,19 @@ class Trainer:
     def save_states(self, path: str | os.PathLike[str]) -> None:
         """Write the state of the optimizer, with its counts and hyper-parameters, to a file.
 
+        See :meth:`fastopt.optimizer.Updater.save`; parameters are saved by themselves.
+
         Raises
         ------
         OSError
             The file cannot be written.
         """
-        if hasattr(self.updater, "save"):
-            self.updater.save(path)
-        else:
-            write_atomically(path, [self.updater.get_states(dump_optimizer=True)])
+        self.updater.save(path)
 
     def load_states(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a file of :meth:`save_states`; parameters are saved by themselves.
+        """Go on from a file of :meth:`save_states`, in which parameters are found by name.
+
+        See :meth:`fastopt.optimizer.Updater.load`.
 
         Raises
         ------
@@ -232,11 +228,7 @@ class Trainer:
         OSError
             It cannot be read.
         """
-        if hasattr(self.updater, "load"):
-            self.updater.load(path)
-        else:
-            self.updater.set_states(Path(path).read_bytes())
-        self._attach()
+        self.updater.load(path)
 
 
 def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:

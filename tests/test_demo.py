@@ -1,14 +1,17 @@
 import re
 import sys
+from dataclasses import replace
+from functools import cache
+from statistics import fmean
 
 import numpy as np
 import pytest
 
 from fastopt import optimizer, plain
-from fastopt.demo import common
 from fastopt.demo import digits as demo
 from fastopt.demo.common import Refused, Runner
-from fastopt.demo.digits import Options, Perceptron
+from fastopt.demo.digits import Options
+from fastopt.demo.perceptron import Perceptron
 
 UNTRAINABLE = {"test", "groupadagrad"}
 NAMES = sorted(
@@ -22,22 +25,43 @@ def last_line(capsys):
     return capsys.readouterr().out.splitlines()[-1]
 
 
+@cache
+def accuracy(**options):
+    """Mean over three seeds, 1080 test images together."""
+    return fmean(demo.run(Options(seed=seed, **options)) for seed in range(3))
+
+
 def test_gradient_is_the_derivative_of_the_loss():
     rng = np.random.default_rng(1)
-    model = Perceptron(rng, "float64")
+    model = Perceptron("float64", rng)
     images, digits = rng.random((7, 64)), rng.integers(10, size=7)
-    _, gradients = model.backward(images, digits)
+    model.backward(images, digits)
+    gradients = [parameter.grad().copy() for parameter in model.params.values()]
     step = 1e-6
     for weight, gradient in zip(model.weights, gradients, strict=True):
         direction = rng.standard_normal(weight.shape)
         weight += step * direction
-        above, _ = model.backward(images, digits)
+        above = model.backward(images, digits)
         weight -= 2 * step * direction
-        below, _ = model.backward(images, digits)
+        below = model.backward(images, digits)
         weight += step * direction
-        slope = float((gradient * direction).sum())
+        slope = float((gradient * direction).sum()) / len(images)
         assert abs(slope) > 1e-3
         assert (above - below) / (2 * step) == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_that_of_weights_and_gradients_alone(dtype):
+    rng = np.random.default_rng(1)
+    model = Perceptron(dtype, rng)
+    images = rng.random((7, 64), np.float32)
+    model.backward(images, rng.integers(10, size=7))
+    assert {p.data().dtype.name for p in model.params.values()} == {dtype}
+    assert {p.grad().dtype.name for p in model.params.values()} == {dtype}
+    hidden = model.hidden
+    exact = images @ hidden.weight.data().astype(np.float32).T
+    np.testing.assert_allclose(hidden.forward(images), exact, rtol=0, atol=1e-5)
+    assert hidden.forward(images).dtype == np.float32
 
 
 def test_default_demo_reads_at_least_96_percent_of_the_test_images(capsys):
@@ -65,6 +89,38 @@ def test_every_argument_of_the_table_belongs_to_a_registered_optimizer():
 
 def test_double_precision_learns_as_well():
     assert demo.run(Options(dtype="float64", epochs=10)) >= 0.94
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_with_masters_is_as_accurate_as_single(dtype):
+    assert abs(accuracy(dtype=dtype) - accuracy()) <= 0.005
+
+
+def test_small_steps_are_lost_without_masters_unless_rounding_is_stochastic():
+    exact = accuracy(learning_rate=1e-4)
+    options = {"learning_rate": 1e-4, "dtype": "bfloat16", "no_master": True}
+    assert accuracy(**options) < exact - 0.5
+    assert abs(accuracy(**options, rounding="stochastic") - exact) <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Options(dtype="float16"), "float16 with float32 masters"),
+        (Options(dtype="bfloat16", no_master=True), "bfloat16 without masters, rounded to nearest"),
+        (
+            Options(dtype="bfloat16", no_master=True, rounding="stochastic"),
+            "bfloat16 without masters, rounded stochastically",
+        ),
+    ],
+    ids=["masters", "nearest", "stochastic"],
+)
+def test_runs_in_half_precision_say_so_and_are_not_compared(options, words, capsys):
+    demo.run(replace(options, epochs=1))
+    out = capsys.readouterr().out
+    assert f"arrays; {words}\n" in out
+    assert f"not compared, NumPy would round every intermediate result to {options.dtype}" in out
+    assert "plain NumPy: median" not in out
 
 
 def test_equal_seeds_repeat_the_run_and_others_do_not(capsys):
@@ -111,9 +167,9 @@ def test_comparison_says_so_when_the_rules_differ(monkeypatch, capsys):
 )
 def test_comparison_is_worded_by_who_was_faster(ours, theirs, word, capsys):
     def runner(seconds):
-        return Runner(lambda index, grad, weight: None, [np.ones(1)], [seconds])
+        return Runner(lambda given: None, [np.ones(1)], [seconds])
 
-    demo._report("adam", runner(ours), runner(theirs))
+    demo._report("adam", "float32", runner(ours), runner(theirs))
     assert f"fastopt is {word} than plain NumPy" in capsys.readouterr().out
 
 
@@ -126,14 +182,23 @@ def test_no_comparison_is_made_up_without_a_reference(capsys):
 
 
 def test_neither_run_always_goes_first(monkeypatch):
-    order = []
-    monkeypatch.setattr(Runner, "step", lambda self, gradients: order.append(self))
-    monkeypatch.setattr(common, "first_step", lambda *args: "")
-    monkeypatch.setattr(demo, "_report", lambda *args: None)
+    order, step = [], Runner.step
+    monkeypatch.setattr(Runner, "step", lambda self, given: order.append(self) or step(self, given))
     demo.run(Options(epochs=1))
-    ours, shadow = order[:2]
+    _, ours, shadow, *rest = order
     assert ours is not shadow
-    assert order[:4] == [ours, shadow, shadow, ours]
+    assert rest[:4] == [shadow, ours, ours, shadow]
+
+
+def test_both_runs_take_the_same_gradients(monkeypatch):
+    """A last batch that is shorter counts for as much in both."""
+    monkeypatch.setitem(demo.ARGUMENTS, "sgd", {"learning_rate": 0.5})
+    seen = []
+    monkeypatch.setattr(demo, "_report", lambda name, dtype, *runners: seen.extend(runners))
+    demo.run(Options("sgd", dtype="float64", epochs=1, batch_size=1000))
+    ours, shadow = seen
+    for one, other in zip(ours.weights, shadow.weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-14)
 
 
 def test_progress_shows_one_bar_with_the_loss_for_each_epoch(capsys):
@@ -160,9 +225,14 @@ def test_diverging_run_says_what_to_change_and_keeps_the_last_line(capsys):
         (Options(batch_size=demo.TRAIN + 1), "--batch-size is at most 1437"),
         (Options("adam", momentum=0.9), "adam does not take momentum"),
         (Options("sgd", momentum=float("nan")), "momentum must be a finite number"),
-        (Options("groupadagrad"), r"index 1 \(hidden_bias\): rule group_adagrad works on rows"),
+        (
+            Options("groupadagrad"),
+            r"index 0 \(perceptron/hidden/bias\): rule group_adagrad works on rows",
+        ),
+        (Options(no_master=True), "--no-master is for --dtype float16 and bfloat16"),
+        (Options(dtype="float16", rounding="stochastic"), "give --no-master too"),
     ],
-    ids=["unknown", "batch", "argument", "nan", "shape"],
+    ids=["unknown", "batch", "argument", "nan", "shape", "master", "rounding"],
 )
 def test_wrong_options_are_refused_in_one_line(options, words):
     with pytest.raises(Refused, match=words) as caught:
@@ -176,6 +246,14 @@ def test_missing_package_is_named_with_the_command_that_installs_it(missing, mon
     with pytest.raises(Refused, match=re.escape(missing)) as caught:
         demo.run(Options(plot=tmp_path / "loss.png"))
     assert 'pip install "fastopt[demo]"' in str(caught.value)
+
+
+def test_missing_bfloat16_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(Refused, match="ml_dtypes") as caught:
+        demo.run(Options(dtype="bfloat16"))
+    assert 'pip install "fastopt[bfloat16]"' in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_plot_is_an_image_with_a_transparent_background(tmp_path):

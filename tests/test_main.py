@@ -100,10 +100,18 @@ def test_help_tells_the_sizes_that_the_tasks_have(capsys, monkeypatch):
         (["demo", "--learning-rate", "fast"], "--learning-rate: must be a finite number"),
         (["demo", "--momentum", "nan", "--optimizer", "sgd"], "momentum must be a finite number"),
         (["demo", "--seed", "-1"], "--seed: must be an integer of at least 0"),
-        (["demo", "--dtype", "float16"], "--dtype: invalid choice: 'float16'"),
+        (["demo", "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
+        (["demo", "--no-master"], "--no-master is for --dtype float16 and bfloat16"),
+        (["demo", "--dtype", "float16", "--rounding", "up"], "--rounding: invalid choice: 'up'"),
+        (["demo", "--dtype", "float16", "--rounding", "stochastic"], "give --no-master too"),
+        (
+            ["demo", "--task", "embeddings", "--dtype", "bfloat16"],
+            "--task embeddings takes --dtype float32 or float64",
+        ),
+        (["demo", "--task", "embeddings", "--no-master"], "does not take --no-master"),
         (
             ["demo", "--optimizer", "groupadagrad"],
-            "index 1 (hidden_bias): rule group_adagrad works on rows",
+            "index 0 (perceptron/hidden/bias): rule group_adagrad works on rows",
         ),
         (["demo", "--text", "a.txt"], "--task digits does not take --text"),
         (["demo", "--task", "words"], "--task: invalid choice: 'words'"),
@@ -146,6 +154,23 @@ def test_demo_ends_with_the_accuracy_and_exits_with_0():
     done = python("-W", "error", "-m", "fastopt", "demo", "--epochs", "2")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"test accuracy: 0\.\d{3}", done.stdout.splitlines()[-1])
+    assert "Warning" not in done.stderr
+
+
+def test_demo_of_half_precision_takes_its_options(monkeypatch):
+    asked = []
+    monkeypatch.setattr(demo, "run", asked.append)
+    command = "demo --dtype bfloat16 --no-master --rounding stochastic --learning-rate 1e-4"
+    assert main(command.split()) == 0
+    assert asked == [
+        demo.Options(dtype="bfloat16", no_master=True, rounding="stochastic", learning_rate=0.0001)
+    ]
+
+
+def test_demo_without_masters_does_not_warn_of_what_was_asked_for():
+    command = "-W error -m fastopt demo --dtype float16 --no-master --epochs 1"
+    done = python(*command.split())
+    assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
 
 

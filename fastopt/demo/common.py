@@ -1,14 +1,13 @@
 """What the demos share: a training loop that times updates, and reports of what it measured."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from fastopt import optimizer
 from fastopt.plain import Array
 
 __all__ = ["Refused", "Runner", "agreement", "chunks", "create", "draw", "faster", "first_step"]
-__all__ += ["heading", "need", "summary", "train"]
+__all__ += ["heading", "need", "summary", "take_turns", "train", "updates"]
 
 
 class Refused(Exception):
@@ -25,27 +24,36 @@ class Refused(Exception):
 
 @dataclass
 class Runner:
-    """An update, the weights that it changes, and the seconds that each step took."""
+    """A way to do a step, the weights that it changes, and the seconds that each step took."""
 
-    update: Callable[[int, Any, Array], None]
-    weights: list[Array]
+    act: Callable[[Any], None]
+    weights: Sequence[Array]
     seconds: list[float] = field(default_factory=list)
 
-    def step(self, gradients: Sequence[Any]) -> None:
-        """Update every weight."""
+    @classmethod
+    def of(cls, update: Callable[[int, Any, Array], None], weights: Sequence[Array]) -> Self:
+        """Update the weights one after the other; a step takes their gradients."""
+
+        def act(gradients: Sequence[Any]) -> None:
+            for index, weight in enumerate(weights):
+                update(index, gradients[index], weight)
+
+        return cls(act, weights)
+
+    def step(self, given: Any) -> None:
+        """Do a step with what it takes."""
         begin = perf_counter()
-        for index, weight in enumerate(self.weights):
-            self.update(index, gradients[index], weight)
+        self.act(given)
         self.seconds.append(perf_counter() - begin)
 
 
-def need(*modules: str, plot: Path | None) -> list[Any]:
+def need(*modules: str, plot: Path | None = None, extra: str = "demo") -> list[Any]:
     """Import modules of other packages, and see that a plot can be drawn if there is to be one.
 
     Raises
     ------
     Refused
-        A package is missing.
+        A package is missing, which the `extra` of fastopt installs.
     """
     try:
         if plot:
@@ -53,7 +61,7 @@ def need(*modules: str, plot: Path | None) -> list[Any]:
         return [import_module(module) for module in modules]
     except ImportError as error:
         raise Refused(
-            f'the demo needs another package ({error}): pip install "fastopt[demo]"'
+            f'the demo needs another package ({error}): pip install "fastopt[{extra}]"'
         ) from None
 
 
@@ -89,46 +97,68 @@ def chunks(array: Array, size: int) -> list[Array]:
     return [array[start : start + size] for start in range(0, len(array), size)]
 
 
-def first_step(opt: optimizer.Optimizer, weights: Sequence[Array], *kinds: Sequence[Any]) -> str:
-    """Do a step on copies, so that nothing is compiled when steps are compared, and say how long.
-
-    Each of the `kinds` is a list of gradients, one for each weight.
+def first_step(trial: Runner, *given: Any) -> str:
+    """Do steps on copies, so that nothing is compiled when steps are compared, and say how long.
 
     Raises
     ------
     Refused
         The optimizer does not take the weights.
     """
-    runner = Runner(optimizer.get_updater(deepcopy(opt)), [w.copy() for w in weights])
     try:
-        for gradients in kinds:
-            runner.step(gradients)
+        for each in given:
+            trial.step(each)
     except (TypeError, ValueError) as error:
         raise Refused(str(error)) from None
-    seconds = sum(runner.seconds)
+    seconds = sum(trial.seconds)
     return f"first step: {seconds:.2f} s to compile the kernels or load them from the cache"
+
+
+def take_turns(runners: Sequence[Runner], *given: Any) -> None:
+    """Let each runner do a step with what it is given; every other time in reverse order."""
+    turns = list(zip(runners, given, strict=True))
+    for runner, its in turns[:: -1 if len(runners[0].seconds) % 2 else 1]:
+        runner.step(its)
+
+
+def updates(
+    epoch: Callable[[], tuple[int, Iterable[tuple[float, Sequence[Any]]]]],
+    runners: Sequence[Runner],
+) -> Callable[[], tuple[int, Iterator[float]]]:
+    """Make epochs of updates for :func:`train` from epochs of losses and gradients.
+
+    Those of a step are worked out when the updates before it are done.
+    """
+
+    def begin() -> tuple[int, Iterator[float]]:
+        number, steps = epoch()
+        return number, map(act, steps)
+
+    def act(step: tuple[float, Sequence[Any]]) -> float:
+        loss, gradients = step
+        take_turns(runners, *[gradients] * len(runners))
+        return loss
+
+    return begin
 
 
 def train(
     epochs: int,
-    batches: Callable[[], tuple[int, Iterable[tuple[float, Sequence[Any]]]]],
-    runners: Sequence[Runner],
+    begin: Callable[[], tuple[int, Iterable[float]]],
     progress: Callable[..., Any],
     word: str = "epoch",
 ) -> list[list[float]]:
-    """Loss of each step of each epoch; the runners take turns in going first.
+    """Loss of each step of each epoch, with a progress bar for each epoch.
 
-    `batches` begins an epoch: it returns the number of its steps, and their losses and gradients,
-    each of which is worked out when the updates before it are done.
+    `begin` begins an epoch: it returns the number of its steps, and what does a step and returns
+    its loss whenever it is asked for the next one.
     """
     losses: list[list[float]] = []
     for epoch in range(1, epochs + 1):
-        number, steps = batches()
+        number, steps = begin()
         bar = progress(steps, desc=f"{word} {epoch}/{epochs}", total=number, unit="batch")
         losses.append([])
-        for loss, gradients in bar:
-            for runner in runners[:: -1 if len(losses[-1]) % 2 else 1]:
-                runner.step(gradients)
+        for loss in bar:
             losses[-1].append(loss)
             bar.set_postfix_str(f"loss {fmean(losses[-1]):.4f}", refresh=False)
     if not math.isfinite(losses[-1][-1]):

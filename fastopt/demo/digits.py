@@ -1,23 +1,26 @@
 """The demo of dense updates: a perceptron learns to read digits, and its optimizer is timed."""
 
-import math
+import warnings
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from fastopt import optimizer, plain
 from fastopt.demo import common
 from fastopt.demo.common import Refused, Runner
+from fastopt.demo.perceptron import Perceptron, train
 from fastopt.plain import Array
+from fastopt.sparse import HALVES
+from fastopt.trainer import Trainer
 
 __all__ = ["ARGUMENTS", "Options", "run"]
 
 TRAIN, TEST = 1437, 360
-LAYERS = ((64, 128), (128, 10))
-NAMES = {0: "hidden_weight", 1: "hidden_bias", 2: "output_weight", 3: "output_bias"}
 
 ARGUMENTS: dict[str, dict[str, float]] = {
     **{name: {"learning_rate": 0.1} for name in ("sgd", "ccsgd", "nag", "lbsgd", "dcasgd")},
@@ -38,43 +41,32 @@ class Options:
     learning_rate: float | None = None
     momentum: float | None = None
     dtype: str = "float32"
+    no_master: bool = False
+    rounding: str = "nearest"
     epochs: int = 20
     batch_size: int = 32
     seed: int = 0
     plot: Path | None = None
 
 
-class Perceptron:
-    """A hidden layer of rectified units, then a softmax over the ten digits."""
+class Race(Trainer):
+    """A trainer whose steps are timed, and done in plain NumPy on a copy of the weights too."""
 
-    def __init__(self, rng: np.random.Generator, dtype: str) -> None:
-        self.weights: list[Array] = []
-        for inputs, outputs in LAYERS:
-            weight = rng.normal(0, math.sqrt(2 / inputs), (inputs, outputs))
-            self.weights += [weight.astype(dtype), np.zeros(outputs, dtype)]
+    def __init__(
+        self, model: Perceptron, opt: optimizer.Optimizer, update: plain.Update | None
+    ) -> None:
+        super().__init__(model.params, opt)
+        self.params = model.params
+        self.ours = Runner(super().step, model.weights)
+        self.shadow = Runner.of(update, [w.copy() for w in model.weights]) if update else None
 
-    def forward(self, images: Array) -> tuple[Array, Array]:
-        """Activations of the hidden layer, and scores of the digits."""
-        w1, b1, w2, b2 = self.weights
-        hidden = np.maximum(images @ w1 + b1, 0)
-        return hidden, hidden @ w2 + b2
-
-    def backward(self, images: Array, digits: Array) -> tuple[float, list[Array]]:
-        """Mean cross-entropy of a batch, and its gradient with respect to each weight."""
-        hidden, scores = self.forward(images)
-        rows = np.arange(len(digits))
-        scores -= scores.max(axis=1, keepdims=True)
-        log_likelihood = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        delta = np.exp(log_likelihood)
-        delta[rows, digits] -= 1
-        delta /= len(digits)
-        back = (delta @ self.weights[2].T) * (hidden > 0)
-        gradients = [images.T @ back, back.sum(axis=0), hidden.T @ delta, delta.sum(axis=0)]
-        return -float(log_likelihood[rows, digits].mean()), gradients
-
-    def accuracy(self, images: Array, digits: Array) -> float:
-        """Share of the images whose digit has the highest score."""
-        return float((self.forward(images)[1].argmax(axis=1) == digits).mean())
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Do the step in both ways."""
+        if self.shadow is None:
+            self.ours.step(batch_size)
+        else:
+            means = [parameter.grad() / batch_size for parameter in self.params.values()]
+            common.take_turns([self.ours, self.shadow], batch_size, means)
 
 
 @np.errstate(all="ignore")
@@ -90,30 +82,26 @@ def run(options: Options) -> float:
     opt = _optimizer(name, options)
     datasets, progress = common.need("sklearn.datasets", "tqdm", plot=options.plot)
     rng = np.random.default_rng(options.seed)
-    images, digits = datasets.load_digits(return_X_y=True)
-    order = rng.permutation(len(digits))
-    images, digits = (images[order] / 16).astype(options.dtype), digits[order]
-    model = Perceptron(rng, options.dtype)
+    images, digits = _images(datasets, rng, options.dtype)
+    model = Perceptron(options.dtype, rng)
     print(common.heading(name, opt, options))
     print(
         f"{TRAIN} images to train and {TEST} to test; perceptron 64-128-10, "
-        f"{sum(w.size for w in model.weights)} weights in {len(model.weights)} arrays",
+        f"{sum(w.size for w in model.weights)} weights in {len(model.weights)} arrays"
+        f"{_precision(options)}",
         flush=True,
     )
-    batch = slice(options.batch_size)
-    print(common.first_step(opt, model.weights, model.backward(images[batch], digits[batch])[1]))
 
-    ours = Runner(optimizer.get_updater(opt), model.weights)
-    runners = [ours]
-    if name in plain.UPDATES:
-        runners.append(Runner(plain.UPDATES[name](opt), [w.copy() for w in model.weights]))
+    def epoch() -> tuple[int, Iterator[float]]:
+        chunks = common.chunks(rng.permutation(TRAIN), options.batch_size)
+        return len(chunks), train(model, race, [(images[c], digits[c]) for c in chunks])
 
-    def epoch() -> tuple[int, Iterator[tuple[float, list[Array]]]]:
-        batches = common.chunks(rng.permutation(TRAIN), options.batch_size)
-        return len(batches), (model.backward(images[batch], digits[batch]) for batch in batches)
-
-    losses = common.train(options.epochs, epoch, runners, progress.tqdm)
-    _report(name, *runners)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* weights without masters")  # they were asked for
+        print(_first_step(model, opt, images[: options.batch_size], digits[: options.batch_size]))
+        race = Race(model, opt, _reference(name, opt, options.dtype))
+        losses = common.train(options.epochs, epoch, progress.tqdm)
+    _report(name, options.dtype, race.ours, race.shadow)
     accuracy = model.accuracy(images[TRAIN:], digits[TRAIN:])
     print(f"test accuracy: {accuracy:.3f}", flush=True)
     if options.plot:
@@ -122,17 +110,57 @@ def run(options: Options) -> float:
 
 
 def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
+    """Make the optimizer that the options ask for, if they fit together."""
+    half = options.dtype in HALVES
     if options.batch_size > TRAIN:
         raise Refused(f"--batch-size is at most {TRAIN}, the number of images to train")
+    if options.no_master and not half:
+        raise Refused("--no-master is for --dtype float16 and bfloat16")
+    if options.rounding != "nearest" and not options.no_master:
+        raise Refused("--rounding is that of weights without masters, give --no-master too")
+    if options.dtype == "bfloat16":
+        common.need("ml_dtypes", extra="bfloat16")
     given = {"learning_rate": options.learning_rate, "momentum": options.momentum}
-    suited = ARGUMENTS.get(name, {})
-    return common.create(name, suited, given, param_idx2name=NAMES, seed=options.seed)
+    fixed = {"seed": options.seed, "multi_precision": half and not options.no_master}
+    return common.create(name, ARGUMENTS.get(name, {}), given, rounding=options.rounding, **fixed)
 
 
-def _report(name: str, ours: Runner, shadow: Runner | None = None) -> None:
+def _images(datasets: Any, rng: np.random.Generator, dtype: str) -> tuple[Array, Array]:
+    """Images as rows of numbers from 0 to 1, and their digits, in random order."""
+    images, digits = datasets.load_digits(return_X_y=True)
+    order = rng.permutation(len(digits))
+    wide = "float64" if dtype == "float64" else "float32"
+    return (images[order] / 16).astype(wide), digits[order]
+
+
+def _precision(options: Options) -> str:
+    if options.dtype not in HALVES:
+        return ""
+    if not options.no_master:
+        return f"; {options.dtype} with float32 masters"
+    rounding = {"nearest": "to nearest", "stochastic": "stochastically"}[options.rounding]
+    return f"; {options.dtype} without masters, rounded {rounding}"
+
+
+def _first_step(model: Perceptron, opt: optimizer.Optimizer, images: Array, digits: Array) -> str:
+    trial = deepcopy(model)
+    trial.backward(images, digits)
+    trainer = Trainer(trial.params, deepcopy(opt))
+    return common.first_step(Runner(trainer.step, trial.weights), len(digits))
+
+
+def _reference(name: str, opt: optimizer.Optimizer, dtype: str) -> plain.Update | None:
+    """Return the update in plain NumPy, if there is one that fastopt can be compared with."""
+    return plain.UPDATES[name](opt) if name in plain.UPDATES and dtype not in HALVES else None
+
+
+def _report(name: str, dtype: str, ours: Runner, shadow: Runner | None = None) -> None:
     print(f"optimizer, fastopt:     {common.summary(ours.seconds)}")
     if shadow is None:
-        print(f"optimizer, plain NumPy: not compared, the demo has no NumPy code for {name}")
+        reason = f"the demo has no NumPy code for {name}"
+        if dtype in HALVES:
+            reason = f"NumPy would round every intermediate result to {dtype}"
+        print(f"optimizer, plain NumPy: not compared, {reason}")
         return
     print(f"optimizer, plain NumPy: {common.summary(shadow.seconds)}")
     words = common.faster(median(ours.seconds), median(shadow.seconds))

@@ -16,7 +16,7 @@ from fastopt.demo import common
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.skipgram import Corpus, SkipGram, nearest
 from fastopt.plain import Array
-from fastopt.sparse import RowSparse
+from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["RATES", "Options", "run"]
 
@@ -57,10 +57,10 @@ class Dense(Runner):
 
     making: list[float] = field(default_factory=list)
 
-    def step(self, gradients: Sequence[RowSparse]) -> None:
-        """Update every weight."""
+    def step(self, given: Sequence[RowSparse]) -> None:
+        """Update every weight by its gradient."""
         begin = perf_counter()
-        dense = [gradient.to_dense() for gradient in gradients]
+        dense = [gradient.to_dense() for gradient in given]
         self.making.append(perf_counter() - begin)
         super().step(dense)
 
@@ -74,6 +74,8 @@ def run(options: Options) -> float:
     Refused
         An option does not fit, or a package is missing.
     """
+    if options.dtype in HALVES:
+        raise Refused("--task embeddings takes --dtype float32 or float64")
     name = options.optimizer.lower()
     suited = {"learning_rate": RATES[name]} if name in RATES else {}
     given = {"learning_rate": options.learning_rate}
@@ -93,9 +95,9 @@ def run(options: Options) -> float:
         other = model.padded(height)
         few = partial(_epoch, corpus, other, deepcopy(rng), options.batch_size, RACE)
         _race(opt, other, few, progress.tqdm)
-    lazy = Runner(optimizer.get_updater(opt), model.weights)
+    lazy = Runner.of(optimizer.get_updater(opt), model.weights)
     epoch = partial(_epoch, corpus, model, rng, options.batch_size)
-    losses = common.train(options.epochs, epoch, [lazy], progress.tqdm)
+    losses = common.train(options.epochs, common.updates(epoch, [lazy]), progress.tqdm)
     first, last = fmean(losses[0]), fmean(losses[-1])
     print(f"loss of a pair: {first:.3f} in the first epoch, {last:.3f} in the last")
     _show(corpus, model.weights[0])
@@ -143,15 +145,15 @@ def _race(
     whole = [gradient.to_dense() for gradient in gradients]
     listed = sum(len(gradient.indices) for gradient in gradients)
     touched = sum(len(gradient.coalesce().indices) for gradient in gradients)
+    trial = Runner.of(optimizer.get_updater(deepcopy(opt)), [w.copy() for w in model.weights])
     print(
         f"two tables of {len(whole[0])} rows; a step lists {listed}, {touched} different ones\n"
-        f"  {common.first_step(opt, model.weights, gradients, whole)}",
+        f"  {common.first_step(trial, gradients, whole)}",
         flush=True,
     )
-    copies = [weight.copy() for weight in model.weights]
-    lazy = Runner(optimizer.get_updater(deepcopy(opt)), model.weights)
-    dense = Dense(optimizer.get_updater(deepcopy(opt)), copies)
-    common.train(1, epoch, [lazy, dense], progress, "comparison")
+    dense = Dense.of(optimizer.get_updater(deepcopy(opt)), [w.copy() for w in model.weights])
+    lazy = Runner.of(optimizer.get_updater(deepcopy(opt)), model.weights)
+    common.train(1, common.updates(epoch, [lazy, dense]), progress, "comparison")
     _report(type(opt).__name__.lower(), lazy, dense)
 
 

@@ -77,19 +77,19 @@ def _classes(planner: "Planner", batch: Batch, counts: Column) -> Classes:
     """Classes of the last call where they still hold."""
     known: Classes | None = batch.classes
     ahead = counts - counts[0]
+    if known and not np.array_equal(known.ahead, ahead):
+        known = None
     tables = planner.lr_mult, planner.wd_mult, planner.idx2name
-    if (
-        known is not None
-        and not planner.param_dict
-        and known.multipliers == tables
-        and np.array_equal(known.ahead, ahead)
-    ):
+    if known and not planner.param_dict and known.multipliers == tables:
         return known
     lr_mult, wd_mult = (
         np.array([planner.multiplier(index, table, name) for index in batch.indices])
         for table, name in ((planner.lr_mult, "lr_mult"), (planner.wd_mult, "wd_mult"))
     )
-    first, of = _partition(ahead, lr_mult, wd_mult)
+    if known and (known.lr_mult == lr_mult).all() and (known.wd_mult == wd_mult).all():
+        first, of = known.first, known.of
+    else:
+        first, of = _partition(ahead, lr_mult, wd_mult)
     copied = tuple(table.copy() for table in tables)
     return Classes(copied, lr_mult, wd_mult, ahead, first, of)
 

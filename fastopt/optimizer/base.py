@@ -354,7 +354,7 @@ class Optimizer(Planner):
         warnings.warn(
             f"{weight.dtype} weights without masters lose small updates; use multi_precision=True "
             f"or rounding='stochastic' with {type(self).__name__}",
-            stacklevel=6,
+            stacklevel=7,
         )
         self._warned = True
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fastopt import optimizer
 
-__all__ = ["UPDATES", "Array", "Update", "numpy_adam", "numpy_sgd"]
+__all__ = ["UPDATES", "numpy_adam", "numpy_sgd", "with_masters"]
 
 Array = NDArray[Any]
 Update = Callable[[int, Array, Array], None]
@@ -53,6 +53,19 @@ def numpy_adam(opt: optimizer.Adam) -> Update:
         weight -= rate * mean / (np.sqrt(var) + epsilon)
 
     return update
+
+
+def with_masters(update: Update) -> Update:
+    """Do the update on float32 masters of half-precision weights, with casts before and after."""
+    masters: dict[int, Array] = {}
+
+    def cast(index: int, grad: Array, weight: Array) -> None:
+        if index not in masters:
+            masters[index] = weight.astype(np.float32)
+        update(index, grad.astype(np.float32), masters[index])
+        weight[...] = masters[index]
+
+    return cast
 
 
 UPDATES: dict[str, Callable[[Any], Update]] = {

@@ -415,6 +415,22 @@ def test_training_goes_on_from_a_file_bit_for_bit(tmp_path, name, arguments):
     assert resumed.optimizer.param_dict == dict(enumerate(other[n] for n in sorted(SHAPES)))
 
 
+def test_states_belong_to_names_in_whatever_order_parameters_come(tmp_path):
+    params, other = model(), model()
+    made = Trainer(params, "adam")
+    resumed = Trainer(list(reversed(other.values())), "adam")
+    train(params, made, range(2))
+    made.save_states(tmp_path / "states")
+    resumed.load_states(tmp_path / "states")
+    names, states = resumed.optimizer.idx2name, resumed.updater.states
+    assert {names[index]: mean.shape for index, (mean, _) in states.items()} == SHAPES
+    for name, parameter in params.items():
+        other[name].set_data(parameter.data())
+    for trained, of in ((params, made), (other, resumed)):
+        train(trained, of, range(2, 4))
+    assert bits(params) == bits(other)
+
+
 def test_states_that_cannot_be_read_change_nothing(tmp_path):
     params, twin = model(), model()
     made, reference = Trainer(params, "adam"), Trainer(twin, "adam")
@@ -430,7 +446,7 @@ def test_states_that_cannot_be_read_change_nothing(tmp_path):
     assert bits(params) == bits(twin)
 
 
-def test_states_are_written_and_read_by_an_updater_that_can(tmp_path):
+def test_states_are_written_and_read_by_the_updater(tmp_path):
     made, recorder = recorded(model())
     paths = []
     recorder.save = recorder.load = paths.append

@@ -69,7 +69,8 @@ class Optimizer(Planner):
     sparse_decay : str
         Weight decay of rows that a lazy update does not touch: 'touched', none; 'catch_up', made
         up for when the row is next touched, for decoupled decay only; 'dense', at once, by the
-        factor 1 - rate * decay. Both keep a float64 number for each row. Default 'touched'.
+        factor 1 - rate * decay, whatever rate LARS, LAMB, LANS and LBSGD find for the layer.
+        Both keep a float64 number for each row. Default 'touched'.
     rounding : str
         How half-precision weights without masters are rounded: 'nearest' or 'stochastic', up or
         down at random such that the mean is exact. Default 'nearest'.

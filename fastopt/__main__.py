@@ -107,8 +107,7 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     add(
         "--no-master",
-        dest="master",
-        action="store_false",
+        action="store_true",
         help="keep no float32 masters of float16 or bfloat16 weights",
     )
     add(

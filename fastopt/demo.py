@@ -45,7 +45,7 @@ class Options:
     learning_rate: float | None = None
     momentum: float | None = None
     dtype: str = "float32"
-    master: bool = True
+    no_master: bool = False
     rounding: str = "nearest"
     epochs: int = 20
     batch_size: int = 32
@@ -55,7 +55,7 @@ class Options:
     @property
     def masters(self) -> bool:
         """Whether weights of half precision have float32 masters."""
-        return self.master and self.rounding == "nearest"
+        return not self.no_master and self.rounding == "nearest"
 
 
 class Perceptron:

@@ -84,7 +84,7 @@ def test_without_masters_small_steps_are_lost_unless_rounding_is_stochastic(caps
     small = Options(learning_rate=1e-4, epochs=12)
     exact = demo.run(small)
     with pytest.warns(UserWarning, match="bfloat16 weights without masters lose small updates"):
-        frozen = demo.run(replace(small, dtype="bfloat16", master=False))
+        frozen = demo.run(replace(small, dtype="bfloat16", no_master=True))
     moving = demo.run(replace(small, dtype="bfloat16", rounding="stochastic"))
     assert exact >= 0.8
     assert frozen <= 0.5
@@ -193,7 +193,7 @@ def test_diverging_run_says_what_to_change_and_keeps_the_last_line(capsys):
         (Options(batch_size=demo.TRAIN + 1), "--batch-size is at most 1437"),
         (Options("adam", momentum=0.9), "adam does not take momentum"),
         (Options("sgd", momentum=float("nan")), "momentum must be a finite number"),
-        (Options(master=False), "--no-master and --rounding need --dtype float16 or bfloat16"),
+        (Options(no_master=True), "--no-master and --rounding need --dtype float16 or bfloat16"),
         (Options(rounding="stochastic"), "need --dtype float16 or bfloat16"),
         (Options("groupadagrad"), r"index 1 \(hidden_bias\): rule group_adagrad works on rows"),
     ],

@@ -68,7 +68,7 @@ def test_flags_of_half_precision_reach_the_demo(monkeypatch):
     flags = ["--dtype", "bfloat16", "--no-master", "--rounding", "stochastic", "--lr", "1e-4"]
     assert main(["demo", *flags]) == 0
     (options,) = asked
-    assert (options.dtype, options.master, options.rounding) == ("bfloat16", False, "stochastic")
+    assert (options.dtype, options.no_master, options.rounding) == ("bfloat16", True, "stochastic")
     assert options.learning_rate == 1e-4
 
 

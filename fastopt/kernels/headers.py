@@ -22,6 +22,8 @@ HEAD = object.__basicsize__
 """Bytes of the part that all Python objects begin with; its last word is the type."""
 TYPE, DATA, NDIM, SHAPE = HEAD - 8, HEAD, HEAD + 8, HEAD + 16
 DTYPE, FLAGS = HEAD + 40, HEAD + 48
+KIND = HEAD + 8
+"""Where a dtype tells its kind, byte order and number: equal dtypes may be different objects."""
 LOW = np.uint64(0xFFFFFFFF)
 
 IN_PLACE, WRITEABLE = 0x0101, 0x0400
@@ -40,8 +42,8 @@ def guard(arrays: Sequence[np.ndarray], writeable: int) -> np.ndarray:
     made = np.zeros((len(arrays), WANTED_SHAPE + ndim), np.uint64)
     for k, (row, array) in enumerate(zip(made, arrays, strict=True)):
         flags = IN_PLACE | (WRITEABLE if k < writeable else 0)
-        kind = id(np.ndarray), id(array.dtype)
-        row[:WANTED_SHAPE] = id(array), array.nbytes, *kind, flags, array.ndim
+        kind = word(np.uint64(id(array.dtype) + KIND))
+        row[:WANTED_SHAPE] = id(array), array.nbytes, id(np.ndarray), kind, flags, array.ndim
         row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
     return made
 
@@ -71,7 +73,8 @@ def holds(wanted: Any) -> Any:
     array = wanted[ID]
     if word(array + np.uint64(TYPE)) != wanted[WANTED_TYPE]:
         return False
-    if word(array + np.uint64(DTYPE)) != wanted[WANTED_DTYPE]:
+    dtype = word(array + np.uint64(DTYPE))
+    if word(dtype + np.uint64(KIND)) != wanted[WANTED_DTYPE]:
         return False
     if (word(array + np.uint64(FLAGS)) & wanted[WANTED_FLAGS]) != wanted[WANTED_FLAGS]:
         return False
@@ -99,23 +102,26 @@ def apart(addresses: Any, wanted: Any) -> Any:
 def enter(table: Any, guards: Any) -> Any:
     """Enter the present address of every array into `table`, if all fits.
 
-    Returns the first row where an array is not what its guard says or two arrays share memory;
-    else FITS or CHANGED. Objects are read as they are: the caller keeps them alive and holds the
+    Returns the first row where an array is not what its guard says or two arrays share memory, and
+    forgets the address of its weight so that the row counts as changed the next time; else FITS or
+    CHANGED. Objects are read as they are: the caller keeps them alive and holds the
     interpreter's lock.
     """
     answer = FITS
     for row in range(len(table)):
-        moved = False
+        moved = fits = True
         for k in range(guards.shape[1]):
-            if not holds(guards[row, k]):
-                return row
-            address = word(guards[row, k, ID] + np.uint64(DATA))
-            if table[row, ADDRESS + k] != address:
+            fits &= holds(guards[row, k])
+        if fits:
+            moved = False
+            for k in range(guards.shape[1]):
+                address = word(guards[row, k, ID] + np.uint64(DATA))
+                moved |= table[row, ADDRESS + k] != address
                 table[row, ADDRESS + k] = address
-                moved = True
         if moved:
             answer = CHANGED
-            if not apart(table[row, ADDRESS:], guards[row]):
+            if not fits or not apart(table[row, ADDRESS:], guards[row]):
+                table[row, ADDRESS] = 0
                 return row
     return answer
 

@@ -8,8 +8,8 @@ from typing import Any
 
 __all__ = ["uninterrupted"]
 
-# The public function takes ten times longer, for its enumerations.
-_set_handler: Any = importlib.import_module("_signal").signal
+# The public functions take ten times longer, for their enumerations.
+_signal: Any = importlib.import_module("_signal")
 _INTERRUPT = int(signal.SIGINT)
 _MAIN = main_thread().ident
 
@@ -29,9 +29,11 @@ class _Uninterrupted:
 
     def __enter__(self) -> None:
         if get_ident() == _MAIN:
+            if not self._depth:
+                self._came, self._handler = None, _signal.getsignal(_INTERRUPT)
+                if self._handler is not None:  # as it is where it was not set from Python
+                    _signal.signal(_INTERRUPT, self._wait)  # which may raise what came before
             self._depth += 1
-            if self._depth == 1:
-                self._handler = _set_handler(_INTERRUPT, self._wait)
 
     def _wait(self, *came: Any) -> None:
         self._came = came
@@ -45,9 +47,9 @@ class _Uninterrupted:
         if get_ident() != _MAIN:
             return
         self._depth -= 1
-        if self._depth or self._handler is None:  # None: a handler that was not set from Python
+        if self._depth or self._handler is None:
             return
-        _set_handler(_INTERRUPT, self._handler)
+        _signal.signal(_INTERRUPT, self._handler)
         came, self._came = self._came, None
         if came is not None and callable(self._handler):
             self._handler(*came)

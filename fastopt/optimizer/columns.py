@@ -40,7 +40,7 @@ def fill(planner: "Planner", batch: Batch) -> None:
     batch.counts.array[places] = counts
     classes = batch.classes = _classes(planner, batch, counts)
     rates, uniform = _base_rates(planner, counts)
-    rates, decays = rates * classes.lr_mult, planner.wd * classes.wd_mult
+    rates, decays = rates * classes.lr_mult, float(planner.wd) * classes.wd_mult
     first, of = classes.first, classes.of
     if not uniform:
         first, of = _partition(counts, rates, decays)

@@ -55,7 +55,7 @@ class Rates:
         scheduler = self.lr_scheduler
         if learning_rate is None:
             return float(getattr(scheduler, "base_lr", 0.01))
-        number("learning_rate", learning_rate, least=0)
+        learning_rate = number("learning_rate", learning_rate, least=0)
         if hasattr(scheduler, "base_lr"):
             scheduler.base_lr = learning_rate  # type: ignore[union-attr]
         return learning_rate
@@ -80,7 +80,7 @@ class Rates:
         return rate
 
     def _get_wd(self, index: Index) -> float:
-        decay = self.wd * self.multiplier(index, self.wd_mult, "wd_mult")
+        decay = float(self.wd) * self.multiplier(index, self.wd_mult, "wd_mult")
         if not math.isfinite(decay):
             self.check_rates(index, 0.0, decay)
         return decay
@@ -98,13 +98,14 @@ class Rates:
             return float(getattr(self.param_dict[index], attribute))
         if not table:
             return 1.0
-        return table[index] if index in table else table.get(self.idx2name.get(index), 1.0)
+        name = index if index in table else self.idx2name.get(index)
+        return float(table.get(name, 1.0))
 
     @property
     def learning_rate(self) -> float:
         """The present rate, before multipliers."""
         if self.lr_scheduler is None:
-            return self.lr
+            return float(self.lr)
         rate = self.lr_scheduler(self.num_update)
         try:
             return float(rate)

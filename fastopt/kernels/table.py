@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt.interrupts import uninterrupted
@@ -56,6 +57,11 @@ class Table:
         One array for each slot of the rule.
     grad : numpy.ndarray
         The gradient, or the values of the rows that it lists.
+
+    Attributes
+    ----------
+    direct : bool
+        Whether weight and state are the arrays of the caller, not views or copies of them.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Table:
         self.fields = np.empty((len(self.entry), len(rule.hyper)), real)
         self.records = self.fields.view(rule.record(real)).reshape(-1)
         self.pieces, self.total = chunks(*self.items)
+        self.direct = False
         self.copied: Sequence[tuple[Array, Array]] = ()
         self.borrowed: tuple[Array, Array] | None = None
         self.listed: tuple[Array, ...] = ()
@@ -108,13 +115,14 @@ class Table:
         """Know what is worked on as copies: :func:`launch` copies weight and state back."""
         pairs = zip(originals, self.arrays, strict=True)
         self.copied = [(o, n) for o, n in pairs if not np.may_share_memory(o, n)]
-        self.borrowed = grad, copy
+        if grad is not copy:
+            self.borrowed = grad, copy
 
     def renew(self) -> None:
         """Copy again what is worked on as copies, after other tensors have been updated."""
         for original, copy in self.copied:
             copy[...] = original
-        if self.borrowed and self.borrowed[0] is not self.borrowed[1]:
+        if self.borrowed:
             self.borrowed[1][...] = self.borrowed[0]
 
     def take(self, *grads: Any) -> int:
@@ -147,12 +155,15 @@ class Table:
             raise ValueError(f"{words}: indices must be at least 0 and below {height}")
         if any(np.may_share_memory(values, array) for array in self.arrays):
             values = values.copy()
+        if values is not grad.values:
+            self.borrowed = grad.values, values
         if found == ASCENDING:
             starts = order = _counting(len(rows) + 1)
             pieces, _ = chunks((len(rows), self.width))
         else:
             step = max(CHUNK // max(self.width, 1), 1)
-            rows, starts, order, pieces = cpu.order_rows()(rows, height, step)
+            with uninterrupted:  # numba loses an error while it makes arrays of results
+                rows, starts, order, pieces = cpu.order_rows()(rows, height, step)
         self.listed = values, rows, starts, order
         entry = self.entry[0]
         entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]
@@ -199,10 +210,16 @@ class Table:
             self.entry[row, KEY] = key
 
     def give_back(self) -> None:
-        """Copy weight and state back where copies were worked on, and let go of gradients."""
+        """Copy weight and state back where copies were worked on, then :meth:`let_go`."""
         for original, copy in self.copied:
             original[...] = copy
-        self.listed = ()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Keep no gradient alive, nor any copy."""
+        if self.copied:
+            self.arrays = ()
+        self.copied, self.borrowed, self.listed = (), None, ()
 
     @property
     def done(self) -> bool:
@@ -213,14 +230,17 @@ class Table:
         """Addresses where the arrays that are written to begin and end."""
         count = self.entry.shape[1] - ADDRESS - 1
         begin = self.entry[:, ADDRESS : ADDRESS + count]
-        return begin, begin + self.guards[:, :count, NBYTES]
+        end = begin + self.guards[:, :count, NBYTES]
+        return _joined(begin, end, [original for original, _ in self.copied])
 
     def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Addresses where the gradients begin and end."""
         begin = self.entry[:, -1]
         if self.layout.sparse:
-            return begin, begin + np.uint64(self.listed[0].nbytes if self.listed else 0)
-        return begin, begin + self.guards[:, -1, NBYTES]
+            end = begin + np.uint64(self.listed[0].nbytes if self.listed else 0)
+        else:
+            end = begin + self.guards[:, -1, NBYTES]
+        return _joined(begin, end, self.borrowed[:1] if self.borrowed else ())
 
     def squares(self) -> NDArray[np.float64]:
         """Sum of the squares of each gradient, in an order that depends on its shape alone."""
@@ -240,7 +260,7 @@ class Table:
         return chunks(*[(size, 1) for size in self.sizes])
 
     def run(self) -> None:
-        """Launch the kernels of every pass and of the update."""
+        """Launch the kernels of every pass and of the update, then :meth:`give_back`."""
         rule, layout = self.layout.rule, self.layout
         if rule.passes:
             pieces, total = self._flat()
@@ -254,6 +274,7 @@ class Table:
             self._kernel(parallel)(self.pieces, self.entry, self.records)
         if self.at_once:
             self.settle()
+        self.give_back()
 
     def _kernel(self, parallel: bool) -> Callable[..., None]:
         """Kernel of the update."""
@@ -276,13 +297,19 @@ def launch(tables: Sequence[Table]) -> None:
     for table in tables:
         if table is not tables[0]:
             table.renew()
-        if table.copied:
+        if table.copied or table.at_once:
             with uninterrupted:
                 table.run()
-                table.give_back()
         else:
             table.run()
-            table.listed = ()
+
+
+def _joined(
+    begin: NDArray[np.uint64], end: NDArray[np.uint64], arrays: Sequence[Array]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Addresses in one dimension, with those between which `arrays` lie."""
+    bounds = np.array([byte_bounds(array) for array in arrays], np.uint64).reshape(-1, 2)
+    return np.append(begin, bounds[:, 0]), np.append(end, bounds[:, 1])
 
 
 @lru_cache(maxsize=1024)

@@ -1,6 +1,6 @@
 """Many tensors in one call: what is remembered of a list, so that the next call costs little."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -50,17 +50,18 @@ class Batch:
         self.weights = [weight for _, weight, _, _ in calls]  # kept alive, as their addresses are
         self.states = [state for *_, state in calls]
         self._weight_ids, self._state_ids = _ids(self.weights), _ids(self.states)
-        self._states_of = itemgetter(*self.indices) if len(calls) > 1 else None
+        # With the first once more, as the getter of one item makes no tuple.
+        self._states_of = itemgetter(*self.indices, self.indices[0])
         self.counts, self._deletions = counts, counts.deletions
         self._begin_count = begin
         self.slots: NDArray[np.int64] | None = None
         self.classes: Any = None
-        self._written = np.empty(0, np.uint64)
-        self._sorted = self._written, self._written
+        self._written = self._sorted = (np.empty(0, np.uint64),) * 2
         groups: dict[Layout, list[int]] = {}
         self.singles: list[int] = []
         for place, table in enumerate(tables):
-            if table.layout.sparse or table.borrowed or table.arrays[0].ndim == 0:
+            alone = table.layout.sparse or table.borrowed or not table.direct
+            if alone or table.arrays[0].ndim == 0:
                 self.singles.append(place)
             else:
                 groups.setdefault(table.layout, []).append(place)
@@ -83,18 +84,16 @@ class Batch:
         """What to launch."""
         return [table for table, _ in self.groups] + [self.rows[place][0] for place in self.singles]
 
-    def matches(self, indices: Any, weights: Any, grads: Any, states: dict[Index, Any]) -> bool:
+    def matches(self, indices: list[Any], weights: list[Any], states: Mapping[Index, Any]) -> bool:
         """Whether a call is for the same indices, weights and states."""
-        count = len(self.indices)
-        if indices != self.indices or len(weights) != count or len(grads) != count:
-            return False
-        if self.counts.deletions != self._deletions or not _same(weights, self._weight_ids):
-            return False
-        if self._states_of is None:
-            return states.get(self.indices[0]) is self.states[0]
         try:
-            return _same(self._states_of(states), self._state_ids)
-        except KeyError:
+            return (
+                indices == self.indices
+                and self.counts.deletions == self._deletions
+                and _same(weights, self._weight_ids)
+                and _same(self._states_of(states), self._state_ids)
+            )
+        except (KeyError, ValueError):  # an index without state, or that is an array
             return False
 
     def take(self, grads: Sequence[Any]) -> bool:
@@ -112,10 +111,10 @@ class Batch:
     def disjoint(self) -> bool:
         """Whether nothing that is written to is written or read by another tensor too."""
         written = [table.written() for table in self.tables]
-        begin, end = (np.concatenate([w[k].reshape(-1) for w in written]) for k in range(2))
-        if not np.array_equal(begin, self._written):
+        begin, end = (np.concatenate(addresses) for addresses in zip(*written, strict=True))
+        if not all(map(np.array_equal, (begin, end), self._written)):
             order = np.argsort(begin)
-            self._written, self._sorted = begin, (begin[order], end[order])
+            self._written, self._sorted = (begin, end), (begin[order], end[order])
         begin, end = self._sorted
         if (end[:-1] > begin[1:]).any():
             return False
@@ -126,6 +125,11 @@ class Batch:
             if (begin[after[beside]] < last[beside]).any():
                 return False
         return True
+
+    def let_go(self) -> None:
+        """Keep no gradient alive, for a call that ends without a launch."""
+        for place in self.singles:
+            self.rows[place][0].let_go()
 
     def squares(self) -> NDArray[np.float64]:
         """Sum of the squares of each gradient, not finite if one of them is not."""

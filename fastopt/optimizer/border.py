@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import combinations
+from operator import is_
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ __all__ = [
     "check_index",
     "check_like",
     "check_state",
+    "is_fixed",
     "is_half",
     "label",
     "leaves",
@@ -238,15 +240,24 @@ def admit(
     if all(type(array) is np.ndarray for array in arrays[:-1]):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         if table.take(*given(arrays)) < 0:
+            table.direct = arrays[0] is weight[0]
             if values is not grad and not sparse:
                 table.listed = (values,)  # alive until the launch
             return table
     copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
     table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
+    table.direct = all(map(is_, copies[:-1], (*weight, *state)))
     taken = table.take(*given(copies))
     assert taken < 0
     return table
+
+
+def is_fixed(state: Any) -> bool:
+    """Whether no part of a state can be replaced by another array: it has no lists."""
+    return not isinstance(state, list) and (
+        not isinstance(state, tuple) or all(map(is_fixed, state))
+    )
 
 
 def is_half(array: Array) -> bool:

@@ -65,6 +65,12 @@ class Counts(MutableMapping[Index, int]):
         del self._places[index]
         self.deletions += 1
 
+    def clear(self) -> None:
+        """Forget all counts."""
+        self._places.clear()
+        self._used = 0
+        self.deletions += 1
+
     def __iter__(self) -> Iterator[Index]:
         return iter(self._places)
 

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from fastopt.kernels import noise
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table, launch
 from fastopt.optimizer.batch import Batch, Call
-from fastopt.optimizer.border import label
+from fastopt.optimizer.border import is_fixed, label
 from fastopt.optimizer.columns import fill
 from fastopt.optimizer.counts import Counts
 from fastopt.optimizer.rates import Array, Index
@@ -24,6 +24,9 @@ __all__ = ["TRANSIENT", "Planner"]
 
 COMPILING = (NumbaError, TypeError, KeyError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
+
+Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
+"""Attributes, and the items of those that are dictionaries."""
 
 TRANSIENT = ("lock", "_known", "_batch", "copies", "masters_given", "_warned")
 """Attributes that serve the present process only, or are arrays of the user's."""
@@ -57,6 +60,16 @@ class Planner(Tables):
     def _skips(self) -> bool:
         """Whether steps are counted but nothing is updated."""
         return False
+
+    @property
+    def plain(self) -> bool:
+        """Whether an update is one launch of a rule."""
+        return self.native and type(self)._plan is Planner._plan
+
+    @property
+    def folds(self) -> bool:
+        """Whether a factor of all gradients may be put into `rescale_grad`."""
+        return self.plain and self.rule is not None and "rescale_grad" in self.rule.hyper
 
     # Steps
 
@@ -129,7 +142,7 @@ class Planner(Tables):
             for call in calls:
                 self.update_multi_precision(*call)
             return
-        saved = self._snapshot()
+        saved = self._snapshot(vars(self))
         repeated = len({index for index, *_ in calls}) < len(calls)
         tables: list[Table] = []
         with uninterrupted:
@@ -140,15 +153,24 @@ class Planner(Tables):
                         self._known.clear()
                 self._launch(tables, calls[0][0])
             except BaseException:
-                self.__dict__.update(saved)
+                self._restore(saved)
                 raise
 
-    def _snapshot(self) -> dict[str, Any]:
-        """Everything that a step may change, but for arrays."""
+    def _snapshot(self, names: Iterable[str]) -> Snapshot:
+        """Attributes, and what is in them; arrays apart."""
+        kept = {name: getattr(self, name) for name in names}
         return {
-            name: value.copy() if isinstance(value, (dict, Counts)) else value
-            for name, value in vars(self).items()
+            name: (value, dict(value) if isinstance(value, (dict, Counts)) else None)
+            for name, value in kept.items()
         }
+
+    def _restore(self, saved: Snapshot) -> None:
+        """Set attributes back; dictionaries stay the objects that others may hold."""
+        for name, (value, content) in saved.items():
+            setattr(self, name, value)
+            if content is not None:
+                value.clear()
+                value.update(content)
 
     def _launch(self, tables: Sequence[Table], index: Index) -> None:
         """Launch `tables`; errors of a rule that cannot be compiled are told in words."""
@@ -166,22 +188,24 @@ class Planner(Tables):
         classes that plan for themselves. Nothing is counted yet.
         """
         self._batch = None
-        plain = self.native and type(self)._plan is Planner._plan
         distinct = len({index for index, *_ in calls}) == len(calls)
-        if not (calls and distinct and plain):
+        if not (calls and distinct and self.plain):
             return None
         tables = [self._table(index, self._a_rule(index), *rest) for index, *rest in calls]
         counts, begin = self._index_update_count, self.begin_num_update
         batch = Batch(calls, tables, counts, begin, self._mode([index for index, *_ in calls]))
         if not (batch.take([grad for _, _, grad, _ in calls]) and batch.disjoint()):
             return None
-        self._batch = batch
+        if all(is_fixed(state) for *_, state in calls):
+            self._batch = batch
         return batch
 
-    def recall(self, indices: Any, weights: Any, grads: Any, states: Any) -> Batch | None:
+    def recall(
+        self, indices: list[Any], weights: list[Any], grads: list[Any], states: Mapping[Index, Any]
+    ) -> Batch | None:
         """Batch of the last list call, with the present gradients, if it still holds."""
-        batch = self._batch
-        if batch is None or not batch.matches(indices, weights, grads, states):
+        batch, self._batch = self._batch, None
+        if batch is None or not batch.matches(indices, weights, states):
             return None
         if batch.counts is not self._index_update_count or batch.mode != self._mode(batch.indices):
             return None
@@ -189,20 +213,22 @@ class Planner(Tables):
             index, weight, state = batch.indices[place], batch.weights[place], batch.states[place]
             table = self._table(index, self._a_rule(index), weight, grads[place], state)
             batch.rows[place] = table, 0
-        return batch if batch.take(grads) else None
+        if not batch.take(grads):
+            return None
+        self._batch = batch
+        return batch
 
     def _mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
         """What decides about the layouts, besides the arrays."""
         alike = type(self)._rule_of is Planner._rule_of
         rules = self.rule if alike else [self._rule_of(index) for index in indices]
-        kept = self.multi_precision, self.rounding, self.lazy_update, self.sparse_decay
-        return (*kept, rules, *self.copies.values())
+        return (*self._modes(), rules, [(index, id(copy)) for index, copy in self.copies.items()])
 
     def run(self, batch: Batch) -> None:
         """Count one update of every tensor of a batch that has been prepared, and launch it."""
-        saved = self._snapshot() if batch.slots is None or not self.alike else {}
-        counted = batch.counts.array[batch.places()] if not saved else None
-        saved |= {"num_update": self.num_update, "row_decay": self.row_decay.copy()}
+        light = batch.slots is not None and self.alike
+        saved = self._snapshot(("num_update", "row_decay") if light else vars(self))
+        counted = batch.counts.array[batch.places()] if light else None
         with uninterrupted:
             try:
                 if self.alike:
@@ -213,7 +239,7 @@ class Planner(Tables):
                 if not self._skips():
                     self._launch(batch.tables, batch.indices[0])
             except BaseException:
-                self.__dict__.update(saved)
+                self._restore(saved)
                 if counted is not None:
                     batch.counts.array[batch.places()] = counted
                 raise
@@ -236,6 +262,7 @@ class Planner(Tables):
             except BaseException:
                 if not (tables and tables[-1].done):
                     self._reset_count(index, count, num_update)
+                    self.row_decay.pop(index, None)
                     if decayed:
                         self.row_decay[index] = decayed
                 raise

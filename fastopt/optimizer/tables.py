@@ -10,7 +10,7 @@ import numpy as np
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
-from fastopt.optimizer.border import admit, check, is_half, label
+from fastopt.optimizer.border import admit, check, is_fixed, is_half, label
 from fastopt.optimizer.masters import Masters
 from fastopt.optimizer.rates import Array, Index
 from fastopt.sparse import RowSparse
@@ -26,14 +26,16 @@ class Known:
     weight: Array
     state: Any
     copy: Array | None
+    mode: tuple[Any, ...]
 
-    def made_of(self, rule: Rule, weight: Any, state: Any, copy: Any) -> bool:
-        """Whether these are the same objects."""
+    def made_of(self, rule: Rule, weight: Any, state: Any, copy: Any, mode: Any) -> bool:
+        """Whether these are the same objects, to be treated alike."""
         return (
             self.table.layout.rule is rule
             and self.weight is weight
             and self.state is state
             and self.copy is copy
+            and self.mode == mode
         )
 
 
@@ -61,7 +63,8 @@ class Tables(Masters):
     ) -> Table:
         """Table of this index; that of the last call where it still holds."""
         known, copy = self._known.get(index), self.copies.get(index)
-        if known is not None and not known.made_of(rule, weight, state, copy):
+        mode = masters, *self._modes()
+        if known is not None and not known.made_of(rule, weight, state, copy, mode):
             known = None
         dense = type(grad) is np.ndarray
         if known is not None and dense and not known.table.layout.sparse:  # noqa: SIM102
@@ -75,11 +78,15 @@ class Tables(Masters):
             table = admit(
                 words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
             )
-            if table.arrays[0] is exact[0] and not isinstance(state, list):
-                self._known[index] = Known(table, weight, state, copy)
+            if table.direct and is_fixed(state):
+                self._known[index] = Known(table, weight, state, copy, mode)
         if isinstance(grad, RowSparse):
             table.list_rows(words, grad)
         return table
+
+    def _modes(self) -> tuple[Any, ...]:
+        """Attributes that decide about layouts; they may be changed between calls."""
+        return self.multi_precision, self.rounding, self.lazy_update, self.sparse_decay
 
     def _by_row(self, grad: Any) -> Any:
         """The gradient, with all its rows listed where decay is kept by row."""
@@ -90,12 +97,7 @@ class Tables(Masters):
     def _serves(self, table: Table, grad: RowSparse) -> bool:
         """Whether a table that was made for a gradient that listed rows still holds for `grad`."""
         layout = table.layout
-        return (
-            layout.sparse
-            and layout.lazy == (self.lazy_update and layout.rule.row is None)
-            and layout.grad == kind_of(grad.dtype)
-            and table.take() < 0
-        )
+        return layout.sparse and layout.grad == kind_of(grad.dtype) and table.take() < 0
 
     def _options(
         self, rule: Rule, exact: tuple[Array, ...], grad: Any, copy: Array | None

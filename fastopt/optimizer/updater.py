@@ -1,18 +1,17 @@
 """The updater: state for every index, checks at the border, then the optimizer."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from fastopt import checkpoint
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import number
+from fastopt.interrupts import uninterrupted
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.base import Array, Index, Optimizer
-from fastopt.optimizer.batch import Call
+from fastopt.optimizer.batch import Batch, Call
 from fastopt.optimizer.border import check, check_index, label, leaves
+from fastopt.optimizer.norms import measured, squares, times
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
@@ -121,59 +120,56 @@ class Updater:
     def _update_list(self, indices: Any, grads: Any, weights: Any, measures: bool) -> None:
         """Update several weights, unless what `measures` looks at forbids it."""
         optimizer = self.optimizer
-        with optimizer.lock:
-            batch = optimizer.recall(indices, weights, grads, self.states)
+        indices, grads, weights = _held(indices, grads, weights)
+        with optimizer.lock, uninterrupted:
+            folds = not measures or optimizer.folds
+            batch = optimizer.recall(indices, weights, grads, self.states) if folds else None
             calls: Sequence[Call] = ()
             if batch is None:
-                calls = self._checked(_calls(indices, grads, weights))
-                batch = optimizer.prepare(calls)
+                calls = self._checked(zip(indices, grads, weights, strict=True), measures)
+                batch = optimizer.prepare(calls) if folds else None
+            info, factor = STEPPED, 1.0
             if measures:
-                squares = batch.squares() if batch else _squares(calls)
-                names = batch.indices if batch else [index for index, *_ in calls]
-                if not self._rescaled(squares, names):
-                    return
-            rescale_grad = optimizer.rescale_grad
-            try:
-                optimizer.rescale_grad *= self._factor if measures else 1
-                if batch is not None:
-                    optimizer.run(batch)
-                else:
-                    optimizer.update_in_turn(calls)
-            finally:
-                optimizer.rescale_grad = rescale_grad
-            for index, _, _, state in calls:
-                self.states[index], self.states_synced[index] = state, True
-                optimizer.masters_given.pop(index, None)
-            if not measures:
-                self.info = STEPPED
-            elif self.loss_scaler is not None:
-                self.loss_scaler.update(overflow=False)
+                sums = squares(calls) if batch is None else batch.squares()
+                names, rescale_grad = optimizer.idx2name, optimizer.rescale_grad
+                limits = self.loss_scaler, self.clip_global_norm
+                info, factor = measured(sums, indices, names, rescale_grad, *limits)
+            if info.stepped:
+                self._run(batch, calls, factor, folds)
+            elif batch is not None:
+                batch.let_go()
+            self.info = info
+            if self.loss_scaler is not None:
+                self.loss_scaler.update(overflow=info.skipped)
 
-    def _rescaled(self, squares: Array, indices: Sequence[Index]) -> bool:
-        """Find the factor of all gradients; False if one of them is not finite."""
-        scaler, limit = self.loss_scaler, self.clip_global_norm
-        self._factor = 1.0 if scaler is None else 1 / scaler.scale
-        norm = math.sqrt(squares.sum()) * abs(self.optimizer.rescale_grad * self._factor)
-        if not math.isfinite(norm):
-            words = [self.optimizer.idx2name.get(index, str(index)) for index in indices]
-            at_fault = np.flatnonzero(~np.isfinite(squares)).tolist()
-            culprits = tuple(words[place] for place in at_fault)
-            self.info = StepInfo(False, True, norm, culprits)
-            if scaler is not None:
-                scaler.update(overflow=True)
-            return False
-        if limit is not None and norm > limit:
-            self._factor *= limit / norm
-        self.info = StepInfo(True, False, norm)
-        return True
+    def _run(self, batch: Batch | None, calls: Sequence[Call], factor: float, folds: bool) -> None:
+        """Update with gradients times `factor`, and keep the states."""
+        optimizer = self.optimizer
+        rescale_grad = optimizer.rescale_grad
+        try:
+            if batch is not None:
+                optimizer.rescale_grad *= factor
+                optimizer.run(batch)
+            elif folds:
+                optimizer.rescale_grad *= factor
+                optimizer.update_in_turn(calls)
+            else:
+                scaled = [(i, weight, times(grad, factor), s) for i, weight, grad, s in calls]
+                optimizer.update_all(scaled)
+        finally:
+            optimizer.rescale_grad = rescale_grad
+        for index, _, _, state in calls:
+            self.states[index], self.states_synced[index] = state, True
+            optimizer.masters_given.pop(index, None)
 
-    def _checked(self, calls: Sequence[tuple[Index, Any, Any]]) -> list[Call]:
+    def _checked(self, calls: Iterable[tuple[Any, Any, Any]], measures: bool) -> list[Call]:
         """Calls with checked arrays and with states, which are made on first sight."""
         optimizer = self.optimizer
         checked: list[Call] = []
         states: dict[Index, Any] = {}
-        for index, grad, weight in calls:
-            if index not in self.states or not optimizer.native:
+        for given, grad, weight in calls:
+            index = check_index(given)
+            if measures or index not in self.states or not optimizer.native:
                 words = label(index, optimizer.idx2name)
                 grad = check(words, weight, grad, optimizer.copies.get(index))
                 if isinstance(grad, RowSparse) and not optimizer.native:
@@ -286,7 +282,7 @@ class Updater:
         >>> updater(0, (np.ones((1, 1)), np.array([0])), weight)
         >>> updater.flush(0)
         >>> weight.round(3)
-        array([[0.834],
+        array([[0.884],
                [0.984]])
         """
         index = check_index(index)
@@ -379,14 +375,9 @@ def get_updater(optimizer: Optimizer) -> Updater:
     return Updater(optimizer)
 
 
-def _calls(indices: Sequence[Any], grads: Any, weights: Any) -> list[tuple[Index, Any, Any]]:
+def _held(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Lists of our own: what is in them stays alive, whatever others do to the caller's."""
     for role, given in (("gradients", grads), ("weights", weights)):
         if not isinstance(given, (list, tuple)) or len(given) != len(indices):
             raise TypeError(f"a list of {len(indices)} indices needs a list of as many {role}")
-    return list(zip(map(check_index, indices), grads, weights, strict=True))
-
-
-def _squares(calls: Sequence[Call]) -> Array:
-    """Sum of the squares of each gradient, for classes that keep no tables."""
-    values = [g.coalesce().values if isinstance(g, RowSparse) else g for _, _, g, _ in calls]
-    return np.array([np.square(value, dtype=np.float64).sum() for value in values])
+    return list(indices), list(grads), list(weights)

@@ -1,0 +1,74 @@
+"""The norm of all gradients of a call, and the factor that it asks for."""
+
+import math
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from fastopt.amp import LossScaler, StepInfo
+from fastopt.kernels.layout import real_of
+from fastopt.optimizer.batch import Call
+from fastopt.optimizer.border import Array, check_index
+from fastopt.sparse import RowSparse
+
+__all__ = ["measured", "squares", "times"]
+
+
+def measured(
+    sums: Array,
+    indices: Sequence[Any],
+    names: dict[Any, str],
+    rescale_grad: float,
+    scaler: LossScaler | None,
+    limit: float | None,
+) -> tuple[StepInfo, float]:
+    """What is to be done with gradients, and the factor to do it with.
+
+    Parameters
+    ----------
+    sums : numpy.ndarray
+        Sum of the squares of each gradient.
+    indices : sequence of int, str or bytes
+        Index of each gradient.
+    names : dict
+        Names of parameters by index.
+    rescale_grad : float
+        Factor that gradients have besides.
+    scaler : LossScaler, optional
+        Gradients are divided by its scale.
+    limit : float, optional
+        Largest norm of all together.
+    """
+    factor = 1.0 if scaler is None else 1 / scaler.scale
+    norm = math.sqrt(sums.sum()) * abs(rescale_grad * factor)
+    if not math.isfinite(norm):
+        culprits = map(check_index, compress(indices, ~np.isfinite(sums)))
+        words = tuple(names.get(index, str(index)) for index in culprits)
+        return StepInfo(stepped=False, skipped=True, global_norm=norm, culprits=words), factor
+    if limit is not None and norm > limit:
+        factor *= limit / norm
+    return StepInfo(stepped=True, skipped=False, global_norm=norm), factor
+
+
+def squares(calls: Sequence[Call]) -> Array:
+    """Sum of the squares of each gradient, where there are no tables to tell it."""
+    return np.array([np.square(_summed(grad), dtype=np.float64).sum() for _, _, grad, _ in calls])
+
+
+def _summed(grad: Any) -> Any:
+    """Values of a gradient; rows that it lists more than once are added up."""
+    if not isinstance(grad, RowSparse):
+        return grad
+    return grad.astype(real_of(grad.dtype)).coalesce().values
+
+
+def times(grad: Any, factor: float) -> Any:
+    """Gradient times `factor`; halves become float32, where the product is not too small."""
+    if factor == 1:
+        return grad
+    if isinstance(grad, RowSparse):
+        return RowSparse(times(grad.values, factor), grad.indices, grad.shape)
+    real = real_of(grad.dtype)
+    return grad.astype(real) * real(factor)

@@ -1,0 +1,123 @@
+"""What tests of lists have in common: tensors of many kinds, and all that a call may change."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastopt.sparse import RowSparse
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A weight of some kind, and gradients for it."""
+
+    shape: tuple
+    dtype: str = "float32"
+    weight: str = "plain"
+    """Layout of the weight: plain, fortran or strided."""
+    gradient: str = "plain"
+    """The same of gradients; or rows, pair, single (float32)."""
+
+    def make(self, seed):
+        """Weight."""
+        return laid(normal(seed, self.shape, self.dtype), self.weight)
+
+    def slope(self, seed):
+        """Gradient."""
+        if self.gradient in ("rows", "pair"):
+            rng = np.random.default_rng(seed)
+            indices = rng.integers(0, self.shape[0], size=4)
+            values = normal(seed, (4, *self.shape[1:]), self.dtype)
+            pair = values, indices
+            return RowSparse(*pair, self.shape) if self.gradient == "rows" else pair
+        dtype = "float32" if self.gradient == "single" else self.dtype
+        return laid(normal(seed, self.shape, dtype), self.gradient)
+
+
+def dtype_of(name):
+    """NumPy's dtype, or that of bfloat16."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def normal(seed, shape, dtype):
+    """Normal numbers."""
+    return np.array(np.random.default_rng(seed).normal(size=shape)).astype(dtype_of(dtype))
+
+
+def laid(array, layout):
+    """The same numbers in another layout."""
+    if layout == "fortran":
+        return np.asfortranarray(array)
+    if layout == "strided":
+        spread = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)[..., ::2]
+        spread[...] = array
+        return spread
+    return array
+
+
+TABLES = {
+    0: Tensor((7, 5)),
+    "fc_weight": Tensor((3, 2), "float64"),
+    2: Tensor((5, 4), "float16"),
+    3: Tensor((5, 4), "float16", gradient="single"),
+    4: Tensor((0, 3)),
+    5: Tensor((4, 6), "float64", "fortran", "fortran"),
+    6: Tensor((6, 4), weight="strided"),
+    7: Tensor((6, 4), gradient="strided"),
+    8: Tensor((6, 3), gradient="rows"),
+    "gamma": Tensor((7, 5)),
+    10: Tensor((5, 2), gradient="pair"),
+}
+"""Tensors with two dimensions, as every rule takes them."""
+
+MIXED = {
+    **TABLES,
+    11: Tensor(()),
+    "bias": Tensor((9,)),
+    13: Tensor((2, 3, 4), "float64"),
+    14: Tensor((20_000,)),
+}
+
+
+def tensors_of(case):
+    """Tensors that the optimizer of a case takes."""
+    return TABLES if case.name == "groupadagrad" else MIXED
+
+
+def as_list(updater, indices, grads, weights):
+    """Update with one call."""
+    updater(list(indices), list(grads), list(weights))
+
+
+def one_by_one(updater, indices, grads, weights):
+    """Update with a call for each."""
+    for index, grad, weight in zip(indices, grads, weights, strict=True):
+        updater(index, grad, weight)
+
+
+def frozen(value):
+    """All bits of a structure of arrays and plain values, to be compared."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.name, value.shape, value.tobytes()
+    if isinstance(value, RowSparse):
+        return frozen((value.values, value.indices, value.shape))
+    if isinstance(value, Mapping):
+        return {key: frozen(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(map(frozen, value))
+    if isinstance(value, float):
+        return float(value).hex()
+    return frozen(vars(value)) if hasattr(value, "base_lr") else value
+
+
+def everything(updater, weights):
+    """All that an update may change."""
+    made = updater.optimizer
+    kept = made.__getstate__()
+    scaler = updater.loss_scaler and updater.loss_scaler.state_dict()
+    return frozen((weights, updater.states, updater.states_synced, kept, scaler))

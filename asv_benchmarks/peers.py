@@ -1,19 +1,16 @@
-"""One dense step of Adam and SGD in several libraries, as a Markdown table.
+"""One step in several libraries, as Markdown tables: dense Adam and SGD, row-sparse lazy Adam.
 
 Every library runs in a process of its own, on its own warm memory and with the same number of
 threads. The processes take turns; a cell holds the median time of a step and the median ratio to
 fastopt's time in the same round. The limit reads and writes the memory that the step must, and
-nothing else.
+nothing else; so does the gather/scatter loop for the rows that a gradient lists.
 """
 
 import argparse
-import multiprocessing
 import os
 import platform
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
@@ -21,19 +18,10 @@ from importlib.util import find_spec
 
 import llvmlite.binding
 import numba
-import numpy as np
-from benchmarks.common import (
-    TABLE_SHAPE,
-    Step,
-    against_limit,
-    first_steps,
-    import_overhead,
-    interleaved,
-    microseconds,
-    names,
-    sampler,
-)
-from steps import LIBRARIES, PEERS, THREADS
+import row_steps
+import steps
+from bars import all_bars
+from race import note, race
 
 import fastopt
 
@@ -48,64 +36,8 @@ except ImportError:
 SIZES = (1_000, 100_000, 1_000_000, 20_000_000, 50_000_000)
 
 
-class Worker:
-    """A process that measures one step whenever it is asked to."""
-
-    def __init__(self, row: str, algorithm: str, size: int) -> None:
-        self.row = row
-        context = multiprocessing.get_context("spawn")
-        self._pipe, pipe = context.Pipe()
-        self._process = context.Process(
-            target=serve, args=(pipe, row, algorithm, size), daemon=True
-        )
-        self._process.start()
-        pipe.close()
-        self.error = self._pipe.recv()
-
-    def sample(self) -> float:
-        time.sleep(0.01)  # until the threads of the process before no longer spin
-        self._pipe.send(True)
-        return self._pipe.recv()
-
-    def stop(self) -> None:
-        self._pipe.send(False)
-        self._process.join()
-
-
-def serve(pipe, row: str, algorithm: str, size: int) -> None:
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the table alone goes to stdout
-    try:
-        sample = sampler(PEERS[row][1](algorithm, size))
-    except Exception as error:
-        pipe.send(f"{type(error).__name__}: {error}".partition("\n")[0])
-        return
-    pipe.send(None)
-    while pipe.recv():
-        pipe.send(sample())
-
-
-def race(rows: list[str], algorithm: str, size: int, rounds: int) -> dict[str, str]:
-    """Cell of each row in the column of `size`."""
-    workers = [Worker(row, algorithm, size) for row in rows]
-    for worker in workers:
-        if worker.error:
-            note(f"{worker.row}, {algorithm}, {size:,}: skipped, {worker.error}")
-    workers = [worker for worker in workers if not worker.error]
-    times = interleaved([worker.sample for worker in workers], rounds)
-    for worker in workers:
-        worker.stop()
-    return {
-        worker.row: f"{duration(np.median(column))} ({np.median(column / times[:, 0]):.2f})"
-        for worker, column in zip(workers, times.T, strict=True)
-    }
-
-
 def duration(seconds: float) -> str:
     return f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
-
-
-def note(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def table(head: list[str], lines: list[list[str]]) -> None:
@@ -116,7 +48,7 @@ def table(head: list[str], lines: list[list[str]]) -> None:
 def installed() -> dict[str, str]:
     """Version of every library that is there."""
     versions = {"fastopt": fastopt.__version__, "numba": numba.__version__}
-    for library in LIBRARIES:
+    for library in steps.LIBRARIES:
         if library not in versions and find_spec(library):
             versions[library] = metadata.version(library)
     return versions
@@ -124,58 +56,47 @@ def installed() -> dict[str, str]:
 
 def peers(only: str, quick: bool) -> None:
     versions = installed()
-    for library in LIBRARIES:
+    for library in steps.LIBRARIES:
         if library not in versions:
             note(f"{library}: skipped, it is not installed")
-    sizes = SIZES[:3] if quick else SIZES
+    sizes = {f"{size:,}": size for size in (SIZES[:3] if quick else SIZES)}
     lines = []
     for algorithm in ("adam", "sgd"):
-        rows = [
-            row
-            for row, (library, _, algorithms) in PEERS.items()
+        makes = {
+            row: partial(make, algorithm)
+            for row, (library, make, algorithms) in steps.PEERS.items()
             if library in versions and algorithm in algorithms
-            if re.search(only, f"{algorithm} {row}", re.IGNORECASE)
-        ]
-        if not rows:
-            continue
-        rows = list(dict.fromkeys(["fastopt", *rows]))
-        columns = [
-            race(rows, algorithm, size, rounds=5 if quick else 15)
-            for size in tqdm(sizes, desc=algorithm, leave=False)
-        ]
-        lines += [[algorithm, row, *(c.get(row, "") for c in columns)] for row in rows]
-    table(["step", "library", *(f"{size:,}" for size in sizes)], lines)
+        }
+        lines += race_all(algorithm, makes, {c: (size,) for c, size in sizes.items()}, only, quick)
+    if lines:
+        table(["step", "library", *sizes], lines)
+    makes = {row: make for row, (library, make) in row_steps.PEERS.items() if library in versions}
+    row_lines = race_all("lazy adam", makes, row_steps.COLUMNS, only, quick)
+    if row_lines:
+        print("\n" * bool(lines), end="")
+        table(["step", "library", *row_steps.COLUMNS], row_lines)
 
 
-Bar = tuple[str, str, Callable[[], str]]
-
-
-def all_bars(quick: bool) -> Iterator[Bar]:
-    """What is measured, the bar, and the function that measures it."""
-    rounds = 5 if quick else 31
-
-    def share(name: str, shape: int | tuple[int, ...]) -> str:
-        return f"{against_limit(Step(name, shape), rounds)[1]:.3f}"
-
-    yield (
-        "Adam, 1,000 elements",
-        "<= 8 us",
-        lambda: f"{microseconds(Step('adam', 1_000), rounds):.1f} us",
-    )
-    yield "Adam, 1M elements, limit / time", ">= 0.70", lambda: share("adam", 1_000_000)
-    yield "Adam, 50M elements, limit / time", ">= 0.95", lambda: share("adam", 50_000_000)
-    yield (
-        "import, over that of numba",
-        "<= 0.15 s",
-        lambda: f"{import_overhead(5 if quick else 11):.3f} s",
-    )
-    yield (
-        "first step, kernels cached",
-        "<= 0.3 s",
-        lambda: f"{first_steps(1_000_000, 1 if quick else 5)[1]:.3f} s",
-    )
-    for name in names():
-        yield f"{name}, 20M elements, limit / time", ">= 0.90", partial(share, name, TABLE_SHAPE)
+def race_all(
+    algorithm: str,
+    makes: Mapping[str, Callable],
+    columns: Mapping[str, tuple],
+    only: str,
+    quick: bool,
+) -> list[list[str]]:
+    """Lines of a table: `makes` by row, called with the arguments in `columns`."""
+    rows = [row for row in makes if re.search(only, f"{algorithm} {row}", re.IGNORECASE)]
+    if not rows:
+        return []
+    rows = list(dict.fromkeys(["fastopt", *rows]))
+    cells = []
+    for name, arguments in tqdm(columns.items(), desc=algorithm, leave=False):
+        raced = {row: partial(makes[row], *arguments) for row in rows}
+        times = race(raced, f"{algorithm}, {name}", rounds=5 if quick else 15)
+        cells.append(
+            {row: f"{duration(time)} ({ratio:.2f})" for row, (time, ratio) in times.items()}
+        )
+    return [[algorithm, row, *(column.get(row, "") for column in cells)] for row in rows]
 
 
 def bars(only: str, quick: bool) -> None:
@@ -191,7 +112,7 @@ def conditions() -> None:
     print(
         f"\n{platform.platform()}, {processor()} ({llvmlite.binding.get_host_cpu_name()}: "
         f"{', '.join(f for f in vector if features.get(f))}), {os.cpu_count()} cores, "
-        f"{THREADS} threads; Python {platform.python_version()}, "
+        f"{steps.THREADS} threads; Python {platform.python_version()}, "
         f"{', '.join(f'{library} {version}' for library, version in installed().items())}; "
         f"{datetime.now(UTC):%Y-%m-%d}."
     )
@@ -212,7 +133,7 @@ def main() -> None:
     parser.add_argument("--bars", action="store_true", help="fastopt against its own bars instead")
     options = parser.parse_args()
     for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "NPROC"):
-        os.environ[variable] = str(THREADS)
+        os.environ[variable] = str(steps.THREADS)
     (bars if options.bars else peers)(options.only, options.quick)
     conditions()
 

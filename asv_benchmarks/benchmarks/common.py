@@ -156,13 +156,24 @@ def interleaved(samples: Sequence[Sample], rounds: int) -> np.ndarray:
     return times
 
 
-def against_limit(step: Step, rounds: int = 15) -> tuple[float, float]:
+def ratio(call: Call, other: Call, rounds: int = 15) -> float:
+    """Median of the time of `call` over that of `other` in the same round."""
+    times = interleaved([sampler(call), sampler(other)], rounds)
+    return float(np.median(times[:, 0] / times[:, 1]))
+
+
+def against(limit: Call, step: Call, rounds: int = 15) -> tuple[float, float]:
     """Median seconds of `step`, and the share of the limit's speed that it reaches."""
-    times = interleaved([sampler(step), sampler(step.limit)], rounds)
+    times = interleaved([sampler(step), sampler(limit)], rounds)
     return float(np.median(times[:, 0])), float(np.median(times[:, 1] / times[:, 0]))
 
 
-def microseconds(step: Step, rounds: int = 31) -> float:
+def against_limit(step: Step, rounds: int = 15) -> tuple[float, float]:
+    """What :func:`against` returns, for the limit of the step's own arrays."""
+    return against(step.limit, step, rounds)
+
+
+def microseconds(step: Call, rounds: int = 31) -> float:
     """Median microseconds of `step`."""
     return 1e6 * float(np.median(interleaved([sampler(step)], rounds)))
 

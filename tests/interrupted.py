@@ -116,7 +116,7 @@ def interrupt_at(moment, opcodes, call):
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = opcodes, not opcodes
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
         if line.lstrip().startswith("with "):
             return trace
         if event == ("opcode" if opcodes else "line"):

@@ -1,4 +1,4 @@
-"""Print for every case whether any number of threads gives row-sparse updates the same bits."""
+"""Print what row-sparse updates do in every case, in this process and with any threads."""
 
 import numba
 import numpy as np
@@ -20,8 +20,21 @@ def digest(case, lazy, threads):
     return bits
 
 
-def main():
+def print_same():
+    """Whether 1, 2 and 4 threads give the same bits."""
     for case in CASES:
         for lazy in (True, False):
             same = len({digest(case, lazy, threads) for threads in (1, 2, 4)}) == 1
             print(f"{case}-{lazy}:{'same' if same else 'different'}")
+
+
+def print_numbers():
+    """Ten weights after three steps with repeated rows."""
+    for case in CASES:
+        for lazy in (True, False):
+            rng = np.random.default_rng(0)
+            updater = case.updater(wd=case.wd, clip_gradient=1.5, lazy_update=lazy)
+            weight = rng.normal(size=(5, 2))
+            for _ in range(3):
+                updater(0, (rng.normal(size=(3, 2)), rng.integers(0, 5, 3)), weight)
+            print(*weight.ravel().tolist())

@@ -262,7 +262,8 @@ class Lists(RuleBasedStateMachine):
     )
     def change_setting(self, setting):
         for world in self.worlds:
-            if hasattr(world.updater.optimizer, setting[0]):
+            present = getattr(world.updater.optimizer, setting[0], 0)
+            if setting[0] != "momentum" or present:  # without momentum there is no state for it
                 setattr(world.updater.optimizer, *setting)
 
     @rule(data=st.data(), value=st.sampled_from([0.0, 0.3, np.float32(0.7), 2]))

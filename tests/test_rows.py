@@ -65,6 +65,26 @@ def shuffled(rng, grad):
     return RowSparse(grad.values[order], grad.indices[order], grad.shape)
 
 
+@pytest.mark.parametrize("height", [40, 2048, 2049, 70_000, 3_000_000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("name", "lazy"), [("adam", True), ("adam", False), ("groupadagrad", True)]
+)
+def test_repeated_rows_are_added_up_in_the_order_of_the_list(name, lazy, dtype, height, rng):
+    """As coalesce() does, for rows of any number of digits and rounding sums."""
+    rows = np.concatenate([rng.integers(0, height, 500), rng.integers(height - 20, height, 500)])
+    values = rng.normal(size=(1000, 3)).astype(dtype)
+    grad = RowSparse(values, rng.permutation(np.append(rows, rows))[:1000], (height, 3))
+    results = []
+    for listed in (grad, grad.coalesce()):
+        updater = optimizer.get_updater(optimizer.create(name, lazy_update=lazy))
+        weight = np.ones((height, 3), dtype)
+        updater(0, listed, weight)
+        results.append((weight, *leaves(updater.states[0])))
+    same_bits(*results)
+    assert len(grad.coalesce().indices) < 1000
+
+
 @every_case
 @few
 @given(data=st.data())
@@ -171,13 +191,22 @@ def test_updates_are_lazy_by_default_where_mxnet_is(name):
     assert chosen == [True, False]
 
 
+IN_A_PROCESS = "import sys; sys.path.insert(0, sys.argv[1]); import row_bits; row_bits."
+HERE = __file__.rsplit("/", 1)[0]
+
+
 def test_any_number_of_threads_gives_the_same_bits(run_python):
     """Every case, lazy and standard, with repeated rows, above and below the serial limit."""
-    output = run_python(
-        "import sys; sys.path.insert(0, sys.argv[1]); import row_bits; row_bits.main()",
-        __file__.rsplit("/", 1)[0],
-        NUMBA_NUM_THREADS="4",
-    )
-    lines = output.split()
+    lines = run_python(IN_A_PROCESS + "print_same()", HERE, NUMBA_NUM_THREADS="4").split()
     assert len(lines) == 2 * len(CASES)
     assert [line for line in lines if not line.endswith(":same")] == []
+
+
+def test_row_sparse_updates_run_in_plain_python(run_python):
+    code = IN_A_PROCESS + "print_numbers()"
+    compiled, plain = (
+        np.array(run_python(code, HERE, NUMBA_DISABLE_JIT=disabled).split(), float)
+        for disabled in (None, "1")
+    )
+    assert compiled.size == 2 * 10 * len(CASES)
+    np.testing.assert_allclose(compiled, plain, rtol=1e-12)

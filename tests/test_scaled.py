@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -67,17 +68,12 @@ def test_a_power_of_two_as_scale_changes_no_bit(case):
     outcomes = []
     for way in (as_list, one_by_one):
         for scale in (1, 1024):
-            scaler = LossScaler(scale, growth_interval=3) if scale > 1 else None
+            scaler = LossScaler(scale, dynamic=False) if scale > 1 else None
             updater = Updater(case.make(wd=case.wd, clip_gradient=0.7), scaler)
             weights = begin(tensors)
             for step in range(4):
-                now = scaler.scale if scaler else 1
-                way(
-                    updater,
-                    tensors,
-                    [times(g, now) for g in slopes(tensors, step)],
-                    weights.values(),
-                )
+                grads = [times(grad, scale) for grad in slopes(tensors, step)]
+                way(updater, tensors, grads, weights.values())
             updater.loss_scaler = None
             outcomes.append(everything(updater, weights))
     assert outcomes[0] == outcomes[1]
@@ -164,14 +160,8 @@ def test_the_scale_grows_after_good_steps_and_backs_off_on_overflow():
 
 def test_each_step_is_divided_by_the_scale_of_its_own_loss():
     """The sum of several calls, too."""
-    for made in (optimizer.SGD(), optimizer.LBSGD(batch_scale=2), Own()):
-        scaled, plain = (
-            Updater(
-                made.__class__(**({"batch_scale": 2} if isinstance(made, optimizer.LBSGD) else {})),
-                s,
-            )
-            for s in (LossScaler(2.0, growth_interval=1), None)
-        )
+    for make in (optimizer.SGD, partial(optimizer.LBSGD, batch_scale=2), Own):
+        scaled, plain = Updater(make(), LossScaler(2.0, growth_interval=1)), Updater(make())
         first, second = np.ones((2, 3))
         for step in range(1, 5):
             grad = np.array([step, -1.0, 2.0])
@@ -223,7 +213,7 @@ def test_the_norm_is_that_of_rescaled_gradients():
 
 
 kinds = st.sampled_from(["plain", "fortran", "strided", "rows", "pair"])
-shapes = st.sampled_from([(0, 2), (1, 1), (5, 3), (300, 7), (2, 40_000), (1000, 40)])
+shapes = st.sampled_from([(0, 2), (1, 1), (5, 3), (300, 7), (2, 20_000)])
 dtypes = st.sampled_from(["float32", "float64", "float16", "bfloat16"])
 
 

@@ -166,7 +166,8 @@ class Table:
             pieces, _ = chunks((len(rows), self.width))
         else:
             step = max(CHUNK // max(self.width, 1), 1)
-            rows, starts, order, pieces = cpu.order_rows()(rows, height, step)
+            with uninterrupted:  # numba loses an error while it makes arrays of results
+                rows, starts, order, pieces = cpu.order_rows()(rows, height, step)
         self.listed = values, rows, starts, order
         entry = self.entry[0]
         entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]

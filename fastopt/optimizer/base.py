@@ -69,7 +69,7 @@ class Optimizer(Planner):
     sparse_decay : str
         Weight decay of rows that a lazy update does not touch: 'touched', none; 'catch_up', made
         up for when the row is next touched, for decoupled decay only; 'dense', at once, by the
-        factor 1 - rate * decay, whatever rate LARS, LAMB, LANS and LBSGD find for the layer.
+        factor 1 - rate * decay, whatever rate LARS, LAMB, LANS or LBSGD's 'lars' find for a layer.
         Both keep a float64 number for each row. Default 'touched'.
     rounding : str
         How half-precision weights without masters are rounded: 'nearest' or 'stochastic', up or

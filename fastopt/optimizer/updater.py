@@ -121,7 +121,7 @@ class Updater(Resumable):
         """Update several weights, unless what `measures` looks at forbids it."""
         optimizer = self.optimizer
         indices, grads, weights = _held(indices, grads, weights)
-        with optimizer.lock:
+        with optimizer.lock, uninterrupted:
             folds = not measures or optimizer.folds
             batch = optimizer.recall(indices, weights, grads, self.states) if folds else None
             calls: Sequence[Call] = ()
@@ -134,14 +134,13 @@ class Updater(Resumable):
                 names, rescale_grad = optimizer.idx2name, optimizer.rescale_grad
                 limits = self.loss_scaler, self.clip_global_norm
                 info, factor = measured(sums, indices, names, rescale_grad, *limits)
-            with uninterrupted:
-                if info.stepped:
-                    self._run(batch, calls, factor, folds)
-                elif batch is not None:
-                    batch.let_go()
-                self.info = info
-                if self.loss_scaler is not None:
-                    self.loss_scaler.update(overflow=info.skipped)
+            if info.stepped:
+                self._run(batch, calls, factor, folds)
+            elif batch is not None:
+                batch.let_go()
+            self.info = info
+            if self.loss_scaler is not None:
+                self.loss_scaler.update(overflow=info.skipped)
 
     def _run(self, batch: Batch | None, calls: Sequence[Call], factor: float, folds: bool) -> None:
         """Update with gradients times `factor`, and keep the states."""
@@ -283,7 +282,7 @@ class Updater(Resumable):
         >>> updater(0, (np.ones((1, 1)), np.array([0])), weight)
         >>> updater.flush(0)
         >>> weight.round(3)
-        array([[0.834],
+        array([[0.884],
                [0.984]])
         """
         index = check_index(index)

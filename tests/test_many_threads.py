@@ -1,0 +1,150 @@
+"""Updates among threads, and Ctrl-C in the middle of them."""
+
+import os
+import signal
+
+import pytest
+
+from fastopt.interrupts import uninterrupted
+
+HERE = __file__.rsplit("/", 1)[0]
+
+ONE_UPDATER = """
+import threading, numpy as np
+from fastopt import optimizer
+updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0, momentum=1.0))
+weights = [np.zeros(40_000), np.zeros((7, 3)), np.zeros(())]
+def work(number):
+    for step in range(60):
+        grads = [np.ones_like(weight) for weight in weights]
+        if (step + number) % 3:
+            updater([0, 1, "c"], grads, weights)
+        else:
+            for index, grad, weight in zip([0, 1, "c"], grads, weights):
+                updater(index, grad, weight)
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print({float(value) for weight in weights for value in weight.ravel()})
+print(updater.optimizer._index_update_count)
+"""
+
+
+def test_threads_that_share_an_updater_take_turns(run_python):
+    total = 240 * 241 / 2
+    assert run_python(ONE_UPDATER).split("\n")[:2] == [
+        f"{{-{total}}}",
+        "{0: 240, 1: 240, 'c': 240}",
+    ]
+
+
+MANY_UPDATERS = """
+import sys; sys.path.insert(0, sys.argv[1])
+import threading
+from many import MIXED, as_list, everything, one_by_one
+from fastopt import optimizer
+from fastopt.optimizer import Updater
+def train(number, results):
+    name = ["adam", "lamb", "sgd", "nadam"][number % 4]
+    made = optimizer.create(name, wd=0.1, multi_precision=True)
+    updater = Updater(made, clip_global_norm=3.0 if number > 3 else None)
+    weights = {index: tensor.make(k) for k, (index, tensor) in enumerate(MIXED.items())}
+    for step in range(8):
+        grads = [tensor.slope(step) for tensor in MIXED.values()]
+        (as_list if step % 3 else one_by_one)(updater, MIXED, grads, weights.values())
+    results[number] = everything(updater, weights)
+alone, together = {}, {}
+for number in range(8): train(number, alone)
+threads = [threading.Thread(target=train, args=(n, together)) for n in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print([alone[number] == together[number] for number in range(8)])
+"""
+
+
+def test_threads_with_updaters_of_their_own_do_not_disturb_each_other(run_python):
+    assert run_python(MANY_UPDATERS, HERE).strip() == str([True] * 8)
+
+
+PROGRESS = """
+import sys, threading, time, numpy as np
+from fastopt import optimizer
+updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+small = [np.zeros(9), np.zeros(9)], [np.ones(9), np.ones(9)]
+large = [np.zeros(4_000_000), np.zeros(4_000_000)], [np.ones(4_000_000), np.ones(4_000_000)]
+for weights, grads in (small, large):
+    updater([weights[0].size, "b"], grads, weights)
+    updater("c", grads[0], weights[0])
+sys.setswitchinterval(1000)  # no thread is made to give up the interpreter
+count, stop = 0, False
+def work():
+    global count
+    while not stop:
+        count += 1
+        time.sleep(0)
+other = threading.Thread(target=work)
+other.start()
+def progress(call):
+    before = count
+    call()
+    return count - before
+print(progress(lambda: sum(range(3_000_000))))
+print(max(progress(lambda: updater([4_000_000, "b"], large[1], large[0])) for _ in range(50)) > 0)
+print(max(progress(lambda: updater("c", large[1][0], large[0][0])) for _ in range(50)) > 0)
+stop = True
+"""
+
+
+def test_other_threads_go_on_while_kernels_run(run_python):
+    assert run_python(PROGRESS).split() == ["0", "True", "True"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to itself")
+def test_an_interrupt_anywhere_leaves_weights_states_and_counts_consistent(run_python):
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import interrupted; interrupted.main(17)"
+    lines = run_python(code, HERE).splitlines()
+    told = [line.split() for line in lines]
+    assert [line for line in lines if not line.startswith(("moments", "interrupts"))] == []
+    assert sum(int(count) for what, count in told if what == "moments") > 500
+    assert all(int(count) > 10 for what, count in told if what == "interrupts")
+
+
+@pytest.fixture
+def came():
+    """Signals that a handler got, while it is installed."""
+    got = []
+    before = signal.signal(signal.SIGINT, lambda *signal: got.append(signal))
+    yield got
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_waits_until_the_end_and_comes_once(came):
+    with uninterrupted:
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        assert came == []
+    assert len(came) == 1
+    signal.raise_signal(signal.SIGINT)
+    assert len(came) == 2
+
+
+def test_an_error_inside_does_not_lose_a_signal(came):
+    def fail():
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
+    assert len(came) == 1
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

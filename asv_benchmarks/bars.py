@@ -1,10 +1,11 @@
 """What fastopt's measurements have to reach."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 
+import list_steps
 import row_steps
 from benchmarks.common import (
     TABLE_SHAPE,
@@ -16,11 +17,13 @@ from benchmarks.common import (
     names,
 )
 from benchmarks.half import LARGE, slowdown, speedup_over_casts
+from benchmarks.lists import ListStep, against_flat
 from benchmarks.tables import HEIGHT, over_heights, resident_share
 from race import race
 
 __all__ = ["all_bars"]
 
+Peers = Mapping[str, tuple[str, Callable]]
 Bar = tuple[str, str, Callable[[], str]]
 """What is measured, the bar, and the function that measures it."""
 
@@ -33,6 +36,7 @@ def all_bars(quick: bool) -> Iterator[Bar]:
     for name in names():
         step = partial(share, name, TABLE_SHAPE, rounds)
         yield f"{name}, 20M elements, limit / time", ">= 0.90", step
+    yield from list_bars(rounds)
     yield from row_bars(rounds)
     yield from table_bars(quick)
     yield from half_bars(rounds)
@@ -66,6 +70,27 @@ def start_bars(quick: bool) -> Iterator[Bar]:
     )
 
 
+def list_bars(rounds: int) -> Iterator[Bar]:
+    """Adam on many tensors in one call."""
+    for (what, arguments), most, least in zip(
+        list(list_steps.COLUMNS.items())[:2], (300, 900), (12, 4), strict=True
+    ):
+        step = partial(ListStep, *arguments)
+        yield (
+            f"Adam, {what}",
+            f"<= {most} us",
+            lambda step=step: f"{microseconds(step(), rounds):.0f} us",
+        )
+        rival = "torch, fused"
+        measure = partial(against, list_steps.PEERS, rival, arguments, rounds)
+        yield f"Adam, {what}, time of {rival} / time", f">= {least}", measure
+    yield (
+        "Adam, ResNet-50's 161 weights, time / one flat weight",
+        "<= 1.05",
+        lambda: f"{against_flat(rounds):.3f}",
+    )
+
+
 def row_bars(rounds: int) -> Iterator[Bar]:
     """Lazy Adam against other ways to step, on rows that are not in the caches."""
     for kind, rival, bar in (
@@ -75,15 +100,15 @@ def row_bars(rounds: int) -> Iterator[Bar]:
         ("zipf", "torch, SparseAdam", ">= 4"),
     ):
         what = f"lazy Adam, {kind} ids, time of {rival} / time"
-        yield what, bar, partial(against, rival, kind, rounds)
+        yield what, bar, partial(against, row_steps.PEERS, rival, (kind, True), rounds)
 
 
-def against(rival: str, kind: str, rounds: int) -> str:
-    library, _ = row_steps.PEERS[rival]
+def against(peers: Peers, rival: str, arguments: tuple, rounds: int) -> str:
+    library, _ = peers[rival]
     if not find_spec(library):
         return f"{library} is not installed"
-    makes = {row: partial(row_steps.PEERS[row][1], kind, True) for row in ("fastopt", rival)}
-    return f"{race(makes, f'{kind} ids', rounds)[rival][1]:.2f}"
+    makes = {row: partial(peers[row][1], *arguments) for row in ("fastopt", rival)}
+    return f"{race(makes, rival, rounds)[rival][1]:.2f}"
 
 
 def table_bars(quick: bool) -> Iterator[Bar]:

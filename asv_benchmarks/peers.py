@@ -1,4 +1,4 @@
-"""One step in several libraries, as Markdown tables: dense Adam and SGD, row-sparse lazy Adam.
+"""One step in several libraries, as Markdown tables: dense, of many tensors, row-sparse.
 
 Every library runs in a process of its own, on its own warm memory and with the same number of
 threads. The processes take turns; a cell holds the median time of a step and the median ratio to
@@ -16,6 +16,7 @@ from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 
+import list_steps
 import llvmlite.binding
 import numba
 import row_steps
@@ -68,13 +69,14 @@ def peers(only: str, quick: bool) -> None:
             if library in versions and algorithm in algorithms
         }
         lines += race_all(algorithm, makes, {c: (size,) for c, size in sizes.items()}, only, quick)
-    if lines:
-        table(["step", "library", *sizes], lines)
-    makes = {row: make for row, (library, make) in row_steps.PEERS.items() if library in versions}
-    row_lines = race_all("lazy adam", makes, row_steps.COLUMNS, only, quick)
-    if row_lines:
-        print("\n" * bool(lines), end="")
-        table(["step", "library", *row_steps.COLUMNS], row_lines)
+    tables = [(sizes, lines)]
+    for algorithm, module in (("adam, lists", list_steps), ("lazy adam", row_steps)):
+        known = module.PEERS.items()
+        makes = {row: make for row, (library, make) in known if library in versions}
+        tables.append((module.COLUMNS, race_all(algorithm, makes, module.COLUMNS, only, quick)))
+    for number, (columns, lines) in enumerate(filled for filled in tables if filled[1]):
+        print("\n" * bool(number), end="")
+        table(["step", "library", *columns], lines)
 
 
 def race_all(

@@ -170,6 +170,15 @@ def rows_in_a_weight(updater, call):
     return [memory, table]
 
 
+def shared_beside_rows(updater, call):
+    """A dense gradient comes after rows, while the addresses of all others stay."""
+    weights, fixed = [np.ones((4, 2)), np.full((4, 2), 2.0)], np.ones((4, 2))
+    for _ in range(2):
+        call([0, 1], [RowSparse(np.ones((1, 2)), [3], (4, 2)), fixed], weights)
+        call([0, 1], [weights[1], fixed], weights)
+    return weights
+
+
 def replaced_states(updater, call):
     weights, grads = [np.ones(3), np.ones(3)], [np.ones(3), np.full(3, 2.0)]
     call([0, 1], grads, weights)
@@ -236,6 +245,7 @@ STORIES = [
     tied,
     suddenly_shared,
     rows_in_a_weight,
+    shared_beside_rows,
     replaced_states,
     strided_states,
     changing_lists,

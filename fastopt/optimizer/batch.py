@@ -99,7 +99,7 @@ class Batch:
     def take(self, grads: Sequence[Any]) -> bool:
         """Enter the addresses of all dense arrays; False if one does not fit or is shared."""
         objects = np.fromiter(grads, object, len(grads))
-        changed = False
+        changed = bool(self.singles)  # of which nothing is known from the call before
         for table, places in self.groups:
             cpu.adopt()(_address(objects), places, table.guards, table.guards.shape[1] - 1)
             answer = table.take()

@@ -23,7 +23,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _LOW = np.uint64(0xFFFFFFFF)
 _DITHER = np.uint64(0x6A09E667F3BCC909)
 """Sets the streams of dithering apart from those of normal numbers."""
-_WORD = np.uint64(32)
+_WORD, _HALF_WORD, _EXCHANGE = np.uint64(32), np.uint64(16), np.uint64((1 << 32) + 1)
 _SHIFTS, _FACTORS, _STEP = (16, 15), (0x7FEB352D, 0x846CA68B), np.uint64(0x9E3779B9)
 _HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
 _QUARTER = np.float32(0.25)
@@ -65,8 +65,10 @@ def dither_bits(key, element, k):
     The bits are those of a hash of 32-bit numbers, two multiplications of Wellons' "lowbias32",
     with a half of the key before each: for rounding it need not be better, and it must be fast.
     """
-    later = np.uint32((key >> _WORD) + np.uint64(k) * _STEP & _LOW)
-    return _hash(np.uint32(np.uint64(element) & _LOW), np.uint32(key & _LOW), later)
+    later = np.uint32((key >> _WORD) + np.uint64(k // 2) * _STEP & _LOW)
+    bits = _hash(np.uint32(np.uint64(element) & _LOW), np.uint32(key & _LOW), later)
+    # Draws in pairs share a hash: the second has its halves exchanged.
+    return bits if k % 2 == 0 else np.uint32(np.uint64(bits) * _EXCHANGE >> _HALF_WORD & _LOW)
 
 
 def _hash(x, before, later):

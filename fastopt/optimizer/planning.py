@@ -276,7 +276,8 @@ class Planner(Tables):
         self, index: Index, weight: Array, grad: Any, state: Any, masters: bool = True
     ) -> Sequence[Table]:
         """Count one update and return what to launch for it, in order."""
-        table = self._table(index, self._a_rule(index), weight, grad, state, masters)
+        rule = self._rule_of(index) or self._a_rule(index)
+        table = self._table(index, rule, weight, grad, state, masters)
         self._advance(index, table)
         return () if self._skips() else (table,)
 

@@ -106,8 +106,8 @@ def is_free(lock):
 def interrupt_at(moment, opcodes, call):
     """Call, with Ctrl-C at a moment counted in lines or opcodes; whether the call ended first.
 
-    Lines with ``with`` do not count: Python looks for signals neither before a block begins nor
-    between its last line and the release of what it holds.
+    Lines with ``with`` or ``try`` do not count: Python looks for signals neither before a block
+    begins nor between its last line and the release of what it holds.
     """
     passed = 0
 
@@ -117,7 +117,7 @@ def interrupt_at(moment, opcodes, call):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = opcodes, not opcodes
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
-        if line.lstrip().startswith("with "):
+        if line.lstrip().startswith(("with ", "try:")):
             return trace
         if event == ("opcode" if opcodes else "line"):
             passed += 1

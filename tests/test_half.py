@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fastopt import optimizer
-from fastopt.kernels import table
 from fastopt.sparse import RowSparse
 
 
@@ -88,7 +87,7 @@ def test_a_list_call_equals_single_calls(name, form, rng, bfloat16):
     dtypes = [bfloat16, np.float32, bfloat16, np.float64]
     if form != "split masters":
         dtypes[2] = np.float16
-    dtypes = dtypes * table.SHARE_FROM
+    dtypes = dtypes * 12
     lists, singles = (
         optimizer.get_updater(optimizer.create(name, learning_rate=0.1, **FORMS[form]))
         for _ in range(2)

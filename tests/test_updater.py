@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fastopt import checkpoint, optimizer
-from fastopt.kernels import table
 
 
 def adam(**kwargs):
@@ -242,7 +241,7 @@ def test_no_gradient_is_kept_alive():
 
 
 def test_arrays_that_share_memory_in_a_list_are_updated_one_after_the_other(rng):
-    count = table.SHARE_FROM
+    count = 12
     gradients = list(rng.normal(size=(count, 3000)))
     results = []
     for as_list in (True, False):

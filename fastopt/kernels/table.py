@@ -28,7 +28,7 @@ from fastopt.kernels.segments import ASCENDING, OUTSIDE
 from fastopt.kernels.threads import may_run_parallel, turn
 from fastopt.sparse import RowSparse
 
-__all__ = ["CHUNK", "PARALLEL_FROM", "SHARE_FROM", "Table", "chunks", "launch"]
+__all__ = ["CHUNK", "PARALLEL_FROM", "Table", "chunks", "launch"]
 
 CHUNK = 32_768
 """Elements in one piece of work: 128 KB of float32, so that four arrays stay in a core's cache."""
@@ -38,9 +38,6 @@ PARALLEL_FROM = 65_536
 
 Where NumPy's own threads linger after a matrix product, it costs ten times what it does alone.
 """
-
-SHARE_FROM = 12
-"""Tensors from which making them share a launch costs less than it saves."""
 
 Array = np.ndarray[Any, Any]
 

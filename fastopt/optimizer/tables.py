@@ -64,13 +64,7 @@ class Tables(Masters):
     ) -> Table:
         """Table of this index; that of the last call where it still holds."""
         known, copy = self._known.get(index), self.copies.get(index)
-        mode = (
-            masters,
-            self.multi_precision,
-            self.rounding,
-            self.lazy_update,
-            self.sparse_decay,
-        )
+        mode = masters, *self._modes()
         if known is not None and not known.made_of(rule, weight, state, copy, mode):
             known = None
         dense = type(grad) is np.ndarray

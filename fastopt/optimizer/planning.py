@@ -28,7 +28,7 @@ COMPILING = (NumbaError, TypeError, KeyError)
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
 """Attributes, and the items of those that are dictionaries."""
 
-TRANSIENT = ("lock", "_known", "_updated", "_batch", "copies", "_warned")
+TRANSIENT = ("lock", "_known", "_updated", "_batch", "copies", "_warned", "offsets", "launcher")
 """Attributes that serve the present process only, or are arrays of the user's."""
 
 
@@ -47,6 +47,7 @@ class Planner(Tables):
         super()._forget()
         self._batch: Batch | None = None
         self._warned = False
+        self.launcher: Callable[[Sequence[Table]], None] = launch
 
     def _count_and_rates(self, index: Index) -> tuple[float, float]:
         """Count one update, then look up rate and decay."""
@@ -180,7 +181,7 @@ class Planner(Tables):
     def _launch(self, tables: Sequence[Table], index: Index) -> None:
         """Launch `tables`; errors of a rule that cannot be compiled are told in words."""
         try:
-            launch(tables)
+            self.launcher(tables)
         except COMPILING as error:
             raise self._uncompiled(index, error) from error
 

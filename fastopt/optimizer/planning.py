@@ -20,7 +20,7 @@ from fastopt.optimizer.rates import Array, Index
 from fastopt.optimizer.tables import Tables
 from fastopt.sparse import RowSparse
 
-__all__ = ["TRANSIENT", "Planner"]
+__all__ = ["TRANSIENT", "Planner", "round_into"]
 
 COMPILING = (NumbaError, TypeError, KeyError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
@@ -109,13 +109,13 @@ class Planner(Tables):
         if copy is not None:
             self._check_copy(words, weight, copy)
             self.update(index, weight, _widened(grad), state)
-            _round_into(copy, weight)
+            round_into(copy, weight)
         elif self._has_master(weight):
             exact, inner = self._unnested(words, weight, state)
             if len(exact) != 2 or exact[0].dtype != np.float32:
                 raise TypeError(f"{words}: an update() in NumPy needs master='float32'")
             self.update(index, exact[0], _widened(grad), inner)
-            _round_into(weight, exact[0])
+            round_into(weight, exact[0])
         else:
             self.update(index, weight, grad, state)
 
@@ -315,7 +315,7 @@ class Planner(Tables):
 
 
 @np.errstate(all="ignore")
-def _round_into(target: Array, exact: Array) -> None:
+def round_into(target: Array, exact: Array) -> None:
     """Write `exact`, rounded; what is beyond the range becomes infinite without a warning."""
     target[...] = exact
 

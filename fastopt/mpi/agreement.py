@@ -81,7 +81,8 @@ def agree(
     seen = np.array([error is not None, number, -number], np.int64)
     comm.Allreduce(MPI.IN_PLACE, seen, MPI.MAX)
     if seen[0]:
-        told = None if error is None else [type(error).__name__, str(error)]
+        names = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS]
+        told = None if error is None else [(names or ["RuntimeError"])[0], str(error)]
         _raise_first(share_texts(comm, json.dumps(told)), error)
     if seen[1] != -seen[2]:
         every = [json.loads(text) for text in share_texts(comm, json.dumps(dict(facts())))]

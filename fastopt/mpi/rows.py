@@ -45,7 +45,7 @@ class Owners:
     """
 
     def __init__(self, rows: int, ranks: int, kind: Literal["block", "hash"]) -> None:
-        self.rows = rows
+        self.rows, self.kind = rows, kind
         self.block = max(-(-rows // ranks), 1)
         self.factor = 1
         if kind == "hash" and rows > 2:

@@ -12,6 +12,7 @@ from fastopt.arguments import choice, count
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.table import launch
 from fastopt.mpi.agreement import attempt
+from fastopt.mpi.checkpoint import Saved
 from fastopt.mpi.placement import Placement
 from fastopt.mpi.rows import MOST_ROWS, Owners, Routes
 from fastopt.mpi.sharded import Sharded
@@ -122,12 +123,11 @@ class ShardedTable(Sharded):
         rows = own.owned(self.rank)
         weight = np.zeros((len(rows), *lengths[1:]), dtype)
         if values is not None:
-            given = np.asarray(values(rows) if callable(values) else values[rows])
-            if given.shape != weight.shape or (not callable(values) and values.shape != lengths):
-                whole = weight.shape if callable(values) else lengths
-                got = given.shape if callable(values) else values.shape
-                raise ValueError(f"values must have shape {whole}, got {got}")
-            weight[...] = given
+            given = np.asarray(values(rows) if callable(values) else values)
+            expected = weight.shape if callable(values) else lengths
+            if given.shape != expected:
+                raise ValueError(f"values must have shape {expected}, got {given.shape}")
+            weight[...] = given if callable(values) else given[rows]
         return check_index(index), lengths, own, weight
 
     @property
@@ -205,6 +205,18 @@ class ShardedTable(Sharded):
         words = label(self.index, self.optimizer.idx2name)
         kind = given.dtype.name if given is not None else ""
         return {f"the gradient of {words}": kind, "shape": str(self.shape)}
+
+    def _weights(self) -> dict[Index, Array]:
+        return {self.index: self.weight}
+
+    @property
+    def _kind(self) -> str:
+        return f"{super()._kind} by {self.owners.kind}"
+
+    def _take_up(self, saved: Saved) -> None:
+        super()._take_up(saved)
+        if self.index in saved.weights:
+            self.weight[...] = saved.weights[self.index]
 
     def flush(self) -> None:
         """Give all rows the decay that they have missed; see :meth:`Updater.flush`."""

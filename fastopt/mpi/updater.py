@@ -10,6 +10,7 @@ import numpy as np
 from fastopt.amp import LossScaler
 from fastopt.arguments import count
 from fastopt.mpi.agreement import Facts, attempt
+from fastopt.mpi.checkpoint import Saved
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.placement import Form, Placement, placed
 from fastopt.mpi.plan import Plan, flat
@@ -104,7 +105,6 @@ class ShardedUpdater(Sharded):
         self.seconds: dict[str, float] = {}
         self._plan: Plan | None = None
         self._copies: dict[Index, Array] = {}
-        self._masters: dict[Index, Array] = {}
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights with the sums of all ranks' gradients.
@@ -228,6 +228,10 @@ class ShardedUpdater(Sharded):
                 words += f" with values of CRC32 {_crc(plan.weights[k])}"
             facts[f"tensor {k}"] = words
         return {**facts, "bucket_bytes": str(self.bucket_bytes)}
+
+    def _take_up(self, saved: Saved) -> None:
+        super()._take_up(saved)
+        self._plan = None
 
     # Masters and copies
 

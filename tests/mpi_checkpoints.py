@@ -1,0 +1,218 @@
+"""Checks of checkpoints of ranks; the last two of a folder that jobs of other sizes share."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from cases import CASES
+from many import everything, frozen, normal
+from mpi_common import comm, copied, exact, raised, summed
+
+from fastopt import RowSparse, optimizer
+from fastopt.amp import LossScaler
+from fastopt.checkpoint import CheckpointError
+from fastopt.mpi import ShardedTable, ShardedUpdater
+from fastopt.mpi.agreement import share_texts
+
+SHAPES = {"fc_weight": (40, 7), "fc_bias": (7,), "empty": (0, 3), "out_weight": (30, 10)}
+NAMES = dict(enumerate(SHAPES))
+RANKS = 4
+"""Shares that a batch has, whatever the number of ranks."""
+
+
+def grads_of(step, sizes=SHAPES):
+    """Gradients of this rank, of a step whose sums do not depend on the number of ranks."""
+    mine = range(comm.rank, RANKS, comm.size)
+    return [
+        summed([exact(100 * step + 10 * part + k, shape, np.float32) for part in mine])
+        for k, shape in enumerate(sizes.values())
+    ]
+
+
+def started(case, **options):
+    """Updater and weights."""
+    made = case.make(param_idx2name=NAMES, wd=case.wd)
+    weights = [normal(k, shape, "float32") for k, shape in enumerate(SHAPES.values())]
+    return ShardedUpdater(made, comm, bucket_bytes=512, **options), weights
+
+
+def cases_of_all_kinds():
+    """A form of each kind of state: none, one, two, rows, sums of gradients, numbers by index."""
+    chosen = ("sgd", "lbsgd", "dcasgd", "adam", "nadam", "groupadagrad", "lars", "lamb")
+    return [case for case in CASES if case.name in chosen]
+
+
+def kinds_for(case):
+    """Parameters that the optimizer takes: rules of rows need two dimensions."""
+    if case.name != "groupadagrad":
+        return list(range(len(SHAPES)))
+    return [k for k, shape in enumerate(SHAPES.values()) if len(shape) == 2]
+
+
+def step(updater, weights, case, number):
+    """Do one step."""
+    chosen = kinds_for(case)
+    grads = grads_of(number)
+    updater(chosen, [grads[k] for k in chosen], [weights[k] for k in chosen])
+
+
+def check_a_run_goes_on_where_it_was(folder):
+    path = Path(folder, f"goes_on_{comm.size}")
+    for case in cases_of_all_kinds():
+        updater, weights = started(case, loss_scaler=LossScaler(init_scale=2.0))
+        for number in range(3):
+            step(updater, weights, case, number)
+        updater.save(path)
+        other, saved = started(case, loss_scaler=LossScaler(init_scale=8.0))[0], copied(weights[0])
+        others = [saved, *map(copied, weights[1:])]
+        other.optimizer.lr = 7.0
+        assert other.load(path) == ([], [])
+        assert other.loss_scaler.scale == 2
+        for number in range(3, 6):
+            step(updater, weights, case, number)
+            step(other, others, case, number)
+        assert everything(other.shard, others) == everything(updater.shard, weights), case
+    comm.Barrier()
+    if comm.rank == 0:
+        assert len(list(Path(folder).glob(f"goes_on_{comm.size}.*"))) == comm.size
+
+
+def check_files_of_jobs_of_every_size_are_taken_up(folder):
+    """The first job writes and goes on alone; others, of other sizes, take its files up."""
+    for number, case in enumerate(cases_of_all_kinds()):
+        updater, weights = started(case)
+        path, final = Path(folder, f"any_{number}"), Path(folder, f"final_{number}.npz")
+        known = final.exists()
+        comm.Barrier()
+        if not known:
+            for k in range(3):
+                step(updater, weights, case, k)
+            updater.save(path)
+            middle = list(map(copied, weights))
+        else:
+            middle = None
+            with np.load(final) as arrays:
+                weights = [arrays[f"middle_{k}"] for k in range(len(SHAPES))]
+                expected = [arrays[f"end_{k}"] for k in range(len(SHAPES))]
+            updater.load(path)
+        for k in range(3, 6):
+            step(updater, weights, case, k)
+        comm.Barrier()
+        if known:
+            for ours, theirs in zip(weights, expected, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=str(case))
+        elif comm.rank == 0:
+            arrays = {f"middle_{k}": w for k, w in enumerate(middle)}
+            np.savez(final, **arrays, **{f"end_{k}": w for k, w in enumerate(weights)})
+
+
+def check_tables_of_jobs_of_every_size_are_taken_up(folder):
+    for owners in ("block", "hash"):
+        for name, arguments in (("adam", {}), ("adamw", {"sparse_decay": "catch_up", "wd": 0.1})):
+            made = optimizer.create(name, **arguments)
+            table = ShardedTable((37, 2), made, comm, owners=owners, index="words")
+            path = Path(folder, f"table_{owners}_{name}")
+            final = path.with_suffix(".npy")
+            rng = np.random.default_rng(0)
+            lists = [(normal(k, (8, 2), "float32"), rng.integers(0, 37, 8)) for k in range(8)]
+            known = final.exists()
+            comm.Barrier()
+            if known:
+                table.load(path)
+            for k, (values, rows) in enumerate(lists):
+                if known and k < 4:
+                    continue
+                if k == 4 and not known:
+                    table.save(path)
+                mine = slice(comm.rank * 8 // comm.size, (comm.rank + 1) * 8 // comm.size)
+                table.push(RowSparse(values[mine], rows[mine], (37, 2)))
+            whole = table.pull(range(37))
+            if known:
+                assert whole.tobytes() == np.load(final).tobytes()
+            elif comm.rank == 0:
+                np.save(final, whole)
+            other = "hash" if owners == "block" else "block"
+            wrong = ShardedTable((37, 2), optimizer.create(name), comm, owners=other, index="words")
+            with raised(CheckpointError, f"it was saved from ShardedTable by {owners}"):
+                wrong.load(path)
+            comm.Barrier()
+
+
+def check_damage_is_told_on_every_rank(folder):
+    path = Path(folder, f"damage_{comm.size}")
+    case = next(case for case in CASES if case.name == "adam")
+    updater, weights = started(case)
+    step(updater, weights, case, 0)
+    updater.save(path)
+    other, _ = started(case)
+    (run,) = {shard.name.split(".")[-2] for shard in path.parent.glob(f"{path.name}.*-of-*")}
+    victim = Path(f"{path}.{run}.{comm.size - 1}-of-{comm.size}")
+
+    def damaged(change, *words):
+        comm.Barrier()
+        kept = victim.read_bytes()
+        comm.Barrier()
+        before = everything(other.shard, [])
+        if comm.rank == 0:
+            change()
+        comm.Barrier()
+        with raised(CheckpointError, *words):
+            other.load(path)
+        assert everything(other.shard, []) == before
+        comm.Barrier()
+        if comm.rank == 0:
+            victim.write_bytes(kept)
+        comm.Barrier()
+
+    def flip():
+        data = bytearray(victim.read_bytes())
+        data[-1] ^= 1
+        victim.write_bytes(data)
+
+    def exchange():
+        """Put the same shard of another run there."""
+        shutil.copy(strange, victim)
+
+    updater.save(f"{path}_other")
+    (strange,) = path.parent.glob(f"{path.name}_other.*.{comm.size - 1}-of-{comm.size}")
+    damaged(victim.unlink, f"shard {comm.size - 1} of {comm.size} is missing")
+    damaged(flip, "is damaged: its CRC32 differs")
+    damaged(exchange, "is shard", "of run")
+    damaged(lambda: victim.write_bytes(b"short"), "header")
+    with raised(OSError, "No such file"):
+        other.load(path.with_name("nothing"))
+    alone = optimizer.get_updater(optimizer.Adam())
+    if comm.rank == 0:
+        alone.save(f"{path}_alone")
+    comm.Barrier()
+    with raised(CheckpointError, "not a checkpoint of ranks"):
+        other.load(f"{path}_alone")
+    sgd = ShardedUpdater(optimizer.SGD(param_idx2name=NAMES), comm)
+    with raised(CheckpointError, "saved with Adam, the updater has SGD"):
+        sgd.load(path)
+    assert other.load(path) == ([], [])
+    assert frozen(other.states) == frozen(updater.states)
+
+
+def check_a_write_that_fails_leaves_the_old_checkpoint(folder):
+    path = Path(folder, f"old_{comm.size}")
+    case = next(case for case in CASES if case.name == "adam")
+    updater, weights = started(case)
+    step(updater, weights, case, 0)
+    updater.save(path)
+    before = path.read_bytes()
+    missing = Path(folder, "no", "such", "folder")
+    with raised(OSError, "No such file"):
+        updater.save(missing)
+    step(updater, weights, case, 1)
+    bad = comm.rank == comm.size - 1
+    if bad:
+        updater.states[1] = (object(), None)
+    with raised(TypeError, "state of index 1 (fc_bias) must be None, a number"):
+        updater.save(path)
+    comm.Barrier()
+    assert path.read_bytes() == before
+    other, _ = started(case)
+    other.load(path)
+    assert other.optimizer.num_update == 1
+    assert len(set(share_texts(comm, str(other.optimizer.num_update)))) == 1

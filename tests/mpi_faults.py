@@ -1,0 +1,71 @@
+"""Checks of ranks that do not agree: one clear error on every rank, and no rank that waits."""
+
+import numpy as np
+from mpi_common import comm, raised
+
+from fastopt import optimizer
+from fastopt.mpi import ShardedTable, ShardedUpdater
+
+LAST = comm.rank == comm.size - 1
+
+
+def updater(**arguments):
+    return ShardedUpdater(optimizer.SGD(**arguments), comm)
+
+
+def told(*words):
+    """Every rank has the error, with these words and the rank that differs."""
+    return raised(ValueError, "ranks disagree", "rank 0 has", f"rank {comm.size - 1} has", *words)
+
+
+def check_ranks_that_disagree():
+    ones, odd = np.ones((3, 2), np.float32), np.ones((2, 3), np.float32)
+    weight = odd if LAST else ones
+    with told("index 0 of shape (3, 2) and float32", "index 0 of shape (2, 3)"):
+        updater()(0, np.ones_like(weight), weight.copy())
+    weight = ones.astype(np.float64) if LAST else ones.copy()
+    with told("float64"):
+        updater()(0, np.ones_like(weight), weight)
+    with told("index 1"):
+        updater()(1 if LAST else 0, ones, ones.copy())
+    with told("for tensors", "has 2"):
+        number = 2 if LAST else 1
+        updater()([*range(number)], [ones] * number, [ones.copy() for _ in range(number)])
+    with told("for lr", "0.5"):
+        updater(learning_rate=0.5 if LAST else 0.1)(0, ones, ones.copy())
+    with told("for optimizer", "NAG"):
+        made = optimizer.NAG() if LAST else optimizer.SGD()
+        ShardedUpdater(made, comm)(0, ones, ones.copy())
+    with told("for clip_global_norm"):
+        ShardedUpdater(optimizer.SGD(), comm, clip_global_norm=1.0 if LAST else None)(
+            0, ones, ones.copy()
+        )
+    with told("CRC32"):  # weights that do not start equal
+        updater()(0, ones, ones * (1 + LAST))
+    with told("for call", "update", "save"):
+        made = updater()
+        made.save("nowhere") if LAST else made(0, ones, ones.copy())
+    with told("for shape"):
+        ShardedTable((4 if LAST else 5, 1), optimizer.SGD(), comm)
+
+
+def check_a_call_after_an_error_works():
+    made, weight = updater(learning_rate=1.0), np.zeros(4, np.float32)
+    with raised(ValueError):
+        made(0, np.ones(3 if LAST else 4, np.float32), weight)
+    with told():
+        made(1 if LAST else 0, np.ones(4, np.float32), weight)
+    made(0, np.ones(4, np.float32), weight)
+    assert (weight == -comm.size).all()
+
+
+def check_errors_of_other_kinds_are_told_too():
+    class Broken(optimizer.SGD):
+        @property
+        def learning_rate(self):
+            if LAST:
+                raise KeyError("no rate")
+            return 0.1
+
+    with raised((RuntimeError, KeyError), "no rate"):
+        ShardedUpdater(Broken(), comm)(0, np.ones(2), np.ones(2))

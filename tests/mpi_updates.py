@@ -1,0 +1,244 @@
+"""Checks of sharded updates, on any number of ranks."""
+
+import tracemalloc
+
+import numpy as np
+from cases import CASES
+from many import Tensor, dtype_of, everything, frozen, normal, tensors_of
+from mpi_common import Pair, comm, exact, raised, state_bytes
+
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+from fastopt.mpi import ShardedUpdater
+from fastopt.optimizer.border import leaves
+
+NORMS = ("lars", "lamb", "lans", "lbsgd")
+
+
+def dense_of(case):
+    """Tensors with dense gradients."""
+    chosen = tensors_of(case).items()
+    return {index: t for index, t in chosen if t.gradient not in ("rows", "pair")}
+
+
+def slope(tensor, seed):
+    """Gradient of a tensor whose sum over ranks is exact."""
+    dtype = "float32" if tensor.gradient == "single" else tensor.dtype
+    return exact(seed, tensor.shape, dtype_of(dtype))
+
+
+def check_every_optimizer():
+    """One rank: the bits of the plain updater; several: those too, but for sums of norms."""
+    for case in CASES:
+        tensors = dense_of(case)
+        kinds = [*tensors.values()]
+
+        def make(case=case):
+            return case.make(wd=case.wd, rounding="stochastic")
+
+        pair = Pair(make, [t.make(1) for t in kinds], bucket_bytes=20_000)
+        for step in range(3):
+            pair.step([*tensors], lambda k, r, s=step, t=kinds: slope(t[k], 100 * s + 10 * r + k))
+        if comm.size == 1:
+            theirs = {i: [a.ravel() for a in leaves(s)] for i, s in pair.alone.states.items()}
+            ours = {i: [a.ravel() for a in leaves(s)] for i, s in pair.sharded.states.items()}
+            assert frozen(ours) == frozen(theirs), case
+        if comm.size == 1 or case.name not in NORMS:
+            assert pair.same(), case
+        else:
+            pair.close(rtol=2e-3, atol=1e-5)
+        ours, theirs = pair.sharded.optimizer, pair.alone.optimizer
+        assert dict(ours._index_update_count) == dict(theirs._index_update_count)
+        assert ours.num_update == theirs.num_update
+
+
+def check_halves():
+    """Masters, split masters and bfloat16 state; gradients are reduced in float32."""
+    forms = (
+        ("float16", {"multi_precision": True}),
+        ("bfloat16", {"multi_precision": True, "master": "split"}),
+        ("bfloat16", {"rounding": "stochastic", "state_dtype": "bfloat16"}),
+        ("float32", {"state_dtype": "bfloat16"}),
+    )
+    for dtype, arguments in forms:
+        kinds = [Tensor((40, 9), dtype), Tensor((3,), dtype), Tensor((500,), dtype)]
+
+        def make(arguments=arguments):
+            return optimizer.Adam(learning_rate=0.01, **arguments)
+
+        pair = Pair(make, [t.make(1) for t in kinds], bucket_bytes=256)
+        if arguments.get("master") is None and arguments.get("multi_precision"):
+            master = normal(7, (40, 9), "float32")
+            pair.sharded.set_master("a", master)
+            pair.alone.set_master("a", master)
+        for step in range(3):
+            slopes = lambda k, r, s=step, t=kinds: slope(t[k], 9 * s + 3 * r + k)  # noqa: E731
+            pair.step(["a", "b", "c"], slopes)
+        assert pair.same(), (dtype, arguments)
+
+
+def check_large_values_do_not_overflow_in_float16():
+    weight = np.ones(40, np.float16)
+    updater = ShardedUpdater(optimizer.SGD(learning_rate=1e-6, multi_precision=True), comm)
+    updater(0, np.full(40, 60_000, np.float16), weight)
+    expected = np.float32(1) - np.float32(1e-6) * np.float32(60_000 * comm.size)
+    np.testing.assert_allclose(updater.states[0][1], np.float32(expected), rtol=1e-6)
+
+
+def check_copies():
+    make = lambda: optimizer.Adam(learning_rate=0.1)  # noqa: E731
+    pair = Pair(make, [normal(0, (30,), "float32")])
+    ours, theirs = (w[0].astype(np.float16) for w in (pair.ours, pair.theirs))
+    pair.sharded.set_copy(0, ours)
+    pair.alone.set_copy(0, theirs)
+    pair.step([0], lambda k, r: exact(r, (30,), np.float16))
+    assert pair.same()
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def check_calls_of_other_lists():
+    """Slices stay those of the first call, whatever lists come later."""
+    shapes = [(70,), (5, 8), (300,), (1,)]
+    pair = Pair(
+        lambda: optimizer.Adam(wd=0.1), [normal(k, s, "float32") for k, s in enumerate(shapes)]
+    )
+    ours, theirs = pair.ours, pair.theirs
+    for step, chosen in enumerate([(0, 1), (1,), (3, 2, 0), (2,), (0, 1, 2, 3)]):
+        pair.ours, pair.theirs = ([w[i] for i in chosen] for w in (ours, theirs))
+        slopes = lambda k, r, s=step, c=chosen: exact(7 * s + r, shapes[c[k]], np.float32)  # noqa: E731
+        pair.step([*chosen], slopes)
+        assert frozen(ours) == frozen(theirs)
+    pair.sharded(1, exact(comm.rank, shapes[1], np.float32), ours[1])
+    grads = [exact(rank, shapes[1], np.float32) for rank in range(comm.size)]
+    pair.alone(1, sum(grads[1:], grads[0]), theirs[1])
+    assert frozen(ours) == frozen(theirs)
+    again = [w.copy() for w in ours]  # other arrays under the same indices
+    grads = [np.ones_like(w) for w in ours]
+    pair.sharded([0, 1, 2, 3], grads, again)
+    pair.alone([0, 1, 2, 3], [g * comm.size for g in grads], theirs)
+    assert frozen(again) == frozen(theirs)
+
+
+def check_schedules_and_multipliers():
+    from fastopt.lr_scheduler import CosineScheduler
+
+    names = {0: "fc_weight", 1: "fc_bias"}
+
+    def make():
+        made = optimizer.SGD(
+            momentum=0.9,
+            wd=0.1,
+            rescale_grad=0.25,
+            clip_gradient=0.3,
+            param_idx2name=names,
+            lr_scheduler=CosineScheduler(max_update=9, base_lr=0.5),
+        )
+        made.set_lr_mult({"fc_bias": 2.0})
+        return made
+
+    pair = Pair(make, [normal(0, (9, 4), "float32"), normal(1, (4,), "float32")])
+    for step in range(4):
+        slopes = lambda k, r, s=step: exact(4 * s + r, [(9, 4), (4,)][k], np.float32)  # noqa: E731
+        pair.step([0, 1], slopes)
+    assert pair.same()
+
+
+def check_norm_and_overflow_are_agreed():
+    shapes = [(40, 30), (7,)]
+    pair = Pair(
+        lambda: optimizer.Adam(learning_rate=0.1),
+        [normal(k, s, "float32") for k, s in enumerate(shapes)],
+        scaler=lambda: LossScaler(init_scale=1024),
+        clip_global_norm=0.01,
+        bucket_bytes=512,
+    )
+    for step in range(3):
+        slopes = lambda k, r, s=step: exact(5 * s + r, shapes[k], np.float32)  # noqa: E731
+        pair.step([0, 1], slopes)
+        ours, theirs = pair.sharded.info.global_norm, pair.alone.info.global_norm
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    pair.close(rtol=1e-6)
+    before = frozen((pair.ours, pair.sharded.states))
+    last = comm.size - 1
+    slopes = lambda k, r: np.full(shapes[k], np.inf if r == last and k else 1.0, np.float32)  # noqa: E731
+    pair.step([0, 1], slopes)
+    assert pair.sharded.info.skipped
+    assert pair.sharded.info.culprits == ("1",)
+    assert frozen((pair.ours, pair.sharded.states)) == before
+    assert pair.sharded.loss_scaler.scale == pair.alone.loss_scaler.scale == 512
+    pair.step([0, 1], lambda k, r: exact(r, shapes[k], np.float32))
+    assert not pair.sharded.info.skipped
+    pair.close(rtol=1e-6)
+
+
+def check_optimizers_written_in_numpy_see_whole_tensors():
+    class Normalized(optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return np.zeros_like(weight)
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            state += grad
+            weight -= self._get_lr(index) * state / np.linalg.norm(state)
+
+    shapes = [(4, 3), (50,), (2, 2, 2), (6,)]
+    for scaler in (None, LossScaler):
+        weights = [normal(k, s, "float64") for k, s in enumerate(shapes)]
+        pair = Pair(lambda: Normalized(learning_rate=0.1), weights, scaler=scaler)
+        for step in range(2):
+            slopes = lambda k, r, s=step: exact(3 * s + r, shapes[k], np.float64)  # noqa: E731
+            pair.step([*range(4)], slopes)
+        assert pair.same()
+        ours, theirs = pair.sharded.optimizer, pair.alone.optimizer
+        assert dict(ours._index_update_count) == dict(theirs._index_update_count)
+
+
+def check_state_is_shared_out():
+    """Memory of state, and of all that the updater allocates, falls as one over the ranks."""
+    weights = [np.zeros((1000, 300), np.float32), np.zeros(4001, np.float32)]
+    total = sum(w.nbytes for w in weights)
+    made = ShardedUpdater(optimizer.Adam(), comm, bucket_bytes=1 << 16)
+    made([0, 1], [np.ones_like(w) for w in weights], weights)
+    del made
+    grads = [np.ones_like(w) for w in weights]
+    updater = ShardedUpdater(optimizer.Adam(), comm, bucket_bytes=1 << 16)
+    tracemalloc.start()
+    updater([0, 1], grads, weights)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert abs(state_bytes(updater.states) - 2 * total / comm.size) < 16 * comm.size
+    summed = total / comm.size  # the gradients of this rank's slices
+    assert 0 < held - state_bytes(updater.states) - summed < 5 * (1 << 16) + 150_000, held
+
+
+def check_calls_that_fail_change_nothing():
+    weights = [normal(0, (6, 2), "float32"), normal(1, (5,), "float32")]
+    updater = ShardedUpdater(optimizer.Adam(param_idx2name={0: "fc_weight"}), comm)
+    updater([0, 1], [np.ones_like(w) for w in weights], weights)
+    before = everything(updater.shard, weights)
+    good = [np.ones_like(w) for w in weights]
+    last = comm.rank == comm.size - 1
+    wrong = np.ones((2, 2), np.float32)
+    with raised(ValueError, "index 0 (fc_weight): gradient must have shape (6, 2), got (2, 2)"):
+        updater([0, 1], [wrong if last else good[0], good[1]], weights)
+    with raised(TypeError, "gradient must have the weight's dtype float32, got float64"):
+        updater([0, 1], [good[0], good[1].astype(np.float64) if last else good[1]], weights)
+    with raised(ValueError, "index 0 (fc_weight) comes twice in the list"):
+        updater([0, 0], [good[0]] * 2, [weights[0]] * 2)
+    with raised(ValueError, "index 2 shares memory with"):
+        updater([1, 2], [good[1]] * 2, [weights[1], weights[1][:]])
+    with raised(TypeError, "gradients must be dense"):
+        updater(0, (np.ones((1, 2), np.float32), np.array([0])), weights[0])
+    with raised(ValueError, "state is kept for shape (5,) and float32, got a weight of shape (4,)"):
+        updater(1, np.ones(4, np.float32), np.ones(4, np.float32))
+    with raised(TypeError, "a list of 2 indices needs a list of as many gradients"):
+        updater([0, 1], good[:1], weights)
+    with raised(TypeError, "comm must be a communicator of mpi4py, got int"):
+        ShardedUpdater(optimizer.Adam(), 3)
+    updater.optimizer.lr = -1.0
+    with raised(ValueError, "learning rate must be"):
+        updater([0, 1], good, weights)
+    updater.optimizer.lr = 0.001
+    assert everything(updater.shard, weights) == before
+    updater([0, 1], good, weights)
+    assert everything(updater.shard, weights) != before

@@ -1,0 +1,93 @@
+"""Sharded updates, tables and checkpoints in real MPI jobs: the checks are in ``mpi_*.py``."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+BESIDE = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+MPIEXEC = shutil.which("mpiexec", path=BESIDE)
+STARTED = ("PMI_", "PMIX_", "OMPI_", "HYDRA_")
+"""Beginnings of variables by which a process is told that it is one of a job."""
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is missing"),
+    pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec, as of pip install mpich"),
+]
+
+
+@pytest.fixture
+def mpi():
+    """Run Python on so many ranks; a job that takes too long, as for a deadlock, fails."""
+
+    def run(ranks, *command, check=True, timeout=300, **env):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(STARTED)}
+        done = subprocess.run(
+            [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],
+            env={**clean, "PYTHONPATH": str(HERE.parent), **env},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+        if check and done.returncode:
+            pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    return run
+
+
+def passes(done, module):
+    """Whether a job has run every check of a module."""
+    text = (HERE / f"{module}.py").read_text(encoding="utf-8")
+    checks = re.findall(r"^def (check_\w+)", text, re.MULTILINE)
+    assert checks
+    assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == checks
+    return True
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("module", ["mpi_updates", "mpi_tables"])
+def test_checks_pass(mpi, ranks, module):
+    assert passes(mpi(ranks, HERE / "mpi_run.py", module), module)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_disagree_are_told_so(mpi, ranks):
+    assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_faults", timeout=120), "mpi_faults")
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 4), (4, 1), (2, 4)], ids=str)
+def test_checkpoints_are_taken_up_by_jobs_of_other_sizes(mpi, tmp_path, sizes):
+    for ranks in sizes:
+        done = mpi(ranks, HERE / "mpi_run.py", "mpi_checkpoints", tmp_path)
+        assert passes(done, "mpi_checkpoints")
+
+
+RAISES = """
+import numpy as np
+from mpi4py import MPI
+from fastopt import optimizer
+from fastopt.mpi import ShardedUpdater
+
+updater = ShardedUpdater(optimizer.SGD(), MPI.COMM_WORLD)
+weight = np.ones(3, np.float32)
+updater(0, weight.copy(), weight)
+if MPI.COMM_WORLD.rank == 1:
+    raise LookupError("the data of this rank are gone")
+updater(0, weight.copy(), weight)
+print("not reached")
+"""
+
+
+def test_a_rank_that_raises_ends_the_job_with_its_message(mpi):
+    done = mpi(2, "-c", RAISES, check=False, timeout=60)
+    assert done.returncode != 0
+    assert "rank 1 of 2 ends the job: LookupError: the data of this rank are gone" in done.stderr
+    assert "not reached" not in done.stdout

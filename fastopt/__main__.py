@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
@@ -165,27 +166,37 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add("--seed", type=_seed, metavar="N", help="of split, weights and order, default 0")
     add("--text", type=Path, metavar="FILE.txt", help="read this text; embeddings only")
     add("--plot", type=Path, metavar="FILE.png", help="draw the loss to this file")
+    add(
+        "--mpi",
+        action="store_true",
+        help="share batches and state out among the ranks of mpiexec; digits only",
+    )
 
 
 def _demo(args: argparse.Namespace) -> int:
     from fastopt.demo.common import Refused
+    from fastopt.demo.team import Team
 
     task = import_module(f"fastopt.demo.{args.task}")
     options = {name: value for name, value in vars(args).items() if name not in ("command", "task")}
-    try:
-        for name in options.keys() - {field.name for field in fields(task.Options)}:
-            raise Refused(f"--task {args.task} does not take --{name.replace('_', '-')}")
-        task.run(task.Options(**options))
-    except Refused as error:
-        print(f"fastopt demo: {error}", file=sys.stderr)
-        return 2
+    with ExitStack() as stack:
+        try:
+            for name in options.keys() - {field.name for field in fields(task.Options)}:
+                raise Refused(f"--task {args.task} does not take --{name.replace('_', '-')}")
+            stack.enter_context(Team.of(options.get("mpi", False)).first_speaks())
+            task.run(task.Options(**options))
+        except Refused as error:
+            print(f"fastopt demo: {error}", file=sys.stderr)
+            return 2
     return 0
 
 
 def _info(args: argparse.Namespace) -> int:
     from fastopt import info
 
-    print(info.report())
+    text = info.report()
+    if info.is_first():
+        print(text)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What fastopt runs on: versions, processor, threads, kernel cache and CUDA."""
+"""What fastopt runs on: versions, processor, threads, kernel cache, MPI and CUDA."""
 
 import importlib
 import inspect
@@ -7,7 +7,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import fastopt
 from fastopt import optimizer
 from fastopt.kernels import cpu
 
-__all__ = ["report"]
+__all__ = ["is_first", "report"]
 
 numba: Any = importlib.import_module("numba")  # whose type hints leave out the configuration
 
@@ -34,7 +34,7 @@ FEATURES = (
 
 
 def report() -> str:
-    """Describe versions, processor, threads, kernel cache and CUDA, one aligned line for each.
+    """Describe versions, processor, threads, kernel cache, MPI and CUDA, an aligned line for each.
 
     It runs an update that is large enough for several threads, as the threading layer is not
     known before.
@@ -60,10 +60,13 @@ def report() -> str:
         "threading layer": threading_layer,
         "threads": threads,
         "kernel cache": kernel_cache,
+        "mpi": mpi,
         "cuda": cuda,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        ranks = mpi()  # first, as it sets the threads of a rank
+        rows["mpi"] = lambda: ranks
         return "\n".join(f"{name:<17}{describe()}" for name, describe in rows.items())
 
 
@@ -130,7 +133,32 @@ def threads() -> str:
     limit = f"{usable} of {os.cpu_count()} CPUs may be used"
     if setting := os.environ.get("NUMBA_NUM_THREADS"):
         limit += f", NUMBA_NUM_THREADS={setting}"
-    return f"{numba.config.NUMBA_NUM_THREADS}; {limit}"
+    return f"{numba.get_num_threads()}; {limit}"
+
+
+STARTERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+"""Variables of which a program that starts ranks sets one."""
+
+
+def is_first() -> bool:
+    """Whether this process is the first rank of a job, or in none."""
+    given = [os.environ[name] for name in STARTERS if name in os.environ]
+    return not given or given[0] == "0"
+
+
+def mpi() -> str:
+    """MPI of mpi4py, this rank, and the threads of a rank, or why there is none."""
+    try:
+        found = f"mpi4py {version('mpi4py')}"
+    except PackageNotFoundError:
+        return 'none: pip install "fastopt[mpi]" mpich'
+    if not any(name in os.environ for name in STARTERS):
+        return f"{found}; not started by mpiexec"
+    try:
+        words: str = importlib.import_module("fastopt.mpi.job").describe()
+    except ImportError as error:
+        return f"{found}; {_flat(error)}"
+    return f"{found} on {words}"
 
 
 def kernel_cache() -> str:

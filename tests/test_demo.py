@@ -169,7 +169,7 @@ def test_comparison_is_worded_by_who_was_faster(ours, theirs, word, capsys):
     def runner(seconds):
         return Runner(lambda given: None, [np.ones(1)], [seconds])
 
-    demo._report("adam", "float32", runner(ours), runner(theirs))
+    demo._report("adam", Options(), runner(ours), runner(theirs))
     assert f"fastopt is {word} than plain NumPy" in capsys.readouterr().out
 
 

@@ -16,7 +16,7 @@ from fastopt.__main__ import main
 LABELS = [
     *("fastopt", "python", "numpy", "numba", "llvmlite", "safetensors"),
     *("system", "cpu", "cpu features", "compiled for"),
-    *("threading layer", "threads", "kernel cache", "cuda"),
+    *("threading layer", "threads", "kernel cache", "mpi", "cuda"),
 ]
 
 

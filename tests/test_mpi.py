@@ -63,7 +63,7 @@ def test_ranks_that_disagree_are_told_so(mpi, ranks):
     assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_faults", timeout=120), "mpi_faults")
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 4), (4, 1), (2, 4)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 1)], ids=str)
 def test_checkpoints_are_taken_up_by_jobs_of_other_sizes(mpi, tmp_path, sizes):
     for ranks in sizes:
         done = mpi(ranks, HERE / "mpi_run.py", "mpi_checkpoints", tmp_path)

@@ -4,8 +4,9 @@ import warnings
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fastopt import optimizer, plain
 from fastopt.demo import common
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.perceptron import Perceptron, train
+from fastopt.demo.team import Team
 from fastopt.plain import Array
 from fastopt.sparse import HALVES
 from fastopt.trainer import Trainer
@@ -47,15 +49,16 @@ class Options:
     batch_size: int = 32
     seed: int = 0
     plot: Path | None = None
+    mpi: bool = False
 
 
 class Race(Trainer):
     """A trainer whose steps are timed, and done in plain NumPy on a copy of the weights too."""
 
     def __init__(
-        self, model: Perceptron, opt: optimizer.Optimizer, update: plain.Update | None
+        self, model: Perceptron, opt: optimizer.Optimizer, update: plain.Update | None, comm: Any
     ) -> None:
-        super().__init__(model.params, opt)
+        super().__init__(model.params, opt, comm=comm)
         self.params = model.params
         self.ours = Runner(super().step, model.weights)
         self.shadow = Runner.of(update, [w.copy() for w in model.weights]) if update else None
@@ -78,8 +81,9 @@ def run(options: Options) -> float:
     Refused
         An option does not fit, or a package is missing.
     """
-    name = options.optimizer.lower()
+    name, team = options.optimizer.lower(), Team.of(options.mpi)
     opt = _optimizer(name, options)
+    _check_batches(options.batch_size, team.size)
     datasets, progress = common.need("sklearn.datasets", "tqdm", plot=options.plot)
     rng = np.random.default_rng(options.seed)
     images, digits = _images(datasets, rng, options.dtype)
@@ -88,23 +92,27 @@ def run(options: Options) -> float:
     print(
         f"{TRAIN} images to train and {TEST} to test; perceptron 64-128-10, "
         f"{sum(w.size for w in model.weights)} weights in {len(model.weights)} arrays"
-        f"{_precision(options)}",
+        f"{_precision(options)}{_shared(team.size) if options.mpi else ''}",
         flush=True,
     )
 
     def epoch() -> tuple[int, Iterator[float]]:
         chunks = common.chunks(rng.permutation(TRAIN), options.batch_size)
-        return len(chunks), train(model, race, [(images[c], digits[c]) for c in chunks])
+        return len(chunks), train(model, race, [(images[c], digits[c]) for c in chunks], team)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* weights without masters")  # they were asked for
-        print(_first_step(model, opt, images[: options.batch_size], digits[: options.batch_size]))
-        race = Race(model, opt, _reference(name, opt, options.dtype))
-        losses = common.train(options.epochs, epoch, progress.tqdm)
-    _report(name, options.dtype, race.ours, race.shadow)
+        first = images[: options.batch_size], digits[: options.batch_size]
+        print(_first_step(model, opt, *first, team.comm))
+        reference = None if options.mpi else _reference(name, opt, options.dtype)
+        race = Race(model, opt, reference, team.comm)
+        bar = partial(progress.tqdm, disable=team.rank > 0)
+        losses = common.train(options.epochs, epoch, bar)
+    _report(name, options, race.ours, race.shadow)
+    print(f"mean loss of the last epoch: {fmean(losses[-1]):.6f}")
     accuracy = model.accuracy(images[TRAIN:], digits[TRAIN:])
     print(f"test accuracy: {accuracy:.3f}", flush=True)
-    if options.plot:
+    if options.plot and team.rank == 0:
         common.draw(losses, "cross-entropy of the batch", options.plot)
     return accuracy
 
@@ -142,10 +150,22 @@ def _precision(options: Options) -> str:
     return f"; {options.dtype} without masters, rounded {rounding}"
 
 
-def _first_step(model: Perceptron, opt: optimizer.Optimizer, images: Array, digits: Array) -> str:
+def _check_batches(batch_size: int, ranks: int) -> None:
+    least = TRAIN % batch_size or batch_size
+    if least < ranks:
+        raise Refused(f"--batch-size {batch_size} leaves a batch of {least} for {ranks} ranks")
+
+
+def _shared(ranks: int) -> str:
+    return f"; batches and state shared out among {ranks} rank{'s' * (ranks > 1)}"
+
+
+def _first_step(
+    model: Perceptron, opt: optimizer.Optimizer, images: Array, digits: Array, comm: Any
+) -> str:
     trial = deepcopy(model)
     trial.backward(images, digits)
-    trainer = Trainer(trial.params, deepcopy(opt))
+    trainer = Trainer(trial.params, deepcopy(opt), comm=comm)
     return common.first_step(Runner(trainer.step, trial.weights), len(digits))
 
 
@@ -154,12 +174,14 @@ def _reference(name: str, opt: optimizer.Optimizer, dtype: str) -> plain.Update 
     return plain.UPDATES[name](opt) if name in plain.UPDATES and dtype not in HALVES else None
 
 
-def _report(name: str, dtype: str, ours: Runner, shadow: Runner | None = None) -> None:
+def _report(name: str, options: Options, ours: Runner, shadow: Runner | None = None) -> None:
     print(f"optimizer, fastopt:     {common.summary(ours.seconds)}")
     if shadow is None:
         reason = f"the demo has no NumPy code for {name}"
-        if dtype in HALVES:
-            reason = f"NumPy would round every intermediate result to {dtype}"
+        if options.dtype in HALVES:
+            reason = f"NumPy would round every intermediate result to {options.dtype}"
+        if options.mpi:
+            reason = "a rank has the gradients of its own images only"
         print(f"optimizer, plain NumPy: not compared, {reason}")
         return
     print(f"optimizer, plain NumPy: {common.summary(shadow.seconds)}")

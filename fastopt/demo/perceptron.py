@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from fastopt import initializer
+from fastopt.demo.team import Team
 from fastopt.parameter import ParameterDict
 from fastopt.plain import Array
 from fastopt.scope import get_parameter, name_scope
@@ -90,10 +91,18 @@ class Perceptron:
 
 
 def train(
-    model: Perceptron, trainer: Trainer, batches: Iterable[tuple[Array, Array]]
+    model: Perceptron,
+    trainer: Trainer,
+    batches: Iterable[tuple[Array, Array]],
+    team: Team | None = None,
 ) -> Iterator[float]:
-    """Do a step with each batch of images and digits, and yield its loss."""
+    """Do a step with each batch of images and digits, and yield its loss.
+
+    The ranks of a team share each batch out among them.
+    """
+    team = team or Team()
     for images, digits in batches:
-        loss = model.backward(images, digits)
+        mine = digits[team.part]
+        loss = model.backward(images[team.part], mine)
         trainer.step(batch_size=len(digits))
-        yield loss
+        yield team.mean(loss, len(mine), len(digits))

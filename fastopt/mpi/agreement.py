@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fastopt.checkpoint.errors import CheckpointError
+from fastopt.mpi.waiting import wait
 from fastopt.optimizer.base import Optimizer
 
 __all__ = ["Facts", "agree", "attempt", "digest", "facts_of", "share_texts"]
@@ -26,9 +27,9 @@ def share_texts(comm: Any, text: str) -> list[str]:
     """Return the texts of all ranks."""
     data = np.frombuffer(text.encode(), np.uint8)
     sizes = np.empty(comm.size, np.int64)
-    comm.Allgather(np.array([data.size]), sizes)
+    wait(comm.Iallgather(np.array([data.size]), sizes))
     received = np.empty(int(sizes.sum()), np.uint8)
-    comm.Allgatherv(data, [received, sizes])
+    wait(comm.Iallgatherv(data, [received, sizes]))
     return [part.tobytes().decode() for part in np.split(received, np.cumsum(sizes)[:-1])]
 
 
@@ -79,7 +80,7 @@ def agree(
             raise error
         return
     seen = np.array([error is not None, number, -number], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, seen, MPI.MAX)
+    wait(comm.Iallreduce(MPI.IN_PLACE, seen, MPI.MAX))
     if seen[0]:
         names = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS]
         told = None if error is None else [(names or ["RuntimeError"])[0], str(error)]

@@ -11,6 +11,7 @@ from mpi4py import MPI
 from fastopt.kernels.table import Pieces, Table, chunks, launch
 from fastopt.mpi.plan import Bucket, Plan
 from fastopt.mpi.sums import Sums
+from fastopt.mpi.waiting import wait
 
 __all__ = ["Exchange"]
 
@@ -74,7 +75,7 @@ class Exchange:
                 self._reduced += 1
                 self._reduce(buckets[self._reduced - 1])
             bucket, request, packed = self._reducing[0]
-            request.Wait()
+            wait(request)
             self._reducing.popleft()
             self.plan.give_back(packed)
             self._lap("communication")
@@ -158,7 +159,7 @@ class Exchange:
     def _unpack(self) -> None:
         """Wait for the oldest bucket of weights and put them where they belong."""
         bucket, request, packed = self._gathering[0]
-        request.Wait()
+        wait(request)
         self._gathering.popleft()
         self._lap("communication")
         for rank, parts in enumerate(bucket.parts):

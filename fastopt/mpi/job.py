@@ -11,6 +11,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from fastopt.kernels.threads import prefer_tbb
 from fastopt.mpi.agreement import share_texts
 
 __all__ = ["describe", "leader_first", "private", "threads_of"]
@@ -28,6 +29,7 @@ class Node:
         self.comm = comm.Dup()
         self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         masks = share_texts(self.node, " ".join(map(str, _cpus())))
+        prefer_tbb()  # before the number of threads is set, which starts them
         threads = threads_of(masks, self.node.rank)
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
         if MPI.COMM_WORLD.size > 1:
@@ -113,9 +115,9 @@ def _end_all_with_one() -> None:
 def describe() -> str:
     """The MPI library, this rank, and the threads of each rank; all ranks of the job call."""
     world = MPI.COMM_WORLD
-    name = MPI.Get_library_version().partition("\n")[0].split(",")[0].rstrip("\0 ")
-    node = private(world)
+    name, numbers = MPI.get_vendor()
+    beside, threads = private(world).node.size, numba.get_num_threads()
     return (
-        f"{' '.join(name.split())}, rank {world.rank} of {world.size}, {node.node.size} on this "
-        f"node, {numba.get_num_threads()} threads a rank"
+        f"{name} {'.'.join(map(str, numbers))}; rank {world.rank} of {world.size}, {beside} on "
+        f"this node, threads of each: {threads}"
     )

@@ -8,6 +8,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from fastopt.mpi.waiting import wait
+
 __all__ = ["Owners", "Routes"]
 
 Array = np.ndarray[Any, Any]
@@ -91,7 +93,7 @@ class Routes:
         self.order = np.argsort(targets, kind="stable")
         self.sent = np.bincount(targets, minlength=comm.size)
         self.received = np.empty_like(self.sent)
-        comm.Alltoall(self.sent, self.received)
+        wait(comm.Ialltoall(self.sent, self.received))
 
     def there(self, items: Array) -> Array:
         """Items that the ranks have for this one, in the order of the ranks."""
@@ -113,7 +115,7 @@ class Routes:
         try:
             packed = np.ascontiguousarray(items).reshape(-1).view(np.uint8)
             target = result.reshape(-1).view(np.uint8)
-            self.comm.Alltoallv([packed, sent, row], [target, received, row])
+            wait(self.comm.Ialltoallv([packed, sent, row], [target, received, row]))
         finally:
             row.Free()
         return result

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.kernels.table import Pieces
+from fastopt.mpi.waiting import wait
 
 __all__ = ["Sums"]
 
@@ -26,7 +27,7 @@ class Sums:
     def added(self, own: Array) -> Array:
         """Sum of an array of float64 over the ranks; all of them call."""
         every = np.empty((self.comm.size, *own.shape))
-        self.comm.Allgather(np.ascontiguousarray(own), every)
+        wait(self.comm.Iallgather(np.ascontiguousarray(own), every))
         total = np.zeros(own.shape)
         for part in every:
             total += part

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 from cases import CASES
 from many import Tensor, dtype_of, everything, frozen, normal, tensors_of
-from mpi_common import Pair, comm, exact, raised, state_bytes
+from mpi_common import Pair, comm, exact, raised, state_bytes, summed
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
@@ -143,6 +143,47 @@ def check_schedules_and_multipliers():
     assert pair.same()
 
 
+def check_gradients_that_list_rows():
+    """Beside dense ones; the bits of one updater that is given all lists one after the other."""
+    shapes = {"table": (23, 3), "fc": (40,), "few": (1, 2), "none": (0, 2)}
+    forms = (
+        ("adam", {}, "float32"),
+        ("adagrad", {"wd": 0.1}, "float32"),
+        ("nag", {"momentum": 0.9}, "float32"),  # not lazy: all rows change
+        ("adamw", {"sparse_decay": "catch_up", "wd": 0.1}, "float32"),
+        ("sgd", {"sparse_decay": "dense", "wd": 0.1, "multi_precision": True}, "float16"),
+    )
+    for name, arguments, dtype in forms:
+        weights = [normal(k, s, dtype) for k, s in enumerate(shapes.values())]
+        sharded = ShardedUpdater(optimizer.create(name, **arguments), comm)
+        alone = optimizer.get_updater(optimizer.create(name, **arguments))
+        ours, theirs = ([w.copy() for w in weights] for _ in range(2))
+        ours[0], theirs[0] = (np.asfortranarray(w[0]) for w in (ours, theirs))
+
+        def lists(step, rank, height, width, dtype=dtype):
+            rng = np.random.default_rng((step, rank))
+            number = 0 if rank == 1 or not height else 6
+            rows = rng.integers(0, max(height, 1), number)
+            return exact(step + rank, (number, width), dtype_of(dtype)), rows
+
+        for step in range(3):
+            every = []
+            for rank in range(comm.size):
+                grads = [lists(step, rank, *shape) for shape in shapes.values() if len(shape) == 2]
+                grads.insert(1, exact(step + rank, (40,), dtype_of(dtype)))
+                every.append(grads)
+            sharded([*shapes], every[comm.rank], ours)
+            joined = []
+            for k, parts in enumerate(zip(*every, strict=True)):
+                pairs = zip(*parts, strict=True)
+                joined.append(summed(parts) if k == 1 else tuple(map(np.concatenate, pairs)))
+            alone([*shapes], joined, theirs)
+            assert frozen(ours) == frozen(theirs), name
+        if name == "adam":
+            elements = sum(w.size for w in weights)
+            assert state_bytes(sharded.states) <= 2 * 4 * (elements / comm.size + 3)
+
+
 def check_norm_and_overflow_are_agreed():
     shapes = [(40, 30), (7,)]
     pair = Pair(
@@ -227,7 +268,7 @@ def check_calls_that_fail_change_nothing():
         updater([0, 0], [good[0]] * 2, [weights[0]] * 2)
     with raised(ValueError, "index 2 shares memory with"):
         updater([1, 2], [good[1]] * 2, [weights[1], weights[1][:]])
-    with raised(TypeError, "gradients must be dense"):
+    with raised(TypeError, "the first gradient was dense"):
         updater(0, (np.ones((1, 2), np.float32), np.array([0])), weights[0])
     with raised(ValueError, "state is kept for shape (5,) and float32, got a weight of shape (4,)"):
         updater(1, np.ones(4, np.float32), np.ones(4, np.float32))

@@ -91,3 +91,60 @@ def test_a_rank_that_raises_ends_the_job_with_its_message(mpi):
     assert done.returncode != 0
     assert "rank 1 of 2 ends the job: LookupError: the data of this rank are gone" in done.stderr
     assert "not reached" not in done.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_trainer_shares_its_updates_out(mpi, ranks, tmp_path):
+    assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_trainer", tmp_path), "mpi_trainer")
+
+
+def losses(done):
+    """Mean loss that a demo has printed; only one rank prints."""
+    (loss,) = re.findall(r"^mean loss of the last epoch: (.*)$", done.stdout, re.MULTILINE)
+    return float(loss)
+
+
+def test_demo_reaches_the_loss_of_one_process(mpi):
+    command = ("-m", "fastopt", "demo", "--epochs", "3")
+    alone = losses(mpi(1, *command))
+    assert losses(mpi(1, *command, "--mpi")) == alone
+    together = mpi(2, *command, "--mpi")
+    assert losses(together) == pytest.approx(alone, rel=1e-4)
+    assert "shared out among 2 ranks" in together.stdout
+    assert together.stderr.count("epoch 3/3: 100%") == 1
+
+
+def test_demo_refuses_batches_that_are_too_small(mpi):
+    done = mpi(2, "-m", "fastopt", "demo", "--mpi", "--batch-size", "1", check=False)
+    assert done.returncode == 2
+    assert done.stderr == "fastopt demo: --batch-size 1 leaves a batch of 1 for 2 ranks\n"
+
+
+def test_info_tells_of_ranks_and_threads(mpi):
+    text = mpi(2, "-m", "fastopt", "info").stdout
+    assert re.search(
+        r"^mpi +mpi4py .*; rank 0 of 2, 2 on this node, threads of each: \d+$", text, re.M
+    )
+    assert len(re.findall("^fastopt ", text, re.MULTILINE)) == 1
+
+
+COLD = """
+import numpy as np
+from mpi4py import MPI
+from fastopt import optimizer, warmup
+from fastopt.mpi import ShardedUpdater
+from fastopt.mpi.agreement import share_texts
+
+comm = MPI.COMM_WORLD
+updater = ShardedUpdater(optimizer.LAMB(), comm, clip_global_norm=1.0)
+weights = [np.ones((600, 900), np.float32), np.ones(7, np.float64)]
+updater([0, 1], [np.ones_like(w) for w in weights], weights)
+compiled, found = zip(*(map(int, t.split()) for t in share_texts(comm, "%d %d" % warmup.counts())))
+if comm.rank == 0:
+    print(compiled[0] > 3, compiled[1:] == (0,) * 3, min(found[1:]) > 3)
+"""
+
+
+def test_one_rank_of_a_node_compiles_for_all(mpi, tmp_path):
+    done = mpi(4, "-c", COLD, NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stdout == "True True True\n"

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fastopt.checkpoint.errors import CheckpointError
-from fastopt.mpi.waiting import wait
+from fastopt.mpi.collectives import gathered, wait
 from fastopt.optimizer.base import Optimizer
 
 __all__ = ["Facts", "agree", "attempt", "digest", "facts_of", "share_texts"]
@@ -25,12 +25,8 @@ KINDS: dict[str, type[Exception]] = {
 
 def share_texts(comm: Any, text: str) -> list[str]:
     """Return the texts of all ranks."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    sizes = np.empty(comm.size, np.int64)
-    wait(comm.Iallgather(np.array([data.size]), sizes))
-    received = np.empty(int(sizes.sum()), np.uint8)
-    wait(comm.Iallgatherv(data, [received, sizes]))
-    return [part.tobytes().decode() for part in np.split(received, np.cumsum(sizes)[:-1])]
+    data, sizes = gathered(comm, np.frombuffer(text.encode(), np.uint8))
+    return [part.tobytes().decode() for part in np.split(data, np.cumsum(sizes)[:-1])]
 
 
 def digest(facts: Facts) -> int:

@@ -9,9 +9,9 @@ import numpy as np
 from mpi4py import MPI
 
 from fastopt.kernels.table import Pieces, Table, chunks, launch
+from fastopt.mpi.collectives import wait
 from fastopt.mpi.plan import Bucket, Plan
 from fastopt.mpi.sums import Sums
-from fastopt.mpi.waiting import wait
 
 __all__ = ["Exchange"]
 

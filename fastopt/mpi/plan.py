@@ -108,6 +108,8 @@ class Plan:
         This rank, and the number of ranks.
     limit : int
         Bytes of gradients in a bucket.
+    listed : frozenset of int
+        Tensors, by place, whose gradients list rows and do not travel in buckets.
     """
 
     def __init__(
@@ -118,41 +120,49 @@ class Plan:
         rank: int,
         ranks: int,
         limit: int,
+        listed: frozenset[int] = frozenset(),
     ) -> None:
-        self.indices, self.weights = indices, weights
+        self.indices, self.weights, self.listed = indices, weights, listed
         self.placements = [placements[index] for index in indices]
         self._seen = [_identity(weight) for weight in weights]
         self.flats = [flat(weight) for weight in weights]
         self.copied = {k for k, each in enumerate(self.flats) if not isinstance(each, np.ndarray)}
+        self.slices = [self._slice(place, rank) for place in range(len(weights))]
         by_dtype: dict[Any, list[int]] = {}
         for place, weight in enumerate(weights):
-            by_dtype.setdefault(weight.dtype, []).append(place)
+            if place not in listed:
+                by_dtype.setdefault(weight.dtype, []).append(place)
         self.groups = [Group(dtype, places) for dtype, places in by_dtype.items()]
-        self.slices: list[Array] = [np.empty(0)] * len(weights)
-        self.grads: list[Array] = [np.empty(0)] * len(weights)
+        self.grads: list[Any] = [None] * len(weights)
         for group in self.groups:
             group.cut(self.placements, rank, ranks, limit)
-            self._enter(group, rank)
+            self._enter(group)
         self.buckets = [bucket for group in self.groups for bucket in group.buckets]
         self.work: tuple[Any, ...] = ()  # what the exchange remembers of the last call
         self._spare: list[Array] = []
         self._room = max([b.starts[-1] * b.group.real.itemsize for b in self.buckets], default=0)
 
-    def _enter(self, group: Group, rank: int) -> None:
-        """Make the slices of this rank, and gradients for them."""
+    def _slice(self, place: int, rank: int) -> Array:
+        """Slice of this rank."""
+        placement = self.placements[place]
+        first, last = placement.part(rank)
+        cut: Array = self.flats[place][first:last].reshape(placement.slice_shape(rank))
+        return cut
+
+    def _enter(self, group: Group) -> None:
+        """Make gradients for the slices of this rank."""
         position = 0
         for place in group.places:
-            placement = self.placements[place]
-            (first, last), shape = placement.part(rank), placement.slice_shape(rank)
-            self.slices[place] = self.flats[place][first:last].reshape(shape)
-            end = position + last - first
-            self.grads[place] = group.grads[position:end].reshape(shape)
+            own = self.slices[place]
+            end = position + own.size
+            self.grads[place] = group.grads[position:end].reshape(own.shape)
             position = end
 
-    def holds(self, indices: list[Index], weights: list[Any]) -> bool:
+    def holds(self, indices: list[Index], weights: list[Any], listed: frozenset[int]) -> bool:
         """Whether it was made for these indices and weights, which are where they were."""
         return (
             indices == self.indices
+            and listed == self.listed
             and all(a is b for a, b in zip(weights, self.weights, strict=True))
             and [_identity(weight) for weight in weights] == self._seen
         )
@@ -170,9 +180,7 @@ class Plan:
     def refresh(self, rank: int) -> None:
         """Copy slices again of weights that are not contiguous, of which there are no views."""
         for place in self.copied:
-            first, last = self.placements[place].part(rank)
-            own = self.slices[place]
-            own[...] = self.flats[place][first:last].reshape(own.shape)
+            self.slices[place][...] = self._slice(place, rank)
 
 
 def _identity(weight: Array) -> tuple[Any, ...]:

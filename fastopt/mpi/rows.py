@@ -5,10 +5,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
-from fastopt.mpi.waiting import wait
+from fastopt.mpi.collectives import items_as_bytes, wait
 
 __all__ = ["Owners", "Routes"]
 
@@ -108,14 +107,7 @@ class Routes:
 
     def _exchange(self, items: Array, sent: Array, received: Array) -> Array:
         result = np.empty((int(received.sum()), *items.shape[1:]), items.dtype)
-        size = items.itemsize * math.prod(items.shape[1:])
-        if not size:
-            return result
-        row = MPI.BYTE.Create_contiguous(size).Commit()
-        try:
-            packed = np.ascontiguousarray(items).reshape(-1).view(np.uint8)
-            target = result.reshape(-1).view(np.uint8)
-            wait(self.comm.Ialltoallv([packed, sent, row], [target, received, row]))
-        finally:
-            row.Free()
+        with items_as_bytes(items, result) as (source, target, kind):
+            if kind:
+                wait(self.comm.Ialltoallv([source, sent, kind], [target, received, kind]))
         return result

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.kernels.table import Pieces
-from fastopt.mpi.waiting import wait
+from fastopt.mpi.collectives import wait
 
 __all__ = ["Sums"]
 

@@ -12,6 +12,7 @@ from fastopt.arguments import count
 from fastopt.mpi.agreement import Facts, attempt
 from fastopt.mpi.checkpoint import Saved
 from fastopt.mpi.exchange import Exchange
+from fastopt.mpi.listed import Listed
 from fastopt.mpi.placement import Form, Placement, placed
 from fastopt.mpi.plan import Plan, flat
 from fastopt.mpi.sharded import Sharded
@@ -114,7 +115,9 @@ class ShardedUpdater(Sharded):
         index : int, str or bytes, or a list of them
             The parameters, the same on all ranks.
         grad : numpy.ndarray, or a list of them
-            Gradients of this rank; they are not changed.
+            Gradients of this rank; they are not changed. Those that list rows, in the forms that
+            :class:`~fastopt.optimizer.Updater` takes, go to the ranks that have the rows' state,
+            which sum what rank 0 lists, then what rank 1 lists, and so on.
         weight : numpy.ndarray, or a list of them
             The weights, equal on all ranks. Changed in place.
 
@@ -126,20 +129,24 @@ class ShardedUpdater(Sharded):
         """
         with self.optimizer.lock:
             found, error = attempt(self._planned, index, grad, weight)
-            self._agree("update", self._facts(found[0], found[2]) if found else {}, error)
+            self._agree("update", self._facts(*found) if found else {}, error)
             plan, grads, new = found
             exchange = Exchange(self.shard.sums, plan, grads)
             if new:
                 self._compile(
-                    (i, place, w.dtype, False)
-                    for i, w, place in zip(plan.indices, plan.weights, plan.placements, strict=True)
+                    (i, plan.placements[k], plan.weights[k].dtype, k in plan.listed)
+                    for k, i in enumerate(plan.indices)
                     if i in new
                 )
-            self._exchange(exchange, plan, new)
+            rows = {k: Listed(self.comm, plan.placements[k], grads[k]) for k in sorted(plan.listed)}
+            self._exchange(exchange, plan, new, rows)
 
-    def _exchange(self, exchange: Exchange, plan: Plan, new: dict[Index, Placement]) -> None:
+    def _exchange(
+        self, exchange: Exchange, plan: Plan, new: dict[Index, Placement], rows: dict[int, Listed]
+    ) -> None:
         """Update the slices of this rank, and all weights with those of the others."""
         optimizer = self.optimizer
+        grads = [rows[k].grad if k in rows else grad for k, grad in enumerate(plan.grads)]
         for index, placement in zip(plan.indices, plan.placements, strict=True):
             optimizer.offsets[index] = first = placement.cut(self.rank)
             if index in self._masters and index not in self.states:
@@ -151,7 +158,7 @@ class ShardedUpdater(Sharded):
             try:
                 if not optimizer.plain:  # it may launch what has gradients of its own
                     exchange.receive()
-                self.shard(plan.indices, plan.grads, plan.slices)
+                self.shard(plan.indices, grads, plan.slices)
             except BaseException:
                 exchange.receive()
                 raise
@@ -159,9 +166,17 @@ class ShardedUpdater(Sharded):
         self.placements.update(new)
         if self.info.stepped:
             exchange.finish()
+            for k, listed in rows.items():
+                listed.spread(plan.weights[k], plan.slices[k], self._touches_all(plan.indices[k]))
             self._follow(plan)
         self.seconds = exchange.seconds
         self._plan = plan
+
+    def _touches_all(self, index: Index) -> bool:
+        """Whether an update changes rows that its gradient does not list."""
+        optimizer, rule = self.optimizer, self.optimizer._rule_of(index)
+        lazy = optimizer.lazy_update or bool(rule and rule.row)
+        return not lazy or optimizer.sparse_decay == "dense"
 
     def _follow(self, plan: Plan) -> None:
         """Round the copies of weights, and forget masters that have been taken over."""
@@ -181,24 +196,22 @@ class ShardedUpdater(Sharded):
             grads, weights = _lists(len(indices), grad, weight)
         else:
             indices, grads, weights = [check_index(index)], [grad], [weight]
-        for i, gradient, w in zip(indices, grads, weights, strict=True):
-            self._check(i, gradient, w)
+        grads = [self._check(*each) for each in zip(indices, grads, weights, strict=True)]
+        listed = frozenset(k for k, each in enumerate(grads) if isinstance(each, RowSparse))
         plan, new = self._plan, dict[Index, Placement]()
-        if plan is None or not plan.holds(indices, weights):
+        if plan is None or not plan.holds(indices, weights, listed):
             _check_apart(indices, weights, self.optimizer.idx2name)
-            new = self._placed(indices, weights)
-            known = self.placements | new
-            plan = Plan(indices, weights, known, self.rank, self.ranks, self.bucket_bytes)
-        return plan, [flat(gradient) for gradient in grads], new
+            new = self._placed(indices, weights, listed)
+            known, limit = self.placements | new, self.bucket_bytes
+            plan = Plan(indices, weights, known, self.rank, self.ranks, limit, listed)
+        return plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new
 
-    def _check(self, index: Index, grad: Any, weight: Any) -> None:
-        """Raise TypeError or ValueError if a tensor is not what it must be."""
+    def _check(self, index: Index, grad: Any, weight: Any) -> Any:
+        """The gradient, if a tensor is what it must be; else raise TypeError or ValueError."""
         words, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
-        if isinstance(check(words, weight, grad, copy), RowSparse):
-            raise TypeError(
-                f"{words}: gradients must be dense; tables whose gradients list rows are for "
-                "ShardedTable"
-            )
+        grad = check(words, weight, grad, copy)
+        if isinstance(grad, RowSparse) and not self.optimizer.native:
+            grad = grad.to_dense()
         if copy is not None:
             self.optimizer._check_copy(words, weight, copy)
         placement = self.placements.get(index)
@@ -207,23 +220,37 @@ class ShardedUpdater(Sharded):
                 f"{words}: state is kept for shape {placement.shape} and {placement.dtype}, got a "
                 f"weight of shape {weight.shape} and {weight.dtype}"
             )
+        if placement and placement.form == "flat" and isinstance(grad, RowSparse):
+            raise TypeError(
+                f"{words}: the first gradient was dense, and the state is not cut between rows; "
+                "where gradients may list rows, the first one must"
+            )
+        return grad
 
-    def _placed(self, indices: Sequence[Index], weights: Sequence[Array]) -> dict[Index, Placement]:
+    def _placed(
+        self, indices: Sequence[Index], weights: Sequence[Array], listed: frozenset[int]
+    ) -> dict[Index, Placement]:
         """Placements of the indices that have none."""
-        new = [(i, w) for i, w in zip(indices, weights, strict=True) if i not in self.placements]
-        return placed(((i, w.shape, w.dtype.name, self._form(i)) for i, w in new), self.ranks)
+        new = (
+            (index, weight.shape, weight.dtype.name, self._form(index, k in listed))
+            for k, (index, weight) in enumerate(zip(indices, weights, strict=True))
+            if index not in self.placements
+        )
+        return placed(new, self.ranks)
 
-    def _form(self, index: Index) -> Form:
+    def _form(self, index: Index, listed: bool) -> Form:
         if not self.optimizer.native:
             return "whole"
         rule = self.optimizer._rule_of(index)
-        return "rows" if rule and rule.row else "flat"
+        return "rows" if listed or (rule and rule.row) else "flat"
 
-    def _facts(self, plan: Plan, new: dict[Index, Placement]) -> Facts:
+    def _facts(self, plan: Plan, grads: Sequence[Any], new: dict[Index, Placement]) -> Facts:
         """What a call must have in common on all ranks."""
         names, facts = self.optimizer.idx2name, {"tensors": str(len(plan.indices))}
         for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
             words = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
+            if k in plan.listed:
+                words += f" with a gradient that lists rows of {grads[k].dtype}"
             if index in new:
                 words += f" with values of CRC32 {_crc(plan.weights[k])}"
             facts[f"tensor {k}"] = words

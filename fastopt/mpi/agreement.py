@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,22 @@ from fastopt.checkpoint.errors import CheckpointError
 from fastopt.mpi.collectives import gathered, wait
 from fastopt.optimizer.base import Optimizer
 
-__all__ = ["Facts", "agree", "attempt", "digest", "facts_of", "share_texts"]
+__all__ = ["Facts", "agree", "attempt", "facts_of", "share_texts"]
 
-Facts = Mapping[str, str]
-"""What all ranks must have in common, in words."""
+
+class Facts(dict[str, str]):
+    """What all ranks must have in common, in words."""
+
+    @cached_property
+    def digest(self) -> int:
+        """Number of 62 bits that tells different facts apart."""
+        text = json.dumps(self).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 2
+
+    def plus(self, **more: str) -> "Facts":
+        """These facts and more."""
+        return Facts({**self, **more})
+
 
 KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (CheckpointError, OSError, TypeError, ValueError)
@@ -29,13 +42,7 @@ def share_texts(comm: Any, text: str) -> list[str]:
     return [part.tobytes().decode() for part in np.split(data, np.cumsum(sizes)[:-1])]
 
 
-def digest(facts: Facts) -> int:
-    """Number of 62 bits that tells different facts apart."""
-    text = json.dumps(facts).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 2
-
-
-def facts_of(optimizer: Optimizer) -> dict[str, str]:
+def facts_of(optimizer: Optimizer) -> Facts:
     """Class and numbers of an optimizer, the present rate among them."""
     plain = {
         name: str(value)
@@ -44,7 +51,7 @@ def facts_of(optimizer: Optimizer) -> dict[str, str]:
     }
     tables = {name: str(getattr(optimizer, name)) for name in ("lr_mult", "wd_mult")}
     rate = {"learning rate": str(optimizer.learning_rate)}
-    return {"optimizer": type(optimizer).__name__, **plain, **tables, **rate}
+    return Facts({"optimizer": type(optimizer).__name__, **plain, **tables, **rate})
 
 
 def attempt(work: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
@@ -55,19 +62,15 @@ def attempt(work: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception |
         return None, error
 
 
-def agree(
-    comm: Any, facts: Callable[[], Facts], number: int = 0, error: Exception | None = None
-) -> None:
+def agree(comm: Any, facts: Sequence[Facts] = (), error: Exception | None = None) -> None:
     """Return if no rank has an error and all have equal facts; else raise on every rank.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
         The ranks; all of them must call.
-    facts : callable
-        Returns what the ranks must have in common; asked only where they do not agree.
-    number : int
-        The :func:`digest` of the facts.
+    facts : sequence of Facts
+        What the ranks must have in common. Only digests are compared as long as they do.
     error : Exception, optional
         What went wrong on this rank.
     """
@@ -75,6 +78,7 @@ def agree(
         if error is not None:
             raise error
         return
+    number = hash(tuple(part.digest for part in facts)) >> 2  # of integers, so the same everywhere
     seen = np.array([error is not None, number, -number], np.int64)
     wait(comm.Iallreduce(MPI.IN_PLACE, seen, MPI.MAX))
     if seen[0]:
@@ -82,7 +86,8 @@ def agree(
         told = None if error is None else [(names or ["RuntimeError"])[0], str(error)]
         _raise_first(share_texts(comm, json.dumps(told)), error)
     if seen[1] != -seen[2]:
-        every = [json.loads(text) for text in share_texts(comm, json.dumps(dict(facts())))]
+        own = {name: fact for part in facts for name, fact in part.items()}
+        every = [json.loads(text) for text in share_texts(comm, json.dumps(own))]
         raise ValueError(f"ranks disagree: {_difference(every)}")
 
 
@@ -91,11 +96,11 @@ def _raise_first(texts: list[str], error: Exception | None) -> None:
     raise KINDS.get(told[0], RuntimeError)(f"rank {rank}: {told[1]}") from error
 
 
-def _difference(every: list[Facts]) -> str:
+def _difference(every: list[dict[str, str]]) -> str:
     """The first fact in which a rank differs from rank 0."""
     for rank, facts in enumerate(every):
         for name in dict.fromkeys([*every[0], *facts]):
             first, other = every[0].get(name, "nothing"), facts.get(name, "nothing")
             if first != other:
                 return f"for {name} rank 0 has {first}, rank {rank} has {other}"
-    return "their facts differ only in a digest"
+    raise AssertionError("digests of equal facts differ")

@@ -101,7 +101,8 @@ class Exchange:
             for table, (own, total) in zip(tables, pieces, strict=True):
                 table.update(own, total)
             self._lap("update")
-            self._gather(bucket)
+            if self.comm.size > 1:
+                self._gather(bucket)
 
     def _work(self, tables: Sequence[Table]) -> list[list[tuple[Pieces, int]]]:
         """Pieces of work of each bucket in each table; those of the last call if it was alike."""
@@ -137,10 +138,9 @@ class Exchange:
         if len(self._gathering) == DEPTH:
             self._unpack()
         packed = self.plan.borrow(bucket, bucket.group.dtype)
-        own = bucket.parts[self.rank]
-        if own:
+        if bucket.slices:
             first, last = bucket.starts[self.rank : self.rank + 2]
-            np.concatenate([self._new(*part) for part in own], out=packed[first:last])
+            np.concatenate(bucket.slices, out=packed[first:last])
         self._lap("packing")
         size = packed.itemsize
         counts, starts = ([size * n for n in each] for each in (bucket.counts, bucket.starts[:-1]))
@@ -149,12 +149,6 @@ class Exchange:
         self._gathering.append((bucket, request, packed))
         self._gathered += 1
         self._lap("communication")
-
-    def _new(self, place: int, first: int, last: int) -> Array:
-        """Elements of a slice of this rank."""
-        begin = self.plan.placements[place].cut(self.rank)
-        elements: Array = self.plan.slices[place].reshape(-1)[first - begin : last - begin]
-        return elements
 
     def _unpack(self) -> None:
         """Wait for the oldest bucket of weights and put them where they belong."""
@@ -174,6 +168,8 @@ class Exchange:
     def finish(self) -> None:
         """Gather the weights that have not been gathered yet."""
         self._lap("update")
+        if self.comm.size == 1 and not self.plan.copied:
+            return  # nobody has other weights
         for bucket in self.plan.buckets[self._gathered :]:
             self._gather(bucket)
         while self._gathering:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
-from fastopt.optimizer.base import Index
+from fastopt.optimizer.base import Array, Index
 
 __all__ = ["Form", "Placement", "placed"]
 
@@ -72,6 +72,12 @@ class Placement:
             return self.shape
         inner = () if self.form == "flat" else self.shape[1:]
         return ((last - first) // max(math.prod(inner), 1), *inner)
+
+    def slice_of(self, elements: Any, rank: int) -> Array:
+        """A rank's slice, of the elements in C order."""
+        first, last = self.part(rank)
+        cut: Array = elements[first:last].reshape(self.slice_shape(rank))
+        return cut
 
     def owners(self, ranks: int) -> Iterator[tuple[int, int, int]]:
         """Rank, first and last element of every slice that is not empty."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, zip_longest
+from operator import is_
 from typing import Any
 
 import numpy as np
 
 from fastopt.kernels.layout import real_of
+from fastopt.mpi.agreement import Facts
 from fastopt.mpi.placement import Placement
 from fastopt.optimizer.base import Array, Index
 
@@ -41,6 +43,8 @@ class Bucket:
         self.counts = [sum(last - first for _, first, last in own) for own in parts]
         self.starts = [0, *accumulate(self.counts)]
         self.first = first
+        self.slices: list[Array] = []
+        """Elements of the slices of this rank that it holds."""
 
     def own(self, rank: int) -> tuple[int, int]:
         """Where it begins and ends in the share of this rank."""
@@ -108,8 +112,9 @@ class Plan:
         This rank, and the number of ranks.
     limit : int
         Bytes of gradients in a bucket.
-    listed : frozenset of int
-        Tensors, by place, whose gradients list rows and do not travel in buckets.
+    listed : dict of int to str
+        Tensors, by place, whose gradients list rows and do not travel in buckets, with the dtype of
+        the values.
     """
 
     def __init__(
@@ -120,11 +125,12 @@ class Plan:
         rank: int,
         ranks: int,
         limit: int,
-        listed: frozenset[int] = frozenset(),
+        listed: dict[int, str],
     ) -> None:
         self.indices, self.weights, self.listed = indices, weights, listed
         self.placements = [placements[index] for index in indices]
-        self._seen = [_identity(weight) for weight in weights]
+        self._headers = [_header(weight) for weight in weights]
+        self.facts: Facts | None = None
         self.flats = [flat(weight) for weight in weights]
         self.copied = {k for k, each in enumerate(self.flats) if not isinstance(each, np.ndarray)}
         self.slices = [self._slice(place, rank) for place in range(len(weights))]
@@ -136,20 +142,23 @@ class Plan:
         self.grads: list[Any] = [None] * len(weights)
         for group in self.groups:
             group.cut(self.placements, rank, ranks, limit)
-            self._enter(group)
+            self._enter(group, rank)
         self.buckets = [bucket for group in self.groups for bucket in group.buckets]
         self.work: tuple[Any, ...] = ()  # what the exchange remembers of the last call
         self._spare: list[Array] = []
         self._room = max([b.starts[-1] * b.group.real.itemsize for b in self.buckets], default=0)
 
+        for bucket in group.buckets:
+            for place, first, last in bucket.parts[rank]:
+                begin = self.placements[place].cut(rank)
+                elements = self.slices[place].reshape(-1)
+                bucket.slices.append(elements[first - begin : last - begin])
+
     def _slice(self, place: int, rank: int) -> Array:
         """Slice of this rank."""
-        placement = self.placements[place]
-        first, last = placement.part(rank)
-        cut: Array = self.flats[place][first:last].reshape(placement.slice_shape(rank))
-        return cut
+        return self.placements[place].slice_of(self.flats[place], rank)
 
-    def _enter(self, group: Group) -> None:
+    def _enter(self, group: Group, rank: int) -> None:
         """Make gradients for the slices of this rank."""
         position = 0
         for place in group.places:
@@ -158,13 +167,12 @@ class Plan:
             self.grads[place] = group.grads[position:end].reshape(own.shape)
             position = end
 
-    def holds(self, indices: list[Index], weights: list[Any], listed: frozenset[int]) -> bool:
-        """Whether it was made for these indices and weights, which are where they were."""
+    def is_for(self, indices: list[Index], weights: list[Any]) -> bool:
+        """Whether it was made for these indices and weights, which are as they were."""
         return (
             indices == self.indices
-            and listed == self.listed
-            and all(a is b for a, b in zip(weights, self.weights, strict=True))
-            and [_identity(weight) for weight in weights] == self._seen
+            and all(map(is_, weights, self.weights))
+            and [_header(weight) for weight in weights] == self._headers
         )
 
     def borrow(self, bucket: Bucket, dtype: Any) -> Array:
@@ -183,6 +191,5 @@ class Plan:
             self.slices[place][...] = self._slice(place, rank)
 
 
-def _identity(weight: Array) -> tuple[Any, ...]:
-    header = weight.__array_interface__
-    return header["data"][0], header["strides"], weight.shape, weight.dtype
+def _header(weight: Array) -> tuple[Any, ...]:
+    return weight.shape, weight.strides, weight.dtype

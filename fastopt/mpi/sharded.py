@@ -15,7 +15,7 @@ from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.restore import restore
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.table import PARALLEL_FROM, Table, launch
-from fastopt.mpi.agreement import Facts, agree, attempt, digest, facts_of, share_texts
+from fastopt.mpi.agreement import Facts, agree, attempt, facts_of, share_texts
 from fastopt.mpi.checkpoint import (
     Saved,
     new_run,
@@ -122,8 +122,8 @@ class Sharded:
         scaler, clip = self.loss_scaler, self.clip_global_norm
         limits = {"loss scale": str(scaler and scaler.scale), "clip_global_norm": str(clip)}
         rates, problem = attempt(facts_of, self.optimizer)
-        known = {"call": call, **facts, **(rates or {}), **limits}
-        agree(self.comm, lambda: known, digest(known), error or problem)
+        known = [Facts({"call": call, **limits}), facts, rates or Facts()]
+        agree(self.comm, known, error or problem)
 
     # Checkpoints
 
@@ -147,7 +147,7 @@ class Sharded:
             A file cannot be written, on some rank. All ranks raise it; the old checkpoint is as it
             was.
         """
-        facts = {"path": os.fspath(path)}
+        facts = Facts(path=os.fspath(path))
         with self.optimizer.lock:
             self._agree("save", facts, None)
             run = share_texts(self.comm, new_run())[0]
@@ -178,10 +178,10 @@ class Sharded:
             A file is missing, damaged, of another run, or cannot be read, on some rank. All ranks
             raise it, and nothing changes.
         """
-        facts = {"path": os.fspath(path), "strict": str(strict)}
+        facts = Facts(path=os.fspath(path), strict=str(strict))
         with self.optimizer.lock:
             found, error = attempt(read_saved, self, path, self._kind)
-            self._agree("load", {**facts, "run": found[0] if found else ""}, error)
+            self._agree("load", facts.plus(run=found[0] if found else ""), error)
             saved: Saved = found[1]
             before = self._snapshot()
             skipped, error = attempt(restore, self.shard, saved.updater, strict)

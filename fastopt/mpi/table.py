@@ -11,7 +11,7 @@ from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.table import launch
-from fastopt.mpi.agreement import attempt
+from fastopt.mpi.agreement import Facts, attempt
 from fastopt.mpi.checkpoint import Saved
 from fastopt.mpi.placement import Placement
 from fastopt.mpi.rows import MOST_ROWS, Owners, Routes
@@ -96,8 +96,9 @@ class ShardedTable(Sharded):
     ) -> None:
         super().__init__(optimizer, comm, loss_scaler, clip_global_norm)
         made, error = attempt(self._made, shape, values, np.dtype(dtype), owners, index)
-        facts = {"shape": str(shape), "dtype": str(np.dtype(dtype)), "owners": owners}
-        self._agree("make a table", {**facts, "index": str(index)}, error)
+        given = {"shape": shape, "dtype": np.dtype(dtype), "owners": owners, "index": index}
+        facts = Facts({name: str(value) for name, value in given.items()})
+        self._agree("make a table", facts, error)
         self.index: Index
         self.shape: tuple[int, ...]
         self.index, self.shape, self.owners, self.weight = made
@@ -155,7 +156,7 @@ class ShardedTable(Sharded):
             A row is not one of the table, on some rank. All ranks raise it.
         """
         ids, error = attempt(self._ids, row_ids)
-        self._agree("pull", {}, error)
+        self._agree("pull", Facts(shape=str(self.shape)), error)
         wanted, positions = np.unique(ids, return_inverse=True)
         routes = Routes(self.comm, self.owners.of(wanted))
         found = self.weight[routes.there(self.owners.local(wanted))]
@@ -201,10 +202,10 @@ class ShardedTable(Sharded):
             raise TypeError(f"{words}: gradient must have dtype {expected}, got {given.dtype}")
         return given
 
-    def _facts(self, given: RowSparse | None) -> dict[str, str]:
+    def _facts(self, given: RowSparse | None) -> Facts:
         words = label(self.index, self.optimizer.idx2name)
         kind = given.dtype.name if given is not None else ""
-        return {f"the gradient of {words}": kind, "shape": str(self.shape)}
+        return Facts({f"the gradient of {words}": kind, "shape": str(self.shape)})
 
     def _weights(self) -> dict[Index, Array]:
         return {self.index: self.weight}

@@ -1,8 +1,5 @@
 """The sharded updater: data-parallel training with state that exists once over all ranks."""
 
-import zlib
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,14 +10,14 @@ from fastopt.mpi.agreement import Facts, attempt
 from fastopt.mpi.checkpoint import Saved
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.listed import Listed
-from fastopt.mpi.placement import Form, Placement, placed
+from fastopt.mpi.placement import Placement
 from fastopt.mpi.plan import Plan, flat
-from fastopt.mpi.sharded import Sharded
+from fastopt.mpi.planning import Planning
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.base import Array, Index
-from fastopt.optimizer.border import check, check_index, check_like, label
+from fastopt.optimizer.border import check_index, check_like, label
 from fastopt.optimizer.planning import round_into
-from fastopt.sparse import HALVES, RowSparse
+from fastopt.sparse import HALVES
 
 __all__ = ["ShardedUpdater"]
 
@@ -28,7 +25,7 @@ BUCKET = 1 << 22
 """Bytes of gradients that travel together, unless the user says otherwise."""
 
 
-class ShardedUpdater(Sharded):
+class ShardedUpdater(Planning):
     r"""Updater for data-parallel training on many processes, each of which keeps a share of state.
 
     All ranks have all weights, and gradients of their own part of a batch. In a call
@@ -101,11 +98,9 @@ class ShardedUpdater(Sharded):
         clip_global_norm: float | None = None,
         bucket_bytes: int = BUCKET,
     ) -> None:
-        self.bucket_bytes = count("bucket_bytes", bucket_bytes)
-        super().__init__(optimizer, comm, loss_scaler, clip_global_norm)
+        size = count("bucket_bytes", bucket_bytes)
+        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, size)
         self.seconds: dict[str, float] = {}
-        self._plan: Plan | None = None
-        self._copies: dict[Index, Array] = {}
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights with the sums of all ranks' gradients.
@@ -129,7 +124,7 @@ class ShardedUpdater(Sharded):
         """
         with self.optimizer.lock:
             found, error = attempt(self._planned, index, grad, weight)
-            self._agree("update", self._facts(*found) if found else {}, error)
+            self._agree("update", self._facts(found[0], found[2]) if found else Facts(), error)
             plan, grads, new = found
             exchange = Exchange(self.shard.sums, plan, grads)
             if new:
@@ -138,7 +133,7 @@ class ShardedUpdater(Sharded):
                     for k, i in enumerate(plan.indices)
                     if i in new
                 )
-            rows = {k: Listed(self.comm, plan.placements[k], grads[k]) for k in sorted(plan.listed)}
+            rows = {k: Listed(self.comm, plan.placements[k], grads[k]) for k in plan.listed}
             self._exchange(exchange, plan, new, rows)
 
     def _exchange(
@@ -147,12 +142,13 @@ class ShardedUpdater(Sharded):
         """Update the slices of this rank, and all weights with those of the others."""
         optimizer = self.optimizer
         grads = [rows[k].grad if k in rows else grad for k, grad in enumerate(plan.grads)]
-        for index, placement in zip(plan.indices, plan.placements, strict=True):
-            optimizer.offsets[index] = first = placement.cut(self.rank)
-            if index in self._masters and index not in self.states:
-                given = flat(self._masters[index])[first : placement.cut(self.rank + 1)]
-                shape = placement.slice_shape(self.rank)
-                optimizer.masters_given[index] = given.reshape(shape)
+        if plan is not self._plan:
+            for index, placement in zip(plan.indices, plan.placements, strict=True):
+                optimizer.offsets[index] = placement.cut(self.rank)
+        for index in self._masters.keys() & (self.placements | new).keys():
+            optimizer.masters_given[index] = (self.placements | new)[index].slice_of(
+                flat(self._masters[index]), self.rank
+            )
         plan.refresh(self.rank)
         with self._launching(exchange.launch, exchange.receive):
             try:
@@ -180,81 +176,10 @@ class ShardedUpdater(Sharded):
 
     def _follow(self, plan: Plan) -> None:
         """Round the copies of weights, and forget masters that have been taken over."""
-        for index, weight in zip(plan.indices, plan.weights, strict=True):
-            self._masters.pop(index, None)
-            if index in self._copies:
-                round_into(self._copies[index], weight)
-
-    # Plans
-
-    def _planned(
-        self, index: Any, grad: Any, weight: Any
-    ) -> tuple[Plan, list[Any], dict[Index, Placement]]:
-        """Plan, flat gradients, and placements of indices that are new."""
-        if isinstance(index, (list, tuple)):
-            indices = [check_index(each) for each in index]
-            grads, weights = _lists(len(indices), grad, weight)
-        else:
-            indices, grads, weights = [check_index(index)], [grad], [weight]
-        grads = [self._check(*each) for each in zip(indices, grads, weights, strict=True)]
-        listed = frozenset(k for k, each in enumerate(grads) if isinstance(each, RowSparse))
-        plan, new = self._plan, dict[Index, Placement]()
-        if plan is None or not plan.holds(indices, weights, listed):
-            _check_apart(indices, weights, self.optimizer.idx2name)
-            new = self._placed(indices, weights, listed)
-            known, limit = self.placements | new, self.bucket_bytes
-            plan = Plan(indices, weights, known, self.rank, self.ranks, limit, listed)
-        return plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new
-
-    def _check(self, index: Index, grad: Any, weight: Any) -> Any:
-        """The gradient, if a tensor is what it must be; else raise TypeError or ValueError."""
-        words, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
-        grad = check(words, weight, grad, copy)
-        if isinstance(grad, RowSparse) and not self.optimizer.native:
-            grad = grad.to_dense()
-        if copy is not None:
-            self.optimizer._check_copy(words, weight, copy)
-        placement = self.placements.get(index)
-        if placement and (placement.shape, placement.dtype) != (weight.shape, weight.dtype.name):
-            raise ValueError(
-                f"{words}: state is kept for shape {placement.shape} and {placement.dtype}, got a "
-                f"weight of shape {weight.shape} and {weight.dtype}"
-            )
-        if placement and placement.form == "flat" and isinstance(grad, RowSparse):
-            raise TypeError(
-                f"{words}: the first gradient was dense, and the state is not cut between rows; "
-                "where gradients may list rows, the first one must"
-            )
-        return grad
-
-    def _placed(
-        self, indices: Sequence[Index], weights: Sequence[Array], listed: frozenset[int]
-    ) -> dict[Index, Placement]:
-        """Placements of the indices that have none."""
-        new = (
-            (index, weight.shape, weight.dtype.name, self._form(index, k in listed))
-            for k, (index, weight) in enumerate(zip(indices, weights, strict=True))
-            if index not in self.placements
-        )
-        return placed(new, self.ranks)
-
-    def _form(self, index: Index, listed: bool) -> Form:
-        if not self.optimizer.native:
-            return "whole"
-        rule = self.optimizer._rule_of(index)
-        return "rows" if listed or (rule and rule.row) else "flat"
-
-    def _facts(self, plan: Plan, grads: Sequence[Any], new: dict[Index, Placement]) -> Facts:
-        """What a call must have in common on all ranks."""
-        names, facts = self.optimizer.idx2name, {"tensors": str(len(plan.indices))}
-        for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
-            words = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
-            if k in plan.listed:
-                words += f" with a gradient that lists rows of {grads[k].dtype}"
-            if index in new:
-                words += f" with values of CRC32 {_crc(plan.weights[k])}"
-            facts[f"tensor {k}"] = words
-        return {**facts, "bucket_bytes": str(self.bucket_bytes)}
+        for index in self._masters.keys() & self.states.keys():
+            del self._masters[index]
+        for index in self._copies.keys() & set(plan.indices):
+            round_into(self._copies[index], plan.weights[plan.indices.index(index)])
 
     def _take_up(self, saved: Saved) -> None:
         super()._take_up(saved)
@@ -281,9 +206,7 @@ class ShardedUpdater(Sharded):
             raise ValueError(
                 f"{words}: master must have shape {placement.shape}, got {array.shape}"
             )
-        first, last = placement.part(self.rank)
-        own = flat(array)[first:last].reshape(placement.slice_shape(self.rank))
-        self.shard.set_master(index, own)
+        self.shard.set_master(index, placement.slice_of(flat(array), self.rank))
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Keep a half-precision copy of a float32 weight on this rank: each update writes it too.
@@ -297,27 +220,3 @@ class ShardedUpdater(Sharded):
         words = label(index, self.optimizer.idx2name)
         check_like(words, "copy", array, HALVES, np.shape(array))
         self._copies[index] = array
-
-
-def _lists(number: int, grads: Any, weights: Any) -> tuple[list[Any], list[Any]]:
-    for role, given in (("gradients", grads), ("weights", weights)):
-        if not isinstance(given, (list, tuple)) or len(given) != number:
-            raise TypeError(f"a list of {number} indices needs a list of as many {role}")
-    return list(grads), list(weights)
-
-
-def _check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[Any, str]) -> None:
-    """Raise ValueError if an index comes twice or two weights share memory."""
-    seen: set[Index] = set()
-    for index in indices:
-        if index in seen:
-            raise ValueError(f"{label(index, names)} comes twice in the list")
-        seen.add(index)
-    bounds = sorted((*np.lib.array_utils.byte_bounds(w), k) for k, w in enumerate(weights))
-    for (_, end, k), (begin, _, other) in pairwise(bounds):
-        if begin < end and np.shares_memory(weights[k], weights[other]):
-            raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")
-
-
-def _crc(weight: Array) -> int:
-    return zlib.crc32(np.ascontiguousarray(weight).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,195 @@
+"""Time of a sharded step of Adam by its parts, beside what a model of memory and network says.
+
+    python scaling.py            1, 2 and 4 ranks on this machine, then what the model says of more
+
+A parent starts ``mpiexec`` for each number of ranks. There, steps and probes of what the model is
+made of take turns, all ranks at once, so that they meet the same disturbances.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from benchmarks.lists import SMALL, Shapes, elements, resnet50
+
+MODELS: dict[str, Shapes] = {"ResNet-50": resnet50(), "1,000 x 1,000": SMALL}
+PARTS = ("packing", "communication", "update")
+BYTES = 4
+"""Bytes of a gradient and of a weight."""
+
+NETWORK, LATENCY = 12.5e9, 2e-6
+"""What predictions assume of a network: bytes a second each way, and seconds for a message."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step is made of, in seconds; the first three for an element."""
+
+    copy: float
+    """Copying a number from one place in memory to another."""
+    exchange: float
+    """Summing gradients with reduce-scatter and collecting weights with all-gather."""
+    update: float
+    """Updating on one rank."""
+    call: float
+    """A call on as many tensors of one element."""
+
+    def step(self, size: int, ranks: int) -> dict[str, float]:
+        """Seconds of the parts of a step, in which each number is packed and put back once."""
+        return {
+            "packing": 2 * size * self.copy,
+            "communication": size * self.exchange,
+            "update": size / ranks * self.update,
+            "call": self.call,
+        }
+
+
+def sent(size: int, ranks: int) -> float:
+    """Bytes that each rank sends in a step, and receives."""
+    return 2 * BYTES * size * (ranks - 1) / ranks
+
+
+def predicted(costs: Costs, size: int, ranks: int, bucket: int) -> dict[str, float]:
+    """Seconds of the parts where each rank has a node like this machine, and the assumed network.
+
+    Reduce-scatter and all-gather take log2(ranks) messages one after the other for each bucket.
+    """
+    messages = 2 * math.ceil(math.log2(ranks)) * math.ceil(BYTES * size / bucket)
+    parts = costs.step(size, ranks)
+    parts["communication"] = sent(size, ranks) / NETWORK + messages * LATENCY
+    return parts
+
+
+def clocked(comm, work) -> float:
+    """Seconds until the slowest rank has done some work that all begin together."""
+    from mpi4py import MPI
+
+    comm.Barrier()
+    begin = time.perf_counter()
+    work()
+    return comm.allreduce(time.perf_counter() - begin, op=MPI.MAX)
+
+
+def sharded(comm, shapes: Shapes):
+    """Sharded updater and a step of it."""
+    from fastopt import optimizer
+    from fastopt.mpi import ShardedUpdater
+
+    updater = ShardedUpdater(optimizer.Adam(), comm)
+    draw = np.random.default_rng(0).standard_normal
+    weights, grads = ([draw(shape, np.float32) for shape in shapes] for _ in range(2))
+    indices = list(range(len(shapes)))
+    return updater, lambda: updater(indices, grads, weights)
+
+
+def probes(comm, size: int, bucket: int):
+    """Work that shows the cost of a copy, an exchange and an update of `size` elements."""
+    from mpi4py import MPI
+
+    from fastopt import optimizer
+    from fastopt.mpi.collectives import wait
+
+    source, target = np.ones((2, size), np.float32)
+    share = max(bucket // BYTES // comm.size, 1)
+    whole, own = np.ones(share * comm.size, np.float32), np.ones(share, np.float32)
+    buckets = math.ceil(size / len(whole))
+    slices = np.ones((2, max(size // comm.size, 1)), np.float32)
+    alone = optimizer.get_updater(optimizer.Adam())
+
+    def exchange():
+        for _ in range(buckets):
+            wait(comm.Ireduce_scatter(whole, own, [share] * comm.size, MPI.SUM))
+            wait(comm.Iallgather(own, whole))
+
+    works = {
+        "copy": lambda: np.copyto(target, source),
+        "exchange": exchange,
+        "update": lambda: alone(0, slices[1], slices[0]),
+    }
+    return works, {"copy": size, "exchange": buckets * len(whole), "update": slices.shape[1]}
+
+
+def measure(name: str, rounds: int) -> dict[str, object]:
+    """Medians of a step, of its parts, and of what it costs, on the ranks of this job."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    shapes = MODELS[name]
+    updater, step = sharded(comm, shapes)
+    _, tiny = sharded(comm, [(1,)] * len(shapes))
+    works, counts = probes(comm, elements(shapes), updater.bucket_bytes)
+    works = {"step": step, "call": tiny, **works}
+    times: dict[str, list[float]] = {key: [] for key in works}
+    parts: dict[str, list[float]] = {part: [] for part in PARTS}
+    for turn in range(rounds + 2):
+        for key, work in works.items():
+            seconds = clocked(comm, work)
+            if turn >= 2:
+                times[key].append(seconds)
+                if key == "step":
+                    for part in PARTS:
+                        parts[part].append(updater.seconds[part])
+    medians = {key: float(np.median(column)) for key, column in times.items()}
+    costs = {key: medians[key] / count for key, count in counts.items()}
+    return {
+        "step": medians["step"],
+        "parts": {part: float(np.median(column)) for part, column in parts.items()},
+        "costs": {**costs, "call": medians["call"]},
+    }
+
+
+def started(ranks: int, name: str, rounds: int) -> dict[str, dict]:
+    """Measure in a job of so many ranks."""
+    beside = str(Path(sys.executable).parent)
+    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    if mpiexec is None:
+        sys.exit("scaling.py needs mpiexec, as of pip install mpich")
+    command = [mpiexec, "-n", str(ranks), sys.executable, __file__, "--name", name]
+    done = subprocess.run([*command, "--rounds", str(rounds)], check=True, capture_output=True)
+    return json.loads(done.stdout)
+
+
+def row(name: str, ranks: int, parts: dict[str, float], step: float | None = None) -> str:
+    """Line of a table, in milliseconds."""
+    columns = [parts[part] for part in PARTS]
+    columns += [step if step is not None else sum(parts.values())]
+    return f"| {name} | {ranks} | " + " | ".join(f"{1e3 * each:.2f}" for each in columns) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--name", choices=MODELS, help="measure this on the ranks of this job")
+    args = parser.parse_args()
+    if args.name:
+        from mpi4py import MPI
+
+        measured = measure(args.name, args.rounds)
+        if MPI.COMM_WORLD.rank == 0:
+            print(json.dumps(measured))
+        return
+    from fastopt.mpi.updater import BUCKET
+
+    for name, shapes in MODELS.items():
+        size = elements(shapes)
+        print(f"| {name} | ranks | {' | '.join(PARTS)} | step |\n|---|---|---|---|---|---|")
+        costs: dict[int, Costs] = {}
+        for ranks in (1, 2, 4):
+            found = started(ranks, name, args.rounds)
+            costs[ranks] = Costs(**found["costs"])
+            print(row("measured", ranks, found["parts"], found["step"]))
+            print(row("model", ranks, costs[ranks].step(size, ranks)), flush=True)
+        for ranks in (64, 1024):
+            print(row("prediction", ranks, predicted(costs[1], size, ranks, BUCKET)))
+        print(f"costs on one rank: {costs[1]}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""From a list call to a plan: what a call must be given, and what all ranks must agree on."""
+
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from fastopt.amp import LossScaler
+from fastopt.mpi.agreement import Facts
+from fastopt.mpi.placement import Form, Placement, placed
+from fastopt.mpi.plan import Plan, flat
+from fastopt.mpi.sharded import Sharded
+from fastopt.optimizer import Optimizer
+from fastopt.optimizer.base import Array, Index
+from fastopt.optimizer.border import check, check_index, label
+from fastopt.sparse import RowSparse
+
+__all__ = ["Planning"]
+
+
+class Planning(Sharded):
+    """Abstract base of :class:`~fastopt.mpi.ShardedUpdater`, which documents the arguments."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        comm: Any,
+        loss_scaler: LossScaler | None,
+        clip_global_norm: float | None,
+        bucket_bytes: int,
+    ) -> None:
+        super().__init__(optimizer, comm, loss_scaler, clip_global_norm)
+        self.bucket_bytes = bucket_bytes
+        self._plan: Plan | None = None
+        self._copies: dict[Index, Array] = {}
+
+    def _planned(
+        self, index: Any, grad: Any, weight: Any
+    ) -> tuple[Plan, list[Any], dict[Index, Placement]]:
+        """Plan, flat gradients, and placements of indices that are new."""
+        if isinstance(index, (list, tuple)):
+            indices = [check_index(each) for each in index]
+            grads, weights = _lists(len(indices), grad, weight)
+        else:
+            indices, grads, weights = [check_index(index)], [grad], [weight]
+        plan, new = self._plan, dict[Index, Placement]()
+        known = plan is not None and not self._copies and plan.is_for(indices, weights)
+        grads = [
+            grad if known and _fits(grad, weight) else self._check(index, grad, weight)
+            for index, grad, weight in zip(indices, grads, weights, strict=True)
+        ]
+        listed = {k: g.dtype.name for k, g in enumerate(grads) if isinstance(g, RowSparse)}
+        if plan is None or plan.listed != listed or not plan.is_for(indices, weights):
+            _check_apart(indices, weights, self.optimizer.idx2name)
+            new = self._placed(indices, weights, listed)
+            places, limit = self.placements | new, self.bucket_bytes
+            plan = Plan(indices, weights, places, self.rank, self.ranks, limit, listed)
+        return plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new
+
+    def _check(self, index: Index, grad: Any, weight: Any) -> Any:
+        """The gradient, if a tensor is what it must be; else raise TypeError or ValueError."""
+        words, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
+        grad = check(words, weight, grad, copy)
+        if isinstance(grad, RowSparse) and not self.optimizer.native:
+            grad = grad.to_dense()
+        if copy is not None:
+            self.optimizer._check_copy(words, weight, copy)
+        placement = self.placements.get(index)
+        if placement and (placement.shape, placement.dtype) != (weight.shape, weight.dtype.name):
+            raise ValueError(
+                f"{words}: state is kept for shape {placement.shape} and {placement.dtype}, got a "
+                f"weight of shape {weight.shape} and {weight.dtype}"
+            )
+        if placement and placement.form == "flat" and isinstance(grad, RowSparse):
+            raise TypeError(
+                f"{words}: the first gradient was dense, and the state is not cut between rows; "
+                "where gradients may list rows, the first one must"
+            )
+        return grad
+
+    def _placed(
+        self, indices: Sequence[Index], weights: Sequence[Array], listed: dict[int, str]
+    ) -> dict[Index, Placement]:
+        """Placements of the indices that have none."""
+        new = (
+            (index, weight.shape, weight.dtype.name, self._form(index, k in listed))
+            for k, (index, weight) in enumerate(zip(indices, weights, strict=True))
+            if index not in self.placements
+        )
+        return placed(new, self.ranks)
+
+    def _form(self, index: Index, listed: bool) -> Form:
+        if not self.optimizer.native:
+            return "whole"
+        rule = self.optimizer._rule_of(index)
+        return "rows" if listed or (rule and rule.row) else "flat"
+
+    def _facts(self, plan: Plan, new: dict[Index, Placement]) -> Facts:
+        """What a call must have in common on all ranks."""
+        if plan.facts is None:
+            names = self.optimizer.idx2name
+            told = {"tensors": str(len(plan.indices)), "bucket_bytes": str(self.bucket_bytes)}
+            for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
+                words = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
+                listed = plan.listed.get(k)
+                rows = f", with a gradient that lists rows of {listed}" if listed else ""
+                told[f"tensor {k}"] = words + rows
+            plan.facts = Facts(told)
+        values = {
+            f"the CRC32 of the values of {label(index, self.optimizer.idx2name)}": str(_crc(weight))
+            for index, weight in zip(plan.indices, plan.weights, strict=True)
+            if index in new
+        }
+        return plan.facts.plus(**values) if new else plan.facts
+
+
+def _fits(grad: Any, weight: Array) -> bool:
+    """Whether a gradient is surely one for a weight that is known."""
+    return (
+        type(grad) is np.ndarray
+        and grad.dtype is weight.dtype
+        and grad.shape == weight.shape
+        and not np.may_share_memory(grad, weight)
+    )
+
+
+def _lists(number: int, grads: Any, weights: Any) -> tuple[list[Any], list[Any]]:
+    for role, given in (("gradients", grads), ("weights", weights)):
+        if not isinstance(given, (list, tuple)) or len(given) != number:
+            raise TypeError(f"a list of {number} indices needs a list of as many {role}")
+    return list(grads), list(weights)
+
+
+def _check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[Any, str]) -> None:
+    """Raise ValueError if an index comes twice or two weights share memory."""
+    seen: set[Index] = set()
+    for index in indices:
+        if index in seen:
+            raise ValueError(f"{label(index, names)} comes twice in the list")
+        seen.add(index)
+    bounds = sorted((*np.lib.array_utils.byte_bounds(w), k) for k, w in enumerate(weights))
+    for (_, end, k), (begin, _, other) in pairwise(bounds):
+        if begin < end and np.shares_memory(weights[k], weights[other]):
+            raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")
+
+
+def _crc(weight: Array) -> int:
+    return zlib.crc32(np.ascontiguousarray(weight).reshape(-1).view(np.uint8).data)

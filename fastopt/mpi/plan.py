@@ -148,12 +148,6 @@ class Plan:
         self._spare: list[Array] = []
         self._room = max([b.starts[-1] * b.group.real.itemsize for b in self.buckets], default=0)
 
-        for bucket in group.buckets:
-            for place, first, last in bucket.parts[rank]:
-                begin = self.placements[place].cut(rank)
-                elements = self.slices[place].reshape(-1)
-                bucket.slices.append(elements[first - begin : last - begin])
-
     def _slice(self, place: int, rank: int) -> Array:
         """Slice of this rank."""
         return self.placements[place].slice_of(self.flats[place], rank)
@@ -166,6 +160,11 @@ class Plan:
             end = position + own.size
             self.grads[place] = group.grads[position:end].reshape(own.shape)
             position = end
+        for bucket in group.buckets:
+            for place, first, last in bucket.parts[rank]:
+                begin = self.placements[place].cut(rank)
+                elements = self.slices[place].reshape(-1)
+                bucket.slices.append(elements[first - begin : last - begin])
 
     def is_for(self, indices: list[Index], weights: list[Any]) -> bool:
         """Whether it was made for these indices and weights, which are as they were."""

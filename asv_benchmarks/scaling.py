@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +43,9 @@ class Costs:
     """A call on as many tensors of one element."""
 
     def step(self, size: int, ranks: int) -> dict[str, float]:
-        """Seconds of the parts of a step, in which each number is packed and put back once."""
+        """Seconds of the parts of a step: each number is packed, and one of others put back."""
         return {
-            "packing": 2 * size * self.copy,
+            "packing": (1 + (ranks > 1)) * size * self.copy,
             "communication": size * self.exchange,
             "update": size / ranks * self.update,
             "call": self.call,
@@ -98,22 +99,37 @@ def probes(comm, size: int, bucket: int):
 
     source, target = np.ones((2, size), np.float32)
     share = max(bucket // BYTES // comm.size, 1)
-    whole, own = np.ones(share * comm.size, np.float32), np.ones(share, np.float32)
-    buckets = math.ceil(size / len(whole))
+    wholes = np.ones((3, share * comm.size), np.float32)  # in turn, as operations overlap
+    owns = np.ones((3, share), np.float32)
+    buckets = math.ceil(size / wholes.shape[1])
     slices = np.ones((2, max(size // comm.size, 1)), np.float32)
     alone = optimizer.get_updater(optimizer.Adam())
 
+    def copy():
+        for first in range(0, size, wholes.shape[1]):
+            part = source[first : first + wholes.shape[1]]
+            packed = wholes[0, : len(part)]
+            packed[:] = part
+            target[first : first + len(part)] = packed
+
     def exchange():
-        for _ in range(buckets):
-            wait(comm.Ireduce_scatter(whole, own, [share] * comm.size, MPI.SUM))
-            wait(comm.Iallgather(own, whole))
+        pending = deque()
+        for k in range(buckets):
+            own, whole = owns[k % 3], wholes[k % 3]
+            pending.append(comm.Ireduce_scatter(whole, own, [share] * comm.size, MPI.SUM))
+            wait(pending.popleft())
+            pending.append(comm.Iallgather(own, whole))
+            if len(pending) == 2:
+                wait(pending.popleft())
+        wait(pending.popleft())
 
     works = {
-        "copy": lambda: np.copyto(target, source),
+        "copy": copy,
         "exchange": exchange,
         "update": lambda: alone(0, slices[1], slices[0]),
     }
-    return works, {"copy": size, "exchange": buckets * len(whole), "update": slices.shape[1]}
+    counts = {"copy": 2 * size, "exchange": buckets * wholes.shape[1], "update": slices.shape[1]}
+    return works, counts
 
 
 def measure(name: str, rounds: int) -> dict[str, object]:

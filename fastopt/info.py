@@ -133,7 +133,11 @@ def threads() -> str:
     limit = f"{usable} of {os.cpu_count()} CPUs may be used"
     if setting := os.environ.get("NUMBA_NUM_THREADS"):
         limit += f", NUMBA_NUM_THREADS={setting}"
-    return f"{numba.get_num_threads()}; {limit}"
+    try:
+        number = numba.get_num_threads()
+    except ValueError:  # no threading layer
+        number = numba.config.NUMBA_NUM_THREADS
+    return f"{number}; {limit}"
 
 
 STARTERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")

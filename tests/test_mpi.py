@@ -93,6 +93,11 @@ def test_a_rank_that_raises_ends_the_job_with_its_message(mpi):
     assert "not reached" not in done.stdout
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_examples_of_the_documentation_run(mpi, ranks, tmp_path):
+    assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_docs", tmp_path), "mpi_docs")
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_trainer_shares_its_updates_out(mpi, ranks, tmp_path):
     assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_trainer", tmp_path), "mpi_trainer")

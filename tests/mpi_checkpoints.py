@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from cases import CASES
+from cases import CASES, Case
 from many import everything, frozen, normal
 from mpi_common import comm, copied, exact, raised, summed
 
@@ -18,6 +18,19 @@ SHAPES = {"fc_weight": (40, 7), "fc_bias": (7,), "empty": (0, 3), "out_weight": 
 NAMES = dict(enumerate(SHAPES))
 RANKS = 4
 """Shares that a batch has, whatever the number of ranks."""
+
+
+@optimizer.register
+class Normalized(optimizer.Optimizer):
+    """Written in NumPy: each tensor is whole, on one rank."""
+
+    def create_state(self, index, weight):
+        return np.zeros_like(weight)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        state += grad
+        weight -= self._get_lr(index) * state / (1 + np.linalg.norm(state))
 
 
 def grads_of(step, sizes=SHAPES):
@@ -46,7 +59,7 @@ def cases_of_all_kinds():
         "groupadagrad",
         "lamb",
     )
-    return [case for case in CASES if str(case) in chosen]
+    return [*(case for case in CASES if str(case) in chosen), Case("normalized", wd=0.0)]
 
 
 def kinds_for(case):
@@ -72,6 +85,7 @@ def check_a_run_goes_on_where_it_was(folder):
         updater.save(path)
         other, saved = started(case, loss_scaler=LossScaler(init_scale=8.0))[0], copied(weights[0])
         others = [saved, *map(copied, weights[1:])]
+        step(other, list(map(copied, weights)), case, 9)  # it knows the parameters already
         other.optimizer.lr = 7.0
         assert other.load(path) == ([], [])
         assert other.loss_scaler.scale == 2

@@ -4,6 +4,7 @@ import numpy as np
 from mpi_common import comm, raised
 
 from fastopt import optimizer
+from fastopt.lr_scheduler import FactorScheduler
 from fastopt.mpi import ShardedTable, ShardedUpdater
 
 LAST = comm.rank == comm.size - 1
@@ -36,6 +37,9 @@ def check_ranks_that_disagree():
     with told("for optimizer", "NAG"):
         made = optimizer.NAG() if LAST else optimizer.SGD()
         ShardedUpdater(made, comm)(0, ones, ones.copy())
+    with told("for lr_scheduler", "0.25"):
+        rate = 0.25 if LAST else 0.5
+        updater(lr_scheduler=FactorScheduler(step=1, base_lr=rate))(0, ones, ones.copy())
     with told("for clip_global_norm"):
         ShardedUpdater(optimizer.SGD(), comm, clip_global_norm=1.0 if LAST else None)(
             0, ones, ones.copy()
@@ -60,12 +64,11 @@ def check_a_call_after_an_error_works():
 
 
 def check_errors_of_other_kinds_are_told_too():
-    class Broken(optimizer.SGD):
-        @property
-        def learning_rate(self):
-            if LAST:
-                raise KeyError("no rate")
-            return 0.1
+    class Odd(float):
+        def __str__(self):
+            raise LookupError("cannot be told")
 
-    with raised((RuntimeError, KeyError), "no rate"):
-        ShardedUpdater(Broken(), comm)(0, np.ones(2), np.ones(2))
+    made = optimizer.SGD()
+    made.odd = Odd(1) if LAST else 1.0
+    with raised(RuntimeError, f"rank {comm.size - 1}: cannot be told"):
+        ShardedUpdater(made, comm)(0, np.ones(2), np.ones(2))

@@ -179,6 +179,12 @@ def check_gradients_that_list_rows():
                 joined.append(summed(parts) if k == 1 else tuple(map(np.concatenate, pairs)))
             alone([*shapes], joined, theirs)
             assert frozen(ours) == frozen(theirs), name
+        if "sparse_decay" in arguments:
+            sharded.flush("table")
+            alone.flush("table", theirs[0])
+            assert frozen(ours) == frozen(theirs), name
+            with raised(ValueError, "flush needs the weight"):
+                sharded.flush("other")
         if name == "adam":
             elements = sum(w.size for w in weights)
             assert state_bytes(sharded.states) <= 2 * 4 * (elements / comm.size + 3)

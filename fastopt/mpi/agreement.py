@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -43,15 +43,21 @@ def share_texts(comm: Any, text: str) -> list[str]:
 
 
 def facts_of(optimizer: Optimizer) -> Facts:
-    """Class and numbers of an optimizer, the present rate among them."""
-    plain = {
+    """Class and numbers of an optimizer and of its schedule."""
+    schedule = optimizer.lr_scheduler
+    described = f"{type(schedule).__name__} {_numbers(getattr(schedule, '__dict__', {}))}"
+    tables = {name: str(getattr(optimizer, name)) for name in ("lr_mult", "wd_mult")}
+    kind = {"optimizer": type(optimizer).__name__, "lr_scheduler": described}
+    return Facts({**kind, **_numbers(vars(optimizer)), **tables})
+
+
+def _numbers(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """Attributes that are numbers or words."""
+    return {
         name: str(value)
-        for name, value in vars(optimizer).items()
+        for name, value in attributes.items()
         if value is None or isinstance(value, (bool, int, float, str))
     }
-    tables = {name: str(getattr(optimizer, name)) for name in ("lr_mult", "wd_mult")}
-    rate = {"learning rate": str(optimizer.learning_rate)}
-    return Facts({"optimizer": type(optimizer).__name__, **plain, **tables, **rate})
 
 
 def attempt(work: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:

@@ -11,7 +11,7 @@ from fastopt.amp import LossScaler
 from fastopt.mpi.agreement import Facts
 from fastopt.mpi.placement import Form, Placement, placed
 from fastopt.mpi.plan import Plan, flat
-from fastopt.mpi.sharded import Sharded
+from fastopt.mpi.resumable import Resumable
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.base import Array, Index
 from fastopt.optimizer.border import check, check_index, label
@@ -20,7 +20,7 @@ from fastopt.sparse import RowSparse
 __all__ = ["Planning"]
 
 
-class Planning(Sharded):
+class Planning(Resumable):
     """Abstract base of :class:`~fastopt.mpi.ShardedUpdater`, which documents the arguments."""
 
     def __init__(

@@ -1,7 +1,6 @@
 """What sharded updaters and tables have in common."""
 
 import copy
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,20 +9,9 @@ from typing import Any
 import numpy as np
 
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.checkpoint.files import PathLike
-from fastopt.checkpoint.parameters import Skipped
-from fastopt.checkpoint.restore import restore
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.table import PARALLEL_FROM, Table, launch
-from fastopt.mpi.agreement import Facts, agree, attempt, facts_of, share_texts
-from fastopt.mpi.checkpoint import (
-    Saved,
-    new_run,
-    read_saved,
-    remove_others,
-    write_index,
-    write_shard,
-)
+from fastopt.mpi.agreement import Facts, agree, attempt, facts_of
 from fastopt.mpi.job import leader_first, private
 from fastopt.mpi.placement import Form, Placement
 from fastopt.mpi.sums import Sums
@@ -119,109 +107,14 @@ class Sharded:
 
     def _agree(self, call: str, facts: Facts, error: Exception | None) -> None:
         """Raise on all ranks unless all do the same `call` without an error."""
+        if self.ranks == 1:
+            agree(self.comm, (), error)
+            return
         scaler, clip = self.loss_scaler, self.clip_global_norm
         limits = {"loss scale": str(scaler and scaler.scale), "clip_global_norm": str(clip)}
         rates, problem = attempt(facts_of, self.optimizer)
         known = [Facts({"call": call, **limits}), facts, rates or Facts()]
         agree(self.comm, known, error or problem)
-
-    # Checkpoints
-
-    def save(self, path: PathLike) -> None:
-        """Write all that a later run needs to go on; all ranks call. See :meth:`load`.
-
-        Each rank writes a file of its own next to `path`; the file `path`, which lists them, comes
-        last and takes the place of an older one, whose files are then removed. A job that ends at
-        any moment leaves the old checkpoint or the new one.
-
-        Parameters
-        ----------
-        path : str or os.PathLike
-            A safetensors file in a directory that all ranks can write to, the same on all ranks.
-
-        Raises
-        ------
-        TypeError
-            See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
-        OSError
-            A file cannot be written, on some rank. All ranks raise it; the old checkpoint is as it
-            was.
-        """
-        facts = Facts(path=os.fspath(path))
-        with self.optimizer.lock:
-            self._agree("save", facts, None)
-            run = share_texts(self.comm, new_run())[0]
-            _, error = attempt(write_shard, self, path, run, self._weights())
-            self._agree("save", facts, error)
-            if self.rank == 0:
-                _, error = attempt(write_index, self, path, run, self._kind, self._masters)
-            self._agree("save", facts, error)
-            if self.rank == 0:
-                _, error = attempt(remove_others, path, run)
-            self._agree("save", facts, error)
-
-    def load(self, path: PathLike, strict: bool = True) -> Skipped:
-        """Take up what :meth:`save` wrote on any number of ranks; all ranks call.
-
-        Takes and returns what :meth:`Updater.load <fastopt.optimizer.Updater.load>` does.
-
-        Parameters
-        ----------
-        path : str or os.PathLike
-            From :meth:`save`.
-        strict : bool
-            Refuse a checkpoint that lacks parameters of this updater or has others. Default True.
-
-        Raises
-        ------
-        fastopt.checkpoint.CheckpointError, OSError
-            A file is missing, damaged, of another run, or cannot be read, on some rank. All ranks
-            raise it, and nothing changes.
-        """
-        facts = Facts(path=os.fspath(path), strict=str(strict))
-        with self.optimizer.lock:
-            found, error = attempt(read_saved, self, path, self._kind)
-            self._agree("load", facts.plus(run=found[0] if found else ""), error)
-            saved: Saved = found[1]
-            before = self._snapshot()
-            skipped, error = attempt(restore, self.shard, saved.updater, strict)
-            try:
-                self._agree("load", facts, error)
-            except BaseException:
-                self._put_back(before)
-                raise
-            self._take_up(saved)
-            result: Skipped = skipped
-            return result
-
-    @property
-    def _kind(self) -> str:
-        """What files of this kind are from."""
-        return type(self).__name__
-
-    def _weights(self) -> dict[Index, Array]:
-        """Weights that live here only."""
-        return {}
-
-    def _take_up(self, saved: Saved) -> None:
-        """Go on from what was saved besides the states."""
-        self.placements.update(saved.placements)
-        self._masters = saved.masters
-
-    def _snapshot(self) -> tuple[Any, ...]:
-        """All that :meth:`load` replaces."""
-        scaler, shard = self.loss_scaler, self.shard
-        scale = scaler.state_dict() if scaler else None
-        return vars(self.optimizer).copy(), vars(shard).copy(), scale
-
-    def _put_back(self, before: tuple[Any, ...]) -> None:
-        optimizer, shard, scale = before
-        vars(self.optimizer).update(optimizer)
-        vars(self.shard).update(shard)
-        if self.loss_scaler:
-            self.loss_scaler.load_state_dict(scale)
-
-    # Updates
 
     @contextmanager
     def _launching(

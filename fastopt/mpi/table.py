@@ -14,8 +14,8 @@ from fastopt.kernels.table import launch
 from fastopt.mpi.agreement import Facts, attempt
 from fastopt.mpi.checkpoint import Saved
 from fastopt.mpi.placement import Placement
+from fastopt.mpi.resumable import Resumable
 from fastopt.mpi.rows import MOST_ROWS, Owners, Routes
-from fastopt.mpi.sharded import Sharded
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.base import Array, Index
 from fastopt.optimizer.border import check_index, label, listed
@@ -26,7 +26,7 @@ __all__ = ["ShardedTable"]
 Values = Callable[[Array], ArrayLike]
 
 
-class ShardedTable(Sharded):
+class ShardedTable(Resumable):
     """A table whose rows, with their state, live each on one rank.
 
     Rows are pulled from their owners where they are needed, and gradients that list rows are

@@ -8,6 +8,7 @@ from fastopt.amp import LossScaler
 from fastopt.arguments import count
 from fastopt.mpi.agreement import Facts, attempt
 from fastopt.mpi.checkpoint import Saved
+from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.listed import Listed
 from fastopt.mpi.placement import Placement
@@ -184,6 +185,43 @@ class ShardedUpdater(Planning):
     def _take_up(self, saved: Saved) -> None:
         super()._take_up(saved)
         self._plan = None
+
+    def flush(self, index: Any, weight: Array | None = None) -> None:
+        """Give all rows the decay that they have missed; all ranks call.
+
+        See :meth:`fastopt.optimizer.Updater.flush`.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter.
+        weight : numpy.ndarray, optional
+            Its weight. Default: the one of the last call.
+
+        Raises
+        ------
+        ValueError
+            No weight is given, and the last call did not update one.
+        """
+        with self.optimizer.lock:
+            found, error = attempt(self._known, index, weight)
+            self._agree("flush", Facts(index=repr(found[0]) if found else ""), error)
+            known, weight, own = found
+            self.shard.flush(known, own)
+            elements, _ = gathered(self.comm, own.reshape(-1))
+            weight[...] = elements.reshape(weight.shape)
+
+    def _known(self, index: Any, weight: Array | None) -> tuple[Index, Array, Array]:
+        """Index, weight and own slice of a parameter that has been updated."""
+        index, plan = check_index(index), self._plan
+        words = label(index, self.optimizer.idx2name)
+        if weight is None and plan is not None and index in plan.indices:
+            weight = plan.weights[plan.indices.index(index)]
+        if weight is None or index not in self.placements:
+            raise ValueError(f"{words}: flush needs the weight, and an update before it")
+        self._check(index, np.zeros_like(weight), weight)
+        own = self.placements[index].slice_of(flat(weight), self.rank)
+        return index, weight, np.ascontiguousarray(own)
 
     # Masters and copies
 

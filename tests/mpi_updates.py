@@ -287,5 +287,6 @@ def check_calls_that_fail_change_nothing():
         updater([0, 1], good, weights)
     updater.optimizer.lr = 0.001
     assert everything(updater.shard, weights) == before
+    good[0].flags.writeable = False
     updater([0, 1], good, weights)
     assert everything(updater.shard, weights) != before

@@ -21,7 +21,8 @@ Part = tuple[int, int, int]
 def flat(array: Any) -> Any:
     """The elements in C order, to be sliced and assigned to: a view where that is possible."""
     array = np.asarray(array)
-    return array.reshape(-1) if array.flags.carray else array.flat
+    in_place = array.flags.c_contiguous and array.flags.aligned
+    return array.reshape(-1) if in_place else array.flat
 
 
 class Bucket:
@@ -74,11 +75,10 @@ class Group:
         for place in self.places:
             for owner, first, last in placements[place].owners(ranks):
                 shares[owner].append((place, first, last))
-        self.share = shares[rank]
         step = max(limit // (ranks * self.real.itemsize), 1)
         windows = zip_longest(*(_windows(parts, step) for parts in shares), fillvalue=[])
         self.buckets = [Bucket(self, parts, k * step) for k, parts in enumerate(windows)]
-        self.grads = np.empty(sum(last - first for _, first, last in self.share), self.real)
+        self.grads = np.empty(sum(last - first for _, first, last in shares[rank]), self.real)
 
 
 def _windows(parts: Sequence[Part], step: int) -> Iterator[list[Part]]:

@@ -9,7 +9,7 @@ import numpy as np
 from fastopt import optimizer
 from fastopt.kernels import table
 from fastopt.kernels.compiling import compiled_kernels
-from fastopt.optimizer.base import bfloat16
+from fastopt.kernels.layout import bfloat16
 from fastopt.sparse import RowSparse
 
 __all__ = ["DTYPES", "names", "run", "warm"]

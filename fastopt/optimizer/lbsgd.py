@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fastopt.arguments import count
+from fastopt.kernels.devices import Header, header, like, placed
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
@@ -178,15 +177,18 @@ class LBSGD(MomentumOptimizer):
         if isinstance(total, tuple):
             total = listed(words, total, weight.shape) if keep else None
         sparse = isinstance(grad, RowSparse)
-        if sparse and (not keep or isinstance(total, RowSparse)):
+        weight = header(weight)
+        on_device = isinstance(weight, Header)  # where sums are dense
+        if sparse and not on_device and (not keep or isinstance(total, RowSparse)):
             copied = grad.values.astype(real), grad.indices.copy()
             grad = listed(words, copied, weight.shape)
             return (total + grad if keep else grad), []
         if isinstance(total, RowSparse):
             total = total.to_dense()
         if total is None:
-            total = np.zeros(weight.shape, real)
-        adding = admit(words, accumulate, (total,), grad, (), lazy=sparse)
+            total = like(weight, weight.shape, real)
+        total = placed(total, weight)
+        adding = admit(words, accumulate, (header(total),), grad, (), lazy=sparse)
         if sparse:
             adding.list_rows(words, grad)
         adding.fill((float(keep),), 0)

@@ -10,6 +10,7 @@ from numba.core.errors import NumbaError
 
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels import noise
+from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table, launch
 from fastopt.optimizer.batch import Batch, Call
@@ -105,6 +106,8 @@ class Planner(Tables):
             self._step(index, weight, grad, state, masters=True)
             return
         words, copy = label(index, self.idx2name), self.copies.get(index)
+        if is_cuda(weight) and (copy is not None or self._has_master(header(weight))):
+            raise TypeError(f"{words}: an update() in Python has no masters or copies on a device")
         if copy is not None:
             self._check_copy(words, weight, copy)
             self.update(index, weight, _widened(grad), state)

@@ -7,6 +7,7 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import number
 from fastopt.checkpoint.resumable import Resumable
 from fastopt.interrupts import uninterrupted
+from fastopt.kernels.devices import header, placed
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.base import Array, Index, Optimizer
 from fastopt.optimizer.batch import Batch, Call
@@ -187,10 +188,10 @@ class Updater(Resumable):
             state = self.optimizer.create_state_multi_precision(index, weight)
             if sparse:
                 small_pages(leaves(state))
-            return state
+            return placed(state, header(weight))
         if self.states_synced.get(index):
             return self.states[index]
-        return self.sync_state_context(self.states[index], None)
+        return self.sync_state_context(self.states[index], header(weight))
 
     def set_master(self, index: Any, array: Array) -> None:
         """Give the float32 master of a half-precision weight its values.
@@ -289,22 +290,22 @@ class Updater(Resumable):
         self.optimizer.flush(index, weight, self.states.get(index))
 
     def sync_state_context(self, state: Any, context: Any) -> Any:
-        """Bring a restored state to a device.
+        """Bring a restored state to its weight's device.
 
         Parameters
         ----------
         state : None, numpy.ndarray, or tuple or list of them
             The state of one index.
         context : object
-            The device. Arrays in main memory are where the CPU needs them, so that the state
-            comes back as it is.
+            The weight. If it is on a CUDA device, NumPy arrays are copied there; in main memory
+            the state is where it is needed and comes back as it is.
 
         Returns
         -------
         None, numpy.ndarray, tuple or list
             The state with the same nesting.
         """
-        return state
+        return placed(state, header(context))
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

@@ -18,7 +18,7 @@ from numba.core import config
 from fastopt.kernels.compiling import compiled_kernels, log_uncached, name_entry
 from fastopt.kernels.elements import keep, keep_state, owed, pay
 from fastopt.kernels.lanes import BLOCK, LANES, put
-from fastopt.kernels.layout import ADDRESS, KEY, ROWS, SEGMENTS, SPLIT, WIDTH, Layout
+from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, SPLIT, WIDTH, Layout
 from fastopt.kernels.noise import dither_key, normal
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.segments import ASCENDING, MIXED, OUTSIDE, listed, scattered, summed
@@ -120,7 +120,8 @@ def dense(layout: Layout) -> Callable:
             begin = row * count if by_row else start
             weights = locate(table, tensor, ADDRESS, begin, kinds)
             states = locate(table, tensor, first_state, begin, state_kinds)
-            rounding = dither_key(key, begin)
+            element = np.int64(table[tensor, OFFSET]) + begin
+            rounding = dither_key(key, element)
             factor = real(owed(table, tensor, row)) if catch_up else real(1)
             for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
                 if by_row:
@@ -133,12 +134,12 @@ def dense(layout: Layout) -> Callable:
                 if catch_up:
                     weight = weight * factor
                 if noise:
-                    new = update(weight, grad, state, h, normal(key, begin + i))
+                    new = update(weight, grad, state, h, normal(key, element + i))
                 else:
                     new = update(weight, grad, state, h)
                 weight, state = checked(new, slots)
-                keep(weights, i, weight, rounding, begin + i, dither)
-                keep_state(states, i, state, rounding, begin + i, draws)
+                keep(weights, i, weight, rounding, element + i, dither)
+                keep_state(states, i, state, rounding, element + i, draws)
 
     return compiled(dense, rule)
 
@@ -167,6 +168,7 @@ def rows(layout: Layout) -> Callable:
         width = np.int64(table[tensor, WIDTH])
         place = warp * LANES + lane
         h, rounding = private(hyper, tensor), dither_key(table[tensor, KEY], 0)
+        offset = np.int64(table[tensor, OFFSET])
         grads = locate(table, tensor, first_grad, 0, grad_kinds)
         if sparse:
             size = min(size, np.int64(table[tensor, SEGMENTS]) - start)
@@ -207,10 +209,10 @@ def rows(layout: Layout) -> Callable:
                         grad = load(grads, row * width + i)[0]
                     weight = read_weight(weights, i)
                     weight, new = checked(update(weight, grad, state, h, mean), slots)
-                    keep(weights, i, weight, rounding, row * width + i, dither)
+                    keep(weights, i, weight, rounding, offset + row * width + i, dither)
             cuda.syncthreads()  # all lanes have read the state
             if active and lane == 0:
-                keep_state(states, 0, new, rounding, row, draws)
+                keep_state(states, 0, new, rounding, offset // max(width, 1) + row, draws)
 
     return compiled(rows, rule)
 
@@ -228,13 +230,14 @@ def settle(layout: Layout) -> Callable:
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
         width = np.int64(table[tensor, WIDTH])
         rounding = dither_key(table[tensor, KEY], 0)
+        offset = np.int64(table[tensor, OFFSET])
         for row in range(start + cuda.threadIdx.y, start + size, cuda.blockDim.y):
             factor = real(owed(table, tensor, row))
             if factor != 1:
                 weights = locate(table, tensor, ADDRESS, row * width, kinds)
                 for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
                     weight = read_weight(weights, i) * factor
-                    keep(weights, i, weight, rounding, row * width + i, dither)
+                    keep(weights, i, weight, rounding, offset + row * width + i, dither)
 
     return compiled(settle, layout.rule)
 

@@ -30,7 +30,7 @@ from fastopt.kernels.layout import (
     Layout,
 )
 from fastopt.kernels.segments import OUTSIDE
-from fastopt.kernels.table import Array, Table, chunks
+from fastopt.kernels.table import Array, Combine, Table, chunks
 from fastopt.sparse import RowSparse
 
 __all__ = ["CudaTable"]
@@ -219,8 +219,10 @@ class CudaTable(Table):
             made = self._sent[name] = np.empty(0), owned(np.zeros(shape), self.device, self.stream)
         return made[1]
 
-    def run(self) -> None:
+    def run(self, combine: Combine | None = None) -> None:
         """See :meth:`Table.run`; it returns before the device is done."""
+        if combine is not None:
+            raise TypeError("slices of tensors are updated in main memory only")
         rule, layout, kernels = self.layout.rule, self.layout, self.kernels
         with self._on_device():
             entry = self._send("entry", self.entry)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.kernels.devices import header, like, placed
-from fastopt.kernels.layout import kind_of
+from fastopt.kernels.layout import OFFSET, kind_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
 from fastopt.optimizer.border import admit, check, is_fixed, is_half, label
@@ -54,6 +54,7 @@ class Tables(Masters):
         super()._forget()
         self._known: dict[Index, Known] = {}
         self._updated: dict[Index, Array] = {}
+        self.offsets: dict[Index, int] = {}  # of weights that are slices, in the whole tensor
 
     def _rule_of(self, index: Index) -> Rule | None:
         """Rule of one parameter, for classes that treat some of them differently."""
@@ -81,6 +82,7 @@ class Tables(Masters):
             table = admit(
                 words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
             )
+            table.entry[0, OFFSET] = self.offsets.get(index, 0)
             if table.direct and is_fixed(state):
                 self._known[index] = Known(table, weight, state, copy, mode)
         if isinstance(grad, RowSparse):

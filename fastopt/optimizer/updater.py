@@ -131,7 +131,7 @@ class Updater(Resumable):
                 batch = optimizer.prepare(calls) if folds else None
             info, factor = STEPPED, 1.0
             if measures:
-                sums = squares(calls) if batch is None else batch.squares()
+                sums = self._squares(batch, calls)
                 names, rescale_grad = optimizer.idx2name, optimizer.rescale_grad
                 limits = self.loss_scaler, self.clip_global_norm
                 info, factor = measured(sums, indices, names, rescale_grad, *limits)
@@ -142,6 +142,10 @@ class Updater(Resumable):
             self.info = info
             if self.loss_scaler is not None:
                 self.loss_scaler.update(overflow=info.skipped)
+
+    def _squares(self, batch: Batch | None, calls: Sequence[Call]) -> Array:
+        """Sum of the squares of each gradient."""
+        return squares(calls) if batch is None else batch.squares()
 
     def _run(self, batch: Batch | None, calls: Sequence[Call], factor: float, folds: bool) -> None:
         """Update with gradients times `factor`, and keep the states."""

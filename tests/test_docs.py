@@ -17,6 +17,7 @@ from fastopt import lr_scheduler, optimizer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES.remove(ROOT / "docs" / "cuda.md")  # see tests/cuda
 WORKED = ROOT / "docs" / "add-an-optimizer.md"
 
 

@@ -119,9 +119,7 @@ def listed(words: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
 def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
     """Raise TypeError unless `array` is of this kind, and not masked."""
     if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
-        raise TypeError(
-            f"{words}: {role} must be a NumPy or CUDA array, got {type(array).__name__}"
-        )
+        raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}")
 
 
 def _check_writeable(words: str, role: str, array: Array) -> None:

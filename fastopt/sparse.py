@@ -77,6 +77,11 @@ class RowSparse:
     def from_dense(cls, dense: ArrayLike) -> Self:
         """Return the rows of an array that are not zero everywhere.
 
+        Parameters
+        ----------
+        dense : array_like
+            float16, bfloat16, float32 or float64, of one dimension or more.
+
         Raises
         ------
         TypeError, ValueError
@@ -133,6 +138,11 @@ class RowSparse:
     def retain(self, row_ids: ArrayLike) -> Self:
         """Return the listed rows whose index is among `row_ids`, in the order they had.
 
+        Parameters
+        ----------
+        row_ids : array_like
+            Integers, in any order.
+
         Raises
         ------
         TypeError, ValueError
@@ -150,7 +160,13 @@ class RowSparse:
         return type(self)(self.values[kept], self.indices[kept], self.shape)
 
     def astype(self, dtype: Any) -> Self:
-        """Return a copy with values of another dtype."""
+        """Return a copy with values of another dtype.
+
+        Parameters
+        ----------
+        dtype : dtype_like
+            float16, bfloat16, float32 or float64.
+        """
         return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
 
     def __add__(self, other: object) -> Self:
@@ -172,6 +188,13 @@ class RowSparse:
 def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, ...]) -> RowSparse:
     """Return ``RowSparse(values, indices, shape)``, with MXNet's arguments.
 
+    Parameters
+    ----------
+    pair : tuple of array_like
+        The pair (values, indices).
+    shape : int or tuple of int
+        Shape of the whole array.
+
     Raises
     ------
     TypeError, ValueError
@@ -190,6 +213,11 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
 
 def is_row_sparse(grad: Any) -> bool:
     """Whether :func:`as_row_sparse` is the function for `grad`.
+
+    Parameters
+    ----------
+    grad : object
+        Any gradient; an array that is not one of a pair is dense.
 
     Examples
     --------

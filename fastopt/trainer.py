@@ -102,7 +102,13 @@ class Trainer:
         return self.optimizer.learning_rate
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate; see :meth:`fastopt.optimizer.Optimizer.set_learning_rate`."""
+        """Set the rate of the optimizer.
+
+        Parameters
+        ----------
+        lr : float
+            As :meth:`fastopt.optimizer.Optimizer.set_learning_rate` takes it, with its errors.
+        """
         self.optimizer.set_learning_rate(lr)
 
     # Steps
@@ -145,7 +151,10 @@ class Trainer:
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update after :meth:`allreduce_grads`, from the gradients of the first devices.
 
-        Parameters and errors are those of :meth:`step`.
+        Parameters
+        ----------
+        batch_size, ignore_stale_grad
+            As :meth:`step` takes them, with the same errors.
         """
         rescale_grad = self._rescaled(batch_size)
         self._update(self._ready(ignore_stale_grad), rescale_grad)
@@ -209,6 +218,11 @@ class Trainer:
 
         See :meth:`fastopt.optimizer.Updater.save`; parameters are saved by themselves.
 
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file, whose name should end in ``.safetensors``.
+
         Raises
         ------
         OSError
@@ -220,6 +234,11 @@ class Trainer:
         """Go on from a file of :meth:`save_states`, in which parameters are found by name.
 
         See :meth:`fastopt.optimizer.Updater.load`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file.
 
         Raises
         ------

@@ -141,13 +141,28 @@ class Resumable(Stateful):
             return copy.deepcopy(describe(self))
 
     def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
-        """Take up what :meth:`states_dict` returned; see :meth:`load`."""
+        """Take up what :meth:`states_dict` returned.
+
+        Parameters
+        ----------
+        states : dict
+            What it returned.
+        strict : bool
+            As :meth:`load` takes it, with the same result and errors.
+        """
         return restore(self, copy.deepcopy(states), strict)
 
     def load_mxnet(self, path: PathLike | bytes, strict: bool = True) -> Skipped:
-        """Take up what MXNet's ``get_states`` wrote, given as a file or bytes; see :meth:`load`.
+        """Take up what MXNet's ``get_states`` wrote.
 
         If the optimizer is in it, its attributes that this one has too are taken up, but not its
         schedule. Else hyper-parameters and counts stay as they are.
+
+        Parameters
+        ----------
+        path : str, os.PathLike or bytes
+            The file or its contents.
+        strict : bool
+            As :meth:`load` takes it, with the same result and errors.
         """
         return restore(self, described_by_mxnet(self, path), strict)

@@ -39,8 +39,29 @@ _jitable: set[Function] = set()
 def scalar(fn: F) -> F:
     """Let rules and kernels call the scalar function `fn`; it stays callable from Python.
 
-    ``error_model="numpy"`` matters: with Python's error model every division is followed by a
-    check for zero that keeps the loop around it from being vectorized.
+    Parameters
+    ----------
+    fn : callable
+        Plain Python arithmetic on scalars, as in a rule.
+
+    Returns
+    -------
+    callable
+        `fn` itself.
+
+    Raises
+    ------
+    TypeError
+        `fn` has a ``raise`` or ``assert``.
+
+    Examples
+    --------
+    >>> from fastopt.kernels.rule import scalar
+    >>> @scalar
+    ... def square(x):
+    ...     return x * x
+    >>> square(3)
+    9
     """
     if fn in _jitable:
         return fn
@@ -50,6 +71,8 @@ def scalar(fn: F) -> F:
         # Numba's cache pickles such a function by value; IPython's file names have a process id.
         fn.__code__ = fn.__code__.replace(co_filename=f"<{fn.__name__}>")
     _jitable.add(fn)
+    # With Python's error model every division is followed by a check for zero that keeps the loop
+    # around it from being vectorized.
     register_jitable(error_model="numpy")(fn)
     return fn
 
@@ -86,7 +109,13 @@ class Rule:
 
     @cache  # noqa: B019 - rules live as long as their module
     def record(self, real: Any) -> np.dtype:
-        """Dtype of the record `h`: one field of type `real` for each hyper-parameter."""
+        """Dtype of the record `h`: one field for each hyper-parameter.
+
+        Parameters
+        ----------
+        real : dtype_like
+            Type of the fields: float32 or float64.
+        """
         return np.dtype((np.record, [(name, real) for name in self.hyper]))
 
     @cached_property

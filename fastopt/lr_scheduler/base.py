@@ -115,7 +115,18 @@ class LRScheduler:
         return float(self._rate(num_update))
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """Return the rate of warm-up at update `num_update`, or at its end if that is over."""
+        """Return the rate of warm-up, or that at its end if it is over.
+
+        Parameters
+        ----------
+        num_update : int
+            Number of updates so far, at least 0.
+
+        Raises
+        ------
+        ValueError
+            It is negative.
+        """
         if num_update < 0:
             raise ValueError(f"num_update must be at least 0, got {num_update}")
         if num_update >= self.warmup_steps:

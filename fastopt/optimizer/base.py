@@ -80,6 +80,8 @@ class Optimizer(Planner):
     state_dtype : str, optional
         'bfloat16' keeps the state of every slot in bfloat16, rounded stochastically; needs the
         package ml_dtypes. Default None: the precision of the arithmetic.
+    **unknown
+        Refused: the error names them.
 
     Raises
     ------
@@ -289,7 +291,12 @@ class Optimizer(Planner):
     def decay(self, t: int, lr: float, wd: float) -> float:
         """Share of a weight that decay takes in one step, whatever the gradient.
 
-        Takes the arguments of :meth:`hyper`. By default rate times decay.
+        By default rate times decay.
+
+        Parameters
+        ----------
+        t, lr, wd
+            As :meth:`hyper` takes them.
         """
         return lr * wd
 
@@ -328,9 +335,14 @@ class Optimizer(Planner):
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
         """Make the state of one parameter, with a float32 master if it is kept in half precision.
 
-        Takes what :meth:`create_state` does. With `multi_precision` and a weight of half
-        precision it returns the pair of the master (with ``master="split"``, of the 16 bits that
-        the weight lacks of one) and the state; SGD has the state first.
+        With `multi_precision` and a weight of half precision it returns the pair of the master
+        (with ``master="split"``, of the 16 bits that the weight lacks of one) and the state; SGD
+        has the state first.
+
+        Parameters
+        ----------
+        index, weight
+            As :meth:`create_state` takes them.
         """
         if not is_half(weight):
             return self.create_state(index, weight)

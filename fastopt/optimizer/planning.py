@@ -98,8 +98,12 @@ class Planner(Tables):
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Update a weight that may have a float32 master.
 
-        Takes what :meth:`update` does, with the state that :meth:`create_state_multi_precision`
-        returned.
+        Parameters
+        ----------
+        index, weight, grad
+            As :meth:`update` takes them, with the same errors.
+        state : None, numpy.ndarray or tuple
+            What :meth:`create_state_multi_precision` returned.
         """
         if self.native:
             self._step(index, weight, grad, state, masters=True)

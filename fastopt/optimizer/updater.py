@@ -308,7 +308,12 @@ class Updater(Resumable):
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """Return an :class:`Updater` for `optimizer`.
+    """Return an :class:`Updater` for an optimizer.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Decides how to update.
 
     Examples
     --------

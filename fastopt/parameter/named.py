@@ -123,6 +123,11 @@ class Named:
     def update(self, other: "Named | Mapping[str, Parameter]") -> None:
         """Take over all parameters of another dict, under its names.
 
+        Parameters
+        ----------
+        other : ParameterDict or mapping of str to Parameter
+            The parameters.
+
         Raises
         ------
         TypeError

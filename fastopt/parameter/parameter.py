@@ -157,7 +157,13 @@ class Parameter(Written):
                 self._buffers().add(self._position(device), grad, always=always)
 
     def set_grad(self, grad: Any, device: Device | None = None) -> None:
-        """Replace the gradient; see :meth:`add_grad`, whose gradients are added to it."""
+        """Replace the gradient; see :meth:`add_grad`, whose gradients are added to it.
+
+        Parameters
+        ----------
+        grad, device
+            As :meth:`add_grad` takes them, with the same errors.
+        """
         if self._grad_req != "null":
             with self._named():
                 self._buffers().set(self._position(device), grad)
@@ -204,7 +210,13 @@ class Parameter(Written):
         return self._rows(self._position(None), row_id)
 
     def list_row_sparse_data(self, row_id: Array) -> list[RowSparse]:
-        """Return some rows on each device; see :meth:`row_sparse_data`."""
+        """Return some rows on each device.
+
+        Parameters
+        ----------
+        row_id : numpy.ndarray
+            As :meth:`row_sparse_data` takes it, with the same errors.
+        """
         self._require("row_sparse", "list_row_sparse_data()", "list_data()")
         return [self._rows(i, row_id) for i in range(len(self._arrays()))]
 

@@ -169,6 +169,9 @@ class RowSparse:
         """
         return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise TypeError("a RowSparse does not become an array by itself, to_dense() makes one")
+
     def __add__(self, other: object) -> Self:
         if not isinstance(other, RowSparse):
             return NotImplemented

@@ -98,8 +98,12 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """The present rate, before multipliers."""
+        """The present rate, before multipliers; setting it is :meth:`set_learning_rate`."""
         return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, lr: float) -> None:
+        self.set_learning_rate(lr)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the rate of the optimizer.
@@ -269,6 +273,8 @@ def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
 
 
 def _optimizer(optimizer: Any, arguments: Mapping[str, Any] | None) -> Optimizer:
+    if not isinstance(arguments, Mapping | None):
+        raise TypeError(f"optimizer_params must be a dict of arguments, got {arguments!r}")
     if isinstance(optimizer, str):
         return create(optimizer, **(arguments or {}))
     if not isinstance(optimizer, Optimizer):

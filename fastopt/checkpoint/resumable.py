@@ -1,6 +1,7 @@
 """Updaters that can be saved and go on from what was saved."""
 
 import copy
+import os
 from typing import Any
 
 from fastopt.checkpoint.describe import Stateful, describe
@@ -132,7 +133,7 @@ class Resumable(Stateful):
         fastopt.checkpoint.CheckpointError, OSError
             The file is damaged, does not fit, or cannot be read. Nothing changes.
         """
-        with read_from(path), open(path, "rb") as file:
+        with read_from(path), open(os.fspath(path), "rb") as file:
             return restore(self, read(file), strict)
 
     def states_dict(self) -> dict[str, Any]:

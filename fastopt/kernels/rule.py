@@ -52,7 +52,7 @@ def scalar(fn: F) -> F:
     Raises
     ------
     TypeError
-        `fn` has a ``raise`` or ``assert``.
+        `fn` is no function of Python, or has a ``raise`` or ``assert``.
 
     Examples
     --------
@@ -63,6 +63,7 @@ def scalar(fn: F) -> F:
     >>> square(3)
     9
     """
+    _check_function(fn)
     if fn in _jitable:
         return fn
     if any(step.opname == "RAISE_VARARGS" for step in dis.get_instructions(fn)):
@@ -209,9 +210,12 @@ def rule(
     for kind, names in (("state", state), ("hyper", hyper)):
         _check_names(kind, names)
 
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in passes):
+        raise TypeError(f"passes must be pairs of functions (sums, finish), got {passes!r}")
     takes = 4 + bool(noise) + bool(row)
 
     def declare(fn: Function) -> Rule:
+        _check_function(fn)
         signature = inspect.signature(fn)
         if len(signature.parameters) != takes:
             raise TypeError(
@@ -228,9 +232,14 @@ def rule(
     return declare
 
 
+def _check_function(fn: Any) -> None:
+    if not isinstance(fn, FunctionType):
+        raise TypeError(f"a rule is made of functions of scalars, got {fn!r}")
+
+
 def _check_names(kind: str, names: Sequence[str]) -> None:
-    if isinstance(names, str):
-        raise TypeError(f"{kind} must be a sequence of names, got the string {names!r}")
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(f"{kind} must be a sequence of names, got {names!r}")
     for name in names:
         if not (isinstance(name, str) and name.isidentifier() and not iskeyword(name)):
             raise TypeError(f"{kind} must hold identifiers, got {name!r}")

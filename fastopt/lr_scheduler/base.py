@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from itertools import pairwise
+from numbers import Real
 from typing import Any, TypeVar
 
 from fastopt.arguments import choice, count, number
@@ -110,6 +111,8 @@ class LRScheduler:
 
     def __call__(self, num_update: int) -> float:
         """Return the rate at update `num_update`."""
+        if not isinstance(num_update, Real) or num_update != num_update:
+            raise TypeError(f"num_update must be a number of updates, got {num_update!r}")
         if num_update < self.warmup_steps or num_update < 0:
             return float(self.get_warmup_lr(num_update))
         return float(self._rate(num_update))

@@ -85,6 +85,12 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     if is_row_sparse(grad):
         grad = listed(words, grad, weight.shape)
         values = grad.values
+    elif isinstance(grad, (tuple, list)) or hasattr(grad, "tocsr"):
+        raise TypeError(
+            f"{words}: gradient must be a NumPy array, or list rows: a RowSparse, a pair (values, "
+            "indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
+            f"{type(grad).__name__}"
+        )
     else:
         _check_array(words, "gradient", grad, (np.ndarray, np.generic))
     if values.dtype != weight.dtype:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import count
+from fastopt.arguments import choice, count
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
@@ -131,7 +131,9 @@ class LBSGD(MomentumOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
-        self.warmup_strategy = warmup_strategy
+        self.warmup_strategy = choice(
+            "warmup_strategy", warmup_strategy, "linear", "power2", "sqrt", "lars"
+        )
         self.warmup_epochs = count("warmup_epochs", warmup_epochs, least=0)
         self.batch_scale = count("batch_scale", batch_scale)
         self.updates_per_epoch = count("updates_per_epoch", updates_per_epoch)

@@ -149,7 +149,7 @@ class ParameterDict(Named):
         """
         with self._all_or_none() as parameters:
             for parameter in parameters:
-                if name.startswith("_") or not hasattr(parameter, name):
+                if not isinstance(name, str) or name[:1] == "_" or not hasattr(parameter, name):
                     raise ValueError(f"{parameter!r} has no attribute {name!r} that can be set")
                 setattr(parameter, name, value)
 

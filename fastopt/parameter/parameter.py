@@ -48,6 +48,8 @@ class Parameter(Written):
     stype, grad_stype : {'default', 'row_sparse'}
         Storage of the numbers and of the gradient. The array of a row-sparse parameter is read by
         :meth:`row_sparse_data`; a row-sparse gradient is a :class:`~fastopt.sparse.RowSparse`.
+    **unknown
+        Refused: the error names them.
 
     Attributes
     ----------

@@ -84,6 +84,11 @@ class RowSparse:
     def from_dense(cls, dense: ArrayLike) -> Self:
         """Return the rows of an array that are not zero everywhere.
 
+        Parameters
+        ----------
+        dense : array_like
+            float16, bfloat16, float32 or float64, of one dimension or more.
+
         Raises
         ------
         TypeError, ValueError
@@ -140,6 +145,11 @@ class RowSparse:
     def retain(self, row_ids: ArrayLike) -> Self:
         """Return the listed rows whose index is among `row_ids`, in the order they had.
 
+        Parameters
+        ----------
+        row_ids : array_like
+            Integers, in any order.
+
         Raises
         ------
         TypeError, ValueError
@@ -157,8 +167,17 @@ class RowSparse:
         return type(self)(self.values[kept], self.indices[kept], self.shape)
 
     def astype(self, dtype: Any) -> Self:
-        """Return a copy with values of another dtype."""
+        """Return a copy with values of another dtype.
+
+        Parameters
+        ----------
+        dtype : dtype_like
+            float16, bfloat16, float32 or float64.
+        """
         return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise TypeError("a RowSparse does not become an array by itself, to_dense() makes one")
 
     def __add__(self, other: object) -> Self:
         if not isinstance(other, RowSparse):
@@ -179,6 +198,13 @@ class RowSparse:
 def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, ...]) -> RowSparse:
     """Return ``RowSparse(values, indices, shape)``, with MXNet's arguments.
 
+    Parameters
+    ----------
+    pair : tuple of array_like
+        The pair (values, indices).
+    shape : int or tuple of int
+        Shape of the whole array.
+
     Raises
     ------
     TypeError, ValueError
@@ -197,6 +223,11 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
 
 def is_row_sparse(grad: Any) -> bool:
     """Whether :func:`as_row_sparse` is the function for `grad`.
+
+    Parameters
+    ----------
+    grad : object
+        Any gradient; an array that is not one of a pair is dense.
 
     Examples
     --------

@@ -87,6 +87,12 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     if is_row_sparse(grad):
         grad = listed(words, grad, weight.shape)
         values = header(grad.values)
+    elif isinstance(grad, (tuple, list)) or hasattr(grad, "tocsr"):
+        raise TypeError(
+            f"{words}: gradient must be a NumPy array, or list rows: a RowSparse, a pair (values, "
+            "indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
+            f"{type(grad).__name__}"
+        )
     else:
         values = header(grad)
         _check_array(words, "gradient", values, (np.ndarray, np.generic))

@@ -317,7 +317,12 @@ class Updater(Resumable):
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """Return an :class:`Updater` for `optimizer`.
+    """Return an :class:`Updater` for an optimizer.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Decides how to update.
 
     Examples
     --------
@@ -333,5 +338,7 @@ def _held(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any],
     """Lists of our own: what is in them stays alive, whatever others do to the caller's."""
     for role, given in (("gradients", grads), ("weights", weights)):
         if not isinstance(given, (list, tuple)) or len(given) != len(indices):
-            raise TypeError(f"a list of {len(indices)} indices needs a list of as many {role}")
+            got = f"{len(given)}" if isinstance(given, (list, tuple)) else type(given).__name__
+            words = f"a list of {len(indices)} indices needs a list of as many {role}"
+            raise TypeError(f"{words}, got {got}")
     return list(indices), list(grads), list(weights)

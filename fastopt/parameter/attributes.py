@@ -34,9 +34,12 @@ class Attributes:
         differentiable: bool = True,
         stype: str = "default",
         grad_stype: str = "default",
+        **unknown: Any,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, got {name!r}")
+        if unknown:
+            raise TypeError(f"Parameter {name!r} does not take {', '.join(unknown)}")
         self._name = name
         self.differentiable, self.allow_deferred_init = differentiable, allow_deferred_init
         with self._named():

@@ -75,10 +75,13 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_array(values: Any) -> Array:
-    """Return `values` as an array; TypeError if some of them are masked."""
+    """Return `values` as an array; TypeError if they are no numbers, or some are masked."""
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("an array without a mask is needed, got a MaskedArray")
-    return np.asarray(values)
+    array = np.asarray(values)
+    if array.dtype.kind in "OSUMm":
+        raise TypeError(f"numbers are needed, got {values!r}")
+    return array
 
 
 def as_devices(device: Any) -> tuple[Device, ...]:

@@ -89,6 +89,8 @@ class Stored(Attributes):
         elif init is None:
             init = default_init if self.init is None else self.init
         with self._named():
+            if isinstance(init, str):
+                create(init)  # raises what is wrong with the name
             deferred = Deferred(init, default_init, as_devices(device))
         if is_known(self._shape):
             self._fill(deferred)

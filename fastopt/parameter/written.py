@@ -172,7 +172,13 @@ class Written(Stored):
         return np.array(mean, self._dtype)
 
     def reset_ctx(self, ctx: Device | Sequence[Device] | None) -> None:
-        """Deprecated name of :meth:`reset_device`."""
+        """Deprecated name of :meth:`reset_device`.
+
+        Parameters
+        ----------
+        ctx : Device or sequence of Device
+            The devices.
+        """
         renamed("reset_ctx", "reset_device")
         self.reset_device(ctx)
 

@@ -6,10 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+import numba
 import numpy as np
-from benchmarks.common import Call, interleaved, sampler
 
-__all__ = ["note", "race"]
+from fastopt.bench.clock import Call, interleaved, sampler
+
+__all__ = ["Make", "note", "race"]
+
+UNKNOWN = "a library has no such step"
 
 Make = Callable[[], Call]
 
@@ -39,7 +43,13 @@ class Worker:
 def serve(pipe, make: Make) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the table alone goes to stdout
     try:
+        if hasattr(os, "sched_setaffinity"):  # jax has no other setting of its threads
+            usable = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, usable[: numba.config.NUMBA_NUM_THREADS])
         sample = sampler(make())
+    except NotImplementedError:
+        pipe.send(UNKNOWN)
+        return
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}".partition("\n")[0])
         return
@@ -52,7 +62,7 @@ def race(makes: Mapping[str, Make], what: str, rounds: int) -> dict[str, tuple[f
     """Median seconds of each step, and the median of its ratio to the first one's in a round."""
     workers = [Worker(row, make) for row, make in makes.items()]
     for worker in workers:
-        if worker.error:
+        if worker.error and worker.error != UNKNOWN:
             note(f"{worker.row}, {what}: skipped, {worker.error}")
     workers = [worker for worker in workers if not worker.error]
     times = interleaved([worker.sample for worker in workers], rounds)

@@ -57,6 +57,6 @@ updater = optimizer.get_updater(optimizer.create("adam"))
     return float(cold), float(warm)
 
 
-def time_per_element(step: Call, elements: int) -> float:
+def ns_per_element(step: Call, elements: int) -> float:
     """Median nanoseconds of `step` for each element."""
     return 1e3 * microseconds(step, rounds=15) / elements

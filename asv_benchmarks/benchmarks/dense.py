@@ -3,12 +3,12 @@
 from fastopt.bench.steps import Step, against_limit
 from fastopt.warmup import names
 
-from .common import TABLE_SHAPE, time_per_element
+from .common import TABLE_SHAPE, ns_per_element
 
 
 class _Dense:
     def track_time(self, _):
-        return time_per_element(self.step, self.step.weight.size)
+        return ns_per_element(self.step, self.step.weight.size)
 
     track_time.unit = "ns per element"
 

@@ -9,7 +9,7 @@ from fastopt import optimizer, plain
 from fastopt.bench.clock import Call, ratio
 from fastopt.bench.steps import draw
 
-from .common import time_per_element
+from .common import ns_per_element
 
 SIZE, LARGE = 20_000_000, 50_000_000
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -57,7 +57,7 @@ class Forms:
         self.step, self.single = of_form(form), adam(SIZE)
 
     def track_time(self, form):
-        return time_per_element(self.step, SIZE)
+        return ns_per_element(self.step, SIZE)
 
     track_time.unit = "ns per element"
 
@@ -74,6 +74,6 @@ class CompressedState:
         self.step = of_form("float32, bfloat16 state", LARGE)
 
     def track_time(self):
-        return time_per_element(self.step, LARGE)
+        return ns_per_element(self.step, LARGE)
 
     track_time.unit = "ns per element"

@@ -4,7 +4,7 @@ from fastopt import optimizer
 from fastopt.bench.clock import ratio
 from fastopt.bench.steps import Step, against_limit, draw
 
-from .common import time_per_element
+from .common import ns_per_element
 
 SIZE = 20_000_000
 
@@ -19,7 +19,7 @@ class Layers:
         self.step = Step(name, SIZE)
 
     def track_time(self, name):
-        return time_per_element(self.step, SIZE)
+        return ns_per_element(self.step, SIZE)
 
     track_time.unit = "ns per element"
 
@@ -45,7 +45,7 @@ class Clip:
         self.free()
 
     def track_time(self, elements):
-        return time_per_element(self.bounded, elements)
+        return ns_per_element(self.bounded, elements)
 
     track_time.unit = "ns per element"
 

@@ -62,7 +62,7 @@ def interleaved(samples: Sequence[Sample], rounds: int, budget: float = math.inf
         order = range(len(samples))[:: -1 if index % 2 else 1]
         measured = {k: samples[k]() for k in order}
         times.append([measured[k] for k in range(len(samples))])
-    return np.array(times)
+    return np.array(times, float)
 
 
 def ratio(call: Call, other: Call, rounds: int = 15) -> float:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle
 
 import numpy as np
 from benchmarks.rows import HEIGHT, WIDTH, Loop, RowStep, batches, gradient
@@ -30,27 +30,42 @@ def fastopt_step(kind: str, cold: bool) -> Call:
 
 
 def numpy_step(kind: str, cold: bool) -> Call:
-    """Gather the rows, step, scatter them; ids that are not sorted may be there twice."""
     opt = optimizer.Adam(**FASTOPT["adam"])
-    weight, mean, var = (np.zeros((HEIGHT, WIDTH), np.float32) for _ in range(3))
-    for array in (weight, mean, var):
+    arrays = [np.zeros((HEIGHT, WIDTH), np.float32) for _ in range(3)]
+    for array in arrays:
         array += 0  # every page is there
-    values, ids, t = gradient(), cycle(drawn(kind, cold)), 0
+    values, ids, counts = gradient(), cycle(drawn(kind, cold)), count(1)
 
     def step() -> None:
-        nonlocal t
-        t += 1
         rows, grad = next(ids), values
         if kind != "sorted":
-            order = np.argsort(rows, kind="stable")
-            rows, starts = np.unique(rows[order], return_index=True)
-            grad = np.add.reduceat(values[order], starts)
-        mean[rows] = m = opt.beta1 * mean[rows] + (1 - opt.beta1) * grad
-        var[rows] = v = opt.beta2 * var[rows] + (1 - opt.beta2) * grad * grad
-        rate = opt.learning_rate * math.sqrt(1 - opt.beta2**t) / (1 - opt.beta1**t)
-        weight[rows] -= rate * m / (np.sqrt(v) + opt.epsilon)
+            rows, grad = summed(rows, grad)
+        lazy_adam(opt, next(counts), rows, grad, *arrays)
 
     return step
+
+
+def summed(ids: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows once each and in order, and the sums of their values."""
+    order = np.argsort(ids, kind="stable")
+    rows, starts = np.unique(ids[order], return_index=True)
+    return rows, np.add.reduceat(values[order], starts)
+
+
+def lazy_adam(
+    opt: optimizer.Adam,
+    t: int,
+    rows: np.ndarray,
+    grad: np.ndarray,
+    weight: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+) -> None:
+    """Gather the rows, step, scatter them."""
+    mean[rows] = m = opt.beta1 * mean[rows] + (1 - opt.beta1) * grad
+    var[rows] = v = opt.beta2 * var[rows] + (1 - opt.beta2) * grad * grad
+    rate = opt.learning_rate * math.sqrt(1 - opt.beta2**t) / (1 - opt.beta1**t)
+    weight[rows] -= rate * m / (np.sqrt(v) + opt.epsilon)
 
 
 def torch_step(kind: str, cold: bool) -> Call:

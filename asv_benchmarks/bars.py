@@ -11,7 +11,7 @@ from benchmarks.common import TABLE_SHAPE, first_steps, import_overhead
 from benchmarks.half import LARGE, slowdown, speedup_over_casts
 from benchmarks.rows import HEIGHT, over_heights, resident_share
 from benchmarks.tables import ListStep, against_flat
-from race import race
+from race import Race
 
 from fastopt.bench.clock import microseconds
 from fastopt.bench.steps import Step, against_limit
@@ -103,7 +103,8 @@ def against(peers: Peers, rival: str, arguments: tuple, rounds: int) -> str:
     if not find_spec(library):
         return f"{library} is not installed"
     makes = {row: partial(peers[row][1], *arguments) for row in ("fastopt", rival)}
-    return f"{race(makes, rival, rounds)[rival][1]:.2f}"
+    with Race() as race:
+        return f"{race.run(makes, rival, rounds)[rival][1]:.2f}"
 
 
 def table_bars(quick: bool) -> Iterator[Bar]:

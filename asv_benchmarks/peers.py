@@ -26,7 +26,7 @@ import numba
 import row_steps
 import steps
 from bars import all_bars
-from race import Make, note, race
+from race import Make, Race, note
 
 import fastopt
 from fastopt.console import Refused, duration, progress, table
@@ -73,9 +73,10 @@ def measure(only: str, quick: bool) -> dict[str, Times]:
             f"--only: no case matches {only!r}; there are {', '.join(dict(cases(quick)))}"
         )
     results = {}
-    for words, makes in progress(chosen, "case"):
-        there = {column: make for column, make in makes.items() if COLUMNS[column] in versions}
-        results[words] = race(there, words, rounds=5 if quick else 15)
+    with Race() as race:
+        for words, makes in progress(chosen, "case"):
+            there = {column: make for column, make in makes.items() if COLUMNS[column] in versions}
+            results[words] = race.run(there, words, rounds=5 if quick else 15)
     return results
 
 

@@ -20,12 +20,17 @@ compiled_kernels: list[Any] = []
 """Every kernel that this process has made; its signatures are compiled when they are needed."""
 
 
-def compiled(kernel: Callable, rule: Rule | None, parallel: bool, nogil: bool = True) -> Callable:
-    """Compile `kernel` on first use, from numba's disk cache where possible."""
+def compiled(
+    kernel: Callable, rule: Rule | None, parallel: bool, nogil: bool = True, **more: Any
+) -> Callable:
+    """Compile `kernel` on first use, from numba's disk cache where possible.
+
+    `more` are options of numba's.
+    """
     name_entry(kernel, rule, "parallel" if parallel else "serial")
     if parallel:
         prefer_tbb()
-    options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil}
+    options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil, **more}
     try:
         made = njit(cache=True, **options)(kernel)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""CUDA without a GPU: ``tests/cuda`` in numba's simulator, and what is told without any."""
+"""CUDA without a GPU: ``tests/gpu`` in numba's simulator, and what is told without any."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def test_all_of_it_holds_in_the_simulator():
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "tests/cuda"],
+        [*command, "tests/gpu"],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -22,9 +22,9 @@ def test_code_runs_and_prints_what_it_says(capsys):
 
 @pytest.mark.skipif(not config.ENABLE_CUDASIM, reason="has other sizes on a GPU")
 def test_the_benchmark_prints_a_row_for_every_update(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["cuda.py", "--quick"])
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--quick"])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "asv_benchmarks" / "cuda.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "asv_benchmarks" / "gpu.py"), run_name="__main__")
     assert ended.value.code == 0
     out, err = capsys.readouterr()
     assert "torch is left out" in err

@@ -1,6 +1,6 @@
 """Table of updates on a CUDA device: the time of a step, and how near it comes to a copy.
 
-``python cuda.py`` measures Adam on float32 weights of several sizes, half-precision weights with
+``python gpu.py`` measures Adam on float32 weights of several sizes, half-precision weights with
 masters, a thousand small tensors in one launch and listed rows of a table, each beside torch's
 optimizer where torch sees the device. Times are medians between CUDA events. A copy on the device
 of half of the bytes that a step moves is the limit: it reads and writes as many.

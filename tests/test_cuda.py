@@ -12,13 +12,13 @@ import numpy as np
 from fastopt import optimizer
 
 class Fake:
-    shape, strides, dtype = (3,), None, np.dtype(np.float32)
-    __cuda_array_interface__ = {
-        "shape": (3,), "typestr": "<f4", "data": (4096, False), "strides": None, "version": 3}
+    def __init__(self, address):
+        self.__cuda_array_interface__ = {
+            "shape": (3,), "typestr": "<f4", "data": (address, False), "version": 3}
 
 updater = optimizer.get_updater(optimizer.Adam())
 try:
-    updater(0, Fake(), Fake())
+    updater(0, Fake(4096), Fake(8192))
 except ImportError as error:
     print(error)
 print(updater.optimizer.num_update, updater.states)

@@ -270,7 +270,7 @@ def wait_for(handle: int) -> None:
     stream = stream_of(handle)
     if stream:
         stream.synchronize()
-    else:
+    elif not config.ENABLE_CUDASIM:
         cuda_target().default_stream().synchronize()
 
 
@@ -331,9 +331,9 @@ def host(array: Any) -> Any:
         array = array.array()
     if not is_cuda(array):
         return array
-    cuda = cuda_target()
     described: Header = header(array)
-    with cuda.gpus[described.place.device_id]:
-        if not hasattr(array, "copy_to_host"):
-            array = cuda.as_cuda_array(array)
+    with cuda_target().gpus[described.place.device_id]:
+        if not (hasattr(array, "copy_to_host") and described.flags.c_contiguous):
+            array = duplicate(described)
+            wait_for(described.stream)
         return array.copy_to_host()

@@ -305,9 +305,8 @@ def move(target: Header, source: Header) -> None:
         table = owned(np.array(addresses, np.uint64), device, stream)
         layout = owned(np.array([target.shape, target.strides, source.strides]), device, stream)
         blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
-        copy: Any = kernels.copy()
-        kernel = copy[blocks, kernels.THREADS, stream]
-        kernel(table, layout, target.size, target.itemsize)
+        arguments = table, layout, target.size, target.itemsize
+        kernels.launch(kernels.copy(), blocks, kernels.THREADS, target.stream, *arguments)
 
 
 def assign(target: Array, values: Array) -> None:

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastopt.arguments import count
 from fastopt.entries import listed_rows
+from fastopt.kernels.devices import header, is_cuda, placed
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 
@@ -25,7 +26,8 @@ class RowSparse:
     ----------
     values : array_like
         The listed rows, of shape ``(k, *shape[1:])``: float16, bfloat16, float32 or float64. An
-        array of any layout is kept without a copy.
+        array of any layout is kept without a copy, also one on a CUDA device; methods that compute
+        with it then raise TypeError.
     indices : array_like
         Their `k` positions from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a
         copy, other integers become int64.
@@ -63,19 +65,30 @@ class RowSparse:
 
     def __init__(self, values: ArrayLike, indices: ArrayLike, shape: int | tuple[int, ...]) -> None:
         self.shape = _shape(shape)
-        self.values = _reals("values", values)
-        self.indices = _positions("indices", indices, self.shape[0])
-        self.dtype, self.ndim = self.values.dtype, len(self.shape)
+        self.values: Any
+        self.indices: Any
+        if is_cuda(values):
+            self.values, self.indices = values, _listed_on_device(values, indices)
+        else:
+            self.values = _reals("values", values)
+            self.indices = _positions("indices", indices, self.shape[0])
+        told = header(self.values)
+        self.dtype, self.ndim = told.dtype, len(self.shape)
         expected = (len(self.indices), *self.shape[1:])
-        if self.values.shape != expected:
+        if told.shape != expected:
             raise ValueError(
                 f"values must have shape {expected} for {len(self.indices)} indices into "
-                f"shape {self.shape}, got {self.values.shape}"
+                f"shape {self.shape}, got {told.shape}"
             )
 
     @classmethod
     def from_dense(cls, dense: ArrayLike) -> Self:
         """Return the rows of an array that are not zero everywhere.
+
+        Parameters
+        ----------
+        dense : array_like
+            float16, bfloat16, float32 or float64, of one dimension or more.
 
         Raises
         ------
@@ -117,6 +130,7 @@ class RowSparse:
         >>> grad.indices, grad.values
         (array([3, 7]), array([2., 5.]))
         """
+        self._require_main_memory()
         if (self.indices[1:] > self.indices[:-1]).all():
             return self
         order = np.argsort(self.indices, kind="stable")
@@ -133,6 +147,11 @@ class RowSparse:
     def retain(self, row_ids: ArrayLike) -> Self:
         """Return the listed rows whose index is among `row_ids`, in the order they had.
 
+        Parameters
+        ----------
+        row_ids : array_like
+            Integers, in any order.
+
         Raises
         ------
         TypeError, ValueError
@@ -146,12 +165,23 @@ class RowSparse:
         >>> grad.retain([0, 7]).values
         array([1., 4.])
         """
+        self._require_main_memory()
         kept = np.isin(self.indices, _positions("row_ids", row_ids, self.shape[0]))
         return type(self)(self.values[kept], self.indices[kept], self.shape)
 
     def astype(self, dtype: Any) -> Self:
-        """Return a copy with values of another dtype."""
+        """Return a copy with values of another dtype.
+
+        Parameters
+        ----------
+        dtype : dtype_like
+            float16, bfloat16, float32 or float64.
+        """
+        self._require_main_memory()
         return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise TypeError("a RowSparse does not become an array by itself, to_dense() makes one")
 
     def __add__(self, other: object) -> Self:
         if not isinstance(other, RowSparse):
@@ -160,9 +190,15 @@ class RowSparse:
             raise TypeError(f"arrays must have the same dtype, got {self.dtype} and {other.dtype}")
         if other.shape != self.shape:
             raise ValueError(f"arrays must have the same shape, got {self.shape} and {other.shape}")
+        self._require_main_memory()
+        other._require_main_memory()
         values = np.concatenate([self.values, other.values])
         indices = np.concatenate([self.indices, other.indices])
         return type(self)(values, indices, self.shape).coalesce()
+
+    def _require_main_memory(self) -> None:
+        if is_cuda(self.values):
+            raise TypeError(f"this needs arrays in main memory, got {self!r} on a CUDA device")
 
     def __repr__(self) -> str:
         rows = f"{len(self.indices)} row{'s' * (len(self.indices) != 1)} listed"
@@ -171,6 +207,13 @@ class RowSparse:
 
 def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, ...]) -> RowSparse:
     """Return ``RowSparse(values, indices, shape)``, with MXNet's arguments.
+
+    Parameters
+    ----------
+    pair : tuple of array_like
+        The pair (values, indices).
+    shape : int or tuple of int
+        Shape of the whole array.
 
     Raises
     ------
@@ -191,6 +234,11 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
 def is_row_sparse(grad: Any) -> bool:
     """Whether :func:`as_row_sparse` is the function for `grad`.
 
+    Parameters
+    ----------
+    grad : object
+        Any gradient; an array that is not one of a pair is dense.
+
     Examples
     --------
     >>> import numpy as np
@@ -199,7 +247,7 @@ def is_row_sparse(grad: Any) -> bool:
     (True, False)
     """
     if _is_pair(grad):
-        return all(isinstance(part, np.ndarray) for part in grad)
+        return all(isinstance(part, np.ndarray) or is_cuda(part) for part in grad)
     listed = getattr(grad, "format", None) in ("csr", "coo") and hasattr(grad, "tocsr")
     return listed or isinstance(grad, RowSparse)
 
@@ -261,7 +309,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 def _reals(name: str, values: Any) -> Array:
     """Return `values` as an array, once they are known to be of a type that is taken."""
-    array = _unmasked(name, values)
+    array = header(values) if is_cuda(values) else _unmasked(name, values)
     dtype = array.dtype  # its name takes microseconds to look up
     if not (dtype.isnative and (dtype.char in "fd" or dtype.name in REALS)):
         raise TypeError(f"{name} must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {array.dtype}")
@@ -281,6 +329,20 @@ def _positions(name: str, values: Any, rows: int) -> Array:
         wrong = array[(array < 0) | (array >= rows)][0]
         raise ValueError(f"{name} must be at least 0 and below {rows}, got {wrong}")
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
+
+
+def _listed_on_device(values: Any, indices: Any) -> Any:
+    """Row numbers on the device of `values`; that they are rows is checked when they are used."""
+    if not is_cuda(indices):
+        return placed(np.asarray(indices, np.int64), header(_reals("values", values)))
+    told = header(indices)
+    _reals("values", values)
+    if told.dtype not in (np.int32, np.int64) or told.ndim != 1:
+        raise TypeError(
+            "indices on a CUDA device must be int32 or int64 in one dimension, got "
+            f"{told.dtype} of shape {told.shape}"
+        )
+    return indices
 
 
 def _unmasked(name: str, values: Any) -> Array:

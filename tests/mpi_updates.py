@@ -1,6 +1,7 @@
 """Checks of sharded updates, on any number of ranks."""
 
 import tracemalloc
+from typing import ClassVar
 
 import numpy as np
 from cases import CASES
@@ -258,6 +259,12 @@ def check_state_is_shared_out():
     assert 0 < held - state_bytes(updater.states) - summed < 5 * (1 << 16) + 150_000, held
 
 
+class Device:
+    """Stands for an array on a CUDA device."""
+
+    __cuda_array_interface__: ClassVar[dict] = {}
+
+
 def check_calls_that_fail_change_nothing():
     weights = [normal(0, (6, 2), "float32"), normal(1, (5,), "float32")]
     updater = ShardedUpdater(optimizer.Adam(param_idx2name={0: "fc_weight"}), comm)
@@ -280,6 +287,8 @@ def check_calls_that_fail_change_nothing():
         updater(1, np.ones(4, np.float32), np.ones(4, np.float32))
     with raised(TypeError, "a list of 2 indices needs a list of as many gradients"):
         updater([0, 1], good[:1], weights)
+    with raised(TypeError, "weight must be a NumPy array with fastopt.mpi, got Device"):
+        updater(0, good[0], Device())
     with raised(TypeError, "comm must be a communicator of mpi4py, got int"):
         ShardedUpdater(optimizer.Adam(), 3)
     updater.optimizer.lr = -1.0

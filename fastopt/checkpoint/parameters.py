@@ -14,13 +14,18 @@ Keys = Mapping[Index, Index]
 
 
 class Skipped(NamedTuple):
-    """What a load with ``strict=False`` left out, as names, or as indices without names."""
+    """What a load with ``strict=False`` left out, as names, or as indices without names.
+
+    Parameters
+    ----------
+    missing : list of int or str
+        Parameters of the updater that the checkpoint lacks; they begin anew.
+    extra : list of int or str
+        Parameters of the checkpoint that the updater does not have.
+    """
 
     missing: list[Index]
-    """Parameters of the updater that the checkpoint lacks; they begin anew."""
-
     extra: list[Index]
-    """Parameters of the checkpoint that the updater does not have."""
 
 
 def names_of(optimizer: Optimizer) -> dict[Index, str | None]:

@@ -24,6 +24,7 @@ __all__ = [
     "STARTS",
     "WIDTH",
     "Layout",
+    "bfloat16",
     "kind_of",
     "real_of",
 ]
@@ -54,6 +55,21 @@ _KINDS = {"float32": np.float32, "float64": np.float64, "float16": FLOAT16, "bfl
 def kind_of(dtype: Any) -> Any:
     """Type that stands for `dtype` in memory; None if kernels do not know it."""
     return _KINDS.get(dtype.name) if dtype.isnative else None
+
+
+def bfloat16() -> Any:
+    """The dtype of bfloat16 arrays.
+
+    Raises
+    ------
+    ImportError
+        The package ml_dtypes, which defines it, is not installed.
+    """
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ImportError("bfloat16 arrays need ml_dtypes: pip install fastopt[bfloat16]") from None
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 def real_of(dtype: Any) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
+from fastopt.device import Device
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels import cpu
 from fastopt.kernels.headers import ID, NBYTES, guard
@@ -68,6 +69,11 @@ class Table:
         Whether weight and state are the arrays of the caller, not views or copies of them.
     """
 
+    device: Device | None = None
+    """Where the arrays are; None is main memory."""
+    move: Callable[[Any, Any], None] = staticmethod(np.copyto)
+    """How elements are copied from an array, the second argument, to another."""
+
     def __init__(
         self, layout: Layout, weight: tuple[Array, ...], state: tuple[Array, ...], grad: Array
     ) -> None:
@@ -125,9 +131,9 @@ class Table:
     def renew(self) -> None:
         """Copy again what is worked on as copies, after other tensors have been updated."""
         for original, copy in self.copied:
-            copy[...] = original
+            self.move(copy, original)
         if self.borrowed:
-            self.borrowed[1][...] = self.borrowed[0]
+            self.move(*self.borrowed[::-1])
 
     def take(self, *grads: Any) -> int:
         """Enter the present addresses; each of `grads` is the gradient of one tensor.
@@ -219,7 +225,7 @@ class Table:
     def give_back(self) -> None:
         """Copy weight and state back where copies were worked on, then :meth:`let_go`."""
         for original, copy in self.copied:
-            original[...] = copy
+            self.move(original, copy)
         self.let_go()
 
     def let_go(self) -> None:
@@ -334,15 +340,17 @@ def _joined(
 
 
 @lru_cache(maxsize=1024)
-def chunks(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
+def chunks(*tensors: tuple[int, int], size: int = CHUNK) -> tuple[NDArray[np.int64], int]:
     """Cut tensors of ``(items, width)``, items of so many elements each, into pieces of work.
+
+    Pieces have about `size` elements.
 
     Returns an array with a row ``(tensor, start, size)`` for each piece, which count items, and the
     number of elements of all tensors.
     """
     pieces = [np.empty((0, 3), np.int64)]
     for tensor, (items, width) in enumerate(tensors):
-        start = np.arange(0, items, max(CHUNK // max(width, 1), 1))
+        start = np.arange(0, items, max(size // max(width, 1), 1))
         sizes = np.diff(start, append=items)
         pieces.append(np.stack([np.full_like(start, tensor), start, sizes], axis=1))
     return np.concatenate(pieces), sum(items * width for items, width in tensors)

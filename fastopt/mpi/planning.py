@@ -62,7 +62,9 @@ class Planning(Resumable):
     def _check(self, index: Index, grad: Any, weight: Any) -> Any:
         """The gradient, if a tensor is what it must be; else raise TypeError or ValueError."""
         words, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
+        _check_numpy(words, "weight", weight)
         grad = check(words, weight, grad, copy)
+        _check_numpy(words, "gradient", grad.values if isinstance(grad, RowSparse) else grad)
         if isinstance(grad, RowSparse) and not self.optimizer.native:
             grad = grad.to_dense()
         if copy is not None:
@@ -114,6 +116,13 @@ class Planning(Resumable):
             if index in new
         }
         return plan.facts.plus(**values) if new else plan.facts
+
+
+def _check_numpy(words: str, role: str, array: Any) -> None:
+    """Raise TypeError for arrays of other libraries, such as those on CUDA devices."""
+    if not isinstance(array, (np.ndarray, np.generic)):
+        kind = type(array).__name__
+        raise TypeError(f"{words}: {role} must be a NumPy array with fastopt.mpi, got {kind}")
 
 
 def _fits(grad: Any, weight: Array) -> bool:

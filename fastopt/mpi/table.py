@@ -160,11 +160,13 @@ class ShardedTable(Resumable):
         wanted, positions = np.unique(ids, return_inverse=True)
         routes = Routes(self.comm, self.owners.of(wanted))
         found = self.weight[routes.there(self.owners.local(wanted))]
-        return routes.back(found)[positions]
+        pulled: Array = routes.back(found)[positions]
+        return pulled
 
     def _ids(self, row_ids: Any) -> Array:
         nothing = np.empty((np.size(row_ids), 0), np.float32)
-        return RowSparse(nothing, row_ids, (self.shape[0], 0)).indices.astype(np.int64)
+        ids: Array = RowSparse(nothing, row_ids, (self.shape[0], 0)).indices.astype(np.int64)
+        return ids
 
     def push(self, grad: Any) -> None:
         """Update rows with the sums of the gradients of all ranks; all ranks call.
@@ -196,6 +198,11 @@ class ShardedTable(Resumable):
     def _listed(self, grad: Any) -> RowSparse:
         words = label(self.index, self.optimizer.idx2name)
         given = listed(words, grad, self.shape)
+        if not isinstance(given.values, np.ndarray):
+            raise TypeError(
+                f"{words}: gradient must have NumPy arrays with fastopt.mpi, got "
+                f"{type(given.values).__name__}"
+            )
         takes = {self.dtype.name} | ({"float32"} if self.dtype.itemsize == 2 else set())
         if given.dtype.name not in takes:
             expected = " or ".join(sorted(takes))

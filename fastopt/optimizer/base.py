@@ -1,5 +1,6 @@
 """The base class of all optimizers: registry, counts, rates, and the way from a rule to a step."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Mapping
@@ -8,8 +9,9 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from fastopt.arguments import choice, count, number
-from fastopt.kernels.layout import real_of
+from fastopt.arguments import choice, count, flag, number
+from fastopt.kernels.devices import assign, header, host, like, placed
+from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.weights import parts
 from fastopt.optimizer.border import check_like, is_half, label, order_of
@@ -80,6 +82,8 @@ class Optimizer(Planner):
     state_dtype : str, optional
         'bfloat16' keeps the state of every slot in bfloat16, rounded stochastically; needs the
         package ml_dtypes. Default None: the precision of the arithmetic.
+    **unknown
+        Refused: the error names them.
 
     Raises
     ------
@@ -157,7 +161,16 @@ class Optimizer(Planner):
         **unknown: Any,
     ) -> None:
         if unknown:
-            raise TypeError(f"{type(self).__name__} does not take {', '.join(unknown)}")
+            taken = dict.fromkeys(
+                name
+                for klass in (type(self), Optimizer)
+                for name, parameter in inspect.signature(klass).parameters.items()
+                if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            )
+            raise TypeError(
+                f"{type(self).__name__} does not take {', '.join(unknown)}; "
+                f"it takes {', '.join(taken)}"
+            )
         super().__init__(
             learning_rate, lr_scheduler, wd, begin_num_update, param_idx2name, sym, param_dict
         )
@@ -167,7 +180,7 @@ class Optimizer(Planner):
         self.clip_gradient: float | None = clip_gradient
         if clip_gradient is not None:
             number("clip_gradient", clip_gradient, infinite=True)
-        self.multi_precision = multi_precision
+        self.multi_precision = flag("multi_precision", multi_precision)
         self.seed: int = count("seed", seed, least=0)
         self.sparse_decay = choice("sparse_decay", sparse_decay, "touched", "catch_up", "dense")
         self.lazy_update = self._is_lazy(lazy_update)
@@ -184,7 +197,7 @@ class Optimizer(Planner):
     def _is_lazy(self, lazy_update: bool | None) -> bool:
         """Whether updates are lazy, once `sparse_decay` is known to fit."""
         if self.sparse_decay == "touched":
-            return self._lazy if lazy_update is None else bool(lazy_update)
+            return self._lazy if lazy_update is None else flag("lazy_update", lazy_update)
         if lazy_update is False:
             raise ValueError(
                 f"sparse_decay={self.sparse_decay!r} needs lazy updates, got lazy_update=False"
@@ -289,7 +302,12 @@ class Optimizer(Planner):
     def decay(self, t: int, lr: float, wd: float) -> float:
         """Share of a weight that decay takes in one step, whatever the gradient.
 
-        Takes the arguments of :meth:`hyper`. By default rate times decay.
+        By default rate times decay.
+
+        Parameters
+        ----------
+        t, lr, wd
+            As :meth:`hyper` takes them.
         """
         return lr * wd
 
@@ -316,10 +334,10 @@ class Optimizer(Planner):
         None, numpy.ndarray or tuple
             None without slots, the array itself for one slot, else a tuple.
         """
-        rule = self.rule
+        rule, weight = self.rule, header(weight)
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype, order = self._state_dtype(weight), order_of(weight)
-        slots = tuple(np.zeros(shape, dtype, order) for _ in (rule.state if rule else ()))
+        slots = tuple(like(weight, shape, dtype, order) for _ in (rule.state if rule else ()))
         return slots if len(slots) > 1 else slots[0] if slots else None
 
     def _state_dtype(self, weight: Array) -> Any:
@@ -328,26 +346,35 @@ class Optimizer(Planner):
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
         """Make the state of one parameter, with a float32 master if it is kept in half precision.
 
-        Takes what :meth:`create_state` does. With `multi_precision` and a weight of half
-        precision it returns the pair of the master (with ``master="split"``, of the 16 bits that
-        the weight lacks of one) and the state; SGD has the state first.
+        With `multi_precision` and a weight of half precision it returns the pair of the master
+        (with ``master="split"``, of the 16 bits that the weight lacks of one) and the state; SGD
+        has the state first.
+
+        Parameters
+        ----------
+        index, weight
+            As :meth:`create_state` takes them.
         """
+        given, weight = weight, header(weight)
         if not is_half(weight):
-            return self.create_state(index, weight)
+            return self.create_state(index, given)
         if not self.multi_precision:
             self._warn_of_halves(weight)
-            return self.create_state(index, weight)
+            return self.create_state(index, given)
         split, words = self.master == "split", label(index, self.idx2name)
         if split and weight.dtype.name != "bfloat16":
             raise TypeError(f"{words}: master='split' needs a bfloat16 weight, got {weight.dtype}")
-        start = self.masters_given.get(index, weight)
+        start = self.masters_given.get(index)
+        start = host(weight) if start is None else start
         check_like(words, "master", start, (*HALVES, "float32"), weight.shape)
         exact = np.array(start, np.float32, order=order_of(weight), subok=False)
-        inner = self.create_state(index, exact)
+        master = placed(exact, weight)
+        inner = self.create_state(index, master)
         if not split:
-            return self._nested(inner, exact)
-        weight.view(np.uint16)[...], remainder = parts(exact)
-        return self._nested(inner, remainder)
+            return self._nested(inner, master)
+        rounded, remainder = parts(exact)
+        assign(weight, rounded.view(weight.dtype))
+        return self._nested(inner, placed(remainder, weight))
 
     def _warn_of_halves(self, weight: Array) -> None:
         if self._warned or (self.native and self.rounding == "stochastic"):
@@ -396,21 +423,6 @@ class Optimizer(Planner):
 
 register = Optimizer.register
 create = Optimizer.create_optimizer
-
-
-def bfloat16() -> Any:
-    """The dtype of bfloat16 arrays.
-
-    Raises
-    ------
-    ImportError
-        The package ml_dtypes, which defines it, is not installed.
-    """
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise ImportError("bfloat16 arrays need ml_dtypes: pip install fastopt[bfloat16]") from None
-    return np.dtype(ml_dtypes.bfloat16)
 
 
 def bound(limit: float | None) -> float:

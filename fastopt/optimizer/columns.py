@@ -23,6 +23,8 @@ class Classes:
 
     multipliers: tuple[Any, ...]
     """The tables that the multipliers were looked up in."""
+    said: list[tuple[Any, Any]]
+    """Multipliers of the parameters, which go before the tables."""
     lr_mult: Column
     wd_mult: Column
     ahead: Column
@@ -80,7 +82,8 @@ def _classes(planner: "Planner", batch: Batch, counts: Column) -> Classes:
     if known and not np.array_equal(known.ahead, ahead):
         known = None
     tables = planner.lr_mult, planner.wd_mult, planner.idx2name
-    if known and not planner.param_dict and known.multipliers == tables:
+    said = _said(planner, batch)
+    if known and known.multipliers == tables and known.said == said:
         return known
     lr_mult, wd_mult = (
         np.array([planner.multiplier(index, table, name) for index in batch.indices])
@@ -91,7 +94,15 @@ def _classes(planner: "Planner", batch: Batch, counts: Column) -> Classes:
     else:
         first, of = _partition(ahead, lr_mult, wd_mult)
     copied = tuple(table.copy() for table in tables)
-    return Classes(copied, lr_mult, wd_mult, ahead, first, of)
+    return Classes(copied, said, lr_mult, wd_mult, ahead, first, of)
+
+
+def _said(planner: "Planner", batch: Batch) -> list[tuple[Any, Any]]:
+    """Multipliers of the parameters in ``param_dict``, which may change at any time."""
+    if not planner.param_dict:
+        return []
+    found = [planner.param_dict.get(index) for index in batch.indices]
+    return [(getattr(p, "lr_mult", None), getattr(p, "wd_mult", None)) for p in found]
 
 
 def _partition(*columns: Column) -> tuple[Column, Column]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from numba.core.errors import NumbaError
+from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels import noise
+from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table, launch
 from fastopt.optimizer.batch import Batch, Call
@@ -22,7 +23,7 @@ from fastopt.sparse import RowSparse
 
 __all__ = ["TRANSIENT", "Planner", "round_into"]
 
-COMPILING = (NumbaError, TypeError, KeyError)
+COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
@@ -99,13 +100,19 @@ class Planner(Tables):
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Update a weight that may have a float32 master.
 
-        Takes what :meth:`update` does, with the state that :meth:`create_state_multi_precision`
-        returned.
+        Parameters
+        ----------
+        index, weight, grad
+            As :meth:`update` takes them, with the same errors.
+        state : None, numpy.ndarray or tuple
+            What :meth:`create_state_multi_precision` returned.
         """
         if self.native:
             self._step(index, weight, grad, state, masters=True)
             return
         words, copy = label(index, self.idx2name), self.copies.get(index)
+        if is_cuda(weight) and (copy is not None or self._has_master(header(weight))):
+            raise TypeError(f"{words}: an update() in Python has no masters or copies on a device")
         if copy is not None:
             self._check_copy(words, weight, copy)
             self.update(index, weight, _widened(grad), state)
@@ -310,7 +317,8 @@ class Planner(Tables):
         words = f"{label(index, self.idx2name)}: rule {rule.name if rule else ''}"
         if isinstance(error, KeyError):
             return TypeError(f"{words} reads h.{error.args[0]}, which its hyper=(...) lacks")
-        told = [m[1] for m in re.finditer(r"Error: (?!Failed in)(.+)", str(error))]
+        told = re.findall(r"Error: (?!Failed in)(.+)", str(error))
+        told = told or [f"there is no {call}" for call in re.findall(r">>> (.+\))", str(error))]
         return TypeError(f"{words} cannot be compiled: {told[-1] if told else error}")
 
 

@@ -46,6 +46,8 @@ class Rates:
         self.num_update = self.begin_num_update
         self._index_update_count = Counts()
         self.idx2name: dict[Any, str] = dict(param_idx2name or {})
+        if not (sym is None or (hasattr(sym, "attr_dict") and hasattr(sym, "list_arguments"))):
+            raise TypeError(f"sym must have attr_dict() and list_arguments(), got {sym!r}")
         self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
         self.param_dict = dict(param_dict or {})
         self.set_lr_mult({})
@@ -95,7 +97,14 @@ class Rates:
     def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
         """Multiplier of a parameter: the first hit of its object, its index and its name."""
         if index in self.param_dict:
-            return float(getattr(self.param_dict[index], attribute))
+            parameter = self.param_dict[index]
+            try:
+                return float(getattr(parameter, attribute))
+            except (AttributeError, TypeError, ValueError):
+                words = label(index, self.idx2name)
+                raise TypeError(
+                    f"{words}: its parameter must have a number {attribute}, got {parameter!r}"
+                ) from None
         if not table:
             return 1.0
         name = index if index in table else self.idx2name.get(index)
@@ -103,7 +112,7 @@ class Rates:
 
     @property
     def learning_rate(self) -> float:
-        """The present rate, before multipliers."""
+        """The present rate, before multipliers; setting it is :meth:`set_learning_rate`."""
         if self.lr_scheduler is None:
             return float(self.lr)
         rate = self.lr_scheduler(self.num_update)
@@ -111,6 +120,10 @@ class Rates:
             return float(rate)
         except (TypeError, ValueError):
             raise TypeError(f"lr_scheduler must return a number, got {rate!r}") from None
+
+    @learning_rate.setter
+    def learning_rate(self, lr: float) -> None:
+        self.set_learning_rate(lr)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the rate.

@@ -215,6 +215,33 @@ def check_damage_is_told_on_every_rank(folder):
     assert frozen(other.states) == frozen(updater.states)
 
 
+def check_parameters_that_differ(folder):
+    path, case = Path(folder, f"differ_{comm.size}"), next(c for c in CASES if c.name == "adam")
+    updater, weights = started(case)
+    step(updater, weights, case, 0)
+    updater.save(path)
+    names = {5: "fc_weight", 6: "other_weight"}
+    other = ShardedUpdater(optimizer.Adam(param_idx2name=names), comm)
+    ours = [copied(weights[0]), np.ones(33, np.float32)]
+    other([5, 6], [np.ones_like(w) for w in ours], ours)
+    before = everything(other.shard, ours)
+    with raised(CheckpointError, "the checkpoint lacks ['other_weight']"):
+        other.load(path)
+    assert everything(other.shard, ours) == before
+    skipped = other.load(path, strict=False)
+    assert skipped == (["other_weight"], ["fc_bias", "empty", "out_weight"])
+    ours[0][...] = weights[0]
+    grads = grads_of(1)
+    updater(0, grads[0], weights[0])
+    other([5, 6], [grads[0], ours[1].copy()], ours)
+    assert ours[0].tobytes() == weights[0].tobytes()
+    assert other.optimizer._index_update_count[6] == 1
+    wrong = ShardedUpdater(optimizer.Adam(), comm)
+    wrong(0, np.ones(3), np.ones(3))
+    with raised(CheckpointError, "was saved with shape (40, 7) and float32, it has (3,)"):
+        wrong.load(path, strict=False)
+
+
 def check_a_write_that_fails_leaves_the_old_checkpoint(folder):
     path = Path(folder, f"old_{comm.size}")
     case = next(case for case in CASES if case.name == "adam")

@@ -1,6 +1,7 @@
 """Sharded updates, tables and checkpoints in real MPI jobs: the checks are in ``mpi_*.py``."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -160,3 +161,11 @@ if comm.rank == 0:
 def test_one_rank_of_a_node_compiles_for_all(mpi, tmp_path):
     done = mpi(4, "-c", COLD, NUMBA_CACHE_DIR=str(tmp_path))
     assert done.stdout == "True True True\n"
+
+
+def test_benchmark_measures_the_parts_of_a_step(mpi):
+    script = HERE.parent / "asv_benchmarks" / "scaling.py"
+    told = json.loads(mpi(2, script, "--name", "1,000 x 1,000", "--rounds", "3").stdout)
+    assert set(told["parts"]) == {"packing", "communication", "update"}
+    assert 0 < sum(told["parts"].values()) < 2 * told["step"]
+    assert all(cost > 0 for cost in told["costs"].values())

@@ -54,6 +54,22 @@ class Resumable(Sharded):
         OSError
             A file cannot be written, on some rank. All ranks raise it; the old checkpoint is as it
             was.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> old, new = (ShardedUpdater(optimizer.Adam(), MPI.COMM_WORLD) for _ in range(2))
+        >>> old(0, np.ones(2), np.ones(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     old.save(f"{folder}/adam.safetensors")
+        ...     new.load(f"{folder}/adam.safetensors")
+        Skipped(missing=[], extra=[])
+        >>> new.states[0]
+        (array([0.1, 0.1]), array([0.001, 0.001]))
         """
         facts = Facts(path=os.fspath(path))
         with self.optimizer.lock:
@@ -71,14 +87,19 @@ class Resumable(Sharded):
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
         """Take up what :meth:`save` wrote on any number of ranks; all ranks call.
 
-        Takes and returns what :meth:`Updater.load <fastopt.optimizer.Updater.load>` does.
-
         Parameters
         ----------
         path : str or os.PathLike
             From :meth:`save`.
         strict : bool
-            Refuse a checkpoint that lacks parameters of this updater or has others. Default True.
+            Refuse a checkpoint that lacks parameters of this updater or has others. Else those that
+            it lacks begin anew, and the others are left out. Default True.
+
+        Returns
+        -------
+        fastopt.checkpoint.Skipped
+            Names or indices of the parameters ``missing`` in the checkpoint, and of the ``extra``
+            ones.
 
         Raises
         ------

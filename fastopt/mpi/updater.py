@@ -228,7 +228,32 @@ class ShardedUpdater(Planning):
     def set_master(self, index: Any, array: Array) -> None:
         """Give the float32 master of a half-precision weight its values, on all ranks.
 
-        Takes the whole array on each rank; see :meth:`fastopt.optimizer.Updater.set_master`.
+        See :meth:`fastopt.optimizer.Updater.set_master`.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter, of an optimizer with ``multi_precision=True``.
+        array : numpy.ndarray
+            The exact values of the whole weight, float32, equal on all ranks; they are copied.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The optimizer keeps no masters, or the array does not fit. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> sgd = optimizer.SGD(learning_rate=1.0, multi_precision=True)
+        >>> updater, exact = ShardedUpdater(sgd, MPI.COMM_WORLD), np.full(2, 0.1, np.float32)
+        >>> updater.set_master(0, exact)
+        >>> updater(0, np.zeros(2, np.float16), exact.astype(np.float16))
+        >>> updater.states[0][1]
+        array([0.1, 0.1], dtype=float32)
         """
         index = check_index(index)
         placement = self.placements.get(index)
@@ -250,6 +275,19 @@ class ShardedUpdater(Planning):
         """Keep a half-precision copy of a float32 weight on this rank: each update writes it too.
 
         See :meth:`fastopt.optimizer.Updater.set_copy`.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter.
+        array : numpy.ndarray or None
+            The copy, float16 or bfloat16, of the weight's shape. None ends it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `array` is of another kind, or read-only; or, at the next update, does not have the
+            weight's shape.
         """
         index = check_index(index)
         if array is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from benchmarks.lists import SMALL, Shapes, elements, resnet50
+from benchmarks.tables import SMALL, Shapes, elements, resnet50
 
 MODELS: dict[str, Shapes] = {"ResNet-50": resnet50(), "1,000 x 1,000": SMALL}
 PARTS = ("packing", "communication", "update")

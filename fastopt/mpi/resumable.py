@@ -8,14 +8,8 @@ from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.restore import restore
 from fastopt.mpi.agreement import Facts, attempt, share_texts
-from fastopt.mpi.checkpoint import (
-    Saved,
-    new_run,
-    read_saved,
-    remove_others,
-    write_index,
-    write_shard,
-)
+from fastopt.mpi.checkpoint import new_run, remove_others, write_index, write_shard
+from fastopt.mpi.reading import Saved, read_saved
 from fastopt.mpi.sharded import Sharded
 from fastopt.optimizer.base import Array, Index
 

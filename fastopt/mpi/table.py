@@ -12,8 +12,8 @@ from fastopt.arguments import choice, count
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.table import launch
 from fastopt.mpi.agreement import Facts, attempt
-from fastopt.mpi.checkpoint import Saved
 from fastopt.mpi.placement import Placement
+from fastopt.mpi.reading import Saved
 from fastopt.mpi.resumable import Resumable
 from fastopt.mpi.rows import MOST_ROWS, Owners, Routes
 from fastopt.optimizer import Optimizer

@@ -7,13 +7,13 @@ import numpy as np
 from fastopt.amp import LossScaler
 from fastopt.arguments import count
 from fastopt.mpi.agreement import Facts, attempt
-from fastopt.mpi.checkpoint import Saved
 from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.listed import Listed
 from fastopt.mpi.placement import Placement
 from fastopt.mpi.plan import Plan, flat
 from fastopt.mpi.planning import Planning
+from fastopt.mpi.reading import Saved
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.base import Array, Index
 from fastopt.optimizer.border import check_index, check_like, label

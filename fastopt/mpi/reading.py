@@ -1,0 +1,213 @@
+"""What a rank takes up of a checkpoint: slices for it, put together from files of other slices."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, reduce
+from typing import Any
+
+import numpy as np
+
+from fastopt.checkpoint.errors import CheckpointError, read_from
+from fastopt.checkpoint.files import PathLike
+from fastopt.checkpoint.parameters import keys_of, match, names_of
+from fastopt.checkpoint.tree import read
+from fastopt.mpi.checkpoint import RUN, shard_path
+from fastopt.mpi.placement import Placement, placed
+from fastopt.optimizer.base import Array, Index
+
+__all__ = ["Saved", "read_saved"]
+
+FIELDS = {
+    "run": str,
+    "ranks": int,
+    "kind": str,
+    "updater": dict,
+    "placements": dict,
+    "masters": dict,
+}
+"""What the file that lists the others holds."""
+
+
+@dataclass
+class Saved:
+    """What one rank takes up of a checkpoint."""
+
+    updater: dict[str, Any]
+    """For :func:`fastopt.checkpoint.restore.restore`."""
+    weights: dict[Index, Array]
+    """Weights that live on one rank each."""
+    masters: dict[Index, Array]
+    """Masters that no update has taken over yet."""
+    placements: dict[Index, Placement] = field(default_factory=dict)
+    """Placement of each parameter, by its present index."""
+
+
+def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
+    """Name of the run of a checkpoint, and what this rank takes up of it.
+
+    Raises
+    ------
+    CheckpointError, OSError
+        A file is missing, damaged, of another run or kind, or cannot be read.
+    """
+    with read_from(path):
+        with open(path, "rb") as file:
+            index = read(file)
+        _check(index, kind)
+        try:
+            return index["run"], _Reader(sharded, path, index).saved()
+        except (CheckpointError, OSError, MemoryError):
+            raise
+        except Exception as error:  # whatever else foreign numbers lead to
+            raise CheckpointError(f"not a checkpoint of ranks: {error!r}") from error
+
+
+def _check(index: Any, kind: str) -> None:
+    if not isinstance(index, dict) or set(index) != set(FIELDS):
+        raise CheckpointError("not a checkpoint of ranks, which ShardedUpdater.save makes")
+    for name, expected in FIELDS.items():
+        if not isinstance(index[name], expected):
+            raise CheckpointError(f"{name!r} is of type {type(index[name]).__name__}")
+    if not re.fullmatch(RUN, index["run"]):
+        raise CheckpointError(f"a run cannot be named {index['run']!r}")
+    if index["kind"] != kind:
+        raise CheckpointError(f"it was saved from {index['kind']}, this is {kind}")
+
+
+class _Reader:
+    """Puts slices for one rank together from the shards of as many ranks as there were."""
+
+    def __init__(self, sharded: Any, path: PathLike, index: dict[str, Any]) -> None:
+        self.rank: int = sharded.rank
+        self.path, self.run, self.ranks = path, index["run"], index["ranks"]
+        self.index = index
+        self.before = {
+            key: Placement(**{**fields, "shape": tuple(fields["shape"])})
+            for key, fields in index["placements"].items()
+        }
+        self.after = self._after(sharded)
+        self.shard = cache(self._shard)
+
+    def _after(self, sharded: Any) -> dict[Index, Placement]:
+        """Placement of each saved parameter now."""
+        lines = [(k, p.shape, p.dtype, p.form) for k, p in self.before.items()]
+        same = sharded.ranks == self.ranks
+        made = dict(self.before) if same else placed(lines, sharded.ranks)
+        optimizer = sharded.optimizer
+        present = keys_of(names_of(optimizer), sharded.placements)
+        saved = self.index["updater"]["parameters"]
+        self.found = match(saved, present).index
+        for key in made:
+            now = sharded.placements.get(self.found.get(saved[key]))
+            if now is not None:
+                if (now.shape, now.dtype, now.form) != (
+                    made[key].shape,
+                    made[key].dtype,
+                    made[key].form,
+                ):
+                    raise CheckpointError(
+                        f"parameter {key!r} was saved with shape {made[key].shape} and "
+                        f"{made[key].dtype}, it has {now.shape} and {now.dtype} now"
+                    )
+                made[key] = now
+        return made
+
+    def _shard(self, rank: int) -> dict[str, Any]:
+        path = shard_path(self.path, self.run, rank, self.ranks)
+        try:
+            with open(path, "rb") as file, read_from(path):
+                shard: dict[str, Any] = read(file)
+        except FileNotFoundError:
+            raise CheckpointError(f"shard {rank} of {self.ranks} is missing: {path}") from None
+        if shard["run"] != self.run or shard["rank"] != rank:
+            raise CheckpointError(
+                f"{path} is shard {shard['rank']} of run {shard['run']}, not {rank} of {self.run}"
+            )
+        return shard
+
+    def saved(self) -> Saved:
+        """All that this rank takes up."""
+        self.shard(min(self.rank, self.ranks - 1))  # so that a shard without use is missed too
+        updater = self.index["updater"]
+        keys: Mapping[Index, Index] = updater["parameters"]
+        states: dict[Index, Any] = {}
+        weights: dict[Index, Array] = {}
+        attributes = dict(updater["attributes"])
+        for key in self.before:
+            sources, index = list(self._sources(key)), keys[key]
+            names = dict.fromkeys(name for shard, *_ in sources for name in shard["attributes"])
+            for name in names:
+                table = attributes[name] = dict(attributes.get(name, {}))
+                table |= _taken(sources, ("attributes", name), index, index)
+            states |= _taken(sources, ("states",), key, key)
+            if index in self.found:
+                weights |= _taken(sources, ("weights",), key, self.found[index])
+        whole = {**updater, "attributes": attributes, "states": states}
+        found = {keys[key]: key for key in self.before if keys[key] in self.found}
+        return Saved(
+            whole,
+            weights,
+            {self.found[keys[k]]: a for k, a in self.index["masters"].items()},
+            {self.found[index]: self.after[key] for index, key in found.items()},
+        )
+
+    def _sources(self, key: Index) -> Iterator[tuple[dict[str, Any], int, int, int]]:
+        """Shards with parts of a slice, how long theirs are, and what to take of them.
+
+        Lengths count what the first axis of a state counts: elements or rows.
+        """
+        before, after = self.before[key], self.after[key]
+        first, last = after.part(self.rank)
+        owners = [o for o in before.owners(self.ranks) if o[1] < last and o[2] > first]
+        if before.form == "whole":
+            for rank, *_ in owners:
+                yield self.shard(rank), 1, 0, 1
+            return
+        if not owners:  # a state without elements is like any other
+            rank = min(self.rank, self.ranks - 1)
+            owners = [(rank, *before.part(rank))]
+        for rank, begin, end in owners:
+            ends = (min(max(at, begin), end) - begin for at in (first, last))
+            start, stop = (at // before.unit for at in ends)
+            yield self.shard(rank), (end - begin) // before.unit, start, stop
+
+
+def _taken(
+    sources: list[tuple[dict[str, Any], int, int, int]], where: Sequence[str], key: Index, to: Index
+) -> dict[Index, Any]:
+    """What shards have under `key` in one of their tables, put together, under the key `to`."""
+    parts: list[tuple[Any, int, int, int]] = []
+    for shard, *numbers in sources:
+        table: Any = reduce(lambda tree, name: tree.get(name, {}), where, shard)
+        if key not in table:
+            return {}
+        parts.append((table[key], *numbers))
+    return {to: _merged(parts, f"parameter {key!r}")} if parts else {}
+
+
+def _merged(parts: list[tuple[Any, int, int, int]], words: str) -> Any:
+    """One tree of the parts ``tree, length, start, stop``: arrays of that length are cut."""
+    first = parts[0][0]
+    if isinstance(first, np.ndarray):
+        return _joined(parts, words)
+    if isinstance(first, Mapping):
+        return {key: _merged([(t[key], *part) for t, *part in parts], words) for key in first}
+    if isinstance(first, (tuple, list)):
+        inner = [_merged([(t[k], *p) for t, *p in parts], words) for k in range(len(first))]
+        return type(first)(inner)
+    return first
+
+
+def _joined(parts: list[tuple[Array, int, int, int]], words: str) -> Array:
+    if len(parts) == 1 and parts[0][1:] == (parts[0][1], 0, parts[0][1]):
+        return parts[0][0]
+    if all(array.ndim and len(array) == length for array, length, _, _ in parts):
+        return np.concatenate([array[start:stop] for array, _, start, stop in parts])
+    first = parts[0][0]
+    if first.ndim == 0:
+        return first
+    raise CheckpointError(
+        f"{words} has an array of shape {first.shape} that is not cut like its slice; load it with "
+        "as many ranks as there were"
+    )

@@ -91,3 +91,31 @@ def check_a_new_value_reaches_the_masters(folder):
     params[2].set_data(np.full((9, 9), 3, np.float16))
     train(trainer, params, [1], [comm.rank])
     assert (params[2].data() == 3).all()
+
+
+def check_a_trainer_takes_gradients_that_list_rows(folder):
+    def made():
+        params = [
+            Parameter("table", shape=(50, 3), init="ones", grad_stype="row_sparse"),
+            Parameter("fc_weight", shape=(7,), init="ones"),
+        ]
+        for parameter in params:
+            parameter.initialize()
+        return params
+
+    def add(params, rank):
+        rows = np.array([rank, 40 - rank, rank])
+        params[0].add_grad((exact(rank, (3, 3), np.float32), rows))
+        params[1].add_grad(exact(rank, (7,), np.float32))
+
+    ours, theirs = made(), made()
+    trainers = [Trainer(p, "adam", comm=c) for p, c in ((ours, comm), (theirs, None))]
+    for _ in range(3):
+        add(ours, comm.rank)
+        for rank in range(comm.size):
+            add(theirs, rank)
+        for trainer in trainers:
+            trainer.step(batch_size=4)
+    assert frozen([p.data() for p in ours]) == frozen([p.data() for p in theirs])
+    assert (ours[0].data()[0] != 1).all()
+    assert (ours[0].data()[20] == 1).all()

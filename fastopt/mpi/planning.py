@@ -46,13 +46,14 @@ class Planning(Resumable):
         else:
             indices, grads, weights = [check_index(index)], [grad], [weight]
         plan, new = self._plan, dict[Index, Placement]()
-        known = plan is not None and not self._copies and plan.is_for(indices, weights)
+        known = plan is not None and plan.is_for(indices, weights)
+        quick = known and not self._copies
         grads = [
-            grad if known and _fits(grad, weight) else self._check(index, grad, weight)
+            grad if quick and _fits(grad, weight) else self._check(index, grad, weight)
             for index, grad, weight in zip(indices, grads, weights, strict=True)
         ]
         listed = {k: g.dtype.name for k, g in enumerate(grads) if isinstance(g, RowSparse)}
-        if plan is None or plan.listed != listed or not plan.is_for(indices, weights):
+        if plan is None or not known or plan.listed != listed:
             _check_apart(indices, weights, self.optimizer.idx2name)
             new = self._placed(indices, weights, listed)
             places, limit = self.placements | new, self.bucket_bytes

@@ -283,6 +283,12 @@ def check_calls_that_fail_change_nothing():
         updater([1, 2], [good[1]] * 2, [weights[1], weights[1][:]])
     with raised(TypeError, "the first gradient was dense"):
         updater(0, (np.ones((1, 2), np.float32), np.array([0])), weights[0])
+    with raised(ValueError, "index 1: gradient shares memory with the weight of index 0"):
+        updater([0, 1], [good[0], weights[0].reshape(-1)[1:6]], weights)
+    weights[1].flags.writeable = False
+    with raised(ValueError, "index 1: weight is read-only"):
+        updater([0, 1], good, weights)
+    weights[1].flags.writeable = True
     with raised(ValueError, "state is kept for shape (5,) and float32, got a weight of shape (4,)"):
         updater(1, np.ones(4, np.float32), np.ones(4, np.float32))
     with raised(TypeError, "a list of 2 indices needs a list of as many gradients"):

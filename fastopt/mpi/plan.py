@@ -6,6 +6,7 @@ from operator import is_
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from fastopt.kernels.layout import real_of
 from fastopt.mpi.agreement import Facts
@@ -129,6 +130,10 @@ class Plan:
     ) -> None:
         self.indices, self.weights, self.listed = indices, weights, listed
         self.placements = [placements[index] for index in indices]
+        begin, end = _bounds(weights)
+        self._order = np.argsort(begin)
+        self._begins = np.append(begin[self._order], np.iinfo(np.int64).max)
+        self._ends = end[self._order]
         self._headers = [_header(weight) for weight in weights]
         self.facts: Facts | None = None
         self.flats = [flat(weight) for weight in weights]
@@ -174,6 +179,20 @@ class Plan:
             and [_header(weight) for weight in weights] == self._headers
         )
 
+    def shared(self, grads: Sequence[Array]) -> tuple[int, int] | None:
+        """Places of a gradient and of a weight that have memory in common, if there are any.
+
+        The weight would change while gradients are still being packed.
+        """
+        begin, end = _bounds(grads)
+        after = np.searchsorted(self._ends, begin, side="right")
+        inside = np.flatnonzero(self._begins[after] < end)
+        for place in inside.tolist():
+            other = int(self._order[after[place]])
+            if np.shares_memory(grads[place], self.weights[other]):
+                return place, other
+        return None
+
     def borrow(self, bucket: Bucket, dtype: Any) -> Array:
         """Memory for a bucket of numbers of this dtype, until it is given back."""
         memory = self._spare.pop() if self._spare else np.empty(self._room, np.uint8)
@@ -190,5 +209,18 @@ class Plan:
             self.slices[place][...] = self._slice(place, rank)
 
 
+def _bounds(arrays: Sequence[Array]) -> tuple[Array, Array]:
+    """Addresses where arrays begin and end."""
+    bounds = []
+    for array in arrays:
+        if array.flags.c_contiguous:
+            bounds.append((array.__array_interface__["data"][0], array.nbytes))
+        else:
+            low, high = byte_bounds(array)
+            bounds.append((low, high - low))
+    begin, size = np.array(bounds, np.int64).reshape(-1, 2).T
+    return begin, begin + size
+
+
 def _header(weight: Array) -> tuple[Any, ...]:
-    return weight.shape, weight.strides, weight.dtype
+    return weight.shape, weight.strides, weight.dtype, weight.flags.writeable

@@ -58,6 +58,10 @@ class Planning(Resumable):
             new = self._placed(indices, weights, listed)
             places, limit = self.placements | new, self.bucket_bytes
             plan = Plan(indices, weights, places, self.rank, self.ranks, limit, listed)
+        values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
+        if shared := plan.shared(values):
+            one, other = (label(indices[k], self.optimizer.idx2name) for k in shared)
+            raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
         return plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new
 
     def _check(self, index: Index, grad: Any, weight: Any) -> Any:
@@ -128,12 +132,7 @@ def _check_numpy(words: str, role: str, array: Any) -> None:
 
 def _fits(grad: Any, weight: Array) -> bool:
     """Whether a gradient is surely one for a weight that is known."""
-    return (
-        type(grad) is np.ndarray
-        and grad.dtype is weight.dtype
-        and grad.shape == weight.shape
-        and not np.may_share_memory(grad, weight)
-    )
+    return type(grad) is np.ndarray and grad.dtype is weight.dtype and grad.shape == weight.shape
 
 
 def _lists(number: int, grads: Any, weights: Any) -> tuple[list[Any], list[Any]]:

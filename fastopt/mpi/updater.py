@@ -125,7 +125,8 @@ class ShardedUpdater(Planning):
         """
         with self.optimizer.lock:
             found, error = attempt(self._planned, index, grad, weight)
-            self._agree("update", self._facts(found[0], found[2]) if found else Facts(), error)
+            told = found is not None and self.ranks > 1
+            self._agree("update", self._facts(found[0], found[2]) if told else Facts(), error)
             plan, grads, new = found
             exchange = Exchange(self.shard.sums, plan, grads)
             if new:

@@ -76,6 +76,12 @@ def loads(blob: bytes, present: Optimizer | None = None) -> Any:
     ------
     CheckpointError
         `blob` is damaged, of another kind, or names an unknown class.
+
+    Examples
+    --------
+    >>> from fastopt import checkpoint
+    >>> checkpoint.loads(checkpoint.dumps([1, (2.5, "three")]))
+    [1, (2.5, 'three')]
     """
     if not isinstance(blob, (bytes, bytearray, memoryview)):
         raise CheckpointError(f"a checkpoint must be bytes, got {type(blob).__name__}")

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fastopt.kernels.layout import KEY
 from fastopt.optimizer.batch import Batch
+from fastopt.optimizer.rates import as_float
 
 if TYPE_CHECKING:
     from fastopt.optimizer.planning import Planner
@@ -42,7 +43,7 @@ def fill(planner: "Planner", batch: Batch) -> None:
     batch.counts.array[places] = counts
     classes = batch.classes = _classes(planner, batch, counts)
     rates, uniform = _base_rates(planner, counts)
-    rates, decays = rates * classes.lr_mult, float(planner.wd) * classes.wd_mult
+    rates, decays = rates * classes.lr_mult, as_float("wd", planner.wd) * classes.wd_mult
     first, of = classes.first, classes.of
     if not uniform:
         first, of = _partition(counts, rates, decays)

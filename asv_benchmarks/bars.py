@@ -7,19 +7,15 @@ from importlib.util import find_spec
 
 import list_steps
 import row_steps
-from benchmarks.common import (
-    TABLE_SHAPE,
-    Step,
-    against_limit,
-    first_steps,
-    import_overhead,
-    microseconds,
-    names,
-)
+from benchmarks.common import TABLE_SHAPE, first_steps, import_overhead
 from benchmarks.half import LARGE, slowdown, speedup_over_casts
-from benchmarks.lists import ListStep, against_flat
-from benchmarks.tables import HEIGHT, over_heights, resident_share
-from race import race
+from benchmarks.rows import HEIGHT, over_heights, resident_share
+from benchmarks.tables import ListStep, against_flat
+from race import Race
+
+from fastopt.bench.clock import microseconds
+from fastopt.bench.steps import Step, against_limit
+from fastopt.warmup import names
 
 __all__ = ["all_bars"]
 
@@ -72,18 +68,17 @@ def start_bars(quick: bool) -> Iterator[Bar]:
 
 def list_bars(rounds: int) -> Iterator[Bar]:
     """Adam on many tensors in one call."""
-    for (what, arguments), most, least in zip(
-        list(list_steps.COLUMNS.items())[:2], (300, 900), (12, 4), strict=True
-    ):
+    small = list(list_steps.CASES.items())[:2]
+    for (what, arguments), most, least in zip(small, (300, 900), (12, 4), strict=True):
         step = partial(ListStep, *arguments)
         yield (
-            f"Adam, {what}",
+            what,
             f"<= {most} us",
             lambda step=step: f"{microseconds(step(), rounds):.0f} us",
         )
-        rival = "torch, fused"
+        rival = "torch fused"
         measure = partial(against, list_steps.PEERS, rival, arguments, rounds)
-        yield f"Adam, {what}, time of {rival} / time", f">= {least}", measure
+        yield f"{what}, time of {rival} / time", f">= {least}", measure
     yield (
         "Adam, ResNet-50's 161 weights, time / one flat weight",
         "<= 1.05",
@@ -94,10 +89,10 @@ def list_bars(rounds: int) -> Iterator[Bar]:
 def row_bars(rounds: int) -> Iterator[Bar]:
     """Lazy Adam against other ways to step, on rows that are not in the caches."""
     for kind, rival, bar in (
-        ("sorted", "torch, SparseAdam", ">= 8"),
-        ("sorted", "gather/scatter loop", ">= 0.6"),
-        ("permuted", "torch, SparseAdam", ">= 6"),
-        ("zipf", "torch, SparseAdam", ">= 4"),
+        ("sorted", "torch SparseAdam", ">= 8"),
+        ("sorted", "limit", ">= 0.6"),
+        ("permuted", "torch SparseAdam", ">= 6"),
+        ("zipf", "torch SparseAdam", ">= 4"),
     ):
         what = f"lazy Adam, {kind} ids, time of {rival} / time"
         yield what, bar, partial(against, row_steps.PEERS, rival, (kind, True), rounds)
@@ -108,7 +103,8 @@ def against(peers: Peers, rival: str, arguments: tuple, rounds: int) -> str:
     if not find_spec(library):
         return f"{library} is not installed"
     makes = {row: partial(peers[row][1], *arguments) for row in ("fastopt", rival)}
-    return f"{race(makes, rival, rounds)[rival][1]:.2f}"
+    with Race() as race:
+        return f"{race.run(makes, rival, rounds)[rival][1]:.2f}"
 
 
 def table_bars(quick: bool) -> Iterator[Bar]:

@@ -4,50 +4,98 @@ from collections.abc import Callable
 from functools import partial
 from itertools import cycle
 
-from benchmarks.common import Call, Step
-from benchmarks.lists import SMALL, ListStep, Shapes, elements, resnet50
-from steps import LR, THREADS
+import numpy as np
+from benchmarks.tables import SMALL, ListStep, Shapes, elements, resnet50
+from steps import (
+    FASTOPT,
+    LR,
+    deepspeed_rule,
+    mxnet,
+    mxnet_call,
+    optax_call,
+    optax_rule,
+    torch_parameters,
+    torch_rule,
+)
 
-COLUMNS = {
-    "1,000 x 1,000": (SMALL, False),
-    "1,000 x 1,000, fresh gradients": (SMALL, True),
-    "ResNet-50": (resnet50(), False),
+from fastopt import optimizer, plain
+from fastopt.bench.clock import Call
+from fastopt.bench.steps import Step
+
+CASES = {
+    "Adam, 1,000 x 1,000": (SMALL, False),
+    "Adam, 1,000 x 1,000, fresh gradients": (SMALL, True),
+    "Adam, ResNet-50's 161 weights": (resnet50(), False),
 }
-"""Arguments of a step by the name of its column."""
+"""Arguments of a step by the words for it."""
 
 
 def fastopt_step(shapes: Shapes, fresh: bool) -> Call:
     return ListStep(shapes, fresh, learning_rate=LR)
 
 
-def flat_step(shapes: Shapes, fresh: bool) -> Call:
-    return Step("adam", elements(shapes), learning_rate=LR)
+def limit_step(shapes: Shapes, fresh: bool) -> Call:
+    """The limit of one flat weight."""
+    return Step("adam", elements(shapes), learning_rate=LR).limit
 
 
-def torch_step(shapes: Shapes, fresh: bool, **options: bool) -> Call:
+def arrays(shapes: Shapes, fresh: bool, make: Callable) -> tuple[list, Callable]:
+    """Weights, and a function that returns their gradients, new ones each time if `fresh`."""
+    draw = np.random.default_rng(0).standard_normal
+
+    def drawn() -> list:
+        return [make(draw(shape, np.float32)) for shape in shapes]
+
+    return drawn(), partial(next, cycle([drawn() for _ in range(3 if fresh else 1)]))
+
+
+def numpy_step(shapes: Shapes, fresh: bool) -> Call:
+    weights, gradients = arrays(shapes, fresh, np.asarray)
+    update = plain.numpy_adam(optimizer.Adam(**FASTOPT["adam"]))
+
+    def step() -> None:
+        for index, (grad, weight) in enumerate(zip(gradients(), weights, strict=True)):
+            update(index, grad, weight)
+
+    return step
+
+
+def torch_step(shapes: Shapes, fresh: bool, rule: Callable) -> Call:
     import torch
 
-    torch.set_num_threads(THREADS)
-    weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
-    gradients = cycle([[torch.randn(shape) for shape in shapes] for _ in range(3 if fresh else 1)])
-    update = torch.optim.Adam(weights, lr=LR, **options).step
+    weights = torch_parameters(shapes)
+    update = rule(weights).step
+    if not fresh:
+        return update
+    _, gradients = arrays(shapes, fresh, torch.from_numpy)
 
-    def renew():
-        for weight, grad in zip(weights, next(gradients), strict=True):
+    def step() -> None:
+        for weight, grad in zip(weights, gradients(), strict=True):
             weight.grad = grad
-
-    def step():
-        renew()
         update()
 
-    step()
-    return step if fresh else update
+    return step
+
+
+def optax_step(shapes: Shapes, fresh: bool) -> Call:
+    import jax.numpy as jnp
+
+    return optax_call(optax_rule("adam"), *arrays(shapes, fresh, jnp.asarray))
+
+
+def mxnet_step(shapes: Shapes, fresh: bool) -> Call:
+    weights, gradients = arrays(shapes, fresh, mxnet().nd.array)
+    return mxnet_call("adam", weights, gradients, list(range(len(shapes))), **FASTOPT["adam"])
 
 
 PEERS: dict[str, tuple[str, Callable[[Shapes, bool], Call]]] = {
-    # row: (library, step)
+    # column: (library, step)
     "fastopt": ("fastopt", fastopt_step),
-    "fastopt, one flat weight": ("fastopt", flat_step),
-    "torch, fused": ("torch", partial(torch_step, fused=True)),
-    "torch, foreach": ("torch", partial(torch_step, foreach=True)),
+    "limit": ("fastopt", limit_step),
+    "NumPy": ("numpy", numpy_step),
+    "torch fused": ("torch", partial(torch_step, rule=partial(torch_rule, "adam", fused=True))),
+    "torch foreach": ("torch", partial(torch_step, rule=partial(torch_rule, "adam", foreach=True))),
+    "optax": ("optax", optax_step),
+    "DeepSpeed": ("deepspeed", partial(torch_step, rule=deepspeed_rule)),
+    "MXNet": ("mxnet", mxnet_step),
 }

@@ -1,144 +1,151 @@
-"""One step in several libraries, as Markdown tables: dense, of many tensors, row-sparse.
+"""One step in several libraries, as one table: dense, many tensors, row-sparse, half precision.
 
 Every library runs in a process of its own, on its own warm memory and with the same number of
-threads. The processes take turns; a cell holds the median time of a step and the median ratio to
-fastopt's time in the same round. The limit reads and writes the memory that the step must, and
-nothing else; so does the gather/scatter loop for the rows that a gradient lists.
+threads and CPUs. The processes take turns. The first number of a line is fastopt's median time of
+a step; the others are the median ratio of a library's time to fastopt's in the same round, so that
+more than 1 is slower than fastopt. The limit reads and writes the memory that the step must, and
+nothing else; of the rows that a gradient lists, it reads and writes each once.
 """
 
 import argparse
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
+import half_steps
 import list_steps
 import llvmlite.binding
 import numba
 import row_steps
 import steps
 from bars import all_bars
-from race import note, race
+from race import Make, Race, note
 
 import fastopt
+from fastopt.console import Refused, duration, progress, table
+from fastopt.info import FEATURES, processor
 
-try:
-    from tqdm import tqdm
-except ImportError:
+COLUMNS = {
+    column: library
+    for module in (steps, row_steps, list_steps, half_steps)
+    for column, (library, _) in module.PEERS.items()
+}
+"""Library by the column of the table."""
 
-    def tqdm(iterable, **_):
-        return iterable
-
-
-SIZES = (1_000, 100_000, 1_000_000, 20_000_000, 50_000_000)
-
-
-def duration(seconds: float) -> str:
-    return f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
-
-
-def table(head: list[str], lines: list[list[str]]) -> None:
-    for cells in (head, ["---"] * len(head), *lines):
-        print("| " + " | ".join(cells) + " |")
+OURS = "fastopt"
+Times = dict[str, tuple[float, float]]
+"""Seconds, and ratio to fastopt, by the column of the table."""
 
 
 def installed() -> dict[str, str]:
     """Version of every library that is there."""
-    versions = {"fastopt": fastopt.__version__, "numba": numba.__version__}
-    for library in steps.LIBRARIES:
+    versions = {OURS: fastopt.__version__, "numba": numba.__version__}
+    for library in COLUMNS.values():
         if library not in versions and find_spec(library):
             versions[library] = metadata.version(library)
     return versions
 
 
-def peers(only: str, quick: bool) -> None:
+def cases(quick: bool) -> Iterator[tuple[str, dict[str, Make]]]:
+    """What is measured, and the steps by column."""
+    for module in (steps, list_steps, row_steps, half_steps):
+        for words, arguments in module.CASES.items():
+            if not (quick and any(isinstance(a, int) and a > 1_000_000 for a in arguments)):
+                yield words, {c: partial(make, *arguments) for c, (_, make) in module.PEERS.items()}
+
+
+def measure(only: str, quick: bool) -> dict[str, Times]:
+    """Times of every case; `quick` takes fewer rounds and leaves out large ones."""
     versions = installed()
-    for library in steps.LIBRARIES:
+    for library in dict.fromkeys(COLUMNS.values()):
         if library not in versions:
             note(f"{library}: skipped, it is not installed")
-    sizes = {f"{size:,}": size for size in (SIZES[:3] if quick else SIZES)}
-    lines = []
-    for algorithm in ("adam", "sgd"):
-        makes = {
-            row: partial(make, algorithm)
-            for row, (library, make, algorithms) in steps.PEERS.items()
-            if library in versions and algorithm in algorithms
-        }
-        lines += race_all(algorithm, makes, {c: (size,) for c, size in sizes.items()}, only, quick)
-    tables = [(sizes, lines)]
-    for algorithm, module in (("adam, lists", list_steps), ("lazy adam", row_steps)):
-        known = module.PEERS.items()
-        makes = {row: make for row, (library, make) in known if library in versions}
-        tables.append((module.COLUMNS, race_all(algorithm, makes, module.COLUMNS, only, quick)))
-    for number, (columns, lines) in enumerate(filled for filled in tables if filled[1]):
-        print("\n" * bool(number), end="")
-        table(["step", "library", *columns], lines)
-
-
-def race_all(
-    algorithm: str,
-    makes: Mapping[str, Callable],
-    columns: Mapping[str, tuple],
-    only: str,
-    quick: bool,
-) -> list[list[str]]:
-    """Lines of a table: `makes` by row, called with the arguments in `columns`."""
-    rows = [row for row in makes if re.search(only, f"{algorithm} {row}", re.IGNORECASE)]
-    if not rows:
-        return []
-    rows = list(dict.fromkeys(["fastopt", *rows]))
-    cells = []
-    for name, arguments in tqdm(columns.items(), desc=algorithm, leave=False):
-        raced = {row: partial(makes[row], *arguments) for row in rows}
-        times = race(raced, f"{algorithm}, {name}", rounds=5 if quick else 15)
-        cells.append(
-            {row: f"{duration(time)} ({ratio:.2f})" for row, (time, ratio) in times.items()}
+    chosen = [case for case in cases(quick) if re.search(only, case[0], re.IGNORECASE)]
+    if not chosen:
+        raise Refused(
+            f"--only: no case matches {only!r}; there are {', '.join(dict(cases(quick)))}"
         )
-    return [[algorithm, row, *(column.get(row, "") for column in cells)] for row in rows]
+    results = {}
+    with Race() as race:
+        for words, makes in progress(chosen, "case"):
+            there = {column: make for column, make in makes.items() if COLUMNS[column] in versions}
+            results[words] = race.run(there, words, rounds=5 if quick else 15)
+    return results
 
 
-def bars(only: str, quick: bool) -> None:
+def lines_of(results: dict[str, Times]) -> tuple[list[str], list[list[str]]]:
+    """Head and lines of the table, without columns that nothing was measured for."""
+    columns = [column for column in COLUMNS if any(column in times for times in results.values())]
+    head = ["step", *(f"{column}, time" if column == OURS else column for column in columns)]
+    lines = []
+    for words, times in results.items():
+        cells = [f"{times[column][1]:.2f}" if column in times else "" for column in columns]
+        cells[columns.index(OURS)] = duration(times[OURS][0])
+        lines.append([words, *cells])
+    return head, lines
+
+
+def bars(only: str, quick: bool, markdown: bool) -> None:
     chosen = [bar for bar in all_bars(quick) if re.search(only, bar[0], re.IGNORECASE)]
-    lines = [[what, bar, measure()] for what, bar, measure in tqdm(chosen, leave=False)]
-    table(["measurement", "bar", "measured"], lines)
+    lines = [[what, bar, measure()] for what, bar, measure in progress(chosen, "bar")]
+    print(table(["measurement", "bar", "measured"], lines, markdown))
 
 
 def conditions() -> None:
     """What the numbers above depend on."""
-    features = llvmlite.binding.get_host_cpu_features()
-    vector = ("sse4.2", "avx", "avx2", "fma", "f16c", "avx512f", "neon", "sve")
+    there = llvmlite.binding.get_host_cpu_features()
     print(
-        f"\n{platform.platform()}, {processor()} ({llvmlite.binding.get_host_cpu_name()}: "
-        f"{', '.join(f for f in vector if features.get(f))}), {os.cpu_count()} cores, "
+        f"\n{platform.system()} {platform.release().partition('-')[0]}, {processor()} "
+        f"({llvmlite.binding.get_host_cpu_name()}: "
+        f"{', '.join(name for name in FEATURES if there.get(name))}), {os.cpu_count()} cores, "
         f"{steps.THREADS} threads; Python {platform.python_version()}, "
         f"{', '.join(f'{library} {version}' for library, version in installed().items())}; "
         f"{datetime.now(UTC):%Y-%m-%d}."
     )
 
 
-def processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+def run(options: argparse.Namespace) -> None:
+    if options.bars:
+        bars(options.only, options.quick, options.markdown)
+    else:
+        if options.plot:
+            from peers_plot import check, draw
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller sizes")
-    parser.add_argument("--only", default="", metavar="REGEX", help="rows to measure")
-    parser.add_argument("--bars", action="store_true", help="fastopt against its own bars instead")
-    options = parser.parse_args()
-    for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "NPROC"):
-        os.environ[variable] = str(steps.THREADS)
-    (bars if options.bars else peers)(options.only, options.quick)
+            check(options.plot)
+        results = measure(options.only, options.quick)
+        print(table(*lines_of(results), options.markdown))
+        if options.plot:
+            draw({words: ratios(times) for words, times in results.items()}, options.plot)
     conditions()
 
 
+def ratios(times: Times) -> dict[str, float]:
+    return {column: ratio for column, (_, ratio) in times.items() if column != OURS}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, no large sizes")
+    parser.add_argument("--only", default="", metavar="REGEX", help="lines to measure")
+    parser.add_argument("--bars", action="store_true", help="fastopt against its own bars instead")
+    parser.add_argument("--markdown", action="store_true", help="write the table in Markdown")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the ratios")
+    for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "NPROC"):
+        os.environ[variable] = str(steps.THREADS)
+    try:
+        run(parser.parse_args())
+    except Refused as error:
+        print(f"peers.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

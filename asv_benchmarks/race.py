@@ -1,67 +1,122 @@
 """Steps that take turns, each in a process of its own."""
 
+import gc
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Self
 
+import numba
 import numpy as np
-from benchmarks.common import Call, interleaved, sampler
 
-__all__ = ["note", "race"]
+from fastopt.bench.clock import Call, interleaved, sampler
+
+__all__ = ["Make", "Race", "note"]
+
+UNKNOWN = "a library has no such step"
 
 Make = Callable[[], Call]
 
 
 class Worker:
-    """A process that measures one step whenever it is asked to."""
+    """A process that measures a step whenever it is asked to, one step after the other."""
 
-    def __init__(self, row: str, make: Make) -> None:
-        self.row = row
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, pipe = context.Pipe()
-        self._process = context.Process(target=serve, args=(pipe, make), daemon=True)
+        self._process = context.Process(target=serve, args=(pipe,), daemon=True)
         self._process.start()
         pipe.close()
-        self.error = self._pipe.recv()
+
+    def begin(self, make: Make) -> str:
+        """Make a step, and return why that is impossible, or nothing."""
+        try:
+            self._pipe.send(make)
+            return self._pipe.recv()
+        except (EOFError, BrokenPipeError):
+            return "its process ended"
 
     def sample(self) -> float:
         time.sleep(0.01)  # until the threads of the process before no longer spin
-        self._pipe.send(True)
+        self._pipe.send("sample")
         return self._pipe.recv()
 
+    def end(self) -> None:
+        """Give the memory of the step back."""
+        self._pipe.send("end")
+
     def stop(self) -> None:
-        self._pipe.send(False)
+        self._pipe.close()
         self._process.join()
 
 
-def serve(pipe, make: Make) -> None:
+def serve(pipe) -> None:
+    """Do what is asked for: a step to make, a sample of it, or to forget it."""
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the table alone goes to stdout
+    if hasattr(os, "sched_setaffinity"):  # jax has no other setting of its threads
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, usable[: numba.config.NUMBA_NUM_THREADS])
+    sample = None
+    while True:
+        try:
+            request = pipe.recv()
+        except EOFError:
+            return
+        if request == "sample":
+            pipe.send(sample())
+        elif request == "end":
+            sample = None
+            gc.collect()
+        else:
+            sample, error = attempt(request)
+            pipe.send(error)
+
+
+def attempt(make: Make) -> tuple[Callable[[], float] | None, str]:
+    """Sampler of a step, or why there is none."""
     try:
-        sample = sampler(make())
+        return sampler(make()), ""
+    except NotImplementedError:
+        return None, UNKNOWN
     except Exception as error:
-        pipe.send(f"{type(error).__name__}: {error}".partition("\n")[0])
-        return
-    pipe.send(None)
-    while pipe.recv():
-        pipe.send(sample())
+        return None, f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def race(makes: Mapping[str, Make], what: str, rounds: int) -> dict[str, tuple[float, float]]:
-    """Median seconds of each step, and the median of its ratio to the first one's in a round."""
-    workers = [Worker(row, make) for row, make in makes.items()]
-    for worker in workers:
-        if worker.error:
-            note(f"{worker.row}, {what}: skipped, {worker.error}")
-    workers = [worker for worker in workers if not worker.error]
-    times = interleaved([worker.sample for worker in workers], rounds)
-    for worker in workers:
-        worker.stop()
-    return {
-        worker.row: (float(np.median(column)), float(np.median(column / times[:, 0])))
-        for worker, column in zip(workers, times.T, strict=True)
-    }
+class Race:
+    """Processes for the steps of one table, by name; they end with the ``with`` block."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.stop()
+
+    def run(
+        self, makes: Mapping[str, Make], what: str, rounds: int
+    ) -> dict[str, tuple[float, float]]:
+        """Median seconds of each step, and the median of its ratio to the first in a round."""
+        racing = {}
+        for name, make in makes.items():
+            if name not in self._workers:
+                self._workers[name] = Worker()
+            error = self._workers[name].begin(make)
+            if not error:
+                racing[name] = self._workers[name]
+            elif error != UNKNOWN:
+                note(f"{name}, {what}: skipped, {error}")
+        times = interleaved([worker.sample for worker in racing.values()], rounds)
+        for worker in racing.values():
+            worker.end()
+        return {
+            name: (float(np.median(column)), float(np.median(column / times[:, 0])))
+            for name, column in zip(racing, times.T, strict=True)
+        }
 
 
 def note(line: str) -> None:

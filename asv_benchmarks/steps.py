@@ -1,20 +1,28 @@
-"""The same step in several libraries, on one float32 weight and normal gradients."""
+"""The same dense step in several libraries, on one float32 weight and normal gradients."""
 
 from collections.abc import Callable
 from functools import partial
 
 import numba
 import numpy as np
-from benchmarks.common import Call, Step
 
 from fastopt import optimizer, plain
+from fastopt.bench.clock import Call
+from fastopt.bench.steps import MOMENTUM, Step, draw
 
 THREADS = numba.config.NUMBA_NUM_THREADS
-LR, MOMENTUM = 1e-3, 0.9
+LR = 1e-3
 FASTOPT = {
     "adam": {"learning_rate": LR},
     "sgd": {"learning_rate": LR, "momentum": MOMENTUM},
 }
+SIZES = (1_000, 100_000, 1_000_000, 20_000_000, 50_000_000)
+CASES = {
+    f"{words}, {size:,}": (algorithm, size)
+    for algorithm, words in (("adam", "Adam"), ("sgd", "SGD with momentum"))
+    for size in SIZES
+}
+"""Arguments of a step by the words for it."""
 
 
 def limit_step(algorithm: str, size: int) -> Call:
@@ -26,63 +34,112 @@ def fastopt_step(algorithm: str, size: int) -> Call:
 
 
 def numpy_step(algorithm: str, size: int) -> Call:
-    weight, grad = np.random.default_rng(0).standard_normal((2, size), np.float32)
+    weight, grad = draw(size)
     update = plain.UPDATES[algorithm](optimizer.create(algorithm, **FASTOPT[algorithm]))
     return partial(update, 0, grad, weight)
 
 
-def torch_step(algorithm: str, size: int, **options: bool) -> Call:
+def torch_rule(algorithm: str, weights: list, **options: bool):
     import torch
 
     if algorithm == "adam":
-        return torch.optim.Adam(torch_parameters(size), lr=LR, **options).step
-    return torch.optim.SGD(torch_parameters(size), lr=LR, momentum=MOMENTUM, **options).step
+        return torch.optim.Adam(weights, lr=LR, **options)
+    return torch.optim.SGD(weights, lr=LR, momentum=MOMENTUM, **options)
+
+
+def torch_step(algorithm: str, size: int, **options: bool) -> Call:
+    return torch_rule(algorithm, torch_parameters([(size,)]), **options).step
+
+
+def deepspeed_rule(weights: list):
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    return DeepSpeedCPUAdam(weights, lr=LR, adamw_mode=False)
 
 
 def deepspeed_step(algorithm: str, size: int) -> Call:
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    if algorithm != "adam":
+        raise NotImplementedError("its CPUAdam is for Adam")
+    return deepspeed_rule(torch_parameters([(size,)])).step
 
-    return DeepSpeedCPUAdam(torch_parameters(size), lr=LR, adamw_mode=False).step
 
-
-def torch_parameters(size: int):
+def torch_parameters(shapes: list[tuple[int, ...]]) -> list:
     import torch
 
     torch.set_num_threads(THREADS)
-    weight = torch.nn.Parameter(torch.randn(size))
-    weight.grad = torch.randn(size)
-    return [weight]
+    weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for weight in weights:
+        weight.grad = torch.randn(weight.shape)
+    return weights
 
 
-def optax_step(algorithm: str, size: int) -> Call:
+def optax_rule(algorithm: str, **options: object):
+    import optax
+
+    return optax.adam(LR, **options) if algorithm == "adam" else optax.sgd(LR, momentum=MOMENTUM)
+
+
+def optax_call(rule, weights, gradients: Callable) -> Call:
+    """A jitted step that takes over the memory of weights and state."""
     import jax
     import optax
 
-    rule = optax.adam(LR) if algorithm == "adam" else optax.sgd(LR, momentum=MOMENTUM)
-    weight, grad = jax.random.normal(jax.random.key(0), (2, size))
-    state = rule.init(weight)
+    state = rule.init(weights)
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def update(weight, state, grad):
-        updates, state = rule.update(grad, state, weight)
-        return optax.apply_updates(weight, updates), state
+    def update(weights, state, grads):
+        updates, state = rule.update(grads, state, weights)
+        return optax.apply_updates(weights, updates), state
 
     def step():
-        nonlocal weight, state
-        weight, state = jax.block_until_ready(update(weight, state, grad))
+        nonlocal weights, state
+        weights, state = jax.block_until_ready(update(weights, state, gradients()))
 
     return step
 
 
-PEERS: dict[str, tuple[str, Callable[[str, int], Call], tuple[str, ...]]] = {
-    # row: (library, step, algorithms)
-    "fastopt": ("fastopt", fastopt_step, ("adam", "sgd")),
-    "limit": ("fastopt", limit_step, ("adam", "sgd")),
-    "NumPy": ("numpy", numpy_step, ("adam", "sgd")),
-    "torch, fused": ("torch", partial(torch_step, fused=True), ("adam", "sgd")),
-    "torch, foreach": ("torch", partial(torch_step, foreach=True), ("adam", "sgd")),
-    "optax, jit": ("optax", optax_step, ("adam", "sgd")),
-    "DeepSpeedCPUAdam": ("deepspeed", deepspeed_step, ("adam",)),
-}
+def optax_step(algorithm: str, size: int, **options: object) -> Call:
+    import jax
 
-LIBRARIES = tuple(dict.fromkeys(library for library, _, _ in PEERS.values()))
+    weight, grad = jax.random.normal(jax.random.key(0), (2, size))
+    return optax_call(optax_rule(algorithm, **options), weight, lambda: grad)
+
+
+def mxnet():
+    """MXNet 1.9.1, which asks NumPy for names that NumPy 2 has dropped but steps do not need."""
+    missing = np.__getattr__
+    np.__getattr__ = lambda name: None
+    try:
+        import mxnet
+    finally:
+        np.__getattr__ = missing
+    return mxnet
+
+
+def mxnet_call(rule: str, weight, gradients: Callable, index=0, **options: object) -> Call:
+    mx = mxnet()
+    update = mx.optimizer.get_updater(mx.optimizer.create(rule, **options))
+
+    def step():
+        update(index, gradients(), weight)
+        mx.nd.waitall()
+
+    return step
+
+
+def mxnet_step(algorithm: str, size: int) -> Call:
+    weight, grad = map(mxnet().nd.array, draw(size))
+    return mxnet_call(algorithm, weight, lambda: grad, **FASTOPT[algorithm])
+
+
+PEERS: dict[str, tuple[str, Callable[[str, int], Call]]] = {
+    # column: (library, step)
+    "fastopt": ("fastopt", fastopt_step),
+    "limit": ("fastopt", limit_step),
+    "NumPy": ("numpy", numpy_step),
+    "torch fused": ("torch", partial(torch_step, fused=True)),
+    "torch foreach": ("torch", partial(torch_step, foreach=True)),
+    "optax": ("optax", optax_step),
+    "DeepSpeed": ("deepspeed", deepspeed_step),
+    "MXNet": ("mxnet", mxnet_step),
+}

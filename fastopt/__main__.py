@@ -1,4 +1,4 @@
-"""The command line: ``fastopt demo``, ``info``, ``warmup``; the same as ``python -m fastopt``."""
+"""The command line: ``fastopt demo``, ``bench``, ``info`` and ``warmup``."""
 
 import argparse
 import math
@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
+    _add_bench(commands)
     info = commands.add_parser(
         "info", help="describe what fastopt runs on: versions, CPU, threads, cache, CUDA"
     )
@@ -111,6 +112,43 @@ def _warmup(args: argparse.Namespace) -> int:
                 print(f"fastopt warmup: no {name!r}; there are {', '.join(there)}", file=sys.stderr)
                 return 2
     warmup.run(optimizers, args.dtypes, args.rows)
+    return 0
+
+
+def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    words = "measure how near each update comes to this machine's memory limit, and to plain NumPy"
+    parser = commands.add_parser("bench", help=words, description=words)
+    parser.set_defaults(command=_bench)
+    add = partial(parser.add_argument, default=argparse.SUPPRESS)
+    add(
+        "--sizes",
+        nargs="+",
+        type=_positive,
+        metavar="N",
+        help="elements of the weight, default 1000 1000000 10000000; the largest takes about 50 "
+        "bytes of memory for each",
+    )
+    add("--optimizers", nargs="+", metavar="NAME", help="registered names, default all")
+    add("--threads", type=_positive, metavar="N", help="default all that numba has")
+    add(
+        "--seconds",
+        type=_rate,
+        metavar="S",
+        help="to measure for, default 30; each is measured three times however long that takes, "
+        "and what has to be compiled first is not counted",
+    )
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from fastopt.bench.report import Options, run
+    from fastopt.console import Refused
+
+    options = {name: value for name, value in vars(args).items() if name != "command"}
+    try:
+        run(Options(**options))
+    except Refused as error:
+        print(f"fastopt bench: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -164,7 +202,19 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     add("--seed", type=_seed, metavar="N", help="of split, weights and order, default 0")
     add("--text", type=Path, metavar="FILE.txt", help="read this text; embeddings only")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the loss to this file")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw the losses of several optimizers to this file",
+    )
+    add(
+        "--compare",
+        nargs="+",
+        metavar="NAME",
+        help="optimizers to draw besides, default sgd, adagrad, rmsprop, adam and lion; "
+        "embeddings sgd, adagrad and adam",
+    )
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastopt.arguments import count
 from fastopt.entries import listed_rows
+from fastopt.kernels.devices import header, is_cuda, placed
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 
@@ -63,14 +64,20 @@ class RowSparse:
 
     def __init__(self, values: ArrayLike, indices: ArrayLike, shape: int | tuple[int, ...]) -> None:
         self.shape = _shape(shape)
-        self.values = _reals("values", values)
-        self.indices = _positions("indices", indices, self.shape[0])
-        self.dtype, self.ndim = self.values.dtype, len(self.shape)
+        self.values: Any
+        self.indices: Any
+        if is_cuda(values):
+            self.values, self.indices = values, _listed_on_device(values, indices)
+        else:
+            self.values = _reals("values", values)
+            self.indices = _positions("indices", indices, self.shape[0])
+        told = header(self.values)
+        self.dtype, self.ndim = told.dtype, len(self.shape)
         expected = (len(self.indices), *self.shape[1:])
-        if self.values.shape != expected:
+        if told.shape != expected:
             raise ValueError(
                 f"values must have shape {expected} for {len(self.indices)} indices into "
-                f"shape {self.shape}, got {self.values.shape}"
+                f"shape {self.shape}, got {told.shape}"
             )
 
     @classmethod
@@ -230,7 +237,7 @@ def is_row_sparse(grad: Any) -> bool:
     (True, False)
     """
     if _is_pair(grad):
-        return all(isinstance(part, np.ndarray) for part in grad)
+        return all(isinstance(part, np.ndarray) or is_cuda(part) for part in grad)
     listed = getattr(grad, "format", None) in ("csr", "coo") and hasattr(grad, "tocsr")
     return listed or isinstance(grad, RowSparse)
 
@@ -292,7 +299,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 def _reals(name: str, values: Any) -> Array:
     """Return `values` as an array, once they are known to be of a type that is taken."""
-    array = _unmasked(name, values)
+    array = header(values) if is_cuda(values) else _unmasked(name, values)
     dtype = array.dtype  # its name takes microseconds to look up
     if not (dtype.isnative and (dtype.char in "fd" or dtype.name in REALS)):
         raise TypeError(f"{name} must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {array.dtype}")
@@ -312,6 +319,20 @@ def _positions(name: str, values: Any, rows: int) -> Array:
         wrong = array[(array < 0) | (array >= rows)][0]
         raise ValueError(f"{name} must be at least 0 and below {rows}, got {wrong}")
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
+
+
+def _listed_on_device(values: Any, indices: Any) -> Any:
+    """Row numbers on the device of `values`; that they are rows is checked when they are used."""
+    if not is_cuda(indices):
+        return placed(np.asarray(indices, np.int64), header(_reals("values", values)))
+    told = header(indices)
+    _reals("values", values)
+    if told.dtype not in (np.int32, np.int64) or told.ndim != 1:
+        raise TypeError(
+            "indices on a CUDA device must be int32 or int64 in one dimension, got "
+            f"{told.dtype} of shape {told.shape}"
+        )
+    return indices
 
 
 def _unmasked(name: str, values: Any) -> Array:

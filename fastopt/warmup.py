@@ -1,15 +1,16 @@
 """``fastopt warmup``: kernels compiled before they are needed, as for images and clusters."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from fastopt import optimizer
+from fastopt.console import progress
 from fastopt.kernels import table
 from fastopt.kernels.compiling import compiled_kernels
-from fastopt.optimizer.base import bfloat16
+from fastopt.kernels.layout import bfloat16
 from fastopt.sparse import RowSparse
 
 __all__ = ["DTYPES", "names", "run", "warm"]
@@ -88,16 +89,7 @@ def run(optimizers: Sequence[str], dtypes: Sequence[str], rows: bool) -> None:
         Whether to compile kernels for gradients that list rows too.
     """
     before = counts()
-    for task in _progress(list(tasks(optimizers, dtypes, rows))):
+    for task in progress(list(tasks(optimizers, dtypes, rows)), "variant"):
         warm(*task)
     made, found = (after - start for after, start in zip(counts(), before, strict=True))
     print(f"{made} kernels compiled, {found} were in the cache")
-
-
-def _progress(chosen: list[tuple[str, str, bool]]) -> Iterable[tuple[str, str, bool]]:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return chosen
-    bar: Iterable[tuple[str, str, bool]] = tqdm(chosen, unit="variant")
-    return bar

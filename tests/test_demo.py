@@ -1,5 +1,6 @@
 import re
 import sys
+import warnings
 from dataclasses import replace
 from functools import cache
 from statistics import fmean
@@ -240,7 +241,7 @@ def test_wrong_options_are_refused_in_one_line(options, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("missing", ["sklearn.datasets", "tqdm", "matplotlib.figure"])
+@pytest.mark.parametrize("missing", ["sklearn.datasets", "tqdm", "matplotlib.backend_bases"])
 def test_missing_package_is_named_with_the_command_that_installs_it(missing, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(Refused, match=re.escape(missing)) as caught:
@@ -266,7 +267,70 @@ def test_plot_is_an_image_with_a_transparent_background(tmp_path):
     assert (pixels[..., 3] == 1).any()
 
 
-def test_plot_that_cannot_be_written_is_refused(tmp_path, capsys):
-    with pytest.raises(Refused, match="cannot write the plot"):
-        demo.run(Options(epochs=1, plot=tmp_path / "missing" / "loss.png"))
+def test_plot_shows_the_losses_of_the_optimizers_that_were_asked_for(tmp_path, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr(demo.plot, "curves", lambda *given: drawn.append(given))
+    options = Options(epochs=2, plot=tmp_path / "loss.svg", compare=("SGD", "adam", "lion"))
+    demo.run(options)
+    ((losses, label, path),) = drawn
+    assert list(losses) == ["adam", "sgd", "lion"]
+    assert {len(epochs) for epochs in losses.values()} == {2}
+    for epochs in losses.values():
+        assert fmean(epochs[1]) < fmean(epochs[0])
+    assert len({epochs[1][-1] for epochs in losses.values()}) == 3
+    assert (label, path) == ("cross-entropy", options.plot)
+    assert last_line(capsys) == f"losses of adam, sgd, lion: {options.plot}"
+
+
+def test_compared_optimizers_start_from_the_same_weights_and_batches(tmp_path, monkeypatch):
+    monkeypatch.setitem(demo.ARGUMENTS, "ccsgd", demo.ARGUMENTS["sgd"])
+    drawn = []
+    monkeypatch.setattr(demo.plot, "curves", lambda losses, *_: drawn.append(losses))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        demo.run(Options("sgd", epochs=1, plot=tmp_path / "a.png", compare=("ccsgd",)))
+    assert drawn[0]["sgd"] == drawn[0]["ccsgd"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing/loss.png", "there is no directory"),
+        ("loss.tiff.txt", "its name must end in a format, such as .png"),
+        ("", "its name must end in a format"),
+    ],
+)
+def test_plot_that_cannot_be_written_is_refused_before_any_training(name, words, tmp_path, capsys):
+    with pytest.raises(Refused, match=f"cannot write the plot to .*: .*{words}"):
+        demo.run(Options(epochs=1, plot=tmp_path / name))
+    assert capsys.readouterr().out == ""
+
+
+def test_plot_whose_file_is_a_directory_is_refused(tmp_path):
+    (tmp_path / "loss.png").mkdir()
+    with pytest.raises(Refused, match="it is a directory"):
+        demo.run(Options(epochs=1, plot=tmp_path / "loss.png"))
+
+
+def test_plot_that_fails_to_be_written_in_the_end_is_one_line(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(Refused, match=r"cannot write the plot to .*: no space left"):
+        demo.run(Options(epochs=1, plot=tmp_path / "loss.png", compare=["sgd"]))
     assert last_line(capsys).startswith("test accuracy: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"compare": ["sgd"]}, "--compare draws losses, give --plot FILE.png too"),
+        ({"compare": ["adum"], "plot": "a.png"}, "Cannot find optimizer 'adum'"),
+    ],
+)
+def test_wrong_comparisons_are_refused(options, words, tmp_path):
+    if "plot" in options:
+        options = {**options, "plot": tmp_path / options["plot"]}
+    with pytest.raises(Refused, match=words):
+        demo.run(Options(**options))

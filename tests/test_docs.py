@@ -18,6 +18,7 @@ from fastopt import lr_scheduler, optimizer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES.remove(ROOT / "docs" / "cuda.md")  # see tests/gpu
 WORKED = ROOT / "docs" / "add-an-optimizer.md"
 QUOTING = ("recipes.md",)
 """Pages that quote scripts, which have tests of their own."""

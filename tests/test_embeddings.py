@@ -194,6 +194,7 @@ def test_command_line_trains_on_a_text_of_one_s_own(text, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "float64, epochs 1, batch size 512, seed 0" in out
     assert "text of 6000 words, 112 of them different" in out
+    assert out.splitlines()[-1] == f"losses of adagrad, sgd, adam: {plot}"
     assert plot.stat().st_size > 0
 
 

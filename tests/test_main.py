@@ -9,6 +9,7 @@ import pytest
 
 import fastopt
 from fastopt.__main__ import main
+from fastopt.bench import report
 from fastopt.demo import digits as demo
 from fastopt.demo import embeddings
 
@@ -32,7 +33,7 @@ def test_no_command_prints_help_and_exits_with_2(capsys):
     assert "info" in out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["info", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["bench", "--help"]])
 def test_help_succeeds(arguments, capsys):
     assert main(arguments) == 0
     assert capsys.readouterr().out.startswith("usage: fastopt")
@@ -84,6 +85,16 @@ def test_help_tells_the_sizes_that_the_tasks_have(capsys, monkeypatch):
     assert f"default {digits.epochs}; embeddings {pairs.epochs}" in words
     assert f"images a step, default {digits.batch_size}; " in words
     assert f"pairs of words, default {pairs.batch_size}" in words
+    for task in (demo, embeddings):
+        *most, last = task.COMPARED
+        assert f"{', '.join(most)} and {last}" in words
+
+
+def test_help_tells_the_sizes_and_the_time_of_a_benchmark(capsys):
+    main(["bench", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"default {' '.join(map(str, report.Options().sizes))};" in words
+    assert f"default {report.Options().seconds:g};" in words
 
 
 @pytest.mark.parametrize(
@@ -116,6 +127,7 @@ def test_help_tells_the_sizes_that_the_tasks_have(capsys, monkeypatch):
         (["demo", "--text", "a.txt"], "--task digits does not take --text"),
         (["demo", "--task", "words"], "--task: invalid choice: 'words'"),
         (["demo", "--rate", "1"], "unrecognized arguments: --rate 1"),
+        (["demo", "--compare", "sgd"], "--compare draws losses, give --plot FILE.png too"),
         (["dance"], "invalid choice: 'dance'"),
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",

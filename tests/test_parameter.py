@@ -198,7 +198,7 @@ def test_initializing_again_warns_and_does_nothing_unless_forced():
     [
         {"init": "nothing"},
         {"init": initializer.Xavier()},
-        {"device": cuda()},
+        {"device": [cuda(), cpu()]},
         {"device": []},
         {"device": [cpu(), cpu()]},
         {"device": "cpu"},

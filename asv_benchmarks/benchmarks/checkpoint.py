@@ -6,8 +6,7 @@ The file is on the disk when a save ends, and in the page cache when a load begi
 import numpy as np
 
 from fastopt import optimizer
-
-from .common import seconds
+from fastopt.bench.clock import seconds
 
 FILE = "state.safetensors"  # asv gives each benchmark a directory of its own
 PARAMETERS, ELEMENTS = 25, 5_000_000

@@ -1,6 +1,7 @@
 """Cost of one call of the updater on a small weight."""
 
-from .common import Step, microseconds
+from fastopt.bench.clock import microseconds
+from fastopt.bench.steps import Step
 
 
 class Dispatch:

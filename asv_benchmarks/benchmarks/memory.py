@@ -3,8 +3,7 @@
 import numpy as np
 
 from fastopt import optimizer
-
-from .common import Step
+from fastopt.bench.steps import Step
 
 
 class PeakMemory:

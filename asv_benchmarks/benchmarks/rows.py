@@ -1,9 +1,131 @@
 """Lazy Adam on row-sparse gradients: 8,192 ids of a table of 64 columns, against a plain loop."""
 
+import mmap
 import sys
+from itertools import cycle
 
-from .common import against, microseconds
-from .tables import HEIGHT, KINDS, Loop, RowStep, resident_share
+import numpy as np
+from numba import njit, prange
+
+from fastopt import optimizer
+from fastopt.bench.clock import against, interleaved, microseconds, sampler
+from fastopt.sparse import RowSparse
+
+KINDS = ("sorted", "permuted", "zipf")
+"""Rows that a step lists: each once and in order, each once, or by frequency as words are."""
+
+HEIGHT, WIDTH, LISTED, BATCHES = 1_000_000, 64, 8_192, 64
+
+
+def batches(kind: str, height: int = HEIGHT, count: int = BATCHES) -> list[np.ndarray]:
+    """Ids of `count` batches."""
+    rng = np.random.default_rng(0)
+    if kind == "zipf":  # a row number is as likely as its inverse
+        return [(height ** rng.random(LISTED)).astype(np.int64) - 1 for _ in range(count)]
+    drawn = [rng.choice(height, LISTED, replace=False) for _ in range(count)]
+    return [np.sort(ids) for ids in drawn] if kind == "sorted" else drawn
+
+
+def gradient() -> np.ndarray:
+    """Values of the listed rows, the same for all batches: a model has just written them."""
+    return np.random.default_rng(1).standard_normal((LISTED, WIDTH), np.float32)
+
+
+@njit(parallel=True, error_model="numpy", cache=True)
+def _scatter(weight, mean, var, grad, rows, zero):
+    """Read and write the listed rows of three arrays, with the same values."""
+    for k in prange(len(rows)):
+        row = rows[k]
+        for i in range(weight.shape[1]):
+            weight[row, i] -= zero * grad[k, i]
+            mean[row, i] -= zero
+            var[row, i] -= zero
+
+
+class _Batches:
+    """What the steps have in common: ids that change from call to call, or stay in the caches.
+
+    Parameters
+    ----------
+    kind : str
+        One of KINDS.
+    cold : bool
+        Each call is for another one of BATCHES batches, so that its rows are not in the caches.
+    height : int
+        Rows of the table.
+    """
+
+    def __init__(self, kind: str, cold: bool, height: int = HEIGHT) -> None:
+        self.cold, self.shape, self.values = cold, (height, WIDTH), gradient()
+        self.ids = batches(kind, height, BATCHES if cold else 1)
+        self.weight = self.table()
+
+    def table(self) -> np.ndarray:
+        """Zeros; pages that cold steps will meet are there."""
+        return self.touched(np.zeros(self.shape, np.float32))
+
+    def touched(self, array: np.ndarray) -> np.ndarray:
+        if self.cold:
+            array += 0
+        return array
+
+
+class RowStep(_Batches):
+    """A call that updates listed rows of a float32 table with lazy Adam."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args)
+        self.updater = optimizer.get_updater(optimizer.Adam(lazy_update=True, **kwargs))
+        self._grads = cycle([RowSparse(self.values, ids, self.shape) for ids in self.ids])
+        self()
+        for state in self.updater.states[0]:
+            self.touched(state)
+
+    def __call__(self) -> None:
+        self.updater(0, next(self._grads), self.weight)
+
+
+class Loop(_Batches):
+    """A call that reads and writes these rows of weight and state, each once, and nothing else."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self._arrays = self.weight, self.table(), self.table()
+        unique = [ids if len(set(ids)) == len(ids) else np.unique(ids) for ids in self.ids]
+        self._rows = cycle(unique)
+
+    def __call__(self) -> None:
+        _scatter(*self._arrays, self.values, next(self._rows), np.float32(0))
+
+
+def over_heights(heights: tuple[int, ...], rounds: int = 15) -> float:
+    """Median ratio of the slowest to the fastest step on tables of these heights, in cache."""
+    samples = [sampler(RowStep("sorted", False, height)) for height in heights]
+    times = interleaved(samples, rounds)
+    return float(np.median(times.max(axis=1) / times.min(axis=1)))
+
+
+def resident_share(order: str, height: int) -> float:
+    """Share of Adam's state in memory after one row in a hundred was updated.
+
+    These rows are drawn at random or, if `order` is 'contiguous', the first of the table.
+    """
+    rows = np.arange(height // 100)
+    if order == "random":
+        rows = np.sort(np.random.default_rng(0).choice(height, len(rows), replace=False))
+    values = np.ones((len(rows), WIDTH), np.float32)
+    updater = optimizer.get_updater(optimizer.Adam())
+    updater("small", (values, np.arange(len(rows))), np.ones_like(values))  # compiles
+    weight = np.ones((height, WIDTH), np.float32)
+    before = _resident()
+    updater("table", (values, rows), weight)
+    return (_resident() - before) / sum(array.nbytes for array in updater.states["table"])
+
+
+def _resident() -> int:
+    """Bytes of this process in memory, where Linux tells."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * mmap.PAGESIZE
 
 
 class Rows:

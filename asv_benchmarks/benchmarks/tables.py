@@ -1,128 +1,99 @@
-"""Row-sparse steps on tall tables, the loop that they are held to, and memory of their state."""
+"""Adam on many float32 tensors in one call."""
 
-import mmap
+import math
 from itertools import cycle
 
 import numpy as np
-from numba import njit, prange
 
 from fastopt import optimizer
-from fastopt.sparse import RowSparse
+from fastopt.bench.clock import microseconds, ratio
+from fastopt.bench.steps import Step
 
-from .common import interleaved, sampler
+Shapes = list[tuple[int, ...]]
 
-KINDS = ("sorted", "permuted", "zipf")
-"""Rows that a step lists: each once and in order, each once, or by frequency as words are."""
-
-HEIGHT, WIDTH, LISTED, BATCHES = 1_000_000, 64, 8_192, 64
-
-
-def batches(kind: str, height: int = HEIGHT, count: int = BATCHES) -> list[np.ndarray]:
-    """Ids of `count` batches."""
-    rng = np.random.default_rng(0)
-    if kind == "zipf":  # a row number is as likely as its inverse
-        return [(height ** rng.random(LISTED)).astype(np.int64) - 1 for _ in range(count)]
-    drawn = [rng.choice(height, LISTED, replace=False) for _ in range(count)]
-    return [np.sort(ids) for ids in drawn] if kind == "sorted" else drawn
+SMALL: Shapes = [(1_000,)] * 1_000
+"""Many tensors, none of which is large."""
 
 
-def gradient() -> np.ndarray:
-    """Values of the listed rows, the same for all batches: a model has just written them."""
-    return np.random.default_rng(1).standard_normal((LISTED, WIDTH), np.float32)
+def resnet50() -> Shapes:
+    """Shapes of the parameters of ResNet-50."""
+
+    def normalized(*shape: int) -> Shapes:
+        return [shape, shape[:1], shape[:1]]
+
+    shapes, channels = normalized(64, 3, 7, 7), 64
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        width = 64 << stage
+        for block in range(blocks):
+            shapes += normalized(width, channels, 1, 1) + normalized(width, width, 3, 3)
+            shapes += normalized(4 * width, width, 1, 1)
+            shapes += [] if block else normalized(4 * width, channels, 1, 1)
+            channels = 4 * width
+    shapes += [(1_000, channels), (1_000,)]
+    assert (len(shapes), elements(shapes)) == (161, 25_557_032)
+    return shapes
 
 
-@njit(parallel=True, error_model="numpy", cache=True)
-def _scatter(weight, mean, var, grad, rows, zero):
-    """Read and write the listed rows of three arrays, with the same values."""
-    for k in prange(len(rows)):
-        row = rows[k]
-        for i in range(weight.shape[1]):
-            weight[row, i] -= zero * grad[k, i]
-            mean[row, i] -= zero
-            var[row, i] -= zero
+def elements(shapes: Shapes) -> int:
+    """Elements of all tensors together."""
+    return sum(map(math.prod, shapes))
 
 
-class _Batches:
-    """What the steps have in common: ids that change from call to call, or stay in the caches.
+class ListStep:
+    """A list call of Adam, compiled and on touched memory.
 
     Parameters
     ----------
-    kind : str
-        One of KINDS.
-    cold : bool
-        Each call is for another one of BATCHES batches, so that its rows are not in the caches.
-    height : int
-        Rows of the table.
+    shapes : list of tuple of int
+        Shape of each weight.
+    fresh : bool
+        Whether each call has other gradient arrays than the two before.
+    **kwargs
+        Arguments of the optimizer.
     """
 
-    def __init__(self, kind: str, cold: bool, height: int = HEIGHT) -> None:
-        self.cold, self.shape, self.values = cold, (height, WIDTH), gradient()
-        self.ids = batches(kind, height, BATCHES if cold else 1)
-        self.weight = self.table()
-
-    def table(self) -> np.ndarray:
-        """Zeros; pages that cold steps will meet are there."""
-        return self.touched(np.zeros(self.shape, np.float32))
-
-    def touched(self, array: np.ndarray) -> np.ndarray:
-        if self.cold:
-            array += 0
-        return array
-
-
-class RowStep(_Batches):
-    """A call that updates listed rows of a float32 table with lazy Adam."""
-
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args)
-        self.updater = optimizer.get_updater(optimizer.Adam(lazy_update=True, **kwargs))
-        self._grads = cycle([RowSparse(self.values, ids, self.shape) for ids in self.ids])
+    def __init__(self, shapes: Shapes, fresh: bool = False, **kwargs: object) -> None:
+        draw = np.random.default_rng(0).standard_normal
+        self._indices = list(range(len(shapes)))
+        self._weights = [draw(shape, np.float32) for shape in shapes]
+        self._gradients = cycle(
+            [[draw(shape, np.float32) for shape in shapes] for _ in range(3 if fresh else 1)]
+        )
+        self._updater = optimizer.get_updater(optimizer.Adam(**kwargs))
         self()
-        for state in self.updater.states[0]:
-            self.touched(state)
 
     def __call__(self) -> None:
-        self.updater(0, next(self._grads), self.weight)
+        self._updater(self._indices, next(self._gradients), self._weights)
 
 
-class Loop(_Batches):
-    """A call that reads and writes these rows of weight and state, each once, and nothing else."""
-
-    def __init__(self, *args) -> None:
-        super().__init__(*args)
-        self._arrays = self.weight, self.table(), self.table()
-        unique = [ids if len(set(ids)) == len(ids) else np.unique(ids) for ids in self.ids]
-        self._rows = cycle(unique)
-
-    def __call__(self) -> None:
-        _scatter(*self._arrays, self.values, next(self._rows), np.float32(0))
+def against_flat(rounds: int = 15) -> float:
+    """Time of a step of ResNet-50 over that of one flat weight with as many elements."""
+    shapes = resnet50()
+    return ratio(ListStep(shapes), Step("adam", elements(shapes)), rounds)
 
 
-def over_heights(heights: tuple[int, ...], rounds: int = 15) -> float:
-    """Median ratio of the slowest to the fastest step on tables of these heights, in cache."""
-    samples = [sampler(RowStep("sorted", False, height)) for height in heights]
-    times = interleaved(samples, rounds)
-    return float(np.median(times.max(axis=1) / times.min(axis=1)))
+class Small:
+    params = ("same", "fresh")
+    param_names = ("gradients",)
+    unit = "us"
+
+    def setup(self, gradients):
+        self.step = ListStep(SMALL, fresh=gradients == "fresh")
+
+    def track_update(self, gradients):
+        return microseconds(self.step)
 
 
-def resident_share(order: str, height: int) -> float:
-    """Share of Adam's state in memory after one row in a hundred was updated.
+class ResNet50:
+    def setup(self):
+        self.step = ListStep(resnet50())
 
-    These rows are drawn at random or, if `order` is 'contiguous', the first of the table.
-    """
-    rows = np.arange(height // 100)
-    if order == "random":
-        rows = np.sort(np.random.default_rng(0).choice(height, len(rows), replace=False))
-    values = np.ones((len(rows), WIDTH), np.float32)
-    updater = optimizer.get_updater(optimizer.Adam())
-    updater("small", (values, np.arange(len(rows))), np.ones_like(values))  # compiles
-    weight = np.ones((height, WIDTH), np.float32)
-    before = _resident()
-    updater("table", (values, rows), weight)
-    return (_resident() - before) / sum(array.nbytes for array in updater.states["table"])
+    def track_update(self):
+        return microseconds(self.step)
 
+    track_update.unit = "us"
 
-def _resident() -> int:
-    """Bytes of this process in memory, where Linux tells."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * mmap.PAGESIZE
+    def track_slowdown(self):
+        return against_flat()
+
+    track_slowdown.unit = "times one flat weight"

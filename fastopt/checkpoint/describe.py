@@ -7,6 +7,7 @@ import numpy as np
 
 from fastopt.checkpoint.objects import attributes_of
 from fastopt.checkpoint.parameters import keys_of, names_of
+from fastopt.kernels.devices import host, is_cuda
 from fastopt.optimizer.base import Index, Optimizer
 from fastopt.optimizer.border import label
 
@@ -31,7 +32,7 @@ def check_updater(updater: Any) -> None:
 
 
 def describe(updater: Stateful) -> dict[str, Any]:
-    """All that a checkpoint holds of `updater`, with its live arrays.
+    """All that a checkpoint holds of `updater`, with its live arrays, copies of those on devices.
 
     Raises
     ------
@@ -39,7 +40,7 @@ def describe(updater: Stateful) -> dict[str, Any]:
         A state is not made of None, numbers, arrays, and tuples, lists and dicts of these.
     """
     optimizer = updater.optimizer
-    attributes = attributes_of(optimizer)
+    attributes = host(attributes_of(optimizer))
     indices = [*updater.states, *attributes["_index_update_count"]]
     keys = keys_of(names_of(optimizer), indices)
     for index, state in updater.states.items():
@@ -54,7 +55,7 @@ def describe(updater: Stateful) -> dict[str, Any]:
         "optimizer": type(optimizer).__name__,
         "attributes": attributes,
         "parameters": keys,
-        "states": {k: updater.states[i] for k, i in keys.items() if i in updater.states},
+        "states": {k: host(updater.states[i]) for k, i in keys.items() if i in updater.states},
         "updater": {name: getattr(updater, name) for name in SETTINGS if hasattr(updater, name)},
         "loss_scaler": None if scaler is None else scaler.state_dict(),
     }
@@ -63,6 +64,8 @@ def describe(updater: Stateful) -> dict[str, Any]:
 def foreign_part(state: Any) -> str | None:
     """Type of a part of a state that is not None, number, array, tuple, list or dict, if any."""
     if state is None or isinstance(state, (int, float)):
+        return None
+    if is_cuda(state):
         return None
     if isinstance(state, np.generic) and not isinstance(state, np.flexible):
         return None

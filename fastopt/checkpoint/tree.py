@@ -20,6 +20,7 @@ from fastopt.checkpoint.objects import (
     rebuilt,
     schedule_class,
 )
+from fastopt.kernels.devices import host, is_cuda
 from fastopt.optimizer.base import Optimizer
 from fastopt.sparse import RowSparse
 
@@ -119,6 +120,8 @@ def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:
         return {"number": [_dtype(value, where), _pack(value.item(), where, arrays)]}
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
+    if is_cuda(value):
+        value = host(value)
     if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
         _dtype(value, where)
         arrays[where] = value

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any, Self
@@ -12,14 +10,12 @@ from typing import Any, Self
 import numpy as np
 
 from fastopt import optimizer
+from fastopt.console import Refused, need
+from fastopt.demo import plot
 from fastopt.plain import Array
 
-__all__ = ["Refused", "Runner", "agreement", "chunks", "create", "draw", "faster", "first_step"]
+__all__ = ["Refused", "Runner", "agreement", "chunks", "compared", "create", "faster", "first_step"]
 __all__ += ["heading", "need", "summary", "take_turns", "train", "updates"]
-
-
-class Refused(Exception):
-    """The demo cannot run as asked; the message is one line that says what to do."""
 
 
 @dataclass
@@ -47,22 +43,23 @@ class Runner:
         self.seconds.append(perf_counter() - begin)
 
 
-def need(*modules: str, plot: Path | None = None, extra: str = "demo") -> list[Any]:
-    """Import modules of other packages, and see that a plot can be drawn if there is to be one.
+def compared(options: Any, suited: Sequence[str]) -> list[str]:
+    """Names of the optimizers whose losses a plot shows besides that of the options.
+
+    They are the optimizers that `suited` names, unless the options have others.
 
     Raises
     ------
     Refused
-        A package is missing, which the `extra` of fastopt installs.
+        A plot cannot be written, or there is none to compare optimizers in.
     """
-    try:
-        if plot:
-            import_module("matplotlib.figure")
-        return [import_module(module) for module in modules]
-    except ImportError as error:
-        raise Refused(
-            f'the demo needs another package ({error}): pip install "fastopt[{extra}]"'
-        ) from None
+    if options.plot is None:
+        if options.compare is not None:
+            raise Refused("--compare draws losses, give --plot FILE.png too")
+        return []
+    plot.check(options.plot)
+    names = [name.lower() for name in options.compare or suited]
+    return [name for name in dict.fromkeys(names) if name != options.optimizer.lower()]
 
 
 def create(
@@ -194,22 +191,3 @@ def agreement(name: str, ours: Runner, theirs: Runner) -> str:
         f"agreement with {name}: {'yes' if difference <= allowed else 'NO'}, weights differ "
         f"by {difference:.1e} at most, rounding accounts for {allowed:.1e}"
     )
-
-
-def draw(losses: Sequence[Sequence[float]], label: str, path: Path) -> None:
-    """Write the loss curve as an image that can be read on light and on dark backgrounds."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    gray = {f"{part}color": "#808080" for part in ("axes.edge", "axes.label", "xtick.", "ytick.")}
-    style: dict[Any, Any] = {**gray, "savefig.transparent": True}
-    with rc_context(style):
-        figure = Figure(figsize=(6, 3.5), dpi=150, layout="constrained")
-        axes = figure.subplots()
-        curve = np.concatenate(losses)
-        axes.plot(range(1, len(curve) + 1), curve, color="#3b8ed0", linewidth=0.8)
-        axes.set(xlabel="step", ylabel=label)
-        try:
-            figure.savefig(path)
-        except (OSError, ValueError) as error:
-            raise Refused(f"cannot write the plot: {error}") from None

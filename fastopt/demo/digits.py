@@ -1,9 +1,10 @@
 """The demo of dense updates: a perceptron learns to read digits, and its optimizer is timed."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer, plain
-from fastopt.demo import common
+from fastopt.demo import common, plot
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.perceptron import Perceptron, train
 from fastopt.plain import Array
@@ -32,6 +33,9 @@ ARGUMENTS: dict[str, dict[str, float]] = {
 }
 """Arguments that suit this task better than the optimizer's own defaults."""
 
+COMPARED = ("sgd", "adagrad", "rmsprop", "adam", "lion")
+"""Optimizers whose losses a plot shows, besides that which was asked for."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -47,6 +51,7 @@ class Options:
     batch_size: int = 32
     seed: int = 0
     plot: Path | None = None
+    compare: Sequence[str] | None = None
 
 
 class Race(Trainer):
@@ -80,10 +85,10 @@ def run(options: Options) -> float:
     """
     name = options.optimizer.lower()
     opt = _optimizer(name, options)
-    datasets, progress = common.need("sklearn.datasets", "tqdm", plot=options.plot)
-    rng = np.random.default_rng(options.seed)
-    images, digits = _images(datasets, rng, options.dtype)
-    model = Perceptron(options.dtype, rng)
+    datasets, progress = common.need("sklearn.datasets", "tqdm")
+    others = _others(options)
+    task = Task(options, datasets)
+    model, images, digits = task.model, task.images, task.digits
     print(common.heading(name, opt, options))
     print(
         f"{TRAIN} images to train and {TEST} to test; perceptron 64-128-10, "
@@ -92,21 +97,50 @@ def run(options: Options) -> float:
         flush=True,
     )
 
-    def epoch() -> tuple[int, Iterator[float]]:
-        chunks = common.chunks(rng.permutation(TRAIN), options.batch_size)
-        return len(chunks), train(model, race, [(images[c], digits[c]) for c in chunks])
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* weights without masters")  # they were asked for
         print(_first_step(model, opt, images[: options.batch_size], digits[: options.batch_size]))
         race = Race(model, opt, _reference(name, opt, options.dtype))
-        losses = common.train(options.epochs, epoch, progress.tqdm)
+        losses = {name: task.train(race, progress.tqdm)}
     _report(name, options.dtype, race.ours, race.shadow)
     accuracy = model.accuracy(images[TRAIN:], digits[TRAIN:])
     print(f"test accuracy: {accuracy:.3f}", flush=True)
+    passing = partial(progress.tqdm, leave=False)
+    for each, opt in others.items():
+        task = Task(options, datasets)
+        trainer = Trainer(task.model.params, opt)
+        losses[each] = task.train(trainer, passing, f"{each}, epoch")
     if options.plot:
-        common.draw(losses, "cross-entropy of the batch", options.plot)
+        plot.curves(losses, "cross-entropy", options.plot)
+        print(f"losses of {', '.join(losses)}: {options.plot}")
     return accuracy
+
+
+class Task:
+    """Images and digits in random order, and a model that has not seen any."""
+
+    def __init__(self, options: Options, datasets: Any) -> None:
+        self.options = options
+        self.rng = np.random.default_rng(options.seed)
+        self.images, self.digits = _images(datasets, self.rng, options.dtype)
+        self.model = Perceptron(options.dtype, self.rng)
+
+    def epoch(self, trainer: Trainer) -> tuple[int, Iterator[float]]:
+        """Number of steps of an epoch, and the loss of each when it is done."""
+        chunks = common.chunks(self.rng.permutation(TRAIN), self.options.batch_size)
+        batches = [(self.images[c], self.digits[c]) for c in chunks]
+        return len(chunks), train(self.model, trainer, batches)
+
+    def train(self, trainer: Trainer, progress: Any, word: str = "epoch") -> list[list[float]]:
+        """Losses of all epochs."""
+        return common.train(self.options.epochs, partial(self.epoch, trainer), progress, word)
+
+
+def _others(options: Options) -> dict[str, optimizer.Optimizer]:
+    """Optimizers to compare with, by name, if there is to be a plot and it can be written."""
+    names = common.compared(options, COMPARED)
+    bare = replace(options, learning_rate=None, momentum=None)
+    return {name: _optimizer(name, bare) for name in names}
 
 
 def _optimizer(name: str, options: Options) -> optimizer.Optimizer:

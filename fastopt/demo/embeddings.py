@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer
-from fastopt.demo import common
+from fastopt.demo import common, plot
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.skipgram import Corpus, SkipGram, nearest
 from fastopt.plain import Array
@@ -30,6 +30,9 @@ WORDS = (
 
 RATES = {"adagrad": 0.1, "groupadagrad": 0.1, "adam": 0.002, "sgd": 0.05, "ccsgd": 0.05}
 """Learning rates that suit this task better than the optimizer's own default."""
+
+COMPARED = ("sgd", "adagrad", "adam")
+"""Optimizers whose losses a plot shows, besides that which was asked for."""
 
 EXACT = ("adagrad", "groupadagrad", "sgd", "ccsgd")
 """Optimizers that leave a row alone if its gradient is zero, as lazy updates do."""
@@ -49,6 +52,7 @@ class Options:
     seed: int = 0
     text: Path | None = None
     plot: Path | None = None
+    compare: Sequence[str] | None = None
 
 
 @dataclass
@@ -77,11 +81,9 @@ def run(options: Options) -> float:
     if options.dtype in HALVES:
         raise Refused("--task embeddings takes --dtype float32 or float64")
     name = options.optimizer.lower()
-    suited = {"learning_rate": RATES[name]} if name in RATES else {}
-    given = {"learning_rate": options.learning_rate}
-    fixed = {"param_idx2name": NAMES, "seed": options.seed, "lazy_update": True}
-    opt = common.create(name, suited, given, **fixed)
-    (progress,) = common.need("tqdm", plot=options.plot)
+    opt = _optimizer(name, options)
+    (progress,) = common.need("tqdm")
+    others = _others(options)
     rng = np.random.default_rng(options.seed)
     corpus = _corpus(options.text)
     model = SkipGram(rng, corpus, SIZE, options.dtype)
@@ -95,15 +97,48 @@ def run(options: Options) -> float:
         other = model.padded(height)
         few = partial(_epoch, corpus, other, deepcopy(rng), options.batch_size, RACE)
         _race(opt, other, few, progress.tqdm)
-    lazy = Runner.of(optimizer.get_updater(opt), model.weights)
-    epoch = partial(_epoch, corpus, model, rng, options.batch_size)
-    losses = common.train(options.epochs, common.updates(epoch, [lazy]), progress.tqdm)
-    first, last = fmean(losses[0]), fmean(losses[-1])
+    train = partial(_train, corpus, options)
+    losses = {name: train(progress.tqdm, opt, model, deepcopy(rng))}
+    first, last = (fmean(losses[name][epoch]) for epoch in (0, -1))
     print(f"loss of a pair: {first:.3f} in the first epoch, {last:.3f} in the last")
     _show(corpus, model.weights[0])
+    passing = partial(progress.tqdm, leave=False)
+    for each, opt in others.items():
+        fresh = SkipGram(np.random.default_rng(options.seed), corpus, SIZE, options.dtype)
+        losses[each] = train(passing, opt, fresh, deepcopy(rng), f"{each}, epoch")
     if options.plot:
-        common.draw(losses, "loss of a pair", options.plot)
+        plot.curves(losses, "loss of a pair", options.plot)
+        print(f"losses of {', '.join(losses)}: {options.plot}")
     return last
+
+
+def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
+    suited = {"learning_rate": RATES[name]} if name in RATES else {}
+    given = {"learning_rate": options.learning_rate}
+    fixed = {"param_idx2name": NAMES, "seed": options.seed, "lazy_update": True}
+    return common.create(name, suited, given, **fixed)
+
+
+def _others(options: Options) -> dict[str, optimizer.Optimizer]:
+    """Optimizers to compare with, by name, if there is to be a plot and it can be written."""
+    names = common.compared(options, COMPARED)
+    bare = replace(options, learning_rate=None)
+    return {name: _optimizer(name, bare) for name in names}
+
+
+def _train(
+    corpus: Corpus,
+    options: Options,
+    progress: Callable[..., Any],
+    opt: optimizer.Optimizer,
+    model: SkipGram,
+    rng: np.random.Generator,
+    word: str = "epoch",
+) -> list[list[float]]:
+    """Losses of all epochs of row-sparse updates."""
+    lazy = Runner.of(optimizer.get_updater(opt), model.weights)
+    epoch = partial(_epoch, corpus, model, rng, options.batch_size)
+    return common.train(options.epochs, common.updates(epoch, [lazy]), progress, word)
 
 
 def _corpus(path: Path | None) -> Corpus:

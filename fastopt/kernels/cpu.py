@@ -20,6 +20,7 @@ from fastopt.kernels.layout import (
     ADDRESS,
     DONE,
     KEY,
+    OFFSET,
     ORDER,
     ROWS,
     SEGMENTS,
@@ -69,7 +70,8 @@ def dense(layout: Layout, parallel: bool) -> Callable:
             weights = locate(table, tensor, ADDRESS, start, kinds)
             states = locate(table, tensor, first_state, start, state_kinds)
             h, key = private(hyper, tensor), table[tensor, KEY]
-            rounding = dither_key(key, start)
+            element = np.int64(table[tensor, OFFSET]) + start
+            rounding = dither_key(key, element)
             if sparse:
                 grads = locate(table, tensor, first_grad, 0, grad_kinds)
                 buffer, step = np.empty((1, BLOCK), real), BLOCK
@@ -84,12 +86,12 @@ def dense(layout: Layout, parallel: bool) -> Callable:
                     weight, state = read_weight(weights, i), load(states, i)
                     grad = gradient(grads, i, buffer, i - first)
                     if noise:
-                        new = update(weight, grad, state, h, normal(key, start + i))
+                        new = update(weight, grad, state, h, normal(key, element + i))
                     else:
                         new = update(weight, grad, state, h)
                     weight, state = checked(new, slots)
-                    keep(weights, i, weight, rounding, start + i, dither)
-                    keep_state(states, i, state, rounding, start + i, draws)
+                    keep(weights, i, weight, rounding, element + i, dither)
+                    keep_state(states, i, state, rounding, element + i, draws)
         table[0, DONE] = 1
 
     return compiled(dense, rule, parallel)
@@ -132,7 +134,8 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                 place = row * width
                 weights = locate(table, tensor, ADDRESS, place, kinds)
                 states = locate(table, tensor, first_state, place, state_kinds)
-                rounding = dither_key(key, place)
+                element = np.int64(table[tensor, OFFSET]) + place
+                rounding = dither_key(key, element)
                 factor = real(missed(table, tensor, row)) if catch_up else real(1)
                 for i in range(width):
                     weight, grad = read_weight(weights, i), load(source, i)[0]
@@ -140,12 +143,12 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                     if catch_up:
                         weight = weight * factor
                     if noise:
-                        new = update(weight, grad, state, h, normal(key, place + i))
+                        new = update(weight, grad, state, h, normal(key, element + i))
                     else:
                         new = update(weight, grad, state, h)
                     weight, state = checked(new, slots)
-                    keep(weights, i, weight, rounding, place + i, dither)
-                    keep_state(states, i, state, rounding, place + i, draws)
+                    keep(weights, i, weight, rounding, element + i, dither)
+                    keep_state(states, i, state, rounding, element + i, draws)
         table[0, DONE] = 1
 
     return compiled(lazy, rule, parallel)
@@ -170,6 +173,7 @@ def rows(layout: Layout, parallel: bool) -> Callable:
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             width: Any = np.int64(table[tensor, WIDTH])
             h, rounding = private(hyper, tensor), dither_key(table[tensor, KEY], 0)
+            offset: Any = np.int64(table[tensor, OFFSET])
             terms = np.empty((1, BLOCK), real)
             for k in range(start, start + size):
                 if sparse:
@@ -193,8 +197,8 @@ def rows(layout: Layout, parallel: bool) -> Callable:
                 for i in range(width):
                     weight, grad = read_weight(weights, i), gradient(grads, i, buffer, i)
                     weight, new = checked(update(weight, grad, state, h, mean), slots)
-                    keep(weights, i, weight, rounding, row * width + i, dither)
-                keep_state(states, 0, new, rounding, row, draws)
+                    keep(weights, i, weight, rounding, offset + row * width + i, dither)
+                keep_state(states, 0, new, rounding, offset // max(width, 1) + row, draws)
         table[0, DONE] = 1
 
     return compiled(rows, rule, parallel)
@@ -213,6 +217,7 @@ def settle(layout: Layout, parallel: bool) -> Callable:
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             width: Any = np.int64(table[tensor, WIDTH])
             rounding = dither_key(table[tensor, KEY], 0)
+            offset: Any = np.int64(table[tensor, OFFSET])
             for row in range(start, start + size):
                 factor = real(missed(table, tensor, row))
                 if factor == 1:
@@ -220,7 +225,7 @@ def settle(layout: Layout, parallel: bool) -> Callable:
                 weights = locate(table, tensor, ADDRESS, row * width, kinds)
                 for i in range(width):
                     weight = read_weight(weights, i) * factor
-                    keep(weights, i, weight, rounding, row * width + i, dither)
+                    keep(weights, i, weight, rounding, offset + row * width + i, dither)
 
     return compiled(settle, layout.rule, parallel)
 

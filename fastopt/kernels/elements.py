@@ -9,7 +9,7 @@ from fastopt.kernels.rule import scalar
 from fastopt.kernels.storage import load, locate, store, store_dithered
 from fastopt.kernels.weights import write_weight
 
-__all__ = ["gradient", "keep", "keep_state", "missed"]
+__all__ = ["gradient", "keep", "keep_state", "missed", "owed", "pay"]
 
 FLOAT64 = (np.float64,)
 
@@ -43,8 +43,21 @@ def keep_state(states, i, state, key, place, draws):
 @scalar
 def missed(table, tensor, row):
     """Factor of the decay that a row has missed; it counts as made up for."""
+    factor = owed(table, tensor, row)
+    pay(table, tensor, row)
+    return factor
+
+
+@scalar
+def owed(table, tensor, row):
+    """Factor of the decay that a row has missed."""
     paid = locate(table, tensor, PAID, row, FLOAT64)
     totals = locate(table, tensor, DECAY, 0, FLOAT64)
-    factor = math.exp(load(totals, 0)[0] - load(paid, 0)[0])
-    store(paid, 0, load(totals, 1))
-    return factor
+    return math.exp(load(totals, 0)[0] - load(paid, 0)[0])
+
+
+@scalar
+def pay(table, tensor, row):
+    """Count the decay that a row has missed as made up for."""
+    paid = locate(table, tensor, PAID, row, FLOAT64)
+    store(paid, 0, load(locate(table, tensor, DECAY, 0, FLOAT64), 1))

@@ -43,7 +43,7 @@ def guard(arrays: Sequence[np.ndarray], writeable: int) -> np.ndarray:
     for k, (row, array) in enumerate(zip(made, arrays, strict=True)):
         flags = IN_PLACE | (WRITEABLE if k < writeable else 0)
         kind = word(np.uint64(id(array.dtype) + KIND))
-        row[:WANTED_SHAPE] = id(array), array.nbytes, id(np.ndarray), kind, flags, array.ndim
+        row[:WANTED_SHAPE] = id(array), array.nbytes, id(type(array)), kind, flags, array.ndim
         row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
     return made
 

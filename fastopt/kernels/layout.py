@@ -15,6 +15,7 @@ __all__ = [
     "DONE",
     "FLOAT16",
     "KEY",
+    "OFFSET",
     "ORDER",
     "PAID",
     "ROWS",
@@ -23,20 +24,22 @@ __all__ = [
     "STARTS",
     "WIDTH",
     "Layout",
+    "bfloat16",
     "kind_of",
     "real_of",
 ]
 
-DONE, KEY, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, ADDRESS = range(10)
+DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, ADDRESS = range(11)
 """Columns of a table of tensors, which has a row for each tensor.
 
 DONE is set in the first row by the kernel that has updated all tensors. KEY is the key of the
-tensor's random numbers and WIDTH the number of elements in a row of it. A row-sparse gradient lists
-rows SEGMENTS in number, in ascending order at address ROWS; the values for the k-th of them are
-those at places ``order[starts[k]:starts[k + 1]]``, with ``starts`` at STARTS and ``order`` at
-ORDER. PAID and DECAY are addresses too, of what each row's decay has come to and of the totals
-before and after the step. From ADDRESS on come the addresses of the weight (and its rounded copy or
-remainder), of each state slot, and of the gradient.
+tensor's random numbers, OFFSET the number that its first element has for them, where it is a slice
+of a tensor, and WIDTH the number of elements in a row of it. A row-sparse gradient lists rows
+SEGMENTS in number, in ascending order at address ROWS; the values for the k-th of them are those at
+places ``order[starts[k]:starts[k + 1]]``, with ``starts`` at STARTS and ``order`` at ORDER. PAID
+and DECAY are addresses too, of what each row's decay has come to and of the totals before and after
+the step. From ADDRESS on come the addresses of the weight (and its rounded copy or remainder), of
+each state slot, and of the gradient.
 """
 
 FLOAT16, BFLOAT16 = np.uint16, np.int16
@@ -52,6 +55,21 @@ _KINDS = {"float32": np.float32, "float64": np.float64, "float16": FLOAT16, "bfl
 def kind_of(dtype: Any) -> Any:
     """Type that stands for `dtype` in memory; None if kernels do not know it."""
     return _KINDS.get(dtype.name) if dtype.isnative else None
+
+
+def bfloat16() -> Any:
+    """The dtype of bfloat16 arrays.
+
+    Raises
+    ------
+    ImportError
+        The package ml_dtypes, which defines it, is not installed.
+    """
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ImportError("bfloat16 arrays need ml_dtypes: pip install fastopt[bfloat16]") from None
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 def real_of(dtype: Any) -> Any:

@@ -8,7 +8,17 @@ from fastopt.kernels.layout import ORDER, ROWS, SEGMENTS, STARTS, WIDTH
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.storage import load, locate, store
 
-__all__ = ["ASCENDING", "MIXED", "collect", "gather", "listed", "order_rows", "survey"]
+__all__ = [
+    "ASCENDING",
+    "MIXED",
+    "collect",
+    "gather",
+    "listed",
+    "order_rows",
+    "scattered",
+    "summed",
+    "survey",
+]
 
 INDEX = (np.int64,)
 DIGIT = 11
@@ -98,6 +108,28 @@ def collect(
             for i in range(count):
                 total = load(target, at + i)[0] + load(values, place + i)[0]
                 store(target, at + i, (total,))
+
+
+@scalar
+def summed(table: Any, tensor: Any, values: Any, k: Any, column: Any) -> Any:
+    """One element of the gradient of the `k`-th listed row, as :func:`collect` would write it."""
+    width = np.int64(table[tensor, WIDTH])
+    begin = listed(table, tensor, STARTS, k)
+    total = load(values, listed(table, tensor, ORDER, begin) * width + column)[0]
+    for entry in range(begin + 1, listed(table, tensor, STARTS, k + 1)):
+        total = total + load(values, listed(table, tensor, ORDER, entry) * width + column)[0]
+    return total
+
+
+@scalar
+def scattered(table: Any, tensor: Any, values: Any, element: Any, zero: Any) -> Any:
+    """One element of the gradient of the whole table: `zero` where its row is not listed."""
+    width, segments = np.int64(table[tensor, WIDTH]), np.int64(table[tensor, SEGMENTS])
+    row = element // width
+    k = _first_from(table, tensor, row, segments)
+    if k < segments and listed(table, tensor, ROWS, k) == row:
+        return summed(table, tensor, values, k, element - row * width)
+    return zero
 
 
 @scalar

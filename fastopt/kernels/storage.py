@@ -106,8 +106,13 @@ def _private_intrinsic(typingctx, records, i):
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
         copy = cgutils.alloca_once(builder, array.data.type.pointee)
-        size = context.get_constant(types.intp, records.dtype.size)
-        cgutils.raw_memcpy(builder, copy, builder.gep(array.data, [args[1]]), size, 1)
+        word = ir.IntType(32).as_pointer()
+        source = builder.bitcast(builder.gep(array.data, [args[1]]), word)
+        target = builder.bitcast(copy, word)
+        for k in range(records.dtype.size // 4):  # a copy of bytes would be one on a GPU
+            at = [context.get_constant(types.intp, k)]
+            value = builder.load(builder.gep(source, at), align=4)
+            builder.store(value, builder.gep(target, at), align=4)
         return copy
 
     return records.dtype(records, types.intp), codegen

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
+from fastopt.device import Device
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels import cpu
 from fastopt.kernels.headers import ID, NBYTES, guard
@@ -28,7 +29,7 @@ from fastopt.kernels.segments import ASCENDING, OUTSIDE
 from fastopt.kernels.threads import may_run_parallel, turn
 from fastopt.sparse import RowSparse
 
-__all__ = ["CHUNK", "PARALLEL_FROM", "Table", "chunks", "launch"]
+__all__ = ["CHUNK", "PARALLEL_FROM", "Combine", "Pieces", "Table", "chunks", "launch"]
 
 CHUNK = 32_768
 """Elements in one piece of work: 128 KB of float32, so that four arrays stay in a core's cache."""
@@ -40,6 +41,9 @@ Where NumPy's own threads linger after a matrix product, it costs ten times what
 """
 
 Array = np.ndarray[Any, Any]
+Pieces = NDArray[np.int64]
+Combine = Callable[[Pieces, Array, int], tuple[Pieces, Array]]
+"""Turns pieces, their sums and the number of tensors into pieces and sums of whole tensors."""
 
 
 class Table:
@@ -64,6 +68,11 @@ class Table:
     direct : bool
         Whether weight and state are the arrays of the caller, not views or copies of them.
     """
+
+    device: Device | None = None
+    """Where the arrays are; None is main memory."""
+    move: Callable[[Any, Any], None] = staticmethod(np.copyto)
+    """How elements are copied from an array, the second argument, to another."""
 
     def __init__(
         self, layout: Layout, weight: tuple[Array, ...], state: tuple[Array, ...], grad: Array
@@ -122,9 +131,9 @@ class Table:
     def renew(self) -> None:
         """Copy again what is worked on as copies, after other tensors have been updated."""
         for original, copy in self.copied:
-            copy[...] = original
+            self.move(copy, original)
         if self.borrowed:
-            self.borrowed[1][...] = self.borrowed[0]
+            self.move(*self.borrowed[::-1])
 
     def take(self, *grads: Any) -> int:
         """Enter the present addresses; each of `grads` is the gradient of one tensor.
@@ -216,7 +225,7 @@ class Table:
     def give_back(self) -> None:
         """Copy weight and state back where copies were worked on, then :meth:`let_go`."""
         for original, copy in self.copied:
-            original[...] = copy
+            self.move(original, copy)
         self.let_go()
 
     def let_go(self) -> None:
@@ -261,8 +270,11 @@ class Table:
         """Pieces of work that count elements."""
         return chunks(*[(size, 1) for size in self.sizes])
 
-    def run(self) -> None:
-        """Launch the kernels of every pass and of the update, then :meth:`give_back`."""
+    def run(self, combine: Combine | None = None) -> None:
+        """Launch the kernels of every pass and of the update, then :meth:`give_back`.
+
+        Where tensors are slices, `combine` makes sums of the whole tensors from those of pieces.
+        """
         rule, layout = self.layout.rule, self.layout
         if rule.passes:
             pieces, total = self._flat()
@@ -270,15 +282,21 @@ class Table:
                 partials = np.zeros((len(pieces), count))
                 kernel = partial(cpu.sums, layout, step)
                 _call(kernel, total, pieces, self.entry, self.records, partials)
-                cpu.finish(rule, step)(pieces, self.records, partials)
-        if self.total:
-            factory = cpu.rows if rule.row else cpu.lazy if layout.lazy else cpu.dense
-            kernel = partial(factory, layout)
-            _call(kernel, self.total, self.pieces, self.entry, self.records)
+                summed = combine(pieces, partials, len(self.entry)) if combine else None
+                first, sums = summed or (pieces, partials)
+                cpu.finish(rule, step)(first, self.records, sums)
+        self.update(self.pieces, self.total)
         if self.at_once:
             self.settle()
         if self.copied or self.listed or self.borrowed:
             self.give_back()
+
+    def update(self, pieces: Pieces, total: int) -> None:
+        """Apply the rule to `pieces` of work, which have so many elements in total."""
+        if total:
+            layout = self.layout
+            factory = cpu.rows if layout.rule.row else cpu.lazy if layout.lazy else cpu.dense
+            _call(partial(factory, layout), total, pieces, self.entry, self.records)
 
     def settle(self) -> None:
         """Give every row the decay that it has missed, that of the last step included."""
@@ -298,16 +316,19 @@ def _call(kernel: Callable[[bool], Callable[..., None]], total: int, *arguments:
             kernel(True)(*arguments)
 
 
-def launch(tables: Sequence[Table]) -> None:
-    """Update the tensors of `tables` in place, with the result of one after the other."""
+def launch(tables: Sequence[Table], combine: Combine | None = None) -> None:
+    """Update the tensors of `tables` in place, with the result of one after the other.
+
+    See :meth:`Table.run` for `combine`.
+    """
     for table in tables:
         if table is not tables[0]:
             table.renew()
         if table.copied or table.at_once:
             with uninterrupted:
-                table.run()
+                table.run(combine)
         else:
-            table.run()
+            table.run(combine)
 
 
 def _joined(
@@ -319,15 +340,17 @@ def _joined(
 
 
 @lru_cache(maxsize=1024)
-def chunks(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
+def chunks(*tensors: tuple[int, int], size: int = CHUNK) -> tuple[NDArray[np.int64], int]:
     """Cut tensors of ``(items, width)``, items of so many elements each, into pieces of work.
+
+    Pieces have about `size` elements.
 
     Returns an array with a row ``(tensor, start, size)`` for each piece, which count items, and the
     number of elements of all tensors.
     """
     pieces = [np.empty((0, 3), np.int64)]
     for tensor, (items, width) in enumerate(tensors):
-        start = np.arange(0, items, max(CHUNK // max(width, 1), 1))
+        start = np.arange(0, items, max(size // max(width, 1), 1))
         sizes = np.diff(start, append=items)
         pieces.append(np.stack([np.full_like(start, tensor), start, sizes], axis=1))
     return np.concatenate(pieces), sum(items * width for items, width in tensors)

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from fastopt.arguments import choice, count, flag, number
-from fastopt.kernels.layout import real_of
+from fastopt.kernels.devices import assign, header, host, like, placed
+from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.weights import parts
 from fastopt.optimizer.border import check_like, is_half, label, order_of
@@ -333,10 +334,10 @@ class Optimizer(Planner):
         None, numpy.ndarray or tuple
             None without slots, the array itself for one slot, else a tuple.
         """
-        rule = self.rule
+        rule, weight = self.rule, header(weight)
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype, order = self._state_dtype(weight), order_of(weight)
-        slots = tuple(np.zeros(shape, dtype, order) for _ in (rule.state if rule else ()))
+        slots = tuple(like(weight, shape, dtype, order) for _ in (rule.state if rule else ()))
         return slots if len(slots) > 1 else slots[0] if slots else None
 
     def _state_dtype(self, weight: Array) -> Any:
@@ -354,22 +355,26 @@ class Optimizer(Planner):
         index, weight
             As :meth:`create_state` takes them.
         """
+        given, weight = weight, header(weight)
         if not is_half(weight):
-            return self.create_state(index, weight)
+            return self.create_state(index, given)
         if not self.multi_precision:
             self._warn_of_halves(weight)
-            return self.create_state(index, weight)
+            return self.create_state(index, given)
         split, words = self.master == "split", label(index, self.idx2name)
         if split and weight.dtype.name != "bfloat16":
             raise TypeError(f"{words}: master='split' needs a bfloat16 weight, got {weight.dtype}")
-        start = self.masters_given.get(index, weight)
+        start = self.masters_given.get(index)
+        start = host(weight) if start is None else start
         check_like(words, "master", start, (*HALVES, "float32"), weight.shape)
         exact = np.array(start, np.float32, order=order_of(weight), subok=False)
-        inner = self.create_state(index, exact)
+        master = placed(exact, weight)
+        inner = self.create_state(index, master)
         if not split:
-            return self._nested(inner, exact)
-        weight.view(np.uint16)[...], remainder = parts(exact)
-        return self._nested(inner, remainder)
+            return self._nested(inner, master)
+        rounded, remainder = parts(exact)
+        assign(weight, rounded.view(weight.dtype))
+        return self._nested(inner, placed(remainder, weight))
 
     def _warn_of_halves(self, weight: Array) -> None:
         if self._warned or (self.native and self.rounding == "stochastic"):
@@ -418,21 +423,6 @@ class Optimizer(Planner):
 
 register = Optimizer.register
 create = Optimizer.create_optimizer
-
-
-def bfloat16() -> Any:
-    """The dtype of bfloat16 arrays.
-
-    Raises
-    ------
-    ImportError
-        The package ml_dtypes, which defines it, is not installed.
-    """
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise ImportError("bfloat16 arrays need ml_dtypes: pip install fastopt[bfloat16]") from None
-    return np.dtype(ml_dtypes.bfloat16)
 
 
 def bound(limit: float | None) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.kernels import cpu
+from fastopt.kernels.devices import headers
 from fastopt.kernels.headers import CHANGED
 from fastopt.kernels.layout import Layout
 from fastopt.kernels.table import Table
@@ -57,18 +58,19 @@ class Batch:
         self.slots: NDArray[np.int64] | None = None
         self.classes: Any = None
         self._written = self._sorted = (np.empty(0, np.uint64),) * 2
-        groups: dict[Layout, list[int]] = {}
+        groups: dict[tuple[Any, Layout], list[int]] = {}
         self.singles: list[int] = []
         for place, table in enumerate(tables):
             alone = table.layout.sparse or table.borrowed or not table.direct
             if alone or table.arrays[0].ndim == 0:
                 self.singles.append(place)
             else:
-                groups.setdefault(table.layout, []).append(place)
+                groups.setdefault((table.device, table.layout), []).append(place)
+        self.on_device = any(table.device for table in tables)
         self.rows: list[tuple[Table, int]] = [(table, 0) for table in tables]
         self.groups: list[tuple[Table, NDArray[np.int64]]] = []
         for places in groups.values():
-            joined = Table.joined([tables[place] for place in places])
+            joined = type(tables[places[0]]).joined([tables[place] for place in places])
             self.groups.append((joined, np.array(places, np.int64)))
             for row, place in enumerate(places):
                 self.rows[place] = joined, row
@@ -98,11 +100,14 @@ class Batch:
 
     def take(self, grads: Sequence[Any]) -> bool:
         """Enter the addresses of all dense arrays; False if one does not fit or is shared."""
+        if self.on_device:
+            grads = headers(grads)
         objects = np.fromiter(grads, object, len(grads))
         changed = bool(self.singles)  # of which nothing is known from the call before
         for table, places in self.groups:
             cpu.adopt()(_address(objects), places, table.guards, table.guards.shape[1] - 1)
-            answer = table.take()
+            taken = [grads[place] for place in places] if table.device else ()
+            answer = table.take(*taken)
             if answer >= 0:
                 return False
             changed |= answer == CHANGED

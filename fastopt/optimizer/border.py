@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fastopt.kernels.devices import Header, contiguous, device_of, header
 from fastopt.kernels.layout import SPLIT, Layout, kind_of, real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
@@ -77,6 +78,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
     """
+    weight = header(weight)
     _check_array(words, "weight", weight, np.ndarray)
     if kind_of(weight.dtype) is None:
         raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}")
@@ -84,7 +86,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     values = grad
     if is_row_sparse(grad):
         grad = listed(words, grad, weight.shape)
-        values = grad.values
+        values = header(grad.values)
     elif isinstance(grad, (tuple, list)) or hasattr(grad, "tocsr"):
         raise TypeError(
             f"{words}: gradient must be a NumPy array, or list rows: a RowSparse, a pair (values, "
@@ -92,15 +94,18 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
             f"{type(grad).__name__}"
         )
     else:
-        _check_array(words, "gradient", grad, (np.ndarray, np.generic))
+        values = header(grad)
+        _check_array(words, "gradient", values, (np.ndarray, np.generic))
     if values.dtype != weight.dtype:
         takes = [weight.dtype.name] + ["float32"] * is_half(weight)
-        takes += [] if copy is None else [copy.dtype.name]
+        takes += [] if copy is None else [header(copy).dtype.name]
         if values.dtype.name not in takes or not values.dtype.isnative:
             words = f"{words}: gradient must have the weight's dtype"
             raise TypeError(f"{words} {_either(takes)}, got {values.dtype}")
-    if grad.shape != weight.shape:
-        raise ValueError(f"{words}: gradient must have shape {weight.shape}, got {grad.shape}")
+    shape = grad.shape if isinstance(grad, RowSparse) else values.shape
+    if shape != weight.shape:
+        raise ValueError(f"{words}: gradient must have shape {weight.shape}, got {shape}")
+    check_together(words, {"weight": weight, "gradient": values})
     _check_apart(words, {"weight": weight, "gradient": values})
     return grad
 
@@ -127,6 +132,16 @@ def _check_writeable(words: str, role: str, array: Array) -> None:
     """Raise ValueError if `array` is read-only."""
     if not array.flags.writeable:
         raise ValueError(f"{words}: {role} is read-only, an update writes to it")
+
+
+def check_together(words: str, arrays: dict[str, Any]) -> None:
+    """Raise ValueError unless the named arrays are all in main memory or all on one device."""
+    (first, one), *others = arrays.items()
+    for other, array in others:
+        if device_of(array) != device_of(one):
+            places = [device_of(each) or "in main memory" for each in (one, array)]
+            told = [place if isinstance(place, str) else f"on {place}" for place in places]
+            raise ValueError(f"{words}: {first} is {told[0]}, {other} {told[1]}")
 
 
 def _check_apart(words: str, arrays: dict[str, Any]) -> None:
@@ -229,11 +244,14 @@ def admit(
     """
     roles = ("weight", "its copy or remainder")[: len(weight)]
     sparse = isinstance(grad, RowSparse)
-    values = np.asarray(grad.values if isinstance(grad, RowSparse) else grad)
+    values = header(grad.values if isinstance(grad, RowSparse) else grad)
+    values = values if isinstance(values, np.ndarray) else np.asarray(values)
     arrays = (*weight, *state, values)
     named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
     slots = (f"state {slot!r}" for slot in rule.state)
-    _check_apart(words, named | dict(zip(slots, state, strict=True)))
+    named |= dict(zip(slots, state, strict=True))
+    check_together(words, named)
+    _check_apart(words, named)
     given = (lambda _: ()) if sparse else (lambda arrays: arrays[-1:])
     parts = len(weight)
     kinds = [kind_of(array.dtype) for array in arrays]
@@ -250,6 +268,9 @@ def admit(
     if turned and all(array.flags.f_contiguous for array in arrays[:-1]):
         # No draw belongs to a place: any common order will do, and transposed it is contiguous.
         arrays = tuple(array.T for array in arrays)
+    table: Table
+    if isinstance(values, Header):
+        return _on_device(layout, arrays, (*weight, *state), sparse, parts)
     if all(type(array) is np.ndarray for array in arrays[:-1]):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         if table.take(*given(arrays)) < 0:
@@ -262,6 +283,22 @@ def admit(
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     table.direct = all(map(is_, copies[:-1], (*weight, *state)))
     taken = table.take(*given(copies))
+    assert taken < 0
+    return table
+
+
+def _on_device(
+    layout: Layout, arrays: Sequence[Any], watched: Sequence[Any], sparse: bool, parts: int
+) -> Table:
+    """Table of arrays on a CUDA device, and of contiguous copies where they need them."""
+    from fastopt.kernels.cuda_table import CudaTable
+
+    copies = tuple(map(contiguous, arrays))
+    table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
+    table.of_copies(arrays[:-1], arrays[-1], copies[-1])
+    table.direct = all(map(is_, copies[:-1], watched))
+    table.watch(watched)
+    taken = table.take(*(() if sparse else copies[-1:]))
     assert taken < 0
     return table
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.arguments import number
+from fastopt.kernels.devices import header, host, like, placed
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.base import Array, Index, register
@@ -90,6 +91,8 @@ class DCASGD(MomentumOptimizer):
 
     def create_state(self, index: Index, weight: Array) -> tuple[Array | None, Array]:
         """Momentum (None if it is 0) and a copy of the weight."""
+        weight = header(weight)
         dtype, order = self._state_dtype(weight), order_of(weight)
-        mom = np.zeros(weight.shape, dtype, order) if self.momentum else None
-        return mom, np.array(weight, dtype, order=order, subok=False)
+        mom = like(weight, weight.shape, dtype, order) if self.momentum else None
+        previous = np.array(host(weight), dtype, order=order, subok=False)
+        return mom, placed(previous, weight)

@@ -4,30 +4,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fastopt.arguments import choice, count
+from fastopt.kernels.devices import Header, header, like, placed
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
 from fastopt.kernels.table import Table
 from fastopt.optimizer.base import Array, Index, register
-from fastopt.optimizer.border import admit, check, label, listed
+from fastopt.optimizer.border import check, label, listed
 from fastopt.optimizer.lars import lars_sums
 from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
+from fastopt.optimizer.sums import adding
 from fastopt.sparse import RowSparse
 
-__all__ = ["LBSGD", "accumulate", "lbsgd", "lbsgd_momentum"]
+__all__ = ["LBSGD", "lbsgd", "lbsgd_momentum"]
 
 FIELDS = (*COMMON, "batch_scale")
-
-
-@rule(hyper=("keep",))
-def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Add a gradient to a sum, or begin a new sum with it."""
-    if h.keep:
-        return weight + grad, ()
-    return grad, ()
 
 
 def lars_finish(sums: Sums, h: Hyper) -> None:
@@ -180,19 +172,18 @@ class LBSGD(MomentumOptimizer):
         if isinstance(total, tuple):
             total = listed(words, total, weight.shape) if keep else None
         sparse = isinstance(grad, RowSparse)
-        if sparse and (not keep or isinstance(total, RowSparse)):
+        weight = header(weight)
+        on_device = isinstance(weight, Header)  # where sums are dense
+        if sparse and not on_device and (not keep or isinstance(total, RowSparse)):
             copied = grad.values.astype(real), grad.indices.copy()
             grad = listed(words, copied, weight.shape)
             return (total + grad if keep else grad), []
         if isinstance(total, RowSparse):
             total = total.to_dense()
         if total is None:
-            total = np.zeros(weight.shape, real)
-        adding = admit(words, accumulate, (total,), grad, (), lazy=sparse)
-        if sparse:
-            adding.list_rows(words, grad)
-        adding.fill((float(keep),), 0)
-        return total, [adding]
+            total = like(weight, weight.shape, real)
+        total = placed(total, weight)
+        return total, [adding(words, total, grad, keep)]
 
     def _count_and_rates(self, index: Index) -> tuple[float, float]:
         rates = self._get_lr(index), self._get_wd(index)

@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from fastopt.kernels.devices import assign, header, headers, host
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.threads import in_forked_child
@@ -48,7 +49,7 @@ class Masters(Rates):
 
     def set_master(self, index: Index, array: Array, state: Any) -> None:
         """See :meth:`Updater.set_master <fastopt.optimizer.Updater.set_master>`."""
-        words = label(index, self.idx2name)
+        words, array = label(index, self.idx2name), host(array)
         if not self.multi_precision:
             raise ValueError(f"{words}: a master needs an optimizer with multi_precision=True")
         check_like(words, "master", array, ("float32",), np.shape(array), written=False)
@@ -59,9 +60,9 @@ class Masters(Rates):
             raise ValueError(
                 f"{words}: a split or missing master cannot be set after the first update"
             )
-        held = state[self._master_last]
+        held = header(state[self._master_last])
         check_like(words, "state's master", held, ("float32",), array.shape)
-        held[...] = array
+        assign(held, array)
 
     def set_copy(self, index: Index, array: Array | None) -> None:
         """See :meth:`Updater.set_copy <fastopt.optimizer.Updater.set_copy>`."""
@@ -69,7 +70,8 @@ class Masters(Rates):
             if array is None:
                 self.copies.pop(index, None)
                 return
-            check_like(label(index, self.idx2name), "copy", array, HALVES, np.shape(array))
+            of = header(array)
+            check_like(label(index, self.idx2name), "copy", of, HALVES, np.shape(of))
             self.copies[index] = array
 
     def _check_copy(self, words: str, weight: Array, copy: Array) -> None:
@@ -92,6 +94,7 @@ class Masters(Rates):
                 f"got {type(state).__name__}"
             )
         inner, master = state if self._master_last else state[::-1]
+        master = header(master)
         check_like(words, "master", master, ("float32", "uint16"), weight.shape)
         if master.dtype == np.float32:
             return (master, weight), inner
@@ -105,11 +108,12 @@ class Masters(Rates):
         """The exact weight with its copy or remainder, and the arrays of the rule's state."""
         exact: tuple[Array, ...] = (weight,)
         if copy is not None:
+            copy = header(copy)
             self._check_copy(words, weight, copy)
             exact = (weight, copy)
         if masters and self._has_master(weight):
             exact, state = self._unnested(words, weight, state)
-        arrays = leaves(state)
+        arrays = tuple(headers(leaves(state)))
         check_state(words, rule, weight, _state_dtypes(weight), arrays)
         return exact, arrays
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.amp import LossScaler, StepInfo
+from fastopt.kernels.devices import header, host, placed
 from fastopt.kernels.layout import real_of
 from fastopt.optimizer.batch import Call
 from fastopt.optimizer.border import Array, check_index
@@ -54,7 +55,15 @@ def measured(
 
 def squares(calls: Sequence[Call]) -> Array:
     """Sum of the squares of each gradient, where there are no tables to tell it."""
-    return np.array([np.square(_summed(grad), dtype=np.float64).sum() for _, _, grad, _ in calls])
+    grads = (_summed(_in_memory(grad)) for _, _, grad, _ in calls)
+    return np.array([np.square(grad, dtype=np.float64).sum() for grad in grads])
+
+
+def _in_memory(grad: Any) -> Any:
+    """The gradient, copied if it is on a device."""
+    if isinstance(grad, RowSparse):
+        return RowSparse(host(grad.values), host(grad.indices), grad.shape)
+    return host(grad)
 
 
 def _summed(grad: Any) -> Any:
@@ -70,5 +79,6 @@ def times(grad: Any, factor: float) -> Any:
         return grad
     if isinstance(grad, RowSparse):
         return RowSparse(times(grad.values, factor), grad.indices, grad.shape)
-    real = real_of(grad.dtype)
-    return grad.astype(real) * real(factor)
+    values = host(grad)
+    real = real_of(values.dtype)
+    return placed(values.astype(real) * real(factor), header(grad))

@@ -10,6 +10,7 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels import noise
+from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table, launch
 from fastopt.optimizer.batch import Batch, Call
@@ -20,7 +21,7 @@ from fastopt.optimizer.rates import Array, Index
 from fastopt.optimizer.tables import Tables
 from fastopt.sparse import RowSparse
 
-__all__ = ["TRANSIENT", "Planner"]
+__all__ = ["TRANSIENT", "Planner", "round_into"]
 
 COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
@@ -28,7 +29,7 @@ COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError)
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
 """Attributes, and the items of those that are dictionaries."""
 
-TRANSIENT = ("lock", "_known", "_updated", "_batch", "copies", "_warned")
+TRANSIENT = ("lock", "_known", "_updated", "_batch", "copies", "_warned", "offsets", "launcher")
 """Attributes that serve the present process only, or are arrays of the user's."""
 
 
@@ -47,6 +48,7 @@ class Planner(Tables):
         super()._forget()
         self._batch: Batch | None = None
         self._warned = False
+        self.launcher: Callable[[Sequence[Table]], None] = launch
 
     def _count_and_rates(self, index: Index) -> tuple[float, float]:
         """Count one update, then look up rate and decay."""
@@ -109,16 +111,18 @@ class Planner(Tables):
             self._step(index, weight, grad, state, masters=True)
             return
         words, copy = label(index, self.idx2name), self.copies.get(index)
+        if is_cuda(weight) and (copy is not None or self._has_master(header(weight))):
+            raise TypeError(f"{words}: an update() in Python has no masters or copies on a device")
         if copy is not None:
             self._check_copy(words, weight, copy)
             self.update(index, weight, _widened(grad), state)
-            _round_into(copy, weight)
+            round_into(copy, weight)
         elif self._has_master(weight):
             exact, inner = self._unnested(words, weight, state)
             if len(exact) != 2 or exact[0].dtype != np.float32:
                 raise TypeError(f"{words}: an update() in NumPy needs master='float32'")
             self.update(index, exact[0], _widened(grad), inner)
-            _round_into(weight, exact[0])
+            round_into(weight, exact[0])
         else:
             self.update(index, weight, grad, state)
 
@@ -184,7 +188,7 @@ class Planner(Tables):
     def _launch(self, tables: Sequence[Table], index: Index) -> None:
         """Launch `tables`; errors of a rule that cannot be compiled are told in words."""
         try:
-            launch(tables)
+            self.launcher(tables)
         except COMPILING as error:
             raise self._uncompiled(index, error) from error
 
@@ -319,7 +323,7 @@ class Planner(Tables):
 
 
 @np.errstate(all="ignore")
-def _round_into(target: Array, exact: Array) -> None:
+def round_into(target: Array, exact: Array) -> None:
     """Write `exact`, rounded; what is beyond the range becomes infinite without a warning."""
     target[...] = exact
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.layout import kind_of
+from fastopt.kernels.devices import header, like, placed
+from fastopt.kernels.layout import OFFSET, kind_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
 from fastopt.optimizer.border import admit, check, is_fixed, is_half, label
@@ -53,6 +54,7 @@ class Tables(Masters):
         super()._forget()
         self._known: dict[Index, Known] = {}
         self._updated: dict[Index, Array] = {}
+        self.offsets: dict[Index, int] = {}  # of weights that are slices, in the whole tensor
 
     def _rule_of(self, index: Index) -> Rule | None:
         """Rule of one parameter, for classes that treat some of them differently."""
@@ -67,18 +69,20 @@ class Tables(Masters):
         mode = masters, *self._modes()
         if known is not None and not known.made_of(rule, weight, state, copy, mode):
             known = None
-        dense = type(grad) is np.ndarray
+        seen = header(grad)
+        dense = isinstance(seen, np.ndarray)
         if known is not None and dense and not known.table.layout.sparse:  # noqa: SIM102
-            if known.table.take(grad) < 0:
+            if known.table.take(seen) < 0:
                 return known.table
         words = label(index, self.idx2name)
         grad = self._by_row(check(words, weight, grad, copy))
         table = known.table if known is not None else None
         if table is None or not (isinstance(grad, RowSparse) and self._serves(table, grad)):
-            exact, arrays = self._parts(words, rule, weight, state, copy, masters)
+            exact, arrays = self._parts(words, rule, header(weight), state, copy, masters)
             table = admit(
                 words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
             )
+            table.entry[0, OFFSET] = self.offsets.get(index, 0)
             if table.direct and is_fixed(state):
                 self._known[index] = Known(table, weight, state, copy, mode)
         if isinstance(grad, RowSparse):
@@ -92,14 +96,14 @@ class Tables(Masters):
 
     def _by_row(self, grad: Any) -> Any:
         """The gradient, with all its rows listed where decay is kept by row."""
-        if self.sparse_decay == "touched" or isinstance(grad, RowSparse) or not grad.ndim:
+        if self.sparse_decay == "touched" or isinstance(grad, RowSparse) or not grad.shape:
             return grad
         return RowSparse(grad, np.arange(len(grad)), grad.shape)
 
     def _serves(self, table: Table, grad: RowSparse) -> bool:
         """Whether a table that was made for a gradient that listed rows still holds for `grad`."""
         layout = table.layout
-        return layout.sparse and layout.grad == kind_of(grad.values.dtype) and table.take() < 0
+        return layout.sparse and layout.grad == kind_of(grad.dtype) and table.take() < 0
 
     def _options(
         self, rule: Rule, exact: tuple[Array, ...], grad: Any, copy: Array | None
@@ -121,20 +125,21 @@ class Tables(Masters):
                 f"{label(index, self.idx2name)}: sparse_decay={self.sparse_decay!r} needs rate "
                 f"times decay below 1, got {amount}"
             )
-        paid, before = self._paid(index, len(table.arrays[0]))
+        paid, before = self._paid(index, table.arrays[0])
         after = before + math.log1p(-amount)
         table.pay(paid, before, after, at_once=self.sparse_decay == "dense")
         self.row_decay[index] = paid, after
 
-    def _paid(self, index: Index, rows: int) -> tuple[Array, float]:
+    def _paid(self, index: Index, weight: Array) -> tuple[Any, float]:
         """What the decay of each row has come to, and that of a row that misses nothing."""
-        paid, total = self.row_decay.get(index) or (np.zeros(rows), 0.0)
+        rows = len(weight)
+        paid, total = self.row_decay.get(index) or (like(weight, (rows,), np.float64), 0.0)
         if len(paid) != rows:
             raise ValueError(
                 f"{label(index, self.idx2name)}: decay is kept for {len(paid)} rows, the weight "
                 f"has {rows}"
             )
-        return paid, total
+        return placed(paid, weight) if isinstance(paid, np.ndarray) else paid, total
 
     def flush(self, index: Index, weight: Array | None, state: Any) -> None:
         """Give all rows of a parameter the decay that they have missed.
@@ -162,10 +167,11 @@ class Tables(Masters):
                 raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
             if index not in self.row_decay or rule is None:
                 return
-            empty = np.empty((0, *weight.shape[1:]), weight.dtype)
-            nothing = RowSparse(empty, np.empty(0, np.int64), weight.shape)
+            of = header(weight)
+            empty = like(of, (0, *of.shape[1:]), of.dtype)
+            nothing = RowSparse(empty, np.empty(0, np.int64), of.shape)
             table = self._table(index, rule, weight, nothing, state)
-            paid, total = self._paid(index, len(weight))
+            paid, total = self._paid(index, of)
             table.pay(paid, total, total, at_once=False)
             table.settle()
             table.give_back()

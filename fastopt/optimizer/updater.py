@@ -7,6 +7,7 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import number
 from fastopt.checkpoint.resumable import Resumable
 from fastopt.interrupts import uninterrupted
+from fastopt.kernels.devices import header, placed
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.base import Array, Index, Optimizer
 from fastopt.optimizer.batch import Batch, Call
@@ -91,18 +92,22 @@ class Updater(Resumable):
         ----------
         index : int, str or bytes, or a list of them
             The parameter; its state and counts are kept under it.
-        grad : numpy.ndarray, or a list of them
+        grad : numpy.ndarray or CUDA array, or a list of them
             Gradient with the weight's shape and dtype; float32 too for weights of half precision.
             It is not changed. A gradient that lists rows may be a
             :class:`~fastopt.sparse.RowSparse`, a pair ``(values, indices)``, or a
             scipy.sparse array in CSR or COO format.
-        weight : numpy.ndarray, or a list of them
-            float32, float64, float16 or bfloat16, of any shape and layout. Changed in place.
+        weight : numpy.ndarray or CUDA array, or a list of them
+            float32, float64, float16 or bfloat16, of any shape and layout. Changed in place. A
+            CUDA array is one with ``__cuda_array_interface__``; state is made on its device, where
+            the gradient must be too.
 
         Raises
         ------
         TypeError, ValueError
             The arguments do not fit together. No weight, state or count changes.
+        ImportError
+            An array is on a CUDA device, and numba-cuda or a driver is missing.
         """
         optimizer = self.optimizer
         measures = self.loss_scaler is not None or self.clip_global_norm is not None
@@ -130,7 +135,7 @@ class Updater(Resumable):
                 batch = optimizer.prepare(calls) if folds else None
             info, factor = STEPPED, 1.0
             if measures:
-                sums = squares(calls) if batch is None else batch.squares()
+                sums = self._squares(batch, calls)
                 names, rescale_grad = optimizer.idx2name, optimizer.rescale_grad
                 limits = self.loss_scaler, self.clip_global_norm
                 info, factor = measured(sums, indices, names, rescale_grad, *limits)
@@ -141,6 +146,10 @@ class Updater(Resumable):
             self.info = info
             if self.loss_scaler is not None:
                 self.loss_scaler.update(overflow=info.skipped)
+
+    def _squares(self, batch: Batch | None, calls: Sequence[Call]) -> Array:
+        """Sum of the squares of each gradient."""
+        return squares(calls) if batch is None else batch.squares()
 
     def _run(self, batch: Batch | None, calls: Sequence[Call], factor: float, folds: bool) -> None:
         """Update with gradients times `factor`, and keep the states."""
@@ -187,10 +196,10 @@ class Updater(Resumable):
             state = self.optimizer.create_state_multi_precision(index, weight)
             if sparse:
                 small_pages(leaves(state))
-            return state
+            return placed(state, header(weight))
         if self.states_synced.get(index):
             return self.states[index]
-        return self.sync_state_context(self.states[index], None)
+        return self.sync_state_context(self.states[index], header(weight))
 
     def set_master(self, index: Any, array: Array) -> None:
         """Give the float32 master of a half-precision weight its values.
@@ -289,22 +298,22 @@ class Updater(Resumable):
         self.optimizer.flush(index, weight, self.states.get(index))
 
     def sync_state_context(self, state: Any, context: Any) -> Any:
-        """Bring a restored state to a device.
+        """Bring a restored state to its weight's device.
 
         Parameters
         ----------
         state : None, numpy.ndarray, or tuple or list of them
             The state of one index.
         context : object
-            The device. Arrays in main memory are where the CPU needs them, so that the state
-            comes back as it is.
+            The weight. If it is on a CUDA device, NumPy arrays are copied there; in main memory
+            the state is where it is needed and comes back as it is.
 
         Returns
         -------
         None, numpy.ndarray, tuple or list
             The state with the same nesting.
         """
-        return state
+        return placed(state, header(context))
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

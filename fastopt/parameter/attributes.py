@@ -8,6 +8,7 @@ import numpy as np
 
 from fastopt.arguments import choice, number
 from fastopt.initializer import Initializer, create
+from fastopt.kernels.devices import header, host, placed
 from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, merged
 from fastopt.parameter.gradient import Gradient
 
@@ -124,7 +125,8 @@ class Attributes:
             return
         self._dtype = exact
         if self._data is not None:
-            self._data = [copy.astype(exact) for copy in self._data]
+            cast = [placed(host(copy).astype(exact), header(copy)) for copy in self._data]
+            self._data = cast
         if self._gradient is not None:
             self._gradient = self._gradient.cast(exact)
 

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from fastopt.device import Device
+from fastopt.kernels.devices import is_cuda
 from fastopt.parameter.checks import Array
 from fastopt.parameter.deprecated import ctx_is_device
 from fastopt.parameter.gradient import Gradient
+from fastopt.parameter.on_device import DeviceGradient
 from fastopt.parameter.written import Written
 from fastopt.sparse import RowSparse
 
@@ -89,7 +91,10 @@ class Parameter(Written):
         with MAKING:
             if self._gradient is None:
                 rows = self._grad_stype == "row_sparse"
-                self._gradient = Gradient(copies[0].shape, self._dtype, len(copies), rows)
+                if is_cuda(copies[0]):
+                    self._gradient = DeviceGradient(copies[0], rows)
+                else:
+                    self._gradient = Gradient(copies[0].shape, self._dtype, len(copies), rows)
             return self._gradient
 
     @ctx_is_device

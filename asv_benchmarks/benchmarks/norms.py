@@ -1,0 +1,55 @@
+"""Sums over a tensor: optimizers with a rate for each layer, and a bound of the global norm."""
+
+from fastopt import optimizer
+from fastopt.bench.clock import ratio
+from fastopt.bench.steps import Step, against_limit, draw
+
+from .common import ns_per_element
+
+SIZE = 20_000_000
+
+
+class Layers:
+    """Updates that need norms of the tensor first, against a loop that reads as often."""
+
+    params = ("lamb", "lans", "lars")
+    param_names = ("optimizer",)
+
+    def setup(self, name):
+        self.step = Step(name, SIZE)
+
+    def track_time(self, name):
+        return ns_per_element(self.step, SIZE)
+
+    track_time.unit = "ns per element"
+
+    def track_slowdown(self, name):
+        return 1 / against_limit(self.step)[1]
+
+    track_slowdown.unit = "times the limit"
+
+
+class Clip:
+    """Adam with ``clip_global_norm``, which reads every gradient once more."""
+
+    params = (1_000, SIZE)
+    param_names = ("elements",)
+
+    def setup(self, elements):
+        weight, grad = draw(elements)
+        bounded = optimizer.Updater(optimizer.Adam(), clip_global_norm=1.0)
+        free = optimizer.get_updater(optimizer.Adam())
+        self.bounded = lambda: bounded(0, grad, weight)
+        self.free = lambda: free(0, grad, weight)
+        self.bounded()
+        self.free()
+
+    def track_time(self, elements):
+        return ns_per_element(self.bounded, elements)
+
+    track_time.unit = "ns per element"
+
+    def track_slowdown(self, elements):
+        return ratio(self.bounded, self.free)
+
+    track_slowdown.unit = "times Adam without a bound"

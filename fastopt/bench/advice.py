@@ -1,0 +1,61 @@
+"""What to do about threads on this machine, from what was measured on it."""
+
+import os
+import platform
+from collections.abc import Mapping
+
+from fastopt.kernels.threads import prefer_tbb
+
+__all__ = ["on_layer", "on_threads"]
+
+WORTH = 1.05
+"""Times faster that more threads must be to be worth it."""
+
+
+def on_threads(times: Mapping[int, Mapping[int, float]]) -> str:
+    """How many threads updates are worth.
+
+    Parameters
+    ----------
+    times : mapping of int to mapping of int to float
+        Seconds of an update by number of elements and number of threads.
+
+    Examples
+    --------
+    >>> from fastopt.bench.advice import on_threads
+    >>> on_threads({1_000_000: {1: 3.0, 2: 1.6, 4: 1.59}})
+    'threads: 2 of 4 are enough for these sizes: set NUMBA_NUM_THREADS=2'
+    """
+    if not times:
+        return "threads: updates of these sizes use 1"
+    most = max(max(by_count) for by_count in times.values())
+    if most == 1:
+        return "threads: 1 is used, --threads, NUMBA_NUM_THREADS and the CPUs allowed limit it"
+    enough = max(map(_enough, times.values()))
+    if enough == most:
+        return f"threads: all {most} are worth it"
+    are = "is" if enough == 1 else "are"
+    return (
+        f"threads: {enough} of {most} {are} enough for these sizes: set NUMBA_NUM_THREADS={enough}"
+    )
+
+
+def _enough(times: Mapping[int, float]) -> int:
+    """Smallest number of threads that is about as fast as the best."""
+    return min(count for count, time in times.items() if time <= WORTH * min(times.values()))
+
+
+def on_layer(layer: str) -> str:
+    """Whether threads run on TBB, and how they would."""
+    safe = "survives forks and calls from several threads"
+    if layer == "tbb":
+        return f"TBB: threads run on it, it {safe}"
+    words = f"TBB: threads run on {layer}; of numba's layers TBB alone {safe}"
+    bound = ""
+    if layer == "omp" and not os.environ.get("OMP_PROC_BIND"):
+        bound = "; OMP_PROC_BIND=true keeps threads of OpenMP from sharing a core"
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"{words}, but it has no wheel for {platform.machine()}{bound}"
+    if not prefer_tbb():
+        return f'{words}: pip install "fastopt[tbb]"{bound}'
+    return f"{words}: `fastopt info` says why it is not used{bound}"

@@ -1,0 +1,97 @@
+"""Updates on warm memory, and the limit that memory sets to each."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fastopt import optimizer
+from fastopt.bench.clock import against
+from fastopt.kernels import traffic
+from fastopt.kernels.rule import Rule
+from fastopt.optimizer.border import leaves
+from fastopt.plain import Array
+
+__all__ = ["Step", "against_limit", "draw", "momentum_of"]
+
+MOMENTUM = 0.9
+"""Momentum of the optimizers that have none by default."""
+
+
+def draw(shape: int | tuple[int, ...]) -> tuple[Array, Array]:
+    """Normal float32 weight and gradient."""
+    rng = np.random.default_rng(0)
+    return rng.standard_normal(shape, np.float32), rng.standard_normal(shape, np.float32)
+
+
+def momentum_of(name: str) -> dict[str, Any]:
+    """Arguments that give a registered optimizer momentum, where it takes any.
+
+    Examples
+    --------
+    >>> from fastopt.bench.steps import momentum_of
+    >>> momentum_of("sgd"), momentum_of("adam")
+    ({'momentum': 0.9}, {})
+    """
+    return {"momentum": MOMENTUM} if hasattr(optimizer.create(name), "momentum") else {}
+
+
+class Step:
+    """A call that updates one float32 weight, compiled and on touched memory.
+
+    Parameters
+    ----------
+    name : str
+        Registered name of the optimizer.
+    shape : int or tuple of int
+        Shape of the weight.
+    arrays : tuple of numpy.ndarray, optional
+        Weight and gradient of this shape. Default: those of :func:`draw`.
+    **kwargs
+        Arguments of the optimizer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: int | tuple[int, ...],
+        arrays: tuple[Array, Array] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.weight, self.grad = arrays or draw(shape)
+        self.updater = optimizer.get_updater(optimizer.create(name, **kwargs))
+        self()
+        moved = (self.weight, self.grad, *leaves(self.updater.states[0]))
+        self._arrays = tuple(array.reshape(-1) for array in moved)
+        rule = self.updater.optimizer.rule
+        used = _used(rule) if rule else []
+        self._passes = [tuple(self._arrays[k] for k in positions) for positions in used]
+
+    def __call__(self) -> None:
+        """Do the update."""
+        self.updater(0, self.grad, self.weight)
+
+    def limit(self) -> None:
+        """Read and write the memory that the update must, and nothing else.
+
+        Weight, gradient and state are read and all but the gradient written; each pass of the
+        rule reads what it depends on once more.
+        """
+        for arrays in self._passes:
+            traffic.read(arrays)
+        traffic.write(self._arrays)
+
+
+def _used(rule: Rule) -> list[list[int]]:
+    """Positions among (weight, gradient, *state) that reach the sums of each pass, as NaN does."""
+    h = np.ones(1, rule.record(np.float64))[0]
+    numbers = np.where(np.eye(2 + len(rule.state), dtype=bool), math.nan, 1.0)
+    return [
+        [k for k, (w, g, *s) in enumerate(numbers) if np.isnan(sums(w, g, tuple(s), h)).any()]
+        for sums, _ in rule.passes
+    ]
+
+
+def against_limit(step: Step, rounds: int = 15) -> tuple[float, float]:
+    """What :func:`~fastopt.bench.clock.against` returns, for the limit of the step's arrays."""
+    return against(step.limit, step, rounds)

@@ -1,0 +1,515 @@
+"""CUDA kernels: the twins of :mod:`fastopt.kernels.cpu`, made of the same rules.
+
+They take the same three arrays, on the device, and compute with the same functions of scalars. What
+differs is who does what: a block takes a row of ``chunks``, its threads take the elements in turn.
+Sums have the order of the CPU's: a warp has the 32 lanes of :mod:`fastopt.kernels.lanes`.
+
+Under numba's simulator the kernels are plain Python, and so are all functions that they call.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.core import config
+
+from fastopt.kernels.compiling import compiled_kernels, log_uncached, name_entry
+from fastopt.kernels.elements import keep, keep_state, owed, pay
+from fastopt.kernels.lanes import BLOCK, LANES, put
+from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, SPLIT, WIDTH, Layout
+from fastopt.kernels.noise import dither_key, normal
+from fastopt.kernels.rule import Rule, scalar
+from fastopt.kernels.segments import ASCENDING, MIXED, OUTSIDE, listed, scattered, summed
+from fastopt.kernels.storage import checked, load, locate, private, store
+from fastopt.kernels.weights import read_weight
+
+__all__ = [
+    "BLOCKS",
+    "SORTERS",
+    "THREADS",
+    "WARPS",
+    "copy",
+    "dense",
+    "finish",
+    "lazy",
+    "order_rows",
+    "paid",
+    "rows",
+    "settle",
+    "squares",
+    "sums",
+    "totals",
+]
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+
+THREADS = 4 if SIMULATED else 256
+"""Threads of a block; the simulator starts a thread of Python for each."""
+
+WARPS = 1 if SIMULATED else 4
+"""Warps of a block of the kernels that add up."""
+
+SUMMERS = WARPS * LANES
+"""Threads of such a block."""
+
+SORTERS = 8 if SIMULATED else 512
+"""Threads of the block that sorts numbers of rows."""
+
+BLOCKS = 32
+"""Blocks of terms whose sums are added up before all others: those of a chunk on the CPU."""
+
+DIGIT = 4
+"""Bits of a row number that are sorted by at a time; counts of all threads fit in shared memory."""
+
+
+def compiled(kernel: Callable, rule: Rule | None) -> Callable:
+    """Compile `kernel` on first launch, from numba's disk cache where possible."""
+    if SIMULATED:
+        return cuda.jit(_quiet(kernel))
+    name_entry(kernel, rule, "cuda")
+    try:
+        made = cuda.jit(cache=True)(kernel)
+    except RuntimeError:
+        log_uncached()
+        made = cuda.jit(kernel)
+    compiled_kernels.append(made)
+    return made
+
+
+def _quiet(kernel: Callable) -> Callable:
+    """The kernel without NumPy's warnings, of which there are none on a GPU."""
+
+    def quiet(*arguments: Any) -> None:
+        with np.errstate(all="ignore"):
+            kernel(*arguments)
+
+    return quiet
+
+
+@scalar
+def add_lanes(lanes, place, lane):
+    """Add up the lanes of every warp, in halves, into its first, for each row of `lanes`."""
+    half = LANES // 2
+    while half:
+        cuda.syncthreads()
+        if lane < half:
+            for k in range(len(lanes)):
+                lanes[k, place] += lanes[k, place + half]
+        half //= 2
+
+
+@scalar
+def sum_before(shared, t, added):
+    """Sum of what the threads before thread `t` have `added`; `shared` gets the running sums."""
+    shared[t] = added
+    step = 1
+    while step < len(shared):
+        cuda.syncthreads()
+        earlier = shared[t - step] if t >= step else 0
+        cuda.syncthreads()
+        shared[t] += earlier
+        step *= 2
+    cuda.syncthreads()
+    return shared[t] - added
+
+
+@cache
+def dense(layout: Layout) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` that applies the rule to every element in place.
+
+    Under a lazy layout start and size of a chunk count listed rows, and only those are updated;
+    threads in y take rows, those in x elements.
+    """
+    rule, real, sparse, by_row = layout.rule, layout.real, layout.sparse, layout.lazy
+    update, noise, slots, catch_up = rule.fn, rule.noise, len(rule.state), layout.catch_up
+    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
+    dither, draws = layout.dither or None, layout.keyed or None
+    first_state = ADDRESS + len(kinds)
+    first_grad = first_state + slots
+
+    def dense(chunks, table, hyper):
+        c = cuda.blockIdx.x
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        grads = locate(table, tensor, first_grad, 0, grad_kinds)
+        h, key = private(hyper, tensor), table[tensor, KEY]
+        first: Any
+        last: Any
+        count: Any
+        if by_row:
+            first, count = start, np.int64(table[tensor, WIDTH])
+            last = min(start + size, np.int64(table[tensor, SEGMENTS]))
+        else:
+            first, last, count = np.int64(0), np.int64(1), size
+        for k in range(first + cuda.threadIdx.y, last, cuda.blockDim.y):
+            row = listed(table, tensor, ROWS, k) if by_row else np.int64(0)
+            begin = row * count if by_row else start
+            weights = locate(table, tensor, ADDRESS, begin, kinds)
+            states = locate(table, tensor, first_state, begin, state_kinds)
+            element = np.int64(table[tensor, OFFSET]) + begin
+            rounding = dither_key(key, element)
+            factor = real(owed(table, tensor, row)) if catch_up else real(1)
+            for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
+                if by_row:
+                    grad = summed(table, tensor, grads, k, i)
+                elif sparse:
+                    grad = scattered(table, tensor, grads, begin + i, real(0))
+                else:
+                    grad = load(grads, begin + i)[0]
+                weight, state = read_weight(weights, i), load(states, i)
+                if catch_up:
+                    weight = weight * factor
+                if noise:
+                    new = update(weight, grad, state, h, normal(key, element + i))
+                else:
+                    new = update(weight, grad, state, h)
+                weight, state = checked(new, slots)
+                keep(weights, i, weight, rounding, element + i, dither)
+                keep_state(states, i, state, rounding, element + i, draws)
+
+    return compiled(dense, rule)
+
+
+lazy = dense
+
+
+@cache
+def rows(layout: Layout) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row.
+
+    Start and size of a chunk count rows, of the tensor or of the list; a warp takes a row.
+    """
+    rule, real, sparse = layout.rule, layout.real, layout.sparse
+    update: Any = rule.fn
+    term: Any = rule.row
+    slots, kinds, grad_kinds = len(rule.state), layout.weight, (layout.grad,)
+    dither, draws = layout.dither or None, layout.keyed or None
+    first_state = ADDRESS + len(kinds)
+    first_grad, state_kinds = first_state + slots, layout.state
+
+    def rows(chunks, table, hyper):
+        lanes = cuda.shared.array((1, SUMMERS), np.float64)
+        c, lane, warp = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        width: Any = np.int64(table[tensor, WIDTH])
+        place = warp * LANES + lane
+        h, rounding = private(hyper, tensor), dither_key(table[tensor, KEY], 0)
+        offset = np.int64(table[tensor, OFFSET])
+        grads = locate(table, tensor, first_grad, 0, grad_kinds)
+        if sparse:
+            size = min(size, np.int64(table[tensor, SEGMENTS]) - start)
+        for first in range(0, size, WARPS):  # all threads go round alike, and wait for each other
+            active = first + warp < size
+            k = start + first + warp
+            row: Any = np.int64(0)
+            if active:
+                row = listed(table, tensor, ROWS, k) if sparse else k
+            weights = locate(table, tensor, ADDRESS, row * width, kinds)
+            states = locate(table, tensor, first_state, row, state_kinds)
+            total = 0.0
+            for block in range(0, width, BLOCK):
+                lanes[0, place] = 0
+                if active:
+                    for i in range(block + lane, min(block + BLOCK, width), LANES):
+                        if sparse:
+                            grad = summed(table, tensor, grads, k, i)
+                        else:
+                            grad = load(grads, row * width + i)[0]
+                        lanes[0, place] += np.float64(real(term(grad, h)))
+                add_lanes(lanes, place, lane)
+                cuda.syncthreads()
+                total += lanes[0, warp * LANES]
+                cuda.syncthreads()
+            mean = real(total / width)
+            if active:
+                state = new = load(states, 0)
+                for i in range(lane, width, LANES):
+                    if sparse:
+                        grad = summed(table, tensor, grads, k, i)
+                    else:
+                        grad = load(grads, row * width + i)[0]
+                    weight = read_weight(weights, i)
+                    weight, new = checked(update(weight, grad, state, h, mean), slots)
+                    keep(weights, i, weight, rounding, offset + row * width + i, dither)
+            cuda.syncthreads()  # all lanes have read the state
+            if active and lane == 0:
+                keep_state(states, 0, new, rounding, offset // max(width, 1) + row, draws)
+
+    return compiled(rows, rule)
+
+
+@cache
+def settle(layout: Layout) -> Callable:
+    """Kernel ``(chunks, table)`` that gives all rows the decay that they have missed.
+
+    Start and size of a chunk count rows. It does not count as made up for before :func:`paid`.
+    """
+    real, kinds, dither = layout.real, layout.weight, layout.dither or None
+
+    def settle(chunks, table):
+        c = cuda.blockIdx.x
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        width = np.int64(table[tensor, WIDTH])
+        rounding = dither_key(table[tensor, KEY], 0)
+        offset = np.int64(table[tensor, OFFSET])
+        for row in range(start + cuda.threadIdx.y, start + size, cuda.blockDim.y):
+            factor = real(owed(table, tensor, row))
+            if factor != 1:
+                weights = locate(table, tensor, ADDRESS, row * width, kinds)
+                for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+                    weight = read_weight(weights, i) * factor
+                    keep(weights, i, weight, rounding, offset + row * width + i, dither)
+
+    return compiled(settle, layout.rule)
+
+
+@cache
+def paid(sparse: bool) -> Callable:
+    """Kernel ``(chunks, table)`` that counts decay as made up for: of listed rows, or of all.
+
+    Start and size of a chunk count rows.
+    """
+
+    def paid(chunks, table):
+        c = cuda.blockIdx.x
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        if sparse:
+            size = min(size, np.int64(table[tensor, SEGMENTS]) - start)
+        first = cuda.threadIdx.x + cuda.threadIdx.y * cuda.blockDim.x
+        for k in range(start + first, start + size, cuda.blockDim.x * cuda.blockDim.y):
+            pay(table, tensor, listed(table, tensor, ROWS, k) if sparse else k)
+
+    return compiled(paid, None)
+
+
+@cache
+def sums(layout: Layout, step: int) -> Callable:
+    """Kernel ``(chunks, table, hyper, partial)`` that adds up pass `step` of the rule per chunk.
+
+    A chunk has at most BLOCK elements; a warp takes one.
+    """
+    rule, real, sparse = layout.rule, layout.real, layout.sparse
+    terms, count = rule.passes[step][0], rule.sums[step]
+    state_kinds, grad_kinds = layout.state, (layout.grad,)
+    first_state = ADDRESS + len(layout.weight)
+    first_grad = first_state + len(state_kinds)
+    # A split weight's first part is its rounded form, otherwise that is the copy behind it.
+    first_weight = ADDRESS + (layout.rounded_sums and layout.weight != SPLIT)
+    kinds = (layout.weight[first_weight - ADDRESS],) if layout.rounded_sums else layout.weight
+
+    def sums(chunks, table, hyper, partial):
+        values = cuda.shared.array((count, SUMMERS), real)
+        lanes = cuda.shared.array((count, SUMMERS), np.float64)
+        lane, warp = cuda.threadIdx.x, cuda.threadIdx.y
+        c, place = cuda.blockIdx.x * WARPS + warp, warp * LANES + lane
+        for k in range(count):
+            lanes[k, place] = 0
+        if c < len(chunks):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            weights = locate(table, tensor, first_weight, start, kinds)
+            states = locate(table, tensor, first_state, start, state_kinds)
+            grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
+            h = private(hyper, tensor)
+            for i in range(lane, size, LANES):
+                if sparse:
+                    grad = scattered(table, tensor, grads, start + i, real(0))
+                else:
+                    grad = load(grads, i)[0]
+                put(values, place, terms(read_weight(weights, i), grad, load(states, i), h))
+                for k in range(count):
+                    lanes[k, place] += np.float64(values[k, place])
+        add_lanes(lanes, place, lane)
+        if lane == 0 and c < len(chunks):
+            for k in range(count):
+                partial[c, k] = lanes[k, place]
+
+    return compiled(sums, rule)
+
+
+@cache
+def totals(count: int) -> Callable:
+    """Kernel ``(firsts, partial, total)`` that adds up the partial sums of each tensor.
+
+    Those of tensor t are in rows ``firsts[t]`` to ``firsts[t + 1]`` of `partial`; a block takes a
+    tensor.
+    """
+
+    def totals(firsts, partial, total):
+        tensor = cuda.blockIdx.x
+        first, end = firsts[tensor], firsts[tensor + 1]
+        for group in range(first + BLOCKS * cuda.threadIdx.x, end, BLOCKS * cuda.blockDim.x):
+            for k in range(count):
+                added = 0.0
+                for c in range(group, min(group + BLOCKS, end)):
+                    added += partial[c, k]
+                partial[group, k] = added
+        cuda.syncthreads()
+        for k in range(cuda.threadIdx.x, count, cuda.blockDim.x):
+            added = 0.0
+            for group in range(first, end, BLOCKS):
+                added += partial[group, k]
+            total[tensor, k] = added
+
+    return compiled(totals, None)
+
+
+@cache
+def finish(rule: Rule, step: int) -> Callable:
+    """Kernel ``(hyper, total)`` that ends pass `step` for each tensor."""
+    fill = rule.passes[step][1]
+
+    def finish(hyper, total):
+        tensor = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        if tensor < len(hyper):
+            fill(total[tensor], hyper[tensor])
+
+    return compiled(finish, rule)
+
+
+@cache
+def squares(kind: Any, column: int, sparse: bool) -> Callable:
+    """Kernel ``(chunks, table, partial)`` that adds up the squares of gradients per chunk.
+
+    The gradients' addresses are in `column`. A chunk is at most BLOCK elements, or a listed row; a
+    warp takes one.
+    """
+    kinds = (kind,)
+
+    def squares(chunks, table, partial):
+        lanes = cuda.shared.array((1, SUMMERS), np.float64)
+        lane, warp = cuda.threadIdx.x, cuda.threadIdx.y
+        c, place = cuda.blockIdx.x * WARPS + warp, warp * LANES + lane
+        lanes[0, place] = 0
+        if c < len(chunks):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            grads = locate(table, tensor, column, 0 if sparse else start, kinds)
+            if sparse:
+                segments = np.int64(table[tensor, SEGMENTS])
+                size = np.int64(table[tensor, WIDTH]) if start < segments else np.int64(0)
+            for i in range(lane, size, LANES):
+                grad = summed(table, tensor, grads, start, i) if sparse else load(grads, i)[0]
+                lanes[0, place] += np.float64(grad) * np.float64(grad)
+        add_lanes(lanes, place, lane)
+        if lane == 0 and c < len(chunks):
+            partial[c, 0] = lanes[0, place]
+
+    return compiled(squares, None)
+
+
+@cache
+def copy() -> Callable:
+    """Kernel ``(addresses, layout, size, itemsize)`` that copies an array with any strides.
+
+    `addresses` has those of target and source; `layout` the lengths of their axes, and the
+    strides of both in bytes.
+    """
+    byte = (np.uint8,)
+
+    def copy(addresses, layout, size, itemsize):
+        stride = cuda.blockDim.x * cuda.gridDim.x
+        for element in range(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, size, stride):
+            rest, to, of = element, np.int64(0), np.int64(0)
+            for back in range(layout.shape[1]):
+                axis = layout.shape[1] - 1 - back
+                at = rest % layout[0, axis]
+                rest //= layout[0, axis]
+                to += at * layout[1, axis]
+                of += at * layout[2, axis]
+            target, source = locate(addresses, 0, 0, to, byte), locate(addresses, 0, 1, of, byte)
+            for k in range(itemsize):
+                store(target, k, load(source, k))
+
+    return compiled(copy, None)
+
+
+@cache
+def order_rows(kind: Any) -> Callable:
+    """Kernel ``(addresses, size, height, answer)`` that sorts listed rows, in one block.
+
+    `addresses` has those of the numbers of rows, of type `kind`, and of int64 arrays of `size`
+    elements: for each different row in ascending order, for where its places begin (one more), for
+    the places in order, and for work. To `answer` go an answer of
+    :func:`fastopt.kernels.segments.survey` and how many different rows there are.
+    """
+    radix, index, places = 1 << DIGIT, (kind,), (np.int64,)
+    counters = radix * SORTERS
+
+    def order_rows(addresses, size, height, answer):
+        counts = cuda.shared.array(counters, np.int32)
+        before = cuda.shared.array(SORTERS, np.int64)
+        found = cuda.shared.array(2, np.int32)
+        t = cuda.threadIdx.x
+        ids = locate(addresses, 0, 0, 0, index)
+        unique, starts = locate(addresses, 0, 1, 0, places), locate(addresses, 0, 2, 0, places)
+        order, other = locate(addresses, 0, 3, 0, places), locate(addresses, 0, 4, 0, places)
+        if t < 2:
+            found[t] = 0
+        cuda.syncthreads()
+        last = np.int64(-1)
+        for i in range(t, size, SORTERS):
+            row = np.int64(load(ids, i)[0])
+            last = np.int64(load(ids, i - 1)[0]) if i else np.int64(-1)
+            if row < 0 or row >= height:
+                found[0] = 1
+            if row <= last:
+                found[1] = 1
+        cuda.syncthreads()
+        if found[0]:
+            if t == 0:
+                answer[0] = OUTSIDE
+            return
+        # A run of neighbouring places for each thread keeps equal rows in the order of the list.
+        each = (size + SORTERS - 1) // SORTERS
+        low, high = min(t * each, size), min((t + 1) * each, size)
+        for i in range(low, high):
+            store(order, i, (i,))
+        shift = np.int64(0)
+        while found[1] and (shift == 0 or (height - 1) >> shift):
+            for digit in range(radix):
+                counts[digit * SORTERS + t] = 0
+            for i in range(low, high):
+                row = np.int64(load(ids, load(order, i)[0])[0])
+                counts[((row >> shift) & (radix - 1)) * SORTERS + t] += 1
+            cuda.syncthreads()
+            added = np.int64(0)
+            for k in range(t * radix, (t + 1) * radix):
+                added += counts[k]
+            place: Any = sum_before(before, t, added)
+            for k in range(t * radix, (t + 1) * radix):
+                here = counts[k]
+                counts[k] = place
+                place += here
+            cuda.syncthreads()
+            for i in range(low, high):
+                at = load(order, i)[0]
+                bucket = ((np.int64(load(ids, at)[0]) >> shift) & (radix - 1)) * SORTERS + t
+                store(other, counts[bucket], (at,))
+                counts[bucket] += 1
+            cuda.syncthreads()
+            order, other = other, order
+            shift += DIGIT
+            if not ((height - 1) >> shift) and (shift // DIGIT) % 2:  # the last: back in place
+                for i in range(low, high):
+                    store(other, i, load(order, i))
+                cuda.syncthreads()
+        order = locate(addresses, 0, 3, 0, places)
+        added = np.int64(0)
+        for i in range(low, high):
+            row = np.int64(load(ids, load(order, i)[0])[0])
+            last = np.int64(load(ids, load(order, i - 1)[0])[0]) if i else np.int64(-1)
+            added += row != last
+        segment = sum_before(before, t, added)
+        for i in range(low, high):
+            row = np.int64(load(ids, load(order, i)[0])[0])
+            last = np.int64(load(ids, load(order, i - 1)[0])[0]) if i else np.int64(-1)
+            if row != last:
+                store(unique, segment, (row,))
+                store(starts, segment, (i,))
+                segment += 1
+        if t == SORTERS - 1:
+            store(starts, before[t], (size,))
+            answer[0] = MIXED if found[1] else ASCENDING
+            answer[1] = before[t]
+
+    return compiled(order_rows, None)

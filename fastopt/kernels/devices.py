@@ -1,0 +1,339 @@
+"""Arrays in the memory of CUDA devices: what they are, without touching what is in them.
+
+Whatever offers ``__cuda_array_interface__`` (CuPy, numba, torch) is taken, and the simulator's
+arrays, which have ``__cuda_ndarray__`` alone. A :class:`Header` describes such an array as a NumPy
+array whose address is one of the device, so that the checks of shape, dtype, layout and overlap
+that serve arrays in main memory serve these too.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, NoReturn
+from weakref import ref
+
+import numpy as np
+from numba.core import config
+
+from fastopt.device import Device
+from fastopt.kernels.layout import bfloat16
+
+__all__ = [
+    "Header",
+    "assign",
+    "contiguous",
+    "cuda_target",
+    "device_of",
+    "duplicate",
+    "header",
+    "headers",
+    "host",
+    "is_cuda",
+    "like",
+    "move",
+    "moved",
+    "owned",
+    "placed",
+    "stream_of",
+    "wait_for",
+]
+
+Array = np.ndarray[Any, Any]
+Signature = tuple[Any, ...]
+
+ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
+"""Functions that ask a header for nothing but its bounds."""
+
+
+class Header(np.ndarray[Any, Any]):
+    """What a NumPy array tells of itself, for an array in the memory of a CUDA device.
+
+    Nothing may read or write its elements: NumPy would look for them in main memory.
+
+    Attributes
+    ----------
+    place : Device
+        Where the array is.
+    stream : int
+        Handle of the stream that its owner works on.
+    array : weakref.ref
+        The array that is described; whoever uses the header keeps it alive.
+    kept : object
+        The same array, if it was made for this use alone.
+    """
+
+    place: Device
+    stream: int
+    array: Callable[[], Any]
+    kept: Any
+
+    __array_ufunc__: Any = None
+
+    def __array_finalize__(self, of: Any) -> None:
+        for name in ("place", "stream", "array", "kept"):
+            setattr(self, name, getattr(of, name, None))
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func not in ALLOWED:
+            self._refuse()
+        return super().__array_function__(func, types, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<array of shape {self.shape}, {self.dtype}, on {self.place}>"
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"this needs an array in main memory, got one on {self.place}")
+
+    __getitem__ = __setitem__ = __iter__ = __array__ = _refuse
+    copy = astype = item = tolist = tobytes = fill = _refuse
+
+
+_known: dict[int, tuple[Signature, Header]] = {}
+"""Headers by the id of the array that they describe, as long as it lives."""
+
+
+def is_cuda(array: Any) -> bool:
+    """Whether `array` is in the memory of a CUDA device."""
+    if type(array) is np.ndarray or isinstance(array, (tuple, list, np.generic)):
+        return False
+    told = getattr(array, "is_cuda", None)  # torch's tensors may refuse to show an interface
+    if isinstance(told, bool):
+        return told
+    return hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__")
+
+
+def header(array: Any) -> Any:
+    """Header of a CUDA array; anything else as it is.
+
+    As long as an array lies where it lay, its header is the same object.
+    """
+    if type(array) is np.ndarray or isinstance(array, Header) or not is_cuda(array):
+        return array
+    signature, stream = _read(array)
+    known = _known.get(id(array))
+    if known is not None and known[0] == signature:
+        made = known[1]
+    else:
+        key = id(array)
+        made = _described(array)
+        made.array = ref(array, lambda _: _known.pop(key, None))
+        _known[key] = signature, made
+    made.stream = stream
+    return made
+
+
+def headers(arrays: Sequence[Any]) -> list[Any]:
+    """Headers of several arrays."""
+    return [header(array) for array in arrays]
+
+
+def moved(of: Header) -> bool:
+    """Whether the array that a header describes is gone, or not where it was."""
+    array = of.array()
+    return of.kept is None and (array is None or header(array) is not of)
+
+
+def device_of(array: Any) -> Device | None:
+    """Device of a header; None for main memory."""
+    return array.place if isinstance(array, Header) else None
+
+
+def _read(array: Any) -> tuple[Signature, int]:
+    """What changes when an array is moved or given another shape, and the stream it is used on."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        stream = torch.cuda.current_stream(array.device).cuda_stream
+        return (array.data_ptr(), array.shape, array.stride(), array.dtype), stream
+    if not hasattr(array, "__cuda_array_interface__"):  # the simulator's
+        data = array._ary.__array_interface__["data"][0]
+        return (data, array.shape, array.strides, array.dtype), 0
+    told = _interface(array)
+    stream = told.get("stream") or 0
+    names = ("data", "shape", "strides", "typestr")
+    return tuple([told.get(name) for name in names]), 0 if stream == 1 else stream
+
+
+def _interface(array: Any) -> dict[str, Any]:
+    of = array.detach() if hasattr(array, "detach") else array
+    interface: dict[str, Any] = of.__cuda_array_interface__
+    return interface
+
+
+class _Described:
+    """Holder of an interface that NumPy reads."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def _described(array: Any) -> Header:
+    """A new header of `array`."""
+    if not hasattr(array, "__cuda_array_interface__"):  # the simulator's
+        made = array._ary.view(Header)
+        made.place = Device("cuda", 0)
+        return made
+    interface = _interface(array)
+    if interface.get("mask") is not None:
+        raise TypeError("masked CUDA arrays are not supported")
+    data = interface["data"]
+    if data[0] == 0:  # empty; NumPy would allocate
+        data = (8, data[1])
+    names = ("shape", "typestr", "strides")
+    plain = {"version": 3, "data": data, **{name: interface.get(name) for name in names}}
+    made = np.asarray(_Described(plain)).view(Header)
+    if made.dtype.kind == "V" and made.dtype.itemsize == 2:
+        made = made.view(bfloat16())
+    made.place = Device("cuda", _ordinal(array))
+    return made
+
+
+def _ordinal(array: Any) -> int:
+    """Number of the device of an array, as its library tells it."""
+    device = getattr(array, "device", None)
+    for number in (getattr(device, "index", None), getattr(device, "id", None)):
+        if isinstance(number, int):
+            return number
+    context = getattr(getattr(array, "gpu_data", None), "context", None)
+    number = getattr(getattr(context, "device", None), "id", None)
+    return number if isinstance(number, int) else 0
+
+
+@cache
+def cuda_target() -> Any:
+    """Module ``numba.cuda``, once it is known that kernels can be compiled and launched with it.
+
+    Raises
+    ------
+    ImportError
+        The extra that brings numba-cuda is not installed, or there is no driver or device.
+    """
+    if not config.ENABLE_CUDASIM:
+        try:
+            import numba_cuda  # noqa: F401
+        except ImportError:
+            raise ImportError(
+                "CUDA arrays need numba-cuda: pip install fastopt[cuda13], or fastopt[cuda12] "
+                "for drivers of CUDA 12"
+            ) from None
+    from numba import cuda
+
+    if not cuda.is_available():
+        raise ImportError("CUDA arrays need a CUDA driver and device, and numba finds none")
+    return cuda
+
+
+def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C") -> Any:
+    """Array of zeros where `of` is: a NumPy array, or a device array of numba's."""
+    if not isinstance(of, Header):
+        return np.zeros(shape, dtype, order)
+    cuda = cuda_target()
+    with cuda.gpus[of.place.device_id]:
+        made = cuda.device_array(shape, dtype, order=order)
+        if config.ENABLE_CUDASIM:
+            made[...] = 0
+        elif made.nbytes:
+            driver = import_module("numba.cuda.cudadrv.driver")
+            driver.device_memset(made, 0, made.nbytes)
+            wait_for(0)  # others may use it on a stream that does not
+        return made
+
+
+def owned(array: Array, device: Device, stream: Any = 0) -> Any:
+    """Copy of a NumPy array on a device, as a device array of numba's."""
+    cuda = cuda_target()
+    with cuda.gpus[device.device_id]:
+        return cuda.to_device(array, stream=stream)
+
+
+def placed(state: Any, of: Any) -> Any:
+    """State with its NumPy arrays copied to the device where `of` is, if it is on one."""
+    if not isinstance(of, Header):
+        return state
+    if isinstance(state, (tuple, list)):
+        return type(state)(placed(part, of) for part in state)
+    return owned(state, of.place) if type(state) is np.ndarray else state
+
+
+def stream_of(handle: int) -> Any:
+    """Numba's object for a stream that others made."""
+    cuda = cuda_target()
+    if config.ENABLE_CUDASIM or handle == 0:
+        return 0
+    if handle == 2:
+        return cuda.per_thread_default_stream()
+    return cuda.external_stream(handle)
+
+
+def wait_for(handle: int) -> None:
+    """Wait until all that has been started on a stream is done."""
+    stream = stream_of(handle)
+    if stream:
+        stream.synchronize()
+    else:
+        cuda_target().default_stream().synchronize()
+
+
+def contiguous(array: Header) -> Header:
+    """The array, or the header of a new one with its elements, contiguous in C order."""
+    if array.flags.c_contiguous:
+        return array
+    kept = duplicate(array)
+    made: Header = header(kept).view()
+    made.kept, made.stream = kept, array.stream
+    return made
+
+
+def duplicate(array: Header) -> Any:
+    """Device array of numba's with the same elements, contiguous in C order."""
+    made = like(array, array.shape, array.dtype)
+    target = header(made).view()
+    target.stream = array.stream
+    move(target, array)
+    return made
+
+
+def move(target: Header, source: Header) -> None:
+    """Copy the elements of an array to another of the same shape and dtype."""
+    from fastopt.kernels import cuda as kernels
+
+    if not target.size:
+        return
+    device, stream = target.place, stream_of(target.stream)
+    addresses = [[array.ctypes.data for array in (target, source)]]
+    with cuda_target().gpus[device.device_id]:
+        table = owned(np.array(addresses, np.uint64), device, stream)
+        layout = owned(np.array([target.shape, target.strides, source.strides]), device, stream)
+        blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
+        copy: Any = kernels.copy()
+        kernel = copy[blocks, kernels.THREADS, stream]
+        kernel(table, layout, target.size, target.itemsize)
+
+
+def assign(target: Array, values: Array) -> None:
+    """Write `values`, which are in main memory, to an array of the same shape and dtype."""
+    if isinstance(target, Header):
+        move(target, header(owned(values, target.place)))
+    else:
+        target[...] = values
+
+
+def host(array: Any) -> Any:
+    """Copy of a CUDA array in main memory; anything else as it is.
+
+    Of tuples, lists and dictionaries, what is in them.
+    """
+    if isinstance(array, (tuple, list)):
+        return type(array)(map(host, array))
+    if isinstance(array, dict):
+        return {key: host(part) for key, part in array.items()}
+    if isinstance(array, Header):
+        array = array.array()
+    if not is_cuda(array):
+        return array
+    cuda = cuda_target()
+    described: Header = header(array)
+    with cuda.gpus[described.place.device_id]:
+        if not hasattr(array, "copy_to_host"):
+            array = cuda.as_cuda_array(array)
+        return array.copy_to_host()

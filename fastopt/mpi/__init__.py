@@ -1,0 +1,11 @@
+"""Sharded updates and tables on many processes, over MPI; needs mpi4py and an MPI library."""
+
+try:
+    from mpi4py import MPI as MPI
+except (ImportError, RuntimeError) as error:  # mpi4py raises the latter where it finds no library
+    raise ImportError(
+        f'fastopt.mpi needs mpi4py and an MPI: pip install "fastopt[mpi]" mpich ({error})'
+    ) from error
+
+from fastopt.mpi.table import ShardedTable as ShardedTable
+from fastopt.mpi.updater import ShardedUpdater as ShardedUpdater

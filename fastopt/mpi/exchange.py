@@ -1,0 +1,185 @@
+"""The exchange of one call: gradients are summed bucket by bucket, weights are gathered."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from fastopt.kernels.table import Pieces, Table, chunks, launch
+from fastopt.mpi.plan import Bucket, Plan
+from fastopt.mpi.sums import Sums
+
+__all__ = ["Exchange"]
+
+DEPTH = 2
+"""Buckets under way at a time: one is packed while the sums of another are on their way."""
+
+Array = np.ndarray[Any, Any]
+
+
+class Exchange:
+    """Sums of gradients over the ranks, updates of slices as they come in, and new weights.
+
+    All ranks begin and end the same operations in the same order.
+
+    Parameters
+    ----------
+    sums : Sums
+        The ranks.
+    plan : Plan
+        The tensors.
+    grads : list
+        Gradient of each tensor on this rank, flat.
+    """
+
+    def __init__(self, sums: Sums, plan: Plan, grads: Sequence[Any]) -> None:
+        self.sums, self.comm, self.plan = sums, sums.comm, plan
+        self.grads = grads
+        self.rank: int = self.comm.rank
+        self._reduced = self._gathered = 0
+        self._reducing: deque[tuple[Bucket, Any, Array]] = deque()
+        self._gathering: deque[tuple[Bucket, Any, Array]] = deque()
+        self.seconds = dict.fromkeys(("packing", "communication", "update"), 0.0)
+        self._since = perf_counter()
+
+    def _lap(self, name: str) -> None:
+        """The time since the last call was spent on this."""
+        now = perf_counter()
+        self.seconds[name] += now - self._since
+        self._since = now
+
+    # Gradients
+
+    def _reduce(self, bucket: Bucket) -> None:
+        """Pack a bucket and begin to sum it."""
+        group = bucket.group
+        packed = self.plan.borrow(bucket, group.real)
+        parts = [self.grads[k][first:last] for own in bucket.parts for k, first, last in own]
+        np.concatenate(parts, out=packed)
+        first, last = bucket.own(self.rank)
+        self._lap("packing")
+        target = group.grads[first:last]
+        request = self.comm.Ireduce_scatter(packed, target, bucket.counts, MPI.SUM)
+        self._reducing.append((bucket, request, packed))
+        self._lap("communication")
+
+    def arrivals(self) -> Iterator[Bucket]:
+        """Yield each bucket once the sums of this rank's part are there."""
+        buckets = self.plan.buckets
+        while self._reduced < len(buckets) or self._reducing:
+            while self._reduced < len(buckets) and len(self._reducing) < DEPTH:
+                self._reduced += 1
+                self._reduce(buckets[self._reduced - 1])
+            bucket, request, packed = self._reducing[0]
+            request.Wait()
+            self._reducing.popleft()
+            self.plan.give_back(packed)
+            self._lap("communication")
+            yield bucket
+
+    def receive(self) -> None:
+        """Wait for all sums."""
+        for _ in self.arrivals():
+            pass
+
+    # Updates
+
+    def launch(self, tables: Sequence[Table]) -> None:
+        """Update slices: bucket by bucket where elements do not depend on each other."""
+        waiting = self._reduced == 0 and self.plan.buckets
+        if not (waiting and all(map(_separable, tables))):
+            self.receive()
+            launch(tables, self.sums.combined)
+            self._lap("update")
+            return
+        work = self._work(tables)
+        for bucket, pieces in zip(self.arrivals(), work, strict=True):
+            for table, (own, total) in zip(tables, pieces, strict=True):
+                table.update(own, total)
+            self._lap("update")
+            self._gather(bucket)
+
+    def _work(self, tables: Sequence[Table]) -> list[list[tuple[Pieces, int]]]:
+        """Pieces of work of each bucket in each table; those of the last call if it was alike."""
+        before = self.plan.work
+        if before and len(before[0]) == len(tables):  # noqa: SIM102
+            if all(a is b for a, b in zip(before[0], tables, strict=True)):
+                work: list[list[tuple[Pieces, int]]] = before[1]
+                return work
+        work = [[self._pieces(bucket, table) for table in tables] for bucket in self.plan.buckets]
+        self.plan.work = list(tables), work
+        return work
+
+    def _pieces(self, bucket: Bucket, table: Table) -> tuple[Pieces, int]:
+        """Pieces of work of a table on the elements whose gradients are in a bucket."""
+        grads = bucket.group.grads
+        begin, end = (grads.ctypes.data + grads.itemsize * at for at in bucket.own(self.rank))
+        at, sizes = table.entry[:, -1].astype(np.int64), np.array(table.sizes)
+        if table.layout.real != grads.dtype:
+            return np.empty((0, 3), np.int64), 0
+        start = np.clip((begin - at) // grads.itemsize, 0, sizes)
+        stop = np.clip((end - at) // grads.itemsize, 0, sizes)
+        rows = np.flatnonzero(start < stop)
+        pieces, total = chunks(*((size, 1) for size in (stop - start)[rows].tolist()))
+        pieces = pieces.copy()
+        pieces[:, 1] += start[rows][pieces[:, 0]]
+        pieces[:, 0] = rows[pieces[:, 0]]
+        return pieces, total
+
+    # Weights
+
+    def _gather(self, bucket: Bucket) -> None:
+        """Begin to send this rank's new weights of a bucket to all, and to receive theirs."""
+        if len(self._gathering) == DEPTH:
+            self._unpack()
+        packed = self.plan.borrow(bucket, bucket.group.dtype)
+        own = bucket.parts[self.rank]
+        if own:
+            first, last = bucket.starts[self.rank : self.rank + 2]
+            np.concatenate([self._new(*part) for part in own], out=packed[first:last])
+        self._lap("packing")
+        size = packed.itemsize
+        counts, starts = ([size * n for n in each] for each in (bucket.counts, bucket.starts[:-1]))
+        target = [packed.view(np.uint8), (counts, starts), MPI.BYTE]
+        request = self.comm.Iallgatherv(MPI.IN_PLACE, target)
+        self._gathering.append((bucket, request, packed))
+        self._gathered += 1
+        self._lap("communication")
+
+    def _new(self, place: int, first: int, last: int) -> Array:
+        """Elements of a slice of this rank."""
+        begin = self.plan.placements[place].cut(self.rank)
+        elements: Array = self.plan.slices[place].reshape(-1)[first - begin : last - begin]
+        return elements
+
+    def _unpack(self) -> None:
+        """Wait for the oldest bucket of weights and put them where they belong."""
+        bucket, request, packed = self._gathering[0]
+        request.Wait()
+        self._gathering.popleft()
+        self._lap("communication")
+        for rank, parts in enumerate(bucket.parts):
+            at = bucket.starts[rank]
+            for place, first, last in parts:
+                if rank != self.rank or place in self.plan.copied:
+                    self.plan.flats[place][first:last] = packed[at : at + last - first]
+                at += last - first
+        self.plan.give_back(packed)
+        self._lap("packing")
+
+    def finish(self) -> None:
+        """Gather the weights that have not been gathered yet."""
+        self._lap("update")
+        for bucket in self.plan.buckets[self._gathered :]:
+            self._gather(bucket)
+        while self._gathering:
+            self._unpack()
+
+
+def _separable(table: Table) -> bool:
+    """Whether elements may be updated in any portions."""
+    rule = table.layout.rule
+    return not (rule.passes or rule.row or table.layout.sparse or table.copied)

@@ -1,0 +1,121 @@
+"""The processes of a job: their threads, who compiles first, and how one ends them all."""
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+from mpi4py import MPI
+
+from fastopt.mpi.agreement import share_texts
+
+__all__ = ["describe", "leader_first", "private", "threads_of"]
+
+numba: Any = importlib.import_module("numba")
+
+_keyval: int = MPI.Comm.Create_keyval()
+"""Where a communicator keeps the :class:`Node` that was made of it."""
+
+
+class Node:
+    """A communicator of our own with the ranks of another, and the ranks of this node."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm.Dup()
+        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        masks = share_texts(self.node, " ".join(map(str, _cpus())))
+        threads = threads_of(masks, self.node.rank)
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        if MPI.COMM_WORLD.size > 1:
+            _end_all_with_one()
+
+
+def private(comm: Any) -> Node:
+    """Communicator for calls that must not meet those of others, made once; all ranks call.
+
+    Raises
+    ------
+    TypeError
+        `comm` is not a communicator of mpi4py within one group of ranks.
+    """
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm must be a communicator of mpi4py, got {type(comm).__name__}")
+    node: Node | None = comm.Get_attr(_keyval)
+    if node is None:
+        node = Node(comm)
+        comm.Set_attr(_keyval, node)
+    return node
+
+
+def _cpus() -> list[int]:
+    """Numbers of the CPUs that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+
+
+def threads_of(masks: list[str], rank: int) -> int:
+    """Threads for one rank of a node: its CPUs, each shared among the ranks that may use it.
+
+    Parameters
+    ----------
+    masks : list of str
+        Numbers of the CPUs that each rank of the node may use.
+    rank : int
+        The rank.
+
+    Examples
+    --------
+    Four ranks on eight CPUs, as MPICH starts them, and bound to one core each:
+
+    >>> from fastopt.mpi.job import threads_of
+    >>> threads_of(["0 1 2 3 4 5 6 7"] * 4, 0), threads_of(["0 1", "2 3", "4 5", "6 7"], 0)
+    (2, 2)
+    """
+    every = [set(mask.split()) for mask in masks]
+    share = sum(1 / sum(cpu in mask for mask in every) for cpu in every[rank])
+    return max(int(share + 1e-9), 1)
+
+
+def leader_first(node: Any, work: Callable[[], None]) -> None:
+    """Let the first rank of a node do some work, then the others; all ranks call.
+
+    Others sleep meanwhile: they would take the time that the first needs to compile.
+    """
+    if node.rank == 0:
+        work()
+    waiting = node.Ibarrier()
+    while not waiting.Test():
+        time.sleep(0.001)
+    if node.rank != 0:
+        work()
+
+
+@cache
+def _end_all_with_one() -> None:
+    """Have an error that nothing catches end the job, as the other ranks would wait forever."""
+    before = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        world = MPI.COMM_WORLD
+        words = f"rank {world.rank} of {world.size} ends the job: {kind.__name__}: {error}"
+        print(words, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        world.Abort(1)
+
+    sys.excepthook = end
+
+
+def describe() -> str:
+    """The MPI library, this rank, and the threads of each rank; all ranks of the job call."""
+    world = MPI.COMM_WORLD
+    name = MPI.Get_library_version().partition("\n")[0].split(",")[0].rstrip("\0 ")
+    node = private(world)
+    return (
+        f"{' '.join(name.split())}, rank {world.rank} of {world.size}, {node.node.size} on this "
+        f"node, {numba.get_num_threads()} threads a rank"
+    )

@@ -1,0 +1,159 @@
+"""What sharded updaters and tables have in common."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from fastopt.amp import LossScaler, StepInfo
+from fastopt.kernels.layout import real_of
+from fastopt.kernels.table import PARALLEL_FROM, Table, launch
+from fastopt.mpi.agreement import Facts, agree, attempt, digest, facts_of
+from fastopt.mpi.job import leader_first, private
+from fastopt.mpi.placement import Form, Placement
+from fastopt.mpi.sums import Sums
+from fastopt.optimizer import Optimizer, Updater
+from fastopt.optimizer.base import Array, Index
+from fastopt.optimizer.batch import Batch, Call
+from fastopt.sparse import RowSparse
+
+__all__ = ["Shard", "Sharded"]
+
+
+class Shard(Updater):
+    """Updater of the slices of one rank.
+
+    Attributes
+    ----------
+    sums : Sums
+        The ranks.
+    receive : callable
+        Completes the gradients of the present call.
+    """
+
+    sums: Sums
+    receive: Callable[[], None]
+
+    def _squares(self, batch: Batch | None, calls: Sequence[Call]) -> Array:
+        self.receive()
+        return self.sums.added(super()._squares(batch, calls))
+
+    def _run(self, batch: Batch | None, calls: Sequence[Call], factor: float, folds: bool) -> None:
+        """See :class:`Updater`; code in NumPy sees whole tensors, each on the rank that has it."""
+        if not self.optimizer.native:
+            for index, weight, *_ in calls:
+                if not weight.size:
+                    self.optimizer._update_count(index)
+            calls = [call for call in calls if call[1].size]
+        super()._run(batch, calls, factor, folds)
+
+
+class Sharded:
+    """Abstract base of what all ranks of a communicator call together.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Decides how to update.
+    comm : mpi4py.MPI.Comm
+        The ranks.
+    loss_scaler, clip_global_norm
+        See :class:`~fastopt.optimizer.Updater`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        comm: Any,
+        loss_scaler: LossScaler | None,
+        clip_global_norm: float | None,
+    ) -> None:
+        self.shard = Shard(optimizer, loss_scaler, clip_global_norm)
+        node = private(comm)
+        self.comm, self._node = node.comm, node.node
+        self.rank: int = self.comm.rank
+        self.ranks: int = self.comm.size
+        self.shard.sums = Sums(self.comm)
+        self.placements: dict[Index, Placement] = {}
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        return self.shard.optimizer
+
+    @property
+    def loss_scaler(self) -> LossScaler | None:
+        """The loss scaler."""
+        return self.shard.loss_scaler
+
+    @property
+    def clip_global_norm(self) -> float | None:
+        """Largest norm of all gradients of a call together."""
+        return self.shard.clip_global_norm
+
+    @property
+    def info(self) -> StepInfo:
+        """What the last call did, the same on all ranks."""
+        return self.shard.info
+
+    @property
+    def states(self) -> dict[Index, Any]:
+        """State of this rank's slice of each parameter."""
+        return self.shard.states
+
+    def _agree(self, call: str, facts: Facts, error: Exception | None) -> None:
+        """Raise on all ranks unless all do the same `call` without an error."""
+        scaler, clip = self.loss_scaler, self.clip_global_norm
+        limits = {"loss scale": str(scaler and scaler.scale), "clip_global_norm": str(clip)}
+        rates, problem = attempt(facts_of, self.optimizer)
+        known = {"call": call, **facts, **(rates or {}), **limits}
+        agree(self.comm, lambda: known, digest(known), error or problem)
+
+    @contextmanager
+    def _launching(
+        self, launcher: Callable[[Sequence[Table]], None], receive: Callable[[], None]
+    ) -> Iterator[None]:
+        """Let the optimizer launch kernels so while an update lasts."""
+        self.shard.receive = receive
+        self.optimizer.launcher = launcher
+        try:
+            yield
+        finally:
+            self.optimizer.launcher = launch
+
+    def _compile(self, kinds: Iterable[tuple[Index, Placement, Any, bool]]) -> None:
+        """Have the kernels of a call compiled by one rank of each node first.
+
+        `kinds` are index, placement, dtype, and whether gradients list rows, of new tensors.
+        """
+        if not self.optimizer.native:
+            return
+        trials: dict[tuple[Any, ...], Index] = {}
+        for index, placement, dtype, sparse in kinds:
+            large = placement.share >= PARALLEL_FROM
+            key = self.optimizer._rule_of(index), dtype, placement.form, sparse, large
+            trials.setdefault(key, index)
+
+        def compile_all() -> None:
+            for (_, *kind), index in trials.items():
+                self._try_out(index, *kind)
+
+        leader_first(self._node, compile_all)
+
+    def _try_out(self, index: Index, dtype: Any, form: Form, sparse: bool, large: bool) -> None:
+        """Update small tensors of a kind; what goes wrong is for the update itself to tell."""
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for height in (1, PARALLEL_FROM)[: 1 + large]:
+                made = copy.deepcopy(self.optimizer)
+                made._index_update_count.clear()
+                made.masters_given.clear()
+                weight = np.zeros((2 * height,) if form == "flat" else (height, 2), dtype)
+                grad: Any = np.zeros(weight.shape, dtype if sparse else real_of(dtype))
+                if sparse:
+                    grad = RowSparse(grad, np.arange(height)[::-1], weight.shape)
+                scaler, clip = copy.deepcopy(self.loss_scaler), self.clip_global_norm
+                Updater(made, scaler, clip)([index], [grad], [weight])

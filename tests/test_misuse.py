@@ -192,6 +192,11 @@ MISTAKES = {
         checkpoint.CheckpointError,
         "it is no safetensors file, or only a part of one",
     ),
+    "tree that holds itself": (
+        lambda: (tree := []).append(tree) or checkpoint.dumps(tree),
+        TypeError,
+        "the tree is nested too deeply, or holds itself",
+    ),
     "no pickle": (
         lambda: updater().load_mxnet(b"K\x03" + b"\xff" * 10_000),
         checkpoint.CheckpointError,

@@ -75,15 +75,16 @@ def torch_rows(height: int, listed: int) -> Call:
     return torch.optim.SparseAdam([weight]).step
 
 
-def races(largest: int, height: int, listed: int) -> Iterator[Race]:
-    for size in (10**power for power in range(6, 10) if 10**power <= largest):
+def races(largest: int, small: int, height: int, listed: int) -> Iterator[Race]:
+    for size in (10**power for power in (2, 6, 7, 8) if 10**power <= largest):
         shapes = [(size,)]
         name = f"Adam, {size:,}"
         yield Race(name, partial(dense, shapes), 28 * size, partial(torch_dense, shapes))
     half = partial(dense, [(largest,)], np.float16, multi_precision=True)
     yield Race(f"Adam, {largest:,}, float16 with masters", half, 28 * largest)
-    many = [(1000,)] * 1000
-    yield Race("Adam, 1,000 x 1,000", partial(dense, many), 28 * 10**6, partial(torch_dense, many))
+    many = [(small,)] * small
+    name = f"Adam, {small:,} x {small:,}"
+    yield Race(name, partial(dense, many), 28 * small**2, partial(torch_dense, many))
     yield Race(
         f"lazy Adam, {listed:,} rows of {height:,} x {WIDTH}",
         partial(rows, height, listed),
@@ -147,7 +148,7 @@ def main() -> int:
     if not cuda.is_available():
         print(f"nothing to measure: {device_name()}", file=sys.stderr)
         return 1
-    sizes = (1000, 100, 10) if arguments.quick else (10**8, ROWS, LISTED)
+    sizes = (100, 5, 20, 4) if arguments.quick else (10**8, 1000, ROWS, LISTED)
     rounds, repeats = (2, 1) if arguments.quick else (21, 20)
     print(f"{device_name()}\n")
     print("| update | time | traffic | of a copy's rate | torch takes |\n|---|---|---|---|---|")

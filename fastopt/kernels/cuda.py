@@ -7,15 +7,18 @@ Sums have the order of the CPU's: a warp has the 32 lanes of :mod:`fastopt.kerne
 Under numba's simulator the kernels are plain Python, and so are all functions that they call.
 """
 
+import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 from numba import cuda
 from numba.core import config
+from numba.core.errors import NumbaError
 
 from fastopt.kernels.compiling import compiled_kernels, log_uncached, name_entry
+from fastopt.kernels.devices import stream_of
 from fastopt.kernels.elements import keep, keep_state, owed, pay
 from fastopt.kernels.lanes import BLOCK, LANES, put
 from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, SPLIT, WIDTH, Layout
@@ -33,6 +36,7 @@ __all__ = [
     "copy",
     "dense",
     "finish",
+    "launch",
     "lazy",
     "order_rows",
     "paid",
@@ -42,6 +46,11 @@ __all__ = [
     "sums",
     "totals",
 ]
+
+try:  # numba-cuda has errors of its own beside numba's
+    from numba.cuda.core.errors import NumbaError as CudaError
+except ImportError:
+    CudaError = NumbaError
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
@@ -86,6 +95,24 @@ def _quiet(kernel: Callable) -> Callable:
             kernel(*arguments)
 
     return quiet
+
+
+def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any) -> None:
+    """Launch a kernel with so many blocks and threads, on the stream of that handle."""
+    if SIMULATED:
+        kernel[blocks, threads](*arguments)
+        return
+    try:
+        _configured(kernel, blocks, threads, stream)(*arguments)
+    except CudaError as error:
+        raise NumbaError(str(error)) from error
+
+
+@lru_cache(maxsize=4096)
+def _configured(kernel: Any, blocks: int, threads: Any, stream: int) -> Callable:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # small tensors need few blocks
+        return kernel[blocks, threads, stream_of(stream)]
 
 
 @scalar

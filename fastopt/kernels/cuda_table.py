@@ -122,7 +122,7 @@ class CudaTable(Table):
 
     def _launch(self, kernel: Any, pieces: int, threads: Any, *arguments: Any) -> None:
         if pieces:
-            kernel[pieces, threads, self.stream](*arguments)
+            self.kernels.launch(kernel, pieces, threads, self.of.stream, *arguments)
 
     def _threads(self) -> tuple[int, int]:
         """Threads of a block: in x as many as a row needs, in y as there is room for."""

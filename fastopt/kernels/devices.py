@@ -270,7 +270,7 @@ def wait_for(handle: int) -> None:
     stream = stream_of(handle)
     if stream:
         stream.synchronize()
-    else:
+    elif not config.ENABLE_CUDASIM:
         cuda_target().default_stream().synchronize()
 
 
@@ -305,9 +305,8 @@ def move(target: Header, source: Header) -> None:
         table = owned(np.array(addresses, np.uint64), device, stream)
         layout = owned(np.array([target.shape, target.strides, source.strides]), device, stream)
         blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
-        copy: Any = kernels.copy()
-        kernel = copy[blocks, kernels.THREADS, stream]
-        kernel(table, layout, target.size, target.itemsize)
+        arguments = table, layout, target.size, target.itemsize
+        kernels.launch(kernels.copy(), blocks, kernels.THREADS, target.stream, *arguments)
 
 
 def assign(target: Array, values: Array) -> None:
@@ -331,9 +330,9 @@ def host(array: Any) -> Any:
         array = array.array()
     if not is_cuda(array):
         return array
-    cuda = cuda_target()
     described: Header = header(array)
-    with cuda.gpus[described.place.device_id]:
-        if not hasattr(array, "copy_to_host"):
-            array = cuda.as_cuda_array(array)
+    with cuda_target().gpus[described.place.device_id]:
+        if not (hasattr(array, "copy_to_host") and described.flags.c_contiguous):
+            array = duplicate(described)
+            wait_for(described.stream)
         return array.copy_to_host()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cases import CASES
 from device_arrays import check_close, check_steps, host, on_device
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastopt import RowSparse, optimizer
@@ -100,6 +100,7 @@ def test_a_row_outside_is_refused_and_nothing_changes(wrong, rng):
     assert not updater.states
 
 
+@settings(max_examples=8)
 @given(st.lists(st.integers(0, 40), max_size=60), st.integers(41, 70_000))
 def test_rows_are_summed_in_the_order_of_the_list(rows, height):
     rows = np.array(rows, np.int64)

@@ -67,7 +67,7 @@ def run(options: Options) -> None:
     with _threads(options.threads) as count:
         try:
             for name in progress(names, "optimizer compiled"):
-                _compile(name)
+                _compile(name, sizes)
             cells = _cells(names, sizes, count)
             results = _measure(cells, options.seconds)
         except MemoryError:
@@ -113,9 +113,9 @@ def _threads(count: int | None) -> Iterator[int]:
         numba.set_num_threads(before)
 
 
-def _compile(name: str) -> None:
-    """Have the kernels below and above the size from which threads are used."""
-    for size in (WIDTH, PARALLEL_FROM):
+def _compile(name: str, sizes: Sequence[int]) -> None:
+    """Have the kernels without and with threads, as far as the sizes need them."""
+    for size in {PARALLEL_FROM if size >= PARALLEL_FROM else WIDTH for size in sizes}:
         Step(name, _shape(size), **momentum_of(name)).limit()
 
 

@@ -13,7 +13,7 @@ MARKERS = "|os^DvPX"
 def draw(ratios: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Draw a line of dots for each case, given its ratios by column; written to `path`."""
     columns = list(dict.fromkeys(column for times in ratios.values() for column in times))
-    with axes(path, 8, 1.2 + 0.27 * len(ratios)) as plot:
+    with axes(path, 8, 1.2 + 0.25 * len(ratios)) as plot:
         for k, column in enumerate(columns):
             points = [
                 (times[column], y) for y, times in enumerate(ratios.values()) if column in times

@@ -19,6 +19,7 @@ templates_path = ["_templates"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
+autodoc_mock_imports = ["mpi4py"]  # which needs a library outside of Python
 autodoc_typehints = "none"  # numpydoc says them in words
 numpydoc_show_class_members = False
 # A parameter without a type is described where its class is.
@@ -29,6 +30,7 @@ numpydoc_validation_checks = {
 }
 numpydoc_validation_exclude = {
     r"\.(Rule|Scope|SGLD|Test)$",  # made by functions; or with the constructor of the base class
+    r"\.ShardedUpdater\.",  # its methods take what those of Updater do
     r"\.kernels\.scalars\.",  # arguments of rules, all of them
     r"\.MXNetStates\.optimizer$",  # None, whose class has no docstring
 }

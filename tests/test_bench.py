@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import fastopt
 from fastopt import optimizer, warmup
 from fastopt.__main__ import main
+from fastopt.bench import report
 from fastopt.bench.advice import on_layer, on_threads
 from fastopt.bench.clock import interleaved
 from fastopt.bench.formulas import FORMULAS
@@ -70,6 +72,18 @@ def test_report_has_the_memory_the_threads_the_standings_and_advice(capsys):
     assert "\nsgd" not in out
     assert "\nthreads: " in out
     assert "\nTBB: " in out
+
+
+def test_report_of_small_weights_has_no_threads_to_compare(monkeypatch, capsys):
+    """Also where nothing is compiled, and so nothing could be told of threads."""
+    if numba.config.DISABLE_JIT:
+        config = SimpleNamespace(DISABLE_JIT=False, NUMBA_NUM_THREADS=2)
+        threads = {"get_num_threads": lambda: 2, "set_num_threads": lambda count: None}
+        layer = {"threading_layer": lambda: "workqueue"}
+        monkeypatch.setattr(report, "numba", SimpleNamespace(config=config, **threads, **layer))
+    out = bench(capsys, "--sizes", "64", "100", "--optimizers", "lamb", "sgd")
+    assert re.search(r"^optimizer +64 +limit +NumPy +100 +limit +NumPy$", out, re.MULTILINE)
+    assert "threads: updates of these sizes use 1\n" in out
 
 
 @compiled
@@ -168,7 +182,7 @@ def test_rounds_end_with_the_budget_but_not_before_the_third():
 
 
 def test_limit_moves_the_memory_and_leaves_the_numbers_alone():
-    step = Step("lamb", (300, 300))
+    step = Step("lamb", (30, 30))
     before = [array.copy() for array in (step.weight, step.grad, *step.updater.states[0])]
     step.limit()
     after = (step.weight, step.grad, *step.updater.states[0])

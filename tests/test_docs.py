@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,15 @@ def test_worked_example_passes_the_tests_of_the_library(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
     assert passed >= 14
+
+
+def test_index_leads_to_every_page():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(
+        r"^```\{toctree\}\n(?::[^\n]*\n)+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    )
+    entries = [entry for tree in trees for entry in tree.splitlines()]
+    assert len(trees) == 3
+    for page in PAGES[1:]:
+        if page.stem != "index":
+            assert any(fnmatch(page.stem, entry) for entry in entries), page.name

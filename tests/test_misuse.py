@@ -26,6 +26,12 @@ def parameter():
     return made
 
 
+def assigned(name, value):
+    made = updater()
+    setattr(made.optimizer, name, value)
+    return made
+
+
 def compiled(fn):
     class Mine(optimizer.Optimizer):
         rule = fastopt.rule(hyper=("lr",))(fn)
@@ -95,7 +101,22 @@ MISTAKES = {
     "param_dict": (
         lambda: updater(param_dict={0: 3})(0, ones(), ones()),
         TypeError,
-        "index 0: its parameter must have a number lr_mult, got 3",
+        "index 0: lr_mult of its parameter must be a number, got None",
+    ),
+    "rate that is set to a text": (
+        lambda: assigned("lr", "high")(0, ones(), ones()),
+        TypeError,
+        "lr must be a number, got 'high'",
+    ),
+    "decay that is set to None": (
+        lambda: assigned("wd", None)([0], [ones()], [ones()]),
+        TypeError,
+        "wd must be a number, got None",
+    ),
+    "parameter as an array": (
+        lambda: ones(2, 2) @ parameter(),
+        TypeError,
+        r"Parameter 'p' is not an array, its data\(\) is one",
     ),
     "schedule of a text": (
         lambda: lr_scheduler.CosineScheduler(10)("1"),
@@ -170,6 +191,11 @@ MISTAKES = {
         lambda: updater().set_states(b"abc"),
         checkpoint.CheckpointError,
         "it is no safetensors file, or only a part of one",
+    ),
+    "tree that holds itself": (
+        lambda: (tree := []).append(tree) or checkpoint.dumps(tree),
+        TypeError,
+        "the tree is nested too deeply, or holds itself",
     ),
     "no pickle": (
         lambda: updater().load_mxnet(b"K\x03" + b"\xff" * 10_000),

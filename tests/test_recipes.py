@@ -102,3 +102,28 @@ def test_the_page_links_every_script():
     names = {path.stem for path in RECIPES.glob("*.py")} - {"corrected_adam"}
     assert names == set(SCRIPTS)
     assert all(f"](recipes/{name}.py)" in text for name in names)
+
+
+def test_schedules_of_scikit_learn_are_followed(recipe, monkeypatch):
+    script = recipe("scikit_learn")
+    images, digits = script.load_digits(return_X_y=True)
+
+    def trained():
+        model = script.MLPClassifier(
+            16,
+            solver="sgd",
+            learning_rate="adaptive",
+            learning_rate_init=0.2,
+            nesterovs_momentum=False,
+            tol=0.05,
+            n_iter_no_change=1,
+            max_iter=100,
+            random_state=0,
+        ).fit(images[:200] / 16, digits[:200])
+        return model.loss_curve_, model._optimizer
+
+    theirs, _ = trained()
+    monkeypatch.setattr(script._multilayer_perceptron, "SGDOptimizer", script.FastSGD)
+    ours, made = trained()
+    assert made.updater.optimizer.learning_rate < 0.01
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)

@@ -57,7 +57,7 @@ def axes(path: Path, width: float, height: float) -> Iterator[Any]:
     style |= {"savefig.transparent": True, "legend.frameon": False, "grid.alpha": 0.3}
     style |= {"svg.fonttype": "path", "axes.spines.top": False, "axes.spines.right": False}
     with rc_context(style):
-        figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+        figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
         yield figure.subplots()
         try:
             figure.savefig(path)

@@ -240,7 +240,14 @@ class Planner(Tables):
     def run(self, batch: Batch) -> None:
         """Count one update of every tensor of a batch that has been prepared, and launch it."""
         light = batch.slots is not None and self.alike
-        saved = self._snapshot(("num_update", "row_decay") if light else vars(self))
+        if light:  # all that fill() changes, besides counts
+            decay = self.row_decay
+            saved: Snapshot = {
+                "num_update": (self.num_update, None),
+                "row_decay": (decay, dict(decay)),
+            }
+        else:
+            saved = self._snapshot(vars(self))
         counted = batch.counts.array[batch.places()] if light else None
         with uninterrupted:
             try:

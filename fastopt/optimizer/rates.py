@@ -8,7 +8,7 @@ from fastopt.arguments import count, number
 from fastopt.optimizer.border import Array, label
 from fastopt.optimizer.counts import Counts, Index
 
-__all__ = ["Array", "Index", "Rates", "Schedule"]
+__all__ = ["Array", "Index", "Rates", "Schedule", "as_float"]
 
 Schedule = Callable[[int], float]
 
@@ -82,7 +82,7 @@ class Rates:
         return rate
 
     def _get_wd(self, index: Index) -> float:
-        decay = float(self.wd) * self.multiplier(index, self.wd_mult, "wd_mult")
+        decay = as_float("wd", self.wd) * self.multiplier(index, self.wd_mult, "wd_mult")
         if not math.isfinite(decay):
             self.check_rates(index, 0.0, decay)
         return decay
@@ -101,10 +101,9 @@ class Rates:
             try:
                 return float(getattr(parameter, attribute))
             except (AttributeError, TypeError, ValueError):
-                words = label(index, self.idx2name)
-                raise TypeError(
-                    f"{words}: its parameter must have a number {attribute}, got {parameter!r}"
-                ) from None
+                words = f"{label(index, self.idx2name)}: {attribute} of its parameter"
+                value = getattr(parameter, attribute, None)
+                raise TypeError(f"{words} must be a number, got {value!r}") from None
         if not table:
             return 1.0
         name = index if index in table else self.idx2name.get(index)
@@ -114,7 +113,7 @@ class Rates:
     def learning_rate(self) -> float:
         """The present rate, before multipliers; setting it is :meth:`set_learning_rate`."""
         if self.lr_scheduler is None:
-            return float(self.lr)
+            return as_float("lr", self.lr)
         rate = self.lr_scheduler(self.num_update)
         try:
             return float(rate)
@@ -191,6 +190,14 @@ class Rates:
             return {}
         attributes, names = self.sym_info
         return {n: float(attributes[n][key]) for n in names if key in attributes.get(n, {})}
+
+
+def as_float(name: str, value: Any) -> float:
+    """Attribute as a float; faster than the check of the argument, which it has passed."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
 
 
 def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:

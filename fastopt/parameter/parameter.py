@@ -121,6 +121,9 @@ class Parameter(Written):
         """
         return self._buffers().touch(self._position(device))
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise TypeError(f"{self._words} is not an array, its data() is one")
+
     def list_grad(self) -> list[Any]:
         """Return the gradients on all devices, as :meth:`grad` does."""
         gradient = self._buffers()

@@ -46,10 +46,9 @@ def private(comm: Any) -> Node:
     """
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be a communicator of mpi4py, got {type(comm).__name__}")
-    node: Node | None = comm.Get_attr(_keyval)
-    if node is None:
-        node = Node(comm)
-        comm.Set_attr(_keyval, node)
+    found: Any = comm.Get_attr(_keyval)
+    node: Node = found or Node(comm)
+    comm.Set_attr(_keyval, node)
     return node
 
 

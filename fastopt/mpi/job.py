@@ -47,8 +47,10 @@ def private(comm: Any) -> Node:
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be a communicator of mpi4py, got {type(comm).__name__}")
     found: Any = comm.Get_attr(_keyval)
-    node: Node = found or Node(comm)
-    comm.Set_attr(_keyval, node)
+    if found is None:
+        found = Node(comm)
+        comm.Set_attr(_keyval, found)
+    node: Node = found
     return node
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import count, number
+from fastopt.arguments import count, flag, number
 
 __all__ = ["LossScaler", "StepInfo"]
 
@@ -114,7 +114,7 @@ class LossScaler:
         self.growth_factor = number("growth_factor", growth_factor, least=1)
         self.backoff_factor = number("backoff_factor", backoff_factor, least=0, below=1)
         self.growth_interval = count("growth_interval", growth_interval)
-        self.dynamic = _flag("dynamic", dynamic)
+        self.dynamic = flag("dynamic", dynamic)
         self.min_scale = number("min_scale", min_scale, least=_LEAST, most=_MOST)
         self.max_scale = number("max_scale", max_scale, least=self.min_scale, most=_MOST)
         self._scale = self._within("init_scale", init_scale)
@@ -166,7 +166,7 @@ class LossScaler:
         TypeError
             `overflow` is not a bool.
         """
-        overflow = _flag("overflow", overflow)
+        overflow = flag("overflow", overflow)
         if not self.dynamic:
             return
         self._good_steps = 0 if overflow else self._good_steps + 1
@@ -226,9 +226,3 @@ class LossScaler:
 
     def _within(self, name: str, value: float) -> float:
         return number(name, value, least=self.min_scale, most=self.max_scale)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return bool(value)

@@ -4,7 +4,9 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["choice", "count", "number"]
+import numpy as np
+
+__all__ = ["choice", "count", "flag", "number"]
 
 
 def number(
@@ -60,3 +62,10 @@ def choice(name: str, value: str, *choices: str) -> str:
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {value!r}")
     return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return `value` as a bool if it is True or False, else raise TypeError."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)

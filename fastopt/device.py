@@ -71,6 +71,11 @@ _entered: ContextVar[tuple[Device, ...]] = ContextVar("fastopt.device", default=
 def cpu(device_id: int = 0) -> Device:
     """Return a CPU device.
 
+    Parameters
+    ----------
+    device_id : int
+        Its number, from 0. Default 0.
+
     Examples
     --------
     >>> from fastopt.device import cpu
@@ -82,6 +87,11 @@ def cpu(device_id: int = 0) -> Device:
 
 def cuda(device_id: int = 0) -> Device:
     """Return an NVIDIA GPU as a device; nothing is asked of a driver.
+
+    Parameters
+    ----------
+    device_id : int
+        Its number, from 0. Default 0.
 
     Examples
     --------

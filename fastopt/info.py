@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,8 @@ def cuda() -> str:
         cuda: Any = importlib.import_module("numba.cuda")
         if numba.config.ENABLE_CUDASIM:
             return "simulated on the CPU, NUMBA_ENABLE_CUDASIM=1"
+        if find_spec("numba_cuda") is None:
+            return "none: numba-cuda is not installed; pip install fastopt[cuda13]"
         if not cuda.is_available():
             return f"none: {_flat(cuda.cuda_error())}"
         device = cuda.get_current_device()

@@ -26,7 +26,8 @@ class RowSparse:
     ----------
     values : array_like
         The listed rows, of shape ``(k, *shape[1:])``: float16, bfloat16, float32 or float64. An
-        array of any layout is kept without a copy.
+        array of any layout is kept without a copy, also one on a CUDA device; methods that compute
+        with it then raise TypeError.
     indices : array_like
         Their `k` positions from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a
         copy, other integers become int64.
@@ -84,6 +85,11 @@ class RowSparse:
     def from_dense(cls, dense: ArrayLike) -> Self:
         """Return the rows of an array that are not zero everywhere.
 
+        Parameters
+        ----------
+        dense : array_like
+            float16, bfloat16, float32 or float64, of one dimension or more.
+
         Raises
         ------
         TypeError, ValueError
@@ -124,6 +130,7 @@ class RowSparse:
         >>> grad.indices, grad.values
         (array([3, 7]), array([2., 5.]))
         """
+        self._require_main_memory()
         if (self.indices[1:] > self.indices[:-1]).all():
             return self
         order = np.argsort(self.indices, kind="stable")
@@ -140,6 +147,11 @@ class RowSparse:
     def retain(self, row_ids: ArrayLike) -> Self:
         """Return the listed rows whose index is among `row_ids`, in the order they had.
 
+        Parameters
+        ----------
+        row_ids : array_like
+            Integers, in any order.
+
         Raises
         ------
         TypeError, ValueError
@@ -153,12 +165,23 @@ class RowSparse:
         >>> grad.retain([0, 7]).values
         array([1., 4.])
         """
+        self._require_main_memory()
         kept = np.isin(self.indices, _positions("row_ids", row_ids, self.shape[0]))
         return type(self)(self.values[kept], self.indices[kept], self.shape)
 
     def astype(self, dtype: Any) -> Self:
-        """Return a copy with values of another dtype."""
+        """Return a copy with values of another dtype.
+
+        Parameters
+        ----------
+        dtype : dtype_like
+            float16, bfloat16, float32 or float64.
+        """
+        self._require_main_memory()
         return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise TypeError("a RowSparse does not become an array by itself, to_dense() makes one")
 
     def __add__(self, other: object) -> Self:
         if not isinstance(other, RowSparse):
@@ -167,9 +190,15 @@ class RowSparse:
             raise TypeError(f"arrays must have the same dtype, got {self.dtype} and {other.dtype}")
         if other.shape != self.shape:
             raise ValueError(f"arrays must have the same shape, got {self.shape} and {other.shape}")
+        self._require_main_memory()
+        other._require_main_memory()
         values = np.concatenate([self.values, other.values])
         indices = np.concatenate([self.indices, other.indices])
         return type(self)(values, indices, self.shape).coalesce()
+
+    def _require_main_memory(self) -> None:
+        if is_cuda(self.values):
+            raise TypeError(f"this needs arrays in main memory, got {self!r} on a CUDA device")
 
     def __repr__(self) -> str:
         rows = f"{len(self.indices)} row{'s' * (len(self.indices) != 1)} listed"
@@ -178,6 +207,13 @@ class RowSparse:
 
 def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, ...]) -> RowSparse:
     """Return ``RowSparse(values, indices, shape)``, with MXNet's arguments.
+
+    Parameters
+    ----------
+    pair : tuple of array_like
+        The pair (values, indices).
+    shape : int or tuple of int
+        Shape of the whole array.
 
     Raises
     ------
@@ -197,6 +233,11 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
 
 def is_row_sparse(grad: Any) -> bool:
     """Whether :func:`as_row_sparse` is the function for `grad`.
+
+    Parameters
+    ----------
+    grad : object
+        Any gradient; an array that is not one of a pair is dense.
 
     Examples
     --------

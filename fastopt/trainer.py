@@ -98,11 +98,21 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """The present rate, before multipliers."""
+        """The present rate, before multipliers; setting it is :meth:`set_learning_rate`."""
         return self.optimizer.learning_rate
 
+    @learning_rate.setter
+    def learning_rate(self, lr: float) -> None:
+        self.set_learning_rate(lr)
+
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate; see :meth:`fastopt.optimizer.Optimizer.set_learning_rate`."""
+        """Set the rate of the optimizer.
+
+        Parameters
+        ----------
+        lr : float
+            As :meth:`fastopt.optimizer.Optimizer.set_learning_rate` takes it, with its errors.
+        """
         self.optimizer.set_learning_rate(lr)
 
     # Steps
@@ -145,7 +155,10 @@ class Trainer:
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update after :meth:`allreduce_grads`, from the gradients of the first devices.
 
-        Parameters and errors are those of :meth:`step`.
+        Parameters
+        ----------
+        batch_size, ignore_stale_grad
+            As :meth:`step` takes them, with the same errors.
         """
         rescale_grad = self._rescaled(batch_size)
         self._update(self._ready(ignore_stale_grad), rescale_grad)
@@ -209,6 +222,11 @@ class Trainer:
 
         See :meth:`fastopt.optimizer.Updater.save`; parameters are saved by themselves.
 
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file, whose name should end in ``.safetensors``.
+
         Raises
         ------
         OSError
@@ -220,6 +238,11 @@ class Trainer:
         """Go on from a file of :meth:`save_states`, in which parameters are found by name.
 
         See :meth:`fastopt.optimizer.Updater.load`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file.
 
         Raises
         ------
@@ -250,6 +273,8 @@ def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
 
 
 def _optimizer(optimizer: Any, arguments: Mapping[str, Any] | None) -> Optimizer:
+    if not isinstance(arguments, Mapping | None):
+        raise TypeError(f"optimizer_params must be a dict of arguments, got {arguments!r}")
     if isinstance(optimizer, str):
         return create(optimizer, **(arguments or {}))
     if not isinstance(optimizer, Optimizer):

@@ -51,7 +51,8 @@ def test_arguments_and_defaults_are_those_of_gluon():
         "grad_stype": "default",
     }
     parameters = inspect.signature(Parameter).parameters
-    assert {name: p.default for name, p in parameters.items()} == defaults
+    named = {name: p.default for name, p in parameters.items() if p.kind != p.VAR_KEYWORD}
+    assert named == defaults
     parameter = Parameter()
     given = {name: getattr(parameter, name) for name in defaults}
     assert given == defaults
@@ -197,7 +198,7 @@ def test_initializing_again_warns_and_does_nothing_unless_forced():
     [
         {"init": "nothing"},
         {"init": initializer.Xavier()},
-        {"device": cuda()},
+        {"device": [cuda(), cpu()]},
         {"device": []},
         {"device": [cpu(), cpu()]},
         {"device": "cpu"},
@@ -567,5 +568,5 @@ def test_constants_of_lists_are_float32_and_integers_stay_integers():
     whole = Constant(np.array([1, 2]))
     whole.initialize()
     assert whole.data().dtype == np.int64
-    with pytest.raises((TypeError, ValueError), match=r"real numbers|could not convert"):
+    with pytest.raises(TypeError, match="numbers are needed, got 'text'"):
         Constant("text")

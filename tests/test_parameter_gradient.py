@@ -153,7 +153,7 @@ def test_changing_grad_req_makes_a_new_gradient():
         (RowSparse(np.ones((1, 2)), [0], (5, 2)), ValueError),
         ((np.ones((1, 2)), np.array([4])), ValueError),
         ((np.ones((1, 2)), np.array([0.5])), TypeError),
-        ("text", ValueError),
+        ("text", TypeError),
         (np.ma.ones(SHAPE), TypeError),
     ],
 )

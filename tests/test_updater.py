@@ -48,7 +48,7 @@ BAD_CALLS = {
         "float32 or float64, got",
     ),
     "read-only weight": (0, f32(2), readonly(f32(2)), ValueError, "read-only"),
-    "list as gradient": (0, [1.0, 1.0], f32(2), TypeError, "NumPy array, got list"),
+    "list as gradient": (0, [1.0, 1.0], f32(2), TypeError, "NumPy array, or list .* got list"),
     "list as weight": (0, f32(2), [1.0, 1.0], TypeError, "NumPy array, got list"),
     "None as gradient": (0, None, f32(2), TypeError, "NoneType"),
     "float as index": (0.5, f32(2), f32(2), TypeError, "index must be"),

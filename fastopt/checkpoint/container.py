@@ -85,7 +85,7 @@ def decode(file: BufferedIOBase) -> tuple[Any, dict[str, Array]]:
     header, size = _header(file)
     metadata = header.pop("__metadata__", {})
     if KEY not in metadata:
-        raise CheckpointError("it is not from fastopt: its metadata have no such entry")
+        raise CheckpointError(f"it holds no states: its metadata have no entry {KEY!r}")
     text = metadata[KEY]
     if _digest(text) != metadata["crc32"]:
         raise CheckpointError("the metadata are damaged: their CRC32 differs")
@@ -181,7 +181,10 @@ def _header(file: BufferedIOBase) -> tuple[dict[str, Any], int]:
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= min(size, HEADER_LIMIT):
-        raise CheckpointError(f"a header of {length} bytes cannot be in a file of {size + 8} bytes")
+        raise CheckpointError(
+            "it is no safetensors file, or only a part of one: "
+            f"a header of {length} bytes cannot be in a file of {size + 8} bytes"
+        )
     header = json.loads(file.read(length).decode(), object_pairs_hook=_unique)
     if not isinstance(header, dict):
         raise CheckpointError("the header must be a JSON object")

@@ -11,7 +11,7 @@ from fastopt.kernels.devices import host, is_cuda
 from fastopt.optimizer.base import Index, Optimizer
 from fastopt.optimizer.border import label
 
-__all__ = ["SETTINGS", "Stateful", "describe", "foreign_part"]
+__all__ = ["SETTINGS", "Stateful", "check_updater", "describe", "foreign_part"]
 
 SETTINGS = ("clip_global_norm",)
 """Hyper-parameters of an updater, where it has them."""
@@ -23,6 +23,12 @@ class Stateful:
     optimizer: Optimizer
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
+
+
+def check_updater(updater: Any) -> None:
+    """Raise TypeError unless `updater` has an optimizer and states, as updaters have."""
+    if not (hasattr(updater, "optimizer") and hasattr(updater, "states")):
+        raise TypeError(f"updater must be an Updater, got {type(updater).__name__}")
 
 
 def describe(updater: Stateful) -> dict[str, Any]:

@@ -8,7 +8,19 @@ __all__ = ["CheckpointError", "read_from"]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read or does not fit; the message says what is wrong and where."""
+    """A checkpoint cannot be read or does not fit; the message says what is wrong and where.
+
+    Examples
+    --------
+    >>> from fastopt import optimizer
+    >>> from fastopt.checkpoint import CheckpointError
+    >>> updater = optimizer.get_updater(optimizer.SGD())
+    >>> try:
+    ...     updater.set_states(updater.get_states()[:-1])
+    ... except CheckpointError as error:
+    ...     print(type(error).__bases__)
+    (<class 'ValueError'>,)
+    """
 
     __module__ = "fastopt.checkpoint"  # where it is to be imported from
 

@@ -107,7 +107,8 @@ def _checked(data: bytes) -> MXNetStates:
     except CheckpointError:
         raise
     except Exception as error:  # an instruction of the pickle does not find what it needs
-        raise CheckpointError(f"not a file of MXNet's get_states: {error!r}") from error
+        words = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"not a file of MXNet's get_states: {words}") from error
 
 
 def _states(data: bytes) -> MXNetStates:

@@ -14,13 +14,28 @@ Keys = Mapping[Index, Index]
 
 
 class Skipped(NamedTuple):
-    """What a load with ``strict=False`` left out, as names, or as indices without names."""
+    """What a load with ``strict=False`` left out, as names, or as indices without names.
+
+    Parameters
+    ----------
+    missing : list of int or str
+        Parameters of the updater that the checkpoint lacks; they begin anew.
+    extra : list of int or str
+        Parameters of the checkpoint that the updater does not have.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> made = [optimizer.Adam(param_idx2name={0: name}) for name in ("a_weight", "b_weight")]
+    >>> old, new = map(optimizer.get_updater, made)
+    >>> old(0, np.ones(2), np.ones(2))
+    >>> new.load_states_dict(old.states_dict(), strict=False)
+    Skipped(missing=['b_weight'], extra=['a_weight'])
+    """
 
     missing: list[Index]
-    """Parameters of the updater that the checkpoint lacks; they begin anew."""
-
     extra: list[Index]
-    """Parameters of the checkpoint that the updater does not have."""
 
 
 def names_of(optimizer: Optimizer) -> dict[Index, str | None]:

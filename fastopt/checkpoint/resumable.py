@@ -1,6 +1,7 @@
 """Updaters that can be saved and go on from what was saved."""
 
 import copy
+import os
 from typing import Any
 
 from fastopt.checkpoint.describe import Stateful, describe
@@ -132,7 +133,7 @@ class Resumable(Stateful):
         fastopt.checkpoint.CheckpointError, OSError
             The file is damaged, does not fit, or cannot be read. Nothing changes.
         """
-        with read_from(path), open(path, "rb") as file:
+        with read_from(path), open(os.fspath(path), "rb") as file:
             return restore(self, read(file), strict)
 
     def states_dict(self) -> dict[str, Any]:
@@ -141,13 +142,28 @@ class Resumable(Stateful):
             return copy.deepcopy(describe(self))
 
     def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
-        """Take up what :meth:`states_dict` returned; see :meth:`load`."""
+        """Take up what :meth:`states_dict` returned.
+
+        Parameters
+        ----------
+        states : dict
+            What it returned.
+        strict : bool
+            As :meth:`load` takes it, with the same result and errors.
+        """
         return restore(self, copy.deepcopy(states), strict)
 
     def load_mxnet(self, path: PathLike | bytes, strict: bool = True) -> Skipped:
-        """Take up what MXNet's ``get_states`` wrote, given as a file or bytes; see :meth:`load`.
+        """Take up what MXNet's ``get_states`` wrote.
 
         If the optimizer is in it, its attributes that this one has too are taken up, but not its
         schedule. Else hyper-parameters and counts stay as they are.
+
+        Parameters
+        ----------
+        path : str, os.PathLike or bytes
+            The file or its contents.
+        strict : bool
+            As :meth:`load` takes it, with the same result and errors.
         """
         return restore(self, described_by_mxnet(self, path), strict)

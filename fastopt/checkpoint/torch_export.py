@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.checkpoint.describe import Stateful
+from fastopt.checkpoint.describe import Stateful, check_updater
 from fastopt.checkpoint.torch_forms import FORMS, Form
 from fastopt.optimizer.base import Index, Optimizer
 from fastopt.optimizer.border import label, leaves
@@ -37,6 +37,8 @@ def to_torch_state_dict(
 
     Raises
     ------
+    TypeError
+        `updater` is no updater.
     ValueError
         torch has no such optimizer, or not with these arguments.
 
@@ -50,6 +52,7 @@ def to_torch_state_dict(
     >>> to_torch_state_dict(updater)["state"]
     {0: {'momentum_buffer': array([ 1., -2.])}}
     """
+    check_updater(updater)
     optimizer = updater.optimizer
     form = _form_of(optimizer)
     if indices is None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fastopt.arguments import number
 from fastopt.checkpoint.container import Array
-from fastopt.checkpoint.describe import Stateful, describe
+from fastopt.checkpoint.describe import Stateful, check_updater, describe
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore import restore
@@ -49,6 +49,8 @@ def from_torch_state_dict(
 
     Raises
     ------
+    TypeError
+        `updater` is no updater.
     CheckpointError
         It is not such a dict, or has options that the updater's optimizer does not know. Nothing
         changes.
@@ -66,6 +68,7 @@ def from_torch_state_dict(
     >>> updater.states[0], updater.optimizer.momentum
     (array([-0.5,  1. ]), 0.9)
     """
+    check_updater(updater)
     try:
         described = _described(updater, state_dict, indices)
     except CheckpointError:

@@ -45,7 +45,7 @@ def dumps(tree: Any) -> bytes:
     Raises
     ------
     TypeError
-        `tree` holds something else. The message says where.
+        `tree` holds something else, and the message says where; or it holds itself.
 
     Examples
     --------
@@ -54,7 +54,10 @@ def dumps(tree: Any) -> bytes:
     >>> checkpoint.loads(checkpoint.dumps({0: (np.ones(2), None)}))
     {0: (array([1., 1.]), None)}
     """
-    return b"".join(chunks(tree))
+    try:
+        return b"".join(chunks(tree))
+    except RecursionError:
+        raise TypeError("the tree is nested too deeply, or holds itself") from None
 
 
 def loads(blob: bytes, present: Optimizer | None = None) -> Any:
@@ -77,6 +80,12 @@ def loads(blob: bytes, present: Optimizer | None = None) -> Any:
     ------
     CheckpointError
         `blob` is damaged, of another kind, or names an unknown class.
+
+    Examples
+    --------
+    >>> from fastopt import checkpoint
+    >>> checkpoint.loads(checkpoint.dumps([1, (2.5, "three")]))
+    [1, (2.5, 'three')]
     """
     if not isinstance(blob, (bytes, bytearray, memoryview)):
         raise CheckpointError(f"a checkpoint must be bytes, got {type(blob).__name__}")

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from fastopt.arguments import flag
 from fastopt.initializer.draws import Seed
 from fastopt.initializer.fans import Xavier
 from fastopt.initializer.registry import alias, register
@@ -31,7 +32,7 @@ class _FanUniform(_Fan):
 
 class _FanNormal(_Fan):
     def __init__(self, truncated: bool = True, *, rng: Seed = None) -> None:
-        rnd_type = "truncated" if truncated else "gaussian"
+        rnd_type = "truncated" if flag("truncated", truncated) else "gaussian"
         super().__init__(rnd_type, self.fan, self.gain, rng=rng)
         self._kwargs = {"truncated": bool(truncated)}
 

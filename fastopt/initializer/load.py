@@ -63,6 +63,8 @@ class Load:
             raise TypeError(f"param must be a mapping or the path of a file, got {param!r}")
         self.param: dict[str, Array] = {}
         for name, value in param.items():
+            if not isinstance(name, str):
+                raise TypeError(f"param must have names as keys, got {name!r}")
             array = np.asarray(value)
             short = re.sub("^(arg|aux):", "", name)
             if not is_real(array.dtype):

@@ -52,6 +52,17 @@ def alias(*names: str) -> Callable[[Class], Class]:
     ------
     TypeError
         A name is not a string, or the class is not a subclass of :class:`Initializer`.
+
+    Examples
+    --------
+    >>> from fastopt import initializer
+    >>> @initializer.register
+    ... @initializer.alias("sevens")
+    ... class Seven(initializer.Initializer):
+    ...     def _init_weight(self, desc, arr):
+    ...         arr[...] = 7
+    >>> type(initializer.create("sevens")).__name__
+    'Seven'
     """
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"names must be strings, got {names!r}")

@@ -7,20 +7,23 @@ Sums have the order of the CPU's: a warp has the 32 lanes of :mod:`fastopt.kerne
 Under numba's simulator the kernels are plain Python, and so are all functions that they call.
 """
 
+import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 from numba import cuda
 from numba.core import config
+from numba.core.errors import NumbaError
 
 from fastopt.kernels.compiling import compiled_kernels, log_uncached, name_entry
+from fastopt.kernels.devices import stream_of
 from fastopt.kernels.elements import keep, keep_state, owed, pay
 from fastopt.kernels.lanes import BLOCK, LANES, put
 from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, SPLIT, WIDTH, Layout
 from fastopt.kernels.noise import dither_key, normal
-from fastopt.kernels.rule import Rule
+from fastopt.kernels.rule import Rule, scalar
 from fastopt.kernels.segments import ASCENDING, MIXED, OUTSIDE, listed, scattered, summed
 from fastopt.kernels.storage import checked, load, locate, private, store
 from fastopt.kernels.weights import read_weight
@@ -33,6 +36,7 @@ __all__ = [
     "copy",
     "dense",
     "finish",
+    "launch",
     "lazy",
     "order_rows",
     "paid",
@@ -42,6 +46,11 @@ __all__ = [
     "sums",
     "totals",
 ]
+
+try:  # numba-cuda has errors of its own beside numba's
+    from numba.cuda.core.errors import NumbaError as CudaError
+except ImportError:
+    CudaError = NumbaError
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
@@ -86,6 +95,51 @@ def _quiet(kernel: Callable) -> Callable:
             kernel(*arguments)
 
     return quiet
+
+
+def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any) -> None:
+    """Launch a kernel with so many blocks and threads, on the stream of that handle."""
+    if SIMULATED:
+        kernel[blocks, threads](*arguments)
+        return
+    try:
+        _configured(kernel, blocks, threads, stream)(*arguments)
+    except CudaError as error:
+        raise NumbaError(str(error)) from error
+
+
+@lru_cache(maxsize=4096)
+def _configured(kernel: Any, blocks: int, threads: Any, stream: int) -> Callable:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # small tensors need few blocks
+        return kernel[blocks, threads, stream_of(stream)]
+
+
+@scalar
+def add_lanes(lanes, place, lane):
+    """Add up the lanes of every warp, in halves, into its first, for each row of `lanes`."""
+    half = LANES // 2
+    while half:
+        cuda.syncthreads()
+        if lane < half:
+            for k in range(len(lanes)):
+                lanes[k, place] += lanes[k, place + half]
+        half //= 2
+
+
+@scalar
+def sum_before(shared, t, added):
+    """Sum of what the threads before thread `t` have `added`; `shared` gets the running sums."""
+    shared[t] = added
+    step = 1
+    while step < len(shared):
+        cuda.syncthreads()
+        earlier = shared[t - step] if t >= step else 0
+        cuda.syncthreads()
+        shared[t] += earlier
+        step *= 2
+    cuda.syncthreads()
+    return shared[t] - added
 
 
 @cache
@@ -165,7 +219,7 @@ def rows(layout: Layout) -> Callable:
         lanes = cuda.shared.array((1, SUMMERS), np.float64)
         c, lane, warp = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-        width = np.int64(table[tensor, WIDTH])
+        width: Any = np.int64(table[tensor, WIDTH])
         place = warp * LANES + lane
         h, rounding = private(hyper, tensor), dither_key(table[tensor, KEY], 0)
         offset = np.int64(table[tensor, OFFSET])
@@ -175,7 +229,7 @@ def rows(layout: Layout) -> Callable:
         for first in range(0, size, WARPS):  # all threads go round alike, and wait for each other
             active = first + warp < size
             k = start + first + warp
-            row = np.int64(0)
+            row: Any = np.int64(0)
             if active:
                 row = listed(table, tensor, ROWS, k) if sparse else k
             weights = locate(table, tensor, ADDRESS, row * width, kinds)
@@ -190,12 +244,7 @@ def rows(layout: Layout) -> Callable:
                         else:
                             grad = load(grads, row * width + i)[0]
                         lanes[0, place] += np.float64(real(term(grad, h)))
-                half = LANES // 2
-                while half:
-                    cuda.syncthreads()
-                    if lane < half:
-                        lanes[0, place] += lanes[0, place + half]
-                    half //= 2
+                add_lanes(lanes, place, lane)
                 cuda.syncthreads()
                 total += lanes[0, warp * LANES]
                 cuda.syncthreads()
@@ -297,13 +346,7 @@ def sums(layout: Layout, step: int) -> Callable:
                 put(values, place, terms(read_weight(weights, i), grad, load(states, i), h))
                 for k in range(count):
                     lanes[k, place] += np.float64(values[k, place])
-        half = LANES // 2
-        while half:
-            cuda.syncthreads()
-            if lane < half:
-                for k in range(count):
-                    lanes[k, place] += lanes[k, place + half]
-            half //= 2
+        add_lanes(lanes, place, lane)
         if lane == 0 and c < len(chunks):
             for k in range(count):
                 partial[c, k] = lanes[k, place]
@@ -374,12 +417,7 @@ def squares(kind: Any, column: int, sparse: bool) -> Callable:
             for i in range(lane, size, LANES):
                 grad = summed(table, tensor, grads, start, i) if sparse else load(grads, i)[0]
                 lanes[0, place] += np.float64(grad) * np.float64(grad)
-        half = LANES // 2
-        while half:
-            cuda.syncthreads()
-            if lane < half:
-                lanes[0, place] += lanes[0, place + half]
-            half //= 2
+        add_lanes(lanes, place, lane)
         if lane == 0 and c < len(chunks):
             partial[c, 0] = lanes[0, place]
 
@@ -464,15 +502,7 @@ def order_rows(kind: Any) -> Callable:
             added = np.int64(0)
             for k in range(t * radix, (t + 1) * radix):
                 added += counts[k]
-            before[t] = added
-            step = np.int64(1)
-            while step < SORTERS:
-                cuda.syncthreads()
-                earlier = before[t - step] if t >= step else np.int64(0)
-                cuda.syncthreads()
-                before[t] += earlier
-                step *= 2
-            place: Any = before[t] - added
+            place: Any = sum_before(before, t, added)
             for k in range(t * radix, (t + 1) * radix):
                 here = counts[k]
                 counts[k] = place
@@ -480,9 +510,9 @@ def order_rows(kind: Any) -> Callable:
             cuda.syncthreads()
             for i in range(low, high):
                 at = load(order, i)[0]
-                digit = (np.int64(load(ids, at)[0]) >> shift) & (radix - 1)
-                store(other, counts[digit * SORTERS + t], (at,))
-                counts[digit * SORTERS + t] += 1
+                bucket = ((np.int64(load(ids, at)[0]) >> shift) & (radix - 1)) * SORTERS + t
+                store(other, counts[bucket], (at,))
+                counts[bucket] += 1
             cuda.syncthreads()
             order, other = other, order
             shift += DIGIT
@@ -496,16 +526,7 @@ def order_rows(kind: Any) -> Callable:
             row = np.int64(load(ids, load(order, i)[0])[0])
             last = np.int64(load(ids, load(order, i - 1)[0])[0]) if i else np.int64(-1)
             added += row != last
-        before[t] = added
-        step = np.int64(1)
-        while step < SORTERS:
-            cuda.syncthreads()
-            earlier = before[t - step] if t >= step else np.int64(0)
-            cuda.syncthreads()
-            before[t] += earlier
-            step *= 2
-        cuda.syncthreads()
-        segment = before[t] - added
+        segment = sum_before(before, t, added)
         for i in range(low, high):
             row = np.int64(load(ids, load(order, i)[0])[0])
             last = np.int64(load(ids, load(order, i - 1)[0])[0]) if i else np.int64(-1)

@@ -11,6 +11,7 @@ from fastopt.kernels.devices import (
     Header,
     contiguous,
     cuda_target,
+    device_of,
     header,
     move,
     moved,
@@ -63,7 +64,7 @@ class CudaTable(Table):
         super()._begin()
         self.kernels = kernels
         self.of: Any = self.arrays[0]
-        self.device: Any = self.of.place
+        self.device: Any = device_of(self.of)
         self.rate = EACH * kernels.THREADS
         self.pieces, self.total = chunks(*self.items, size=self.rate)
         self._sent: dict[str, tuple[Any, Any]] = {}
@@ -112,9 +113,16 @@ class CudaTable(Table):
             known = self._pieces[id(pieces)] = pieces, owned(pieces, self.device, self.stream)
         return known[1]
 
+    def _fetch(self, array: Any) -> Array:
+        """Copy of a device array in main memory, once what was launched before is done."""
+        copied: Array = array.copy_to_host(stream=self.stream)
+        if self.stream:
+            self.stream.synchronize()
+        return copied
+
     def _launch(self, kernel: Any, pieces: int, threads: Any, *arguments: Any) -> None:
         if pieces:
-            kernel[pieces, threads, self.stream](*arguments)
+            self.kernels.launch(kernel, pieces, threads, self.of.stream, *arguments)
 
     def _threads(self) -> tuple[int, int]:
         """Threads of a block: in x as many as a row needs, in y as there is room for."""
@@ -158,7 +166,7 @@ class CudaTable(Table):
         sent = self._send("places", addresses)
         answer = self._room[1]
         self._launch(kernel, 1, self.kernels.SORTERS, sent, len(indices), height, answer)
-        found, segments = answer.copy_to_host(stream=self.stream)
+        found, segments = self._fetch(answer)
         if found == OUTSIDE:
             raise ValueError(f"{words}: indices must be at least 0 and below {height}")
         return int(segments)
@@ -192,7 +200,7 @@ class CudaTable(Table):
             entry = self._send("entry", self.entry)
             kernel = self.kernels.squares(layout.grad, column, layout.sparse)
             total = self._added(kernel, 1, pieces, entry)
-            return np.asarray(total.copy_to_host(stream=self.stream)[:, 0])
+            return np.asarray(self._fetch(total)[:, 0])
 
     def _blocks(self) -> NDArray[np.int64]:
         """Pieces of work of BLOCK elements."""
@@ -258,7 +266,7 @@ class CudaTable(Table):
         if not total:
             return
         with self._on_device():
-            host = totals.copy_to_host(stream=self.stream)
+            host = self._fetch(totals)
             totals.copy_to_device(np.full(2, host[1]), stream=self.stream)
             entry = self._send("entry", self.entry)
             sent = self._send_pieces(pieces)

@@ -8,6 +8,7 @@ that serve arrays in main memory serve these too.
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal, NoReturn
 from weakref import ref
@@ -24,6 +25,7 @@ __all__ = [
     "contiguous",
     "cuda_target",
     "device_of",
+    "duplicate",
     "header",
     "headers",
     "host",
@@ -95,8 +97,9 @@ def is_cuda(array: Any) -> bool:
     """Whether `array` is in the memory of a CUDA device."""
     if type(array) is np.ndarray or isinstance(array, (tuple, list, np.generic)):
         return False
-    if type(array).__module__ == "torch":
-        return bool(array.is_cuda)
+    told = getattr(array, "is_cuda", None)  # torch's tensors may refuse to show an interface
+    if isinstance(told, bool):
+        return told
     return hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__")
 
 
@@ -107,14 +110,16 @@ def header(array: Any) -> Any:
     """
     if type(array) is np.ndarray or isinstance(array, Header) or not is_cuda(array):
         return array
-    signature = _signature(array)
+    signature, stream = _read(array)
     known = _known.get(id(array))
     if known is not None and known[0] == signature:
-        return known[1]
-    key = id(array)
-    made = _described(array)
-    made.array = ref(array, lambda _: _known.pop(key, None))
-    _known[key] = signature, made
+        made = known[1]
+    else:
+        key = id(array)
+        made = _described(array)
+        made.array = ref(array, lambda _: _known.pop(key, None))
+        _known[key] = signature, made
+    made.stream = stream
     return made
 
 
@@ -134,15 +139,19 @@ def device_of(array: Any) -> Device | None:
     return array.place if isinstance(array, Header) else None
 
 
-def _signature(array: Any) -> Signature:
-    """What changes when an array is moved or given another shape, quickly read."""
-    pointer = getattr(array, "data_ptr", None)
-    if pointer is not None:  # torch
-        return pointer(), array.shape, array.stride(), array.dtype
-    data = _interface(array)["data"][0] if hasattr(array, "__cuda_array_interface__") else None
-    if data is None:
+def _read(array: Any) -> tuple[Signature, int]:
+    """What changes when an array is moved or given another shape, and the stream it is used on."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        stream = torch.cuda.current_stream(array.device).cuda_stream
+        return (array.data_ptr(), array.shape, array.stride(), array.dtype), stream
+    if not hasattr(array, "__cuda_array_interface__"):  # the simulator's
         data = array._ary.__array_interface__["data"][0]
-    return data, array.shape, array.strides, array.dtype
+        return (data, array.shape, array.strides, array.dtype), 0
+    told = _interface(array)
+    stream = told.get("stream") or 0
+    names = ("data", "shape", "strides", "typestr")
+    return tuple([told.get(name) for name in names]), 0 if stream == 1 else stream
 
 
 def _interface(array: Any) -> dict[str, Any]:
@@ -162,7 +171,7 @@ def _described(array: Any) -> Header:
     """A new header of `array`."""
     if not hasattr(array, "__cuda_array_interface__"):  # the simulator's
         made = array._ary.view(Header)
-        made.place, made.stream = Device("cuda", 0), 0
+        made.place = Device("cuda", 0)
         return made
     interface = _interface(array)
     if interface.get("mask") is not None:
@@ -176,7 +185,6 @@ def _described(array: Any) -> Header:
     if made.dtype.kind == "V" and made.dtype.itemsize == 2:
         made = made.view(bfloat16())
     made.place = Device("cuda", _ordinal(array))
-    made.stream = _stream(array, interface)
     return made
 
 
@@ -191,15 +199,7 @@ def _ordinal(array: Any) -> int:
     return number if isinstance(number, int) else 0
 
 
-def _stream(array: Any, interface: dict[str, Any]) -> int:
-    """Handle of the stream on which the owner of an array works."""
-    told = interface.get("stream")
-    if told is None and type(array).__module__ == "torch":
-        current = sys.modules["torch"].cuda.current_stream(array.device)
-        told = current.cuda_stream
-    return int(told or 0)
-
-
+@cache
 def cuda_target() -> Any:
     """Module ``numba.cuda``, once it is known that kernels can be compiled and launched with it.
 
@@ -235,6 +235,7 @@ def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] =
         elif made.nbytes:
             driver = import_module("numba.cuda.cudadrv.driver")
             driver.device_memset(made, 0, made.nbytes)
+            wait_for(0)  # others may use it on a stream that does not
         return made
 
 
@@ -259,8 +260,8 @@ def stream_of(handle: int) -> Any:
     cuda = cuda_target()
     if config.ENABLE_CUDASIM or handle == 0:
         return 0
-    if handle in (1, 2):
-        return cuda.legacy_default_stream() if handle == 1 else cuda.per_thread_default_stream()
+    if handle == 2:
+        return cuda.per_thread_default_stream()
     return cuda.external_stream(handle)
 
 
@@ -269,7 +270,7 @@ def wait_for(handle: int) -> None:
     stream = stream_of(handle)
     if stream:
         stream.synchronize()
-    else:
+    elif not config.ENABLE_CUDASIM:
         cuda_target().default_stream().synchronize()
 
 
@@ -277,10 +278,18 @@ def contiguous(array: Header) -> Header:
     """The array, or the header of a new one with its elements, contiguous in C order."""
     if array.flags.c_contiguous:
         return array
-    kept = owned(np.zeros(array.shape, array.dtype), array.place)
-    made = header(kept).view()
+    kept = duplicate(array)
+    made: Header = header(kept).view()
     made.kept, made.stream = kept, array.stream
-    move(made, array)
+    return made
+
+
+def duplicate(array: Header) -> Any:
+    """Device array of numba's with the same elements, contiguous in C order."""
+    made = like(array, array.shape, array.dtype)
+    target = header(made).view()
+    target.stream = array.stream
+    move(target, array)
     return made
 
 
@@ -296,9 +305,8 @@ def move(target: Header, source: Header) -> None:
         table = owned(np.array(addresses, np.uint64), device, stream)
         layout = owned(np.array([target.shape, target.strides, source.strides]), device, stream)
         blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
-        copy: Any = kernels.copy()
-        kernel = copy[blocks, kernels.THREADS, stream]
-        kernel(table, layout, target.size, target.itemsize)
+        arguments = table, layout, target.size, target.itemsize
+        kernels.launch(kernels.copy(), blocks, kernels.THREADS, target.stream, *arguments)
 
 
 def assign(target: Array, values: Array) -> None:
@@ -322,9 +330,9 @@ def host(array: Any) -> Any:
         array = array.array()
     if not is_cuda(array):
         return array
-    cuda = cuda_target()
     described: Header = header(array)
-    with cuda.gpus[described.place.device_id]:
-        if not hasattr(array, "copy_to_host"):
-            array = cuda.as_cuda_array(array)
+    with cuda_target().gpus[described.place.device_id]:
+        if not (hasattr(array, "copy_to_host") and described.flags.c_contiguous):
+            array = duplicate(described)
+            wait_for(described.stream)
         return array.copy_to_host()

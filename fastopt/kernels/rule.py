@@ -39,9 +39,31 @@ _jitable: set[Function] = set()
 def scalar(fn: F) -> F:
     """Let rules and kernels call the scalar function `fn`; it stays callable from Python.
 
-    ``error_model="numpy"`` matters: with Python's error model every division is followed by a
-    check for zero that keeps the loop around it from being vectorized.
+    Parameters
+    ----------
+    fn : callable
+        Plain Python arithmetic on scalars, as in a rule.
+
+    Returns
+    -------
+    callable
+        `fn` itself.
+
+    Raises
+    ------
+    TypeError
+        `fn` is no function of Python, or has a ``raise`` or ``assert``.
+
+    Examples
+    --------
+    >>> from fastopt.kernels.rule import scalar
+    >>> @scalar
+    ... def square(x):
+    ...     return x * x
+    >>> square(3)
+    9
     """
+    _check_function(fn)
     if fn in _jitable:
         return fn
     if any(step.opname == "RAISE_VARARGS" for step in dis.get_instructions(fn)):
@@ -50,6 +72,8 @@ def scalar(fn: F) -> F:
         # Numba's cache pickles such a function by value; IPython's file names have a process id.
         fn.__code__ = fn.__code__.replace(co_filename=f"<{fn.__name__}>")
     _jitable.add(fn)
+    # With Python's error model every division is followed by a check for zero that keeps the loop
+    # around it from being vectorized.
     register_jitable(error_model="numpy")(fn)
     return fn
 
@@ -86,7 +110,13 @@ class Rule:
 
     @cache  # noqa: B019 - rules live as long as their module
     def record(self, real: Any) -> np.dtype:
-        """Dtype of the record `h`: one field of type `real` for each hyper-parameter."""
+        """Dtype of the record `h`: one field for each hyper-parameter.
+
+        Parameters
+        ----------
+        real : dtype_like
+            Type of the fields: float32 or float64.
+        """
         return np.dtype((np.record, [(name, real) for name in self.hyper]))
 
     @cached_property
@@ -180,9 +210,12 @@ def rule(
     for kind, names in (("state", state), ("hyper", hyper)):
         _check_names(kind, names)
 
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in passes):
+        raise TypeError(f"passes must be pairs of functions (sums, finish), got {passes!r}")
     takes = 4 + bool(noise) + bool(row)
 
     def declare(fn: Function) -> Rule:
+        _check_function(fn)
         signature = inspect.signature(fn)
         if len(signature.parameters) != takes:
             raise TypeError(
@@ -199,9 +232,14 @@ def rule(
     return declare
 
 
+def _check_function(fn: Any) -> None:
+    if not isinstance(fn, FunctionType):
+        raise TypeError(f"a rule is made of functions of scalars, got {fn!r}")
+
+
 def _check_names(kind: str, names: Sequence[str]) -> None:
-    if isinstance(names, str):
-        raise TypeError(f"{kind} must be a sequence of names, got the string {names!r}")
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(f"{kind} must be a sequence of names, got {names!r}")
     for name in names:
         if not (isinstance(name, str) and name.isidentifier() and not iskeyword(name)):
             raise TypeError(f"{kind} must hold identifiers, got {name!r}")

@@ -49,9 +49,11 @@ class PolyScheduler(_Annealed):
     ----------
     max_update : int, more than `warmup_steps`
         Update from which on the rate is `final_lr`.
+    base_lr
+        See :class:`LRScheduler`.
     pwr : float, 0 or more, default 2
     final_lr : float, 0 or more, default 0
-    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+    warmup_steps, warmup_begin_lr, warmup_mode
         See :class:`LRScheduler`, also for errors.
 
     Examples
@@ -90,8 +92,10 @@ class CosineScheduler(_Annealed):
     ----------
     max_update : int, more than `warmup_steps`
         Update from which on the rate is `final_lr`.
+    base_lr
+        See :class:`LRScheduler`.
     final_lr : float, 0 or more, default 0
-    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+    warmup_steps, warmup_begin_lr, warmup_mode
         See :class:`LRScheduler`, also for errors.
 
     Examples
@@ -119,9 +123,11 @@ class CosineRestartsScheduler(LRScheduler):
     ----------
     period : int, at least 1
         Updates from the end of warm-up to the first restart.
+    base_lr
+        See :class:`LRScheduler`.
     final_lr : float, 0 or more, default 0
     period_mult : int, at least 1, default 1
-    base_lr, warmup_steps, warmup_begin_lr, warmup_mode
+    warmup_steps, warmup_begin_lr, warmup_mode
         See :class:`LRScheduler`, also for errors.
 
     Examples

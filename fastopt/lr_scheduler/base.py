@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from itertools import pairwise
+from numbers import Real
 from typing import Any, TypeVar
 
 from fastopt.arguments import choice, count, number
@@ -110,12 +111,25 @@ class LRScheduler:
 
     def __call__(self, num_update: int) -> float:
         """Return the rate at update `num_update`."""
+        if not isinstance(num_update, Real) or num_update != num_update:
+            raise TypeError(f"num_update must be a number of updates, got {num_update!r}")
         if num_update < self.warmup_steps or num_update < 0:
             return float(self.get_warmup_lr(num_update))
         return float(self._rate(num_update))
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """Return the rate of warm-up at update `num_update`, or at its end if that is over."""
+        """Return the rate of warm-up, or that at its end if it is over.
+
+        Parameters
+        ----------
+        num_update : int
+            Number of updates so far, at least 0.
+
+        Raises
+        ------
+        ValueError
+            It is negative.
+        """
         if num_update < 0:
             raise ValueError(f"num_update must be at least 0, got {num_update}")
         if num_update >= self.warmup_steps:

@@ -198,6 +198,11 @@ class PlateauScheduler(_Reduced):
     def step(self, metric: float) -> None:
         """Take the present value of the metric, and reduce the rate if it is time.
 
+        Parameters
+        ----------
+        metric : float
+            Loss, or whatever is to fall, or with ``mode="max"`` to rise.
+
         Raises
         ------
         TypeError, ValueError

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from fastopt.arguments import number
+from fastopt.arguments import flag, number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.base import register
@@ -84,7 +84,7 @@ class AdamW(MomentOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
-        self.correct_bias = correct_bias
+        self.correct_bias = flag("correct_bias", correct_bias)
         self.eta = eta if eta is None else number("eta", eta)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

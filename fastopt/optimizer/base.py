@@ -1,5 +1,6 @@
 """The base class of all optimizers: registry, counts, rates, and the way from a rule to a step."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from fastopt.arguments import choice, count, number
+from fastopt.arguments import choice, count, flag, number
 from fastopt.kernels.devices import assign, header, host, like, placed
 from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
@@ -81,6 +82,8 @@ class Optimizer(Planner):
     state_dtype : str, optional
         'bfloat16' keeps the state of every slot in bfloat16, rounded stochastically; needs the
         package ml_dtypes. Default None: the precision of the arithmetic.
+    **unknown
+        Refused: the error names them.
 
     Raises
     ------
@@ -158,7 +161,16 @@ class Optimizer(Planner):
         **unknown: Any,
     ) -> None:
         if unknown:
-            raise TypeError(f"{type(self).__name__} does not take {', '.join(unknown)}")
+            taken = dict.fromkeys(
+                name
+                for klass in (type(self), Optimizer)
+                for name, parameter in inspect.signature(klass).parameters.items()
+                if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            )
+            raise TypeError(
+                f"{type(self).__name__} does not take {', '.join(unknown)}; "
+                f"it takes {', '.join(taken)}"
+            )
         super().__init__(
             learning_rate, lr_scheduler, wd, begin_num_update, param_idx2name, sym, param_dict
         )
@@ -168,7 +180,7 @@ class Optimizer(Planner):
         self.clip_gradient: float | None = clip_gradient
         if clip_gradient is not None:
             number("clip_gradient", clip_gradient, infinite=True)
-        self.multi_precision = multi_precision
+        self.multi_precision = flag("multi_precision", multi_precision)
         self.seed: int = count("seed", seed, least=0)
         self.sparse_decay = choice("sparse_decay", sparse_decay, "touched", "catch_up", "dense")
         self.lazy_update = self._is_lazy(lazy_update)
@@ -185,7 +197,7 @@ class Optimizer(Planner):
     def _is_lazy(self, lazy_update: bool | None) -> bool:
         """Whether updates are lazy, once `sparse_decay` is known to fit."""
         if self.sparse_decay == "touched":
-            return self._lazy if lazy_update is None else bool(lazy_update)
+            return self._lazy if lazy_update is None else flag("lazy_update", lazy_update)
         if lazy_update is False:
             raise ValueError(
                 f"sparse_decay={self.sparse_decay!r} needs lazy updates, got lazy_update=False"
@@ -290,7 +302,12 @@ class Optimizer(Planner):
     def decay(self, t: int, lr: float, wd: float) -> float:
         """Share of a weight that decay takes in one step, whatever the gradient.
 
-        Takes the arguments of :meth:`hyper`. By default rate times decay.
+        By default rate times decay.
+
+        Parameters
+        ----------
+        t, lr, wd
+            As :meth:`hyper` takes them.
         """
         return lr * wd
 
@@ -329,9 +346,14 @@ class Optimizer(Planner):
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
         """Make the state of one parameter, with a float32 master if it is kept in half precision.
 
-        Takes what :meth:`create_state` does. With `multi_precision` and a weight of half
-        precision it returns the pair of the master (with ``master="split"``, of the 16 bits that
-        the weight lacks of one) and the state; SGD has the state first.
+        With `multi_precision` and a weight of half precision it returns the pair of the master
+        (with ``master="split"``, of the 16 bits that the weight lacks of one) and the state; SGD
+        has the state first.
+
+        Parameters
+        ----------
+        index, weight
+            As :meth:`create_state` takes them.
         """
         given, weight = weight, header(weight)
         if not is_half(weight):

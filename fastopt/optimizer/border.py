@@ -87,6 +87,12 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     if is_row_sparse(grad):
         grad = listed(words, grad, weight.shape)
         values = header(grad.values)
+    elif isinstance(grad, (tuple, list)) or hasattr(grad, "tocsr"):
+        raise TypeError(
+            f"{words}: gradient must be a NumPy array, or list rows: a RowSparse, a pair (values, "
+            "indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
+            f"{type(grad).__name__}"
+        )
     else:
         values = header(grad)
         _check_array(words, "gradient", values, (np.ndarray, np.generic))
@@ -119,9 +125,7 @@ def listed(words: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
 def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
     """Raise TypeError unless `array` is of this kind, and not masked."""
     if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
-        raise TypeError(
-            f"{words}: {role} must be a NumPy or CUDA array, got {type(array).__name__}"
-        )
+        raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}")
 
 
 def _check_writeable(words: str, role: str, array: Array) -> None:

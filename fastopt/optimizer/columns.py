@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fastopt.kernels.layout import KEY
 from fastopt.optimizer.batch import Batch
+from fastopt.optimizer.rates import as_float
 
 if TYPE_CHECKING:
     from fastopt.optimizer.planning import Planner
@@ -23,10 +24,14 @@ class Classes:
 
     multipliers: tuple[Any, ...]
     """The tables that the multipliers were looked up in."""
+    said: list[tuple[Any, Any]]
+    """Multipliers of the parameters, which go before the tables."""
     lr_mult: Column
     wd_mult: Column
-    ahead: Column
-    """By how many updates each tensor is ahead of the first."""
+    ahead: bytes
+    """By how many updates each tensor is ahead of the first; bytes are compared fastest."""
+    together: bool
+    """Whether none is."""
     first: Column
     """Place in the list of the first tensor of each class."""
     of: Column
@@ -39,8 +44,8 @@ def fill(planner: "Planner", batch: Batch) -> None:
     counts = batch.counts.array[places] + 1
     batch.counts.array[places] = counts
     classes = batch.classes = _classes(planner, batch, counts)
-    rates, uniform = _base_rates(planner, counts)
-    rates, decays = rates * classes.lr_mult, float(planner.wd) * classes.wd_mult
+    rates, uniform = _base_rates(planner, counts, classes.together)
+    rates, decays = rates * classes.lr_mult, as_float("wd", planner.wd) * classes.wd_mult
     first, of = classes.first, classes.of
     if not uniform:
         first, of = _partition(counts, rates, decays)
@@ -60,8 +65,11 @@ def fill(planner: "Planner", batch: Batch) -> None:
             planner.pay(index, table, float(rates[place]), float(decays[place]))
 
 
-def _base_rates(planner: "Planner", counts: Column) -> tuple[Any, bool]:
+def _base_rates(planner: "Planner", counts: Column, together: bool) -> tuple[Any, bool]:
     """Rate before multipliers at each tensor's turn, and whether it is the same for all."""
+    if together:
+        planner.num_update = max(int(counts[0]), planner.num_update)
+        return planner.learning_rate, True
     updates = np.maximum.accumulate(np.maximum(counts, planner.num_update))
     if updates[0] == updates[-1]:
         planner.num_update = int(updates[-1])
@@ -77,10 +85,11 @@ def _classes(planner: "Planner", batch: Batch, counts: Column) -> Classes:
     """Classes of the last call where they still hold."""
     known: Classes | None = batch.classes
     ahead = counts - counts[0]
-    if known and not np.array_equal(known.ahead, ahead):
+    if known and known.ahead != ahead.tobytes():
         known = None
     tables = planner.lr_mult, planner.wd_mult, planner.idx2name
-    if known and not planner.param_dict and known.multipliers == tables:
+    said = _said(planner, batch)
+    if known and known.multipliers == tables and known.said == said:
         return known
     lr_mult, wd_mult = (
         np.array([planner.multiplier(index, table, name) for index in batch.indices])
@@ -91,7 +100,16 @@ def _classes(planner: "Planner", batch: Batch, counts: Column) -> Classes:
     else:
         first, of = _partition(ahead, lr_mult, wd_mult)
     copied = tuple(table.copy() for table in tables)
-    return Classes(copied, lr_mult, wd_mult, ahead, first, of)
+    together = not ahead.any()
+    return Classes(copied, said, lr_mult, wd_mult, ahead.tobytes(), together, first, of)
+
+
+def _said(planner: "Planner", batch: Batch) -> list[tuple[Any, Any]]:
+    """Multipliers of the parameters in ``param_dict``, which may change at any time."""
+    if not planner.param_dict:
+        return []
+    found = [planner.param_dict.get(index) for index in batch.indices]
+    return [(getattr(p, "lr_mult", None), getattr(p, "wd_mult", None)) for p in found]
 
 
 def _partition(*columns: Column) -> tuple[Column, Column]:

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from fastopt.arguments import number
+from fastopt.arguments import flag, number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.base import bound, register
@@ -92,7 +92,7 @@ class TrustOptimizer(MomentOptimizer):
                 number(name, value, least=0, infinite=True)
         self.lower_bound = lower_bound
         self.upper_bound = upper_bound
-        self.bias_correction = bias_correction
+        self.bias_correction = flag("bias_correction", bias_correction)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

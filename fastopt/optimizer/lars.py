@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.arguments import number
+from fastopt.arguments import flag, number
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
 from fastopt.optimizer.base import Index, register
@@ -112,7 +112,7 @@ class LARS(MomentumOptimizer):
         super().__init__(momentum=momentum, lazy_update=lazy_update, **kwargs)
         self.eta = number("eta", eta)
         self.eps = number("eps", eps, least=0)
-        self.momentum_correction = momentum_correction
+        self.momentum_correction = flag("momentum_correction", momentum_correction)
         self._last_rates: dict[Index, float] = {}
 
     def _rule_of(self, index: Index) -> Rule:

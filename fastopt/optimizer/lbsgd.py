@@ -4,29 +4,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastopt.arguments import count
+from fastopt.arguments import choice, count
 from fastopt.kernels.devices import Header, header, like, placed
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
 from fastopt.kernels.table import Table
 from fastopt.optimizer.base import Array, Index, register
-from fastopt.optimizer.border import admit, check, label, listed
+from fastopt.optimizer.border import check, label, listed
 from fastopt.optimizer.lars import lars_sums
 from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
+from fastopt.optimizer.sums import adding
 from fastopt.sparse import RowSparse
 
-__all__ = ["LBSGD", "accumulate", "lbsgd", "lbsgd_momentum"]
+__all__ = ["LBSGD", "lbsgd", "lbsgd_momentum"]
 
 FIELDS = (*COMMON, "batch_scale")
-
-
-@rule(hyper=("keep",))
-def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Add a gradient to a sum, or begin a new sum with it."""
-    if h.keep:
-        return weight + grad, ()
-    return grad, ()
 
 
 def lars_finish(sums: Sums, h: Hyper) -> None:
@@ -130,7 +123,9 @@ class LBSGD(MomentumOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
-        self.warmup_strategy = warmup_strategy
+        self.warmup_strategy = choice(
+            "warmup_strategy", warmup_strategy, "linear", "power2", "sqrt", "lars"
+        )
         self.warmup_epochs = count("warmup_epochs", warmup_epochs, least=0)
         self.batch_scale = count("batch_scale", batch_scale)
         self.updates_per_epoch = count("updates_per_epoch", updates_per_epoch)
@@ -188,11 +183,7 @@ class LBSGD(MomentumOptimizer):
         if total is None:
             total = like(weight, weight.shape, real)
         total = placed(total, weight)
-        adding = admit(words, accumulate, (header(total),), grad, (), lazy=sparse)
-        if sparse:
-            adding.list_rows(words, grad)
-        adding.fill((float(keep),), 0)
-        return total, [adding]
+        return total, [adding(words, total, grad, keep)]
 
     def _count_and_rates(self, index: Index) -> tuple[float, float]:
         rates = self._get_lr(index), self._get_wd(index)

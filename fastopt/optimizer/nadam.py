@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.arguments import number
+from fastopt.arguments import flag, number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed, moments
 from fastopt.optimizer.base import Index, register
@@ -88,7 +88,7 @@ class Nadam(MomentOptimizer):
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
         self.schedule_decay = number("schedule_decay", schedule_decay, least=0)
-        self.per_parameter = per_parameter
+        self.per_parameter = flag("per_parameter", per_parameter)
         self.m_schedule = 1.0
         self._m_schedules: dict[Index, float] = {}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from numba.core.errors import NumbaError
+from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels import noise
@@ -23,7 +23,7 @@ from fastopt.sparse import RowSparse
 
 __all__ = ["TRANSIENT", "Planner", "round_into"]
 
-COMPILING = (NumbaError, TypeError, KeyError)
+COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
@@ -100,8 +100,12 @@ class Planner(Tables):
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Update a weight that may have a float32 master.
 
-        Takes what :meth:`update` does, with the state that :meth:`create_state_multi_precision`
-        returned.
+        Parameters
+        ----------
+        index, weight, grad
+            As :meth:`update` takes them, with the same errors.
+        state : None, numpy.ndarray or tuple
+            What :meth:`create_state_multi_precision` returned.
         """
         if self.native:
             self._step(index, weight, grad, state, masters=True)
@@ -236,7 +240,14 @@ class Planner(Tables):
     def run(self, batch: Batch) -> None:
         """Count one update of every tensor of a batch that has been prepared, and launch it."""
         light = batch.slots is not None and self.alike
-        saved = self._snapshot(("num_update", "row_decay") if light else vars(self))
+        if light:  # all that fill() changes, besides counts
+            decay = self.row_decay
+            saved: Snapshot = {
+                "num_update": (self.num_update, None),
+                "row_decay": (decay, dict(decay)),
+            }
+        else:
+            saved = self._snapshot(vars(self))
         counted = batch.counts.array[batch.places()] if light else None
         with uninterrupted:
             try:
@@ -313,7 +324,8 @@ class Planner(Tables):
         words = f"{label(index, self.idx2name)}: rule {rule.name if rule else ''}"
         if isinstance(error, KeyError):
             return TypeError(f"{words} reads h.{error.args[0]}, which its hyper=(...) lacks")
-        told = [m[1] for m in re.finditer(r"Error: (?!Failed in)(.+)", str(error))]
+        told = re.findall(r"Error: (?!Failed in)(.+)", str(error))
+        told = told or [f"there is no {call}" for call in re.findall(r">>> (.+\))", str(error))]
         return TypeError(f"{words} cannot be compiled: {told[-1] if told else error}")
 
 

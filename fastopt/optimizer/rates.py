@@ -8,7 +8,7 @@ from fastopt.arguments import count, number
 from fastopt.optimizer.border import Array, label
 from fastopt.optimizer.counts import Counts, Index
 
-__all__ = ["Array", "Index", "Rates", "Schedule"]
+__all__ = ["Array", "Index", "Rates", "Schedule", "as_float"]
 
 Schedule = Callable[[int], float]
 
@@ -46,6 +46,8 @@ class Rates:
         self.num_update = self.begin_num_update
         self._index_update_count = Counts()
         self.idx2name: dict[Any, str] = dict(param_idx2name or {})
+        if not (sym is None or (hasattr(sym, "attr_dict") and hasattr(sym, "list_arguments"))):
+            raise TypeError(f"sym must have attr_dict() and list_arguments(), got {sym!r}")
         self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
         self.param_dict = dict(param_dict or {})
         self.set_lr_mult({})
@@ -80,7 +82,7 @@ class Rates:
         return rate
 
     def _get_wd(self, index: Index) -> float:
-        decay = float(self.wd) * self.multiplier(index, self.wd_mult, "wd_mult")
+        decay = as_float("wd", self.wd) * self.multiplier(index, self.wd_mult, "wd_mult")
         if not math.isfinite(decay):
             self.check_rates(index, 0.0, decay)
         return decay
@@ -95,7 +97,13 @@ class Rates:
     def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
         """Multiplier of a parameter: the first hit of its object, its index and its name."""
         if index in self.param_dict:
-            return float(getattr(self.param_dict[index], attribute))
+            parameter = self.param_dict[index]
+            try:
+                return float(getattr(parameter, attribute))
+            except (AttributeError, TypeError, ValueError):
+                words = f"{label(index, self.idx2name)}: {attribute} of its parameter"
+                value = getattr(parameter, attribute, None)
+                raise TypeError(f"{words} must be a number, got {value!r}") from None
         if not table:
             return 1.0
         name = index if index in table else self.idx2name.get(index)
@@ -103,14 +111,18 @@ class Rates:
 
     @property
     def learning_rate(self) -> float:
-        """The present rate, before multipliers."""
+        """The present rate, before multipliers; setting it is :meth:`set_learning_rate`."""
         if self.lr_scheduler is None:
-            return float(self.lr)
+            return as_float("lr", self.lr)
         rate = self.lr_scheduler(self.num_update)
         try:
             return float(rate)
         except (TypeError, ValueError):
             raise TypeError(f"lr_scheduler must return a number, got {rate!r}") from None
+
+    @learning_rate.setter
+    def learning_rate(self, lr: float) -> None:
+        self.set_learning_rate(lr)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the rate.
@@ -178,6 +190,14 @@ class Rates:
             return {}
         attributes, names = self.sym_info
         return {n: float(attributes[n][key]) for n in names if key in attributes.get(n, {})}
+
+
+def as_float(name: str, value: Any) -> float:
+    """Attribute as a float; faster than the check of the argument, which it has passed."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
 
 
 def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:

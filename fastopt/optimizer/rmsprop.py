@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.arguments import number
+from fastopt.arguments import flag, number
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, clipped_decayed
 from fastopt.optimizer.base import Array, Index, Optimizer, bound, register
@@ -108,7 +108,7 @@ class RMSProp(Optimizer):
         self.gamma1 = number("gamma1", gamma1, least=0, below=1)
         self.gamma2 = number("gamma2", gamma2)
         self.epsilon = number("epsilon", epsilon, least=0)
-        self.centered = centered
+        self.centered = flag("centered", centered)
         self.clip_weights = clip_weights
         if clip_weights is not None:
             number("clip_weights", clip_weights, infinite=True)

@@ -92,18 +92,22 @@ class Updater(Resumable):
         ----------
         index : int, str or bytes, or a list of them
             The parameter; its state and counts are kept under it.
-        grad : numpy.ndarray, or a list of them
+        grad : numpy.ndarray or CUDA array, or a list of them
             Gradient with the weight's shape and dtype; float32 too for weights of half precision.
             It is not changed. A gradient that lists rows may be a
             :class:`~fastopt.sparse.RowSparse`, a pair ``(values, indices)``, or a
             scipy.sparse array in CSR or COO format.
-        weight : numpy.ndarray, or a list of them
-            float32, float64, float16 or bfloat16, of any shape and layout. Changed in place.
+        weight : numpy.ndarray or CUDA array, or a list of them
+            float32, float64, float16 or bfloat16, of any shape and layout. Changed in place. A
+            CUDA array is one with ``__cuda_array_interface__``; state is made on its device, where
+            the gradient must be too.
 
         Raises
         ------
         TypeError, ValueError
             The arguments do not fit together. No weight, state or count changes.
+        ImportError
+            An array is on a CUDA device, and numba-cuda or a driver is missing.
         """
         optimizer = self.optimizer
         measures = self.loss_scaler is not None or self.clip_global_norm is not None
@@ -313,7 +317,12 @@ class Updater(Resumable):
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """Return an :class:`Updater` for `optimizer`.
+    """Return an :class:`Updater` for an optimizer.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Decides how to update.
 
     Examples
     --------
@@ -329,5 +338,7 @@ def _held(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any],
     """Lists of our own: what is in them stays alive, whatever others do to the caller's."""
     for role, given in (("gradients", grads), ("weights", weights)):
         if not isinstance(given, (list, tuple)) or len(given) != len(indices):
-            raise TypeError(f"a list of {len(indices)} indices needs a list of as many {role}")
+            got = f"{len(given)}" if isinstance(given, (list, tuple)) else type(given).__name__
+            words = f"a list of {len(indices)} indices needs a list of as many {role}"
+            raise TypeError(f"{words}, got {got}")
     return list(indices), list(grads), list(weights)

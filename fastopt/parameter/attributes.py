@@ -8,6 +8,7 @@ import numpy as np
 
 from fastopt.arguments import choice, number
 from fastopt.initializer import Initializer, create
+from fastopt.kernels.devices import header, host, placed
 from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, merged
 from fastopt.parameter.gradient import Gradient
 
@@ -33,9 +34,12 @@ class Attributes:
         differentiable: bool = True,
         stype: str = "default",
         grad_stype: str = "default",
+        **unknown: Any,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, got {name!r}")
+        if unknown:
+            raise TypeError(f"Parameter {name!r} does not take {', '.join(unknown)}")
         self._name = name
         self.differentiable, self.allow_deferred_init = differentiable, allow_deferred_init
         with self._named():
@@ -121,7 +125,8 @@ class Attributes:
             return
         self._dtype = exact
         if self._data is not None:
-            self._data = [copy.astype(exact) for copy in self._data]
+            cast = [placed(host(copy).astype(exact), header(copy)) for copy in self._data]
+            self._data = cast
         if self._gradient is not None:
             self._gradient = self._gradient.cast(exact)
 

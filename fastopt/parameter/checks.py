@@ -8,6 +8,7 @@ import numpy as np
 
 from fastopt.arguments import count
 from fastopt.device import Device, current_device
+from fastopt.kernels.devices import cuda_target
 
 __all__ = ["Array", "Shape", "as_array", "as_devices", "as_dtype", "as_shape", "is_known", "merged"]
 
@@ -74,10 +75,13 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_array(values: Any) -> Array:
-    """Return `values` as an array; TypeError if some of them are masked."""
+    """Return `values` as an array; TypeError if they are no numbers, or some are masked."""
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("an array without a mask is needed, got a MaskedArray")
-    return np.asarray(values)
+    array = np.asarray(values)
+    if array.dtype.kind in "OSUMm":
+        raise TypeError(f"numbers are needed, got {values!r}")
+    return array
 
 
 def as_devices(device: Any) -> tuple[Device, ...]:
@@ -88,7 +92,9 @@ def as_devices(device: Any) -> tuple[Device, ...]:
     TypeError
         `device` is not made of devices.
     ValueError
-        There is no device or one is repeated, or arrays cannot be kept there.
+        There is no device or one is repeated, or one of several is a CUDA device.
+    ImportError
+        CUDA cannot be used.
     """
     if device is None:
         device = current_device()
@@ -97,7 +103,8 @@ def as_devices(device: Any) -> tuple[Device, ...]:
         raise TypeError(f"device must be a Device or a list of them, got {device!r}")
     if not devices or len(set(devices)) < len(devices):
         raise ValueError(f"device must list one device or more, each once, got {device!r}")
-    for one in devices:
-        if one.device_type != "cpu":
-            raise ValueError(f"device must be cpu(i): parameters are NumPy arrays, got {one}")
+    if any(one.device_type == "cuda" for one in devices):
+        if len(devices) > 1:
+            raise ValueError(f"device must be one CUDA device or several of the CPU, got {device}")
+        cuda_target()
     return tuple(devices)

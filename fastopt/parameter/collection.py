@@ -76,10 +76,12 @@ class ParameterDict(Named):
         init : str, Initializer or callable
             For parameters that have none of their own; it also lends its random numbers to
             those that are given by name. Default ``"uniform"``.
-        device, force_reinit
+        device
             See :meth:`Parameter.initialize`.
         verbose : bool
             Log what is initialized. Default False.
+        force_reinit
+            See :meth:`Parameter.initialize`.
 
         Raises
         ------
@@ -110,13 +112,26 @@ class ParameterDict(Named):
 
     @ctx_is_device
     def reset_device(self, device: Device | Sequence[Device] | None = None) -> None:
-        """Move all parameters to other devices; see :meth:`Parameter.reset_device`."""
+        """Move all parameters to other devices.
+
+        Parameters
+        ----------
+        device : Device or sequence of Device, optional
+            As :meth:`Parameter.reset_device` takes it, with the same errors.
+        """
         with self._all_or_none() as parameters:
             for parameter in parameters:
                 parameter.reset_device(device)
 
     def setattr(self, name: str, value: Any) -> None:
         """Set an attribute of all parameters, such as ``grad_req`` or ``lr_mult``.
+
+        Parameters
+        ----------
+        name : str
+            The attribute.
+        value : object
+            What it becomes.
 
         Raises
         ------
@@ -134,7 +149,7 @@ class ParameterDict(Named):
         """
         with self._all_or_none() as parameters:
             for parameter in parameters:
-                if name.startswith("_") or not hasattr(parameter, name):
+                if not isinstance(name, str) or name[:1] == "_" or not hasattr(parameter, name):
                     raise ValueError(f"{parameter!r} has no attribute {name!r} that can be set")
                 setattr(parameter, name, value)
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt import initializer
+from fastopt.parameter.checks import as_array
 from fastopt.parameter.parameter import Parameter
 
 __all__ = ["Constant"]
@@ -40,7 +41,8 @@ class Constant(Parameter):
 
     def __init__(self, value: Any) -> None:
         is_array = isinstance(value, (np.ndarray, np.generic))
-        self.value = np.array(value, None if is_array else np.float32)
+        given = as_array(value)
+        self.value = np.array(given, None if is_array else np.float32)
         super().__init__(
             name="const",
             grad_req="null",

@@ -123,6 +123,11 @@ class Named:
     def update(self, other: "Named | Mapping[str, Parameter]") -> None:
         """Take over all parameters of another dict, under its names.
 
+        Parameters
+        ----------
+        other : ParameterDict or mapping of str to Parameter
+            The parameters.
+
         Raises
         ------
         TypeError
@@ -130,6 +135,8 @@ class Named:
         ValueError
             A name stands for different parameters in the two.
         """
+        if not isinstance(other, (Named, Mapping)):
+            raise TypeError(f"other must hold Parameters by name, got {type(other).__name__}")
         for name, parameter in other.items():
             if not (isinstance(name, str) and isinstance(parameter, Parameter)):
                 raise TypeError(f"other must hold Parameters by name, got {name!r}: {parameter!r}")
@@ -161,7 +168,7 @@ class Named:
         """
         try:
             matches = re.compile(pattern).match
-        except re.error as error:
+        except (re.error, TypeError) as error:
             raise ValueError(f"pattern must be a regular expression, got {pattern!r}") from error
         selected = type(self)(self._prefix, self._shared)
         selected.update({name: p for name, p in self.items() if matches(name)})

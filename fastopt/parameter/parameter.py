@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from fastopt.device import Device
+from fastopt.kernels.devices import is_cuda
 from fastopt.parameter.checks import Array
 from fastopt.parameter.deprecated import ctx_is_device
 from fastopt.parameter.gradient import Gradient
+from fastopt.parameter.on_device import DeviceGradient
 from fastopt.parameter.written import Written
 from fastopt.sparse import RowSparse
 
@@ -48,6 +50,8 @@ class Parameter(Written):
     stype, grad_stype : {'default', 'row_sparse'}
         Storage of the numbers and of the gradient. The array of a row-sparse parameter is read by
         :meth:`row_sparse_data`; a row-sparse gradient is a :class:`~fastopt.sparse.RowSparse`.
+    **unknown
+        Refused: the error names them.
 
     Attributes
     ----------
@@ -87,7 +91,10 @@ class Parameter(Written):
         with MAKING:
             if self._gradient is None:
                 rows = self._grad_stype == "row_sparse"
-                self._gradient = Gradient(copies[0].shape, self._dtype, len(copies), rows)
+                if is_cuda(copies[0]):
+                    self._gradient = DeviceGradient(copies[0], rows)
+                else:
+                    self._gradient = Gradient(copies[0].shape, self._dtype, len(copies), rows)
             return self._gradient
 
     @ctx_is_device
@@ -113,6 +120,9 @@ class Parameter(Written):
             The parameter is not initialized, not on that device, or has no gradient.
         """
         return self._buffers().touch(self._position(device))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise TypeError(f"{self._words} is not an array, its data() is one")
 
     def list_grad(self) -> list[Any]:
         """Return the gradients on all devices, as :meth:`grad` does."""
@@ -157,7 +167,13 @@ class Parameter(Written):
                 self._buffers().add(self._position(device), grad, always=always)
 
     def set_grad(self, grad: Any, device: Device | None = None) -> None:
-        """Replace the gradient; see :meth:`add_grad`, whose gradients are added to it."""
+        """Replace the gradient; see :meth:`add_grad`, whose gradients are added to it.
+
+        Parameters
+        ----------
+        grad, device
+            As :meth:`add_grad` takes them, with the same errors.
+        """
         if self._grad_req != "null":
             with self._named():
                 self._buffers().set(self._position(device), grad)
@@ -204,7 +220,13 @@ class Parameter(Written):
         return self._rows(self._position(None), row_id)
 
     def list_row_sparse_data(self, row_id: Array) -> list[RowSparse]:
-        """Return some rows on each device; see :meth:`row_sparse_data`."""
+        """Return some rows on each device.
+
+        Parameters
+        ----------
+        row_id : numpy.ndarray
+            As :meth:`row_sparse_data` takes it, with the same errors.
+        """
         self._require("row_sparse", "list_row_sparse_data()", "list_data()")
         return [self._rows(i, row_id) for i in range(len(self._arrays()))]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fastopt.device import Device, current_device
 from fastopt.initializer import FusedRNN, InitDesc, Initializer, create
+from fastopt.kernels.devices import owned
 from fastopt.parameter.attributes import Attributes
 from fastopt.parameter.checks import Array, Shape, as_devices, is_known
 from fastopt.parameter.deprecated import ctx_is_device
@@ -17,7 +18,20 @@ __all__ = ["DeferredInitializationError", "Stored"]
 
 
 class DeferredInitializationError(RuntimeError):
-    """A parameter is read while its initialization waits for its shape."""
+    """A parameter is read while its initialization waits for its shape.
+
+    Examples
+    --------
+    >>> from fastopt.parameter import DeferredInitializationError, Parameter
+    >>> weight = Parameter("weight", shape=(3, 0), allow_deferred_init=True)
+    >>> weight.initialize("zeros")
+    >>> try:
+    ...     weight.data()
+    ... except DeferredInitializationError:
+    ...     weight.shape = (3, 2)
+    >>> weight.data().shape
+    (3, 2)
+    """
 
 
 class Deferred(NamedTuple):
@@ -88,6 +102,8 @@ class Stored(Attributes):
         elif init is None:
             init = default_init if self.init is None else self.init
         with self._named():
+            if isinstance(init, str):
+                create(init)  # raises what is wrong with the name
             deferred = Deferred(init, default_init, as_devices(device))
         if is_known(self._shape):
             self._fill(deferred)
@@ -111,7 +127,11 @@ class Stored(Attributes):
 
     def _place(self, data: Array, devices: Sequence[Device]) -> None:
         """Keep `data`, and copies of it for all devices but the first."""
-        self._data = [data, *(data.copy() for _ in devices[1:])]
+        if devices[0].device_type == "cuda":
+            self._require("default", "a CUDA device", "a device of the CPU")
+            self._data = [owned(data, devices[0])]
+        else:
+            self._data = [data, *(data.copy() for _ in devices[1:])]
         self._devices, self._deferred, self._gradient = tuple(devices), None, None
 
     def _complete(self, shape: Shape | None) -> None:

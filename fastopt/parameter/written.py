@@ -8,6 +8,7 @@ import numpy as np
 
 from fastopt.arguments import choice
 from fastopt.device import Device, cpu
+from fastopt.kernels.devices import assign, header, host, is_cuda
 from fastopt.parameter.checks import Array, as_array, as_devices, as_dtype
 from fastopt.parameter.deprecated import ctx_is_device, renamed
 from fastopt.parameter.stored import Stored
@@ -47,7 +48,7 @@ class Written(Stored):
         if self._deferred is None:
             self._arrays()
         with self._named():
-            array = data.to_dense() if isinstance(data, RowSparse) else as_array(data)
+            array = data.to_dense() if isinstance(data, RowSparse) else as_array(host(data))
         self._check_shape(array)
         if not np.can_cast(array.dtype, self._dtype, "same_kind"):
             raise TypeError(f"{self._words} cannot hold {array.dtype}, it is {self._dtype}")
@@ -65,7 +66,10 @@ class Written(Stored):
             self._place(np.array(array, self._dtype, order="C"), devices)
         else:
             for copy in self._data:
-                copy[...] = array
+                if is_cuda(copy):
+                    assign(header(copy), np.array(array, self._dtype, order="C"))
+                else:
+                    copy[...] = array
             self._tell(array)
 
     def _load_init(
@@ -157,7 +161,8 @@ class Written(Stored):
 
     def _mean(self) -> Array:
         """Return the mean of all copies; what they have in common if they are equal."""
-        first, *others = self._arrays()
+        first: Array
+        first, *others = map(host, self._arrays())
         if self._stype != "default":
             self._attached()
         if all(np.array_equal(first, other) for other in others):
@@ -167,7 +172,13 @@ class Written(Stored):
         return np.array(mean, self._dtype)
 
     def reset_ctx(self, ctx: Device | Sequence[Device] | None) -> None:
-        """Deprecated name of :meth:`reset_device`."""
+        """Deprecated name of :meth:`reset_device`.
+
+        Parameters
+        ----------
+        ctx : Device or sequence of Device
+            The devices.
+        """
         renamed("reset_ctx", "reset_device")
         self.reset_device(ctx)
 

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fastopt.checkpoint.describe import check_updater
 from fastopt.optimizer import Updater
 from fastopt.scope import current_scope
 
@@ -99,6 +100,7 @@ class ParameterInfo:
         ValueError
             The weight has a master, and the optimizer keeps none.
         """
+        check_updater(updater)
         index = self.name if index is None else index
         for dtype, array in self._copies.items():
             if dtype != "float32":
@@ -118,6 +120,8 @@ def full_name(param_name: str) -> str:
 
 def entered(info: ParameterInfo, init_net: Workspace | None) -> ParameterInfo:
     """Put the arrays into a workspace; ValueError if one of their names is taken there."""
+    if not isinstance(init_net, MutableMapping | None):
+        raise TypeError(f"init_net must be a dict of arrays or None, got {init_net!r}")
     if init_net is not None:
         if taken := sorted(info.arrays.keys() & init_net.keys()):
             raise ValueError(f"{info.name}: init_net has {', '.join(taken)} already")

@@ -27,6 +27,14 @@ class Scope(Names):
         Arguments of new parameters, as :class:`~fastopt.parameter.Parameter` calls them.
     reuse : bool or "auto"
         Where :meth:`get_parameter` is not told.
+
+    Examples
+    --------
+    >>> from fastopt.parameter import ParameterDict
+    >>> from fastopt.scope import Scope, name_scope
+    >>> net = name_scope("net", params=ParameterDict())
+    >>> isinstance(net, Scope), net.prefix, net.get_parameter("w", 2).name
+    (True, 'net', 'net/w')
     """
 
     def __init__(

@@ -109,7 +109,12 @@ def current_scope() -> Scope:
 
 
 def get_parameter(name: str | None = None, shape: Any = None, **kw: Any) -> Parameter:
-    """Create or return a parameter in the present scope; see :meth:`Scope.get_parameter`.
+    """Create or return a parameter in the present scope.
+
+    Parameters
+    ----------
+    name, shape, **kw
+        As :meth:`Scope.get_parameter` takes them, with the same errors.
 
     Examples
     --------

@@ -29,6 +29,11 @@ class Names:
     def gen_name(self, name: str) -> str:
         """Return the full name of `name` in this scope, ``prefix/name``.
 
+        Parameters
+        ----------
+        name : str
+            One level or several, with slashes between them.
+
         Raises
         ------
         TypeError
@@ -51,6 +56,11 @@ class Names:
         It is without the scope's own prefix, which :class:`name_scope` and :meth:`get_parameter`
         add. Each scope counts each prefix from 0, and leaves out names that parameters, or scopes
         with parameters, have.
+
+        Parameters
+        ----------
+        prefix : str
+            Begin of the name.
 
         Raises
         ------

@@ -1,0 +1,161 @@
+"""Table of updates on a CUDA device: the time of a step, and how near it comes to a copy.
+
+``python gpu.py`` measures Adam on float32 weights of several sizes, half-precision weights with
+masters, a thousand small tensors in one launch and listed rows of a table, each beside torch's
+optimizer where torch sees the device. Times are medians between CUDA events. A copy on the device
+of half of the bytes that a step moves is the limit: it reads and writes as many.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.core import config
+
+from fastopt import optimizer
+from fastopt.info import cuda as device_name
+
+Call = Callable[[], Any]
+
+ROWS, WIDTH, LISTED = 10_000_000, 64, 65_536
+
+
+@dataclass(frozen=True)
+class Race:
+    """One row of the table: a step, what it moves, and the step of torch beside it."""
+
+    name: str
+    make: Callable[[], Call]
+    moved: int
+    """Bytes that a step reads and writes."""
+    torch: Callable[[], Call] | None = None
+
+
+def filled(shape, dtype=np.float32):
+    """Device array of ones."""
+    return cuda.to_device(np.ones(shape, dtype))
+
+
+def dense(shapes, dtype=np.float32, **kwargs) -> Call:
+    updater = optimizer.get_updater(optimizer.Adam(**kwargs))
+    weights = [filled(shape, dtype) for shape in shapes]
+    grads = [filled(shape, dtype) for shape in shapes]
+    return partial(updater, list(range(len(shapes))), grads, weights)
+
+
+def rows(height: int, listed: int) -> Call:
+    updater = optimizer.get_updater(optimizer.Adam())
+    weight, values = filled((height, WIDTH)), filled((listed, WIDTH))
+    ids = cuda.to_device(np.random.default_rng(0).integers(height, size=listed))
+    return partial(updater, 0, (values, ids), weight)
+
+
+def torch_dense(shapes) -> Call:
+    import torch
+
+    weights = [torch.nn.Parameter(torch.ones(shape, device="cuda")) for shape in shapes]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    return torch.optim.Adam(weights, fused=True).step
+
+
+def torch_rows(height: int, listed: int) -> Call:
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(height, WIDTH, device="cuda"))
+    ids = torch.randint(height, (1, listed), device="cuda")
+    values = torch.ones(listed, WIDTH, device="cuda")
+    weight.grad = torch.sparse_coo_tensor(ids, values, weight.shape)
+    return torch.optim.SparseAdam([weight]).step
+
+
+def races(largest: int, small: int, height: int, listed: int) -> Iterator[Race]:
+    for size in (10**power for power in (2, 6, 7, 8) if 10**power <= largest):
+        shapes = [(size,)]
+        name = f"Adam, {size:,}"
+        yield Race(name, partial(dense, shapes), 28 * size, partial(torch_dense, shapes))
+    half = partial(dense, [(largest,)], np.float16, multi_precision=True)
+    yield Race(f"Adam, {largest:,}, float16 with masters", half, 28 * largest)
+    many = [(small,)] * small
+    name = f"Adam, {small:,} x {small:,}"
+    yield Race(name, partial(dense, many), 28 * small**2, partial(torch_dense, many))
+    yield Race(
+        f"lazy Adam, {listed:,} rows of {height:,} x {WIDTH}",
+        partial(rows, height, listed),
+        28 * listed * WIDTH,
+        partial(torch_rows, height, listed),
+    )
+
+
+def copying(size: int) -> Call:
+    """Copy on the device that moves so many bytes in all."""
+    source, target = (cuda.device_array(max(size // 2, 1), np.uint8) for _ in range(2))
+    return partial(target.copy_to_device, source)
+
+
+def sample(call: Call, repeats: int) -> float:
+    """Seconds of one call out of several, between two events on the device."""
+    if config.ENABLE_CUDASIM:
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - begin) / repeats
+    first, last = cuda.event(), cuda.event()
+    first.record()
+    for _ in range(repeats):
+        call()
+    last.record()
+    last.synchronize()
+    return cuda.event_elapsed_time(first, last) / 1000 / repeats
+
+
+def measured(race: Race, rounds: int, repeats: int) -> str:
+    """A line of the table; the calls take turns in every round."""
+    calls = {"fastopt": race.make(), "copy": copying(race.moved)}
+    if race.torch is not None:
+        try:
+            calls["torch"] = race.torch()
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}".partition("\n")[0]
+            print(f"{race.name}: torch is left out, {told}", file=sys.stderr)
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(sample(call, repeats))
+    step = np.array(times["fastopt"])
+    cells = [
+        f"{np.median(step) * 1e6:.1f} us",
+        f"{race.moved / np.median(step) / 1e9:.0f} GB/s",
+        f"{np.median(np.array(times['copy']) / step):.2f}",
+        f"{np.median(np.array(times['torch']) / step):.2f}" if "torch" in times else "",
+    ]
+    return f"| {race.name} | {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="small arrays, few repeats")
+    arguments = parser.parse_args()
+    if not cuda.is_available():
+        print(f"nothing to measure: {device_name()}", file=sys.stderr)
+        return 1
+    sizes = (100, 5, 20, 4) if arguments.quick else (10**8, 1000, ROWS, LISTED)
+    rounds, repeats = (2, 1) if arguments.quick else (21, 20)
+    print(f"{device_name()}\n")
+    print("| update | time | traffic | of a copy's rate | torch takes |\n|---|---|---|---|---|")
+    for race in races(*sizes):
+        print(measured(race, rounds, repeats), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""fastopt with tensors of mygrad, against the Adam of its companion mynn."""
+
+import mygrad
+import numpy as np
+from corrected_adam import CorrectedAdam
+from mynn.optimizers.adam import Adam
+from sklearn.datasets import load_breast_cancer
+
+from fastopt import optimizer
+
+STEPS, BATCH = 200, 64
+
+
+def train(make_step):
+    """Losses of all batches; `make_step` takes the tensors and returns what updates them."""
+    x, y = load_breast_cancer(return_X_y=True)
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    rng = np.random.default_rng(0)
+    params = [
+        mygrad.tensor(start)
+        for start in (rng.normal(size=(30, 16)) / 30**0.5, np.zeros(16), rng.normal(size=16) / 4)
+    ]
+    step, losses = make_step(params), []
+    for _ in range(STEPS):
+        rows = rng.integers(len(x), size=BATCH)
+        w1, b1, w2 = params
+        score = mygrad.tanh(x[rows] @ w1 + b1) @ w2
+        loss = mygrad.mean(mygrad.logaddexp(0, score) - y[rows] * score)
+        loss.backward()
+        step()
+        losses.append(loss.item())
+    return losses
+
+
+def of_mynn(params):
+    """Return mynn's step."""
+    return Adam(params, learning_rate=0.01).step
+
+
+def of_fastopt(params):
+    """Return fastopt's step: it updates the arrays of the tensors in place."""
+    updater = optimizer.get_updater(CorrectedAdam(learning_rate=0.01))
+
+    def step():
+        updater(list(range(len(params))), [p.grad for p in params], [p.data for p in params])
+
+    return step
+
+
+def curves():
+    """Losses with mynn's Adam, and with fastopt's."""
+    return train(of_mynn), train(of_fastopt)
+
+
+if __name__ == "__main__":
+    for step, (theirs, ours) in enumerate(zip(*curves(), strict=True)):
+        if step % 20 == 0:
+            print(f"step {step:3}: mynn {theirs:.9f}, fastopt {ours:.9f}")

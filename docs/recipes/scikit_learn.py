@@ -1,0 +1,67 @@
+"""fastopt in scikit-learn's MLPClassifier, on its digits: both train the same network."""
+
+import warnings
+from unittest import mock
+
+from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neural_network import MLPClassifier, _multilayer_perceptron
+from sklearn.neural_network._stochastic_optimizers import AdamOptimizer, SGDOptimizer
+
+from fastopt import optimizer
+
+
+class FastAdam(AdamOptimizer):
+    """Adam of fastopt, where scikit-learn expects its own."""
+
+    def __init__(self, params, learning_rate_init, beta_1, beta_2, epsilon):
+        super().__init__([], learning_rate_init, beta_1, beta_2, epsilon)
+        adam = optimizer.Adam(learning_rate_init, beta_1, beta_2, epsilon)
+        self.updater = optimizer.get_updater(adam)
+
+    def update_params(self, params, grads):
+        self.updater(list(range(len(params))), grads, params)
+
+
+class FastSGD(SGDOptimizer):
+    """Momentum descent of fastopt; scikit-learn goes on setting `learning_rate`."""
+
+    def __init__(self, params, learning_rate_init, lr_schedule, momentum, nesterov, power_t):
+        super().__init__([], learning_rate_init, lr_schedule, momentum, nesterov, power_t)
+        made = optimizer.NAG if nesterov else optimizer.SGD
+        self.updater = optimizer.get_updater(made(momentum=momentum))
+
+    def update_params(self, params, grads):
+        self.updater.optimizer.set_learning_rate(self.learning_rate)
+        self.updater(list(range(len(params))), grads, params)
+
+
+def curve(solver, nesterov=True):
+    """Loss after each epoch with the optimizer that scikit-learn finds under its own name."""
+    x, y = load_digits(return_X_y=True)
+    model = MLPClassifier(
+        64,
+        solver=solver,
+        learning_rate_init=0.01,
+        max_iter=20,
+        random_state=0,
+        nesterovs_momentum=nesterov,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # 20 epochs are not enough
+        model.fit(x / 16, y)
+    return model.loss_curve_
+
+
+def curves(solver, nesterov=True):
+    """The loss after each epoch with scikit-learn's optimizer, and with fastopt's."""
+    theirs = curve(solver, nesterov)
+    fast = {"AdamOptimizer": FastAdam, "SGDOptimizer": FastSGD}
+    with mock.patch.multiple(_multilayer_perceptron, **fast):
+        return theirs, curve(solver, nesterov)
+
+
+if __name__ == "__main__":
+    for solver in ("adam", "sgd"):
+        for epoch, (theirs, ours) in enumerate(zip(*curves(solver), strict=True), 1):
+            print(f"{solver}, epoch {epoch:2}: scikit-learn {theirs:.9f}, fastopt {ours:.9f}")

@@ -1,0 +1,52 @@
+"""Arrays on the device, and the same steps on both sides."""
+
+import numpy as np
+from numba import cuda
+
+from fastopt import RowSparse
+
+
+def on_device(state):
+    """Copy of NumPy arrays on the device, with the same nesting."""
+    if isinstance(state, (list, tuple)):
+        return type(state)(map(on_device, state))
+    if isinstance(state, RowSparse):
+        return RowSparse(on_device(state.values), on_device(state.indices), state.shape)
+    return cuda.to_device(state)
+
+
+def host(state):
+    """Copy of device arrays in main memory."""
+    if isinstance(state, (list, tuple)):
+        return type(state)(map(host, state))
+    return None if state is None else state.copy_to_host()
+
+
+def leaves(state):
+    """Arrays of a nested state."""
+    if isinstance(state, (list, tuple)):
+        return [leaf for part in state for leaf in leaves(part)]
+    return [] if state is None else [state]
+
+
+def check_close(device, expected, rtol=2e-6, atol=1e-6):
+    """The arrays on the device are those in main memory, but for a rounding or two."""
+    for one, other in zip(leaves(host(device)), leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+        if one.dtype.itemsize == 2 and one.dtype.kind != "u":
+            one, other, rtol = one.astype(np.float32), other.astype(np.float32), 1e-2
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+
+
+def check_steps(make, weight, grads, index=0, set_up=lambda updater: None, **tolerance):
+    """Updaters made by `make` do the same on the device and on the CPU, which is returned."""
+    here, there = make(), make()
+    set_up(here)
+    set_up(there)
+    host_weight, device_weight = weight.copy(order="K"), on_device(weight)
+    for grad in grads:
+        here(index, grad, host_weight)
+        there(index, on_device(grad), device_weight)
+    check_close(device_weight, host_weight, **tolerance)
+    check_close(there.states[index], here.states[index], **tolerance)
+    return here, there, host_weight, device_weight

@@ -1,0 +1,119 @@
+"""Dense updates on the device are those of the CPU."""
+
+import numpy as np
+import pytest
+from cases import CASES
+from device_arrays import check_close, check_steps, host, on_device
+from numba import cuda
+
+from fastopt import optimizer, rule
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_rule_steps_as_on_the_cpu(case, rng):
+    weight = rng.normal(size=case.shape).astype(np.float32)
+    grads = [rng.normal(size=case.shape).astype(np.float32) for _ in range(3)]
+    check_steps(lambda: case.updater(wd=case.wd, clip_gradient=1.5), weight, grads)
+
+
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_float64_weights_are_updated_in_float64(case, rng):
+    weight = rng.normal(size=case.shape)
+    grads = [rng.normal(size=case.shape) for _ in range(2)]
+    check_steps(lambda: case.updater(), weight, grads, rtol=1e-6 if case.name == "sgld" else 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (300,), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("name", ["adam", "lamb"])
+def test_any_shape_is_taken(name, shape, rng):
+    weight = rng.normal(size=shape).astype(np.float32).reshape(shape)
+    if not weight.size:
+        weight = np.zeros(shape, np.float32)
+    grads = [np.asarray(rng.normal(size=shape), np.float32).reshape(shape) for _ in range(2)]
+    check_steps(lambda: optimizer.get_updater(optimizer.create(name)), weight, grads)
+
+
+def test_sums_are_in_the_order_of_the_cpu(rng):
+    weight = rng.normal(size=34_000).astype(np.float32)
+    grad = rng.normal(size=34_000).astype(np.float32)
+    here, there = (optimizer.Updater(optimizer.LARS(), clip_global_norm=1e9) for _ in range(2))
+    device = on_device(weight)
+    here(0, grad, weight)
+    there(0, on_device(grad), device)
+    assert here.info.global_norm == there.info.global_norm
+    check_close(device, weight)
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb", "groupadagrad", "sgld"])
+def test_a_list_is_the_same_as_single_calls(name, rng):
+    shapes = [(4, 5), (2, 3), (40, 30), (1, 1)]
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    listed, single = (optimizer.get_updater(optimizer.create(name)) for _ in range(2))
+    together, alone = on_device(weights), on_device(weights)
+    for _ in range(3):
+        grads = on_device([rng.normal(size=shape).astype(np.float32) for shape in shapes])
+        listed([0, 1, 2, 3], grads, together)
+        for index, (grad, weight) in enumerate(zip(grads, alone, strict=True)):
+            single(index, grad, weight)
+    for one, other in zip(host(together), host(alone), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_list_may_mix_devices_tensor_by_tensor(rng):
+    weights = [rng.normal(size=6).astype(np.float32) for _ in range(2)]
+    grads = [rng.normal(size=6).astype(np.float32) for _ in range(2)]
+    expected = [weight.copy() for weight in weights]
+    optimizer.get_updater(optimizer.Adam())([0, 1], grads, expected)
+    mixed = [weights[0], on_device(weights[1])]
+    updater = optimizer.get_updater(optimizer.Adam())
+    updater([0, 1], [grads[0], on_device(grads[1])], mixed)
+    np.testing.assert_array_equal(mixed[0], expected[0])
+    check_close(mixed[1], expected[1])
+
+
+@pytest.mark.parametrize("layout", ["fortran", "strided", "strided gradient"])
+def test_any_layout_is_taken(layout, rng):
+    array = rng.normal(size=(6, 8)).astype(np.float32)
+    grad = rng.normal(size=(6, 8)).astype(np.float32)
+    expected = array.copy()
+    optimizer.get_updater(optimizer.Adam())(0, grad, expected)
+    weight, device_grad = on_device(array), on_device(grad)
+    if layout == "fortran":
+        weight = on_device(np.asfortranarray(array))
+    else:
+        wide = cuda.to_device(np.repeat(array if layout == "strided" else grad, 2, axis=1))
+        narrow = wide[:, ::2]
+        weight, device_grad = (narrow, device_grad) if layout == "strided" else (weight, narrow)
+    optimizer.get_updater(optimizer.Adam())(0, device_grad, weight)
+    np.testing.assert_allclose(weight.copy_to_host(), expected, rtol=1e-6)
+
+
+def test_a_rule_of_the_user_runs_on_the_device(rng):
+    @rule(state=("mom",), hyper=("lr", "momentum"))
+    def heavy_ball(weight, grad, state, h):
+        mom = h.momentum * state[0] - h.lr * grad
+        return weight + mom, (mom,)
+
+    class HeavyBall(optimizer.Optimizer):
+        rule = heavy_ball
+
+        def hyper(self, t, lr, wd):
+            return {"momentum": 0.9}
+
+    weight = rng.normal(size=30).astype(np.float32)
+    grads = [rng.normal(size=30).astype(np.float32) for _ in range(3)]
+    check_steps(lambda: optimizer.get_updater(HeavyBall(learning_rate=0.1)), weight, grads)
+
+
+def test_schedules_and_multipliers_reach_the_device(rng):
+    def make():
+        adam = optimizer.Adam(param_idx2name={0: "a_weight", 1: "b_bias"}, wd=0.1)
+        adam.set_lr_mult({"a_weight": 0.5})
+        adam.lr_scheduler = lambda update: 0.1 / (1 + update)
+        return optimizer.get_updater(adam)
+
+    weight = rng.normal(size=9).astype(np.float32)
+    grads = [rng.normal(size=9).astype(np.float32) for _ in range(4)]
+    check_steps(make, weight, grads)

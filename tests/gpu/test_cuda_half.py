@@ -1,0 +1,107 @@
+"""Half precision on the device: masters, copies, rounding, compressed state."""
+
+import numpy as np
+import pytest
+from device_arrays import check_close, check_steps, host, leaves, on_device
+
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+
+pytestmark = pytest.mark.cuda
+
+
+def halves(rng, dtype, count=2, size=50):
+    weight = rng.normal(size=size).astype(dtype)
+    return weight, [rng.normal(size=size).astype(dtype) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "lars", "ftrl", "sgld"])
+def test_masters_are_kept_on_the_device(name, half, rng):
+    weight, grads = halves(rng, half)
+    check_steps(
+        lambda: optimizer.get_updater(optimizer.create(name, multi_precision=True)), weight, grads
+    )
+
+
+def test_split_masters_are_those_of_the_cpu(bfloat16, rng):
+    weight, grads = halves(rng, bfloat16)
+    make = lambda: optimizer.get_updater(  # noqa: E731
+        optimizer.SGD(momentum=0.9, learning_rate=0.1, multi_precision=True, master="split")
+    )
+    here, there, host_weight, device_weight = check_steps(
+        make, weight, grads, atol=70_000
+    )  # remainders are numbers of units
+    whole = [
+        (w.view(np.uint16).astype(np.int64) << 16) + r
+        for w, r in (
+            (host_weight, leaves(here.states[0])[-1]),
+            (host(device_weight), leaves(host(there.states[0]))[-1]),
+        )
+    ]
+    assert np.abs(whole[0] - whole[1]).max() < 1 << 17
+
+
+def test_weights_without_masters_are_rounded_at_random_alike(half, rng):
+    weight, grads = halves(rng, half)
+    make = lambda: optimizer.get_updater(  # noqa: E731
+        optimizer.SGD(learning_rate=0.01, rounding="stochastic", seed=3)
+    )
+    _, _, on_cpu, on_gpu = check_steps(make, weight, grads)
+    assert (on_cpu == host(on_gpu)).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["adam", "groupadagrad"])
+def test_state_may_be_bfloat16(name, bfloat16, rng):
+    weight = rng.normal(size=(8, 4)).astype(np.float32)
+    grads = [rng.normal(size=(8, 4)).astype(np.float32) for _ in range(2)]
+    make = lambda: optimizer.get_updater(  # noqa: E731
+        optimizer.create(name, state_dtype="bfloat16")
+    )
+    _, there, *_ = check_steps(make, weight, grads, rtol=1e-2)
+    assert all(leaf.dtype == bfloat16 for leaf in leaves(host(there.states[0])))
+
+
+def test_a_copy_follows_its_weight(half, rng):
+    weight = rng.normal(size=20).astype(np.float32)
+    device, copy = on_device(weight), on_device(np.zeros(20, half))
+    updater = optimizer.get_updater(optimizer.Adam())
+    updater.set_copy(0, copy)
+    updater(0, on_device(np.ones(20, np.float32)), device)
+    np.testing.assert_array_equal(host(copy), host(device).astype(half))
+
+
+def test_a_master_can_be_given_before_and_after_the_first_step(half):
+    exact = np.full(3, 0.1, np.float32)
+    weight = on_device(exact.astype(half))
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0, multi_precision=True))
+    updater.set_master(0, exact)
+    updater(0, on_device(np.zeros(3, half)), weight)
+    np.testing.assert_array_equal(host(updater.states[0][1]), exact)
+    updater.set_master(0, on_device(2 * exact))
+    np.testing.assert_array_equal(host(updater.states[0][1]), 2 * exact)
+
+
+def test_gradients_may_be_float32(half, rng):
+    weight, _ = halves(rng, half)
+    grads = [rng.normal(size=50).astype(np.float32)]
+    check_steps(lambda: optimizer.get_updater(optimizer.Adam(multi_precision=True)), weight, grads)
+
+
+def test_overflow_skips_the_step_and_clip_shortens_it(rng):
+    weight, grads = halves(rng, np.float16)
+    updater = optimizer.Updater(
+        optimizer.Adam(multi_precision=True), LossScaler(init_scale=2.0), clip_global_norm=0.5
+    )
+    device = on_device(weight)
+    bad = grads[0].copy()
+    bad[7] = np.inf
+    updater(0, on_device(bad), device)
+    assert updater.info.skipped
+    np.testing.assert_array_equal(host(device), weight)
+    updater(0, on_device(grads[1]), device)
+    other = optimizer.Updater(
+        optimizer.Adam(multi_precision=True), LossScaler(init_scale=1.0), clip_global_norm=0.5
+    )
+    other(0, grads[1], weight)
+    assert updater.info.global_norm == other.info.global_norm
+    check_close(device, weight)

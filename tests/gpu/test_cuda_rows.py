@@ -1,0 +1,128 @@
+"""Row-sparse updates on the device."""
+
+import numpy as np
+import pytest
+from cases import CASES
+from device_arrays import check_close, check_steps, host, on_device
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastopt import RowSparse, optimizer
+
+pytestmark = pytest.mark.cuda
+
+SHAPE = (12, 5)
+
+
+def listing(rng, rows, dtype=np.float32, ids=np.int64):
+    rows = np.asarray(rows, ids)
+    return RowSparse(rng.normal(size=(len(rows), SHAPE[1])).astype(dtype), rows, SHAPE)
+
+
+SOME = [[3, 7, 11], [7, 0, 7, 3, 7], [], [5]]
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
+@pytest.mark.parametrize("case", CASES[::2], ids=str)
+def test_every_rule_steps_as_on_the_cpu(case, lazy, rng):
+    weight = rng.normal(size=SHAPE).astype(np.float32)
+    grads = [listing(rng, rows) for rows in SOME]
+    check_steps(lambda: case.updater(wd=case.wd, lazy_update=lazy), weight, grads)
+
+
+@pytest.mark.parametrize("ids", [np.int32, np.int64])
+def test_indices_have_either_type(ids, rng):
+    weight = rng.normal(size=SHAPE).astype(np.float32)
+    grads = [listing(rng, [9, 2, 9], ids=ids)]
+    check_steps(lambda: optimizer.get_updater(optimizer.Adam()), weight, grads)
+
+
+def test_indices_may_be_in_main_memory(rng):
+    weight = rng.normal(size=SHAPE).astype(np.float32)
+    grad = listing(rng, [4, 1, 4])
+    here, there = weight.copy(), on_device(weight)
+    optimizer.get_updater(optimizer.Adam())(0, grad, here)
+    updater = optimizer.get_updater(optimizer.Adam())
+    updater(0, RowSparse(on_device(grad.values), grad.indices, SHAPE), there)
+    check_close(there, here)
+
+
+def test_a_pair_of_device_arrays_lists_rows(rng):
+    weight = rng.normal(size=SHAPE).astype(np.float32)
+    grad = listing(rng, [4, 1, 4])
+    here, there = weight.copy(), on_device(weight)
+    optimizer.get_updater(optimizer.Adam())(0, grad, here)
+    pair = on_device(grad.values), on_device(grad.indices)
+    optimizer.get_updater(optimizer.Adam())(0, pair, there)
+    check_close(there, here)
+
+
+@pytest.mark.parametrize("mode", ["catch_up", "dense"])
+def test_decay_of_untouched_rows_is_that_of_the_cpu(mode, rng):
+    weight = rng.normal(size=SHAPE).astype(np.float32)
+    grads = [listing(rng, rows) for rows in SOME]
+
+    def make():
+        adamw = optimizer.AdamW(learning_rate=0.1, wd=0.2, sparse_decay=mode)
+        return optimizer.get_updater(adamw)
+
+    here, there, on_cpu, on_gpu = check_steps(make, weight, grads)
+    here.flush(0)
+    there.flush(0)
+    check_close(on_gpu, on_cpu)
+
+
+def test_halves_with_masters_take_listed_rows(half, rng):
+    weight = rng.normal(size=SHAPE).astype(half)
+    grads = [listing(rng, rows, half) for rows in SOME]
+    check_steps(lambda: optimizer.get_updater(optimizer.Adam(multi_precision=True)), weight, grads)
+
+
+def test_the_norm_of_listed_rows_counts_each_sum_once(rng):
+    grad = listing(rng, [7, 0, 7])
+    weight = on_device(np.zeros(SHAPE, np.float32))
+    updater = optimizer.Updater(optimizer.SGD(), clip_global_norm=1e6)
+    updater(0, RowSparse(on_device(grad.values), on_device(grad.indices), SHAPE), weight)
+    expected = np.linalg.norm(grad.to_dense().astype(np.float64))
+    assert updater.info.global_norm == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [-1, 12])
+def test_a_row_outside_is_refused_and_nothing_changes(wrong, rng):
+    weight = rng.normal(size=SHAPE).astype(np.float32)
+    device, updater = on_device(weight), optimizer.get_updater(optimizer.Adam())
+    with pytest.raises(ValueError, match=r"index 0: indices must be at least 0 and below 12"):
+        updater(
+            0, (on_device(np.ones((2, 5), np.float32)), on_device(np.array([3, wrong]))), device
+        )
+    np.testing.assert_array_equal(host(device), weight)
+    assert updater.optimizer.num_update == 0
+    assert not updater.states
+
+
+@settings(max_examples=8)
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(41, 70_000))
+def test_rows_are_summed_in_the_order_of_the_list(rows, height):
+    rows = np.array(rows, np.int64)
+    values = np.arange(1, len(rows) + 1, dtype=np.float32)[:, np.newaxis] ** 3 / 7
+    here, there = np.zeros((height, 1), np.float32), np.zeros((height, 1), np.float32)
+    there = on_device(there)
+    optimizer.get_updater(optimizer.Test())(0, (values, rows), here)
+    if len(rows):
+        optimizer.get_updater(optimizer.Test())(0, (on_device(values), on_device(rows)), there)
+    np.testing.assert_array_equal(host(there), here)
+
+
+def test_wide_and_narrow_rows_are_taken(rng):
+    for width in (1, 3, 33, 130):
+        weight = rng.normal(size=(9, width)).astype(np.float32)
+        values = rng.normal(size=(3, width)).astype(np.float32)
+        grad = RowSparse(values, np.array([8, 0, 8]), (9, width))
+        check_steps(lambda: optimizer.get_updater(optimizer.AdaGrad()), weight, [grad])
+
+
+def test_methods_that_work_on_numpy_say_so(rng):
+    grad = on_device(listing(rng, [1, 2]))
+    for method in (grad.coalesce, grad.to_dense, lambda: grad.retain([1]), lambda: grad + grad):
+        with pytest.raises(TypeError, match="main memory"):
+            method()

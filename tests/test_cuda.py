@@ -1,0 +1,51 @@
+"""CUDA without a GPU: ``tests/gpu`` in numba's simulator, and what is told without any."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+FAKE = """
+import numpy as np
+from fastopt import optimizer
+
+class Fake:
+    def __init__(self, address):
+        self.__cuda_array_interface__ = {
+            "shape": (3,), "typestr": "<f4", "data": (address, False), "version": 3}
+
+updater = optimizer.get_updater(optimizer.Adam())
+try:
+    updater(0, Fake(4096), Fake(8192))
+except ImportError as error:
+    print(error)
+print(updater.optimizer.num_update, updater.states)
+"""
+
+
+def test_all_of_it_holds_in_the_simulator():
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "tests/gpu"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+
+
+def test_without_cuda_an_array_on_a_device_is_refused_in_words(run_python):
+    told = run_python(FAKE, NUMBA_ENABLE_CUDASIM=None)
+    assert "CUDA arrays need" in told
+    assert told.splitlines()[-1] == "0 {}"
+
+
+def test_importing_fastopt_does_not_import_numba_cuda(run_python):
+    code = "import sys, fastopt; print('numba.cuda' in sys.modules, 'numba_cuda' in sys.modules)"
+    assert run_python(code) == "False False\n"

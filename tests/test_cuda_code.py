@@ -1,0 +1,142 @@
+"""What CUDA kernels are compiled to, which takes numba-cuda but neither a GPU nor a driver."""
+
+import re
+
+import numpy as np
+import pytest
+from cases import CASES
+from numba import from_dtype, types
+from numba.core import config
+
+from fastopt.kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
+from fastopt.optimizer.sums import accumulate
+
+pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install fastopt[cuda13]")
+if config.ENABLE_CUDASIM:
+    pytest.skip("the simulator compiles nothing", allow_module_level=True)
+
+from cuda.bindings import nvjitlink
+from numba import cuda
+
+from fastopt.kernels import cuda as kernels
+
+F4, F8 = np.float32, np.float64
+PIECES, TABLE, SUMS = types.int64[:, ::1], types.uint64[:, ::1], types.float64[:, ::1]
+COUNTS = types.int64[::1]
+RULES = sorted({case.make().rule for case in CASES} | {accumulate}, key=lambda rule: rule.name)
+
+WEIGHTS = {
+    "float32": {},
+    "float64": {"real": F8, "weight": (F8,), "grad": F8},
+    "float16 with master": {"weight": (F4, FLOAT16), "grad": FLOAT16},
+    "bfloat16 with master": {"weight": (F4, BFLOAT16), "grad": BFLOAT16},
+    "bfloat16 split": {"weight": SPLIT, "grad": BFLOAT16},
+    "float16 rounded at random": {"weight": (FLOAT16,), "grad": FLOAT16, "dither": True},
+    "bfloat16 state": {"state": BFLOAT16},
+    "standard rows": {"sparse": True},
+    "lazy rows": {"sparse": True, "lazy": True},
+}
+
+
+@pytest.fixture(autouse=True, params=[(8, 0), (9, 0)], ids=["cc80", "cc90"])
+def capability(request, monkeypatch):
+    """Compute capability of a device that is not there."""
+
+    class Absent:
+        compute_capability = request.param
+
+    monkeypatch.setattr("numba.cuda.dispatcher.get_current_device", lambda: Absent)
+    return request.param
+
+
+def layout_of(rule, real=F4, weight=(F4,), grad=F4, state=None, **options):
+    kind = real if state is None else state
+    lazy = options.pop("lazy", False) and rule.row is None
+    return Layout(rule, real, weight, grad, (kind,) * len(rule.state), lazy=lazy, **options)
+
+
+def records(rule, real):
+    return from_dtype(rule.record(real))[::1]
+
+
+def check(kernel, capability, *arguments, doubles):
+    """Compile for a capability, and read the code."""
+    text, _ = cuda.compile_ptx(kernel.py_func, types.void(*arguments), cc=capability)
+    assert f".target sm_{capability[0]}{capability[1]}" in text
+    assert doubles or not re.search(r"\.f64", text)
+    machine_code(text, capability)
+    return text
+
+
+def machine_code(text, capability):
+    """Make the cubin of a kernel, none of whose registers went to memory."""
+    options = [f"-arch=sm_{capability[0]}{capability[1]}", "-Xptxas=-v", "-verbose"]
+    linker = nvjitlink.create(len(options), options)
+    try:
+        code = text.encode()
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, code, len(code), "kernel")
+        nvjitlink.complete(linker)
+        told = bytearray(nvjitlink.get_info_log_size(linker))
+        nvjitlink.get_info_log(linker, told)
+        spills = re.findall(rb"(\d+) bytes spill (?:stores|loads)", told)
+        assert spills
+        assert set(spills) == {b"0"}, told.decode()
+        made = bytearray(nvjitlink.get_linked_cubin_size(linker))
+        nvjitlink.get_linked_cubin(linker, made)
+    finally:
+        nvjitlink.destroy(linker)
+    assert made.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_compiles_without_doubles_and_spills(rule, weights, capability):
+    layout = layout_of(rule, **WEIGHTS[weights])
+    factory = kernels.rows if rule.row else kernels.dense
+    doubles = layout.real == F8 or rule.row is not None
+    arguments = PIECES, TABLE, records(rule, layout.real)
+    text = check(factory(layout), capability, *arguments, doubles=doubles)
+    if not layout.sparse and not rule.row:
+        assert "ld.global" in text
+        assert "st.global" in text
+
+
+@pytest.mark.parametrize("weights", ["float32", "float64", "float16 with master", "standard rows"])
+@pytest.mark.parametrize("rule", [r for r in RULES if r.passes], ids=lambda rule: rule.name)
+def test_its_sums_compile(rule, weights, capability):
+    layout = layout_of(rule, **WEIGHTS[weights], rounded_sums="master" in weights)
+    told = records(rule, layout.real)
+    for step in range(len(rule.passes)):
+        kernel = kernels.sums(layout, step)
+        check(kernel, capability, PIECES, TABLE, told, SUMS, doubles=True)
+        check(kernels.finish(rule, step), capability, told, SUMS, doubles=True)
+
+
+def test_what_belongs_to_no_rule_compiles(capability):
+    rule = CASES[0].make().rule
+    caught_up = layout_of(rule, sparse=True, lazy=True, catch_up=True)
+    check(kernels.dense(caught_up), capability, PIECES, TABLE, records(rule, F4), doubles=True)
+    check(kernels.settle(caught_up), capability, PIECES, TABLE, doubles=True)
+    for sparse in (False, True):
+        check(kernels.paid(sparse), capability, PIECES, TABLE, doubles=True)
+        for kind in (F4, F8, FLOAT16, BFLOAT16):
+            kernel = kernels.squares(kind, 3, sparse)
+            check(kernel, capability, PIECES, TABLE, SUMS, doubles=True)
+    check(kernels.totals(2), capability, COUNTS, SUMS, SUMS, doubles=True)
+    for kind in (np.int32, np.int64):
+        kernel = kernels.order_rows(kind)
+        check(kernel, capability, TABLE, types.int64, types.int64, COUNTS, doubles=False)
+    check(kernels.copy(), capability, TABLE, PIECES, types.int64, types.int64, doubles=False)
+
+
+def test_an_update_reads_and_writes_each_number_once(capability):
+    """Adam loads weight, gradient and two slots, and stores three numbers."""
+    layout = layout_of(CASES[15].make().rule)
+    assert layout.rule.name == "adam"
+    arguments = PIECES, TABLE, records(layout.rule, F4)
+    text = check(kernels.dense(layout), capability, *arguments, doubles=False)
+    loads = len(re.findall(r"ld\.global\.f32", text))
+    stores = len(re.findall(r"st\.global\.f32", text))
+    assert stores
+    assert stores % 3 == 0
+    assert loads >= stores // 3 * 4

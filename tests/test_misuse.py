@@ -1,0 +1,265 @@
+"""What a newcomer gets wrong is told in a sentence, and changes nothing."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import fastopt
+from fastopt import Trainer, checkpoint, initializer, lr_scheduler, optimizer
+from fastopt.kernels.rule import scalar
+from fastopt.parameter import Constant, Parameter, ParameterDict
+from fastopt.precision import Initializer
+from fastopt.sparse import RowSparse
+
+
+def updater(name="sgd", **arguments):
+    return optimizer.get_updater(optimizer.create(name, **arguments))
+
+
+def ones(*shape):
+    return np.ones(shape or 3, np.float32)
+
+
+def parameter():
+    made = Parameter("p", shape=2)
+    made.initialize("zeros")
+    return made
+
+
+def assigned(name, value):
+    made = updater()
+    setattr(made.optimizer, name, value)
+    return made
+
+
+def compiled(fn):
+    class Mine(optimizer.Optimizer):
+        rule = fastopt.rule(hyper=("lr",))(fn)
+
+    return lambda: optimizer.get_updater(Mine())(0, ones(), ones())
+
+
+def takes_an_element(weight, grad, state, h):
+    return weight[0], ()
+
+
+def imports(weight, grad, state, h):
+    import math
+
+    return math.sqrt(weight), ()
+
+
+def plain(weight, grad, state, h):
+    return weight, ()
+
+
+FORMS = r"or list rows: a RowSparse, a pair \(values, indices\) of arrays"
+FLAG = "must be True or False, got"
+
+MISTAKES = {
+    "gradient as a list": (lambda: updater()(0, [1.0] * 3, ones()), TypeError, FORMS),
+    "rows as lists": (lambda: updater()(0, ([[1.0]], [0]), ones(3, 1)), TypeError, FORMS),
+    "rows in CSC": (
+        lambda: updater()(0, scipy.sparse.csc_array(ones(3, 2)), ones(3, 2)),
+        TypeError,
+        "CSR or COO format, got csc_array",
+    ),
+    "gradients as a generator": (
+        lambda: updater()([0], (g for g in [ones()]), [ones()]),
+        TypeError,
+        "needs a list of as many gradients, got generator",
+    ),
+    "too few weights": (
+        lambda: updater()([0, 1], [ones(), ones()], [ones()]),
+        TypeError,
+        "a list of 2 indices needs a list of as many weights, got 1",
+    ),
+    "rows as an array": (
+        lambda: np.asarray(RowSparse(ones(1, 2), [0], (5, 2))),
+        TypeError,
+        r"to_dense\(\) makes one",
+    ),
+    "argument of torch": (
+        lambda: optimizer.Adam(lr=0.1),
+        TypeError,
+        "Adam does not take lr; it takes learning_rate, beta1, .*rescale_grad, .*seed",
+    ),
+    "multi_precision": (lambda: optimizer.SGD(multi_precision="no"), TypeError, FLAG),
+    "lazy_update": (lambda: optimizer.SGD(lazy_update="no"), TypeError, FLAG),
+    "correct_bias": (lambda: optimizer.AdamW(correct_bias=None), TypeError, FLAG),
+    "bias_correction": (lambda: optimizer.LAMB(bias_correction=2), TypeError, FLAG),
+    "momentum_correction": (lambda: optimizer.LARS(momentum_correction="x"), TypeError, FLAG),
+    "per_parameter": (lambda: optimizer.Nadam(per_parameter=0.5), TypeError, FLAG),
+    "centered": (lambda: optimizer.RMSProp(centered="no"), TypeError, FLAG),
+    "truncated": (lambda: initializer.HeNormal("x"), TypeError, FLAG),
+    "warm-up of LBSGD": (
+        lambda: optimizer.LBSGD(warmup_strategy="cubic"),
+        ValueError,
+        "warmup_strategy must be one of .*'sqrt'.*, got 'cubic'",
+    ),
+    "sym": (lambda: optimizer.SGD(sym=3), TypeError, r"sym must have attr_dict\(\)"),
+    "param_dict": (
+        lambda: updater(param_dict={0: 3})(0, ones(), ones()),
+        TypeError,
+        "index 0: lr_mult of its parameter must be a number, got None",
+    ),
+    "rate that is set to a text": (
+        lambda: assigned("lr", "high")(0, ones(), ones()),
+        TypeError,
+        "lr must be a number, got 'high'",
+    ),
+    "decay that is set to None": (
+        lambda: assigned("wd", None)([0], [ones()], [ones()]),
+        TypeError,
+        "wd must be a number, got None",
+    ),
+    "parameter as an array": (
+        lambda: ones(2, 2) @ parameter(),
+        TypeError,
+        r"Parameter 'p' is not an array, its data\(\) is one",
+    ),
+    "schedule of a text": (
+        lambda: lr_scheduler.CosineScheduler(10)("1"),
+        TypeError,
+        "num_update must be a number of updates, got '1'",
+    ),
+    "schedule of NaN": (
+        lambda: lr_scheduler.FactorScheduler(10)(np.nan),
+        TypeError,
+        "num_update must be a number of updates, got nan",
+    ),
+    "unknown argument of a parameter": (
+        lambda: Parameter("p", size=3),
+        TypeError,
+        "Parameter 'p' does not take size",
+    ),
+    "unknown initializer": (
+        lambda: Parameter("p", shape=2).initialize("hee"),
+        ValueError,
+        "Parameter 'p': Cannot find initializer 'hee'",
+    ),
+    "gradient None": (
+        lambda: parameter().add_grad(None),
+        TypeError,
+        "Parameter 'p': numbers are needed, got None",
+    ),
+    "data as a text": (lambda: parameter().set_data("12"), TypeError, "numbers are needed"),
+    "constant None": (lambda: Constant(None), TypeError, "numbers are needed, got None"),
+    "parameters as a list": (
+        lambda: ParameterDict().update([parameter()]),
+        TypeError,
+        "other must hold Parameters by name, got list",
+    ),
+    "pattern": (lambda: ParameterDict().select(None), ValueError, "got None"),
+    "attribute": (
+        lambda: (params := ParameterDict()).update({"p": parameter()}) or params.setattr(1, 2),
+        ValueError,
+        "has no attribute 1 that can be set",
+    ),
+    "loading numbers": (
+        lambda: initializer.Load({1: [2.0]}),
+        TypeError,
+        "param must have names as keys, got 1",
+    ),
+    "rate in place of arguments": (
+        lambda: Trainer([parameter()], "sgd", 0.1),
+        TypeError,
+        "optimizer_params must be a dict of arguments, got 0.1",
+    ),
+    "workspace": (
+        lambda: Initializer("ones").create_param("w", 3, 2),
+        TypeError,
+        "init_net must be a dict of arrays or None, got 3",
+    ),
+    "binding nothing": (
+        lambda: Initializer("ones").create_param("w", None, 2).bind(None),
+        TypeError,
+        "updater must be an Updater, got NoneType",
+    ),
+    "swapped arguments": (
+        lambda: checkpoint.from_torch_state_dict({}, updater()),
+        TypeError,
+        "updater must be an Updater, got dict",
+    ),
+    "no updater": (
+        lambda: checkpoint.to_torch_state_dict(None),
+        TypeError,
+        "updater must be an Updater, got NoneType",
+    ),
+    "number in place of a file": (lambda: updater().load(0), TypeError, "os.PathLike"),
+    "bytes of nothing": (
+        lambda: updater().set_states(b"abc"),
+        checkpoint.CheckpointError,
+        "it is no safetensors file, or only a part of one",
+    ),
+    "tree that holds itself": (
+        lambda: (tree := []).append(tree) or checkpoint.dumps(tree),
+        TypeError,
+        "the tree is nested too deeply, or holds itself",
+    ),
+    "no pickle": (
+        lambda: updater().load_mxnet(b"K\x03" + b"\xff" * 10_000),
+        checkpoint.CheckpointError,
+        "^.{0,200}$",
+    ),
+    "names of fields": (
+        lambda: fastopt.rule(state=3, hyper=("lr",)),
+        TypeError,
+        "state must be a sequence of names, got 3",
+    ),
+    "rule of a number": (
+        lambda: fastopt.rule(hyper=("lr",))(3),
+        TypeError,
+        "a rule is made of functions of scalars, got 3",
+    ),
+    "scalar of a number": (lambda: scalar(3), TypeError, "functions of scalars, got 3"),
+    "row of a number": (
+        lambda: fastopt.rule(hyper=("lr",), row=3)(lambda weight, grad, state, h, mean: None),
+        TypeError,
+        "functions of scalars, got 3",
+    ),
+    "pass of one function": (
+        lambda: fastopt.rule(hyper=("lr",), passes=[plain]),
+        TypeError,
+        "passes must be pairs of functions",
+    ),
+    "rule that takes an element": (
+        compiled(takes_an_element),
+        TypeError,
+        r"rule takes_an_element cannot be compiled: there is no getitem\(float32",
+    ),
+    "rule that imports": (
+        compiled(imports),
+        TypeError,
+        "rule imports cannot be compiled: .*IMPORT_NAME",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_in_a_sentence(mistake):
+    call, error, words = MISTAKES[mistake]
+    with pytest.raises(error, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters_in_place_of_states_are_told(tmp_path):
+    params = ParameterDict()
+    params.update({"p": parameter()})
+    params.save(tmp_path / "params.safetensors")
+    with pytest.raises(checkpoint.CheckpointError, match=r"params.safetensors: it holds no states"):
+        Trainer(params).load_states(tmp_path / "params.safetensors")
+
+
+def test_learning_rates_may_be_assigned():
+    trainer = Trainer([parameter()])
+    trainer.learning_rate = 0.25
+    assert trainer.optimizer.lr == 0.25
+    trainer.optimizer.learning_rate = 0.5
+    assert trainer.learning_rate == 0.5
+    with pytest.raises(ValueError, match="learning_rate must be a finite number"):
+        trainer.learning_rate = -1
+    scheduled = optimizer.SGD(lr_scheduler=lr_scheduler.CosineScheduler(10))
+    with pytest.raises(UserWarning, match="the learning rate comes from lr_scheduler"):
+        scheduled.learning_rate = 0.5

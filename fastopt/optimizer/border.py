@@ -20,6 +20,7 @@ __all__ = [
     "check_index",
     "check_like",
     "check_state",
+    "described",
     "is_fixed",
     "is_half",
     "label",
@@ -78,7 +79,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
     """
-    weight = header(weight)
+    weight = described(words, "weight", weight)
     _check_array(words, "weight", weight, np.ndarray)
     if kind_of(weight.dtype) is None:
         raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}")
@@ -94,7 +95,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
             f"{type(grad).__name__}"
         )
     else:
-        values = header(grad)
+        values = described(words, "gradient", grad)
         _check_array(words, "gradient", values, (np.ndarray, np.generic))
     if values.dtype != weight.dtype:
         takes = [weight.dtype.name] + ["float32"] * is_half(weight)
@@ -108,6 +109,14 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     check_together(words, {"weight": weight, "gradient": values})
     _check_apart(words, {"weight": weight, "gradient": values})
     return grad
+
+
+def described(words: str, role: str, array: Any) -> Any:
+    """Header of an array on a device; errors name the parameter."""
+    try:
+        return header(array)
+    except TypeError as error:
+        raise TypeError(f"{words}: {role}: {error}") from error
 
 
 def _either(names: Sequence[str]) -> str:

@@ -6,6 +6,32 @@ from numba import cuda
 from fastopt import RowSparse
 
 
+class Foreign:
+    """Array of another library: nothing but the interface."""
+
+    def __init__(self, array, **changes):
+        self.array, self.changes = array, changes
+
+    @property
+    def __cuda_array_interface__(self):
+        described = getattr(self.array, "__cuda_array_interface__", None)
+        if described is None:  # the simulator's device memory is main memory
+            described = dict(self.array._ary.__array_interface__)
+        return {**described, **self.changes}
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    @property
+    def strides(self):
+        return self.array.strides
+
+    @property
+    def dtype(self):
+        return self.array.dtype
+
+
 def on_device(state):
     """Copy of NumPy arrays on the device, with the same nesting."""
     if isinstance(state, (list, tuple)):

@@ -192,12 +192,21 @@ class CudaTable(Table):
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        """Make the table's device the present one, and wait for streams other than its own."""
+        """Make the table's device the present one, and wait for gradients of other streams.
+
+        Then wait for the table's stream, too: once a gradient is let go of, its memory may be used
+        again on its own stream.
+        """
         with cuda_target().gpus[self.device.device_id]:
-            self.stream = stream_of(self.stream_handle)
-            for other in self._streams - {self.stream_handle}:
+            self.stream, others = (
+                stream_of(self.stream_handle),
+                self._streams - {self.stream_handle},
+            )
+            for other in others:
                 wait_for(other)
             yield
+            if others:
+                wait_for(self.stream_handle)
 
     def squares(self) -> NDArray[np.float64]:
         """See :meth:`Table.squares`; listed rows are added up row by row."""

@@ -159,18 +159,18 @@ def _read(array: Any) -> tuple[Signature, int]:
             raise TypeError("sparse tensors are given as a pair (values, indices)")
         stream = torch.cuda.current_stream(array.device).cuda_stream
         return (array.data_ptr(), array.shape, array.stride(), array.dtype), stream
-    if not hasattr(array, "__cuda_array_interface__"):  # the simulator's
+    told = _interface(array)
+    if told is None:  # the simulator's
         data = array._ary.__array_interface__["data"][0]
         return (data, array.shape, array.strides, array.dtype), 0
-    told = _interface(array)
     stream = told.get("stream") or 0
     names = ("data", "shape", "strides", "typestr")
     return tuple([told.get(name) for name in names]), 0 if stream == 1 else stream
 
 
-def _interface(array: Any) -> dict[str, Any]:
-    of = array.detach() if hasattr(array, "detach") else array
-    interface: dict[str, Any] = of.__cuda_array_interface__
+def _interface(array: Any) -> dict[str, Any] | None:
+    of = array.detach() if hasattr(array, "detach") else array  # torch refuses gradients' leaves
+    interface: dict[str, Any] | None = getattr(of, "__cuda_array_interface__", None)
     return interface
 
 
@@ -183,11 +183,11 @@ class _Described:
 
 def _described(array: Any) -> Header:
     """A new header of `array`."""
-    if not hasattr(array, "__cuda_array_interface__"):  # the simulator's
+    interface = _interface(array)
+    if interface is None:  # the simulator's
         made = array._ary.view(Header)
         made.place = Device("cuda", 0)
         return made
-    interface = _interface(array)
     if interface.get("mask") is not None:
         raise TypeError("masked CUDA arrays are not supported")
     data = interface["data"]

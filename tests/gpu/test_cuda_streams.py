@@ -55,15 +55,16 @@ def test_kernels_run_on_the_stream_of_the_weight(launched, waited):
     assert not waited
 
 
-def test_the_stream_of_a_gradient_is_waited_for(launched, waited):
+def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waited):
     weight, updater = Foreign(ones(3, 2), stream=48), optimizer.get_updater(optimizer.SGD())
     for _ in range(2):
         updater(0, Foreign(ones(3, 2), stream=80), weight)
-    assert set(waited) == {80}
-    waited.clear()
+        assert waited == [80, 48]
+        waited.clear()
     rows = on_device(np.array([1]))
     updater(0, (Foreign(ones(1, 2), stream=96), Foreign(rows, stream=112)), weight)
-    assert set(waited) == {96, 112}
+    assert set(waited[:2]) == {96, 112}
+    assert waited[-1] == 48
 
 
 def test_weights_of_a_list_keep_their_streams(launched, waited):

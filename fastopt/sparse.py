@@ -73,7 +73,6 @@ class RowSparse:
             self.values = _reals("values", values)
             self.indices = _positions("indices", indices, self.shape[0])
         told = header(self.values)
-        self.dtype, self.ndim = told.dtype, len(self.shape)
         listed = len(header(self.indices))
         expected = (listed, *self.shape[1:])
         if told.shape != expected:
@@ -81,6 +80,17 @@ class RowSparse:
                 f"values must have shape {expected} for {listed} indices into "
                 f"shape {self.shape}, got {told.shape}"
             )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values, which may be replaced."""
+        told: np.dtype[Any] = header(self.values).dtype
+        return told
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the whole array."""
+        return len(self.shape)
 
     @classmethod
     def from_dense(cls, dense: ArrayLike) -> Self:

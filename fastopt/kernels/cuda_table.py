@@ -149,6 +149,8 @@ class CudaTable(Table):
         if values.size != count * self.width:
             expected = (count, *grad.shape[1:])
             raise ValueError(f"{words}: values must have shape {expected}, got {values.shape}")
+        if device_of(indices) != self.device:
+            raise ValueError(f"{words}: indices of rows must be on {self.device}, as values are")
         self._streams = {array.stream for array in (values, indices)}
         with self._on_device():
             made = [contiguous(array) for array in (values, indices)]

@@ -149,6 +149,16 @@ def test_rows_and_values_must_be_together():
         RowSparse(on_device(values), np.array([1.5]), (4, 2))
 
 
+def test_indices_that_were_replaced_by_ones_elsewhere_are_refused():
+    grad = RowSparse(ones(1, 2), on_device(np.array([3])), (4, 2))
+    weight, updater = ones(4, 2), optimizer.get_updater(optimizer.SGD())
+    updater(0, grad, weight)
+    grad.indices = np.array([3])
+    with pytest.raises(ValueError, match=r"index 0: indices of rows must be on cuda\(0\)"):
+        updater(0, grad, weight)
+    assert updater.optimizer.num_update == 1
+
+
 def test_rows_may_be_listed_by_bare_interfaces():
     weights, updater = [ones(4, 2), ones(4, 2)], optimizer.get_updater(optimizer.Test())
     pair = Foreign(ones(2, 2)), Foreign(on_device(np.array([3, 1])))

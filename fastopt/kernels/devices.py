@@ -263,7 +263,10 @@ def zero(array: Any) -> None:
 
 def sent(array: Array, stream: Any) -> Any:
     """Copy of a NumPy array on the present device, of use on this stream alone."""
-    made = cuda_target().to_device(array, stream=stream)
+    dtype = array.dtype
+    bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # which has no buffer
+    made = cuda_target().to_device(bits, stream=stream)
+    made = made if bits is array else made.view(dtype)
     made.stream = 0  # or it would prefer this stream to those that it is used on later
     return made
 

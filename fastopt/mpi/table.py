@@ -163,7 +163,8 @@ class ShardedTable(Sharded):
 
     def _ids(self, row_ids: Any) -> Array:
         nothing = np.empty((np.size(row_ids), 0), np.float32)
-        return RowSparse(nothing, row_ids, (self.shape[0], 0)).indices.astype(np.int64)
+        listed: Array = RowSparse(nothing, row_ids, (self.shape[0], 0)).indices
+        return listed.astype(np.int64)
 
     def push(self, grad: Any) -> None:
         """Update rows with the sums of the gradients of all ranks; all ranks call.

@@ -1,9 +1,9 @@
 """Arrays on the device, and the same steps on both sides."""
 
 import numpy as np
-from numba import cuda
 
 from fastopt import RowSparse
+from fastopt.kernels.devices import sent
 
 
 class Foreign:
@@ -38,7 +38,7 @@ def on_device(state):
         return type(state)(map(on_device, state))
     if isinstance(state, RowSparse):
         return RowSparse(on_device(state.values), on_device(state.indices), state.shape)
-    return cuda.to_device(state)
+    return sent(state, 0)
 
 
 def host(state):

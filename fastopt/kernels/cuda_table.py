@@ -153,7 +153,7 @@ class CudaTable(Table):
             raise ValueError(f"{words}: indices of rows must be on {self.device}, as values are")
         self._streams = {array.stream for array in (values, indices)}
         with self._on_device():
-            made = [contiguous(array) for array in (values, indices)]
+            made = [contiguous(array, array.stream) for array in (values, indices)]
             self.listed = (*made, grad.values, grad.indices)
             places = self._places(count)
             entry = self.entry[0]

@@ -307,27 +307,33 @@ def wait_for(handle: int) -> None:
         cuda_target().default_stream().synchronize()
 
 
-def contiguous(array: Header) -> Header:
-    """The array, or the header of a new one with its elements, in C order and aligned."""
+def contiguous(array: Header, stream: int) -> Header:
+    """The array, or the header of a new one with its elements, in C order and aligned.
+
+    They are copied on a stream, and back.
+    """
     if array.flags.c_contiguous and array.flags.aligned:
         return array
-    kept = duplicate(array)
+    kept = duplicate(array, stream)
     made: Header = header(kept).view()
-    made.kept, made.stream = kept, array.stream
+    made.kept, made.stream = kept, stream
     return made
 
 
-def duplicate(array: Header) -> Any:
+def duplicate(array: Header, stream: int | None = None) -> Any:
     """Device array of numba's with the same elements, contiguous in C order."""
     made = like(array, array.shape, array.dtype)
     target = header(made).view()
-    target.stream = array.stream
+    target.stream = array.stream if stream is None else stream
     move(target, array)
     return made
 
 
 def move(target: Header, source: Header) -> None:
-    """Copy the elements of an array to another of the same shape and dtype."""
+    """Copy the elements of an array to another of the same shape and dtype.
+
+    On the stream of the target, or of the source if that was made by :func:`contiguous`.
+    """
     from fastopt.kernels import cuda as kernels
 
     if not target.size:
@@ -335,18 +341,23 @@ def move(target: Header, source: Header) -> None:
     addresses = np.array([[array.ctypes.data for array in (target, source)]], np.uint64)
     axes = np.array([target.shape, target.strides, source.strides], np.int64)
     with cuda_target().gpus[target.place.device_id]:
-        stream = stream_of(target.stream)
+        handle = (target if source.kept is None else source).stream
+        stream = stream_of(handle)
         table, layout = sent(addresses, stream), sent(axes, stream)
         blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
         arguments = table, layout, target.size, target.itemsize
-        kernels.launch(kernels.copy(), blocks, kernels.THREADS, target.stream, *arguments)
+        kernels.launch(kernels.copy(), blocks, kernels.THREADS, handle, *arguments)
 
 
 def assign(target: Array, values: Array) -> None:
     """Write `values`, which are in main memory, to an array of the same shape and dtype."""
     if isinstance(target, Header):
         copied = owned(values, target.place)  # alive until the launch
-        move(target, header(copied))
+        cuda = cuda_target()
+        with cuda.gpus[target.place.device_id]:
+            cuda.synchronize()  # a state's updates are on its weight's stream
+            move(target, header(copied))
+            cuda.synchronize()
     else:
         target[...] = values
 

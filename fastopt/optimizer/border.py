@@ -302,7 +302,8 @@ def _on_device(
     """Table of arrays on a CUDA device, and of contiguous copies where they need them."""
     from fastopt.kernels.cuda_table import CudaTable
 
-    copies = tuple(map(contiguous, arrays))
+    streams = [arrays[0].stream] * (len(arrays) - 1) + [arrays[-1].stream]
+    copies = tuple(map(contiguous, arrays, streams))
     table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     table.direct = all(map(is_, copies[:-1], watched))

@@ -67,6 +67,18 @@ def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waite
     assert waited[-1] == 48
 
 
+def test_states_are_copied_on_the_stream_of_their_weight(launched, monkeypatch):
+    monkeypatch.setattr(devices, "stream_of", lambda handle: 0)
+    memory = on_device(np.ones((3, 2), np.float32, order="F"))
+    weight, updater = Foreign(memory, stream=48), optimizer.get_updater(optimizer.AdaGrad())
+    rows = ones(1, 2), on_device(np.array([1]))
+    for _ in range(2):
+        launched.clear()
+        updater(0, (Foreign(rows[0], stream=48), Foreign(rows[1], stream=48)), weight)
+        assert set(launched) == {48}
+    assert len(launched) > 3
+
+
 def test_weights_of_a_list_keep_their_streams(launched, waited):
     weights = [Foreign(ones(3), stream=stream) for stream in (48, 64, 48)]
     updater = optimizer.get_updater(optimizer.SGD())

@@ -58,14 +58,14 @@ class CudaTable(Table):
     ) -> None:
         super().__init__(layout, weight, state, grad)
         self.watched: list[Header] = []
+        self.leads: list[Any] = []
 
     def _begin(self) -> None:
         from fastopt.kernels import cuda as kernels
 
         super()._begin()
         self.kernels = kernels
-        self.of: Any = self.arrays[0]
-        self.device: Any = device_of(self.of)
+        self.device: Any = device_of(self.arrays[0])
         self.rate = EACH * kernels.THREADS
         self.pieces, self.total = chunks(*self.items, size=self.rate)
         self._sent: dict[str, tuple[Any, Any]] = {}
@@ -84,23 +84,22 @@ class CudaTable(Table):
         """One table of the tensors of several that have the same layout and device."""
         made = super().joined(tables)
         made.watched = [array for table in tables for array in table.watched]
+        made.leads = [lead for table in tables for lead in table.leads]
         return made
 
     def take(self, *grads: Any) -> int:
         """See :meth:`Table.take`; an array that is not where it was does not fit."""
         if any(map(moved, self.watched)) or any(device_of(g) != self.device for g in grads):
             return 0
-        if len(self.sizes) > 1:
-            weights: Sequence[Any] = self.arrays[:: len(self.arrays) // len(self.sizes)]
-            if any(weight.stream != self.stream_handle for weight in weights):
-                return 0
+        if any(lead.stream != self.stream_handle for lead in self.leads):
+            return 0
         self._streams = {grad.stream for grad in grads}
         return super().take(*grads)
 
     @property
     def stream_handle(self) -> int:  # type: ignore[override]
         """Stream that the first weight is used on."""
-        handle: int = self.of.stream
+        handle: int = self.leads[0].stream
         return handle
 
     # What kernels are told

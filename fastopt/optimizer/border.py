@@ -227,6 +227,7 @@ def admit(
     weight: tuple[Array, ...],
     grad: Any,
     state: tuple[Array, ...],
+    lead: Any = None,
     **options: bool,
 ) -> Table:
     """Make a table of one tensor from arrays that are known to fit.
@@ -243,6 +244,8 @@ def admit(
         The gradient.
     state : tuple of numpy.ndarray
         One array for each slot of the rule.
+    lead : numpy.ndarray, optional
+        The array whose stream is worked on, on a device. Default: the exact weight.
     **options
         Further fields of the layout.
 
@@ -279,7 +282,8 @@ def admit(
         arrays = tuple(array.T for array in arrays)
     table: Table
     if isinstance(values, Header):
-        return _on_device(layout, arrays, (*weight, *state), sparse, parts)
+        lead = weight[0] if lead is None else lead
+        return _on_device(layout, arrays, (*weight, *state), sparse, parts, lead)
     if all(type(array) is np.ndarray for array in arrays[:-1]):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         if table.take(*given(arrays)) < 0:
@@ -297,16 +301,22 @@ def admit(
 
 
 def _on_device(
-    layout: Layout, arrays: Sequence[Any], watched: Sequence[Any], sparse: bool, parts: int
+    layout: Layout,
+    arrays: Sequence[Any],
+    watched: Sequence[Any],
+    sparse: bool,
+    parts: int,
+    lead: Any,
 ) -> Table:
     """Table of arrays on a CUDA device, and of contiguous copies where they need them."""
     from fastopt.kernels.cuda_table import CudaTable
 
-    streams = [arrays[0].stream] * (len(arrays) - 1) + [arrays[-1].stream]
+    streams = [lead.stream] * (len(arrays) - 1) + [arrays[-1].stream]
     copies = tuple(map(contiguous, arrays, streams))
     table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     table.direct = all(map(is_, copies[:-1], watched))
+    table.leads = [lead]
     table.watch(watched)
     taken = table.take(*(() if sparse else copies[-1:]))
     assert taken < 0

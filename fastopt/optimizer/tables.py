@@ -78,10 +78,10 @@ class Tables(Masters):
         grad = self._by_row(check(words, weight, grad, copy))
         table = known.table if known is not None else None
         if table is None or not (isinstance(grad, RowSparse) and self._serves(table, grad)):
-            exact, arrays = self._parts(words, rule, header(weight), state, copy, masters)
-            table = admit(
-                words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
-            )
+            lead = header(weight)
+            exact, arrays = self._parts(words, rule, lead, state, copy, masters)
+            options = self._options(rule, exact, grad, copy)
+            table = admit(words, rule, exact, grad, arrays, lead, **options)
             table.entry[0, OFFSET] = self.offsets.get(index, 0)
             if table.direct and is_fixed(state):
                 self._known[index] = Known(table, weight, state, copy, mode)

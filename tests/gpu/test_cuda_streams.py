@@ -55,6 +55,21 @@ def test_kernels_run_on_the_stream_of_the_weight(launched, waited):
     assert not waited
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_master_is_updated_on_the_stream_of_its_weight(launched, waited, order, monkeypatch):
+    monkeypatch.setattr(devices, "stream_of", lambda handle: 0)
+    memory = on_device(np.ones((3, 2), np.float16, order=order))
+    weight, grad = Foreign(memory, stream=48), Foreign(on_device(np.ones((3, 2), np.float16)))
+    updater = optimizer.get_updater(optimizer.SGD(multi_precision=True))
+    for stream in (48, 64, 64):
+        grad.changes["stream"] = weight.changes["stream"] = stream
+        updater(0, grad, weight)
+        launched.clear()
+        updater([0], [grad], [weight])
+        assert set(launched) == {stream}
+    assert not waited
+
+
 def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waited):
     weight, updater = Foreign(ones(3, 2), stream=48), optimizer.get_updater(optimizer.SGD())
     for _ in range(2):

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastopt.arguments import count
 from fastopt.entries import listed_rows
-from fastopt.kernels.devices import header, is_cuda, placed
+from fastopt.kernels.devices import device_of, header, is_cuda, placed
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 
@@ -68,18 +68,29 @@ class RowSparse:
         self.values: Any
         self.indices: Any
         if is_cuda(values):
-            self.values, self.indices = values, _listed_on_device(values, indices)
+            self.values, self.indices = values, _listed_on_device(values, indices, self.shape[0])
         else:
             self.values = _reals("values", values)
             self.indices = _positions("indices", indices, self.shape[0])
         told = header(self.values)
-        self.dtype, self.ndim = told.dtype, len(self.shape)
-        expected = (len(self.indices), *self.shape[1:])
+        listed = len(header(self.indices))
+        expected = (listed, *self.shape[1:])
         if told.shape != expected:
             raise ValueError(
-                f"values must have shape {expected} for {len(self.indices)} indices into "
+                f"values must have shape {expected} for {listed} indices into "
                 f"shape {self.shape}, got {told.shape}"
             )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values, which may be replaced."""
+        told: np.dtype[Any] = header(self.values).dtype
+        return told
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the whole array."""
+        return len(self.shape)
 
     @classmethod
     def from_dense(cls, dense: ArrayLike) -> Self:
@@ -201,7 +212,8 @@ class RowSparse:
             raise TypeError(f"this needs arrays in main memory, got {self!r} on a CUDA device")
 
     def __repr__(self) -> str:
-        rows = f"{len(self.indices)} row{'s' * (len(self.indices) != 1)} listed"
+        listed = len(header(self.indices))
+        rows = f"{listed} row{'s' * (listed != 1)} listed"
         return f"<{type(self).__name__} of shape {self.shape}, {self.dtype}, {rows}>"
 
 
@@ -318,6 +330,8 @@ def _reals(name: str, values: Any) -> Array:
 
 def _positions(name: str, values: Any, rows: int) -> Array:
     """Return row numbers as int32 or int64, once they are known to be of an array's `rows`."""
+    if is_cuda(values):
+        raise ValueError(f"{name} are on {device_of(header(values))}, the values in main memory")
     array = _unmasked(name, values)
     if not (isinstance(values, np.ndarray) or array.size):
         array = array.astype(np.int64)  # NumPy takes an empty list for floats.
@@ -331,12 +345,17 @@ def _positions(name: str, values: Any, rows: int) -> Array:
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
 
 
-def _listed_on_device(values: Any, indices: Any) -> Any:
-    """Row numbers on the device of `values`; that they are rows is checked when they are used."""
+def _listed_on_device(values: Any, indices: Any, rows: int) -> Any:
+    """Row numbers on the device of `values`; those that are there are checked when they are used.
+
+    Others are known to be of an array's `rows`.
+    """
+    of = _reals("values", values)
     if not is_cuda(indices):
-        return placed(np.asarray(indices, np.int64), header(_reals("values", values)))
+        return placed(np.ascontiguousarray(_positions("indices", indices, rows)), of)
     told = header(indices)
-    _reals("values", values)
+    if device_of(told) != device_of(of):
+        raise ValueError(f"values are on {device_of(of)}, indices on {device_of(told)}")
     if told.dtype not in (np.int32, np.int64) or told.ndim != 1:
         raise TypeError(
             "indices on a CUDA device must be int32 or int64 in one dimension, got "

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("ml_dtypes")
 
 HERE = Path(__file__).parent
-STEPS = "import sys; sys.path.insert(0, sys.argv[1]); import half_steps; half_steps.main({})"
+STEPS = "import sys; sys.path.insert(0, sys.argv[1]); import half_forms; half_forms.main({})"
 
 
 def test_plain_python_and_kernels_agree_bit_for_bit(run_python):

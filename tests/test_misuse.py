@@ -92,11 +92,6 @@ MISTAKES = {
     "per_parameter": (lambda: optimizer.Nadam(per_parameter=0.5), TypeError, FLAG),
     "centered": (lambda: optimizer.RMSProp(centered="no"), TypeError, FLAG),
     "truncated": (lambda: initializer.HeNormal("x"), TypeError, FLAG),
-    "warm-up of LBSGD": (
-        lambda: optimizer.LBSGD(warmup_strategy="cubic"),
-        ValueError,
-        "warmup_strategy must be one of .*'sqrt'.*, got 'cubic'",
-    ),
     "sym": (lambda: optimizer.SGD(sym=3), TypeError, r"sym must have attr_dict\(\)"),
     "param_dict": (
         lambda: updater(param_dict={0: 3})(0, ones(), ones()),

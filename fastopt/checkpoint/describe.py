@@ -40,7 +40,7 @@ def describe(updater: Stateful) -> dict[str, Any]:
         A state is not made of None, numbers, arrays, and tuples, lists and dicts of these.
     """
     optimizer = updater.optimizer
-    attributes = host(attributes_of(optimizer))
+    attributes = attributes_of(optimizer)
     indices = [*updater.states, *attributes["_index_update_count"]]
     keys = keys_of(names_of(optimizer), indices)
     for index, state in updater.states.items():

@@ -491,6 +491,7 @@ def order_rows(kind: Any) -> Callable:
         low, high = min(t * each, size), min((t + 1) * each, size)
         for i in range(low, high):
             store(order, i, (i,))
+        cuda.syncthreads()  # a thread looks at the place before its own, too
         shift = np.int64(0)
         while found[1] and (shift == 0 or (height - 1) >> shift):
             for digit in range(radix):

@@ -1,6 +1,7 @@
 """Tables of tensors in the memory of a CUDA device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from fastopt.kernels.devices import (
     header,
     move,
     moved,
-    owned,
+    sent,
     stream_of,
     wait_for,
 )
@@ -57,14 +58,14 @@ class CudaTable(Table):
     ) -> None:
         super().__init__(layout, weight, state, grad)
         self.watched: list[Header] = []
+        self.leads: list[Any] = []
 
     def _begin(self) -> None:
         from fastopt.kernels import cuda as kernels
 
         super()._begin()
         self.kernels = kernels
-        self.of: Any = self.arrays[0]
-        self.device: Any = device_of(self.of)
+        self.device: Any = device_of(self.arrays[0])
         self.rate = EACH * kernels.THREADS
         self.pieces, self.total = chunks(*self.items, size=self.rate)
         self._sent: dict[str, tuple[Any, Any]] = {}
@@ -83,26 +84,35 @@ class CudaTable(Table):
         """One table of the tensors of several that have the same layout and device."""
         made = super().joined(tables)
         made.watched = [array for table in tables for array in table.watched]
+        made.leads = [lead for table in tables for lead in table.leads]
         return made
 
     def take(self, *grads: Any) -> int:
         """See :meth:`Table.take`; an array that is not where it was does not fit."""
-        if any(map(moved, self.watched)):
+        if any(map(moved, self.watched)) or any(device_of(g) != self.device for g in grads):
+            return 0
+        if any(lead.stream != self.stream_handle for lead in self.leads):
             return 0
         self._streams = {grad.stream for grad in grads}
         return super().take(*grads)
 
+    @property
+    def stream_handle(self) -> int:  # type: ignore[override]
+        """Stream that the first weight is used on."""
+        handle: int = self.leads[0].stream
+        return handle
+
     # What kernels are told
 
-    def _send(self, name: str, array: Array) -> Any:
-        """Device array with what is in `array`; copied if that has changed."""
-        was, sent = self._sent.get(name, (None, None))
+    def _send(self, name: str, array: Array, changed: bool = False) -> Any:
+        """Device array with what is in `array`; copied if that, or the device's, has `changed`."""
+        was, made = self._sent.get(name, (None, None))
         if was is None or was.shape != array.shape:
-            sent = owned(array, self.device, self.stream)
-        elif was.tobytes() != array.tobytes():
-            sent.copy_to_device(array, stream=self.stream)
-        self._sent[name] = array.copy(), sent
-        return sent
+            made = sent(array, self.stream)
+        elif changed or was.tobytes() != array.tobytes():
+            made.copy_to_device(array, stream=self.stream)
+        self._sent[name] = array.copy(), made
+        return made
 
     def _send_pieces(self, pieces: NDArray[np.int64]) -> Any:
         """Device array of pieces of work, which are made once for tensors of some sizes."""
@@ -110,7 +120,7 @@ class CudaTable(Table):
         if known is None:
             if len(self._pieces) > FEW:
                 self._pieces.clear()
-            known = self._pieces[id(pieces)] = pieces, owned(pieces, self.device, self.stream)
+            known = self._pieces[id(pieces)] = pieces, sent(pieces, self.stream)
         return known[1]
 
     def _fetch(self, array: Any) -> Array:
@@ -122,7 +132,7 @@ class CudaTable(Table):
 
     def _launch(self, kernel: Any, pieces: int, threads: Any, *arguments: Any) -> None:
         if pieces:
-            self.kernels.launch(kernel, pieces, threads, self.of.stream, *arguments)
+            self.kernels.launch(kernel, pieces, threads, self.stream_handle, *arguments)
 
     def _threads(self) -> tuple[int, int]:
         """Threads of a block: in x as many as a row needs, in y as there is room for."""
@@ -138,10 +148,12 @@ class CudaTable(Table):
         if values.size != count * self.width:
             expected = (count, *grad.shape[1:])
             raise ValueError(f"{words}: values must have shape {expected}, got {values.shape}")
+        if device_of(indices) != self.device:
+            raise ValueError(f"{words}: indices of rows must be on {self.device}, as values are")
         self._streams = {array.stream for array in (values, indices)}
         with self._on_device():
-            made = [contiguous(array) for array in (values, indices)]
-            self.listed = (grad.values, grad.indices, *made)
+            made = [contiguous(array, array.stream) for array in (values, indices)]
+            self.listed = (*made, grad.values, grad.indices)
             places = self._places(count)
             entry = self.entry[0]
             entry[[ROWS, STARTS, ORDER]] = places[:3]
@@ -154,8 +166,8 @@ class CudaTable(Table):
     def _places(self, count: int) -> list[int]:
         """Addresses of arrays for rows, starts, order and work of `count` listed rows."""
         if not self._room or self._room[0].shape[1] <= count:
-            made = owned(np.zeros((4, count + 1), np.int64), self.device, self.stream)
-            self._room = [made, owned(np.zeros(2, np.int64), self.device, self.stream)]
+            zeros = np.zeros((4, count + 1), np.int64), np.zeros(2, np.int64)
+            self._room = [sent(array, self.stream) for array in zeros]
         base, step = header(self._room[0]).ctypes.data, self._room[0].shape[1] * 8
         return [base + k * step for k in range(4)]
 
@@ -163,9 +175,8 @@ class CudaTable(Table):
         """Sort listed rows on the device, and return how many different ones there are."""
         addresses = np.array([[indices.ctypes.data, *places]], np.uint64)
         kernel = self.kernels.order_rows(indices.dtype.type)
-        sent = self._send("places", addresses)
-        answer = self._room[1]
-        self._launch(kernel, 1, self.kernels.SORTERS, sent, len(indices), height, answer)
+        told, answer = self._send("places", addresses), self._room[1]
+        self._launch(kernel, 1, self.kernels.SORTERS, told, len(indices), height, answer)
         found, segments = self._fetch(answer)
         if found == OUTSIDE:
             raise ValueError(f"{words}: indices must be at least 0 and below {height}")
@@ -174,19 +185,29 @@ class CudaTable(Table):
     def pay(self, paid: Any, before: float, after: float, at_once: bool) -> None:
         """See :meth:`Table.pay`."""
         with self._on_device():
-            totals = owned(np.array([before, after]), self.device, self.stream)
+            totals = sent(np.array([before, after]), self.stream)
         self.entry[0, [PAID, DECAY]] = [header(array).ctypes.data for array in (paid, totals)]
         self.decay, self.at_once = (paid, totals), at_once
 
     # Launches
 
-    def _on_device(self) -> Any:
-        """Context in which the table's device is the present one, and its stream is known."""
-        cuda = cuda_target()
-        self.stream = stream_of(self.of.stream)
-        for other in self._streams - {self.of.stream}:
-            wait_for(other)
-        return cuda.gpus[self.device.device_id]
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """Make the table's device the present one, and wait for gradients of other streams.
+
+        Then wait for the table's stream, too: once a gradient is let go of, its memory may be used
+        again on its own stream.
+        """
+        with cuda_target().gpus[self.device.device_id]:
+            self.stream, others = (
+                stream_of(self.stream_handle),
+                self._streams - {self.stream_handle},
+            )
+            for other in others:
+                wait_for(other)
+            yield
+            if others:
+                wait_for(self.stream_handle)
 
     def squares(self) -> NDArray[np.float64]:
         """See :meth:`Table.squares`; listed rows are added up row by row."""
@@ -213,8 +234,8 @@ class CudaTable(Table):
         partial = self._space("partial", (max(len(pieces), 1), count))
         total = self._space("total", (tensors, count))
         grid, warps = -(-len(pieces) // self.kernels.WARPS), self.kernels.WARPS
-        sent = self._send_pieces(pieces) if len(pieces) else None
-        self._launch(kernel, grid, (32, warps), sent, *arguments, partial)
+        told = self._send_pieces(pieces) if len(pieces) else None
+        self._launch(kernel, grid, (32, warps), told, *arguments, partial)
         adding = self.kernels.totals(count)
         firsts = self._send("firsts", firsts)
         self._launch(adding, tensors, self.kernels.THREADS, firsts, partial, total)
@@ -224,7 +245,7 @@ class CudaTable(Table):
         """Device array for intermediate results, used again if it is of this shape."""
         made = self._sent.get(name)
         if made is None or made[1].shape != shape:
-            made = self._sent[name] = np.empty(0), owned(np.zeros(shape), self.device, self.stream)
+            made = self._sent[name] = np.empty(0), sent(np.zeros(shape), self.stream)
         return made[1]
 
     def run(self, combine: Combine | None = None) -> None:
@@ -234,7 +255,7 @@ class CudaTable(Table):
         rule, layout, kernels = self.layout.rule, self.layout, self.kernels
         with self._on_device():
             entry = self._send("entry", self.entry)
-            fields = self._send("fields", self.fields)
+            fields = self._send("fields", self.fields, changed=bool(rule.sums))
             records = fields.view(rule.record(layout.real)).reshape(len(self.fields))
             for step, count in enumerate(rule.sums):
                 adding = kernels.sums(layout, step)
@@ -242,8 +263,6 @@ class CudaTable(Table):
                 threads = kernels.THREADS
                 grid = -(-len(self.sizes) // threads)
                 self._launch(kernels.finish(rule, step), grid, threads, records, total)
-            if rule.sums:
-                self._sent.pop("fields")  # they have been changed on the device
             if self.total:
                 threads = (32, kernels.WARPS) if rule.row else self._threads()
                 factory = kernels.rows if rule.row else kernels.dense
@@ -269,10 +288,10 @@ class CudaTable(Table):
             host = self._fetch(totals)
             totals.copy_to_device(np.full(2, host[1]), stream=self.stream)
             entry = self._send("entry", self.entry)
-            sent = self._send_pieces(pieces)
+            told = self._send_pieces(pieces)
             threads = self._threads()
-            self._launch(self.kernels.settle(self.layout), len(pieces), threads, sent, entry)
-            self._launch(self.kernels.paid(False), len(pieces), threads, sent, entry)
+            self._launch(self.kernels.settle(self.layout), len(pieces), threads, told, entry)
+            self._launch(self.kernels.paid(False), len(pieces), threads, told, entry)
 
 
 @lru_cache(maxsize=64)

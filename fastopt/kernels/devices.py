@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
+from operator import is_
 from typing import Any, Literal, NoReturn
 from weakref import ref
 
@@ -35,8 +36,10 @@ __all__ = [
     "moved",
     "owned",
     "placed",
+    "sent",
     "stream_of",
     "wait_for",
+    "zero",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -86,7 +89,8 @@ class Header(np.ndarray[Any, Any]):
         raise TypeError(f"this needs an array in main memory, got one on {self.place}")
 
     __getitem__ = __setitem__ = __iter__ = __array__ = _refuse
-    copy = astype = item = tolist = tobytes = fill = _refuse
+    __copy__ = __deepcopy__ = __reduce__ = __reduce_ex__ = __bool__ = __float__ = __int__ = _refuse
+    copy = astype = item = tolist = tobytes = fill = flatten = ravel = take = sort = _refuse
 
 
 _known: dict[int, tuple[Signature, Header]] = {}
@@ -110,13 +114,21 @@ def header(array: Any) -> Any:
     """
     if type(array) is np.ndarray or isinstance(array, Header) or not is_cuda(array):
         return array
-    signature, stream = _read(array)
+    try:
+        signature, stream = _read(array)
+    except AttributeError as error:
+        words = f"{type(array).__name__} does not describe an array on a device"
+        raise TypeError(f"{words}: {error}") from error
     known = _known.get(id(array))
     if known is not None and known[0] == signature:
         made = known[1]
     else:
         key = id(array)
-        made = _described(array)
+        try:
+            made = _described(array)
+        except (KeyError, TypeError, ValueError) as error:
+            words = f"{type(array).__name__} does not describe an array on a device"
+            raise TypeError(f"{words}: {error}") from error
         made.array = ref(array, lambda _: _known.pop(key, None))
         _known[key] = signature, made
     made.stream = stream
@@ -143,20 +155,22 @@ def _read(array: Any) -> tuple[Signature, int]:
     """What changes when an array is moved or given another shape, and the stream it is used on."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
+        if array.layout is not torch.strided:
+            raise TypeError("sparse tensors are given as a pair (values, indices)")
         stream = torch.cuda.current_stream(array.device).cuda_stream
         return (array.data_ptr(), array.shape, array.stride(), array.dtype), stream
-    if not hasattr(array, "__cuda_array_interface__"):  # the simulator's
+    told = _interface(array)
+    if told is None:  # the simulator's
         data = array._ary.__array_interface__["data"][0]
         return (data, array.shape, array.strides, array.dtype), 0
-    told = _interface(array)
     stream = told.get("stream") or 0
     names = ("data", "shape", "strides", "typestr")
     return tuple([told.get(name) for name in names]), 0 if stream == 1 else stream
 
 
-def _interface(array: Any) -> dict[str, Any]:
-    of = array.detach() if hasattr(array, "detach") else array
-    interface: dict[str, Any] = of.__cuda_array_interface__
+def _interface(array: Any) -> dict[str, Any] | None:
+    of = array.detach() if hasattr(array, "detach") else array  # torch refuses gradients' leaves
+    interface: dict[str, Any] | None = getattr(of, "__cuda_array_interface__", None)
     return interface
 
 
@@ -169,11 +183,11 @@ class _Described:
 
 def _described(array: Any) -> Header:
     """A new header of `array`."""
-    if not hasattr(array, "__cuda_array_interface__"):  # the simulator's
+    interface = _interface(array)
+    if interface is None:  # the simulator's
         made = array._ary.view(Header)
         made.place = Device("cuda", 0)
         return made
-    interface = _interface(array)
     if interface.get("mask") is not None:
         raise TypeError("masked CUDA arrays are not supported")
     data = interface["data"]
@@ -230,20 +244,39 @@ def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] =
     cuda = cuda_target()
     with cuda.gpus[of.place.device_id]:
         made = cuda.device_array(shape, dtype, order=order)
-        if config.ENABLE_CUDASIM:
-            made[...] = 0
-        elif made.nbytes:
-            driver = import_module("numba.cuda.cudadrv.driver")
-            driver.device_memset(made, 0, made.nbytes)
-            wait_for(0)  # others may use it on a stream that does not
-        return made
+    zero(made)
+    return made
 
 
-def owned(array: Array, device: Device, stream: Any = 0) -> Any:
-    """Copy of a NumPy array on a device, as a device array of numba's."""
+def zero(array: Any) -> None:
+    """Fill a device array of numba's with zeros, after what has been started on the device."""
     cuda = cuda_target()
-    with cuda.gpus[device.device_id]:
-        return cuda.to_device(array, stream=stream)
+    if config.ENABLE_CUDASIM:
+        array[...] = 0
+    elif array.nbytes:
+        driver = import_module("numba.cuda.cudadrv.driver")
+        with cuda.gpus[header(array).place.device_id]:
+            cuda.synchronize()
+            driver.device_memset(array, 0, array.nbytes)
+            wait_for(0)  # others may use it on a stream that does not
+
+
+def sent(array: Array, stream: Any) -> Any:
+    """Copy of a NumPy array on the present device, of use on this stream alone."""
+    dtype = array.dtype
+    bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # which has no buffer
+    made = cuda_target().to_device(bits, stream=stream)
+    made = made if bits is array else made.view(dtype)
+    made.stream = 0  # or it would prefer this stream to those that it is used on later
+    return made
+
+
+def owned(array: Array, device: Device) -> Any:
+    """Copy of a NumPy array on a device, as a device array of numba's."""
+    with cuda_target().gpus[device.device_id]:
+        made = sent(array, 0)
+        wait_for(0)  # others may use it on a stream that does not
+        return made
 
 
 def placed(state: Any, of: Any) -> Any:
@@ -251,7 +284,7 @@ def placed(state: Any, of: Any) -> Any:
     if not isinstance(of, Header):
         return state
     if isinstance(state, (tuple, list)):
-        return type(state)(placed(part, of) for part in state)
+        return _rebuilt(state, [placed(part, of) for part in state])
     return owned(state, of.place) if type(state) is np.ndarray else state
 
 
@@ -266,7 +299,7 @@ def stream_of(handle: int) -> Any:
 
 
 def wait_for(handle: int) -> None:
-    """Wait until all that has been started on a stream is done."""
+    """Wait until all that has been started on a stream of the present device is done."""
     stream = stream_of(handle)
     if stream:
         stream.synchronize()
@@ -274,45 +307,57 @@ def wait_for(handle: int) -> None:
         cuda_target().default_stream().synchronize()
 
 
-def contiguous(array: Header) -> Header:
-    """The array, or the header of a new one with its elements, contiguous in C order."""
-    if array.flags.c_contiguous:
+def contiguous(array: Header, stream: int) -> Header:
+    """The array, or the header of a new one with its elements, in C order and aligned.
+
+    They are copied on a stream, and back.
+    """
+    if array.flags.c_contiguous and array.flags.aligned:
         return array
-    kept = duplicate(array)
+    kept = duplicate(array, stream)
     made: Header = header(kept).view()
-    made.kept, made.stream = kept, array.stream
+    made.kept, made.stream = kept, stream
     return made
 
 
-def duplicate(array: Header) -> Any:
+def duplicate(array: Header, stream: int | None = None) -> Any:
     """Device array of numba's with the same elements, contiguous in C order."""
     made = like(array, array.shape, array.dtype)
     target = header(made).view()
-    target.stream = array.stream
+    target.stream = array.stream if stream is None else stream
     move(target, array)
     return made
 
 
 def move(target: Header, source: Header) -> None:
-    """Copy the elements of an array to another of the same shape and dtype."""
+    """Copy the elements of an array to another of the same shape and dtype.
+
+    On the stream of the target, or of the source if that was made by :func:`contiguous`.
+    """
     from fastopt.kernels import cuda as kernels
 
     if not target.size:
         return
-    device, stream = target.place, stream_of(target.stream)
-    addresses = [[array.ctypes.data for array in (target, source)]]
-    with cuda_target().gpus[device.device_id]:
-        table = owned(np.array(addresses, np.uint64), device, stream)
-        layout = owned(np.array([target.shape, target.strides, source.strides]), device, stream)
+    addresses = np.array([[array.ctypes.data for array in (target, source)]], np.uint64)
+    axes = np.array([target.shape, target.strides, source.strides], np.int64)
+    with cuda_target().gpus[target.place.device_id]:
+        handle = (target if source.kept is None else source).stream
+        stream = stream_of(handle)
+        table, layout = sent(addresses, stream), sent(axes, stream)
         blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
         arguments = table, layout, target.size, target.itemsize
-        kernels.launch(kernels.copy(), blocks, kernels.THREADS, target.stream, *arguments)
+        kernels.launch(kernels.copy(), blocks, kernels.THREADS, handle, *arguments)
 
 
 def assign(target: Array, values: Array) -> None:
     """Write `values`, which are in main memory, to an array of the same shape and dtype."""
     if isinstance(target, Header):
-        move(target, header(owned(values, target.place)))
+        copied = owned(values, target.place)  # alive until the launch
+        cuda = cuda_target()
+        with cuda.gpus[target.place.device_id]:
+            cuda.synchronize()  # a state's updates are on its weight's stream
+            move(target, header(copied))
+            cuda.synchronize()
     else:
         target[...] = values
 
@@ -323,16 +368,24 @@ def host(array: Any) -> Any:
     Of tuples, lists and dictionaries, what is in them.
     """
     if isinstance(array, (tuple, list)):
-        return type(array)(map(host, array))
+        parts = [host(part) for part in array]
+        return array if all(map(is_, parts, array)) else _rebuilt(array, parts)
     if isinstance(array, dict):
-        return {key: host(part) for key, part in array.items()}
+        items = {key: host(part) for key, part in array.items()}
+        return array if all(map(is_, items.values(), array.values())) else items
     if isinstance(array, Header):
         array = array.array()
     if not is_cuda(array):
         return array
     described: Header = header(array)
-    with cuda_target().gpus[described.place.device_id]:
-        if not (hasattr(array, "copy_to_host") and described.flags.c_contiguous):
+    cuda = cuda_target()
+    with cuda.gpus[described.place.device_id]:
+        if not (hasattr(array, "copy_to_host") and described.flags.forc):
             array = duplicate(described)
-            wait_for(described.stream)
+        cuda.synchronize()  # a state's updates are on its weight's stream
         return array.copy_to_host()
+
+
+def _rebuilt(of: Any, parts: list[Any]) -> Any:
+    """Tuple, named tuple or list like `of`."""
+    return of._make(parts) if hasattr(of, "_make") else type(of)(parts)

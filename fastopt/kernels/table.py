@@ -71,6 +71,8 @@ class Table:
 
     device: Device | None = None
     """Where the arrays are; None is main memory."""
+    stream_handle = 0
+    """Stream that the first weight is used on, if it is on a CUDA device."""
     move: Callable[[Any, Any], None] = staticmethod(np.copyto)
     """How elements are copied from an array, the second argument, to another."""
 
@@ -124,7 +126,7 @@ class Table:
     def of_copies(self, originals: Sequence[Array], grad: Array, copy: Array) -> None:
         """Know what is worked on as copies: :func:`launch` copies weight and state back."""
         pairs = zip(originals, self.arrays, strict=True)
-        self.copied = [(o, n) for o, n in pairs if not np.may_share_memory(o, n)]
+        self.copied = [(o, n) for o, n in pairs if o is not n and not np.may_share_memory(o, n)]
         if grad is not copy:
             self.borrowed = grad, copy
 

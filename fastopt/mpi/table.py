@@ -165,8 +165,8 @@ class ShardedTable(Resumable):
 
     def _ids(self, row_ids: Any) -> Array:
         nothing = np.empty((np.size(row_ids), 0), np.float32)
-        ids: Array = RowSparse(nothing, row_ids, (self.shape[0], 0)).indices.astype(np.int64)
-        return ids
+        listed: Array = RowSparse(nothing, row_ids, (self.shape[0], 0)).indices
+        return listed.astype(np.int64)
 
     def push(self, grad: Any) -> None:
         """Update rows with the sums of the gradients of all ranks; all ranks call.

@@ -411,8 +411,11 @@ class Optimizer(Planner):
     # Copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but param_dict, which holds live parameters, and what serves this process."""
-        return {k: v for k, v in vars(self).items() if k not in ("param_dict", *TRANSIENT)}
+        """Everything but param_dict, which holds live parameters, and what serves this process.
+
+        Arrays on a device are copied to main memory.
+        """
+        return {k: host(v) for k, v in vars(self).items() if k not in ("param_dict", *TRANSIENT)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -58,14 +58,15 @@ class Batch:
         self.slots: NDArray[np.int64] | None = None
         self.classes: Any = None
         self._written = self._sorted = (np.empty(0, np.uint64),) * 2
-        groups: dict[tuple[Any, Layout], list[int]] = {}
+        groups: dict[tuple[Any, int, Layout], list[int]] = {}
         self.singles: list[int] = []
         for place, table in enumerate(tables):
             alone = table.layout.sparse or table.borrowed or not table.direct
             if alone or table.arrays[0].ndim == 0:
                 self.singles.append(place)
             else:
-                groups.setdefault((table.device, table.layout), []).append(place)
+                kind = table.device, table.stream_handle, table.layout
+                groups.setdefault(kind, []).append(place)
         self.on_device = any(table.device for table in tables)
         self.rows: list[tuple[Table, int]] = [(table, 0) for table in tables]
         self.groups: list[tuple[Table, NDArray[np.int64]]] = []
@@ -101,7 +102,10 @@ class Batch:
     def take(self, grads: Sequence[Any]) -> bool:
         """Enter the addresses of all dense arrays; False if one does not fit or is shared."""
         if self.on_device:
-            grads = headers(grads)
+            try:
+                grads = headers(grads)
+            except TypeError:  # the checks of single calls tell in words
+                return False
         objects = np.fromiter(grads, object, len(grads))
         changed = bool(self.singles)  # of which nothing is known from the call before
         for table, places in self.groups:

@@ -20,6 +20,7 @@ __all__ = [
     "check_index",
     "check_like",
     "check_state",
+    "described",
     "is_fixed",
     "is_half",
     "label",
@@ -78,7 +79,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
     """
-    weight = header(weight)
+    weight = described(words, "weight", weight)
     _check_array(words, "weight", weight, np.ndarray)
     if kind_of(weight.dtype) is None:
         raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}")
@@ -94,7 +95,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
             f"{type(grad).__name__}"
         )
     else:
-        values = header(grad)
+        values = described(words, "gradient", grad)
         _check_array(words, "gradient", values, (np.ndarray, np.generic))
     if values.dtype != weight.dtype:
         takes = [weight.dtype.name] + ["float32"] * is_half(weight)
@@ -108,6 +109,14 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     check_together(words, {"weight": weight, "gradient": values})
     _check_apart(words, {"weight": weight, "gradient": values})
     return grad
+
+
+def described(words: str, role: str, array: Any) -> Any:
+    """Header of an array on a device; errors name the parameter."""
+    try:
+        return header(array)
+    except TypeError as error:
+        raise TypeError(f"{words}: {role}: {error}") from error
 
 
 def _either(names: Sequence[str]) -> str:
@@ -218,6 +227,7 @@ def admit(
     weight: tuple[Array, ...],
     grad: Any,
     state: tuple[Array, ...],
+    lead: Any = None,
     **options: bool,
 ) -> Table:
     """Make a table of one tensor from arrays that are known to fit.
@@ -234,6 +244,8 @@ def admit(
         The gradient.
     state : tuple of numpy.ndarray
         One array for each slot of the rule.
+    lead : numpy.ndarray, optional
+        The array whose stream is worked on, on a device. Default: the exact weight.
     **options
         Further fields of the layout.
 
@@ -270,7 +282,8 @@ def admit(
         arrays = tuple(array.T for array in arrays)
     table: Table
     if isinstance(values, Header):
-        return _on_device(layout, arrays, (*weight, *state), sparse, parts)
+        lead = weight[0] if lead is None else lead
+        return _on_device(layout, arrays, (*weight, *state), sparse, parts, lead)
     if all(type(array) is np.ndarray for array in arrays[:-1]):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         if table.take(*given(arrays)) < 0:
@@ -288,15 +301,22 @@ def admit(
 
 
 def _on_device(
-    layout: Layout, arrays: Sequence[Any], watched: Sequence[Any], sparse: bool, parts: int
+    layout: Layout,
+    arrays: Sequence[Any],
+    watched: Sequence[Any],
+    sparse: bool,
+    parts: int,
+    lead: Any,
 ) -> Table:
     """Table of arrays on a CUDA device, and of contiguous copies where they need them."""
     from fastopt.kernels.cuda_table import CudaTable
 
-    copies = tuple(map(contiguous, arrays))
+    streams = [lead.stream] * (len(arrays) - 1) + [arrays[-1].stream]
+    copies = tuple(map(contiguous, arrays, streams))
     table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     table.direct = all(map(is_, copies[:-1], watched))
+    table.leads = [lead]
     table.watch(watched)
     taken = table.take(*(() if sparse else copies[-1:]))
     assert taken < 0

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastopt.arguments import choice, count
+from fastopt.arguments import count
 from fastopt.kernels.devices import Header, header, like, placed
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
@@ -123,9 +123,7 @@ class LBSGD(MomentumOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
-        self.warmup_strategy = choice(
-            "warmup_strategy", warmup_strategy, "linear", "power2", "sqrt", "lars"
-        )
+        self.warmup_strategy = warmup_strategy
         self.warmup_epochs = count("warmup_epochs", warmup_epochs, least=0)
         self.batch_scale = count("batch_scale", batch_scale)
         self.updates_per_epoch = count("updates_per_epoch", updates_per_epoch)

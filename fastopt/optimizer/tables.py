@@ -11,7 +11,7 @@ from fastopt.kernels.devices import header, like, placed
 from fastopt.kernels.layout import OFFSET, kind_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
-from fastopt.optimizer.border import admit, check, is_fixed, is_half, label
+from fastopt.optimizer.border import admit, check, described, is_fixed, is_half, label
 from fastopt.optimizer.masters import Masters
 from fastopt.optimizer.rates import Array, Index
 from fastopt.sparse import RowSparse
@@ -69,19 +69,19 @@ class Tables(Masters):
         mode = masters, *self._modes()
         if known is not None and not known.made_of(rule, weight, state, copy, mode):
             known = None
-        seen = header(grad)
+        words = label(index, self.idx2name)
+        seen = grad if type(grad) is np.ndarray else described(words, "gradient", grad)
         dense = isinstance(seen, np.ndarray)
         if known is not None and dense and not known.table.layout.sparse:  # noqa: SIM102
             if known.table.take(seen) < 0:
                 return known.table
-        words = label(index, self.idx2name)
         grad = self._by_row(check(words, weight, grad, copy))
         table = known.table if known is not None else None
         if table is None or not (isinstance(grad, RowSparse) and self._serves(table, grad)):
-            exact, arrays = self._parts(words, rule, header(weight), state, copy, masters)
-            table = admit(
-                words, rule, exact, grad, arrays, **self._options(rule, exact, grad, copy)
-            )
+            lead = header(weight)
+            exact, arrays = self._parts(words, rule, lead, state, copy, masters)
+            options = self._options(rule, exact, grad, copy)
+            table = admit(words, rule, exact, grad, arrays, lead, **options)
             table.entry[0, OFFSET] = self.offsets.get(index, 0)
             if table.direct and is_fixed(state):
                 self._known[index] = Known(table, weight, state, copy, mode)

@@ -7,7 +7,7 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import number
 from fastopt.checkpoint.resumable import Resumable
 from fastopt.interrupts import uninterrupted
-from fastopt.kernels.devices import header, placed
+from fastopt.kernels.devices import header, host, is_cuda, placed
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.base import Array, Index, Optimizer
 from fastopt.optimizer.batch import Batch, Call
@@ -84,6 +84,14 @@ class Updater(Resumable):
         self.info = StepInfo(stepped=False, skipped=False)
         self.states: dict[Index, Any] = {}
         self.states_synced: dict[Index, bool] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Attributes; states on a device are copied to main memory, until their next update."""
+        synced = {
+            index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
+            for index, known in self.states_synced.items()
+        }
+        return {**vars(self), "states": host(self.states), "states_synced": synced}
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update `weight` in place.

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt.arguments import count
 from fastopt.device import Device, current_device
-from fastopt.kernels.devices import cuda_target
+from fastopt.kernels.devices import cuda_target, host, is_cuda
 
 __all__ = ["Array", "Shape", "as_array", "as_devices", "as_dtype", "as_shape", "is_known", "merged"]
 
@@ -75,7 +75,8 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_array(values: Any) -> Array:
-    """Return `values` as an array; TypeError if they are no numbers, or some are masked."""
+    """Return `values` as an array in main memory; TypeError if they are no numbers or masked."""
+    values = host(values) if is_cuda(values) else values
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("an array without a mask is needed, got a MaskedArray")
     array = np.asarray(values)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt.kernels.devices import host
 from fastopt.parameter.checks import Array, Shape, as_array
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
@@ -116,8 +117,8 @@ class Gradient:
         if not isinstance(given, list) and is_row_sparse(given):
             rows = as_row_sparse(given, self.shape)
             # Rows are kept until the step, when the caller's arrays may hold something else.
-            values = _as(self.dtype, rows.values, new=True)
-            return RowSparse(values, rows.indices.copy(), self.shape)
+            values = _as(self.dtype, host(rows.values), new=True)
+            return RowSparse(values, host(rows.indices).copy(), self.shape)
         array = as_array(given)
         if array.shape != self.shape:
             raise ValueError(f"gradient must have shape {self.shape}, got {array.shape}")

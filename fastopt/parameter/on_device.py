@@ -1,11 +1,13 @@
 """The gradient of a parameter on a CUDA device."""
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.devices import assign, duplicate, header, host, is_cuda, like, placed
+from fastopt.kernels.devices import device_of, duplicate, header, host, is_cuda, owned, zero
+from fastopt.kernels.layout import kind_of
 from fastopt.kernels.table import launch
 from fastopt.optimizer.sums import adding
 from fastopt.parameter.checks import as_array
@@ -19,8 +21,17 @@ class DeviceGradient(Gradient):
     """A gradient whose one buffer is where the array of the parameter is."""
 
     def __init__(self, weight: Any, row_sparse: bool) -> None:
-        self.of = header(weight)
-        super().__init__(tuple(self.of.shape), self.of.dtype, 1, row_sparse)
+        of = header(weight)
+        self.device: Any = device_of(of)
+        super().__init__(tuple(of.shape), of.dtype, 1, row_sparse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Attributes, with buffers in main memory."""
+        return {**vars(self), "buffers": [self._mapped(host, each) for each in self.buffers]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.buffers = [self._mapped(self._own, each) for each in self.buffers]
 
     def set(self, i: int, given: Any) -> None:
         """See :meth:`Gradient.set`."""
@@ -32,57 +43,72 @@ class DeviceGradient(Gradient):
 
     def _take(self, given: Any, keep: bool) -> None:
         grad = self._admitted(given)
-        buffer = self.touch(0)
-        self._written[0] = True
+        buffer, rows = self.buffers[0], isinstance(grad, RowSparse)
         if self.row_sparse:
             self.buffers[0] = self._joined(buffer, grad) if keep else grad
-            return
-        if isinstance(grad, RowSparse) and not keep:
-            self.zero()
-            keep = True
-        launch([adding("gradient", buffer, grad, keep)])
+        else:
+            table = adding("gradient", buffer, grad, keep or rows)
+            if rows and not keep:
+                self.zero()
+            launch([table])
+        self.touch(0)
+        self._written[0] = True
 
     def zero(self) -> None:
         """See :meth:`Gradient.zero`."""
         if self.row_sparse:
             self.buffers[0] = self._zeros()
         else:
-            assign(header(self.buffers[0]), np.zeros(self.shape, self.dtype))
+            zero(self.buffers[0])
 
     def cast(self, dtype: np.dtype[Any]) -> "Gradient":
         """See :meth:`Gradient.cast`."""
         made = copy(self)
         made.dtype = dtype
-        made.buffers = [self._cast(buffer, dtype) for buffer in self.buffers]
+        made.buffers = [
+            RowSparse(self._cast(buffer.values, dtype), buffer.indices, buffer.shape)
+            if self.row_sparse
+            else self._cast(buffer, dtype)
+            for buffer in self.buffers
+        ]
         return made
 
-    def _cast(self, buffer: Any, dtype: np.dtype[Any]) -> Any:
+    def _cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
+        with np.errstate(over="ignore"):
+            return self._own(host(array).astype(dtype))
+
+    def _mapped(self, function: Callable[[Any], Any], buffer: Any) -> Any:
+        """The buffer with a function applied to its arrays."""
         if isinstance(buffer, RowSparse):
-            return RowSparse(self._cast(buffer.values, dtype), buffer.indices, buffer.shape)
-        return placed(host(buffer).astype(dtype), self.of)
+            return RowSparse(function(buffer.values), function(buffer.indices), buffer.shape)
+        return function(buffer)
+
+    def _own(self, array: Any) -> Any:
+        """Copy of a NumPy array on the device."""
+        return owned(array, self.device)
 
     def _zeros(self) -> Any:
-        if not self.row_sparse:
-            return like(self.of, self.shape, self.dtype)
-        none = like(self.of, (0, *self.shape[1:]), self.dtype)
-        return RowSparse(none, np.zeros(0, np.int64), self.shape)
+        return self._mapped(self._own, super()._zeros())
 
     def _joined(self, *grads: RowSparse) -> RowSparse:
         """Gradient that lists the rows of several, by way of main memory."""
         values = np.concatenate([host(grad.values) for grad in grads])
         indices = np.concatenate([host(grad.indices).astype(np.int64) for grad in grads])
-        return RowSparse(placed(values, self.of), placed(indices, self.of), self.shape)
+        made: RowSparse = self._mapped(self._own, RowSparse(values, indices, self.shape))
+        return made
 
     def _admitted(self, given: Any) -> Any:
         """The gradient on the device; listed rows are copied, as they are kept until the step."""
+        if kind_of(self.dtype) is None:
+            raise TypeError(f"{self.dtype} has no gradients on a CUDA device")
         if not isinstance(given, list) and is_row_sparse(given):
             rows = as_row_sparse(given, self.shape)
             if is_cuda(rows.values) and rows.dtype == self.dtype:
                 values, indices = duplicate(header(rows.values)), duplicate(header(rows.indices))
                 return RowSparse(values, indices, self.shape)
-            values = host(rows.values).astype(self.dtype, casting="same_kind")
-            indices = np.array(host(rows.indices))
-            return RowSparse(placed(values, self.of), placed(indices, self.of), self.shape)
+            with np.errstate(over="ignore"):
+                values = host(rows.values).astype(self.dtype, casting="same_kind")
+            return self._mapped(self._own, RowSparse(values, host(rows.indices), self.shape))
         array = header(given) if is_cuda(given) else as_array(given)
         if array.shape != self.shape:
             raise ValueError(f"gradient must have shape {self.shape}, got {array.shape}")
@@ -90,7 +116,7 @@ class DeviceGradient(Gradient):
             raise TypeError(f"gradient must be of the kind of {self.dtype}, got {array.dtype}")
         if self.row_sparse:
             return self._admitted(RowSparse.from_dense(np.array(host(given), self.dtype)))
-        if is_cuda(given) and array.dtype.kind != "i":
+        if is_cuda(given) and kind_of(array.dtype):
             return given
         with np.errstate(over="ignore"):
-            return placed(np.array(host(given), self.dtype, order="C"), self.of)
+            return self._own(np.array(host(given), self.dtype, order="C"))

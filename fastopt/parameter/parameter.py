@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.device import Device
-from fastopt.kernels.devices import is_cuda
+from fastopt.kernels.devices import host, is_cuda, owned
 from fastopt.parameter.checks import Array
 from fastopt.parameter.deprecated import ctx_is_device
 from fastopt.parameter.gradient import Gradient
@@ -260,5 +260,13 @@ class Parameter(Written):
         self._trainer = None if trainer is None else weakref.ref(trainer)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the trainer, which a copy does not belong to."""
-        return {**vars(self), "_trainer": None}
+        """Everything but the trainer, which a copy does not belong to.
+
+        Arrays on a device are copied to main memory.
+        """
+        return {**vars(self), "_trainer": None, "_data": host(self._data)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._data is not None and self._devices[0].device_type == "cuda":
+            self._data = [owned(copy, self._devices[0]) for copy in self._data]

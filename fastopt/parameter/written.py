@@ -48,7 +48,7 @@ class Written(Stored):
         if self._deferred is None:
             self._arrays()
         with self._named():
-            array = data.to_dense() if isinstance(data, RowSparse) else as_array(host(data))
+            array = data.to_dense() if isinstance(data, RowSparse) else as_array(data)
         self._check_shape(array)
         if not np.can_cast(array.dtype, self._dtype, "same_kind"):
             raise TypeError(f"{self._words} cannot hold {array.dtype}, it is {self._dtype}")
@@ -80,7 +80,7 @@ class Written(Stored):
         dtype_source: str = "current",
     ) -> None:
         """Initialize with saved numbers, or write them into the arrays that are there."""
-        self._loading(np.asarray(data), device, cast_dtype, dtype_source)()
+        self._loading(as_array(data), device, cast_dtype, dtype_source)()
 
     def _loading(
         self,

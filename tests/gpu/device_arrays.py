@@ -1,9 +1,35 @@
 """Arrays on the device, and the same steps on both sides."""
 
 import numpy as np
-from numba import cuda
 
 from fastopt import RowSparse
+from fastopt.kernels.devices import sent
+
+
+class Foreign:
+    """Array of another library: nothing but the interface."""
+
+    def __init__(self, array, **changes):
+        self.array, self.changes = array, changes
+
+    @property
+    def __cuda_array_interface__(self):
+        described = getattr(self.array, "__cuda_array_interface__", None)
+        if described is None:  # the simulator's device memory is main memory
+            described = dict(self.array._ary.__array_interface__)
+        return {**described, **self.changes}
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    @property
+    def strides(self):
+        return self.array.strides
+
+    @property
+    def dtype(self):
+        return self.array.dtype
 
 
 def on_device(state):
@@ -12,7 +38,7 @@ def on_device(state):
         return type(state)(map(on_device, state))
     if isinstance(state, RowSparse):
         return RowSparse(on_device(state.values), on_device(state.indices), state.shape)
-    return cuda.to_device(state)
+    return sent(state, 0)
 
 
 def host(state):

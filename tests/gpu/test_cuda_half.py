@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 from device_arrays import check_close, check_steps, host, leaves, on_device
+from numba import cuda
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
+from fastopt.device import cuda as cuda_device
+from fastopt.kernels.devices import header, owned
 
 pytestmark = pytest.mark.cuda
 
@@ -59,6 +62,24 @@ def test_state_may_be_bfloat16(name, bfloat16, rng):
     )
     _, there, *_ = check_steps(make, weight, grads, rtol=1e-2)
     assert all(leaf.dtype == bfloat16 for leaf in leaves(host(there.states[0])))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_bfloat16_arrays_are_sent_as_bits(order, bfloat16, monkeypatch):
+    """NumPy gives no buffer of bfloat16, from which numba takes an array's address."""
+    seen, to_device = [], cuda.to_device
+
+    def record(array, **kwargs):
+        seen.append(memoryview(array))
+        return to_device(array, **kwargs)
+
+    monkeypatch.setattr(cuda, "to_device", record)
+    array = np.arange(6).reshape(2, 3).astype(bfloat16, order=order)
+    made = owned(array, cuda_device(0))
+    assert len(seen) == 1
+    assert header(made).dtype == bfloat16
+    assert header(made).strides == array.strides
+    np.testing.assert_array_equal(host(made), array)
 
 
 def test_a_copy_follows_its_weight(half, rng):

@@ -1,5 +1,8 @@
 """Parameters and trainers on a device."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from device_arrays import host, on_device
@@ -105,3 +108,54 @@ def test_a_half_with_a_master_trains(half):
     trainer.step(batch_size=1)
     assert host(weight.data()).dtype == half
     np.testing.assert_array_equal(host(weight.data()).astype(np.float32), 0.875)
+
+
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_has_arrays_of_its_own_on_the_device(way, stype):
+    weight = parameter(cuda_device(0), grad_stype=stype)
+    weight.add_grad(np.ones((4, 3)))
+    told = weight.__getstate__()
+    assert isinstance(told["_data"][0], np.ndarray)
+    buffer = told["_gradient"].__getstate__()["buffers"][0]
+    assert isinstance(buffer.values if stype == "row_sparse" else buffer, np.ndarray)
+    made = way(weight)
+    Trainer([made], "sgd", {"learning_rate": 1.0}).step(1)
+    assert is_cuda(made.data())
+    np.testing.assert_array_equal(host(made.data()), np.zeros((4, 3)))
+    np.testing.assert_array_equal(host(weight.data()), np.ones((4, 3)))
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["first", "second"])
+def test_a_wrong_gradient_changes_nothing(kept):
+    weight = parameter(cuda_device(0))
+    weight.set_grad(np.full((4, 3), 7.0))
+    if not kept:
+        Trainer([weight]).step(1)
+    wrong = on_device(np.ones((1, 3), np.float32)), on_device(np.array([9]))
+    with pytest.raises(ValueError, match="indices must be at least 0 and below 4"):
+        weight.add_grad(wrong)
+    with pytest.raises(TypeError, match="complex"):
+        weight.add_grad(on_device(np.ones((4, 3), complex)))
+    assert weight._gradient.fresh == [kept]
+    np.testing.assert_array_equal(host(weight.grad()), np.full((4, 3), 7.0))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", ">f4", "float64"])
+def test_gradients_of_any_kind_are_converted(dtype):
+    weight = parameter(cuda_device(0))
+    weight.set_grad(on_device(np.ones((4, 3), dtype)))
+    weight.add_grad(on_device(np.ones((4, 3), dtype)))
+    np.testing.assert_array_equal(host(weight.grad()), np.full((4, 3), 2.0))
+
+
+def test_integers_have_no_gradients_on_a_device():
+    with pytest.raises(TypeError, match="int64 has no gradients on a CUDA device"):
+        parameter(cuda_device(0), dtype="int64").add_grad(np.ones((4, 3), int))
+
+
+def test_a_parameter_in_main_memory_takes_gradients_from_a_device():
+    weight = parameter(cpu())
+    weight.add_grad(on_device(np.ones((4, 3), np.float32)))
+    weight.add_grad((on_device(np.ones((1, 3), np.float32)), on_device(np.array([2]))))
+    np.testing.assert_array_equal(weight.grad()[:, 0], [1, 1, 2, 1])

@@ -121,6 +121,15 @@ def test_wide_and_narrow_rows_are_taken(rng):
         check_steps(lambda: optimizer.get_updater(optimizer.AdaGrad()), weight, [grad])
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)], ids=str)
+@pytest.mark.parametrize("name", ["adam", "lamb", "groupadagrad"])
+def test_empty_tables_take_listed_rows_again_and_again(name, shape):
+    count = min(shape[0], 1)
+    grad = RowSparse(np.ones((count, shape[1]), np.float32), np.zeros(count, np.int64), shape)
+    make = lambda: optimizer.Updater(optimizer.create(name), clip_global_norm=1.0)  # noqa: E731
+    check_steps(make, np.ones(shape, np.float32), [grad] * 3)
+
+
 def test_methods_that_work_on_numpy_say_so(rng):
     grad = on_device(listing(rng, [1, 2]))
     for method in (grad.coalesce, grad.to_dense, lambda: grad.retain([1]), lambda: grad + grad):

@@ -2,42 +2,17 @@
 
 import gc
 import weakref
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from device_arrays import check_close, host, leaves, on_device
+from device_arrays import Foreign, check_close, host, leaves, on_device
 
 from fastopt import optimizer
 from fastopt.device import cuda as cuda_device
 from fastopt.kernels.devices import header
 
 pytestmark = pytest.mark.cuda
-
-
-class Foreign:
-    """Array of another library: nothing but the interface."""
-
-    def __init__(self, array, **changes):
-        self.array, self.changes = array, changes
-
-    @property
-    def __cuda_array_interface__(self):
-        described = getattr(self.array, "__cuda_array_interface__", None)
-        if described is None:  # the simulator's device memory is main memory
-            described = dict(self.array._ary.__array_interface__)
-        return {**described, **self.changes}
-
-    @property
-    def shape(self):
-        return self.array.shape
-
-    @property
-    def strides(self):
-        return self.array.strides
-
-    @property
-    def dtype(self):
-        return self.array.dtype
 
 
 def step(updater, weight, value=1.0, index=0):
@@ -222,3 +197,20 @@ def test_an_update_in_python_gets_the_arrays_themselves():
         optimizer.get_updater(Plain(multi_precision=True))(
             0, on_device(np.ones(3, np.float16)), half
         )
+
+
+def test_named_tuples_stay_named_tuples():
+    class State(NamedTuple):
+        mean: Any
+        var: Any
+
+    class Named(optimizer.Adam):
+        def create_state(self, index, weight):
+            return State(*super().create_state(index, weight))
+
+    for make in (np.ones, lambda *arguments: on_device(np.ones(*arguments))):
+        updater, weight = optimizer.get_updater(Named()), make(3, np.float32)
+        updater(0, make(3, np.float32), weight)
+        state = updater.states_dict()["states"][0]
+        assert isinstance(state, State)
+        np.testing.assert_allclose(state.mean, 0.1)

@@ -1,0 +1,250 @@
+"""Streams, lifetimes and places of arrays on devices."""
+
+import copy
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+from device_arrays import Foreign, host, on_device
+from numba import cuda
+
+from fastopt import RowSparse, optimizer
+from fastopt.device import cuda as cuda_device
+from fastopt.kernels import cuda as kernels
+from fastopt.kernels import cuda_table, devices
+from fastopt.kernels.devices import header, is_cuda
+from fastopt.optimizer.border import leaves
+
+pytestmark = pytest.mark.cuda
+
+
+def ones(*shape):
+    return on_device(np.ones(shape, np.float32))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Streams of launches, in order; all of them run on the default stream."""
+    streams, launch = [], kernels.launch
+
+    def record(kernel, blocks, threads, stream, *arguments):
+        streams.append(stream)
+        launch(kernel, blocks, threads, 0, *arguments)
+
+    monkeypatch.setattr(kernels, "launch", record)
+    monkeypatch.setattr(cuda_table, "stream_of", lambda handle: 0)
+    return streams
+
+
+@pytest.fixture
+def waited(monkeypatch):
+    """Streams that were waited for, in order."""
+    streams = []
+    monkeypatch.setattr(cuda_table, "wait_for", streams.append)
+    return streams
+
+
+def test_kernels_run_on_the_stream_of_the_weight(launched, waited):
+    weight, updater = Foreign(ones(3), stream=48), optimizer.get_updater(optimizer.LAMB())
+    for stream in (48, 64):
+        weight.changes["stream"] = stream
+        launched.clear()
+        updater(0, Foreign(ones(3), stream=stream), weight)
+        assert set(launched) == {stream}
+    assert not waited
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_master_is_updated_on_the_stream_of_its_weight(launched, waited, order, monkeypatch):
+    monkeypatch.setattr(devices, "stream_of", lambda handle: 0)
+    memory = on_device(np.ones((3, 2), np.float16, order=order))
+    weight, grad = Foreign(memory, stream=48), Foreign(on_device(np.ones((3, 2), np.float16)))
+    updater = optimizer.get_updater(optimizer.SGD(multi_precision=True))
+    for stream in (48, 64, 64):
+        grad.changes["stream"] = weight.changes["stream"] = stream
+        updater(0, grad, weight)
+        launched.clear()
+        updater([0], [grad], [weight])
+        assert set(launched) == {stream}
+    assert not waited
+
+
+def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waited):
+    weight, updater = Foreign(ones(3, 2), stream=48), optimizer.get_updater(optimizer.SGD())
+    for _ in range(2):
+        updater(0, Foreign(ones(3, 2), stream=80), weight)
+        assert waited == [80, 48]
+        waited.clear()
+    rows = on_device(np.array([1]))
+    updater(0, (Foreign(ones(1, 2), stream=96), Foreign(rows, stream=112)), weight)
+    assert set(waited[:2]) == {96, 112}
+    assert waited[-1] == 48
+
+
+def test_states_are_copied_on_the_stream_of_their_weight(launched, monkeypatch):
+    monkeypatch.setattr(devices, "stream_of", lambda handle: 0)
+    memory = on_device(np.ones((3, 2), np.float32, order="F"))
+    weight, updater = Foreign(memory, stream=48), optimizer.get_updater(optimizer.AdaGrad())
+    rows = ones(1, 2), on_device(np.array([1]))
+    for _ in range(2):
+        launched.clear()
+        updater(0, (Foreign(rows[0], stream=48), Foreign(rows[1], stream=48)), weight)
+        assert set(launched) == {48}
+    assert len(launched) > 3
+
+
+def test_weights_of_a_list_keep_their_streams(launched, waited):
+    weights = [Foreign(ones(3), stream=stream) for stream in (48, 64, 48)]
+    updater = optimizer.get_updater(optimizer.SGD())
+    for _ in range(2):
+        launched.clear()
+        updater([0, 1, 2], [ones(3) for _ in weights], weights)
+        assert launched == [48, 64]
+    for weight in weights:
+        weight.changes["stream"] = 80
+    weights[0].changes["stream"] = 48
+    for _ in range(2):
+        launched.clear()
+        updater([0, 1, 2], [ones(3) for _ in weights], weights)
+        assert launched == [48, 80]
+
+
+def test_a_copy_in_main_memory_waits_for_the_device(monkeypatch):
+    updater, seen = optimizer.get_updater(optimizer.Adam()), []
+    updater(0, ones(3), ones(3))
+    monkeypatch.setattr(cuda, "synchronize", lambda: seen.append(1))
+    updater.states_dict()
+    assert len(seen) == 2
+
+
+def test_what_is_copied_to_an_array_lives_until_the_launch(monkeypatch):
+    made, owned = [], devices.owned
+
+    def recorded(*arguments):
+        array = owned(*arguments)
+        made.append(weakref.ref(array))
+        return array
+
+    def launch(*_):
+        assert made
+        assert all(array() is not None for array in made)
+
+    target = ones(3)
+    monkeypatch.setattr(devices, "owned", recorded)
+    monkeypatch.setattr(kernels, "launch", launch)
+    devices.assign(header(target), np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
+@pytest.mark.parametrize("many", [False, True], ids=["one", "list"])
+def test_a_gradient_on_another_device_is_refused(known, many):
+    class Elsewhere(Foreign):
+        class device:
+            id = 1
+
+    updater, weights = optimizer.get_updater(optimizer.Adam()), [ones(3), ones(3)]
+    if known:
+        updater([0, 1], [ones(3), ones(3)], weights)
+        updater(1, ones(3), weights[1])
+    before = host(weights)
+    for grad, words in (
+        (Elsewhere(ones(3)), r"weight is on cuda\(0\), gradient on cuda\(1\)"),
+        (np.ones(3, np.float32), r"weight is on cuda\(0\), gradient in main memory"),
+        (None, "gradient must be"),
+    ):
+        call = ([0, 1], [ones(3), grad], weights) if many else (1, grad, weights[1])
+        with pytest.raises((TypeError, ValueError), match="index 1: " + words):
+            updater(*call)
+    np.testing.assert_array_equal(host(weights), before)
+    assert updater.optimizer.num_update == (2 if known else 0)
+
+
+def test_rows_and_values_must_be_together():
+    class Elsewhere(Foreign):
+        class device:
+            id = 1
+
+    values, rows = np.ones((1, 2), np.float32), np.array([3])
+    with pytest.raises(ValueError, match=r"values are on cuda\(0\), indices on cuda\(1\)"):
+        RowSparse(on_device(values), Elsewhere(on_device(rows)), (4, 2))
+    with pytest.raises(ValueError, match=r"indices are on cuda\(0\), the values in main memory"):
+        RowSparse(values, on_device(rows), (4, 2))
+    with pytest.raises(ValueError, match="indices must be at least 0 and below 4, got 9"):
+        RowSparse(on_device(values), np.array([9]), (4, 2))
+    with pytest.raises(TypeError, match="indices must be integers"):
+        RowSparse(on_device(values), np.array([1.5]), (4, 2))
+
+
+def test_indices_that_were_replaced_by_ones_elsewhere_are_refused():
+    grad = RowSparse(ones(1, 2), on_device(np.array([3])), (4, 2))
+    weight, updater = ones(4, 2), optimizer.get_updater(optimizer.SGD())
+    updater(0, grad, weight)
+    grad.indices = np.array([3])
+    with pytest.raises(ValueError, match=r"index 0: indices of rows must be on cuda\(0\)"):
+        updater(0, grad, weight)
+    assert updater.optimizer.num_update == 1
+
+
+def test_rows_may_be_listed_by_bare_interfaces():
+    weights, updater = [ones(4, 2), ones(4, 2)], optimizer.get_updater(optimizer.Test())
+    pair = Foreign(ones(2, 2)), Foreign(on_device(np.array([3, 1])))
+    for _ in range(2):
+        updater([0, 1], [pair, ones(4, 2)], weights)
+    np.testing.assert_array_equal(host(weights[0])[:, 0], [1, 3, 1, 3])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": None},
+        {"typestr": "<i9"},
+        {"typestr": "|O"},
+        {"shape": 3},
+        {"strides": (4, 4)},
+        {"mask": ()},
+    ],
+    ids=str,
+)
+def test_a_wrong_interface_is_told_in_words(changes):
+    updater, weight, wrong = optimizer.get_updater(optimizer.SGD()), ones(3), Foreign(ones(3))
+    wrong.changes = changes
+    for index in (0, [0]):
+        many = isinstance(index, list)
+        for grad, target, role in ((wrong, weight, "gradient"), (ones(3), wrong, "weight")):
+            with pytest.raises(TypeError, match=f"index 0: {role}"):
+                updater(index, [grad] if many else grad, [target] if many else target)
+    assert updater.optimizer.num_update == 0
+    updater(0, ones(3), weight)
+    with pytest.raises(TypeError, match="index 0: gradient"):
+        updater(0, wrong, weight)
+
+
+def test_unaligned_arrays_are_copied():
+    memory = on_device(np.zeros(13, np.uint8))
+    address = Foreign(memory).__cuda_array_interface__["data"][0]
+    weight = Foreign(memory, shape=(3,), typestr="<f4", data=(address + 1, False))
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+    for _ in range(2):
+        updater(0, ones(3), weight)
+    np.testing.assert_array_equal(host(memory)[1:].view(np.float32), [-2, -2, -2])
+
+
+@pytest.mark.parametrize("name", ["adam", "lbsgd", "adamw"])
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copied_updater_holds_no_device_memory_and_goes_on(name, way):
+    extra = {"lbsgd": {"batch_scale": 2}, "adamw": {"sparse_decay": "catch_up", "wd": 0.1}}
+    updater = optimizer.get_updater(optimizer.create(name, **extra.get(name, {})))
+    weight = ones(4, 2)
+    updater(0, ones(4, 2), weight)
+    told = updater.__getstate__(), updater.optimizer.__getstate__()
+    kept = told[1].get("cumgrads", {}), list(told[1]["row_decay"].values())
+    held = [*leaves(told[0]["states"].get(0)), *leaves(list(kept[1]))]
+    held += [each["cum_grad"] for each in kept[0].values()]
+    assert held
+    assert not any(map(is_cuda, held))
+    made, twin = way(updater), on_device(host(weight))
+    made(0, ones(4, 2), twin)
+    updater(0, ones(4, 2), weight)
+    np.testing.assert_array_equal(host(twin), host(weight))
+    assert all(header(leaf).place == cuda_device(0) for leaf in leaves(made.states[0]))

@@ -1,0 +1,86 @@
+"""torch's tensors by their interface; here they are in main memory and say otherwise."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from device_arrays import on_device
+from numba.core import config
+
+from fastopt import optimizer
+from fastopt.kernels import cuda as kernels
+from fastopt.kernels.devices import header
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not config.ENABLE_CUDASIM, reason="pretends to be on a device"),
+]
+
+
+class Tensor(torch.Tensor):
+    """A tensor that torch takes for one on a device."""
+
+    is_cuda = True
+
+
+@pytest.fixture(autouse=True)
+def current(monkeypatch):
+    """The current stream, as torch tells it."""
+    stream = SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    return stream
+
+
+def tensor(values, dtype="float32", **kwargs):
+    made = torch.tensor(values, dtype=getattr(torch, dtype)).as_subclass(Tensor)
+    return made.requires_grad_(**kwargs) if kwargs else made
+
+
+def test_a_tensor_that_requires_a_gradient_is_updated_in_place():
+    weight, updater = tensor([1.0, 2.0], requires_grad=True), optimizer.get_updater(optimizer.SGD())
+    for _ in range(2):
+        updater(0, tensor([1.0, 10.0]), weight)
+    np.testing.assert_allclose(weight.detach().numpy(), [0.98, 1.8], rtol=1e-6)
+    assert weight.requires_grad
+
+
+def test_a_transposed_tensor_is_updated_in_place():
+    memory = tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+    updater(0, tensor([[1.0, 2.0], [1.0, 2.0]]), memory.t()[:2])
+    np.testing.assert_array_equal(memory.numpy(), [[0, 1, 3], [2, 3, 6]])
+
+
+def test_bfloat16_tensors_have_masters(bfloat16):
+    weight = tensor([1.0, 2.0], "bfloat16")
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5, multi_precision=True))
+    updater(0, tensor([1.0, 1.0], "bfloat16"), weight)
+    np.testing.assert_array_equal(weight.float().numpy(), [0.5, 1.5])
+    assert header(weight).dtype == bfloat16
+
+
+def test_the_current_stream_is_used(current, monkeypatch):
+    streams = []
+    monkeypatch.setattr(kernels, "launch", lambda *arguments: streams.append(arguments[3]))
+    weight, updater = tensor([1.0]), optimizer.get_updater(optimizer.SGD())
+    for current.cuda_stream in (0, 48):
+        updater(0, tensor([1.0]), weight)
+    assert streams == [0, 48]
+
+
+def test_sparse_tensors_are_refused_and_their_parts_taken():
+    class Sparse(Tensor):
+        layout = torch.sparse_coo
+
+    sparse = torch.ones(4, 2).as_subclass(Sparse)
+    weight, updater = tensor(np.ones((4, 2))), optimizer.get_updater(optimizer.Test())
+    with pytest.raises(TypeError, match="index 0: gradient: sparse tensors are given as a pair"):
+        updater(0, sparse, weight)
+    updater(0, (tensor(np.ones((2, 2))), tensor([3, 1], "int64")), weight)
+    np.testing.assert_array_equal(weight.numpy()[:, 0], [1, 2, 1, 2])
+
+
+def test_tensors_in_main_memory_are_no_device_arrays():
+    with pytest.raises(TypeError, match="index 0: gradient must be a NumPy array, got Tensor"):
+        optimizer.get_updater(optimizer.SGD())(0, torch.ones(3), on_device(np.ones(3, np.float32)))

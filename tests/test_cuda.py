@@ -27,6 +27,7 @@ print(updater.optimizer.num_update, updater.states)
 
 def test_all_of_it_holds_in_the_simulator():
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)  # they are for the whole suite
     command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "tests/gpu"],

@@ -139,7 +139,8 @@ def test_worked_example_passes_the_tests_of_the_library(tmp_path):
     done = subprocess.run(
         [*command, "-k", "qhm or registered"],
         cwd=tmp_path,
-        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        # Options of the whole suite, as those for its coverage, are not for this part.
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,

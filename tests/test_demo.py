@@ -171,7 +171,9 @@ def test_comparison_is_worded_by_who_was_faster(ours, theirs, word, capsys):
         return Runner(lambda given: None, [np.ones(1)], [seconds])
 
     demo._report("adam", Options(), runner(ours), runner(theirs))
-    assert f"fastopt is {word} than plain NumPy" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"fastopt is {word} than plain NumPy" in out
+    assert ("fastopt bench measures larger ones" in out) == word.endswith("slower")
 
 
 def test_no_comparison_is_made_up_without_a_reference(capsys):

@@ -219,4 +219,6 @@ def _report(name: str, options: Options, ours: Runner, shadow: Runner | None = N
     print(f"optimizer, plain NumPy: {common.summary(shadow.seconds)}")
     words = common.faster(median(ours.seconds), median(shadow.seconds))
     print(f"by the medians, fastopt is {words} than plain NumPy")
+    if words.endswith("slower"):
+        print("on arrays this small the cost of a call counts; fastopt bench measures larger ones")
     print(common.agreement("plain NumPy", ours, shadow))

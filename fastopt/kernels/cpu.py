@@ -24,7 +24,6 @@ from fastopt.kernels.layout import (
     ORDER,
     ROWS,
     SEGMENTS,
-    SPLIT,
     STARTS,
     WIDTH,
     Layout,
@@ -61,8 +60,7 @@ def dense(layout: Layout, parallel: bool) -> Callable:
     update, noise, slots = rule.fn, rule.noise, len(rule.state)
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
-    first_state = ADDRESS + len(kinds)
-    first_grad = first_state + slots
+    first_state, first_grad = layout.first_state, layout.first_grad
 
     def dense(chunks, table, hyper):
         for c in prange(len(chunks)):
@@ -108,8 +106,8 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
     update, noise, slots = rule.fn, rule.noise, len(rule.state)
     kinds, grad_kinds = layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
-    first_state = ADDRESS + len(kinds)
-    first_grad, state_kinds = first_state + slots, layout.state
+    first_state, first_grad = layout.first_state, layout.first_grad
+    state_kinds = layout.state
 
     def lazy(chunks, table, hyper):
         for c in prange(len(chunks)):
@@ -165,8 +163,8 @@ def rows(layout: Layout, parallel: bool) -> Callable:
     term: Any = rule.row
     slots, kinds, grad_kinds = len(rule.state), layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
-    first_state = ADDRESS + len(kinds)
-    first_grad, state_kinds = first_state + slots, layout.state
+    first_state, first_grad = layout.first_state, layout.first_grad
+    state_kinds = layout.state
 
     def rows(chunks, table, hyper):
         for c in prange(len(chunks)):
@@ -236,11 +234,8 @@ def sums(layout: Layout, step: int, parallel: bool) -> Callable:
     rule, real, sparse = layout.rule, layout.real, layout.sparse
     terms, count = rule.passes[step][0], rule.sums[step]
     state_kinds, grad_kinds = layout.state, (layout.grad,)
-    first_state = ADDRESS + len(layout.weight)
-    first_grad = first_state + len(state_kinds)
-    # A split weight's first part is its rounded form, otherwise that is the copy behind it.
-    first_weight = ADDRESS + (layout.rounded_sums and layout.weight != SPLIT)
-    kinds = (layout.weight[first_weight - ADDRESS],) if layout.rounded_sums else layout.weight
+    first_state, first_grad = layout.first_state, layout.first_grad
+    first_weight, kinds = layout.summed
 
     def sums(chunks, table, hyper, partial):
         for c in prange(len(chunks)):

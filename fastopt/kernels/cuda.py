@@ -21,7 +21,7 @@ from fastopt.kernels.compiling import compiled_kernels, log_uncached, name_entry
 from fastopt.kernels.devices import stream_of
 from fastopt.kernels.elements import keep, keep_state, owed, pay
 from fastopt.kernels.lanes import BLOCK, LANES, put
-from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, SPLIT, WIDTH, Layout
+from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
 from fastopt.kernels.noise import dither_key, normal
 from fastopt.kernels.rule import Rule, scalar
 from fastopt.kernels.segments import ASCENDING, MIXED, OUTSIDE, listed, scattered, summed
@@ -153,8 +153,7 @@ def dense(layout: Layout) -> Callable:
     update, noise, slots, catch_up = rule.fn, rule.noise, len(rule.state), layout.catch_up
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
-    first_state = ADDRESS + len(kinds)
-    first_grad = first_state + slots
+    first_state, first_grad = layout.first_state, layout.first_grad
 
     def dense(chunks, table, hyper):
         c = cuda.blockIdx.x
@@ -212,8 +211,8 @@ def rows(layout: Layout) -> Callable:
     term: Any = rule.row
     slots, kinds, grad_kinds = len(rule.state), layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
-    first_state = ADDRESS + len(kinds)
-    first_grad, state_kinds = first_state + slots, layout.state
+    first_state, first_grad = layout.first_state, layout.first_grad
+    state_kinds = layout.state
 
     def rows(chunks, table, hyper):
         lanes = cuda.shared.array((1, SUMMERS), np.float64)
@@ -319,11 +318,8 @@ def sums(layout: Layout, step: int) -> Callable:
     rule, real, sparse = layout.rule, layout.real, layout.sparse
     terms, count = rule.passes[step][0], rule.sums[step]
     state_kinds, grad_kinds = layout.state, (layout.grad,)
-    first_state = ADDRESS + len(layout.weight)
-    first_grad = first_state + len(state_kinds)
-    # A split weight's first part is its rounded form, otherwise that is the copy behind it.
-    first_weight = ADDRESS + (layout.rounded_sums and layout.weight != SPLIT)
-    kinds = (layout.weight[first_weight - ADDRESS],) if layout.rounded_sums else layout.weight
+    first_state, first_grad = layout.first_state, layout.first_grad
+    first_weight, kinds = layout.summed
 
     def sums(chunks, table, hyper, partial):
         values = cuda.shared.array((count, SUMMERS), real)

@@ -20,7 +20,7 @@ from fastopt.kernels.devices import (
     stream_of,
     wait_for,
 )
-from fastopt.kernels.lanes import BLOCK
+from fastopt.kernels.lanes import BLOCK, LANES
 from fastopt.kernels.layout import (
     DECAY,
     DONE,
@@ -199,10 +199,8 @@ class CudaTable(Table):
         again on its own stream.
         """
         with cuda_target().gpus[self.device.device_id]:
-            self.stream, others = (
-                stream_of(self.stream_handle),
-                self._streams - {self.stream_handle},
-            )
+            self.stream = stream_of(self.stream_handle)
+            others = self._streams - {self.stream_handle}
             for other in others:
                 wait_for(other)
             yield
@@ -235,7 +233,7 @@ class CudaTable(Table):
         total = self._space("total", (tensors, count))
         grid, warps = -(-len(pieces) // self.kernels.WARPS), self.kernels.WARPS
         told = self._send_pieces(pieces) if len(pieces) else None
-        self._launch(kernel, grid, (32, warps), told, *arguments, partial)
+        self._launch(kernel, grid, (LANES, warps), told, *arguments, partial)
         adding = self.kernels.totals(count)
         firsts = self._send("firsts", firsts)
         self._launch(adding, tensors, self.kernels.THREADS, firsts, partial, total)
@@ -264,7 +262,7 @@ class CudaTable(Table):
                 grid = -(-len(self.sizes) // threads)
                 self._launch(kernels.finish(rule, step), grid, threads, records, total)
             if self.total:
-                threads = (32, kernels.WARPS) if rule.row else self._threads()
+                threads = (LANES, kernels.WARPS) if rule.row else self._threads()
                 factory = kernels.rows if rule.row else kernels.dense
                 pieces = self._send_pieces(self.pieces)
                 arguments = pieces, entry, records

@@ -117,6 +117,25 @@ class Layout:
     rounded_sums: bool = False
 
     @property
+    def first_state(self) -> int:
+        """Column of a table with the address of the first state slot."""
+        return ADDRESS + len(self.weight)
+
+    @property
+    def first_grad(self) -> int:
+        """Column of a table with the address of the gradient."""
+        return self.first_state + len(self.state)
+
+    @property
+    def summed(self) -> tuple[int, tuple[Any, ...]]:
+        """Column of the weight that the passes of the rule see, and its kinds."""
+        if not self.rounded_sums:
+            return ADDRESS, self.weight
+        # A split weight's first part is its rounded form, otherwise that is the copy behind it.
+        behind = int(self.weight != SPLIT)
+        return ADDRESS + behind, (self.weight[behind],)
+
+    @property
     def by_row(self) -> bool:
         """Whether the kernel goes row by row."""
         return self.lazy or self.rule.row is not None

@@ -1,11 +1,16 @@
 """Checks of ranks that do not agree: one clear error on every rank, and no rank that waits."""
 
+import io
+import os
+import threading
+
 import numpy as np
 from mpi_common import comm, raised
 
 from fastopt import optimizer
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.mpi import ShardedTable, ShardedUpdater
+from fastopt.mpi.job import await_reader
 
 LAST = comm.rank == comm.size - 1
 
@@ -72,3 +77,20 @@ def check_errors_of_other_kinds_are_told_too():
     made.odd = Odd(1) if LAST else 1.0
     with raised(RuntimeError, f"rank {comm.size - 1}: cannot be told"):
         ShardedUpdater(made, comm)(0, np.ones(2), np.ones(2))
+
+
+def check_words_in_a_pipe_wait_for_their_reader():
+    read, write = os.pipe()
+    with open(write, "w") as file:
+        file.write("an error")
+        waiting = threading.Thread(target=await_reader, args=(file,))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        assert os.read(read, 100) == b"an error"
+        waiting.join()
+        file.write("an error that nobody reads")
+        await_reader(file, limit=0.1)
+    os.close(read)
+    await_reader(io.StringIO())
+    await_reader(file)  # closed

@@ -79,6 +79,11 @@ def test_checkpoints_are_taken_up_by_jobs_of_other_sizes(mpi, tmp_path, sizes):
 
 
 RAISES = """
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 from mpi4py import MPI
 from fastopt import optimizer
@@ -88,14 +93,20 @@ updater = ShardedUpdater(optimizer.SGD(), MPI.COMM_WORLD)
 weight = np.ones(3, np.float32)
 updater(0, weight.copy(), weight)
 if MPI.COMM_WORLD.rank == 1:
+    if "slow" in sys.argv:
+        launcher = os.getppid()
+        subprocess.Popen(f"sleep 1; kill -CONT {launcher}", shell=True, start_new_session=True)
+        os.kill(launcher, signal.SIGSTOP)
     raise LookupError("the data of this rank are gone")
 updater(0, weight.copy(), weight)
 print("not reached")
 """
 
 
-def test_a_rank_that_raises_ends_the_job_with_its_message(mpi):
-    done = mpi(2, "-c", RAISES, check=False, timeout=60)
+@pytest.mark.parametrize("launcher", ["fast", "slow"])
+def test_a_rank_that_raises_ends_the_job_with_its_message(mpi, launcher):
+    """Also where the launcher comes to read it only after the error: it was stopped meanwhile."""
+    done = mpi(2, "-c", RAISES, launcher, check=False, timeout=60)
     assert done.returncode != 0
     assert "rank 1 of 2 ends the job: LookupError: the data of this rank are gone" in done.stderr
     assert "not reached" not in done.stdout

@@ -2,19 +2,20 @@
 
 import importlib
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from mpi4py import MPI
 
 from fastopt.kernels.threads import prefer_tbb
 from fastopt.mpi.agreement import share_texts
 
-__all__ = ["describe", "leader_first", "private", "threads_of"]
+__all__ = ["await_reader", "describe", "leader_first", "private", "threads_of"]
 
 numba: Any = importlib.import_module("numba")
 
@@ -106,11 +107,40 @@ def _end_all_with_one() -> None:
         before(kind, error, trace)
         world = MPI.COMM_WORLD
         words = f"rank {world.rank} of {world.size} ends the job: {kind.__name__}: {error}"
-        print(words, file=sys.stderr, flush=True)
-        sys.stdout.flush()
+        print(words, file=sys.stderr)
+        for file in (sys.stdout, sys.stderr):
+            await_reader(file)
         world.Abort(1)
 
     sys.excepthook = end
+
+
+def await_reader(file: TextIO, limit: float = 10.0) -> None:
+    """Wait until what was written to a pipe has been read, at most for `limit` seconds.
+
+    A launcher that learns of the end of a job no longer reads what is left in the pipes.
+    """
+    try:
+        file.flush()
+        number = file.fileno()
+        piped = stat.S_ISFIFO(os.fstat(number).st_mode)
+    except (OSError, ValueError):  # closed, or a stand-in for a file, as notebooks have
+        return
+    end = time.monotonic() + limit
+    while piped and _unread(number) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _unread(pipe: int) -> int:
+    """Number of bytes that wait in a pipe, asked at the end that writes."""
+    if sys.platform == "win32":
+        return 0
+    import fcntl
+    import termios
+
+    count = bytearray(4)
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return int.from_bytes(count, sys.byteorder)
 
 
 def describe() -> str:

@@ -7,7 +7,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastopt.arguments import count
 from fastopt.entries import listed_rows
-from fastopt.kernels.devices import device_of, header, is_cuda, placed
+from fastopt.kernels.device_memory import placed
+from fastopt.kernels.devices import device_of, header, is_cuda
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 

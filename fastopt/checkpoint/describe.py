@@ -7,7 +7,8 @@ import numpy as np
 
 from fastopt.checkpoint.objects import attributes_of
 from fastopt.checkpoint.parameters import keys_of, names_of
-from fastopt.kernels.devices import host, is_cuda
+from fastopt.kernels.device_memory import host
+from fastopt.kernels.devices import is_cuda
 from fastopt.optimizer.base import Index, Optimizer
 from fastopt.optimizer.border import label
 

@@ -20,7 +20,8 @@ from fastopt.checkpoint.objects import (
     rebuilt,
     schedule_class,
 )
-from fastopt.kernels.devices import host, is_cuda
+from fastopt.kernels.device_memory import host
+from fastopt.kernels.devices import is_cuda
 from fastopt.optimizer.base import Optimizer
 from fastopt.sparse import RowSparse
 

@@ -18,7 +18,7 @@ from numba.core import config
 from numba.core.errors import NumbaError
 
 from fastopt.kernels.compiling import compiled_kernels, log_uncached, name_entry
-from fastopt.kernels.devices import stream_of
+from fastopt.kernels.device_memory import stream_of
 from fastopt.kernels.elements import keep, keep_state, owed, pay
 from fastopt.kernels.lanes import BLOCK, LANES, put
 from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout

@@ -8,18 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.kernels.devices import (
-    Header,
-    contiguous,
-    cuda_target,
-    device_of,
-    header,
-    move,
-    moved,
-    sent,
-    stream_of,
-    wait_for,
-)
+from fastopt.kernels.device_memory import contiguous, cuda_target, move, sent, stream_of, wait_for
+from fastopt.kernels.devices import Header, device_of, header, moved
 from fastopt.kernels.lanes import BLOCK, LANES
 from fastopt.kernels.layout import (
     DECAY,

@@ -8,41 +8,23 @@ that serve arrays in main memory serve these too.
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib import import_module
-from operator import is_
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 from weakref import ref
 
 import numpy as np
-from numba.core import config
 
 from fastopt.device import Device
 from fastopt.kernels.layout import bfloat16
 
 __all__ = [
     "Header",
-    "assign",
-    "contiguous",
-    "cuda_target",
     "device_of",
-    "duplicate",
     "header",
     "headers",
-    "host",
     "is_cuda",
-    "like",
-    "move",
     "moved",
-    "owned",
-    "placed",
-    "sent",
-    "stream_of",
-    "wait_for",
-    "zero",
 ]
 
-Array = np.ndarray[Any, Any]
 Signature = tuple[Any, ...]
 
 ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
@@ -211,181 +193,3 @@ def _ordinal(array: Any) -> int:
     context = getattr(getattr(array, "gpu_data", None), "context", None)
     number = getattr(getattr(context, "device", None), "id", None)
     return number if isinstance(number, int) else 0
-
-
-@cache
-def cuda_target() -> Any:
-    """Module ``numba.cuda``, once it is known that kernels can be compiled and launched with it.
-
-    Raises
-    ------
-    ImportError
-        The extra that brings numba-cuda is not installed, or there is no driver or device.
-    """
-    if not config.ENABLE_CUDASIM:
-        try:
-            import numba_cuda  # noqa: F401
-        except ImportError:
-            raise ImportError(
-                "CUDA arrays need numba-cuda: pip install fastopt[cuda13], or fastopt[cuda12] "
-                "for drivers of CUDA 12"
-            ) from None
-    from numba import cuda
-
-    if not cuda.is_available():
-        raise ImportError("CUDA arrays need a CUDA driver and device, and numba finds none")
-    return cuda
-
-
-def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C") -> Any:
-    """Array of zeros where `of` is: a NumPy array, or a device array of numba's."""
-    if not isinstance(of, Header):
-        return np.zeros(shape, dtype, order)
-    cuda = cuda_target()
-    with cuda.gpus[of.place.device_id]:
-        made = cuda.device_array(shape, dtype, order=order)
-    zero(made)
-    return made
-
-
-def zero(array: Any) -> None:
-    """Fill a device array of numba's with zeros, after what has been started on the device."""
-    cuda = cuda_target()
-    if config.ENABLE_CUDASIM:
-        array[...] = 0
-    elif array.nbytes:
-        driver = import_module("numba.cuda.cudadrv.driver")
-        with cuda.gpus[header(array).place.device_id]:
-            cuda.synchronize()
-            driver.device_memset(array, 0, array.nbytes)
-            wait_for(0)  # others may use it on a stream that does not
-
-
-def sent(array: Array, stream: Any) -> Any:
-    """Copy of a NumPy array on the present device, of use on this stream alone."""
-    dtype = array.dtype
-    bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # which has no buffer
-    made = cuda_target().to_device(bits, stream=stream)
-    made = made if bits is array else made.view(dtype)
-    made.stream = 0  # or it would prefer this stream to those that it is used on later
-    return made
-
-
-def owned(array: Array, device: Device) -> Any:
-    """Copy of a NumPy array on a device, as a device array of numba's."""
-    with cuda_target().gpus[device.device_id]:
-        made = sent(array, 0)
-        wait_for(0)  # others may use it on a stream that does not
-        return made
-
-
-def placed(state: Any, of: Any) -> Any:
-    """State with its NumPy arrays copied to the device where `of` is, if it is on one."""
-    if not isinstance(of, Header):
-        return state
-    if isinstance(state, (tuple, list)):
-        return _rebuilt(state, [placed(part, of) for part in state])
-    return owned(state, of.place) if type(state) is np.ndarray else state
-
-
-def stream_of(handle: int) -> Any:
-    """Numba's object for a stream that others made."""
-    cuda = cuda_target()
-    if config.ENABLE_CUDASIM or handle == 0:
-        return 0
-    if handle == 2:
-        return cuda.per_thread_default_stream()
-    return cuda.external_stream(handle)
-
-
-def wait_for(handle: int) -> None:
-    """Wait until all that has been started on a stream of the present device is done."""
-    stream = stream_of(handle)
-    if stream:
-        stream.synchronize()
-    elif not config.ENABLE_CUDASIM:
-        cuda_target().default_stream().synchronize()
-
-
-def contiguous(array: Header, stream: int) -> Header:
-    """The array, or the header of a new one with its elements, in C order and aligned.
-
-    They are copied on a stream, and back.
-    """
-    if array.flags.c_contiguous and array.flags.aligned:
-        return array
-    kept = duplicate(array, stream)
-    made: Header = header(kept).view()
-    made.kept, made.stream = kept, stream
-    return made
-
-
-def duplicate(array: Header, stream: int | None = None) -> Any:
-    """Device array of numba's with the same elements, contiguous in C order."""
-    made = like(array, array.shape, array.dtype)
-    target = header(made).view()
-    target.stream = array.stream if stream is None else stream
-    move(target, array)
-    return made
-
-
-def move(target: Header, source: Header) -> None:
-    """Copy the elements of an array to another of the same shape and dtype.
-
-    On the stream of the target, or of the source if that was made by :func:`contiguous`.
-    """
-    from fastopt.kernels import cuda as kernels
-
-    if not target.size:
-        return
-    addresses = np.array([[array.ctypes.data for array in (target, source)]], np.uint64)
-    axes = np.array([target.shape, target.strides, source.strides], np.int64)
-    with cuda_target().gpus[target.place.device_id]:
-        handle = (target if source.kept is None else source).stream
-        stream = stream_of(handle)
-        table, layout = sent(addresses, stream), sent(axes, stream)
-        blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
-        arguments = table, layout, target.size, target.itemsize
-        kernels.launch(kernels.copy(), blocks, kernels.THREADS, handle, *arguments)
-
-
-def assign(target: Array, values: Array) -> None:
-    """Write `values`, which are in main memory, to an array of the same shape and dtype."""
-    if isinstance(target, Header):
-        copied = owned(values, target.place)  # alive until the launch
-        cuda = cuda_target()
-        with cuda.gpus[target.place.device_id]:
-            cuda.synchronize()  # a state's updates are on its weight's stream
-            move(target, header(copied))
-            cuda.synchronize()
-    else:
-        target[...] = values
-
-
-def host(array: Any) -> Any:
-    """Copy of a CUDA array in main memory; anything else as it is.
-
-    Of tuples, lists and dictionaries, what is in them.
-    """
-    if isinstance(array, (tuple, list)):
-        parts = [host(part) for part in array]
-        return array if all(map(is_, parts, array)) else _rebuilt(array, parts)
-    if isinstance(array, dict):
-        items = {key: host(part) for key, part in array.items()}
-        return array if all(map(is_, items.values(), array.values())) else items
-    if isinstance(array, Header):
-        array = array.array()
-    if not is_cuda(array):
-        return array
-    described: Header = header(array)
-    cuda = cuda_target()
-    with cuda.gpus[described.place.device_id]:
-        if not (hasattr(array, "copy_to_host") and described.flags.forc):
-            array = duplicate(described)
-        cuda.synchronize()  # a state's updates are on its weight's stream
-        return array.copy_to_host()
-
-
-def _rebuilt(of: Any, parts: list[Any]) -> Any:
-    """Tuple, named tuple or list like `of`."""
-    return of._make(parts) if hasattr(of, "_make") else type(of)(parts)

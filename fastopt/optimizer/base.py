@@ -10,7 +10,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from fastopt.arguments import choice, count, flag, number
-from fastopt.kernels.devices import assign, header, host, like, placed
+from fastopt.kernels.device_memory import assign, host, like, placed
+from fastopt.kernels.devices import header
 from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.weights import parts

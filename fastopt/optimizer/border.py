@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastopt.kernels.devices import Header, contiguous, device_of, header
+from fastopt.kernels.device_memory import contiguous
+from fastopt.kernels.devices import Header, device_of, header
 from fastopt.kernels.layout import SPLIT, Layout, kind_of, real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from fastopt.arguments import number
-from fastopt.kernels.devices import header, host, like, placed
+from fastopt.kernels.device_memory import host, like, placed
+from fastopt.kernels.devices import header
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.base import Array, Index, register

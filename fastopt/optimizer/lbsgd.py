@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastopt.arguments import count
-from fastopt.kernels.devices import Header, header, like, placed
+from fastopt.kernels.device_memory import like, placed
+from fastopt.kernels.devices import Header, header
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON

@@ -6,7 +6,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from fastopt.kernels.devices import assign, header, headers, host
+from fastopt.kernels.device_memory import assign, host
+from fastopt.kernels.devices import header, headers
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.threads import in_forked_child

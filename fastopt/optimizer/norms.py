@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.kernels.devices import header, host, placed
+from fastopt.kernels.device_memory import host, placed
+from fastopt.kernels.devices import header
 from fastopt.kernels.layout import real_of
 from fastopt.optimizer.batch import Call
 from fastopt.optimizer.border import Array, check_index

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.devices import header, like, placed
+from fastopt.kernels.device_memory import like, placed
+from fastopt.kernels.devices import header
 from fastopt.kernels.layout import OFFSET, kind_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table

@@ -7,7 +7,8 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import number
 from fastopt.checkpoint.resumable import Resumable
 from fastopt.interrupts import uninterrupted
-from fastopt.kernels.devices import header, host, is_cuda, placed
+from fastopt.kernels.device_memory import host, placed
+from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.base import Array, Index, Optimizer
 from fastopt.optimizer.batch import Batch, Call

@@ -8,7 +8,8 @@ import numpy as np
 
 from fastopt.arguments import choice, number
 from fastopt.initializer import Initializer, create
-from fastopt.kernels.devices import header, host, placed
+from fastopt.kernels.device_memory import host, placed
+from fastopt.kernels.devices import header
 from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, merged
 from fastopt.parameter.gradient import Gradient
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from fastopt.arguments import count
 from fastopt.device import Device, current_device
-from fastopt.kernels.devices import cuda_target, host, is_cuda
+from fastopt.kernels.device_memory import cuda_target, host
+from fastopt.kernels.devices import is_cuda
 
 __all__ = ["Array", "Shape", "as_array", "as_devices", "as_dtype", "as_shape", "is_known", "merged"]
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.devices import device_of, duplicate, header, host, is_cuda, owned, zero
+from fastopt.kernels.device_memory import duplicate, host, owned, zero
+from fastopt.kernels.devices import device_of, header, is_cuda
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.table import launch
 from fastopt.optimizer.sums import adding

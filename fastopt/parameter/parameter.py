@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from fastopt.device import Device
-from fastopt.kernels.devices import host, is_cuda, owned
+from fastopt.kernels.device_memory import host, owned
+from fastopt.kernels.devices import is_cuda
 from fastopt.parameter.checks import Array
 from fastopt.parameter.deprecated import ctx_is_device
 from fastopt.parameter.gradient import Gradient

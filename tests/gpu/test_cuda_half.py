@@ -8,7 +8,8 @@ from numba import cuda
 from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.device import cuda as cuda_device
-from fastopt.kernels.devices import header, owned
+from fastopt.kernels.device_memory import owned
+from fastopt.kernels.devices import header
 
 pytestmark = pytest.mark.cuda
 

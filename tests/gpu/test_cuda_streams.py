@@ -12,7 +12,7 @@ from numba import cuda
 from fastopt import RowSparse, optimizer
 from fastopt.device import cuda as cuda_device
 from fastopt.kernels import cuda as kernels
-from fastopt.kernels import cuda_table, devices
+from fastopt.kernels import cuda_table, device_memory
 from fastopt.kernels.devices import header, is_cuda
 from fastopt.optimizer.border import leaves
 
@@ -57,7 +57,7 @@ def test_kernels_run_on_the_stream_of_the_weight(launched, waited):
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_master_is_updated_on_the_stream_of_its_weight(launched, waited, order, monkeypatch):
-    monkeypatch.setattr(devices, "stream_of", lambda handle: 0)
+    monkeypatch.setattr(device_memory, "stream_of", lambda handle: 0)
     memory = on_device(np.ones((3, 2), np.float16, order=order))
     weight, grad = Foreign(memory, stream=48), Foreign(on_device(np.ones((3, 2), np.float16)))
     updater = optimizer.get_updater(optimizer.SGD(multi_precision=True))
@@ -83,7 +83,7 @@ def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waite
 
 
 def test_states_are_copied_on_the_stream_of_their_weight(launched, monkeypatch):
-    monkeypatch.setattr(devices, "stream_of", lambda handle: 0)
+    monkeypatch.setattr(device_memory, "stream_of", lambda handle: 0)
     memory = on_device(np.ones((3, 2), np.float32, order="F"))
     weight, updater = Foreign(memory, stream=48), optimizer.get_updater(optimizer.AdaGrad())
     rows = ones(1, 2), on_device(np.array([1]))
@@ -119,7 +119,7 @@ def test_a_copy_in_main_memory_waits_for_the_device(monkeypatch):
 
 
 def test_what_is_copied_to_an_array_lives_until_the_launch(monkeypatch):
-    made, owned = [], devices.owned
+    made, owned = [], device_memory.owned
 
     def recorded(*arguments):
         array = owned(*arguments)
@@ -131,9 +131,9 @@ def test_what_is_copied_to_an_array_lives_until_the_launch(monkeypatch):
         assert all(array() is not None for array in made)
 
     target = ones(3)
-    monkeypatch.setattr(devices, "owned", recorded)
+    monkeypatch.setattr(device_memory, "owned", recorded)
     monkeypatch.setattr(kernels, "launch", launch)
-    devices.assign(header(target), np.zeros(3, np.float32))
+    device_memory.assign(header(target), np.zeros(3, np.float32))
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])

@@ -47,13 +47,14 @@ def check_index(index: Any) -> int | str:
     TypeError
         `index` is not an int, str or bytes.
     """
+    if isinstance(index, (int, str)):
+        return index
     if isinstance(index, bytes):
         return index.decode()
-    if not isinstance(index, (int, str, np.integer)):
-        raise TypeError(
-            f"index must be an int, str or bytes, or a list of them, got {type(index).__name__}"
-        )
-    return index if isinstance(index, (int, str)) else int(index)
+    if isinstance(index, np.integer):
+        return int(index)
+    got = type(index).__name__
+    raise TypeError(f"index must be an int, str or bytes, or a list of them, got {got}")
 
 
 def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:

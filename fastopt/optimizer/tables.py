@@ -70,12 +70,12 @@ class Tables(Masters):
         mode = masters, *self._modes()
         if known is not None and not known.made_of(rule, weight, state, copy, mode):
             known = None
-        words = label(index, self.idx2name)
-        seen = grad if type(grad) is np.ndarray else described(words, "gradient", grad)
+        seen = grad if type(grad) is np.ndarray else self._described(index, grad)
         dense = isinstance(seen, np.ndarray)
         if known is not None and dense and not known.table.layout.sparse:  # noqa: SIM102
             if known.table.take(seen) < 0:
                 return known.table
+        words = label(index, self.idx2name)
         grad = self._by_row(check(words, weight, grad, copy))
         table = known.table if known is not None else None
         if table is None or not (isinstance(grad, RowSparse) and self._serves(table, grad)):
@@ -90,6 +90,9 @@ class Tables(Masters):
             table.list_rows(words, grad)
         self._updated[index] = weight
         return table
+
+    def _described(self, index: Index, grad: Any) -> Any:
+        return described(label(index, self.idx2name), "gradient", grad)
 
     def _modes(self) -> tuple[Any, ...]:
         """Attributes that decide about layouts; they may be changed between calls."""

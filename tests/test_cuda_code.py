@@ -19,6 +19,7 @@ from cuda.bindings import nvjitlink
 from numba import cuda
 
 from fastopt.kernels import cuda as kernels
+from fastopt.kernels import cuda_order
 
 F4, F8 = np.float32, np.float64
 PIECES, TABLE, SUMS = types.int64[:, ::1], types.uint64[:, ::1], types.float64[:, ::1]
@@ -124,8 +125,12 @@ def test_what_belongs_to_no_rule_compiles(capability):
             check(kernel, capability, PIECES, TABLE, SUMS, doubles=True)
     check(kernels.totals(2), capability, COUNTS, SUMS, SUMS, doubles=True)
     for kind in (np.int32, np.int64):
-        kernel = kernels.order_rows(kind)
-        check(kernel, capability, TABLE, types.int64, types.int64, COUNTS, doubles=False)
+        arguments = TABLE, *[types.int64] * 3, COUNTS
+        check(cuda_order.survey(kind), capability, *arguments, doubles=False)
+    check(cuda_order.sort_tiles(), capability, TABLE, types.int64, doubles=False)
+    for kernel in (cuda_order.merge(), cuda_order.count_rows()):
+        check(kernel, capability, TABLE, *[types.int64] * 4, doubles=False)
+    check(cuda_order.cut_rows(), capability, TABLE, *[types.int64] * 4, COUNTS, doubles=False)
     check(kernels.copy(), capability, TABLE, PIECES, types.int64, types.int64, doubles=False)
 
 

@@ -10,6 +10,7 @@ Under numba's simulator the kernels are plain Python, and so are all functions t
 import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -24,21 +25,21 @@ from fastopt.kernels.lanes import BLOCK, LANES, put
 from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
 from fastopt.kernels.noise import dither_key, normal
 from fastopt.kernels.rule import Rule, scalar
-from fastopt.kernels.segments import ASCENDING, MIXED, OUTSIDE, listed, scattered, summed
+from fastopt.kernels.segments import listed, scattered, summed
 from fastopt.kernels.storage import checked, load, locate, private, store
 from fastopt.kernels.weights import read_weight
 
 __all__ = [
     "BLOCKS",
-    "SORTERS",
+    "SIMULATED",
     "THREADS",
     "WARPS",
+    "compiled",
     "copy",
     "dense",
     "finish",
     "launch",
     "lazy",
-    "order_rows",
     "paid",
     "rows",
     "settle",
@@ -63,14 +64,8 @@ WARPS = 1 if SIMULATED else 4
 SUMMERS = WARPS * LANES
 """Threads of such a block."""
 
-SORTERS = 8 if SIMULATED else 512
-"""Threads of the block that sorts numbers of rows."""
-
 BLOCKS = 32
 """Blocks of terms whose sums are added up before all others: those of a chunk on the CPU."""
-
-DIGIT = 4
-"""Bits of a row number that are sorted by at a time; counts of all threads fit in shared memory."""
 
 
 def compiled(kernel: Callable, rule: Rule | None) -> Callable:
@@ -89,12 +84,14 @@ def compiled(kernel: Callable, rule: Rule | None) -> Callable:
 
 def _quiet(kernel: Callable) -> Callable:
     """The kernel without NumPy's warnings, of which there are none on a GPU."""
+    errstate = np.errstate
 
     def quiet(*arguments: Any) -> None:
-        with np.errstate(all="ignore"):
+        with errstate(all="ignore"):
             kernel(*arguments)
 
-    return quiet
+    # The simulator puts its own `cuda` into the globals of what it is given.
+    return FunctionType(quiet.__code__, kernel.__globals__, closure=quiet.__closure__)
 
 
 def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any) -> None:
@@ -125,21 +122,6 @@ def add_lanes(lanes, place, lane):
             for k in range(len(lanes)):
                 lanes[k, place] += lanes[k, place + half]
         half //= 2
-
-
-@scalar
-def sum_before(shared, t, added):
-    """Sum of what the threads before thread `t` have `added`; `shared` gets the running sums."""
-    shared[t] = added
-    step = 1
-    while step < len(shared):
-        cuda.syncthreads()
-        earlier = shared[t - step] if t >= step else 0
-        cuda.syncthreads()
-        shared[t] += earlier
-        step *= 2
-    cuda.syncthreads()
-    return shared[t] - added
 
 
 @cache
@@ -444,96 +426,3 @@ def copy() -> Callable:
                 store(target, k, load(source, k))
 
     return compiled(copy, None)
-
-
-@cache
-def order_rows(kind: Any) -> Callable:
-    """Kernel ``(addresses, size, height, answer)`` that sorts listed rows, in one block.
-
-    `addresses` has those of the numbers of rows, of type `kind`, and of int64 arrays of `size`
-    elements: for each different row in ascending order, for where its places begin (one more), for
-    the places in order, and for work. To `answer` go an answer of
-    :func:`fastopt.kernels.segments.survey` and how many different rows there are.
-    """
-    radix, index, places = 1 << DIGIT, (kind,), (np.int64,)
-    counters = radix * SORTERS
-
-    def order_rows(addresses, size, height, answer):
-        counts = cuda.shared.array(counters, np.int32)
-        before = cuda.shared.array(SORTERS, np.int64)
-        found = cuda.shared.array(2, np.int32)
-        t = cuda.threadIdx.x
-        ids = locate(addresses, 0, 0, 0, index)
-        unique, starts = locate(addresses, 0, 1, 0, places), locate(addresses, 0, 2, 0, places)
-        order, other = locate(addresses, 0, 3, 0, places), locate(addresses, 0, 4, 0, places)
-        if t < 2:
-            found[t] = 0
-        cuda.syncthreads()
-        last = np.int64(-1)
-        for i in range(t, size, SORTERS):
-            row = np.int64(load(ids, i)[0])
-            last = np.int64(load(ids, i - 1)[0]) if i else np.int64(-1)
-            if row < 0 or row >= height:
-                found[0] = 1
-            if row <= last:
-                found[1] = 1
-        cuda.syncthreads()
-        if found[0]:
-            if t == 0:
-                answer[0] = OUTSIDE
-            return
-        # A run of neighbouring places for each thread keeps equal rows in the order of the list.
-        each = (size + SORTERS - 1) // SORTERS
-        low, high = min(t * each, size), min((t + 1) * each, size)
-        for i in range(low, high):
-            store(order, i, (i,))
-        cuda.syncthreads()  # a thread looks at the place before its own, too
-        shift = np.int64(0)
-        while found[1] and (shift == 0 or (height - 1) >> shift):
-            for digit in range(radix):
-                counts[digit * SORTERS + t] = 0
-            for i in range(low, high):
-                row = np.int64(load(ids, load(order, i)[0])[0])
-                counts[((row >> shift) & (radix - 1)) * SORTERS + t] += 1
-            cuda.syncthreads()
-            added = np.int64(0)
-            for k in range(t * radix, (t + 1) * radix):
-                added += counts[k]
-            place: Any = sum_before(before, t, added)
-            for k in range(t * radix, (t + 1) * radix):
-                here = counts[k]
-                counts[k] = place
-                place += here
-            cuda.syncthreads()
-            for i in range(low, high):
-                at = load(order, i)[0]
-                bucket = ((np.int64(load(ids, at)[0]) >> shift) & (radix - 1)) * SORTERS + t
-                store(other, counts[bucket], (at,))
-                counts[bucket] += 1
-            cuda.syncthreads()
-            order, other = other, order
-            shift += DIGIT
-            if not ((height - 1) >> shift) and (shift // DIGIT) % 2:  # the last: back in place
-                for i in range(low, high):
-                    store(other, i, load(order, i))
-                cuda.syncthreads()
-        order = locate(addresses, 0, 3, 0, places)
-        added = np.int64(0)
-        for i in range(low, high):
-            row = np.int64(load(ids, load(order, i)[0])[0])
-            last = np.int64(load(ids, load(order, i - 1)[0])[0]) if i else np.int64(-1)
-            added += row != last
-        segment = sum_before(before, t, added)
-        for i in range(low, high):
-            row = np.int64(load(ids, load(order, i)[0])[0])
-            last = np.int64(load(ids, load(order, i - 1)[0])[0]) if i else np.int64(-1)
-            if row != last:
-                store(unique, segment, (row,))
-                store(starts, segment, (i,))
-                segment += 1
-        if t == SORTERS - 1:
-            store(starts, before[t], (size,))
-            answer[0] = MIXED if found[1] else ASCENDING
-            answer[1] = before[t]
-
-    return compiled(order_rows, None)

@@ -21,7 +21,6 @@ from fastopt.kernels.layout import (
     STARTS,
     Layout,
 )
-from fastopt.kernels.segments import OUTSIDE
 from fastopt.kernels.table import Array, Combine, Table, chunks
 from fastopt.sparse import RowSparse
 
@@ -51,12 +50,12 @@ class CudaTable(Table):
         self.leads: list[Any] = []
 
     def _begin(self) -> None:
-        from fastopt.kernels import cuda as kernels
+        from fastopt.kernels import cuda, cuda_order
 
         super()._begin()
-        self.kernels = kernels
+        self.kernels, self.sorting = cuda, cuda_order
         self.device: Any = device_of(self.arrays[0])
-        self.rate = EACH * kernels.THREADS
+        self.rate = EACH * cuda.THREADS
         self.pieces, self.total = chunks(*self.items, size=self.rate)
         self._sent: dict[str, tuple[Any, Any]] = {}
         self._pieces: dict[int, tuple[Array, Any]] = {}
@@ -154,21 +153,25 @@ class CudaTable(Table):
             self.pieces, self.total = self.list_pieces
 
     def _places(self, count: int) -> list[int]:
-        """Addresses of arrays for rows, starts, order and work of `count` listed rows."""
+        """Addresses of arrays for what is known of `count` listed rows once they are sorted."""
         if not self._room or self._room[0].shape[1] <= count:
-            zeros = np.zeros((4, count + 1), np.int64), np.zeros(2, np.int64)
-            self._room = [sent(array, self.stream) for array in zeros]
+            zeros = np.zeros((self.sorting.ARRAYS, count + 1), np.int64)
+            self._room = [sent(zeros, self.stream)]
         base, step = header(self._room[0]).ctypes.data, self._room[0].shape[1] * 8
-        return [base + k * step for k in range(4)]
+        return [base + k * step for k in range(self.sorting.ARRAYS)]
 
     def _ordered(self, words: str, indices: Header, places: list[int], height: int) -> int:
         """Sort listed rows on the device, and return how many different ones there are."""
-        addresses = np.array([[indices.ctypes.data, *places]], np.uint64)
-        kernel = self.kernels.order_rows(indices.dtype.type)
-        told, answer = self._send("places", addresses), self._room[1]
-        self._launch(kernel, 1, self.kernels.SORTERS, told, len(indices), height, answer)
-        found, segments = self._fetch(answer)
-        if found == OUTSIDE:
+        size, threads = len(indices), self.sorting.SORTERS
+        addresses = self._send("places", np.array([[indices.ctypes.data, *places]], np.uint64))
+        answer = self._send("answer", np.zeros(3, np.int64), changed=True)
+
+        def run(kernel: Any, *arguments: Any) -> None:
+            self._launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
+
+        kind, shape = indices.dtype.type, (size, height)
+        segments = self.sorting.order_rows(run, answer, self._fetch, kind, shape)
+        if segments is None:
             raise ValueError(f"{words}: indices must be at least 0 and below {height}")
         return int(segments)
 

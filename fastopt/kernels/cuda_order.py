@@ -1,0 +1,213 @@
+"""Listed rows in order, on a CUDA device: sorted in tiles by many blocks, which are then merged.
+
+A key is the number of a row with, in its last bits, the place in the list where it stands. No two
+keys are equal, so that however they are sorted, equal rows keep the order of the list.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from fastopt.kernels.cuda import SIMULATED, compiled
+from fastopt.kernels.rule import scalar
+from fastopt.kernels.storage import load, locate, store
+
+__all__ = ["ARRAYS", "SORTERS", "order_rows"]
+
+SORTERS = 8 if SIMULATED else 1024
+"""Threads of a block, each of which takes a place in the list; a block sorts a tile of so many."""
+
+LISTED, UNIQUE, STARTS, ORDER, KEYS, SPARE = range(6)
+"""Addresses that kernels are told: of the numbers of rows as they are listed, and of int64 arrays
+for each different row, for where its places begin (one more), for the places in order, and for
+keys, of which there are two."""
+
+ARRAYS = SPARE
+"""Number of those int64 arrays."""
+
+INDEX = (np.int64,)
+
+
+@scalar
+def sum_before(shared, t, added):
+    """Sum of what the threads before thread `t` have `added`; `shared` gets the running sums."""
+    shared[t] = added
+    step = 1
+    while step < len(shared):
+        cuda.syncthreads()
+        earlier = shared[t - step] if t >= step else 0
+        cuda.syncthreads()
+        shared[t] += earlier
+        step *= 2
+    cuda.syncthreads()
+    return shared[t] - added
+
+
+@scalar
+def begins(keys, i, bits):
+    """Whether the row of a key is another than that of the key before it."""
+    return i == 0 or load(keys, i)[0] >> bits != load(keys, i - 1)[0] >> bits
+
+
+@cache
+def survey(kind: Any) -> Callable:
+    """Kernel ``(addresses, size, height, bits, answer)`` that makes keys of rows of type `kind`.
+
+    To `answer` go whether a row is outside of the table, and whether rows do not ascend.
+    """
+    kinds = (kind,)
+
+    def survey(addresses, size, height, bits, answer):
+        i = np.int64(cuda.grid(1))
+        if i < size:
+            ids = locate(addresses, 0, LISTED, 0, kinds)
+            row = np.int64(load(ids, i)[0])
+            last = np.int64(load(ids, i - 1)[0]) if i else np.int64(-1)
+            if row < 0 or row >= height:
+                answer[0] = 1
+            if row <= last:
+                answer[1] = 1
+            store(locate(addresses, 0, KEYS, i, INDEX), 0, ((row << bits) | i,))
+
+    return compiled(survey, None)
+
+
+@cache
+def sort_tiles() -> Callable:
+    """Kernel ``(addresses, size)`` that sorts the keys of each block."""
+
+    def sort_tiles(addresses, size):
+        tile = cuda.shared.array(SORTERS, np.int64)
+        t = cuda.threadIdx.x
+        first = np.int64(cuda.blockIdx.x) * SORTERS
+        count = min(np.int64(SORTERS), size - first)
+        keys = locate(addresses, 0, KEYS, first, INDEX)
+        if t < count:
+            tile[t] = load(keys, t)[0]
+        cuda.syncthreads()
+        if t < count:
+            smaller = np.int64(0)
+            for k in range(count):
+                smaller += tile[k] < tile[t]
+            store(keys, smaller, (tile[t],))
+
+    return compiled(sort_tiles, None)
+
+
+@cache
+def merge() -> Callable:
+    """Kernel ``(addresses, size, source, target, width)`` that merges pairs of sorted runs.
+
+    Each run has `width` keys. A key's place is that in its own run and, from a binary search, the
+    number of smaller ones in the other.
+    """
+
+    def merge(addresses, size, source, target, width):
+        i = np.int64(cuda.grid(1))
+        if i < size:
+            keys = locate(addresses, 0, source, 0, INDEX)
+            key = load(keys, i)[0]
+            run = i // width
+            own, other = run * width, min((run ^ 1) * width, size)
+            low, high = other, min(other + width, size)
+            while low < high:
+                middle = (low + high) // 2
+                if load(keys, middle)[0] < key:
+                    low = middle + 1
+                else:
+                    high = middle
+            place = min(own, other) + (i - own) + (low - other)
+            store(locate(addresses, 0, target, place, INDEX), 0, (key,))
+
+    return compiled(merge, None)
+
+
+@cache
+def count_rows() -> Callable:
+    """Kernel ``(addresses, size, source, target, bits)``: the different rows that blocks begin."""
+
+    def count_rows(addresses, size, source, target, bits):
+        i = np.int64(cuda.grid(1))
+        keys = locate(addresses, 0, source, 0, INDEX)
+        count = cuda.syncthreads_count(np.int32(i < size and begins(keys, i, bits)))
+        if cuda.threadIdx.x == 0:
+            store(locate(addresses, 0, target, cuda.blockIdx.x, INDEX), 0, (np.int64(count),))
+
+    return compiled(count_rows, None)
+
+
+@cache
+def cut_rows() -> Callable:
+    """Kernel ``(addresses, size, source, counts, bits, answer)`` that takes sorted keys apart.
+
+    `counts` are those of :func:`count_rows`. To `answer` goes how many different rows there are.
+    """
+
+    def cut_rows(addresses, size, source, counts, bits, answer):
+        shared = cuda.shared.array(SORTERS, np.int64)
+        t, block = cuda.threadIdx.x, cuda.blockIdx.x
+        earlier = locate(addresses, 0, counts, 0, INDEX)
+        added = np.int64(0)
+        for k in range(t, block, SORTERS):
+            added += load(earlier, k)[0]
+        sum_before(shared, t, added)
+        before = shared[SORTERS - 1]
+        cuda.syncthreads()
+        i = np.int64(cuda.grid(1))
+        keys = locate(addresses, 0, source, 0, INDEX)
+        first = np.int64(i < size and begins(keys, i, bits))
+        segment = before + sum_before(shared, t, first)
+        if i < size:
+            key = load(keys, i)[0]
+            row = key >> bits
+            store(locate(addresses, 0, ORDER, i, INDEX), 0, (key - (row << bits),))
+            if first:
+                store(locate(addresses, 0, UNIQUE, segment, INDEX), 0, (row,))
+                store(locate(addresses, 0, STARTS, segment, INDEX), 0, (i,))
+            if i == size - 1:
+                segment += first
+                store(locate(addresses, 0, STARTS, segment, INDEX), 0, (size,))
+                answer[2] = segment
+
+    return compiled(cut_rows, None)
+
+
+def order_rows(
+    run: Callable[..., None], answer: Any, fetch: Callable[[Any], Any], kind: Any, shape: Any
+) -> int | None:
+    """Sort listed rows, and return how many different ones there are; None if one is outside.
+
+    Parameters
+    ----------
+    run : callable
+        Launches a kernel, with a thread for each place in the list. The kernel is given the
+        addresses, the length of the list, and what follows here.
+    answer : device array
+        Three int64 numbers, which are 0.
+    fetch : callable
+        Copies `answer` to main memory.
+    kind : type
+        Type of the numbers of rows.
+    shape : tuple of int
+        Length of the list, at least 1, and height of the table.
+    """
+    size, height = shape
+    bits = (size - 1).bit_length()
+    run(survey(kind), height, bits, answer)
+    outside, mixed, _ = fetch(answer)
+    if outside:
+        return None
+    keys, spare = KEYS, SPARE
+    if mixed:
+        run(sort_tiles())
+        width = SORTERS
+        while width < size:
+            run(merge(), keys, spare, width)
+            keys, spare = spare, keys
+            width *= 2
+    run(count_rows(), keys, spare, bits)
+    run(cut_rows(), keys, spare, bits, answer)
+    return int(fetch(answer)[2]) if mixed else size

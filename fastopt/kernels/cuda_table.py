@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.kernels.device_memory import contiguous, cuda_target, move, sent, stream_of, wait_for
-from fastopt.kernels.devices import Header, device_of, header, moved
+from fastopt.kernels.devices import Header, device_of, header, moved, stays
 from fastopt.kernels.lanes import BLOCK, LANES
 from fastopt.kernels.layout import (
     DECAY,
@@ -64,9 +64,7 @@ class CudaTable(Table):
 
     def watch(self, arrays: Sequence[Header]) -> None:
         """Know the arrays whose owners might move them; numba's stay where they are."""
-        self.watched = [
-            array for array in arrays if not type(array.array()).__module__.startswith("numba")
-        ]
+        self.watched = [array for array in arrays if not stays(array.array())]
 
     @classmethod
     def joined(cls, tables: Sequence[Any]) -> Any:
@@ -78,7 +76,7 @@ class CudaTable(Table):
 
     def take(self, *grads: Any) -> int:
         """See :meth:`Table.take`; an array that is not where it was does not fit."""
-        if any(map(moved, self.watched)) or any(device_of(g) != self.device for g in grads):
+        if moved(self.watched) or any(device_of(g) != self.device for g in grads):
             return 0
         if any(lead.stream != self.stream_handle for lead in self.leads):
             return 0

@@ -7,7 +7,9 @@ that serve arrays in main memory serve these too.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import cache
+from operator import is_
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -23,9 +25,12 @@ __all__ = [
     "headers",
     "is_cuda",
     "moved",
+    "stays",
 ]
 
 Signature = tuple[Any, ...]
+Streams = dict[Any, int]
+"""Handles of the streams that torch works on, by device, for the time of a call."""
 
 ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
 """Functions that ask a header for nothing but its bounds."""
@@ -51,13 +56,12 @@ class Header(np.ndarray[Any, Any]):
     place: Device
     stream: int
     array: Callable[[], Any]
-    kept: Any
+    kept: Any = None
 
     __array_ufunc__: Any = None
 
     def __array_finalize__(self, of: Any) -> None:
-        for name in ("place", "stream", "array", "kept"):
-            setattr(self, name, getattr(of, name, None))
+        vars(self).update(getattr(of, "__dict__", {}))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func not in ALLOWED:
@@ -83,6 +87,8 @@ def is_cuda(array: Any) -> bool:
     """Whether `array` is in the memory of a CUDA device."""
     if type(array) is np.ndarray or isinstance(array, (tuple, list, np.generic)):
         return False
+    if stays(array):  # whose interface takes microseconds to make
+        return hasattr(type(array), "__cuda_ndarray__")
     told = getattr(array, "is_cuda", None)  # torch's tensors may refuse to show an interface
     if isinstance(told, bool):
         return told
@@ -94,38 +100,50 @@ def header(array: Any) -> Any:
 
     As long as an array lies where it lay, its header is the same object.
     """
-    if type(array) is np.ndarray or isinstance(array, Header) or not is_cuda(array):
+    return _header(array, {})
+
+
+def headers(arrays: Iterable[Any]) -> list[Any]:
+    """Headers of several arrays."""
+    streams: Streams = {}
+    return [_header(array, streams) for array in arrays]
+
+
+def _header(array: Any, streams: Streams) -> Any:
+    if type(array) is np.ndarray or isinstance(array, Header):
         return array
+    known = _known.get(id(array))
+    if known is None and not is_cuda(array):
+        return array
+    if known is not None and stays(array):
+        made = known[1]
+        made.stream = _handle(array.stream)
+        return made
     try:
-        signature, stream = _read(array)
-    except AttributeError as error:
+        signature, stream, interface = _read(array, streams)
+        if known is not None and known[0] == signature:
+            made = known[1]
+        else:
+            made, key = _described(array, interface or _interface(array)), id(array)
+            made.array = ref(array, lambda _: _known.pop(key, None))
+            _known[key] = signature, made
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         words = f"{type(array).__name__} does not describe an array on a device"
         raise TypeError(f"{words}: {error}") from error
-    known = _known.get(id(array))
-    if known is not None and known[0] == signature:
-        made = known[1]
-    else:
-        key = id(array)
-        try:
-            made = _described(array)
-        except (KeyError, TypeError, ValueError) as error:
-            words = f"{type(array).__name__} does not describe an array on a device"
-            raise TypeError(f"{words}: {error}") from error
-        made.array = ref(array, lambda _: _known.pop(key, None))
-        _known[key] = signature, made
     made.stream = stream
     return made
 
 
-def headers(arrays: Sequence[Any]) -> list[Any]:
-    """Headers of several arrays."""
-    return [header(array) for array in arrays]
+def stays(array: Any) -> bool:
+    """Whether an array stays where it is and keeps its shape, as numba's do."""
+    return type(array).__module__.startswith("numba")
 
 
-def moved(of: Header) -> bool:
-    """Whether the array that a header describes is gone, or not where it was."""
-    array = of.array()
-    return of.kept is None and (array is None or header(array) is not of)
+def moved(described: Iterable[Header]) -> bool:
+    """Whether an array that a header describes is gone, or not where it was."""
+    of = [each for each in described if each.kept is None]
+    arrays = [each.array() for each in of]
+    return any(a is None for a in arrays) or not all(map(is_, headers(arrays), of))
 
 
 def device_of(array: Any) -> Device | None:
@@ -133,21 +151,32 @@ def device_of(array: Any) -> Device | None:
     return array.place if isinstance(array, Header) else None
 
 
-def _read(array: Any) -> tuple[Signature, int]:
-    """What changes when an array is moved or given another shape, and the stream it is used on."""
+def _read(array: Any, streams: Streams) -> tuple[Signature, int, dict[str, Any] | None]:
+    """What changes when an array is moved or given another shape, and the stream it is used on.
+
+    And its interface, if that had to be made.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         if array.layout is not torch.strided:
             raise TypeError("sparse tensors are given as a pair (values, indices)")
-        stream = torch.cuda.current_stream(array.device).cuda_stream
-        return (array.data_ptr(), array.shape, array.stride(), array.dtype), stream
+        device = array.device
+        if device not in streams:
+            streams[device] = torch.cuda.current_stream(device).cuda_stream
+        signature = array.data_ptr(), array.shape, array.stride(), array.dtype
+        return signature, streams[device], None
     told = _interface(array)
     if told is None:  # the simulator's
         data = array._ary.__array_interface__["data"][0]
-        return (data, array.shape, array.strides, array.dtype), 0
-    stream = told.get("stream") or 0
-    names = ("data", "shape", "strides", "typestr")
-    return tuple([told.get(name) for name in names]), 0 if stream == 1 else stream
+        return (data, array.shape, array.strides, array.dtype), 0, None
+    signature = told["data"], told["shape"], told.get("strides"), told["typestr"]
+    return signature, _handle(told.get("stream")), told
+
+
+def _handle(stream: Any) -> int:
+    """Handle of a stream; 0 is that of the default stream, which others may call 1."""
+    handle = int(stream) if stream else 0
+    return 0 if handle == 1 else handle
 
 
 def _interface(array: Any) -> dict[str, Any] | None:
@@ -163,12 +192,11 @@ class _Described:
         self.__array_interface__ = interface
 
 
-def _described(array: Any) -> Header:
+def _described(array: Any, interface: dict[str, Any] | None) -> Header:
     """A new header of `array`."""
-    interface = _interface(array)
     if interface is None:  # the simulator's
         made = array._ary.view(Header)
-        made.place = Device("cuda", 0)
+        made.place = _device(0)
         return made
     if interface.get("mask") is not None:
         raise TypeError("masked CUDA arrays are not supported")
@@ -180,8 +208,13 @@ def _described(array: Any) -> Header:
     made = np.asarray(_Described(plain)).view(Header)
     if made.dtype.kind == "V" and made.dtype.itemsize == 2:
         made = made.view(bfloat16())
-    made.place = Device("cuda", _ordinal(array))
+    made.place = _device(_ordinal(array))
     return made
+
+
+@cache
+def _device(number: int) -> Device:
+    return Device("cuda", number)
 
 
 def _ordinal(array: Any) -> int:

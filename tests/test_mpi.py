@@ -34,7 +34,7 @@ pytestmark = [
 def mpi():
     """Run Python on so many ranks; a job that takes too long, as for a deadlock, fails."""
 
-    def run(ranks, *command, check=True, timeout=300, **env):
+    def run(ranks, *command, check=True, **env):
         clean = {k: v for k, v in os.environ.items() if not k.startswith(STARTED)}
         done = subprocess.run(
             [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],
@@ -42,7 +42,7 @@ def mpi():
             capture_output=True,
             text=True,
             check=False,
-            timeout=timeout,
+            timeout=300,
         )
         if check and done.returncode:
             pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -68,7 +68,7 @@ def test_checks_pass(mpi, ranks, module):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_disagree_are_told_so(mpi, ranks):
-    assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_faults", timeout=120), "mpi_faults")
+    assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_faults"), "mpi_faults")
 
 
 @pytest.mark.parametrize("sizes", [(2, 4), (4, 1)], ids=str)
@@ -106,7 +106,7 @@ print("not reached")
 @pytest.mark.parametrize("launcher", ["fast", "slow"])
 def test_a_rank_that_raises_ends_the_job_with_its_message(mpi, launcher):
     """Also where the launcher comes to read it only after the error: it was stopped meanwhile."""
-    done = mpi(2, "-c", RAISES, launcher, check=False, timeout=60)
+    done = mpi(2, "-c", RAISES, launcher, check=False)
     assert done.returncode != 0
     assert "rank 1 of 2 ends the job: LookupError: the data of this rank are gone" in done.stderr
     assert "not reached" not in done.stdout

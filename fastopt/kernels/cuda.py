@@ -149,8 +149,9 @@ def dense(layout: Layout) -> Callable:
             first, count = start, np.int64(table[tensor, WIDTH])
             last = min(start + size, np.int64(table[tensor, SEGMENTS]))
         else:
-            first, last, count = np.int64(0), np.int64(1), size
-        for k in range(first + cuda.threadIdx.y, last, cuda.blockDim.y):
+            first, last, count = np.int64(0), np.int64(1), size  # all of it is one row
+
+        def update_row(k):
             row = listed(table, tensor, ROWS, k) if by_row else np.int64(0)
             begin = row * count if by_row else start
             weights = locate(table, tensor, ADDRESS, begin, kinds)
@@ -158,14 +159,18 @@ def dense(layout: Layout) -> Callable:
             element = np.int64(table[tensor, OFFSET]) + begin
             rounding = dither_key(key, element)
             factor = real(owed(table, tensor, row)) if catch_up else real(1)
-            for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):
+
+            def taken(i):
                 if by_row:
                     grad = summed(table, tensor, grads, k, i)
                 elif sparse:
                     grad = scattered(table, tensor, grads, begin + i, real(0))
                 else:
                     grad = load(grads, begin + i)[0]
-                weight, state = read_weight(weights, i), load(states, i)
+                return read_weight(weights, i), load(states, i), grad
+
+            def step(i, values):
+                weight, state, grad = values
                 if catch_up:
                     weight = weight * factor
                 if noise:
@@ -175,6 +180,23 @@ def dense(layout: Layout) -> Callable:
                 weight, state = checked(new, slots)
                 keep(weights, i, weight, rounding, element + i, dither)
                 keep_state(states, i, state, rounding, element + i, draws)
+
+            i, across = np.int64(cuda.threadIdx.x), np.int64(cuda.blockDim.x)
+            if not by_row:
+                while i + 3 * across < count:  # four are on their way before the first is written
+                    one, two = taken(i), taken(i + across)
+                    three, four = taken(i + 2 * across), taken(i + 3 * across)
+                    step(i, one)
+                    step(i + across, two)
+                    step(i + 2 * across, three)
+                    step(i + 3 * across, four)
+                    i += 4 * across
+            while i < count:
+                step(i, taken(i))
+                i += across
+
+        for k in range(first + cuda.threadIdx.y, last, cuda.blockDim.y):
+            update_row(k)
 
     return compiled(dense, rule)
 

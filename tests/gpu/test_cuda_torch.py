@@ -75,7 +75,7 @@ def test_sparse_tensors_are_refused_and_their_parts_taken():
 
     sparse = torch.ones(4, 2).as_subclass(Sparse)
     weight, updater = tensor(np.ones((4, 2))), optimizer.get_updater(optimizer.Test())
-    with pytest.raises(TypeError, match="index 0: gradient: .*sparse tensors are given as a pair"):
+    with pytest.raises(TypeError, match=r"index 0: gradient: .*sparse tensors are given as a pair"):
         updater(0, sparse, weight)
     updater(0, (tensor(np.ones((2, 2))), tensor([3, 1], "int64")), weight)
     np.testing.assert_array_equal(weight.numpy()[:, 0], [1, 2, 1, 2])

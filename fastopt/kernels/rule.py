@@ -181,7 +181,7 @@ def rule(
         ``finish(sums, h)`` then writes fields of ``h`` before the next pass.
     row : callable
         ``row(grad, h)``; its mean over the row is the function's fifth argument, and each
-        state slot holds one number for each row.
+        state slot holds one number for each row. Not together with `noise` or `passes`.
 
     Returns
     -------
@@ -191,8 +191,9 @@ def rule(
     Raises
     ------
     TypeError
-        A name is not an identifier, is repeated, or is an attribute of NumPy's records; or the
-        function takes another number of arguments, or has a ``raise`` or ``assert``.
+        A name is not an identifier, is repeated, or is an attribute of NumPy's records; `row` comes
+        with `noise` or `passes`; or the function takes another number of arguments, or has a
+        ``raise`` or ``assert``.
 
     Examples
     --------
@@ -212,7 +213,9 @@ def rule(
 
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in passes):
         raise TypeError(f"passes must be pairs of functions (sums, finish), got {passes!r}")
-    takes = 4 + bool(noise) + bool(row)
+    if row and (noise or passes):
+        raise TypeError("row cannot be together with noise or passes, which are for each element")
+    takes = 4 + bool(noise or row)
 
     def declare(fn: Function) -> Rule:
         _check_function(fn)

@@ -253,7 +253,7 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
 
 
 def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
-    """Source of the module of `fn` and of every function and number that `fn` refers to."""
+    """Source of the module of `fn` and of every function and constant that `fn` refers to."""
     if isinstance(fn, ModuleType):
         yield _module_text(getattr(fn, "__file__", None) or "") or ""
     if isinstance(fn, Rule):
@@ -264,9 +264,19 @@ def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
     yield _module_text(fn.__code__.co_filename) or repr(_code(fn.__code__))
     references = inspect.getclosurevars(fn)
     for name, value in sorted({**references.globals, **references.nonlocals}.items()):
-        if isinstance(value, (int, float, complex, np.number)):
-            yield f"{name}={value!r}"
+        if constant := _constant(value):
+            yield f"{name}={constant}"
         yield from _sources(value, seen)
+
+
+def _constant(value: Any) -> str:
+    """What tells apart values that compiled code has frozen in it; empty for other objects."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_constant, value))})"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.str}{value.shape}{value.tobytes().hex()}"
+    frozen = int, float, complex, str, np.generic, np.dtype, type
+    return repr(value) if isinstance(value, frozen) else ""
 
 
 @cache

@@ -256,7 +256,9 @@ class Planner(Tables):
                 else:
                     for index, (table, row) in zip(batch.indices, batch.rows, strict=True):
                         self._advance(index, table, row)
-                if not self._skips():
+                if self._skips():
+                    batch.let_go()
+                else:
                     self._launch(batch.tables, batch.indices[0])
             except BaseException:
                 self._restore(saved)
@@ -294,7 +296,10 @@ class Planner(Tables):
         rule = self._rule_of(index) or self._a_rule(index)
         table = self._table(index, rule, weight, grad, state, masters)
         self._advance(index, table)
-        return () if self._skips() else (table,)
+        if self._skips():
+            table.let_go()
+            return ()
+        return (table,)
 
     def _a_rule(self, index: Index) -> Rule:
         rule = self._rule_of(index)

@@ -206,7 +206,8 @@ class Planner(Tables):
             return None
         tables = [self._table(index, self._a_rule(index), *rest) for index, *rest in calls]
         counts, begin = self._index_update_count, self.begin_num_update
-        batch = Batch(calls, tables, counts, begin, self._mode([index for index, *_ in calls]))
+        mode, copies = self._mode([index for index, *_ in calls]), list(self.copies.values())
+        batch = Batch(calls, tables, counts, begin, mode, copies)
         if not (batch.take([grad for _, _, grad, _ in calls]) and batch.disjoint()):
             return None
         if all(is_fixed(state) for *_, state in calls):

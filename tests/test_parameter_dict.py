@@ -430,6 +430,20 @@ def test_a_failing_load_changes_nothing(tmp_path):
     assert not bias.data().any()
 
 
+def test_a_load_of_a_type_that_a_gradient_cannot_have_changes_nothing(tmp_path):
+    saved = {"net_a": np.ones(3, np.int32), "net_b": np.ones((3, 2), np.int32)}
+    safetensors.numpy.save_file(saved, tmp_path / "file")
+    params = ParameterDict("net_")
+    dense = params.get("a", shape=3)
+    params.get("b", shape=(3, 2), grad_stype="row_sparse")
+    params.initialize("zeros")
+    params["net_b"].add_grad(np.ones((3, 2)))
+    with pytest.raises(TypeError, match=r"'net_b': values must be .*, got int32"):
+        params.load(tmp_path / "file", cast_dtype=True, dtype_source="saved")
+    assert dense.dtype == np.float32
+    assert not dense.data().any()
+
+
 def test_complex_numbers_are_not_cast(tmp_path):
     safetensors.numpy.save_file({"net_w": np.ones(3, np.complex64)}, tmp_path / "file")
     params = ParameterDict()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt.interrupts import uninterrupted
 from fastopt.kernels.device_memory import like, placed
 from fastopt.kernels.devices import header
 from fastopt.kernels.layout import OFFSET, kind_of
@@ -176,6 +177,7 @@ class Tables(Masters):
             nothing = RowSparse(empty, np.empty(0, np.int64), of.shape)
             table = self._table(index, rule, weight, nothing, state)
             paid, total = self._paid(index, of)
-            table.pay(paid, total, total, at_once=False)
-            table.settle()
-            table.give_back()
+            with uninterrupted:  # rows count as paid before copies of the weight are given back
+                table.pay(paid, total, total, at_once=False)
+                table.settle()
+                table.give_back()

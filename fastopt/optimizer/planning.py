@@ -29,7 +29,7 @@ COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError)
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
 """Attributes, and the items of those that are dictionaries."""
 
-TRANSIENT = ("lock", "_known", "_updated", "_batch", "copies", "_warned", "offsets", "launcher")
+TRANSIENT = ("lock", "_known", "updated", "_batch", "copies", "_warned", "offsets", "launcher")
 """Attributes that serve the present process only, or are arrays of the user's."""
 
 

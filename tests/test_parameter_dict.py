@@ -411,6 +411,17 @@ def test_every_type_can_be_cast_to_every_other(tmp_path, dtype, saved):
     np.testing.assert_array_equal(got, ready(dtype=saved)["net_fc_weight"].data().astype(got.dtype))
 
 
+def test_a_name_that_the_format_uses_is_refused_before_the_file_is_replaced(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("older")
+    params = ParameterDict()
+    params.get("__metadata__", shape=3)
+    params.initialize()
+    with pytest.raises(ValueError, match="'__metadata__' cannot name an array"):
+        params.save(path)
+    assert path.read_text() == "older"
+
+
 def test_a_failing_load_changes_nothing(tmp_path):
     path = tmp_path / "file"
     params = ready()

@@ -12,7 +12,6 @@ __all__ = ["uninterrupted"]
 # The public functions take ten times longer, for their enumerations.
 _signal: Any = importlib.import_module("_signal")
 _INTERRUPT = int(signal.SIGINT)
-_MAIN = main_thread().ident
 
 
 class _Uninterrupted:
@@ -21,15 +20,16 @@ class _Uninterrupted:
     Python delivers signals to the main thread alone, and only there does this do anything.
     """
 
-    __slots__ = ("_came", "_depth", "_handler")
+    __slots__ = ("_came", "_depth", "_handler", "_main")
 
     def __init__(self) -> None:
+        self._main = main_thread().ident  # in a forked child the thread that forked
         self._depth = 0
         self._handler: Any = None
         self._came: tuple[Any, ...] | None = None
 
     def __enter__(self) -> None:
-        if get_ident() == _MAIN:
+        if get_ident() == self._main:
             if not self._depth:
                 self._came, self._handler = None, _signal.getsignal(_INTERRUPT)
                 if self._handler is not None:  # as it is where it was not set from Python
@@ -45,7 +45,7 @@ class _Uninterrupted:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if get_ident() != _MAIN:
+        if get_ident() != self._main:
             return
         self._depth -= 1
         if self._depth or self._handler is None:

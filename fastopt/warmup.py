@@ -11,6 +11,7 @@ from fastopt.console import progress
 from fastopt.kernels import table
 from fastopt.kernels.compiling import compiled_kernels
 from fastopt.kernels.layout import bfloat16
+from fastopt.optimizer.sgd import MomentumOptimizer
 from fastopt.sparse import RowSparse
 
 __all__ = ["DTYPES", "names", "run", "warm"]
@@ -56,7 +57,7 @@ def warm(name: str, dtype: str, rows: bool) -> None:
 
 def _momenta(name: str) -> list[dict[str, float]]:
     """Arguments of the forms of an optimizer with and without momentum."""
-    with_momentum = hasattr(optimizer.opt_registry[name], "forms") or name == "lbsgd"
+    with_momentum = issubclass(optimizer.opt_registry[name], MomentumOptimizer)
     return [{"momentum": 0.0}, {"momentum": 0.9}] if with_momentum else [{}]
 
 

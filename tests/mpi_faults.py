@@ -24,6 +24,14 @@ def told(*words):
     return raised(ValueError, "ranks disagree", "rank 0 has", f"rank {comm.size - 1} has", *words)
 
 
+def check_a_master_that_is_no_array_is_refused_before_an_update_and_after():
+    made = updater(multi_precision=True)
+    for _ in range(2):
+        with raised(TypeError, "master must be a NumPy array, got list"):
+            made.set_master(0, [1.0, 2.0, 3.0])
+        made(0, np.zeros(3, np.float16), np.ones(3, np.float16))
+
+
 def check_ranks_that_disagree():
     ones, odd = np.ones((3, 2), np.float32), np.ones((2, 3), np.float32)
     weight = odd if LAST else ones

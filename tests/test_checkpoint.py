@@ -186,3 +186,8 @@ def test_a_flipped_bit_in_the_numbers_is_noticed():
     blob[-1] ^= 1
     with pytest.raises(checkpoint.CheckpointError, match=r"'fc'\]\[1\] is damaged"):
         updater.set_states(blob)
+
+
+def test_a_name_that_the_format_uses_is_a_name_like_others():
+    tree = {"__metadata__": np.arange(3.0), "fastopt": np.ones(2)}
+    assert_same(checkpoint.loads(checkpoint.dumps(tree)), tree)

@@ -105,6 +105,16 @@ def test_a_master_of_another_shape_is_refused_at_the_first_update_and_later(half
         updater.set_master(0, F32)
 
 
+@pytest.mark.parametrize("name", ["adam", "ftrl", "rmsprop"])
+def test_the_state_of_a_weight_without_a_master_is_not_taken_for_one(name):
+    updater = optimizer.get_updater(optimizer.create(name, multi_precision=True))
+    updater(0, F32, F32.copy())
+    before = copy.deepcopy(updater.states)
+    with pytest.raises(ValueError, match="missing master cannot be set"):
+        updater.set_master(0, 7 * F32)
+    np.testing.assert_equal(updater.states, before)
+
+
 def test_a_restored_master_can_be_set(half):
     old, new = updater_of(multi_precision=True), updater_of(multi_precision=True)
     old(0, np.ones(3, half), np.ones(3, half))

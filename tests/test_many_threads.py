@@ -149,3 +149,30 @@ def test_an_ignored_signal_stays_ignored():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+FORKED = """
+import os, signal, threading, warnings
+from fastopt.interrupts import uninterrupted
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+def fork():
+    if os.fork():
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+        return
+    status = 1
+    try:
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+            status = 2
+    except KeyboardInterrupt:
+        os._exit(status)
+    os._exit(3)
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_a_signal_waits_in_a_child_that_another_thread_has_forked(run_python):
+    assert run_python(FORKED).strip() == "2"

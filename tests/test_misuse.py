@@ -218,6 +218,16 @@ MISTAKES = {
         TypeError,
         "passes must be pairs of functions",
     ),
+    "row with noise": (
+        lambda: fastopt.rule(hyper=("lr",), row=plain, noise=True),
+        TypeError,
+        "row cannot be together with noise or passes",
+    ),
+    "row with passes": (
+        lambda: fastopt.rule(hyper=("lr",), row=plain, passes=[(plain, plain)]),
+        TypeError,
+        "row cannot be together with noise or passes",
+    ),
     "rule that takes an element": (
         compiled(takes_an_element),
         TypeError,

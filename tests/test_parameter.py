@@ -431,6 +431,27 @@ def test_casting_keeps_numbers_and_gradients(old, new):
     np.testing.assert_array_equal(gradient.astype(np.float64), [2.5, 3.5, 4.5])
 
 
+@pytest.mark.parametrize("grad_stype", ["default", "row_sparse"])
+def test_casting_makes_gradients_infinite_that_are_too_large(grad_stype):
+    """Without a warning, as for gradients that are given in another type."""
+    parameter = made(3, grad_stype=grad_stype)
+    parameter.set_grad([1e30, 1, -1e30])
+    parameter.cast("float16")
+    gradient = parameter.grad()
+    gradient = gradient.to_dense() if grad_stype == "row_sparse" else gradient
+    np.testing.assert_array_equal(gradient, np.array([np.inf, 1, -np.inf], np.float16))
+
+
+def test_a_type_that_the_gradient_cannot_have_changes_nothing():
+    parameter = made((3, 2), grad_stype="row_sparse")
+    array, gradient = parameter.data(), parameter.grad()
+    with pytest.raises(TypeError, match=r"Parameter 'w': values must be .*, got int32"):
+        parameter.cast("int32")
+    assert parameter.dtype == np.float32
+    assert parameter.data() is array
+    assert parameter.grad() is gradient
+
+
 def test_casting_to_the_present_type_keeps_the_arrays():
     parameter = made()
     array = parameter.data()

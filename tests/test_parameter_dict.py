@@ -411,6 +411,17 @@ def test_every_type_can_be_cast_to_every_other(tmp_path, dtype, saved):
     np.testing.assert_array_equal(got, ready(dtype=saved)["net_fc_weight"].data().astype(got.dtype))
 
 
+def test_a_name_that_the_format_uses_is_refused_before_the_file_is_replaced(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("older")
+    params = ParameterDict()
+    params.get("__metadata__", shape=3)
+    params.initialize()
+    with pytest.raises(ValueError, match="'__metadata__' cannot name an array"):
+        params.save(path)
+    assert path.read_text() == "older"
+
+
 def test_a_failing_load_changes_nothing(tmp_path):
     path = tmp_path / "file"
     params = ready()
@@ -428,6 +439,20 @@ def test_a_failing_load_changes_nothing(tmp_path):
         params.load(path)
     assert not other["net_fc_weight"].data().any()
     assert not bias.data().any()
+
+
+def test_a_load_of_a_type_that_a_gradient_cannot_have_changes_nothing(tmp_path):
+    saved = {"net_a": np.ones(3, np.int32), "net_b": np.ones((3, 2), np.int32)}
+    safetensors.numpy.save_file(saved, tmp_path / "file")
+    params = ParameterDict("net_")
+    dense = params.get("a", shape=3)
+    params.get("b", shape=(3, 2), grad_stype="row_sparse")
+    params.initialize("zeros")
+    params["net_b"].add_grad(np.ones((3, 2)))
+    with pytest.raises(TypeError, match=r"'net_b': values must be .*, got int32"):
+        params.load(tmp_path / "file", cast_dtype=True, dtype_source="saved")
+    assert dense.dtype == np.float32
+    assert not dense.data().any()
 
 
 def test_complex_numbers_are_not_cast(tmp_path):

@@ -136,3 +136,18 @@ def test_no_gradient_that_lists_rows_is_kept_alive(made, rng):
     run(0, grad, weight)
     del grad
     assert watch() is None
+
+
+@pytest.mark.parametrize("way", ["single", "list"])
+def test_no_gradient_is_kept_alive_that_adamw_skips(way, rng):
+    import weakref
+
+    run, weight = updater("adamw"), np.ones((5, 2))
+    run(0, listing(rng, (5, 2), np.float64, 3), weight)
+    run.optimizer.rescale_grad = np.inf
+    grad, before = listing(rng, (5, 2), np.float64, 3), weight.copy()
+    watch = weakref.ref(grad.values)
+    run(*((0, grad, weight) if way == "single" else ([0], [grad], [weight])))
+    del grad
+    assert watch() is None
+    same_bits(weight, before)

@@ -1,6 +1,7 @@
 """Bringing rows up to date: flush, whatever the weight, and after states were restored."""
 
 import copy
+import signal
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from listings import listing, same_bits
 
 from fastopt import optimizer
+from fastopt.kernels.table import Table
 
 WD = 0.3
 DECOUPLED = ["adagrad", "adadelta", "adamw", "adabelief", "radam", "lion", "signum"]
@@ -86,6 +88,21 @@ def test_flush_knows_the_weight_of_an_index_that_came_twice_in_a_list():
     updater([0, 0], [(np.ones((1, 3)), np.array([1]))] * 2, [weight] * 2)
     updater.flush(0)
     np.testing.assert_allclose(weight[[0, 2, 3]], (1 - 0.1 * WD) ** 2)
+
+
+def test_ctrl_c_waits_until_a_weight_that_is_not_contiguous_is_flushed(monkeypatch):
+    updater, weight = catching_up(learning_rate=0.1), np.ones((8, 3))[::2]
+    updater(0, (np.ones((1, 3)), np.array([1])), weight)
+    settle = Table.settle
+
+    def interrupted(self):
+        settle(self)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Table, "settle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        updater.flush(0)
+    np.testing.assert_allclose(weight[[0, 2, 3]], 1 - 0.1 * WD)
 
 
 def test_flush_refuses_a_weight_that_it_does_not_know_or_that_does_not_fit():

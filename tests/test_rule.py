@@ -243,3 +243,22 @@ def test_the_digest_covers_the_source_and_what_it_refers_to():
     assert first != make(2.0, "weight + offset")
     assert first != make(1.0, "weight - offset")
     assert halving.digest != optimizer.SGD().rule.digest
+
+
+@pytest.mark.parametrize(
+    ("constants", "indexed"),
+    [
+        pytest.param([(1.0, 2.0), (1.0, 3.0)], "offset[1]", id="tuple"),
+        pytest.param([((1.0,), 2.0), ((3.0,), 2.0)], "offset[0][0]", id="nested tuple"),
+        pytest.param([np.zeros(2000), np.eye(1, 2000, 1000)[0]], "offset[1000]", id="array"),
+        pytest.param([np.float32, np.float64], "offset(1.1)", id="type"),
+    ],
+)
+def test_the_digest_covers_constants_that_are_no_numbers(constants, indexed):
+    def make(offset):
+        namespace = {"offset": offset}
+        exec(f"def added(weight, grad, state, h):\n return weight + {indexed}, ()", namespace)
+        return rule(hyper=("lr",))(namespace["added"]).digest
+
+    first, second = constants
+    assert make(first) == make(first) != make(second)

@@ -15,13 +15,16 @@ import numpy as np
 
 from fastopt.checkpoint.errors import CheckpointError
 
-__all__ = ["Array", "can_hold", "decode", "dtype_of", "encode"]
+__all__ = ["METADATA", "Array", "can_hold", "decode", "dtype_of", "encode"]
 
 Array = np.ndarray[Any, Any]
 Chunks = Iterator[bytes | memoryview]
 
 FORMAT = 2
 KEY = "fastopt"
+METADATA = "__metadata__"
+"""Entry of a header that is no tensor."""
+
 CODES = {
     "float64": "F64",
     "float32": "F32",
@@ -61,7 +64,7 @@ def encode(tree: Any, arrays: Mapping[str, Array]) -> Chunks:
     stored = {name: _bits(a) for name, a in sorted(arrays.items(), key=lambda i: -i[1].itemsize)}
     tensors = {name: _record(arrays[name], bits) for name, bits in stored.items()}
     text = json.dumps({"format": FORMAT, "tree": tree, "tensors": tensors}, allow_nan=False)
-    header: dict[str, Any] = {"__metadata__": {KEY: text, "crc32": _digest(text)}}
+    header: dict[str, Any] = {METADATA: {KEY: text, "crc32": _digest(text)}}
     end = 0
     for name, bits in stored.items():
         begin, end = end, end + bits.nbytes
@@ -83,7 +86,7 @@ def decode(file: BufferedIOBase) -> tuple[Any, dict[str, Array]]:
         The file is damaged or of another kind.
     """
     header, size = _header(file)
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop(METADATA, {})
     if KEY not in metadata:
         raise CheckpointError(f"it holds no states: its metadata have no entry {KEY!r}")
     text = metadata[KEY]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.checkpoint.container import Array, can_hold, decode, dtype_of, encode
+from fastopt.checkpoint.container import METADATA, Array, can_hold, decode, dtype_of, encode
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.objects import (
     KEEP,
@@ -165,8 +165,9 @@ def _key(key: Any, where: str) -> int | str:
 
 
 def _at(where: str, key: Any) -> str:
-    """Place of an item; the first name stands without brackets."""
-    return key if not where and isinstance(key, str) and key.isidentifier() else f"{where}[{key!r}]"
+    """Place of an item; the first name stands without brackets, but for one of the format's own."""
+    bare = not where and isinstance(key, str) and key.isidentifier() and key != METADATA
+    return key if bare else f"{where}[{key!r}]"
 
 
 class _Reader:

@@ -181,7 +181,7 @@ def rule(
         ``finish(sums, h)`` then writes fields of ``h`` before the next pass.
     row : callable
         ``row(grad, h)``; its mean over the row is the function's fifth argument, and each
-        state slot holds one number for each row.
+        state slot holds one number for each row. Not together with `noise` or `passes`.
 
     Returns
     -------
@@ -191,8 +191,9 @@ def rule(
     Raises
     ------
     TypeError
-        A name is not an identifier, is repeated, or is an attribute of NumPy's records; or the
-        function takes another number of arguments, or has a ``raise`` or ``assert``.
+        A name is not an identifier, is repeated, or is an attribute of NumPy's records; `row` comes
+        with `noise` or `passes`; or the function takes another number of arguments, or has a
+        ``raise`` or ``assert``.
 
     Examples
     --------
@@ -212,7 +213,9 @@ def rule(
 
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in passes):
         raise TypeError(f"passes must be pairs of functions (sums, finish), got {passes!r}")
-    takes = 4 + bool(noise) + bool(row)
+    if row and (noise or passes):
+        raise TypeError("row cannot be together with noise or passes, which are for each element")
+    takes = 4 + bool(noise or row)
 
     def declare(fn: Function) -> Rule:
         _check_function(fn)
@@ -250,7 +253,7 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
 
 
 def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
-    """Source of the module of `fn` and of every function and number that `fn` refers to."""
+    """Source of the module of `fn` and of every function and constant that `fn` refers to."""
     if isinstance(fn, ModuleType):
         yield _module_text(getattr(fn, "__file__", None) or "") or ""
     if isinstance(fn, Rule):
@@ -261,9 +264,19 @@ def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
     yield _module_text(fn.__code__.co_filename) or repr(_code(fn.__code__))
     references = inspect.getclosurevars(fn)
     for name, value in sorted({**references.globals, **references.nonlocals}.items()):
-        if isinstance(value, (int, float, complex, np.number)):
-            yield f"{name}={value!r}"
+        if constant := _constant(value):
+            yield f"{name}={constant}"
         yield from _sources(value, seen)
+
+
+def _constant(value: Any) -> str:
+    """What tells apart values that compiled code has frozen in it; empty for other objects."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_constant, value))})"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.str}{value.shape}{value.tobytes().hex()}"
+    frozen = int, float, complex, str, np.generic, np.dtype, type
+    return repr(value) if isinstance(value, frozen) else ""
 
 
 @cache

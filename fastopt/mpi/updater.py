@@ -257,16 +257,14 @@ class ShardedUpdater(Planning):
         array([0.1, 0.1], dtype=float32)
         """
         index = check_index(index)
-        placement = self.placements.get(index)
+        words, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
+        check_like(words, "master", array, ("float32",), np.shape(array), written=False)
         if placement is None or index not in self.states:
-            words = label(index, self.optimizer.idx2name)
-            check_like(words, "master", array, ("float32",), np.shape(array), written=False)
             if not self.optimizer.multi_precision:
                 raise ValueError(f"{words}: a master needs an optimizer with multi_precision=True")
             self._masters[index] = array.copy()
             return
         if array.shape != placement.shape:
-            words = label(index, self.optimizer.idx2name)
             raise ValueError(
                 f"{words}: master must have shape {placement.shape}, got {array.shape}"
             )

@@ -35,7 +35,9 @@ class Batch:
     begin : int
         Count of an index that has not been updated.
     mode : tuple
-        What the layouts depend on besides the arrays.
+        What the layouts depend on besides the arrays, with the ids of copies.
+    copies : sequence of arrays
+        These copies.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class Batch:
         counts: Counts,
         begin: int,
         mode: tuple[Any, ...],
+        copies: Sequence[Array],
     ) -> None:
-        self.mode = mode
+        self.mode, self._copies = mode, copies  # kept alive, or another could get an id of theirs
         self.indices = [index for index, *_ in calls]
         self.weights = [weight for _, weight, _, _ in calls]  # kept alive, as their addresses are
         self.states = [state for *_, state in calls]

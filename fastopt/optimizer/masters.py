@@ -1,6 +1,7 @@
 """Half-precision weights: masters, copies, and how a state is nested around them."""
 
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -35,6 +36,7 @@ class Masters(Rates):
     multi_precision: bool
     masters_given: dict[Index, Array]
     master: str
+    _rule_of: Callable[[Index], Rule | None]
 
     _rounded_sums: ClassVar[bool] = False
     """Whether the passes of a rule see a weight with a master as it was rounded."""
@@ -57,7 +59,11 @@ class Masters(Rates):
         if state is None:
             self.masters_given[index] = array.copy()
             return
-        if self.master == "split" or not isinstance(state, (tuple, list)) or len(state) != 2:
+        paired = isinstance(state, (tuple, list)) and len(state) == 2
+        rule = self._rule_of(index)
+        if rule is not None:  # without a master, the arrays of two slots are a pair too
+            paired = paired and len(leaves(state)) == len(rule.state) + 1
+        if self.master == "split" or not paired:
             raise ValueError(
                 f"{words}: a split or missing master cannot be set after the first update"
             )

@@ -29,7 +29,7 @@ COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError)
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
 """Attributes, and the items of those that are dictionaries."""
 
-TRANSIENT = ("lock", "_known", "_updated", "_batch", "copies", "_warned", "offsets", "launcher")
+TRANSIENT = ("lock", "_known", "updated", "_batch", "copies", "_warned", "offsets", "launcher")
 """Attributes that serve the present process only, or are arrays of the user's."""
 
 
@@ -206,7 +206,8 @@ class Planner(Tables):
             return None
         tables = [self._table(index, self._a_rule(index), *rest) for index, *rest in calls]
         counts, begin = self._index_update_count, self.begin_num_update
-        batch = Batch(calls, tables, counts, begin, self._mode([index for index, *_ in calls]))
+        mode, copies = self._mode([index for index, *_ in calls]), list(self.copies.values())
+        batch = Batch(calls, tables, counts, begin, mode, copies)
         if not (batch.take([grad for _, _, grad, _ in calls]) and batch.disjoint()):
             return None
         if all(is_fixed(state) for *_, state in calls):
@@ -256,7 +257,9 @@ class Planner(Tables):
                 else:
                     for index, (table, row) in zip(batch.indices, batch.rows, strict=True):
                         self._advance(index, table, row)
-                if not self._skips():
+                if self._skips():
+                    batch.let_go()
+                else:
                     self._launch(batch.tables, batch.indices[0])
             except BaseException:
                 self._restore(saved)
@@ -294,7 +297,10 @@ class Planner(Tables):
         rule = self._rule_of(index) or self._a_rule(index)
         table = self._table(index, rule, weight, grad, state, masters)
         self._advance(index, table)
-        return () if self._skips() else (table,)
+        if self._skips():
+            table.let_go()
+            return ()
+        return (table,)
 
     def _a_rule(self, index: Index) -> Rule:
         rule = self._rule_of(index)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt.interrupts import uninterrupted
 from fastopt.kernels.device_memory import like, placed
 from fastopt.kernels.devices import header
 from fastopt.kernels.layout import OFFSET, kind_of
@@ -54,7 +55,7 @@ class Tables(Masters):
     def _forget(self) -> None:
         super()._forget()
         self._known: dict[Index, Known] = {}
-        self._updated: dict[Index, Array] = {}
+        self.updated: dict[Index, Array] = {}  # the weight that was last seen
         self.offsets: dict[Index, int] = {}  # of weights that are slices, in the whole tensor
 
     def _rule_of(self, index: Index) -> Rule | None:
@@ -88,7 +89,7 @@ class Tables(Masters):
                 self._known[index] = Known(table, weight, state, copy, mode)
         if isinstance(grad, RowSparse):
             table.list_rows(words, grad)
-        self._updated[index] = weight
+        self.updated[index] = weight
         return table
 
     def _described(self, index: Index, grad: Any) -> Any:
@@ -164,7 +165,7 @@ class Tables(Masters):
         """
         with self.lock:
             if weight is None:
-                weight = self._updated.get(index)
+                weight = self.updated.get(index)
             rule = self._rule_of(index)
             if weight is None:
                 words = label(index, self.idx2name)
@@ -176,6 +177,8 @@ class Tables(Masters):
             nothing = RowSparse(empty, np.empty(0, np.int64), of.shape)
             table = self._table(index, rule, weight, nothing, state)
             paid, total = self._paid(index, of)
-            table.pay(paid, total, total, at_once=False)
-            table.settle()
-            table.give_back()
+            with uninterrupted:  # rows count as paid before copies of the weight are given back
+                table.pay(paid, total, total, at_once=False)
+                table.settle()
+                table.give_back()
+                self.row_decay[index] = paid, total  # which may have gone to the weight's device

@@ -199,7 +199,7 @@ class Updater(Resumable):
             checked[place] = index, weight, grad, states[index]
         return checked
 
-    def _state(self, index: Index, weight: Array, sparse: bool) -> Any:
+    def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """State of `index` on its weight's device, made on first sight."""
         if index not in self.states:
             state = self.optimizer.create_state_multi_precision(index, weight)
@@ -303,8 +303,14 @@ class Updater(Resumable):
         array([[0.884],
                [0.984]])
         """
-        index = check_index(index)
-        self.optimizer.flush(index, weight, self.states.get(index))
+        index, optimizer = check_index(index), self.optimizer
+        with optimizer.lock:
+            last, state = optimizer.updated.get(index) if weight is None else weight, None
+            if last is not None and index in self.states:
+                state = self._state(index, last)
+            optimizer.flush(index, weight, state)
+            if index in self.states:
+                self.states[index], self.states_synced[index] = state, True
 
     def sync_state_context(self, state: Any, context: Any) -> Any:
         """Bring a restored state to its weight's device.

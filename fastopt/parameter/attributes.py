@@ -109,7 +109,7 @@ class Attributes:
         Raises
         ------
         TypeError
-            `dtype` is none.
+            `dtype` is none, or there is a row-sparse gradient that cannot have it. Nothing changes.
 
         Examples
         --------
@@ -122,14 +122,14 @@ class Attributes:
         """
         with self._named():
             exact = as_dtype(dtype)
-        if exact == self._dtype:
-            return
-        self._dtype = exact
-        if self._data is not None:
-            cast = [placed(host(copy).astype(exact), header(copy)) for copy in self._data]
-            self._data = cast
-        if self._gradient is not None:
-            self._gradient = self._gradient.cast(exact)
+            if exact == self._dtype:
+                return
+            data, gradient = self._data, self._gradient
+            if data is not None:
+                data = [placed(host(copy).astype(exact), header(copy)) for copy in data]
+            if gradient is not None:
+                gradient = gradient.cast(exact)
+        self._dtype, self._data, self._gradient = exact, data, gradient
 
     @property
     def shape(self) -> Shape | None:

@@ -1,6 +1,5 @@
 """Checks of what parameters are given: shapes with unknown dimensions, dtypes, devices."""
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from fastopt.arguments import count
 from fastopt.device import Device, current_device
 from fastopt.kernels.device_memory import cuda_target, host
 from fastopt.kernels.devices import is_cuda
+from fastopt.kernels.layout import bfloat16
 
 __all__ = ["Array", "Shape", "as_array", "as_devices", "as_dtype", "as_shape", "is_known", "merged"]
 
@@ -61,7 +61,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     """
     if isinstance(dtype, str) and dtype == "bfloat16":
         try:
-            dtype = importlib.import_module("ml_dtypes").bfloat16
+            dtype = bfloat16()
         except ImportError:
             raise TypeError("dtype bfloat16 needs the package ml_dtypes") from None
     try:

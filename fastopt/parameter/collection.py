@@ -166,7 +166,7 @@ class ParameterDict(Named):
         Raises
         ------
         ValueError
-            A name does not begin with `strip_prefix`.
+            A name does not begin with `strip_prefix`, or is ``"__metadata__"`` in the file.
         RuntimeError
             A parameter is not initialized.
         OSError

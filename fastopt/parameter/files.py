@@ -10,6 +10,7 @@ import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from fastopt.checkpoint import CheckpointError, write_atomically
+from fastopt.checkpoint.container import METADATA
 from fastopt.parameter.checks import Array, as_dtype
 
 __all__ = ["opened", "save"]
@@ -19,6 +20,8 @@ PathLike = str | os.PathLike[str]
 
 def save(path: PathLike, arrays: Mapping[str, Array]) -> None:
     """Write a file that holds all arrays; bfloat16 is a type of the format."""
+    if METADATA in arrays:
+        raise ValueError(f"{METADATA!r} cannot name an array, the format has something else there")
     # safetensors writes the memory of an array whatever its strides
     contiguous = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in arrays.items()}
     write_atomically(path, [safetensors.numpy.save(contiguous)])

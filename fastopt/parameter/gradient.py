@@ -85,12 +85,17 @@ class Gradient:
         made = copy(self)
         made.dtype = dtype
         made.buffers = [
-            RowSparse(buffer.values.astype(dtype), buffer.indices, buffer.shape)
+            RowSparse(self._cast(buffer.values, dtype), buffer.indices, buffer.shape)
             if self.row_sparse
-            else buffer.astype(dtype)
+            else self._cast(buffer, dtype)
             for buffer in self.buffers
         ]
         return made
+
+    def _cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
+        """Numbers of a buffer in another type; what is too large becomes infinite."""
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
 
     def _zeros(self) -> Any:
         if not self.row_sparse:

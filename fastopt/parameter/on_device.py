@@ -1,7 +1,6 @@
 """The gradient of a parameter on a CUDA device."""
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -62,21 +61,8 @@ class DeviceGradient(Gradient):
         else:
             zero(self.buffers[0])
 
-    def cast(self, dtype: np.dtype[Any]) -> "Gradient":
-        """See :meth:`Gradient.cast`."""
-        made = copy(self)
-        made.dtype = dtype
-        made.buffers = [
-            RowSparse(self._cast(buffer.values, dtype), buffer.indices, buffer.shape)
-            if self.row_sparse
-            else self._cast(buffer, dtype)
-            for buffer in self.buffers
-        ]
-        return made
-
     def _cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
-        with np.errstate(over="ignore"):
-            return self._own(host(array).astype(dtype))
+        return self._own(super()._cast(host(array), dtype))
 
     def _mapped(self, function: Callable[[Any], Any], buffer: Any) -> Any:
         """The buffer with a function applied to its arrays."""

@@ -117,6 +117,9 @@ class Written(Stored):
                     f"{self._words} cannot be loaded on {list(devices)}, it is on {list(there)}"
                 )
         dtype = data.dtype if dtype_source == "saved" else self._dtype
+        if self._gradient is not None and dtype != self._dtype:
+            with self._named():
+                self._gradient.cast(dtype)  # an error comes before any parameter changes
         return partial(self._load, data, dtype, there or devices)
 
     def _load(self, data: Array, dtype: np.dtype[Any], devices: Sequence[Device]) -> None:

@@ -92,6 +92,24 @@ def test_a_copy_follows_its_weight(half, rng):
     np.testing.assert_array_equal(host(copy), host(device).astype(half))
 
 
+def test_a_copy_at_the_address_of_a_freed_one_is_another_one():
+    """A list call remembers copies by the ids of their objects."""
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+    weight = on_device(np.zeros(3, np.float32))
+    grads = [on_device(np.ones(3, np.float32))]
+    copies = [on_device(np.zeros(3, np.float16))]
+    updater.set_copy(0, copies[0])
+    updater([0], grads, [weight])
+    updater.set_copy(0, None)
+    updater(0, grads[0], weight)
+    freed = id(copies.pop())
+    while len(copies) < 1000 and freed not in map(id, copies[-1:]):
+        copies.append(on_device(np.zeros(3, np.float16)))
+    updater.set_copy(0, copies[-1])
+    updater([0], grads, [weight])
+    np.testing.assert_array_equal(host(copies[-1]), [-3, -3, -3])
+
+
 def test_a_master_can_be_given_before_and_after_the_first_step(half):
     exact = np.full(3, 0.1, np.float32)
     weight = on_device(exact.astype(half))

@@ -153,6 +153,27 @@ def test_decay_by_row_survives_a_checkpoint(tmp_path, rng):
     np.testing.assert_array_equal(host(twin), host(weight))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_flush_may_be_the_first_call_after_states_were_restored(dtype):
+    make = lambda: optimizer.get_updater(  # noqa: E731
+        optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up", multi_precision=True)
+    )
+    weight, old, new = on_device(np.ones((4, 2), dtype)), make(), make()
+    pair = on_device(np.ones((1, 2), dtype)), on_device(np.array([2]))
+    old(0, pair, weight)
+    new.set_states(old.get_states(dump_optimizer=True))
+    twin = on_device(host(weight))
+    old.flush(0)
+    for _ in range(2):  # the second time nothing is missed
+        new.flush(0, twin)
+        np.testing.assert_array_equal(host(twin), host(weight))
+    assert new.states_synced[0]
+    for one, table in ((old, weight), (new, twin)):
+        one(0, pair, table)
+        one.flush(0)
+    np.testing.assert_array_equal(host(twin), host(weight))
+
+
 def test_gradients_are_not_kept_alive():
     weight, updater = on_device(np.ones(3, np.float32)), optimizer.get_updater(optimizer.Adam())
     step(updater, weight)

@@ -57,6 +57,14 @@ def imports(weight, grad, state, h):
     return math.sqrt(weight), ()
 
 
+def reads_an_attribute(weight, grad, state, h):
+    return weight.size, ()
+
+
+def returns_more_or_less(weight, grad, state, h):
+    return weight, (() if grad > 0 else (grad,))
+
+
 def plain(weight, grad, state, h):
     return weight, ()
 
@@ -317,6 +325,16 @@ MISTAKES = {
         compiled(takes_an_element),
         TypeError,
         r"rule takes_an_element cannot be compiled: there is no getitem\(float32",
+    ),
+    "rule that reads an attribute": (
+        compiled(reads_an_attribute),
+        TypeError,
+        "rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type float32$",
+    ),
+    "rule with other state in another branch": (
+        compiled(returns_more_or_less),
+        TypeError,
+        r"rule returns_more_or_less cannot be compiled: Cannot unify .* defined at .*\(\d+\)$",
     ),
     "rule that imports": (
         compiled(imports),

@@ -1,5 +1,7 @@
 """What a newcomer gets wrong is told in a sentence, and changes nothing."""
 
+import math
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -59,6 +61,10 @@ def imports(weight, grad, state, h):
 
 def reads_an_attribute(weight, grad, state, h):
     return weight.size, ()
+
+
+def misspells(weight, grad, state, h):
+    return math.squrt(weight), ()
 
 
 def returns_more_or_less(weight, grad, state, h):
@@ -330,6 +336,11 @@ MISTAKES = {
         compiled(reads_an_attribute),
         TypeError,
         "rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type float32$",
+    ),
+    "rule with a misspelled function": (
+        compiled(misspells),
+        TypeError,
+        "index 0: rule misspells cannot be compiled: module 'math' has no attribute 'squrt'$",
     ),
     "rule with other state in another branch": (
         compiled(returns_more_or_less),

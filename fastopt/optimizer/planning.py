@@ -23,7 +23,7 @@ from fastopt.sparse import RowSparse
 
 __all__ = ["TRANSIENT", "Planner", "round_into"]
 
-COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError)
+COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError, AttributeError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import count, flag, number
+from fastopt.arguments import brief, count, flag, number
 
 __all__ = ["LossScaler", "StepInfo"]
 
@@ -142,6 +142,11 @@ class LossScaler:
         loss : float or array
             A float16 or bfloat16 of NumPy becomes float32, as the product may be beyond float16.
 
+        Raises
+        ------
+        TypeError
+            It cannot be multiplied by a number.
+
         Examples
         --------
         >>> import numpy as np
@@ -151,7 +156,10 @@ class LossScaler:
         """
         if isinstance(loss, (np.ndarray, np.generic)) and loss.dtype.itemsize == 2:
             loss = loss.astype(np.float32)
-        return loss * self._scale
+        try:
+            return loss * self._scale
+        except TypeError as error:
+            raise TypeError(f"loss must be a number or an array, got {brief(loss)}") from error
 
     def update(self, overflow: bool) -> None:
         """Adapt the scale to one more step; an updater with this scaler does so by itself.

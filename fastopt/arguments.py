@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["choice", "count", "flag", "number"]
+__all__ = ["brief", "choice", "count", "flag", "number"]
+
+LENGTH = 100
+"""Characters of a value that a message quotes."""
+
+
+def brief(value: Any) -> str:
+    """Return the value as messages quote it: on one line, and the beginning of a long one."""
+    words = " ".join(repr(value).split())
+    return words if len(words) <= LENGTH else f"{words[:LENGTH]}..."
 
 
 def number(
@@ -28,7 +37,7 @@ def number(
         `value` is NaN, out of range, or infinite where that is not asked for.
     """
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {brief(value)}")
     exact = float(value)
     if math.isinf(exact) and infinite:
         return exact
@@ -51,7 +60,7 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
         `value` is less than `least`.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {brief(value)}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return int(value)
@@ -60,12 +69,12 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
 def choice(name: str, value: str, *choices: str) -> str:
     """Return `value` if it is one of `choices`, else raise ValueError."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+        raise ValueError(f"{name} must be one of {choices}, got {brief(value)}")
     return value
 
 
 def flag(name: str, value: Any) -> bool:
     """Return `value` as a bool if it is True or False, else raise TypeError."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {brief(value)}")
     return bool(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import number
+from fastopt.arguments import brief, number
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.sparse import HALVES, RowSparse
@@ -261,10 +261,10 @@ def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
     elif isinstance(params, Iterable):
         pairs = [(getattr(parameter, "name", ""), parameter) for parameter in params]
     else:
-        raise TypeError(f"params must be a dict or a list of Parameters, got {params!r}")
+        raise TypeError(f"params must be a dict or a list of Parameters, got {brief(params)}")
     for _, parameter in pairs:
         if not isinstance(parameter, Parameter):
-            raise TypeError(f"params must hold Parameters, got {parameter!r}")
+            raise TypeError(f"params must hold Parameters, got {brief(parameter)}")
     unique: dict[int, tuple[str, Parameter]] = {}
     for name, parameter in pairs:
         unique.setdefault(id(parameter), (name, parameter))

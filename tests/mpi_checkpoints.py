@@ -208,6 +208,8 @@ def check_damage_is_told_on_every_rank(folder):
     comm.Barrier()
     with raised(CheckpointError, "not a checkpoint of ranks"):
         other.load(f"{path}_alone")
+    with raised(CheckpointError, "it was saved by ranks"):
+        alone.load(path)
     sgd = ShardedUpdater(optimizer.SGD(param_idx2name=NAMES), comm)
     with raised(CheckpointError, "saved with Adam, the updater has SGD"):
         sgd.load(path)

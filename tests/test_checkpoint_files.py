@@ -191,6 +191,14 @@ def test_what_is_no_file_is_refused(tmp_path):
         updater.load(tmp_path / "missing")
 
 
+@pytest.mark.parametrize("whole", [b"new", bytearray(b"new"), "new"])
+def test_contents_that_are_not_in_chunks_are_refused(whole, tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(TypeError, match="chunks must be a list of bytes, got"):
+        write_atomically(tmp_path / "file", whole)
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
 def test_an_error_while_the_contents_are_made_leaves_the_old_file(tmp_path):
     def chunks():
         yield b"new"

@@ -52,6 +52,15 @@ def test_dicts_of_another_kind_are_refused(given):
         from_torch_state_dict(optimizer.get_updater(optimizer.Adam()), given)
 
 
+@pytest.mark.parametrize("indices", [[1, 2], [], "a", 3])
+def test_indices_that_are_not_as_many_as_the_parameters_are_refused(indices):
+    updater = optimizer.get_updater(optimizer.Adam())
+    updater(0, np.ones(2), np.ones(2))
+    saved = to_torch_state_dict(updater)
+    with pytest.raises(CheckpointError, match="indices must list 1, one for each parameter"):
+        from_torch_state_dict(optimizer.get_updater(optimizer.Adam()), saved, indices)
+
+
 def adam_group(**options):
     return {"lr": 0.1, "weight_decay": 0, "betas": (0.9, 0.999), "eps": 1e-8, **options}
 

@@ -1,14 +1,18 @@
 """What a newcomer gets wrong is told in a sentence, and changes nothing."""
 
+import math
+
 import numpy as np
 import pytest
 import scipy.sparse
 
 import fastopt
 from fastopt import Trainer, checkpoint, initializer, lr_scheduler, optimizer
+from fastopt.amp import LossScaler
+from fastopt.arguments import LENGTH, brief
 from fastopt.kernels.rule import scalar
 from fastopt.parameter import Constant, Parameter, ParameterDict
-from fastopt.precision import Initializer
+from fastopt.precision import Initializer, ReversePseudoFP16Initializer, update_initializer
 from fastopt.sparse import RowSparse
 
 
@@ -32,6 +36,12 @@ def assigned(name, value):
     return made
 
 
+def waiting():
+    made = updater("adagrad", wd=0.1, sparse_decay="catch_up")
+    made(0, (ones(1, 1), np.array([0])), ones(2, 1))
+    return made
+
+
 def compiled(fn):
     class Mine(optimizer.Optimizer):
         rule = fastopt.rule(hyper=("lr",))(fn)
@@ -47,6 +57,18 @@ def imports(weight, grad, state, h):
     import math
 
     return math.sqrt(weight), ()
+
+
+def reads_an_attribute(weight, grad, state, h):
+    return weight.size, ()
+
+
+def misspells(weight, grad, state, h):
+    return math.squrt(weight), ()
+
+
+def returns_more_or_less(weight, grad, state, h):
+    return weight, (() if grad > 0 else (grad,))
 
 
 def plain(weight, grad, state, h):
@@ -84,6 +106,16 @@ MISTAKES = {
         TypeError,
         "Adam does not take lr; it takes learning_rate, beta1, .*rescale_grad, .*seed",
     ),
+    "weights in place of the rate": (
+        lambda: optimizer.Adam([ones(100, 100), ones()], 0.1),
+        TypeError,
+        r"learning_rate must be a number, got \[array\(\[\[1., .{70,90}\.\.\.$",
+    ),
+    "weights in place of parameters": (
+        lambda: Trainer([ones(5, 5)]),
+        TypeError,
+        r"params must hold Parameters, got array",
+    ),
     "multi_precision": (lambda: optimizer.SGD(multi_precision="no"), TypeError, FLAG),
     "lazy_update": (lambda: optimizer.SGD(lazy_update="no"), TypeError, FLAG),
     "correct_bias": (lambda: optimizer.AdamW(correct_bias=None), TypeError, FLAG),
@@ -107,6 +139,46 @@ MISTAKES = {
         lambda: assigned("wd", None)([0], [ones()], [ones()]),
         TypeError,
         "wd must be a number, got None",
+    ),
+    "clip that is set to a text": (
+        lambda: assigned("clip_gradient", "low")(0, ones(), ones()),
+        TypeError,
+        "clip_gradient must be a number, got 'low'",
+    ),
+    "rescaling that is set to None": (
+        lambda: assigned("rescale_grad", None)(0, ones(), ones()),
+        TypeError,
+        "rescale_grad must be a number, got None",
+    ),
+    "multiplier that is set to a text": (
+        lambda: assigned("lr_mult", {0: "low"})(0, ones(), ones()),
+        TypeError,
+        "index 0: lr_mult must be a number, got 'low'",
+    ),
+    "multiplier of a name": (
+        lambda: updater(param_idx2name={0: "w"}).optimizer.multiplier(0, {"w": None}, "wd_mult"),
+        TypeError,
+        r"index 0 \(w\): wd_mult must be a number, got None",
+    ),
+    "schedule that is set to a number": (
+        lambda: assigned("lr_scheduler", 0.1)(0, ones(), ones()),
+        TypeError,
+        "lr_scheduler must be a function or an object, got 0.1",
+    ),
+    "loss None": (
+        lambda: LossScaler().scale_loss(None),
+        TypeError,
+        "loss must be a number or an array, got None",
+    ),
+    "loss as a list": (
+        lambda: LossScaler().scale_loss([1.0]),
+        TypeError,
+        "loss must be a number or an array, got",
+    ),
+    "weight to flush as a list": (
+        lambda: waiting().flush(0, [[1.0]]),
+        TypeError,
+        "index 0: weight must be a NumPy array, got list",
     ),
     "parameter as an array": (
         lambda: ones(2, 2) @ parameter(),
@@ -138,6 +210,11 @@ MISTAKES = {
         TypeError,
         "Parameter 'p': numbers are needed, got None",
     ),
+    "rows of a parameter as lists": (
+        lambda: parameter().add_grad((ones(1, 1), [0])),
+        TypeError,
+        "Parameter 'p': an array of numbers is needed, got",
+    ),
     "data as a text": (lambda: parameter().set_data("12"), TypeError, "numbers are needed"),
     "constant None": (lambda: Constant(None), TypeError, "numbers are needed, got None"),
     "parameters as a list": (
@@ -150,6 +227,16 @@ MISTAKES = {
         lambda: (params := ParameterDict()).update({"p": parameter()}) or params.setattr(1, 2),
         ValueError,
         "has no attribute 1 that can be set",
+    ),
+    "name of a parameter": (
+        lambda: (params := ParameterDict()).update({"p": parameter()}) or params.setattr("name", 2),
+        ValueError,
+        "has no attribute 'name' that can be set",
+    ),
+    "method of a parameter": (
+        lambda: (params := ParameterDict()).update({"p": parameter()}) or params.setattr("data", 2),
+        ValueError,
+        "has no attribute 'data' that can be set",
     ),
     "loading numbers": (
         lambda: initializer.Load({1: [2.0]}),
@@ -171,6 +258,18 @@ MISTAKES = {
         TypeError,
         "updater must be an Updater, got NoneType",
     ),
+    "index of a binding": (
+        lambda: (
+            ReversePseudoFP16Initializer("ones").create_param("w", None, 2).bind(updater(), [1])
+        ),
+        TypeError,
+        "index must be an int, str or bytes",
+    ),
+    "class of an initializer": (
+        lambda: update_initializer(3, None, ("ones", {})),
+        TypeError,
+        "initializer_class must be a class or None, got 3",
+    ),
     "swapped arguments": (
         lambda: checkpoint.from_torch_state_dict({}, updater()),
         TypeError,
@@ -182,6 +281,16 @@ MISTAKES = {
         "updater must be an Updater, got NoneType",
     ),
     "number in place of a file": (lambda: updater().load(0), TypeError, "os.PathLike"),
+    "file in place of a flag": (
+        lambda: updater().get_states("run.safetensors"),
+        TypeError,
+        "dump_optimizer must be True or False, got 'run.safetensors'",
+    ),
+    "strict": (
+        lambda: updater().load_states_dict(updater().states_dict(), "no"),
+        TypeError,
+        "strict must be True or False, got 'no'",
+    ),
     "bytes of nothing": (
         lambda: updater().set_states(b"abc"),
         checkpoint.CheckpointError,
@@ -233,6 +342,21 @@ MISTAKES = {
         TypeError,
         r"rule takes_an_element cannot be compiled: there is no getitem\(float32",
     ),
+    "rule that reads an attribute": (
+        compiled(reads_an_attribute),
+        TypeError,
+        "rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type float32$",
+    ),
+    "rule with a misspelled function": (
+        compiled(misspells),
+        TypeError,
+        "index 0: rule misspells cannot be compiled: module 'math' has no attribute 'squrt'$",
+    ),
+    "rule with other state in another branch": (
+        compiled(returns_more_or_less),
+        TypeError,
+        r"rule returns_more_or_less cannot be compiled: Cannot unify .* defined at .*\(\d+\)$",
+    ),
     "rule that imports": (
         compiled(imports),
         TypeError,
@@ -255,6 +379,41 @@ def test_parameters_in_place_of_states_are_told(tmp_path):
     params.save(tmp_path / "params.safetensors")
     with pytest.raises(checkpoint.CheckpointError, match=r"params.safetensors: it holds no states"):
         Trainer(params).load_states(tmp_path / "params.safetensors")
+
+
+def test_bytes_of_a_file_in_place_of_states_are_told(tmp_path):
+    updater().save(tmp_path / "run.safetensors")
+    with pytest.raises(checkpoint.CheckpointError, match=r"load\(\) reads files of save\(\)"):
+        updater().set_states((tmp_path / "run.safetensors").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("clip_global_norm", -1, ValueError),
+        ("clip_global_norm", np.nan, ValueError),
+        ("clip_global_norm", "1", TypeError),
+        ("loss_scaler", 1024, TypeError),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "second"])
+def test_limits_that_are_set_later_are_checked_before_anything_changes(name, value, error, before):
+    made, weight = updater(), ones()
+    for _ in range(before):
+        made(0, ones(), weight)
+    setattr(made, name, value)
+    expected = weight.copy()
+    with pytest.raises(error, match=f"{name} must be"):
+        made(0, ones(), weight)
+    assert np.array_equal(weight, expected)
+    assert made.optimizer.num_update == len(made.states) == before
+
+
+def test_a_quoted_value_is_one_line_of_bounded_length():
+    assert brief("a\nb") == r"'a\nb'"
+    assert brief(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
+    assert brief("x" * (LENGTH - 2)) == f"'{'x' * (LENGTH - 2)}'"
+    assert brief("x" * LENGTH) == f"'{'x' * (LENGTH - 1)}..."
 
 
 def test_learning_rates_may_be_assigned():

@@ -30,6 +30,8 @@ def write_atomically(path: PathLike, chunks: Iterable[bytes | memoryview]) -> No
 
     Raises
     ------
+    TypeError
+        `chunks` are the bytes themselves, or a text.
     OSError
         The file cannot be written: the disk is full, the directory is missing or not writable,
         `path` is a directory or a device. The old file is as it was.
@@ -44,6 +46,8 @@ def write_atomically(path: PathLike, chunks: Iterable[bytes | memoryview]) -> No
     ...     Path(folder, "notes").read_text()
     'one two'
     """
+    if isinstance(chunks, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"chunks must be a list of bytes, got {type(chunks).__name__}")
     try:
         _replace(Path(os.path.realpath(path)), chunks)
     except OSError as error:

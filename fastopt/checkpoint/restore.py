@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import number
+from fastopt.arguments import flag, number
 from fastopt.checkpoint.describe import SETTINGS, Stateful, foreign_part
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.objects import KEEP, KEPT, check_attributes, rebuilt
@@ -33,7 +33,10 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
     ------
     CheckpointError
         It does not fit. Nothing has changed.
+    TypeError
+        `strict` is not a bool.
     """
+    flag("strict", strict)
     optimizer = updater.optimizer
     with optimizer.lock:
         try:
@@ -62,6 +65,8 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
 
 
 def _check_fields(saved: Any, optimizer: str) -> None:
+    if isinstance(saved, dict) and "ranks" in saved:
+        raise CheckpointError("it was saved by ranks; fastopt.mpi loads it, on one rank too")
     if not isinstance(saved, dict) or set(saved) != set(FIELDS):
         raise CheckpointError(
             "not the checkpoint of an updater, which save() or states_dict() make"

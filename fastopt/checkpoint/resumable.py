@@ -4,6 +4,7 @@ import copy
 import os
 from typing import Any
 
+from fastopt.arguments import flag
 from fastopt.checkpoint.describe import Stateful, describe
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically
@@ -37,11 +38,10 @@ class Resumable(Stateful):
         ------
         TypeError
             A state or an attribute of the optimizer is not made of None, numbers, strings,
-            arrays, and tuples, lists and dicts of these.
+            arrays, and tuples, lists and dicts of these; or `dump_optimizer` is not a bool.
         """
-        return dumps(
-            {"states": self.states, "optimizer": self.optimizer if dump_optimizer else None}
-        )
+        optimizer = self.optimizer if flag("dump_optimizer", dump_optimizer) else None
+        return dumps({"states": self.states, "optimizer": optimizer})
 
     def set_states(self, states: bytes) -> None:
         """Replace the states by those from :meth:`get_states`, and the optimizer if it is there.
@@ -74,7 +74,10 @@ class Resumable(Stateful):
                 self.optimizer = tree["optimizer"] or self.optimizer
                 self.states_synced = dict.fromkeys(self.states, False)
             case _:
-                raise CheckpointError("not the states of an updater")
+                raise CheckpointError(
+                    "not the states of an updater, which get_states() makes; load() reads files of "
+                    "save()"
+                )
 
     def save(self, path: PathLike) -> None:
         """Write all that a later run needs to go on; see :meth:`load`.

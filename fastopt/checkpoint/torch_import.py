@@ -1,6 +1,6 @@
 """Going on from a state dict of one of torch's optimizers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,13 @@ def _described(
     optimizer, groups = updater.optimizer, state_dict["param_groups"]
     form = _form_for(type(optimizer).__name__, groups)
     numbers = sorted(position for group in groups for position in group["params"])
-    index_of = dict(zip(numbers, numbers if indices is None else indices, strict=True))
+    if not numbers:
+        raise CheckpointError("not the state_dict of an optimizer of torch: it has no parameters")
+    given = numbers if indices is None else indices
+    if isinstance(given, str) or not isinstance(given, Sized) or len(given) != len(numbers):
+        words = f"indices must list {len(numbers)}, one for each parameter of torch"
+        raise CheckpointError(f"{words}, got {given!r}")
+    index_of = dict(zip(numbers, given, strict=True))
     if len(set(index_of.values())) < len(numbers):
         raise CheckpointError(f"a parameter comes twice among {numbers} or {indices}")
     begun = {

@@ -75,9 +75,7 @@ def create(
     arguments = {**suited, **{k: v for k, v in given.items() if v is not None}}
     try:
         return optimizer.create(name, **fixed, **arguments)
-    except TypeError as error:
-        raise Refused(f"{name} does not take {', '.join(arguments)}: {error}") from None
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise Refused(str(error)) from None
 
 

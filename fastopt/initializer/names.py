@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from fastopt.arguments import brief
+
 __all__ = ["DESCRIBED", "PLAIN", "InitDesc", "hook_of"]
 
 
@@ -42,7 +44,7 @@ class InitDesc(str):
     ) -> "InitDesc":
         """Make the name and keep a copy of `attrs`."""
         if not isinstance(name, str):
-            raise TypeError(f"name must be a string, got {name!r}")
+            raise TypeError(f"name must be a string, got {brief(name)}")
         if not isinstance(attrs, Mapping | None):
             raise TypeError(f"attrs must be a mapping, got {attrs!r}")
         desc = super().__new__(cls, name)

@@ -18,7 +18,7 @@ from fastopt.kernels.weights import parts
 from fastopt.optimizer.border import check_like, is_half, label, order_of
 from fastopt.optimizer.counts import Counts
 from fastopt.optimizer.planning import TRANSIENT, Planner
-from fastopt.optimizer.rates import Array, Index, Schedule
+from fastopt.optimizer.rates import Array, Index, Schedule, as_float
 from fastopt.sparse import HALVES
 
 __all__ = ["Array", "Index", "Optimizer", "create", "register"]
@@ -395,7 +395,7 @@ class Optimizer(Planner):
             "lr": lr,
             "wd": wd,
             "rescale_grad": self.rescale_grad,
-            "clip_gradient": bound(self.clip_gradient),
+            "clip_gradient": bound("clip_gradient", self.clip_gradient),
         }
         try:
             fields.update(hyper)
@@ -429,6 +429,9 @@ register = Optimizer.register
 create = Optimizer.create_optimizer
 
 
-def bound(limit: float | None) -> float:
-    """Bound of a clip: None, 0 and negative limits mean no clipping."""
-    return math.inf if limit is None or limit <= 0 else limit
+def bound(name: str, limit: float | None) -> float:
+    """Bound of a clip of this name: None, 0 and negative limits mean no clipping."""
+    if limit is None:
+        return math.inf
+    exact = as_float(name, limit)
+    return math.inf if exact <= 0 else exact

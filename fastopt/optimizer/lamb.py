@@ -102,7 +102,7 @@ class TrustOptimizer(MomentOptimizer):
             "mean_scale": 1 / mean,
             "var_scale": 1 / var,
             "lower_bound": self.lower_bound or 0.0,
-            "upper_bound": bound(self.upper_bound),
+            "upper_bound": bound("upper_bound", self.upper_bound),
         }
 
 

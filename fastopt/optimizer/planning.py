@@ -23,7 +23,7 @@ from fastopt.sparse import RowSparse
 
 __all__ = ["TRANSIENT", "Planner", "round_into"]
 
-COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError)
+COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError, AttributeError)
 """What comes out of a launch when a rule cannot be compiled, before anything has run."""
 
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
@@ -331,6 +331,7 @@ class Planner(Tables):
         if isinstance(error, KeyError):
             return TypeError(f"{words} reads h.{error.args[0]}, which its hyper=(...) lacks")
         told = re.findall(r"Error: (?!Failed in)(.+)", str(error))
+        told = told or re.findall(r"Failed in .+\n *(?! |No implementation)(.+)", str(error))
         told = told or [f"there is no {call}" for call in re.findall(r">>> (.+\))", str(error))]
         return TypeError(f"{words} cannot be compiled: {told[-1] if told else error}")
 

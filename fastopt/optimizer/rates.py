@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from fastopt.arguments import count, number
+from fastopt.arguments import brief, count, number
 from fastopt.optimizer.border import Array, label
 from fastopt.optimizer.counts import Counts, Index
 
@@ -32,11 +32,8 @@ class Rates:
             if not isinstance(name, str):
                 raise TypeError(f"param_idx2name[{index!r}] must be a name, got {name!r}")
         if param_dict is not None and not isinstance(param_dict, Mapping):
-            raise TypeError(f"param_dict must map indices to parameters, got {param_dict!r}")
-        if lr_scheduler is not None and (
-            not callable(lr_scheduler) or isinstance(lr_scheduler, type)
-        ):
-            raise TypeError(f"lr_scheduler must be a function or an object, got {lr_scheduler!r}")
+            raise TypeError(f"param_dict must map indices to parameters, got {brief(param_dict)}")
+        _check_schedule(lr_scheduler)
         self.lr_scheduler = lr_scheduler
         self.lr = self._first_rate(learning_rate)
         self.wd = number("wd", wd)
@@ -96,29 +93,34 @@ class Rates:
 
     def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
         """Multiplier of a parameter: the first hit of its object, its index and its name."""
+        value: Any
         if index in self.param_dict:
-            parameter = self.param_dict[index]
-            try:
-                return float(getattr(parameter, attribute))
-            except (AttributeError, TypeError, ValueError):
-                words = f"{label(index, self.idx2name)}: {attribute} of its parameter"
-                value = getattr(parameter, attribute, None)
-                raise TypeError(f"{words} must be a number, got {value!r}") from None
-        if not table:
+            value, of = getattr(self.param_dict[index], attribute, None), " of its parameter"
+        elif table:
+            name = index if index in table else self.idx2name.get(index)
+            value, of = table.get(name, 1.0), ""
+        else:
             return 1.0
-        name = index if index in table else self.idx2name.get(index)
-        return float(table.get(name, 1.0))
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            words = f"{label(index, self.idx2name)}: {attribute}{of}"
+            raise TypeError(f"{words} must be a number, got {brief(value)}") from None
 
     @property
     def learning_rate(self) -> float:
         """The present rate, before multipliers; setting it is :meth:`set_learning_rate`."""
         if self.lr_scheduler is None:
             return as_float("lr", self.lr)
-        rate = self.lr_scheduler(self.num_update)
+        try:
+            rate = self.lr_scheduler(self.num_update)
+        except TypeError:
+            _check_schedule(self.lr_scheduler)
+            raise
         try:
             return float(rate)
         except (TypeError, ValueError):
-            raise TypeError(f"lr_scheduler must return a number, got {rate!r}") from None
+            raise TypeError(f"lr_scheduler must return a number, got {brief(rate)}") from None
 
     @learning_rate.setter
     def learning_rate(self, lr: float) -> None:
@@ -197,10 +199,16 @@ def as_float(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
+        raise TypeError(f"{name} must be a number, got {brief(value)}") from None
+
+
+def _check_schedule(lr_scheduler: Any) -> None:
+    if lr_scheduler is None or (callable(lr_scheduler) and not isinstance(lr_scheduler, type)):
+        return
+    raise TypeError(f"lr_scheduler must be a function or an object, got {brief(lr_scheduler)}")
 
 
 def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:
     if not isinstance(given, Mapping):
-        raise TypeError(f"{name} must be a dict of multipliers, got {given!r}")
+        raise TypeError(f"{name} must be a dict of multipliers, got {brief(given)}")
     return {key: number(f"{name}[{key!r}]", value) for key, value in given.items()}

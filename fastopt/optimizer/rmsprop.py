@@ -125,7 +125,7 @@ class RMSProp(Optimizer):
             "one_minus_gamma1": 1 - self.gamma1,
             "gamma2": self.gamma2,
             "epsilon": self.epsilon,
-            "clip_weights": bound(self.clip_weights),
+            "clip_weights": bound("clip_weights", self.clip_weights),
         }
 
     def create_state(self, index: Index, weight: Array) -> tuple[Array, ...]:

@@ -13,10 +13,18 @@ from fastopt.kernels.devices import header
 from fastopt.kernels.layout import OFFSET, kind_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
-from fastopt.optimizer.border import admit, check, described, is_fixed, is_half, label
+from fastopt.optimizer.border import (
+    admit,
+    check,
+    check_like,
+    described,
+    is_fixed,
+    is_half,
+    label,
+)
 from fastopt.optimizer.masters import Masters
 from fastopt.optimizer.rates import Array, Index
-from fastopt.sparse import RowSparse
+from fastopt.sparse import REALS, RowSparse
 
 __all__ = ["Tables"]
 
@@ -173,6 +181,7 @@ class Tables(Masters):
             if index not in self.row_decay or rule is None:
                 return
             of = header(weight)
+            check_like(label(index, self.idx2name), "weight", of, REALS, np.shape(of))
             empty = like(of, (0, *of.shape[1:]), of.dtype)
             nothing = RowSparse(empty, np.empty(0, np.int64), of.shape)
             table = self._table(index, rule, weight, nothing, state)

@@ -14,6 +14,7 @@ from fastopt.optimizer.base import Array, Index, Optimizer
 from fastopt.optimizer.batch import Batch, Call
 from fastopt.optimizer.border import check, check_index, label, leaves
 from fastopt.optimizer.norms import measured, squares, times
+from fastopt.optimizer.rates import as_float
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
@@ -75,10 +76,7 @@ class Updater(Resumable):
             raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}")
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
-        if loss_scaler is not None and not isinstance(loss_scaler, LossScaler):
-            raise TypeError(f"loss_scaler must be a LossScaler, got {loss_scaler!r}")
-        if clip_global_norm is not None:
-            number("clip_global_norm", clip_global_norm, least=0)
+        _check_limits(loss_scaler, clip_global_norm)
         self.optimizer = optimizer
         self.loss_scaler = loss_scaler
         self.clip_global_norm = clip_global_norm
@@ -135,6 +133,8 @@ class Updater(Resumable):
         """Update several weights, unless what `measures` looks at forbids it."""
         optimizer = self.optimizer
         indices, grads, weights = _held(indices, grads, weights)
+        if measures:
+            _check_limits(self.loss_scaler, self.clip_global_norm)
         with optimizer.lock, uninterrupted:
             folds = not measures or optimizer.folds
             batch = optimizer.recall(indices, weights, grads, self.states) if folds else None
@@ -145,7 +145,8 @@ class Updater(Resumable):
             info, factor = STEPPED, 1.0
             if measures:
                 sums = self._squares(batch, calls)
-                names, rescale_grad = optimizer.idx2name, optimizer.rescale_grad
+                names = optimizer.idx2name
+                rescale_grad = as_float("rescale_grad", optimizer.rescale_grad)
                 limits = self.loss_scaler, self.clip_global_norm
                 info, factor = measured(sums, indices, names, rescale_grad, *limits)
             if info.stepped:
@@ -164,12 +165,13 @@ class Updater(Resumable):
         """Update with gradients times `factor`, and keep the states."""
         optimizer = self.optimizer
         rescale_grad = optimizer.rescale_grad
+        scaled_grad = as_float("rescale_grad", rescale_grad) * factor
         try:
             if batch is not None:
-                optimizer.rescale_grad *= factor
+                optimizer.rescale_grad = scaled_grad
                 optimizer.run(batch)
             elif folds:
-                optimizer.rescale_grad *= factor
+                optimizer.rescale_grad = scaled_grad
                 optimizer.update_in_turn(calls)
             else:
                 scaled = [(i, weight, times(grad, factor), s) for i, weight, grad, s in calls]
@@ -347,6 +349,13 @@ def get_updater(optimizer: Optimizer) -> Updater:
     {}
     """
     return Updater(optimizer)
+
+
+def _check_limits(loss_scaler: Any, clip_global_norm: Any) -> None:
+    if loss_scaler is not None and not isinstance(loss_scaler, LossScaler):
+        raise TypeError(f"loss_scaler must be a LossScaler, got {loss_scaler!r}")
+    if clip_global_norm is not None:
+        number("clip_global_norm", clip_global_norm, least=0)
 
 
 def _held(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any], list[Any]]:

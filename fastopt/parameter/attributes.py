@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import choice, number
+from fastopt.arguments import brief, choice, number
 from fastopt.initializer import Initializer, create
 from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header
@@ -38,7 +38,7 @@ class Attributes:
         **unknown: Any,
     ) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"name must be a string, got {name!r}")
+            raise TypeError(f"name must be a string, got {brief(name)}")
         if unknown:
             raise TypeError(f"Parameter {name!r} does not take {', '.join(unknown)}")
         self._name = name

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import count
+from fastopt.arguments import brief, count
 from fastopt.device import Device, current_device
 from fastopt.kernels.device_memory import cuda_target, host
 from fastopt.kernels.devices import is_cuda
@@ -80,9 +80,12 @@ def as_array(values: Any) -> Array:
     values = host(values) if is_cuda(values) else values
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("an array without a mask is needed, got a MaskedArray")
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise TypeError(f"an array of numbers is needed, got {brief(values)}") from None
     if array.dtype.kind in "OSUMm":
-        raise TypeError(f"numbers are needed, got {values!r}")
+        raise TypeError(f"numbers are needed, got {brief(values)}")
     return array
 
 

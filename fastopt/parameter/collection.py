@@ -149,7 +149,7 @@ class ParameterDict(Named):
         """
         with self._all_or_none() as parameters:
             for parameter in parameters:
-                if not isinstance(name, str) or name[:1] == "_" or not hasattr(parameter, name):
+                if not (isinstance(name, str) and _may_be_set(parameter, name)):
                     raise ValueError(f"{parameter!r} has no attribute {name!r} that can be set")
                 setattr(parameter, name, value)
 
@@ -236,6 +236,12 @@ class ParameterDict(Named):
             if not name.startswith(prefix):
                 raise ValueError(f"Parameter {name!r} does not begin with {prefix!r}")
         return {name: name.removeprefix(prefix) for name in self}
+
+
+def _may_be_set(parameter: Parameter, name: str) -> bool:
+    """Whether `name` is a public attribute, and no method or property that is only read."""
+    setter = getattr(getattr(type(parameter), name, None), "fset", None)
+    return not name.startswith("_") and (name in vars(parameter) or setter is not None)
 
 
 def _progress(parameters: Sequence[Parameter]) -> Iterable[Parameter]:

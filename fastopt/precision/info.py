@@ -7,6 +7,7 @@ import numpy as np
 
 from fastopt.checkpoint.describe import check_updater
 from fastopt.optimizer import Updater
+from fastopt.optimizer.border import check_index
 from fastopt.scope import current_scope
 
 __all__ = ["FLOATS", "HALVES", "Array", "ParameterInfo", "Workspace", "entered", "full_name"]
@@ -97,11 +98,13 @@ class ParameterInfo:
 
         Raises
         ------
+        TypeError
+            `updater` is no updater, or `index` no index.
         ValueError
             The weight has a master, and the optimizer keeps none.
         """
         check_updater(updater)
-        index = self.name if index is None else index
+        index = self.name if index is None else check_index(index)
         for dtype, array in self._copies.items():
             if dtype != "float32":
                 updater.set_copy(index, array)

@@ -214,7 +214,7 @@ def update_initializer(
     Raises
     ------
     TypeError
-        The pair is not a name and a dict.
+        The pair is not a name and a dict, or `initializer_class` cannot be called.
 
     Examples
     --------
@@ -225,6 +225,8 @@ def update_initializer(
     >>> made.operator_name, made.operator_kwargs
     ('normal', {'sigma': 0.1})
     """
+    if not callable(initializer_class or Initializer):
+        raise TypeError(f"initializer_class must be a class or None, got {initializer_class!r}")
     pair = operator_name_and_kwargs or default_operator_name_and_kwargs
     match pair:
         case (str() as name, Mapping() as kwargs):

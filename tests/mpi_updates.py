@@ -120,6 +120,16 @@ def check_calls_of_other_lists():
     assert frozen(again) == frozen(theirs)
 
 
+def check_a_weight_may_move_in_memory():
+    made, weight = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm), np.zeros(8, np.float32)
+    for size in (1 << 20, 8):
+        made(0, np.ones_like(weight), weight)
+        weight.resize(size, refcheck=False)
+        weight.resize(8, refcheck=False)
+    made(0, np.ones_like(weight), weight)
+    assert (weight == -3 * comm.size).all()
+
+
 def check_schedules_and_multipliers():
     from fastopt.lr_scheduler import CosineScheduler
 

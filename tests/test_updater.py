@@ -297,6 +297,25 @@ def test_state_is_made_once_for_each_index():
     assert updater.states_synced == {0: True, "fc": True}
 
 
+def test_states_are_kept_of_what_was_updated_before_code_of_the_user_failed():
+    class Fragile(optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return np.zeros_like(weight)
+
+        def update(self, index, weight, grad, state):
+            if index == 1:
+                raise ArithmeticError("the second")
+            state += grad
+            weight -= state
+
+    updater, weights = optimizer.get_updater(Fragile()), [np.zeros(2), np.zeros(2)]
+    for total in (1, 3):
+        with pytest.raises(ArithmeticError, match="the second"):
+            updater([0, 1], [np.ones(2), np.ones(2)], weights)
+        np.testing.assert_array_equal(weights[0], [-total, -total])
+    assert list(updater.states) == [0]
+
+
 def test_bytes_and_text_name_the_same_parameter():
     updater = adam()
     updater(b"fc", f32(2), f32(2))

@@ -85,7 +85,7 @@ def _check_fields(saved: Any, optimizer: str) -> None:
         raise CheckpointError(f"unknown settings {list(saved['updater'])}")
     for name, value in saved["updater"].items():
         if value is not None:
-            number(name, value)
+            number(name, value, least=0)
 
 
 def _check_strict(skipped: Skipped, strict: bool) -> None:

@@ -35,6 +35,7 @@ from fastopt.kernels.storage import checked, inside, load, locate, prefetch, pri
 from fastopt.kernels.weights import read_weight
 
 __all__ = [
+    "addresses",
     "adopt",
     "dense",
     "enter",
@@ -303,6 +304,12 @@ def squares(kind: Any, real: Any, column: int, sparse: bool, parallel: bool) -> 
                     partial[c] += lane_sum(square, 0, padded(square, n))
 
     return compiled(squares, None, parallel)
+
+
+@cache
+def addresses() -> Callable:
+    """Kernel :func:`fastopt.kernels.headers.addresses`."""
+    return compiled(headers.addresses, None, parallel=False, nogil=False)
 
 
 @cache

@@ -16,7 +16,7 @@ from numba.extending import intrinsic, overload
 from fastopt.kernels.layout import ADDRESS
 from fastopt.kernels.rule import scalar
 
-__all__ = ["CHANGED", "FITS", "ID", "NBYTES", "adopt", "enter", "guard", "same"]
+__all__ = ["CHANGED", "FITS", "ID", "NBYTES", "addresses", "adopt", "enter", "guard", "same"]
 
 HEAD = object.__basicsize__
 """Bytes of the part that all Python objects begin with; its last word is the type."""
@@ -138,3 +138,10 @@ def adopt(objects, places, guards, column):
     """Make object number ``places[k]`` of those at `objects` the array `column` of guard `k`."""
     for k in range(len(places)):
         guards[k, column, ID] = word(np.uint64(objects) + np.uint64(8 * places[k]))
+
+
+def addresses(objects, found):
+    """Write the addresses of the elements of the arrays at `objects` in memory to `found`."""
+    for k in range(len(found)):
+        array = word(np.uint64(objects) + np.uint64(8 * k))
+        found[k] = word(array + np.uint64(DATA))

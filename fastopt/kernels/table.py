@@ -159,8 +159,8 @@ class Table:
             Its arrays have been changed, and a row is outside the tensor or has no values.
         """
         height = len(self.arrays[0])
-        values = np.ascontiguousarray(grad.values)
-        rows = np.ascontiguousarray(grad.indices, np.int64)
+        values = _in_place(grad.values)
+        rows = _in_place(np.asarray(grad.indices, np.int64))
         found = cpu.survey()(rows, height)
         if found == OUTSIDE:
             wrong = rows[(rows < 0) | (rows >= height)][0]
@@ -356,6 +356,12 @@ def chunks(*tensors: tuple[int, int], size: int = CHUNK) -> tuple[NDArray[np.int
         sizes = np.diff(start, append=items)
         pieces.append(np.stack([np.full_like(start, tensor), start, sizes], axis=1))
     return np.concatenate(pieces), sum(items * width for items, width in tensors)
+
+
+def _in_place(array: Array) -> Array:
+    """The array, or a copy that is contiguous and aligned."""
+    made = np.ascontiguousarray(array)
+    return made if made.flags.aligned else made.copy()
 
 
 def _counting(size: int) -> NDArray[np.int64]:

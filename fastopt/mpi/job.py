@@ -84,7 +84,7 @@ def threads_of(masks: list[str], rank: int) -> int:
     return max(int(share + 1e-9), 1)
 
 
-def leader_first(node: Any, work: Callable[[], None]) -> None:
+def leader_first(node: Any, work: Callable[[], Any]) -> None:
     """Let the first rank of a node do some work, then the others; all ranks call.
 
     Others sleep meanwhile: they would take the time that the first needs to compile.

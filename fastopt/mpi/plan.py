@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from fastopt.kernels import cpu
 from fastopt.kernels.layout import real_of
 from fastopt.mpi.agreement import Facts
 from fastopt.mpi.placement import Placement
 from fastopt.optimizer.base import Array, Index
+from fastopt.optimizer.batch import address
 
-__all__ = ["Bucket", "Group", "Part", "Plan", "flat"]
+__all__ = ["Bucket", "Group", "Part", "Plan", "addresses", "flat"]
 
 Part = tuple[int, int, int]
 """Place of a tensor in the list of the call, first element, and the one after the last."""
@@ -131,6 +133,7 @@ class Plan:
         self.indices, self.weights, self.listed = indices, weights, listed
         self.placements = [placements[index] for index in indices]
         begin, end = _bounds(weights)
+        self._addresses = addresses(weights)
         self._order = np.argsort(begin)
         self._begins = np.append(begin[self._order], np.iinfo(np.int64).max)
         self._ends = end[self._order]
@@ -177,6 +180,7 @@ class Plan:
             indices == self.indices
             and all(map(is_, weights, self.weights))
             and [_header(weight) for weight in weights] == self._headers
+            and np.array_equal(addresses(weights), self._addresses)
         )
 
     def shared(self, grads: Sequence[Array]) -> tuple[int, int] | None:
@@ -211,15 +215,19 @@ class Plan:
 
 def _bounds(arrays: Sequence[Array]) -> tuple[Array, Array]:
     """Addresses where arrays begin and end."""
-    bounds = []
-    for array in arrays:
-        if array.flags.c_contiguous:
-            bounds.append((array.__array_interface__["data"][0], array.nbytes))
-        else:
-            low, high = byte_bounds(array)
-            bounds.append((low, high - low))
-    begin, size = np.array(bounds, np.int64).reshape(-1, 2).T
-    return begin, begin + size
+    begin = addresses(arrays)
+    end = begin + np.array([array.nbytes for array in arrays], np.int64)
+    for k, array in enumerate(arrays):
+        if not array.flags.c_contiguous:
+            begin[k], end[k] = byte_bounds(array)
+    return begin, end
+
+
+def addresses(arrays: Sequence[Array]) -> Array:
+    """Addresses of the first elements."""
+    found, objects = np.empty(len(arrays), np.int64), np.fromiter(arrays, object, len(arrays))
+    cpu.addresses()(address(objects), found)
+    return found
 
 
 def _header(weight: Array) -> tuple[Any, ...]:

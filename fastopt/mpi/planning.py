@@ -9,12 +9,13 @@ import numpy as np
 
 from fastopt.amp import LossScaler
 from fastopt.mpi.agreement import Facts
+from fastopt.mpi.job import leader_first
 from fastopt.mpi.placement import Form, Placement, placed
-from fastopt.mpi.plan import Plan, flat
+from fastopt.mpi.plan import Plan, addresses, flat
 from fastopt.mpi.resumable import Resumable
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.base import Array, Index
-from fastopt.optimizer.border import check, check_index, label
+from fastopt.optimizer.border import as_lists, check, check_index, label
 from fastopt.sparse import RowSparse
 
 __all__ = ["Planning"]
@@ -35,14 +36,15 @@ class Planning(Resumable):
         self.bucket_bytes = bucket_bytes
         self._plan: Plan | None = None
         self._copies: dict[Index, Array] = {}
+        leader_first(self._node, lambda: addresses([]))
 
     def _planned(
         self, index: Any, grad: Any, weight: Any
     ) -> tuple[Plan, list[Any], dict[Index, Placement]]:
         """Plan, flat gradients, and placements of indices that are new."""
         if isinstance(index, (list, tuple)):
+            index, grads, weights = as_lists(index, grad, weight)
             indices = [check_index(each) for each in index]
-            grads, weights = _lists(len(indices), grad, weight)
         else:
             indices, grads, weights = [check_index(index)], [grad], [weight]
         plan, new = self._plan, dict[Index, Placement]()
@@ -133,13 +135,6 @@ def _check_numpy(words: str, role: str, array: Any) -> None:
 def _fits(grad: Any, weight: Array) -> bool:
     """Whether a gradient is surely one for a weight that is known."""
     return type(grad) is np.ndarray and grad.dtype is weight.dtype and grad.shape == weight.shape
-
-
-def _lists(number: int, grads: Any, weights: Any) -> tuple[list[Any], list[Any]]:
-    for role, given in (("gradients", grads), ("weights", weights)):
-        if not isinstance(given, (list, tuple)) or len(given) != number:
-            raise TypeError(f"a list of {number} indices needs a list of as many {role}")
-    return list(grads), list(weights)
 
 
 def _check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[Any, str]) -> None:

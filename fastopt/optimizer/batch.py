@@ -15,7 +15,7 @@ from fastopt.kernels.table import Table
 from fastopt.optimizer.counts import Counts
 from fastopt.optimizer.rates import Array, Index
 
-__all__ = ["Batch", "Call"]
+__all__ = ["Batch", "Call", "address"]
 
 Call = tuple[Index, Array, Any, Any]
 """Index, weight, gradient and state."""
@@ -112,7 +112,7 @@ class Batch:
         objects = np.fromiter(grads, object, len(grads))
         changed = bool(self.singles)  # of which nothing is known from the call before
         for table, places in self.groups:
-            cpu.adopt()(_address(objects), places, table.guards, table.guards.shape[1] - 1)
+            cpu.adopt()(address(objects), places, table.guards, table.guards.shape[1] - 1)
             taken = [grads[place] for place in places] if table.device else ()
             answer = table.take(*taken)
             if answer >= 0:
@@ -160,8 +160,9 @@ def _ids(objects: Sequence[Any]) -> NDArray[np.uint64]:
 def _same(objects: Sequence[Any], ids: NDArray[np.uint64]) -> bool:
     """Whether these are the objects with the given ids."""
     held = np.fromiter(objects, object, len(ids))
-    return bool(cpu.same()(_address(held), ids))
+    return bool(cpu.same()(address(held), ids))
 
 
-def _address(objects: NDArray[Any]) -> int:
+def address(objects: NDArray[Any]) -> int:
+    """Where an array begins in memory."""
     return int(objects.__array_interface__["data"][0])

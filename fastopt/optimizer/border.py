@@ -17,6 +17,7 @@ from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_spars
 __all__ = [
     "Array",
     "admit",
+    "as_lists",
     "check",
     "check_index",
     "check_like",
@@ -55,6 +56,16 @@ def check_index(index: Any) -> int | str:
         return int(index)
     got = type(index).__name__
     raise TypeError(f"index must be an int, str or bytes, or a list of them, got {got}")
+
+
+def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Lists of our own: what is in them stays alive, whatever others do to the caller's."""
+    for role, given in (("gradients", grads), ("weights", weights)):
+        if not isinstance(given, (list, tuple)) or len(given) != len(indices):
+            got = f"{len(given)}" if isinstance(given, (list, tuple)) else type(given).__name__
+            words = f"a list of {len(indices)} indices needs a list of as many {role}"
+            raise TypeError(f"{words}, got {got}")
+    return list(indices), list(grads), list(weights)
 
 
 def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:

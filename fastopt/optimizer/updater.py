@@ -12,7 +12,7 @@ from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.base import Array, Index, Optimizer
 from fastopt.optimizer.batch import Batch, Call
-from fastopt.optimizer.border import check, check_index, label, leaves
+from fastopt.optimizer.border import as_lists, check, check_index, label, leaves
 from fastopt.optimizer.norms import measured, squares, times
 from fastopt.optimizer.rates import as_float
 from fastopt.sparse import RowSparse
@@ -34,7 +34,7 @@ class Updater(Resumable):
         call with a gradient that is not finite updates nothing and makes the scale smaller.
     clip_global_norm : float, optional
         Largest norm of all gradients of a call together, rescaled and divided by the loss scale;
-        longer ones are shortened to it. A call with a gradient that is not finite updates nothing.
+        longer ones are shortened to it, all to nothing by 0. Default None: no limit. A call with a gradient that is not finite updates nothing.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class Updater(Resumable):
     def _update_list(self, indices: Any, grads: Any, weights: Any, measures: bool) -> None:
         """Update several weights, unless what `measures` looks at forbids it."""
         optimizer = self.optimizer
-        indices, grads, weights = _held(indices, grads, weights)
+        indices, grads, weights = as_lists(indices, grads, weights)
         if measures:
             _check_limits(self.loss_scaler, self.clip_global_norm)
         with optimizer.lock, uninterrupted:
@@ -170,17 +170,25 @@ class Updater(Resumable):
             if batch is not None:
                 optimizer.rescale_grad = scaled_grad
                 optimizer.run(batch)
-            elif folds:
+            elif folds and optimizer.native:
                 optimizer.rescale_grad = scaled_grad
                 optimizer.update_in_turn(calls)
             else:
-                scaled = [(i, weight, times(grad, factor), s) for i, weight, grad, s in calls]
-                optimizer.update_all(scaled)
+                if not folds:
+                    calls = [(i, weight, times(grad, factor), s) for i, weight, grad, s in calls]
+                # Where code of the user's fails, what it has updated keeps its state.
+                for some in [calls] if optimizer.native else [[call] for call in calls]:
+                    optimizer.update_all(some)
+                    self._keep(some)
         finally:
             optimizer.rescale_grad = rescale_grad
+        self._keep(calls)
+
+    def _keep(self, calls: Sequence[Call]) -> None:
+        """Keep the states of weights that have been updated."""
         for index, _, _, state in calls:
             self.states[index], self.states_synced[index] = state, True
-            optimizer.masters_given.pop(index, None)
+            self.optimizer.masters_given.pop(index, None)
 
     def _checked(self, calls: Iterable[tuple[Any, Any, Any]], measures: bool) -> list[Call]:
         """Calls with checked arrays and with states, which are made on first sight."""
@@ -356,13 +364,3 @@ def _check_limits(loss_scaler: Any, clip_global_norm: Any) -> None:
         raise TypeError(f"loss_scaler must be a LossScaler, got {loss_scaler!r}")
     if clip_global_norm is not None:
         number("clip_global_norm", clip_global_norm, least=0)
-
-
-def _held(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Lists of our own: what is in them stays alive, whatever others do to the caller's."""
-    for role, given in (("gradients", grads), ("weights", weights)):
-        if not isinstance(given, (list, tuple)) or len(given) != len(indices):
-            got = f"{len(given)}" if isinstance(given, (list, tuple)) else type(given).__name__
-            words = f"a list of {len(indices)} indices needs a list of as many {role}"
-            raise TypeError(f"{words}, got {got}")
-    return list(indices), list(grads), list(weights)

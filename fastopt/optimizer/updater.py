@@ -34,7 +34,8 @@ class Updater(Resumable):
         call with a gradient that is not finite updates nothing and makes the scale smaller.
     clip_global_norm : float, optional
         Largest norm of all gradients of a call together, rescaled and divided by the loss scale;
-        longer ones are shortened to it, all to nothing by 0. Default None: no limit. A call with a gradient that is not finite updates nothing.
+        longer ones are shortened to it, all to nothing by 0. Default None: no limit. A call with a
+        gradient that is not finite updates nothing.
 
     Attributes
     ----------

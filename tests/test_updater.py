@@ -107,6 +107,19 @@ def test_a_failed_list_call_rolls_every_counter_back(name, rng):
     np.testing.assert_equal((made.__getstate__(), weights), before)
 
 
+@pytest.mark.parametrize("name", ["nadam", "lars", "lbsgd"])
+def test_a_failed_call_rolls_every_counter_back(name):
+    made = optimizer.create(name, learning_rate=0.1)
+    updater, weight = optimizer.get_updater(made), np.ones(3)
+    updater(0, np.ones(3), weight)
+    before = copy.deepcopy((made.__getstate__(), weight))
+    made.lr, made.clip_gradient = 0.2, "short"
+    with pytest.raises(TypeError, match="clip_gradient must be a number"):
+        updater(0, np.ones(3), weight)
+    made.lr, made.clip_gradient = 0.1, None
+    np.testing.assert_equal((made.__getstate__(), weight), before)
+
+
 @given(
     shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
     dtype=st.sampled_from([np.float32, np.float64]),

@@ -99,6 +99,7 @@ class LARS(MomentumOptimizer):
     forms = (lars, lars_momentum)
     _lazy, _master_last, _rounded_sums = True, True, True
     _decayed = ("_weight",)
+    carried = ("_last_rates",)
 
     def __init__(
         self,

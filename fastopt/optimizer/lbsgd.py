@@ -111,6 +111,8 @@ class LBSGD(MomentumOptimizer):
 
     _lazy = True
 
+    carried = ("cumgrads",)
+
     def __init__(
         self,
         momentum: float = 0.0,

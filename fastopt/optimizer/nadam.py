@@ -76,6 +76,8 @@ class Nadam(MomentOptimizer):
 
     rule = nadam
 
+    carried = ("m_schedule", "_m_schedules")
+
     def __init__(
         self,
         learning_rate: float | None = 0.001,

@@ -39,6 +39,8 @@ class Planner(Tables):
     native: ClassVar[bool]
     alike: ClassVar[bool]
     """Whether equal counts, rates and decays mean equal records."""
+    carried: ClassVar[tuple[str, ...]] = ()
+    """Attributes besides counts that go on with every update."""
     seed: int
     state_dtype: str | None
     hyper: Callable[[int, float, float], Mapping[str, float]]
@@ -278,6 +280,7 @@ class Planner(Tables):
         with self.lock:
             count, num_update = self._index_update_count.get(index), self.num_update
             decayed = self.row_decay.get(index) if self.row_decay else None
+            carried = self._snapshot(self.carried) if self.carried else {}
             tables: Sequence[Table] = ()
             try:
                 tables = self._plan(index, weight, grad, state, masters)
@@ -285,6 +288,7 @@ class Planner(Tables):
             except BaseException:
                 if not (tables and tables[-1].done):
                     self._reset_count(index, count, num_update)
+                    self._restore(carried)
                     self.row_decay.pop(index, None)
                     if decayed:
                         self.row_decay[index] = decayed

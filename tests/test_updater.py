@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fastopt import checkpoint, optimizer
+from fastopt.optimizer.counts import Counts
 
 
 def adam(**kwargs):
@@ -118,6 +119,15 @@ def test_a_failed_call_rolls_every_counter_back(name):
         updater(0, np.ones(3), weight)
     made.lr, made.clip_gradient = 0.1, None
     np.testing.assert_equal((made.__getstate__(), weight), before)
+
+
+def test_counts_that_are_taken_back_leave_no_room_behind():
+    counts = Counts({"known": 3})
+    for index in range(100):
+        assert counts.increment(index, 0) == 1
+        del counts[index]
+    assert counts == {"known": 3}
+    assert counts.array.size < 100
 
 
 @given(

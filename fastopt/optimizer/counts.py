@@ -62,7 +62,8 @@ class Counts(MutableMapping[Index, int]):
         self.array[place] = count
 
     def __delitem__(self, index: Index) -> None:
-        del self._places[index]
+        place = self._places.pop(index)
+        self._used -= place == self._used - 1  # as of an update that failed, which was the first
         self.deletions += 1
 
     def clear(self) -> None:

@@ -110,7 +110,6 @@ class LBSGD(MomentumOptimizer):
     """
 
     _lazy = True
-
     carried = ("cumgrads",)
 
     def __init__(

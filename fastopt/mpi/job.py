@@ -104,13 +104,15 @@ def _end_all_with_one() -> None:
     before = sys.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
         world = MPI.COMM_WORLD
-        words = f"rank {world.rank} of {world.size} ends the job: {kind.__name__}: {error}"
-        print(words, file=sys.stderr)
-        for file in (sys.stdout, sys.stderr):
-            await_reader(file)
-        world.Abort(1)
+        try:
+            before(kind, error, trace)
+            who = f"rank {world.rank} of {world.size}"
+            print(f"{who} ends the job: {kind.__name__}: {error}", file=sys.stderr)
+            for file in (sys.stdout, sys.stderr):
+                await_reader(file)
+        finally:  # even if nobody can be told
+            world.Abort(1)
 
     sys.excepthook = end
 

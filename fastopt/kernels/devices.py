@@ -113,12 +113,12 @@ def _header(array: Any, streams: Streams) -> Any:
     if type(array) is np.ndarray or isinstance(array, Header):
         return array
     known = _known.get(id(array))
-    if known is None and not is_cuda(array):
-        return array
     if known is not None and stays(array):
         made = known[1]
         made.stream = _handle(array.stream)
         return made
+    if not is_cuda(array):  # or no more, as a parameter of torch may be moved
+        return array
     try:
         signature, stream, interface = _read(array, streams)
         if known is not None and known[0] == signature:

@@ -45,6 +45,13 @@ def test_a_tensor_that_requires_a_gradient_is_updated_in_place():
     assert weight.requires_grad
 
 
+def test_a_tensor_that_was_moved_to_main_memory_is_none_of_a_device():
+    weight = tensor([1.0])
+    assert header(weight) is header(weight) is not weight
+    weight.is_cuda = False
+    assert header(weight) is weight
+
+
 def test_a_transposed_tensor_is_updated_in_place():
     memory = tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))

@@ -26,7 +26,7 @@ for each different row, for where its places begin (one more), for the places in
 keys, of which there are two."""
 
 ARRAYS = SPARE
-"""Number of those int64 arrays."""
+"""Number of those int64 arrays; the first three are what kernels of rules read."""
 
 INDEX = (np.int64,)
 
@@ -176,7 +176,12 @@ def cut_rows() -> Callable:
 
 
 def order_rows(
-    run: Callable[..., None], answer: Any, fetch: Callable[[Any], Any], kind: Any, shape: Any
+    run: Callable[..., None],
+    answer: Any,
+    fetch: Callable[[Any], Any],
+    kind: Any,
+    size: int,
+    height: int,
 ) -> int | None:
     """Sort listed rows, and return how many different ones there are; None if one is outside.
 
@@ -191,10 +196,11 @@ def order_rows(
         Copies `answer` to main memory.
     kind : type
         Type of the numbers of rows.
-    shape : tuple of int
-        Length of the list, at least 1, and height of the table.
+    size : int
+        Length of the list, at least 1.
+    height : int
+        Number of rows of the table.
     """
-    size, height = shape
     bits = (size - 1).bit_length()
     run(survey(kind), height, bits, answer)
     outside, mixed, _ = fetch(answer)

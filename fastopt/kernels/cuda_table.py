@@ -167,8 +167,8 @@ class CudaTable(Table):
         def run(kernel: Any, *arguments: Any) -> None:
             self._launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
 
-        kind, shape = indices.dtype.type, (size, height)
-        segments = self.sorting.order_rows(run, answer, self._fetch, kind, shape)
+        kind = indices.dtype.type
+        segments = self.sorting.order_rows(run, answer, self._fetch, kind, size, height)
         if segments is None:
             raise ValueError(f"{words}: indices must be at least 0 and below {height}")
         return int(segments)

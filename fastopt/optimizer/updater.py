@@ -166,21 +166,20 @@ class Updater(Resumable):
         """Update with gradients times `factor`, and keep the states."""
         optimizer = self.optimizer
         rescale_grad = optimizer.rescale_grad
-        scaled_grad = as_float("rescale_grad", rescale_grad) * factor
+        if folds:
+            optimizer.rescale_grad = as_float("rescale_grad", rescale_grad) * factor
+        else:
+            calls = [(i, weight, times(grad, factor), state) for i, weight, grad, state in calls]
         try:
             if batch is not None:
-                optimizer.rescale_grad = scaled_grad
                 optimizer.run(batch)
-            elif folds and optimizer.native:
-                optimizer.rescale_grad = scaled_grad
-                optimizer.update_in_turn(calls)
+            elif optimizer.native:
+                optimizer.update_in_turn(calls) if folds else optimizer.update_all(calls)
             else:
-                if not folds:
-                    calls = [(i, weight, times(grad, factor), s) for i, weight, grad, s in calls]
-                # Where code of the user's fails, what it has updated keeps its state.
-                for some in [calls] if optimizer.native else [[call] for call in calls]:
-                    optimizer.update_all(some)
-                    self._keep(some)
+                for call in calls:
+                    optimizer.update_multi_precision(*call)
+                    self._keep([call])  # even if code of the user's fails at the next one
+                return
         finally:
             optimizer.rescale_grad = rescale_grad
         self._keep(calls)

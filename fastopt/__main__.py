@@ -94,10 +94,14 @@ def _add_warmup(commands: "argparse._SubParsersAction[_Parser]") -> None:
     words = "compile kernels into the cache, as for an image or before a cluster starts"
     parser = commands.add_parser("warmup", help=words, description=words)
     parser.set_defaults(command=_warmup)
-    add = partial(parser.add_argument, nargs="+", metavar="NAME")
-    add("--optimizers", help="registered names, default all")
+    add = partial(parser.add_argument, metavar="NAME")
+    add("names", nargs="*", help="optimizers by registered name, default all")
+    add("--optimizers", nargs="+", default=[], help="more of them")
     add(
-        "--dtypes", default=["float32"], help="float32, float64, float16, bfloat16; default float32"
+        "--dtypes",
+        nargs="+",
+        default=["float32"],
+        help="float32, float64, float16, bfloat16; default float32",
     )
     parser.add_argument("--rows", action="store_true", help="row-sparse gradients too")
 
@@ -106,7 +110,8 @@ def _warmup(args: argparse.Namespace) -> int:
     from fastopt import warmup
 
     known = warmup.names()
-    optimizers = [name.lower() for name in args.optimizers or known]
+    given = [name.lower() for name in (*args.names, *args.optimizers)]
+    optimizers = list(dict.fromkeys(given)) or known
     for given, there in ((optimizers, known), (args.dtypes, list(warmup.DTYPES))):
         for name in given:
             if name not in there:
@@ -135,8 +140,8 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--seconds",
         type=_rate,
         metavar="S",
-        help="to measure for, default 30; each is measured three times however long that takes, "
-        "and what has to be compiled first is not counted",
+        help="after which no further row is started, default 60; compilation counts, which the "
+        "kernel cache saves a second run",
     )
 
 

@@ -1,12 +1,45 @@
-"""Checks of arguments, with errors that name the argument, what it must be and what it is."""
+"""Checks of arguments, with errors that name the argument, what it must be and what it is.
+
+A description of an argument is a function of (name, value) that returns the value to keep, or
+raises TypeError or ValueError. One description serves the constructor, the assignment of the
+attribute and its restoration from a checkpoint.
+"""
 
 import math
-from numbers import Integral, Real
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-__all__ = ["brief", "choice", "count", "flag", "number"]
+__all__ = [
+    "ArrayOf",
+    "Choice",
+    "Description",
+    "Descriptions",
+    "Flag",
+    "Instance",
+    "Integer",
+    "ListOf",
+    "OrNone",
+    "PairOf",
+    "Real",
+    "Renamed",
+    "TableOf",
+    "brief",
+    "choice",
+    "count",
+    "flag",
+    "inherited",
+    "number",
+]
+
+Description = Callable[[str, Any], Any]
+Descriptions = Mapping[str, Description]
+
+LARGEST_COUNT = 2**62
+"""Counts are kept in 64 bits, and go on."""
 
 LENGTH = 100
 """Characters of a value that a message quotes."""
@@ -26,6 +59,7 @@ def number(
     most: float = math.inf,
     below: float = math.inf,
     infinite: bool = False,
+    nan: bool = False,
 ) -> float:
     """Return `value` as a float if it is a number from `least` to `most` and less than `below`.
 
@@ -34,12 +68,15 @@ def number(
     TypeError
         `value` is not a real number.
     ValueError
-        `value` is NaN, out of range, or infinite where that is not asked for.
+        `value` is out of range, or NaN or infinite where that is not asked for.
     """
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {brief(value)}")
-    exact = float(value)
-    if math.isinf(exact) and infinite:
+    try:
+        exact = float(value)
+    except OverflowError:  # of an int or a fraction
+        raise ValueError(f"{name} must be in the range of float64, got {brief(value)}") from None
+    if (math.isinf(exact) and infinite) or (math.isnan(exact) and nan):
         return exact
     if math.isfinite(exact) and least <= exact <= most and exact < below:
         return exact
@@ -49,26 +86,29 @@ def number(
     raise ValueError(f"{name} must be {', '.join([kind, *limits])}, got {value}")
 
 
-def count(name: str, value: Any, *, least: int = 1) -> int:
-    """Return `value` as an int if it is an integer of at least `least`.
+def count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
+    """Return `value` as an int if it is an integer from `least` to `most`.
 
     Raises
     ------
     TypeError
         `value` is not an integer.
     ValueError
-        `value` is less than `least`.
+        `value` is out of range.
     """
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {brief(value)}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return int(value)
+    exact = int(value)
+    if exact < least:
+        raise ValueError(f"{name} must be at least {least}, got {brief(value)}")
+    if most is not None and exact > most:
+        raise ValueError(f"{name} must be at most {most}, got {brief(value)}")
+    return exact
 
 
 def choice(name: str, value: str, *choices: str) -> str:
     """Return `value` if it is one of `choices`, else raise ValueError."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {brief(value)}")
     return value
 
@@ -78,3 +118,172 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {brief(value)}")
     return bool(value)
+
+
+@dataclass(frozen=True)
+class Real:
+    """A real number, kept as a float; see :func:`number`."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    below: float = math.inf
+    infinite: bool = False
+    nan: bool = False
+
+    def __call__(self, name: str, value: Any) -> float:
+        """Return the checked value."""
+        if type(value) is float and self.least <= value <= self.most and value < self.below:
+            return value  # most assignments are of such floats, some at every step
+        return number(name, value, **vars(self))
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer, kept as an int; see :func:`count`."""
+
+    least: int = 1
+    most: int | None = LARGEST_COUNT
+
+    def __call__(self, name: str, value: Any) -> int:
+        """Return the checked value."""
+        return count(name, value, **vars(self))
+
+
+@dataclass(frozen=True)
+class Flag:
+    """True or False."""
+
+    def __call__(self, name: str, value: Any) -> bool:
+        """Return the checked value."""
+        return flag(name, value)
+
+
+class Choice:
+    """One of some strings."""
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the checked value."""
+        return choice(name, value, *self.choices)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An instance of a class; `kind` says what that is in errors."""
+
+    of: type
+    kind: str
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the checked value."""
+        if not isinstance(value, self.of):
+            raise TypeError(f"{name} must be {self.kind}, got {brief(value)}")
+        return value
+
+
+@dataclass(frozen=True)
+class OrNone:
+    """None, or what another description admits."""
+
+    of: Description
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the checked value."""
+        return None if value is None else self.of(name, value)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """What another description admits; errors have the name of the argument."""
+
+    argument: str
+    of: Description
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the checked value."""
+        return self.of(self.argument, value)
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """A list of what another description admits."""
+
+    of: Description
+
+    def __call__(self, name: str, value: Any) -> list[Any]:
+        """Return the checked value."""
+        if not isinstance(value, list):
+            raise TypeError(f"{name} must be a list, got {brief(value)}")
+        return [self.of(f"{name}[{i}]", part) for i, part in enumerate(value)]
+
+
+@dataclass(frozen=True)
+class TableOf:
+    """A mapping by index or name of what another description admits."""
+
+    of: Description
+
+    def __call__(self, name: str, value: Any) -> dict[Any, Any]:
+        """Return the checked value."""
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a table, got {brief(value)}")
+        for key in value:
+            if not isinstance(key, (numbers.Integral, str)):
+                raise TypeError(f"{name} must have indices or names as keys, got {brief(key)}")
+        return {key: self.of(f"{name}[{key!r}]", part) for key, part in value.items()}
+
+
+@dataclass(frozen=True)
+class PairOf:
+    """A tuple of two, each of which another description admits."""
+
+    first: Description
+    second: Description
+
+    def __call__(self, name: str, value: Any) -> tuple[Any, Any]:
+        """Return the checked value."""
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise TypeError(f"{name} must be a pair, got {brief(value)}")
+        return self.first(f"{name}[0]", value[0]), self.second(f"{name}[1]", value[1])
+
+
+@dataclass(frozen=True)
+class ArrayOf:
+    """An array of one of these dtypes, of the machine's byte order."""
+
+    dtypes: tuple[str, ...]
+    vector: bool = False
+    """Whether it must have one dimension and finite elements; it becomes contiguous."""
+
+    def __call__(self, name: str, value: Any) -> np.ndarray[Any, Any]:
+        """Return the checked value."""
+        if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{name} must be an array, got {brief(value)}")
+        if value.dtype.name not in self.dtypes or not value.dtype.isnative:
+            raise TypeError(f"{name} must have dtype {' or '.join(self.dtypes)}, got {value.dtype}")
+        if not self.vector:
+            return value
+        if value.ndim != 1:
+            raise ValueError(f"{name} must have one dimension, got shape {value.shape}")
+        if not np.isfinite(value).all():
+            raise ValueError(f"{name} must be finite")
+        return np.require(value, None, ["C", "A", "W", "E"])
+
+
+def inherited(cls: type, attribute: str) -> dict[str, Description]:
+    """Return the descriptions in `attribute` of a class and of its bases, as one mapping.
+
+    Raises
+    ------
+    TypeError
+        A class has something else under that name.
+    """
+    merged: dict[str, Description] = {}
+    for base in reversed(cls.__mro__):
+        own = vars(base).get(attribute, {})
+        if not isinstance(own, Mapping) or not all(map(callable, own.values())):
+            raise TypeError(f"{base.__name__}.{attribute} must map names to descriptions")
+        merged |= own
+    return merged

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
-__all__ = ["Refused", "duration", "need", "progress", "table"]
+__all__ = ["Refused", "Table", "duration", "need", "progress", "say", "table"]
 
 T = TypeVar("T")
 
@@ -53,6 +53,60 @@ def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
     return bar
 
 
+def say(line: str) -> None:
+    """Print a line, above a progress bar if one is shown."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        print(line, flush=True)
+    else:
+        tqdm.write(line)
+
+
+class Table:
+    """A table whose rows are printed as they come, after an empty line and its head.
+
+    Parameters
+    ----------
+    head : sequence of str
+        Titles of the columns.
+    widest : sequence of str
+        Examples of wide cells, which set the widths of the columns.
+
+    Examples
+    --------
+    >>> from fastopt.console import Table
+    >>> rows = Table(["name", "time"], ["rmsprop", "100.0 us"])
+    >>> rows.add(["adam", "1.5 us"])
+    <BLANKLINE>
+    name         time
+    -------  --------
+    adam       1.5 us
+    """
+
+    def __init__(self, head: Sequence[str], widest: Sequence[str]) -> None:
+        self.head = head
+        self.widths = [max(map(len, column)) for column in zip(head, widest, strict=True)]
+
+    def add(self, cells: Sequence[str]) -> None:
+        """Print a row, the first with the head."""
+        if self.head:
+            say("")
+            self._print(self.head)
+            self._print(["-" * width for width in self.widths])
+            self.head = []
+        self._print(cells)
+
+    def _print(self, cells: Sequence[str]) -> None:
+        say("  ".join(_aligned(cells, self.widths)).rstrip())
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Pad cells to the widths of their columns, the first to the left and the others right."""
+    pairs = enumerate(zip(cells, widths, strict=True))
+    return [f"{cell:>{width}}" if k else f"{cell:<{width}}" for k, (cell, width) in pairs]
+
+
 def duration(seconds: float) -> str:
     """Time in microseconds or milliseconds.
 
@@ -90,9 +144,7 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]], markdown: bool = 
     rule = ["-" * width for width in widths]
     if markdown:
         rule = [rule[0], *(f"{dashes[:-1]}:" for dashes in rule[1:])]
-    written = []
-    for cells in (head, rule, *lines):
-        first, *rest = zip(cells, widths, strict=True)
-        aligned = [f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]
-        written.append(f"| {' | '.join(aligned)} |" if markdown else "  ".join(aligned).rstrip())
-    return "\n".join(written)
+    written = [_aligned(cells, widths) for cells in (head, rule, *lines)]
+    if markdown:
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in written)
+    return "\n".join("  ".join(cells).rstrip() for cells in written)

@@ -20,11 +20,14 @@ import fastopt
 from fastopt import optimizer
 from fastopt.kernels import cpu
 
-__all__ = ["is_first", "report"]
+__all__ = ["busy", "is_first", "report"]
 
 numba: Any = importlib.import_module("numba")  # whose type hints leave out the configuration
 
 UNCOMPILED = "none: NUMBA_DISABLE_JIT=1"
+
+BUSY = 0.75
+"""Load of each CPU from which timings are disturbed: a benchmark needs CPUs of its own."""
 
 FEATURES = (
     *("sse4.2", "avx", "avx2", "fma", "f16c"),
@@ -60,6 +63,7 @@ def report() -> str:
         "compiled for": target,
         "threading layer": threading_layer,
         "threads": threads,
+        "load": load,
         "kernel cache": kernel_cache,
         "mpi": mpi,
         "cuda": cuda,
@@ -69,6 +73,25 @@ def report() -> str:
         ranks = mpi()  # first, as it sets the threads of a rank
         rows["mpi"] = lambda: ranks
         return "\n".join(f"{name:<17}{describe()}" for name, describe in rows.items())
+
+
+def busy() -> str:
+    """Sentence that says that other processes keep this machine busy, empty if they do not."""
+    load, cpus = _load()
+    if load is None or load <= BUSY * cpus:
+        return ""
+    return f"this machine is busy (load {load:.1f} on {cpus} CPUs): timings mean little"
+
+
+def load() -> str:
+    """Processes that compute or wait for a CPU, as a mean over the last minute."""
+    mean, cpus = _load()
+    return busy() or ("unknown" if mean is None else f"{mean:.1f} on {cpus} CPUs")
+
+
+def _load() -> tuple[float | None, int]:
+    mean = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # missing on Windows
+    return mean, os.cpu_count() or 1
 
 
 def processor() -> str:

@@ -52,8 +52,12 @@ class _Uninterrupted:
             return
         _signal.signal(_INTERRUPT, self._handler)
         came, self._came = self._came, None
-        if came is not None and callable(self._handler):
+        if came is None:
+            return
+        if callable(self._handler):
             self._handler(*came)
+        elif self._handler == _signal.SIG_DFL:
+            _signal.raise_signal(_INTERRUPT)  # which ends the process
 
     def reset(self) -> None:
         """Forget, in a forked child, the contexts of the parent."""

@@ -340,9 +340,11 @@ def _positions(name: str, values: Any, rows: int) -> Array:
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     if array.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
-    if array.size and not (array.min() >= 0 and array.max() < rows):
-        wrong = array[(array < 0) | (array >= rows)][0]
-        raise ValueError(f"{name} must be at least 0 and below {rows}, got {wrong}")
+    if array.size:
+        least, most = array.min(), array.max()
+        if least < 0 or most >= rows:
+            wrong = least if least < 0 else most
+            raise ValueError(f"{name} must be at least 0 and below {rows}, got {wrong}")
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
 
 

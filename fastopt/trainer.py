@@ -10,12 +10,32 @@ import numpy as np
 from fastopt.arguments import brief, number
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.parameter import Parameter, ParameterDict
+from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import HALVES, RowSparse
 
-__all__ = ["Trainer"]
+__all__ = ["StaleGradientError", "Trainer"]
 
 Array = np.ndarray[Any, Any]
 Parameters = ParameterDict | Mapping[str, Parameter] | Iterable[Parameter]
+
+
+class StaleGradientError(RuntimeError, UserWarning):
+    """A gradient was neither read nor written since the last step.
+
+    It is a UserWarning too, which Gluon raises.
+
+    Examples
+    --------
+    >>> from fastopt.parameter import Parameter
+    >>> from fastopt.trainer import StaleGradientError, Trainer
+    >>> weight = Parameter("weight", shape=2)
+    >>> weight.initialize()
+    >>> try:
+    ...     Trainer([weight]).step(batch_size=1)
+    ... except StaleGradientError as error:
+    ...     print(error)  # doctest: +ELLIPSIS
+    gradient of Parameter 'weight' is stale: ...
+    """
 
 
 class Trainer:
@@ -130,7 +150,7 @@ class Trainer:
 
         Raises
         ------
-        UserWarning
+        StaleGradientError
             A gradient is stale: it was neither read nor written since the last step.
         RuntimeError
             A parameter that has a gradient is not initialized.
@@ -149,8 +169,9 @@ class Trainer:
         it; call it to work on the sums before :meth:`update`.
         """
         for parameter in self._parameters:
-            if parameter._gradient is not None:
-                parameter._gradient.allreduce()
+            gradient = parameter._gradient
+            if gradient is not None and len(gradient.buffers) > 1:
+                gradient.allreduce()
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update after :meth:`allreduce_grads`, from the gradients of the first devices.
@@ -172,7 +193,7 @@ class Trainer:
         """Return the numbers of the parameters to be updated."""
         ready: list[int] = []
         for i, parameter in enumerate(self._parameters):
-            if parameter.grad_req == "null":
+            if parameter._grad_req == "null":
                 continue
             gradient = parameter._gradient
             fresh = gradient.fresh if gradient else [False]
@@ -180,7 +201,7 @@ class Trainer:
                 ready.append(i)
             elif not ignore_stale_grad:
                 parameter._arrays()
-                raise UserWarning(
+                raise StaleGradientError(
                     f"gradient of Parameter {self._names[i]!r} is stale: it was not set, added to "
                     "or asked for since the last step; ignore_stale_grad=True leaves it out"
                 )
@@ -188,21 +209,28 @@ class Trainer:
 
     def _update(self, ready: list[int], rescale_grad: float) -> None:
         """Update the first copies in one call, and the others from them."""
-        parameters = [self._parameters[i] for i in ready]
-        gradients = [p._buffers() for p in parameters]
-        before, self.optimizer.rescale_grad = self.optimizer.rescale_grad, rescale_grad
+        optimizer = self.updater.optimizer
+        copies, buffers, grads, weights = [], [], [], []
+        for i in ready:
+            parameter = self._parameters[i]
+            gradient = parameter._gradient or parameter._buffers()
+            arrays = parameter._data or parameter._arrays()
+            copies.append(arrays)
+            buffers.append(gradient)
+            grads.append(gradient.buffers[0])
+            weights.append(arrays[0])
+        before = optimizer.rescale_grad
+        if before != rescale_grad:
+            optimizer.rescale_grad = rescale_grad
         try:
-            self.updater(
-                ready, [g.buffers[0] for g in gradients], [p._arrays()[0] for p in parameters]
-            )
+            self.updater(ready, grads, weights)
         except BaseException:
-            self.optimizer.rescale_grad = before
+            optimizer.rescale_grad = before
             raise
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            first, *others = parameter._arrays()
-            for other in others:
-                other[...] = first
-            gradient.finish()
+        for arrays in copies:
+            for other in arrays[1:]:
+                other[...] = arrays[0]
+        Gradient.finish_all(buffers)
 
     def _follow(self, parameter: Parameter, values: Array) -> None:
         """Let the float32 master of a parameter, which updates start from, have new values."""

@@ -11,7 +11,7 @@ from fastopt.console import progress
 from fastopt.kernels import table
 from fastopt.kernels.compiling import compiled_kernels
 from fastopt.kernels.layout import bfloat16
-from fastopt.optimizer.sgd import MomentumOptimizer
+from fastopt.optimizer.families import MomentumFamily
 from fastopt.sparse import RowSparse
 
 __all__ = ["DTYPES", "names", "run", "warm"]
@@ -52,12 +52,15 @@ def warm(name: str, dtype: str, rows: bool) -> None:
         gradient: Any = np.zeros((height, 2), kind)
         if rows:
             gradient = RowSparse(gradient, np.arange(height)[::-1], weight.shape)
-        optimizer.get_updater(made)(0, gradient, weight)
+        updater = optimizer.get_updater(made)
+        for rate in (0.1, 0.2, 0.3):  # a call after a change is checked by a kernel of its own
+            made.lr = rate
+            updater(0, gradient, weight)
 
 
 def _momenta(name: str) -> list[dict[str, float]]:
     """Arguments of the forms of an optimizer with and without momentum."""
-    with_momentum = issubclass(optimizer.opt_registry[name], MomentumOptimizer)
+    with_momentum = issubclass(optimizer.opt_registry[name], MomentumFamily)
     return [{"momentum": 0.0}, {"momentum": 0.9}] if with_momentum else [{}]
 
 

@@ -3,6 +3,8 @@
 import warnings
 from dataclasses import dataclass, field
 
+import pytest
+
 from fastopt import optimizer
 
 
@@ -91,3 +93,27 @@ CASES = [
     Case("radam", converges=FAST),
     Case("lion", converges={"learning_rate": 0.05}),
 ]
+
+SAMPLE = (
+    "sgd-momentum=0.9",
+    "lbsgd-momentum=0.9-batch_scale=2-warmup_epochs=0",
+    "sgld",
+    "adam",
+    "adamw",
+    "lamb",
+    "groupadagrad",
+)
+"""A form of each kind of rule: plain, summing, with noise, with reductions, with a row's mean."""
+
+
+def exhaustive(*values):
+    """Parameters of exhaustive tests."""
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
+def sampled(cases):
+    """Parameters for tests of combinations; those outside of :data:`SAMPLE` are exhaustive.
+
+    test_optimizers.py and test_golden.py run every form by default.
+    """
+    return [case if str(case) in SAMPLE else exhaustive(case)[0] for case in cases]

@@ -31,6 +31,7 @@ def run_python():
             capture_output=True,
             text=True,
             check=False,
+            timeout=900,
         )
         if check and done.returncode:
             pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")

@@ -30,6 +30,22 @@ def row_sparse(shape, rows, values):
     return head + struct.pack("<i", 6) + shape_bytes(rows.shape) + values.tobytes() + rows.tobytes()
 
 
+def legacy(array, version=1):
+    """Bytes of MXNet 0.11 and earlier: version 1, or 0 with dimensions of 32 bits."""
+    head = struct.pack("<I", 0xF993FAC8) + shape_bytes(array.shape)
+    if not version:
+        head = struct.pack(f"<I{array.ndim}I", array.ndim, *array.shape)
+    return head + struct.pack("<iii", 1, 0, CODES[array.dtype]) + array.tobytes()
+
+
+def named_list(blobs):
+    """Bytes that MXNet's nd.save writes for a dict."""
+    names = [struct.pack("<Q", len(name.encode())) + name.encode() for name in blobs]
+    count = struct.pack("<Q", len(blobs))
+    head = struct.pack("<QQ", 0x112, 0)
+    return head + count + b"".join(blobs.values()) + count + b"".join(names)
+
+
 @contextmanager
 def stand_ins(*names):
     """Classes that pickle under these full names, for the time of the context."""

@@ -2,7 +2,7 @@
 
 import numba
 import numpy as np
-from cases import CASES
+from cases import CASES, SAMPLE
 
 
 def digest(case, lazy, threads):
@@ -20,17 +20,22 @@ def digest(case, lazy, threads):
     return bits
 
 
-def print_same():
+def chosen(every):
+    """All cases, or the sample of them."""
+    return [case for case in CASES if every or str(case) in SAMPLE]
+
+
+def print_same(every):
     """Whether 1, 2 and 4 threads give the same bits."""
-    for case in CASES:
+    for case in chosen(every):
         for lazy in (True, False):
             same = len({digest(case, lazy, threads) for threads in (1, 2, 4)}) == 1
             print(f"{case}-{lazy}:{'same' if same else 'different'}")
 
 
-def print_numbers():
+def print_numbers(every):
     """Ten weights after three steps with repeated rows."""
-    for case in CASES:
+    for case in chosen(every):
         for lazy in (True, False):
             rng = np.random.default_rng(0)
             updater = case.updater(wd=case.wd, clip_gradient=1.5, lazy_update=lazy)

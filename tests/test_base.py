@@ -111,6 +111,33 @@ def test_hyper_parameters_out_of_range_are_named(name, arguments):
         optimizer.create(name, **arguments)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["learning_rate", "wd", "momentum", "clip_gradient", "rescale_grad", "begin_num_update"],
+)
+def test_integers_that_no_float_or_count_can_hold_are_refused(name):
+    with pytest.raises(ValueError, match=f"^{name} must be .*, got 1000+"):
+        optimizer.SGD(**{name: 10**400})
+
+
+@pytest.mark.parametrize("name", ["lr_scheduler", "lr_mult"])
+def test_integers_that_no_float_can_hold_change_nothing(name):
+    made = optimizer.SGD(**{"lr_scheduler": lambda n: 10**400} if name == "lr_scheduler" else {})
+    if name == "lr_mult":
+        made.lr_mult = {0: 10**400}
+    with pytest.raises(ValueError, match="must be a finite number"):
+        step(made)
+    assert made.num_update == 0
+
+
+def test_updates_are_counted_from_at_most_the_half_of_64_bits():
+    made = optimizer.SGD(begin_num_update=2**62)
+    step(made)
+    assert made.num_update == 2**62 + 1
+    with pytest.raises(ValueError, match="begin_num_update must be at most"):
+        optimizer.SGD(begin_num_update=2**62 + 1)
+
+
 def test_the_base_class_updates_nothing():
     with pytest.raises(NotImplementedError, match="neither a rule nor an update"):
         step(Optimizer())
@@ -132,6 +159,34 @@ def test_the_schedule_gets_the_count_that_includes_this_update():
     assert seen == [1, 2, 2]
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("batch_scale", [1, 2])
+def test_lbsgd_without_an_updater_updates_the_master_that_it_makes(momentum, batch_scale):
+    """The state is nested as in MXNet, where create_state() makes the master."""
+    arguments = {"learning_rate": 1e-4, "momentum": momentum, "batch_scale": batch_scale}
+    made, other = (optimizer.LBSGD(multi_precision=True, **arguments) for _ in range(2))
+    weight, expected = np.ones((2, 3, 1), np.float16)[:2]
+    state, updater = made.create_state(0, weight), optimizer.get_updater(other)
+    mom, master = state
+    for _ in range(100):
+        made.update(0, weight, np.ones((3, 1), np.float16), state)
+        updater(0, np.ones((3, 1), np.float16), expected)
+    assert master.dtype == np.float32
+    assert (mom is None) == (momentum == 0)
+    np.testing.assert_array_equal(master, updater.states[0][0])
+    np.testing.assert_array_equal(weight, expected)
+    assert (weight < 1).all()
+
+
+def test_lbsgd_makes_no_master_that_is_not_asked_for():
+    weight = np.ones(2, np.float16)
+    assert optimizer.LBSGD().create_state(0, weight) is None
+    assert optimizer.LBSGD(multi_precision=True).create_state(0, np.ones(2)) is None
+    made = optimizer.LBSGD(multi_precision=True)
+    with pytest.raises(ValueError, match="index 0"):
+        made.update(0, np.ones(2), np.ones(2), (None, np.ones(2, np.float32)))
+
+
 def test_lbsgd_reads_the_schedule_before_it_counts():
     seen = []
     made = optimizer.LBSGD(lr_scheduler=lambda n: seen.append(n) or 0.1)
@@ -140,17 +195,110 @@ def test_lbsgd_reads_the_schedule_before_it_counts():
 
 
 def test_a_given_rate_becomes_the_schedules():
-    schedule = lr_scheduler.FactorScheduler(10, 0.5, base_lr=0.4)
-    assert optimizer.SGD(lr_scheduler=schedule).learning_rate == 0.4
-    assert optimizer.SGD(lr_scheduler=schedule, learning_rate=0.2).learning_rate == 0.2
-    assert optimizer.Adam(lr_scheduler=schedule).learning_rate == 0.001
+    schedule = lr_scheduler.FactorScheduler(10, 0.5)
+    made = [
+        optimizer.SGD(lr_scheduler=schedule),
+        optimizer.SGD(lr_scheduler=schedule, learning_rate=0.2),
+        optimizer.Adam(lr_scheduler=schedule),
+    ]
+    assert [one.learning_rate for one in made] == [0.01, 0.2, 0.001]
+    assert schedule.base_lr == 0.01
+    assert made[0].lr_scheduler is schedule
     assert optimizer.SGD().learning_rate == 0.01
+
+
+SCHEDULE_TRAPS = {
+    "the default rate replaces a base_lr": (
+        optimizer.Adam,
+        {},
+        lambda: lr_scheduler.FactorScheduler(10, base_lr=0.3),
+        0.001,
+        "learning_rate=0.001 of Adam replaces base_lr=0.3 of FactorScheduler; "
+        "learning_rate=None keeps base_lr",
+    ),
+    "a rate replaces a base_lr": (
+        optimizer.SGD,
+        {"learning_rate": 0.2},
+        lambda: lr_scheduler.PlateauScheduler(base_lr=0.3),
+        0.2,
+        "learning_rate=0.2 of SGD replaces base_lr=0.3 of PlateauScheduler",
+    ),
+    "a rate has no effect": (
+        optimizer.Adam,
+        {"learning_rate": 0.05},
+        lambda: lr_scheduler.CosineScheduler(1000),
+        0.01,
+        "learning_rate=0.05 of Adam has no effect: CosineScheduler keeps its base_lr=0.01",
+    ),
+    "warm-up ends elsewhere": (
+        optimizer.SGD,
+        {"learning_rate": 0.2},
+        lambda: lr_scheduler.FactorScheduler(10, warmup_steps=5, warmup_begin_lr=0.005),
+        0.005,
+        "learning_rate=0.2 of SGD replaces base_lr=0.01 .* after warm-up, which still ends at 0.01",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULE_TRAPS.values(), ids=SCHEDULE_TRAPS.keys())
+def test_a_rate_and_a_schedule_that_differ_warn_once_of_the_one_that_holds(case):
+    klass, arguments, make, rate, words = case
+    schedule = make()
+    before = dict(vars(schedule))
+    with pytest.warns(UserWarning, match=f"^{words}") as record:
+        made = klass(lr_scheduler=schedule, **arguments)
+    assert [warning.filename for warning in record] == [__file__]
+    assert made.learning_rate == rate
+    assert vars(schedule) == before
+
+
+@pytest.mark.parametrize(
+    ("klass", "arguments", "schedule", "rate"),
+    [
+        (
+            optimizer.Adam,
+            {"learning_rate": None},
+            lr_scheduler.FactorScheduler(9, base_lr=0.3),
+            0.3,
+        ),
+        (optimizer.Adam, {}, lr_scheduler.CosineScheduler(9, base_lr=0.3), 0.3),
+        (optimizer.SGD, {"learning_rate": 0.3}, lr_scheduler.CosineScheduler(9, base_lr=0.3), 0.3),
+        (optimizer.SGD, {"learning_rate": 0.3}, lr_scheduler.FactorScheduler(9), 0.3),
+        (optimizer.SGD, {"learning_rate": 0.3}, lambda n: 0.1, 0.1),
+    ],
+)
+def test_one_rate_beside_a_schedule_does_not_warn(klass, arguments, schedule, rate):
+    assert klass(lr_scheduler=schedule, **arguments).learning_rate == rate
+
+
+def test_optimizers_share_a_schedule_whose_state_goes_on():
+    plateau = lr_scheduler.PlateauScheduler(0.5, patience=1)
+    made = [optimizer.SGD(lr_scheduler=plateau, learning_rate=rate) for rate in (None, 0.2, 0.4)]
+    for loss in (1.0, 1.0):
+        plateau.step(loss)
+    assert [one.learning_rate for one in made] == [0.005, 0.1, 0.2]
+
+
+def test_a_users_schedule_with_base_lr_is_copied_too():
+    class Halving:
+        base_lr = 0.4
+
+        def __call__(self, num_update):
+            return self.base_lr / 2**num_update
+
+    schedule = Halving()
+    with pytest.warns(UserWarning, match="replaces base_lr=0.4 of Halving"):
+        made = optimizer.SGD(lr_scheduler=schedule, learning_rate=0.2)
+    step(made)
+    assert (made.learning_rate, schedule.base_lr) == (0.1, 0.4)
 
 
 def test_the_rate_cannot_be_set_beside_a_schedule():
     made = optimizer.SGD(lr_scheduler=lambda n: 0.1)
-    with pytest.raises(UserWarning, match="lr_scheduler"):
+    with pytest.raises(optimizer.ScheduledRateError, match="lr_scheduler") as raised:
         made.set_learning_rate(0.2)
+    assert isinstance(raised.value, RuntimeError)
+    assert isinstance(raised.value, UserWarning)
     plain = optimizer.SGD()
     plain.set_learning_rate(0.2)
     assert plain.learning_rate == 0.2
@@ -169,7 +317,10 @@ def test_a_schedule_that_returns_no_number_is_named(rate):
 
 def test_a_decay_that_became_nan_is_refused():
     made = optimizer.SGD()
-    made.wd = float("nan")
+    with pytest.raises(ValueError, match=r"^wd must be a finite number, got nan"):
+        made.wd = float("nan")
+    assert made.wd == 0
+    made.wd_mult[0] = float("nan")
     with pytest.raises(ValueError, match="index 0: weight decay must be a finite number"):
         step(made)
 
@@ -206,6 +357,110 @@ def test_names_decide_about_decay():
     assert [optimizer.SGD(wd=1.0, param_idx2name=names)._get_wd(i) for i in names] == [1, 0, 1, 0]
     assert [optimizer.LARS(wd=1.0, param_idx2name=names)._get_wd(i) for i in names] == [1, 0, 0, 0]
     assert optimizer.SGD(wd=1.0)._get_wd(1) == 1
+
+
+def test_names_of_other_libraries_decay_too():
+    words = ["weight", "gamma", "kernel", "bias", "beta"]
+    names = [f"layer{separator}{word}" for word in words for separator in "_./"]
+    made = optimizer.SGD(wd=1.0, param_idx2name=dict(enumerate([*names, "W1", "weightnorm"])))
+    assert [made._get_wd(i) for i in range(17)] == [1] * 9 + [0] * 8
+    made = optimizer.LARS(wd=1.0, param_idx2name=dict(enumerate(names)))
+    assert [made._get_wd(i) for i in range(15)] == [1] * 3 + [0] * 3 + [1] * 3 + [0] * 6
+
+
+def updates(updater, *calls):
+    """Update arrays of ones under each index, or list of indices, in turn."""
+    for call in calls:
+        if isinstance(call, list):
+            updater(call, [np.ones(2) for _ in call], [np.ones(2) for _ in call])
+        else:
+            updater(call, np.ones(2), np.ones(2))
+
+
+def test_decay_that_reaches_no_name_warns_once_with_the_rule():
+    made = optimizer.Adam(wd=0.1, param_idx2name={0: "W1", 1: "b1"})
+    words = r"wd=0.1 decays none of the parameters \['W1', 'b1'\]: .* _weight, .* /kernel"
+    with pytest.warns(UserWarning, match=words) as record:
+        updates(optimizer.get_updater(made), [0, 1], [0, 1], 0)
+    assert [warning.filename for warning in record] == [__file__]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"wd": 0.1, "param_idx2name": {0: "a.weight", 1: "b1"}},
+        {"wd": 0.1},
+        {"param_idx2name": {0: "W1", 1: "b1"}},
+        {
+            "wd": 0.1,
+            "param_idx2name": {0: "W1"},
+            "param_dict": {0: SimpleNamespace(lr_mult=1, wd_mult=1)},
+        },
+    ],
+)
+def test_decay_that_reaches_a_parameter_does_not_warn(arguments):
+    updates(optimizer.get_updater(optimizer.SGD(**arguments)), [0, 1], [0, 1])
+
+
+def test_a_name_that_is_given_a_decay_by_hand_does_not_warn():
+    made = optimizer.SGD(wd=0.1, param_idx2name={0: "W1", 1: "b1"})
+    made.set_wd_mult({"W1": 1.0})
+    updates(optimizer.get_updater(made), [0, 1], [0, 1])
+
+
+LOST = {
+    "a list": ({}, [[0, 1]]),
+    "single calls, with names": ({"param_idx2name": {0: "a_weight", 1: "b_bias"}}, [0, 1]),
+    "single calls, without names": ({}, [0, 1, 0]),
+    "text as indices": ({}, ["a_weight", "b_bias", "a_weight"]),
+}
+
+
+@pytest.mark.parametrize("case", LOST.values(), ids=LOST.keys())
+@pytest.mark.parametrize("attribute", ["lr_mult", "wd_mult"])
+def test_multipliers_that_no_parameter_has_warn_once_all_names_are_known(case, attribute):
+    arguments, calls = case
+    made = optimizer.SGD(**arguments)
+    known = {0: 1.0} if 0 in calls or [0, 1] in calls else {"a_weight": 1.0}
+    getattr(made, f"set_{attribute}")({"typo_weight": 3.0, 7: 2.0} | known)
+    updater = optimizer.get_updater(made)
+    updates(updater, *calls[:-1])
+    with pytest.warns(UserWarning, match=f"^{attribute} of 'typo_weight', 7 has no effect") as seen:
+        updates(updater, calls[-1])
+    assert len(seen) == 1
+    assert not made.unchecked
+    updates(updater, *calls, *calls)
+
+
+@pytest.mark.parametrize("calls", [[0, 0], [[0]] * 2, [[0, 1]], ["a", "a"]])
+def test_multipliers_are_checked_in_the_first_round_only(calls):
+    made = optimizer.SGD()
+    updates(optimizer.get_updater(made), *calls)
+    assert not made.unchecked
+
+
+def test_multipliers_of_indices_names_objects_and_symbols_do_not_warn():
+    symbol = SimpleNamespace(
+        attr_dict=lambda: {"data": {"__lr_mult__": 2}}, list_arguments=lambda: ["data"]
+    )
+    made = optimizer.SGD(
+        sym=symbol,
+        param_idx2name={0: "a_weight", 1: "b_bias"},
+        param_dict={5: SimpleNamespace(lr_mult=1, wd_mult=1)},
+    )
+    made.set_lr_mult({0: 1.0, "b_bias": 2.0, 5: 2.0, "data": 1.0})
+    updates(optimizer.get_updater(made), 0, 1, [0, 1])
+
+
+def test_a_warning_that_is_an_error_changes_nothing():
+    made = optimizer.SGD()
+    made.set_lr_mult({"typo": 2.0})
+    weight = np.ones(2)
+    updater = optimizer.get_updater(made)
+    with pytest.raises(UserWarning, match="typo"):
+        updater([0, 1], [np.ones(2), np.ones(2)], [weight, np.ones(2)])
+    assert (weight.tolist(), made.num_update, updater.states) == ([1, 1], 0, {})
+    updater(0, np.ones(2), weight)
 
 
 def test_setting_multipliers_forgets_the_old_ones():

@@ -2,6 +2,8 @@
 
 import re
 import sys
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import numba
@@ -11,9 +13,9 @@ import pytest
 import fastopt
 from fastopt import optimizer, warmup
 from fastopt.__main__ import main
-from fastopt.bench import report
+from fastopt.bench import measurements, report
 from fastopt.bench.advice import on_layer, on_threads
-from fastopt.bench.clock import interleaved
+from fastopt.bench.clock import interleaved, seconds
 from fastopt.bench.formulas import FORMULAS
 from fastopt.bench.steps import Step, momentum_of
 from fastopt.console import progress, table
@@ -36,8 +38,8 @@ def both(name, steps, shape=(6, 7)):
     return before, ours, theirs
 
 
-def test_every_optimizer_is_written_in_plain_numpy():
-    assert sorted(FORMULAS) == warmup.names()
+def test_formulas_are_those_of_optimizers():
+    assert set(FORMULAS) <= set(warmup.names())
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMULAS) - RANDOM))
@@ -54,42 +56,107 @@ def test_noise_in_plain_numpy_has_the_same_spread():
     assert (ours - before).std() == pytest.approx((theirs - before).std(), rel=0.02)
 
 
-def bench(capsys, *arguments):
-    """What the command prints with next to no time to measure."""
-    assert main(["bench", "--seconds", "0", *arguments]) == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def bench(monkeypatch, capsys):
+    """What the command prints with as few measurements as possible."""
+    monkeypatch.setattr(measurements, "ROUNDS", 1)
+    monkeypatch.setattr(measurements, "sampler", lambda call: partial(seconds, call, 1))
+
+    def printed(*arguments):
+        assert main(["bench", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return printed
 
 
 @compiled
-def test_report_has_the_memory_the_threads_the_standings_and_advice(capsys):
+def test_report_has_the_memory_the_threads_the_standings_and_advice(bench):
     arguments = ["--sizes", "1000", "70000", "--optimizers", "Adam", "groupadagrad"]
-    out = bench(capsys, *arguments)
+    out = bench(*arguments)
     assert out.startswith(f"fastopt {fastopt.__version__}, ")
     assert re.search(r"^arrays +1,000 elements +70,000 elements$", out, re.MULTILINE)
     assert re.search(r"^4 read, 3 written( +[\d.]+ GB/s){2}$", out, re.MULTILINE)
     for name in ("adam", "groupadagrad"):
-        assert re.search(rf"^{name}( +[\d.]+ [um]s +[\d.]+ +[\d.]+){{2}}$", out, re.MULTILINE)
+        row = rf"^{name} +[\d.]+ s( +[\d.]+ [um]s +[\d.]+ +[\d.]+){{2}}$"
+        assert re.search(row, out, re.MULTILINE)
     assert "\nsgd" not in out
     assert "\nthreads: " in out
     assert "\nTBB: " in out
 
 
-def test_report_of_small_weights_has_no_threads_to_compare(monkeypatch, capsys):
+def test_report_of_small_weights_has_no_threads_to_compare(monkeypatch, bench):
     """Also where nothing is compiled, and so nothing could be told of threads."""
     if numba.config.DISABLE_JIT:
         config = SimpleNamespace(DISABLE_JIT=False, NUMBA_NUM_THREADS=2)
         threads = {"get_num_threads": lambda: 2, "set_num_threads": lambda count: None}
         layer = {"threading_layer": lambda: "workqueue"}
         monkeypatch.setattr(report, "numba", SimpleNamespace(config=config, **threads, **layer))
-    out = bench(capsys, "--sizes", "64", "100", "--optimizers", "lamb", "sgd")
-    assert re.search(r"^optimizer +64 +limit +NumPy +100 +limit +NumPy$", out, re.MULTILINE)
+    out = bench("--sizes", "64", "100", "--optimizers", "lamb", "sgd")
+    assert re.search(
+        r"^optimizer +compile +64 +limit +NumPy +100 +limit +NumPy$", out, re.MULTILINE
+    )
     assert "threads: updates of these sizes use 1\n" in out
 
 
 @compiled
-def test_report_uses_as_many_threads_as_it_is_told_to_and_then_all_again(capsys):
+def test_optimizer_without_a_formula_has_a_dash(monkeypatch, bench):
+    monkeypatch.delitem(FORMULAS, "sgd")
+    out = bench("--sizes", "100", "--optimizers", "sgd", "adam")
+    assert re.search(r"^sgd +[\d.]+ s +[\d.]+ us +[\d.]+ +-$", out, re.MULTILINE)
+    assert re.search(r"^adam +[\d.]+ s +[\d.]+ us +[\d.]+ +[\d.]+$", out, re.MULTILINE)
+
+
+@compiled
+def test_report_ends_when_time_is_over_and_names_what_is_missing(bench):
+    assert "\nnot measured within 0 s: adam, sgd, adamw, " in bench("--seconds", "0")
+
+
+@compiled
+def test_time_to_compile_counts(monkeypatch, bench):
+    """The clock says an hour after the first optimizer has been compiled."""
+    hour = iter([0.0])
+
+    def slow(name, sizes):
+        monkeypatch.setattr(time, "perf_counter", lambda at=time.perf_counter: at() + 3600)
+        return next(hour) + 3600.0
+
+    monkeypatch.setattr(report, "prepare", slow)
+    out = bench("--sizes", "100", "--optimizers", "sgd", "adam", "lion", "--seconds", "3000")
+    assert "\nsgd  " in out
+    assert "3600 s of them to compile" in out
+    assert "\nnot measured within 3000 s: adam, lion; " in out
+
+
+@compiled
+def test_rows_are_printed_when_they_are_measured(monkeypatch, bench, capsys):
+    printed, whole = [], measurements.standings
+
+    def standings(*arguments):
+        printed.append(capsys.readouterr().out)
+        return whole(*arguments)
+
+    monkeypatch.setattr(report, "standings", standings)
+    bench("--sizes", "100", "--optimizers", "sgd", "adam")
+    assert "5 read, 4 written" in printed[0]
+    assert "\nsgd  " in printed[1]
+
+
+@pytest.mark.parametrize("load", [0.1, 12.0])
+def test_report_says_that_a_machine_is_busy(load, monkeypatch, bench):
+    if numba.config.DISABLE_JIT:
+        pytest.skip("measures compiled kernels")
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    said = "this machine is busy (load 12.0 on 2 CPUs): timings mean little" in bench(
+        "--seconds", "0"
+    )
+    assert said == (load == 12.0)
+
+
+@compiled
+def test_report_uses_as_many_threads_as_it_is_told_to_and_then_all_again(bench):
     before = numba.get_num_threads()
-    out = bench(capsys, "--sizes", "70000", "--optimizers", "sgd", "--threads", "1")
+    out = bench("--sizes", "70000", "--optimizers", "sgd", "--threads", "1")
     assert ", threads: 1 on " in out
     assert "threads: 1 is used" in out
     assert numba.get_num_threads() == before
@@ -97,8 +164,8 @@ def test_report_uses_as_many_threads_as_it_is_told_to_and_then_all_again(capsys)
 
 @compiled
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="has no threads to compare")
-def test_threads_are_compared_where_updates_use_them(capsys):
-    out = bench(capsys, "--sizes", "70000", "500", "--optimizers", "sgd")
+def test_threads_are_compared_where_updates_use_them(bench):
+    out = bench("--sizes", "70000", "500", "--optimizers", "sgd")
     assert re.search(r"^threads +adam, 70,000$", out, re.MULTILINE)
     assert re.search(r"^1 +[\d.]+ [um]s$", out, re.MULTILINE)
 
@@ -147,8 +214,12 @@ def test_report_goes_without_a_progress_bar_where_tqdm_is_missing(monkeypatch, c
         ({10**6: {1: 2.0, 2: 1.0}}, "all 2 are worth it"),
         ({10**6: {1: 1.0, 2: 0.99}}, "1 of 2 is enough for these sizes: set NUMBA_NUM_THREADS=1"),
         ({1: {1: 2.0, 2: 1.0, 4: 1.2}, 2: {1: 1.0, 2: 1.0, 4: 1.0}}, "2 of 4 are enough"),
+        (
+            {10**6: {1: 2.0, 2: 1.0}, 10**7: {1: 121.0, 2: 132.0}},
+            "how many are worth it depends on the elements of a weight: 2 at 1,000,000, 1 at 10,",
+        ),
     ],
-    ids=["small", "one", "all", "memory", "largest"],
+    ids=["small", "one", "all", "memory", "largest", "contradiction"],
 )
 def test_advice_on_threads_follows_from_what_was_measured(times, words):
     assert on_threads(times).startswith(f"threads: {words}")
@@ -158,7 +229,7 @@ def test_advice_on_threads_follows_from_what_was_measured(times, words):
     ("layer", "machine", "library", "bound", "words"),
     [
         ("tbb", "x86_64", True, None, "TBB: threads run on it, it survives forks"),
-        ("omp", "x86_64", False, "true", 'several threads: pip install "fastopt[tbb]"'),
+        ("omp", "x86_64", False, "true", "several threads: pip install tbb"),
         ("omp", "x86_64", False, None, "; OMP_PROC_BIND=true keeps threads of OpenMP from"),
         ("workqueue", "arm64", False, None, "but it has no wheel for arm64"),
         ("omp", "AMD64", True, "true", "`fastopt info` says why it is not used"),
@@ -166,7 +237,7 @@ def test_advice_on_threads_follows_from_what_was_measured(times, words):
 )
 def test_advice_on_tbb_follows_from_the_layer(layer, machine, library, bound, words, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr("fastopt.bench.advice.prefer_tbb", lambda: library)
+    monkeypatch.setattr("fastopt.bench.advice.load_tbb", lambda: library)
     monkeypatch.delenv("OMP_PROC_BIND", raising=False)
     if bound:
         monkeypatch.setenv("OMP_PROC_BIND", bound)

@@ -78,6 +78,7 @@ def test_an_edited_rule_is_compiled_anew(run_python, tmp_path):
     assert [compiled > 0 for _, compiled in seen] == [True, False, True, False]
 
 
+@pytest.mark.exhaustive
 def test_an_edited_helper_of_the_library_is_compiled_anew(run_python, install, tmp_path):
     environment = {"PYTHONPATH": str(install), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     before, _ = result(run_python(ADAM, **environment))
@@ -91,6 +92,7 @@ def test_an_edited_helper_of_the_library_is_compiled_anew(run_python, install, t
     assert compiled > 0
 
 
+@pytest.mark.exhaustive
 def test_a_rule_in_a_script_is_cached_too(run_python, tmp_path):
     script = tmp_path / "train.py"
     load = f"{RULE.format(factor=1)}\nupdater = fastopt.get_updater(Mine(learning_rate=1.0))"
@@ -101,6 +103,7 @@ def test_a_rule_in_a_script_is_cached_too(run_python, tmp_path):
     assert result(run_python(code, script, **environment)) == (-1, 0)
 
 
+@pytest.mark.exhaustive
 def test_a_rule_typed_into_a_repl_works(run_python):
     """Code from ``python -c`` has no source file either."""
     typed = STEP.format(
@@ -131,6 +134,7 @@ def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, 
         assert result(done.stdout)[1] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_cell_of_a_notebook_is_cached_across_kernels(run_python, tmp_path):
     """IPython puts the number of the process into the file names of cells."""
     cell = RULE.format(factor=1)

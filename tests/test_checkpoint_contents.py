@@ -82,7 +82,7 @@ def test_states_of_any_nesting_come_back(state, tmp_path):
     old, new = mine(state), mine()
     old("top", np.ones(2), np.ones(2))
     through_file(old, new, tmp_path)
-    assert_same(new.states, {"top": state})
+    assert_same(dict(new.states), {"top": state})
     assert_same(new.optimizer.given, state)
 
 

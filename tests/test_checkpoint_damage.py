@@ -26,7 +26,8 @@ def adam(**kwargs):
 def trained():
     """Updater with some of everything in it."""
     schedule = lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)
-    updater = adam(lr_scheduler=schedule, param_idx2name={0: "a_weight", 1: "b_bias"})
+    names = {0: "a_weight", 1: "b_bias"}
+    updater = adam(learning_rate=None, lr_scheduler=schedule, param_idx2name=names)
     for index in (0, 1, "top"):
         updater(index, np.ones((2, 3)), np.ones((2, 3)))
     updater.states["top"] = ((np.ones(2, np.float16), None), [np.float32(np.inf), {"a": 1}])

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import signal
 import stat
 import tracemalloc
 from tempfile import TemporaryDirectory
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.checkpoint import write_atomically
+from fastopt.checkpoint import CheckpointError, container, dumps, files, loads, write_atomically
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX processes")
 
@@ -34,7 +35,7 @@ write(0)
 started = time.perf_counter()
 write(0)
 long = 2 * (time.perf_counter() - started)
-last = 0
+last = left = 0
 for trial in range(kills):
     child = os.fork()
     if not child:
@@ -46,9 +47,13 @@ for trial in range(kills):
     updater.load(path)
     number = updater.optimizer.num_update
     assert number >= last, (number, last)
+    files = len(os.listdir(folder))
+    assert files <= 2, files
+    left += files - 1
     assert all((state == number).all() for state in updater.states.values()), number
     last = number
-print(last, len(os.listdir(folder)))
+write(last)
+print(last, left, len(os.listdir(folder)))
 """
 
 STEPS = """
@@ -124,9 +129,10 @@ for call in (updater.save, updater.load):
 
 @posix
 def test_a_killed_process_leaves_the_old_or_the_new_file(tmp_path, run_python):
-    last, left = map(int, run_python(KILLS, tmp_path, 100).split())
+    last, left, files = map(int, run_python(KILLS, tmp_path, 100).split())
     assert last > 0
-    assert left > 1  # some kills came in the middle of writing
+    assert left > 0  # some kills came in the middle of writing
+    assert files == 1  # what they left is gone
 
 
 @posix
@@ -236,7 +242,8 @@ def test_a_name_may_be_as_long_as_the_disk_allows(tmp_path):
 def test_a_load_needs_no_second_copy_of_the_arrays(tmp_path):
     old, new = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
     old.states = {
-        index: (np.ones(2_000_000), np.asfortranarray(np.ones((2000, 1000)))) for index in range(3)
+        index: (np.ones((2000, 1000)), np.asfortranarray(np.ones((2000, 1000))))
+        for index in range(3)
     }
     size = 6 * 16_000_000
     tracemalloc.start()
@@ -248,3 +255,110 @@ def test_a_load_needs_no_second_copy_of_the_arrays(tmp_path):
         assert size < tracemalloc.get_traced_memory()[1] < 1.1 * size
     finally:
         tracemalloc.stop()
+
+
+@posix
+def test_temporary_files_of_the_living_and_of_others_stay(tmp_path):
+    path = tmp_path / "file"
+    seen = []
+
+    def slow():
+        yield b"one"
+        (temporary,) = set(tmp_path.iterdir()) - {path, tmp_path / "other"}
+        write_atomically(path, [b"another writer"])  # must not remove what is being written
+        write_atomically(tmp_path / "other", [b"of another file"])
+        seen.append(temporary.exists())
+        yield b"two"
+
+    write_atomically(path, slow())
+    assert (seen, path.read_bytes()) == ([True], b"onetwo")
+    assert sorted(os.listdir(tmp_path)) == ["file", "other"]
+
+
+@posix
+def test_leftovers_are_removed_for_the_same_path_alone(tmp_path, run_python):
+    kill = """
+import os, signal, sys
+from fastopt.checkpoint.files import write_atomically, write_part
+
+def chunks():
+    yield b"begun"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+path = sys.argv[1]
+if len(sys.argv) == 2:
+    write_atomically(path, chunks())
+write_part(path, sys.argv[2], chunks())
+"""
+    path, other, part = (tmp_path / name for name in ("file", "other", "file.part"))
+    assert run_python(kill, path, check=False).returncode == -signal.SIGKILL
+    assert run_python(kill, other, check=False).returncode == -signal.SIGKILL
+    assert run_python(kill, part, path, check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 3
+    strange = tmp_path / sorted(os.listdir(tmp_path))[0].replace(".tmp", "x.tmp")
+    strange.symlink_to(tmp_path)
+    write_atomically(part, [b"of another family"])
+    assert len(list(tmp_path.iterdir())) == 5
+    write_atomically(path, [b"whole"])
+    assert {path, part, strange} <= set(tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 4
+    write_atomically(other, [b"whole"])
+    assert {path, other, part, strange} == set(tmp_path.iterdir())
+
+
+@posix
+def test_leftovers_stay_where_files_cannot_be_locked(tmp_path, monkeypatch):
+    import fcntl
+
+    def fails(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    path = tmp_path / "file"
+    write_atomically(path, [b"one"])
+    left = tmp_path / f"{files._prefix('file')}0.tmp"
+    left.write_bytes(b"maybe of a living process")
+    write_atomically(path, [b"two"])
+    assert path.read_bytes() == b"two"
+    assert left.exists()
+
+
+@posix
+def test_a_link_without_end_is_an_error_and_stays(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    with pytest.raises(OSError, match=re.escape(str(link))) as caught:
+        write_atomically(link, [b"new"])
+    assert caught.value.errno == errno.ELOOP
+    assert os.listdir(tmp_path) == ["link"]
+    assert link.is_symlink()
+
+
+def test_headers_are_as_large_as_their_tensors_justify(tmp_path, monkeypatch):
+    monkeypatch.setattr(container, "HEADER_BASE", 100_000)
+    empty = np.empty(0)
+    many = {str(k): empty for k in range(1000)}  # each tensor justifies a share
+    assert len(dumps(many)) > 100_000
+    assert loads(dumps(many)).keys() == many.keys()
+    with pytest.raises(CheckpointError, match=r"header of .* bytes is too large for 0 tensors"):
+        dumps(["x" * 100] * 1000)
+    for head in (b'{"a": [' + b"[]," * 100_000 + b"[]]}", b"[" * 200_000):
+        tracemalloc.start()
+        with pytest.raises(CheckpointError, match="is too large for 0 tensors, the limit is 1"):
+            loads(len(head).to_bytes(8, "little") + head)
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000
+        tracemalloc.stop()
+
+
+def test_indices_may_hold_any_characters(tmp_path):
+    for name in sorted(optimizer.Optimizer.opt_registry.keys() - {"ccsgd"}):
+        klass = optimizer.Optimizer.opt_registry[name]
+        if not klass.__module__.startswith("fastopt."):
+            continue
+        old, new = (optimizer.get_updater(klass()) for _ in range(2))
+        weight = np.ones((2, 2), np.float32)
+        old("\ud800", np.ones((2, 2), np.float32), weight)
+        old.save(tmp_path / "file")
+        new.load(tmp_path / "file")
+        assert new.states.keys() == {"\ud800"}
+        assert new.optimizer._index_update_count == old.optimizer._index_update_count

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from mxnet_pickles import CODES, dense, pickled, row_sparse, shape_bytes
 
+from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError, load_mxnet_states
-from fastopt.checkpoint.ndarray import from_bytes
+from fastopt.checkpoint.ndarray import Allowance, from_bytes
 
 SAMPLES = sorted((Path(__file__).parent / "golden" / "mxnet_states").glob("*.states"))
 F32 = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -65,9 +66,9 @@ def test_arrays_of_all_dtypes_and_pickles_of_all_protocols_are_read(array, proto
 
 
 def test_arrays_without_dimensions_exist_in_the_newer_kind():
-    assert from_bytes(dense(np.array(2.5), 0xF993FACA)) == 2.5
+    assert from_bytes(dense(np.array(2.5), 0xF993FACA), Allowance(0)) == 2.5
     with pytest.raises(CheckpointError, match="no shape"):
-        from_bytes(dense(np.array(2.5)))
+        from_bytes(dense(np.array(2.5)), Allowance(0))
 
 
 @given(st.data(), st.integers(1, 9))
@@ -84,7 +85,7 @@ HEAD = struct.pack("<Ii", 0xF993FAC9, 0)
 DEVICE = struct.pack("<ii", 1, 0)
 HOSTILE = {
     "nothing": (b"", "needs 4 bytes where 0 are left"),
-    "other magic": (b"\xc8" + dense(F32)[1:], "must begin with 0xf993fac9"),
+    "other magic": (b"\xc7" + dense(F32)[1:], "must begin with 0xf993fac9"),
     "unknown storage": (struct.pack("<Ii", 0xF993FAC9, 2), "storage type 2"),
     "no dimensions": (HEAD + struct.pack("<i", -1), "-1 dimensions"),
     "many dimensions": (HEAD + struct.pack("<I", 2**31 - 1), "2147483647 dimensions"),
@@ -100,7 +101,7 @@ HOSTILE = {
     "unknown dtype": (HEAD + shape_bytes((3,)) + DEVICE + struct.pack("<i", 12), "dtype 12"),
     "truncated": (dense(F32)[:-1], "where 23 are left"),
     "too long": (dense(F32) + b"\0", "1 bytes too many"),
-    "absurd height": (row_sparse((2**60, 3), [], F32[:0]), "does not fit into memory"),
+    "absurd height": (row_sparse((2**60, 3), [], F32[:0]), "would take 13835058055282163712 bytes"),
     "row beyond": (row_sparse((2, 3), [0, 2], F32), "from 0 to 1"),
     "negative row": (row_sparse((2, 3), [0, -1], F32), "from 0 to 1"),
     "row twice": (row_sparse((2, 3), [1, 1], F32), "distinct"),
@@ -120,6 +121,23 @@ def test_hostile_arrays_are_refused_without_memory(case):
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_row_sparse_arrays_may_take_what_is_allowed_and_no_more():
+    table = row_sparse((2**18, 16), [3], np.ones((1, 16), np.float32))  # 16 MiB
+    states = dict.fromkeys(range(4), table)
+    assert load_mxnet_states(pickled(states))[3][3].all()
+    more = pickled({**states, 4: table})
+    for max_bytes in (None, 5 * 2**24 - 1):
+        with pytest.raises(CheckpointError, match="max_bytes sets another limit"):
+            load_mxnet_states(more, max_bytes)
+    updater = optimizer.get_updater(optimizer.SGD(momentum=0.9))
+    with pytest.raises(CheckpointError, match="max_bytes sets another limit"):
+        updater.load_mxnet(more)
+    updater.load_mxnet(more, max_bytes=5 * 2**24)
+    assert updater.states[4].shape == (2**18, 16)
+    with pytest.raises(ValueError, match="max_bytes must be at least 0"):
+        load_mxnet_states(more, -1)
 
 
 class Call:

@@ -95,7 +95,7 @@ def lbsgd_states(total, momentum, scale):
     attributes = {
         "class": "LBSGD",
         "batch_scale": scale,
-        "momentum": 0.9,
+        "momentum": 0.9 if momentum else 0.0,
         "cumgrads": {0: {"cum_grad": total, "num_cums": 4}},
     }
     return pickled({0: momentum}, attributes)

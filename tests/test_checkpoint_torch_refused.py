@@ -84,8 +84,8 @@ def test_multipliers_of_live_parameters_must_agree_with_the_groups():
 
 
 def test_a_schedule_stays(tmp_path):
-    schedule = lr_scheduler.FactorScheduler(9, 0.5)
-    updater = optimizer.get_updater(optimizer.Adam(lr_scheduler=schedule))
+    made = optimizer.Adam(lr_scheduler=lr_scheduler.FactorScheduler(9, 0.5))
+    updater, schedule = optimizer.get_updater(made), made.lr_scheduler
     from_torch_state_dict(updater, {"state": {}, "param_groups": [adam_group(params=[0])]})
     assert updater.optimizer.lr_scheduler is schedule
 

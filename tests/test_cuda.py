@@ -5,7 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from cases import exhaustive
+
 ROOT = Path(__file__).parents[1]
+
+SAMPLE = "adam or test_cuda_parameter or test_cuda_updater"
 
 FAKE = """
 import numpy as np
@@ -25,12 +30,13 @@ print(updater.optimizer.num_update, updater.states)
 """
 
 
-def test_all_of_it_holds_in_the_simulator():
+@pytest.mark.parametrize("chosen", [SAMPLE, *exhaustive("")], ids=["sample", "all"])
+def test_it_holds_in_the_simulator(chosen):
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
     environment.pop("PYTEST_ADDOPTS", None)  # they are for the whole suite
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-k", chosen]
     done = subprocess.run(
-        [*command, "tests/gpu"],
+        [*command, "-p", "no:cacheprovider", "tests/gpu"],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -8,8 +8,8 @@ from cases import CASES
 from numba import from_dtype, types
 from numba.core import config
 
+from fastopt.engine.accumulate import accumulate
 from fastopt.kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
-from fastopt.optimizer.sums import accumulate
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install fastopt[cuda13]")
 if config.ENABLE_CUDASIM:

@@ -106,6 +106,7 @@ def test_differences_page_mentions_every_quirk_that_the_recorded_cases_show():
     assert quirks - set(re.findall(r"`(Q-[A-Z0-9.-]+)`", text)) == set()
 
 
+@pytest.mark.filterwarnings("ignore:.* replaces base_lr=7.0 of FactorScheduler")
 def test_default_rates_are_those_that_the_schedules_page_lists():
     text = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
     (listed,) = re.findall(r"^These classes have a default rate: (.*?)\.$", text, re.M | re.S)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cases import exhaustive
 
 pytest.importorskip("ml_dtypes")
 
@@ -10,24 +11,38 @@ HERE = Path(__file__).parent
 STEPS = "import sys; sys.path.insert(0, sys.argv[1]); import half_forms; half_forms.main({})"
 
 
-def test_plain_python_and_kernels_agree_bit_for_bit(run_python):
-    code = STEPS.format("['sgd', 'adam', 'groupadagrad'], None, rows=3")
+@pytest.mark.parametrize(
+    "names", [["adam"], *exhaustive(["sgd", "adam", "groupadagrad"])], ids=" ".join
+)
+def test_plain_python_and_kernels_agree_bit_for_bit(names, run_python):
+    code = STEPS.format(f"{names}, None, rows=3")
     compiled, plain = (run_python(code, HERE, NUMBA_DISABLE_JIT=off) for off in ("0", "1"))
-    assert len(compiled.splitlines()) == 3 * 9 * 2
+    assert len(compiled.splitlines()) == len(names) * 9 * 2
     assert compiled == plain
 
 
-def test_any_number_of_threads_draws_alike(run_python):
-    forms = ["stochastic", "compressed state"]
+@pytest.mark.parametrize(
+    ("names", "forms"),
+    [
+        (["adam"], ["stochastic"]),
+        pytest.param(
+            ["adam", "groupadagrad"],
+            ["stochastic", "compressed state"],
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=["sample", "all"],
+)
+def test_any_number_of_threads_draws_alike(names, forms, run_python):
     outputs = [
         run_python(
-            STEPS.format(f"['adam', 'groupadagrad'], {forms}, rows=40_000, threads={threads}"),
+            STEPS.format(f"{names}, {forms}, rows=40_000, threads={threads}"),
             HERE,
             NUMBA_NUM_THREADS="4",
         )
         for threads in (1, 2, 4)
     ]
-    assert len(outputs[0].splitlines()) == 2 * 2 * 2 * 2
+    assert len(outputs[0].splitlines()) == len(names) * len(forms) * 2 * 2
     assert outputs[0] == outputs[1] == outputs[2]
 
 
@@ -39,8 +54,15 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
 
-def test_half_precision_works_on_any_processor(run_python):
-    chosen = "(bit_for_bit or stochastic or split) and (sgd or adam or groupadagrad)"
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "bit_for_bit and adam",
+        *exhaustive("(bit_for_bit or stochastic or split) and (sgd or adam or groupadagrad)"),
+    ],
+    ids=["sample", "all"],
+)
+def test_half_precision_works_on_any_processor(chosen, run_python):
     output = run_python(SUITE, HERE / "test_half.py", "-k", chosen, NUMBA_CPU_NAME="generic")
     assert output.startswith("False\n")
     assert " passed" in output

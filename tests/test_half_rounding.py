@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, SAMPLE, exhaustive
 from halves import bits, flat, lively, silent
 
 from fastopt import checkpoint, optimizer
@@ -25,7 +25,14 @@ def updater_of(name="sgd", learning_rate=0.1, **kwargs):
 @silent
 @pytest.mark.parametrize(
     ("case", "half"),
-    [(case, ("float16", "bfloat16")[k % 2]) for k, case in enumerate(CASES)],
+    [
+        pytest.param(
+            case,
+            ("float16", "bfloat16")[k % 2],
+            marks=[pytest.mark.exhaustive] * (str(case) not in SAMPLE),
+        )
+        for k, case in enumerate(CASES)
+    ],
     indirect=["half"],
     ids=str,
 )
@@ -74,7 +81,7 @@ def test_the_warning_as_an_error_changes_nothing(half):
 
 
 @pytest.mark.parametrize("start", [1.0, -3.14159, 300.1, 1e-4, 1.2e-6])
-@pytest.mark.parametrize("kind", ["dense", "lazy", "rows", "passes"])
+@pytest.mark.parametrize("kind", ["dense", *exhaustive("lazy", "rows", "passes")])
 def test_stochastic_rounding_is_right_in_the_mean(kind, start, half):
     """Two numbers are next to the exact one; the nearer one comes up the more often."""
     shape, name = (200, 500), {"rows": "groupadagrad", "passes": "lamb"}.get(kind, "sgd")
@@ -126,7 +133,7 @@ def run(updater, steps, weight, index=0):
 
 @pytest.mark.parametrize("form", DITHERED)
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("name", ["adam", "lamb", "groupadagrad"])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad")])
 def test_rounding_goes_on_alike_after_a_checkpoint(name, order, form, rng, bfloat16):
     updater = updater_of(name, **DITHERED[form])
     weight = rng.normal(size=(40, 30)).astype(bfloat16, order)

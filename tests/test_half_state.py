@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, exhaustive
 from halves import bits, every_case, flat, lively, master_of
 
 from fastopt import optimizer
@@ -49,7 +49,7 @@ def test_the_trajectory_is_that_of_float32_state_in_the_mean(case, bfloat16):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("listed", [False, True], ids=["dense", "listed"])
-@pytest.mark.parametrize("name", ["sgd-momentum=0.9", "adam", "groupadagrad", "lamb"])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd-momentum=0.9", "groupadagrad", "lamb")])
 def test_every_kind_of_weight_and_gradient_works(name, listed, dtype, bfloat16):
     case, mixed = BY_NAME[name], dtype == "bfloat16"
     kwargs = {"multi_precision": mixed, "listed": listed}

@@ -16,7 +16,7 @@ from fastopt.__main__ import main
 LABELS = [
     *("fastopt", "python", "numpy", "numba", "llvmlite", "safetensors"),
     *("system", "cpu", "cpu features", "compiled for"),
-    *("threading layer", "threads", "kernel cache", "mpi", "cuda"),
+    *("threading layer", "threads", "load", "kernel cache", "mpi", "cuda"),
 ]
 
 
@@ -176,3 +176,22 @@ def test_without_numba_cuda_the_extra_is_named(monkeypatch):
 
 def test_simulated_cuda_is_not_taken_for_a_device():
     assert report_of_process(NUMBA_ENABLE_CUDASIM="1")["cuda"].startswith("simulated")
+
+
+@pytest.mark.parametrize(
+    ("mean", "line"),
+    [
+        (0.5, "0.5 on 2 CPUs"),
+        (12.0, "this machine is busy (load 12.0 on 2 CPUs): timings mean little"),
+    ],
+)
+def test_load_is_reported_and_a_busy_machine_named(mean, line, monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (mean, 0.0, 0.0), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert info.load() == line
+
+
+def test_load_is_unknown_where_the_system_does_not_tell_it(monkeypatch):
+    monkeypatch.delattr("os.getloadavg", raising=False)
+    assert info.load() == "unknown"
+    assert info.busy() == ""

@@ -132,7 +132,7 @@ def test_loading_is_logged(caplog):
     ("call", "error", "message"),
     [
         (lambda arr: Load(3), TypeError, "param must be a mapping or the path of a file, got 3"),
-        (lambda arr: Load("a.params"), ValueError, "param must be a .safetensors or .npz file"),
+        (lambda arr: Load("a.pdparams"), ValueError, "param must be a .safetensors, .npz or .par"),
         (lambda arr: Load({"x": "a"}), TypeError, r"param\['x'\] must hold real numbers, got dtyp"),
         (lambda arr: Load({"x": 1, "arg:x": 2}), ValueError, "param has 'x' twice, with and witho"),
         (lambda arr: Load({}, 3), TypeError, "default_init must be an initializer, its text or"),
@@ -170,7 +170,7 @@ def test_wrong_arguments_of_load_are_named_and_change_nothing(call, error, messa
     assert (arr == -9).all()
 
 
-@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "params"])
 def test_a_broken_file_is_named(tmp_path, kind):
     path = tmp_path / f"a.{kind}"
     path.write_bytes(b"PK\x03\x04 and nothing else")

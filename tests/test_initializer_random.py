@@ -7,6 +7,7 @@ import pytest
 from fastopt import initializer
 from fastopt.initializer import InitDesc
 from fastopt.initializer.draws import BLOCK
+from fastopt.parameter import ParameterDict
 
 RANDOM = {
     "uniform": {},
@@ -158,6 +159,58 @@ LAYOUTS = {
         .reshape(shape)
     ),
 }
+
+
+@pytest.fixture
+def seeded():
+    """The function that seeds initializers; after the test they are as before."""
+    yield initializer.seed
+    initializer.seed()
+
+
+@every
+def test_one_seed_serves_all_initializers_without_one_of_their_own(name, seeded):
+    made = make(name, None)
+    fill(made, np.empty(shape_for(name), np.float32))  # entropy of its own, until now
+
+    def numbers():
+        return fill(made, np.empty(shape_for(name), np.float32)), drawn(name, None), drawn(name, 5)
+
+    seeded(0)
+    first, second, own = numbers()
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(drawn(name, 5), own)
+    seeded(0)
+    np.testing.assert_array_equal(numbers(), (first, second, own))
+    seeded(1)
+    assert not np.array_equal(numbers()[0], first)
+    seeded()
+    assert not np.array_equal(numbers()[0], numbers()[0])
+
+
+@pytest.mark.parametrize("init", [None, "normal", initializer.Normal(), initializer.Xavier()])
+def test_a_seed_makes_the_numbers_of_parameters_reproducible(init, seeded):
+    def model():
+        params = ParameterDict()
+        for name in ("a_weight", "b_weight"):
+            params.get(name, shape=(3, 4))
+        params.initialize(init)
+        return [parameter.data() for parameter in params.values()]
+
+    seeded(np.random.default_rng(3))
+    first = model()
+    assert not np.array_equal(*first)
+    seeded(np.random.default_rng(3))
+    np.testing.assert_array_equal(model(), first)
+
+
+def test_what_is_no_seed_changes_nothing(seeded):
+    seeded(0)
+    with pytest.raises(TypeError, match="a seed of integers from 0, got 'x'"):
+        seeded("x")
+    first = drawn("normal", None)
+    seeded(0)
+    np.testing.assert_array_equal(drawn("normal", None), first)
 
 
 @every

@@ -1,5 +1,11 @@
 """Compiled kernels: vectorizable arithmetic, complete coverage of elements, exact sums."""
 
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from cases import CASES
@@ -23,23 +29,59 @@ def compile_anew(kernel, name, real, *more):
     arrays = [np.ones((4, 8), real) for _ in range(2 + len(r.state))]
     layout = Layout(r, real, (real,), real, (real,) * len(r.state))
     made = table.Table(layout, (arrays[0],), tuple(arrays[2:]), arrays[1])
-    assert made.take(arrays[1]) < 0
     made.fields[:] = 1
     fresh = njit(error_model="numpy")(kernel(layout, False).py_func)
-    fresh(made.pieces, made.entry, made.records, *more)
+    call = (None, None) if kernel is cpu.dense else ()
+    fresh(made.pieces, made.entry, made.records, *call, *more)
     return "".join(fresh.inspect_llvm().values()), "".join(fresh.inspect_asm().values())
 
 
-@pytest.mark.parametrize("name", [name for name, r in RULES.items() if not r.row])
-def test_float32_arithmetic_is_never_widened(name):
-    llvm, _ = compile_anew(cpu.dense, name, np.float32)
+@pytest.fixture(scope="module", params=[name for name, r in RULES.items() if not r.row])
+def dense(request):
+    """Name and LLVM code of a dense float32 kernel; the tests of one follow each other."""
+    return request.param, compile_anew(cpu.dense, request.param, np.float32)[0]
+
+
+def test_float32_arithmetic_is_never_widened(dense):
+    name, llvm = dense
     assert "fmul float" in llvm or "x float>" in llvm or name == "test"
     assert "fpext" not in llvm
 
 
-@pytest.mark.parametrize("name", [name for name, r in RULES.items() if not r.row])
-def test_the_loop_over_elements_is_vectorized(name):
-    llvm, _ = compile_anew(cpu.dense, name, np.float32)
+def test_the_loop_over_elements_is_vectorized(dense):
+    _, llvm = dense
+    assert "x float>" in llvm
+
+
+AVX2 = "+avx,+avx2,+fma,+bmi,+bmi2,+f16c"
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions of x86")
+@pytest.mark.parametrize("name", ["adam", "sgld"])
+def test_avx2_is_enough_for_vectors_of_eight(name):
+    """Normal numbers need no instruction that AVX-512 alone has."""
+    code = (
+        "from test_kernels import compile_anew, cpu, np; "
+        f"print(compile_anew(cpu.dense, {name!r}, np.float32)[0])"
+    )
+    settings = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2}
+    llvm = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | settings | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "sqrt.v8f32" in llvm
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+def test_sums_are_added_in_vectors(name):
+    llvm, _ = compile_anew(
+        lambda layout, parallel: cpu.sums(layout, 0, parallel), name, np.float32, np.zeros((1, 4))
+    )
+    assert "fadd <32 x double>" in llvm
     assert "x float>" in llvm
 
 

@@ -156,7 +156,9 @@ def test_interrupted_process_shows_no_traceback():
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
         try:
-            assert process.stderr.read(7).strip() == "epoch"
+            shown = ""
+            while "epoch" not in shown:
+                shown += process.stderr.read(1) or pytest.fail(f"it ended after {shown!r}")
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
         finally:
@@ -166,10 +168,11 @@ def test_interrupted_process_shows_no_traceback():
     assert "Traceback" not in err
 
 
-def test_demo_ends_with_the_accuracy_and_exits_with_0():
+def test_demo_ends_with_how_much_faster_it_is_and_exits_with_0():
     done = python("-W", "error", "-m", "fastopt", "demo", "--epochs", "2")
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"test accuracy: 0\.\d{3}", done.stdout.splitlines()[-1])
+    assert re.search(r"^test accuracy: 0\.\d{3}$", done.stdout, re.MULTILINE)
+    assert re.fullmatch(r".* times (fast|slow)er than plain NumPy", done.stdout.splitlines()[-1])
     assert "Warning" not in done.stderr
 
 

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from many import as_list, everything, frozen, laid, normal, one_by_one
 
 from fastopt import optimizer
+from fastopt.engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
-from fastopt.optimizer.border import leaves
 from fastopt.sparse import RowSparse
 
 FORMS = {

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from cases import exhaustive
 
 from fastopt.interrupts import uninterrupted
 
@@ -100,8 +101,10 @@ def test_other_threads_go_on_while_kernels_run(run_python):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to itself")
-def test_an_interrupt_anywhere_leaves_weights_states_and_counts_consistent(run_python):
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import interrupted; interrupted.main(17)"
+@pytest.mark.parametrize("stride", [101, *exhaustive(17)])
+def test_an_interrupt_anywhere_leaves_weights_states_and_counts_consistent(stride, run_python):
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import interrupted; "
+    code += f"interrupted.main({stride})"
     # What measures coverage would not let go of its lock after an interrupt.
     lines = run_python(code, HERE, COVERAGE_PROCESS_CONFIG=None).splitlines()
     told = [line.split() for line in lines]
@@ -151,6 +154,23 @@ def test_an_ignored_signal_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
+DEFAULT = """
+import signal
+from fastopt.interrupts import uninterrupted
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+with uninterrupted:
+    signal.raise_signal(signal.SIGINT)
+    print("inside", flush=True)
+print("after", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere no signal ends a process")
+def test_the_default_action_ends_the_process_at_the_end(run_python):
+    done = run_python(DEFAULT, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "inside\n")
+
+
 FORKED = """
 import os, signal, threading, warnings
 from fastopt.interrupts import uninterrupted
@@ -176,3 +196,41 @@ thread.join()
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 def test_a_signal_waits_in_a_child_that_another_thread_has_forked(run_python):
     assert run_python(FORKED).strip() == "2"
+
+
+DROPPED = """
+import threading, time
+import numpy as np
+from fastopt import optimizer
+
+size = 2_000_000
+updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+weights = [np.zeros(size, np.float32) for _ in range(2)]
+fresh = lambda: [np.ones(size, np.float32) for _ in weights]
+for _ in range(2):
+    updater([0, 1], fresh(), weights)
+grads, ended, done = [], threading.Event(), 2
+
+def drop():
+    while not ended.wait(0.0005):
+        grads.clear()
+
+thread = threading.Thread(target=drop)
+thread.start()
+while done < 60:
+    grads.extend(fresh())
+    try:
+        updater([0, 1], grads, weights)
+        done += 1
+    except TypeError:  # dropped before the call
+        pass
+ended.set()
+thread.join()
+assert all((weight == -done).all() for weight in weights)
+print("alive")
+"""
+
+
+def test_gradients_that_another_thread_drops_from_a_list_stay_alive(run_python):
+    """The kernels of large tensors run without the interpreter's lock."""
+    assert run_python(DROPPED) == "alive\n"

@@ -1,4 +1,4 @@
-"""Sharded updates, tables and checkpoints in real MPI jobs: the checks are in ``mpi_*.py``."""
+"""Sharded updates, tables and checkpoints in real MPI jobs: the checks are in ``mpi/``."""
 
 import importlib.util
 import json
@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+CHECKS = HERE / "mpi"
+RUN = CHECKS / "mpi_run.py"
 BESIDE = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 MPIEXEC = shutil.which("mpiexec", path=BESIDE)
 OPEN_MPI = {
@@ -38,7 +40,7 @@ def mpi():
         clean = {k: v for k, v in os.environ.items() if not k.startswith(STARTED)}
         done = subprocess.run(
             [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],
-            env={**clean, **OPEN_MPI, "PYTHONPATH": str(HERE.parent), **env},
+            env={**clean, **OPEN_MPI, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}", **env},
             capture_output=True,
             text=True,
             check=False,
@@ -53,7 +55,7 @@ def mpi():
 
 def passes(done, module):
     """Whether a job has run every check of a module."""
-    text = (HERE / f"{module}.py").read_text(encoding="utf-8")
+    text = (CHECKS / f"{module}.py").read_text(encoding="utf-8")
     checks = re.findall(r"^def (check_\w+)", text, re.MULTILINE)
     assert checks
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == checks
@@ -63,18 +65,18 @@ def passes(done, module):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("module", ["mpi_updates", "mpi_tables"])
 def test_checks_pass(mpi, ranks, module):
-    assert passes(mpi(ranks, HERE / "mpi_run.py", module), module)
+    assert passes(mpi(ranks, RUN, module), module)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_disagree_are_told_so(mpi, ranks):
-    assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_faults"), "mpi_faults")
+    assert passes(mpi(ranks, RUN, "mpi_faults"), "mpi_faults")
 
 
 @pytest.mark.parametrize("sizes", [(2, 4), (4, 1)], ids=str)
 def test_checkpoints_are_taken_up_by_jobs_of_other_sizes(mpi, tmp_path, sizes):
     for ranks in sizes:
-        done = mpi(ranks, HERE / "mpi_run.py", "mpi_checkpoints", tmp_path)
+        done = mpi(ranks, RUN, "mpi_checkpoints", tmp_path)
         assert passes(done, "mpi_checkpoints")
 
 
@@ -114,12 +116,12 @@ def test_a_rank_that_raises_ends_the_job_with_its_message(mpi, launcher):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_examples_of_the_documentation_run(mpi, ranks, tmp_path):
-    assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_docs", tmp_path), "mpi_docs")
+    assert passes(mpi(ranks, RUN, "mpi_docs", tmp_path), "mpi_docs")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_trainer_shares_its_updates_out(mpi, ranks, tmp_path):
-    assert passes(mpi(ranks, HERE / "mpi_run.py", "mpi_trainer", tmp_path), "mpi_trainer")
+    assert passes(mpi(ranks, RUN, "mpi_trainer", tmp_path), "mpi_trainer")
 
 
 def losses(done):

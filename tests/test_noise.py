@@ -1,9 +1,11 @@
 """Noise: standard normal, independent of threads and calls, a function of key and counter."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
+from numba import njit
 
 from fastopt import optimizer
 from fastopt.kernels import noise
@@ -27,7 +29,8 @@ def sample():
 
 def test_moments_are_those_of_the_standard_normal(sample):
     n = sample.size
-    for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+    moments = ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (5, 0, 945), (6, 15, 10_170))
+    for power, expected, variance in moments:
         assert abs((sample**power).mean() - expected) < 5 * math.sqrt(variance / n)
 
 
@@ -42,16 +45,30 @@ def test_the_distribution_is_normal_into_the_tails(sample):
         assert abs((abs(ordered) > limit).sum() - expected) < 5 * math.sqrt(expected)
 
 
-@pytest.mark.parametrize("lag", [1, 2, 3, 8, 16, 64, 256, 1000])
-def test_elements_are_uncorrelated(sample, lag):
+@pytest.mark.parametrize("lag", [1, 2, 3, 8, 16, 64, 256, 1000, 32_768, 65_536])
+def test_elements_and_their_squares_are_uncorrelated(sample, lag):
     for row in sample:
-        assert abs((row[lag:] * row[:-lag]).mean()) < 5 / math.sqrt(row.size - lag)
+        for numbers in (row, (row**2 - 1) / math.sqrt(2)):
+            bound = 5 / math.sqrt(row.size - lag)
+            assert abs((numbers[lag:] * numbers[:-lag]).mean()) < bound
+
+
+def test_pairs_of_neighbours_fill_the_plane_evenly(sample):
+    """Pearson's chi-squared statistic of 1,024 cells that are equally likely."""
+    edges = [NormalDist().inv_cdf(k / 32) for k in range(1, 32)]
+    cells = np.searchsorted(edges, sample)
+    counts = np.bincount((32 * cells[:, :-1:2] + cells[:, 1::2]).ravel(), minlength=1024)
+    expected = counts.sum() / 1024
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    assert abs(statistic - 1023) < 5 * math.sqrt(2 * 1023)
 
 
 def test_steps_seeds_and_indices_are_uncorrelated(sample):
-    rows = [*sample, draw(seed=1)[0], draw(index=1)[0], draw(index="fc")[0], draw(index=-1)[0]]
-    correlation = np.corrcoef(rows) - np.eye(len(rows))
-    assert abs(correlation).max() < 5 / math.sqrt(sample.shape[1])
+    others = [draw(seed=1), draw(index=1), draw(index="fc"), draw(index=-1), draw(seed=1 << 40)]
+    rows = np.concatenate([sample, *others])
+    for numbers in (rows, rows**2):
+        correlation = np.corrcoef(numbers) - np.eye(len(rows))
+        assert abs(correlation).max() < 5 / math.sqrt(sample.shape[1])
 
 
 def test_the_default_seed_is_zero_and_equal_calls_are_equal():
@@ -73,14 +90,35 @@ def test_compiled_and_plain_functions_agree():
     made = optimizer.SGLD(learning_rate=1.0, seed=3)
     made._index_update_count[4] = 4
     made.update(4, weight, np.zeros(100, np.float32), None)
-    plain = [noise.normal(np.uint64(key), i) for i in range(100)]
+    run = noise.run(np.uint64(key), 0)
+    plain = [noise.normal(run, i) for i in range(100)]
     np.testing.assert_allclose(weight, plain, rtol=1e-5, atol=1e-6)
 
 
-def test_logarithm_and_cosine_are_accurate():
-    u = np.float32(2.0) ** -np.arange(0, 33, dtype=np.float32)
-    u = np.concatenate([u, np.linspace(1e-3, 1, 500, dtype=np.float32)])
-    np.testing.assert_allclose([noise._log(x) for x in u], np.log(u.astype(float)), atol=2e-6)
-    turns = np.linspace(-0.5, 0.5, 501, dtype=np.float32)
-    expected = np.cos(2 * np.pi * turns.astype(float))
-    np.testing.assert_allclose([noise._cos(x) for x in turns], expected, atol=1e-6)
+@pytest.mark.parametrize("call", [lambda fn: fn, njit])
+def test_a_number_depends_on_its_element_wherever_the_run_starts(call):
+    """Also where the upper half of the element's number changes."""
+
+    @call
+    def drawn(key, first, count):
+        start = run(key, first)
+        return [normal(start, i) for i in range(count)]
+
+    run, normal = noise.run, noise.normal
+    key, boundary = np.uint64(noise.key(3, 4, 5)), 1 << 32
+    numbers = drawn(key, boundary - 20, 40)
+    for first in (boundary - 1, boundary, boundary + 3):
+        assert drawn(key, first, boundary + 20 - first) == numbers[first - boundary + 20 :]
+    assert drawn(key, 0, 20) != numbers[20:]
+
+
+def test_logarithm_and_sine_are_accurate():
+    v = np.float32(2.0) ** np.arange(-1, 32, dtype=np.float32)
+    v = np.concatenate([v, np.linspace(1 << 21, 1 << 31, 500, dtype=np.float32)])
+    expected = -2 * np.log(v.astype(float) / 2**31)
+    calculated = np.array([noise._minus_2_log(x) for x in v])
+    np.testing.assert_allclose(calculated, expected, rtol=2e-7, atol=1e-6)
+    assert (calculated >= 0).all()
+    turns = np.linspace(-0.25, 0.25, 501, dtype=np.float32)
+    expected = np.sin(2 * np.pi * turns.astype(float))
+    np.testing.assert_allclose([noise._sin(x) for x in turns], expected, atol=1e-6)

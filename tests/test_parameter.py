@@ -564,6 +564,26 @@ def test_copies_are_equal_independent_and_without_trainer(copied):
     del trainer
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    {
+        "data": r"call set_data\(values\)",
+        "grad": r"call set_grad\(values\), or add_grad\(values\)",
+        "requires_grad": "set grad_req, to 'null'",
+        "initialize": r"call initialize\(\)",
+    }.items(),
+)
+def test_what_would_hide_a_method_or_do_nothing_cannot_be_assigned(name, instead):
+    weight = Parameter("w", shape=2)
+    weight.initialize("ones")
+    with pytest.raises(
+        AttributeError, match=f"^Parameter 'w': {name} cannot be assigned; {instead}"
+    ):
+        setattr(weight, name, np.zeros(2))
+    assert weight.data().tolist() == [1, 1]
+    assert not hasattr(weight, "requires_grad")
+
+
 def test_a_constant_keeps_its_numbers_and_has_no_gradient():
     values = np.arange(3.0)
     constant = Constant(values)

@@ -114,6 +114,11 @@ def test_float32_values_are_not_rounded_and_halves_are_rounded_once(klass, dtype
     assert not np.shares_memory(single, half)
 
 
+def test_an_operator_in_place_of_an_array_is_refused_at_once():
+    with pytest.raises(TypeError, match=r"ExternalInitializer: array must be a NumPy .* got str"):
+        update_initializer(ExternalInitializer, None, ("normal", {}))
+
+
 @given(st.sampled_from(PAIRED), st.sampled_from(sorted(HALVES)), st.floats(width=32))
 def test_values_that_half_precision_cannot_hold_are_refused(klass, dtype, value):
     init, net = klass("constant", value=value, dtype=dtype), {}
@@ -208,7 +213,7 @@ def test_bad_arrays_name_the_fault_and_are_not_taken(case, from_net):
     array, error, words = case
     net = {"w": array} if from_net and array is not None else {}
     before = dict(net)
-    with pytest.raises(error, match=f"^w: .*{words}"):
+    with pytest.raises(error, match=f"^(w|ExternalInitializer): .*{words}"):
         ExternalInitializer(None if from_net else array).create_param("w", net, 2)
     assert net.keys() == before.keys()
 

@@ -100,6 +100,57 @@ def test_bound_again_after_a_restart_training_goes_on_as_before(klass, dtype):
         np.testing.assert_array_equal(one, other)
 
 
+@halves
+@optimizers
+def test_a_workspace_follows_training_and_saves_the_truth(name, dtype):
+    """A run that goes on from a saved workspace is the run that was not interrupted."""
+
+    def started(workspace):
+        init = PseudoFP16Initializer("normal", sigma=1.0, rng=0, dtype=dtype)
+        return init.create_param("w", workspace, (5, 3))
+
+    workspace, updater = {}, updater_of(name, multi_precision=True)
+    info = started(workspace).bind(updater)
+    grads = gradients(dtype)
+    for grad in grads[:2]:
+        updater("w", grad, info.blob)
+        assert workspace["w"] is info.blob
+        assert workspace["w_fp32"] is info.blob_copy["float32"]
+        np.testing.assert_array_equal(workspace["w_fp32"].astype(HALVES[dtype]), workspace["w"])
+    expected = list(single_precision(name, dtype))[-1]
+    saved = {key: array.copy() for key, array in workspace.items()}
+    states = updater.get_states(dump_optimizer=True)
+
+    restored, later = {}, updater_of(name, multi_precision=True)
+    info = started(restored)
+    info.blob[...] = saved["w"]
+    later.set_states(states)
+    info.bind(later)
+    np.testing.assert_array_equal(restored["w_fp32"], saved["w_fp32"])
+    for grad in grads[2:]:
+        later("w", grad, info.blob)
+    np.testing.assert_array_equal(restored["w_fp32"], expected)
+
+
+def test_a_workspace_does_not_keep_a_master_that_is_split():
+    workspace, updater = {}, updater_of("sgd", multi_precision=True, master="split")
+    init = PseudoFP16Initializer("one", dtype="bfloat16")
+    init.create_param("w", workspace, 2).bind(updater)
+    assert list(workspace) == ["w"]
+
+
+@pytest.mark.parametrize("multi_precision", [True, False])
+def test_a_master_that_no_updater_uses_warns_once(multi_precision):
+    info = made(PseudoFP16Initializer, "float16")
+    updater = updater_of("sgd", multi_precision=multi_precision, rounding="stochastic")
+    grad = gradients("float16")[0]
+    with pytest.warns(UserWarning, match=r"^index 3: .*master is not used; call bind") as record:
+        updater(3, grad, info.blob)
+    assert [warning.filename for warning in record] == [__file__]
+    updater(3, grad, info.blob)
+    updater_of("sgd", multi_precision=True)(3, grad, info.blob)
+
+
 def test_a_split_master_is_no_array_but_starts_unrounded_too():
     info = made(PseudoFP16Initializer, "bfloat16")
     updater = updater_of("adam", multi_precision=True, master="split")

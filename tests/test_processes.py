@@ -5,9 +5,11 @@ import os
 import sys
 
 import pytest
+from cases import exhaustive
 from test_threads import installed
 
 LAYERS = ["omp", "workqueue"] + ["tbb"] * installed("tbb")
+BEST = [*exhaustive(*LAYERS[:-1]), LAYERS[-1]]
 
 CHILD = """
 import os, sys, threading, multiprocessing, numpy as np
@@ -89,7 +91,7 @@ def test_locks_are_fresh_in_a_forked_child(layer, run_python):
 
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", BEST)
 def test_pools_of_every_start_method_work(layer, method, run_python, tmp_path):
     script = tmp_path / "pool.py"
     script.write_text(CHILD + POOL.replace("METHOD", repr(method)))
@@ -111,7 +113,7 @@ print(set(joblib.Parallel(2, backend="loky")(joblib.delayed(work)(k) for k in ra
 """
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", BEST)
 def test_joblib_workers_work(layer, run_python):
     pytest.importorskip("joblib")
     assert run_python(CHILD + LOKY, NUMBA_THREADING_LAYER=layer).strip() == "True"

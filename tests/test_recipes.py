@@ -1,6 +1,7 @@
 """The recipes: loss curves are those of the libraries' own optimizers, and the page quotes them."""
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,15 @@ SCRIPTS = {
     "hips_autograd": "autograd",
     "thinc_digits": "thinc",
     "mygrad_cancer": "mynn",
+    "river_phishing": "river",
+    "pennylane_circuit": "pennylane",
 }
 """What each script needs besides fastopt."""
+
+FALLS = {"river_phishing": 0.95}
+"""Share of the first loss that the last one is below, where it is not a half."""
+SHARED = {"corrected_adam", "both_times"}
+"""What scripts import."""
 
 scripts = pytest.mark.parametrize("script", SCRIPTS)
 
@@ -46,12 +54,14 @@ def recipe(monkeypatch):
         ("hips_autograd", ("sgd",), 1e-12),
         ("thinc_digits", (), 1e-4),
         ("mygrad_cancer", (), 1e-12),
+        ("river_phishing", (), 1e-12),
+        ("pennylane_circuit", (), 1e-10),
     ],
 )
 def test_losses_are_those_of_the_librarys_own_optimizer(recipe, script, arguments, rtol):
     theirs, ours = recipe(script).curves(*arguments)
     assert len(theirs) >= 10
-    assert theirs[-1] < theirs[0] / 2
+    assert theirs[-1] < theirs[0] * FALLS.get(script, 0.5)
     np.testing.assert_allclose(ours, theirs, rtol=rtol)
 
 
@@ -80,13 +90,15 @@ def test_rates_of_thincs_shims_scale_the_step(recipe):
 
 
 @scripts
-def test_scripts_print_both_losses(script):
+def test_scripts_print_both_losses_and_both_times(script):
     pytest.importorskip(SCRIPTS[script])
     command = [sys.executable, "-W", "error", RECIPES / f"{script}.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 10
     assert all("fastopt" in line for line in done.stdout.splitlines())
+    times = r"time: .+ \d+ ms, fastopt \d+ ms, \d+\.\d\d times as long"
+    assert re.fullmatch(times, done.stdout.splitlines()[-1])
 
 
 def test_the_page_quotes_the_scripts():
@@ -99,7 +111,7 @@ def test_the_page_quotes_the_scripts():
 
 def test_the_page_links_every_script():
     text = PAGE.read_text(encoding="utf-8")
-    names = {path.stem for path in RECIPES.glob("*.py")} - {"corrected_adam"}
+    names = {path.stem for path in RECIPES.glob("*.py")} - SHARED
     assert names == set(SCRIPTS)
     assert all(f"](recipes/{name}.py)" in text for name in names)
 

@@ -12,8 +12,8 @@ import fastopt
 
 PAGES = Path(__file__).parents[1] / "docs" / "api"
 MODULES = sorted(page.stem for page in PAGES.glob("fastopt*.rst"))
-INTERNAL = {"arguments", "console", "entries", "info", "interrupts", "kernels", "plain", "warmup"}
-INTERNAL |= {"bench", "demo"}
+INTERNAL = {"arguments", "checked", "console", "engine", "entries", "info", "interrupts"}
+INTERNAL |= {"bench", "demo", "kernels", "notices", "plain", "warmup"}
 """What the command line and the public modules are made of."""
 
 modules = pytest.mark.parametrize("module", MODULES)

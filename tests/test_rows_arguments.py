@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from listings import listing, problems, same_bits
 
 from fastopt import optimizer
-from fastopt.optimizer.border import leaves
+from fastopt.engine.validate import leaves
 from fastopt.sparse import RowSparse
 
 

@@ -40,7 +40,10 @@ def share(run_python, *args):
     return resident
 
 
-@pytest.mark.parametrize(("name", "how"), [("adam", "touched"), ("adamw", "catch_up")])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("adam", "touched"), *[pytest.param("adamw", "catch_up", marks=pytest.mark.exhaustive)]],
+)
 def test_one_row_in_a_hundred_takes_its_pages_alone(name, how, run_python):
     """A page of 4 KB has 16 rows: rows at random need a page each, rows in order share them."""
     assert share(run_python, name, how, "random") <= 0.2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from listings import eighths, listing, problems, same_bits
 
 from fastopt import optimizer
-from fastopt.optimizer.border import leaves
+from fastopt.engine.validate import leaves
 from fastopt.sparse import RowSparse
 
 SUMMED = 3

@@ -192,6 +192,31 @@ def test_tasks_do_not_see_each_other():
 
 # Refusals
 
+
+def test_arguments_have_the_order_of_the_proposal():
+    params = ParameterDict()
+    scope = name_scope("a", "x/y", "ones", 0.5, "auto", "float64", params=params)
+    values = scope.name, scope.initializer, scope.regularizer, scope.reuse, scope.dtype
+    assert values == ("a", "ones", 0.5, "auto", "float64")
+    assert (str(scope), scope.params) == ("x/y", params)
+    with pytest.raises(TypeError, match="positional"):
+        name_scope("a", None, None, None, None, None, params)
+
+
+def test_a_scope_may_have_no_name():
+    with fresh("net"), name_scope(initializer="ones") as scope:
+        assert get_parameter("w", 2).init == "ones"
+    assert (str(scope), scope.name) == ("net", None)
+
+
+def test_attributes_are_the_defaults_that_apply():
+    with fresh("net", initializer="zeros", dtype="float16"):
+        inner = name_scope("fc", regularizer=2)
+    assert (inner.initializer, inner.regularizer, inner.dtype) == ("zeros", 2.0, "float16")
+    root = current_scope()
+    assert (root.name, root.initializer, root.regularizer, root.dtype) == (None,) * 4
+
+
 BAD_SCOPES = {
     "name of another type": ((3,), {}, TypeError, "name must be a str, got 3"),
     "empty name": (("",), {}, ValueError, "name must not be empty"),

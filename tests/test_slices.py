@@ -5,8 +5,8 @@ import pytest
 from many import normal
 
 from fastopt import optimizer
+from fastopt.engine.validate import leaves
 from fastopt.kernels import table
-from fastopt.optimizer.border import leaves
 
 SHAPE, CUT = (40, 6), 17
 """Shape of a tensor, and the row where it is cut."""
@@ -25,7 +25,7 @@ def test_slices_draw_the_numbers_of_the_whole_tensor(kind, bfloat16):
     whole, weights = normal(0, SHAPE, dtype), normal(0, SHAPE, dtype)
     lower, apart = weights[CUT:], weights[CUT:].copy()
     updaters = [optimizer.get_updater(optimizer.create(name, **arguments)) for _ in range(4)]
-    updaters[2].optimizer.offsets[0] = CUT * SHAPE[1]
+    updaters[2].planner.offsets[0] = CUT * SHAPE[1]
     for step in range(3):
         grad = normal(step + 1, SHAPE, dtype)
         updaters[0](0, grad, whole)
@@ -52,7 +52,7 @@ def test_sums_of_slices_are_combined_before_a_pass_ends():
 
     for k, updater in enumerate(made[1:]):
         part = slice(k * half, (k + 1) * half)
-        updater.optimizer.launcher = lambda tables: table.launch(tables, measure)
+        updater.planner.launcher = lambda tables: table.launch(tables, measure)
         updater(0, grad[part], weights[part].copy())
     together = np.array([[0, 0, 1]]), sum(totals)
     for k, updater in enumerate(made[1:]):
@@ -60,6 +60,6 @@ def test_sums_of_slices_are_combined_before_a_pass_ends():
         updater.optimizer._index_update_count.clear()
         for array in updater.states[0]:
             array[...] = 0
-        updater.optimizer.launcher = lambda tables: table.launch(tables, lambda *_: together)
+        updater.planner.launcher = lambda tables: table.launch(tables, lambda *_: together)
         updater(0, grad[part], weights[part])
     np.testing.assert_allclose(weights, whole, rtol=1e-6)

@@ -17,7 +17,7 @@ from fastopt.parameter import (
     ParameterDict,
 )
 from fastopt.sparse import RowSparse
-from fastopt.trainer import Trainer
+from fastopt.trainer import StaleGradientError, Trainer
 
 SHAPES = {"b": (3,), "a_weight": (2, 3), "c": ()}
 OPTIMIZERS = [
@@ -240,8 +240,10 @@ def test_each_way_to_a_gradient_makes_it_fresh_for_one_step(give):
     params["b"].zero_grad()
     params["c"].data()
     before = bits(params)
-    with pytest.raises(UserWarning, match="gradient of Parameter 'b' is stale"):
+    with pytest.raises(StaleGradientError, match="gradient of Parameter 'b' is stale") as raised:
         made.step(1)
+    assert isinstance(raised.value, RuntimeError)
+    assert isinstance(raised.value, UserWarning)
     assert bits(params) == before
 
 

@@ -15,16 +15,24 @@ with event.install_recorder("numba:compile") as recorder:
 print(len(recorder.buffer))
 """
 WARM = """
+import sys
 from fastopt.__main__ import main
-main(["warmup", "--optimizers", "Adam", "sgd", "--rows"])
+main(["warmup", *sys.argv[1:]])
 """
 
 
-def test_after_a_warmup_nothing_is_compiled(run_python, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "least"),
+    [
+        pytest.param("Adam", 3, id="as typed"),
+        pytest.param("--optimizers Adam sgd --rows", 10, marks=pytest.mark.exhaustive, id="rows"),
+    ],
+)
+def test_after_a_warmup_nothing_is_compiled(arguments, least, run_python, tmp_path):
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    first, again = run_python(WARM, **cache), run_python(WARM, **cache)
+    first, again = (run_python(WARM, *arguments.split(), **cache) for _ in range(2))
     made = int(first.split()[0])
-    assert made > 10
+    assert made > least
     assert first.strip().endswith(", 0 were in the cache")
     assert again.strip() == f"0 kernels compiled, {made} were in the cache"
     assert run_python(UPDATE, **cache).strip() == "0"
@@ -35,7 +43,24 @@ def test_all_optimizers_with_rules_can_be_warmed():
     assert "ccsgd" not in warmup.names()
 
 
-@pytest.mark.parametrize("arguments", [["--optimizers", "adm"], ["--dtypes", "float8"]])
+@pytest.mark.parametrize("arguments", [["adm"], ["--optimizers", "adm"], ["--dtypes", "float8"]])
 def test_what_cannot_be_warmed_is_refused_in_a_line(arguments, capsys):
     assert main(["warmup", *arguments]) == 2
     assert "there are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["Adam", "sgd"], ["adam", "sgd"]),
+        (["--optimizers", "sgd", "adam"], ["sgd", "adam"]),
+        (["adam", "--rows", "--optimizers", "sgd", "ADAM"], ["adam", "sgd"]),
+        (["--rows"], warmup.names()),
+    ],
+    ids=["positional", "option", "both", "all"],
+)
+def test_optimizers_are_named_with_and_without_the_option(arguments, names, monkeypatch):
+    asked = []
+    monkeypatch.setattr(warmup, "run", lambda *options: asked.append(options))
+    assert main(["warmup", *arguments]) == 0
+    assert asked == [(names, ["float32"], "--rows" in arguments)]

@@ -10,29 +10,34 @@ SIZE = 20_000_000
 
 
 class Layers:
-    """Updates that need norms of the tensor first, against a loop that reads as often."""
+    """Updates that need norms of the tensor first: against a loop that reads as often, and Adam."""
 
-    params = ("lamb", "lans", "lars")
-    param_names = ("optimizer",)
+    params = (("lamb", "lans", "lars"), (1_000_000, SIZE))
+    param_names = ("optimizer", "elements")
 
-    def setup(self, name):
-        self.step = Step(name, SIZE)
+    def setup(self, name, elements):
+        self.step = Step(name, elements)
 
-    def track_time(self, name):
-        return ns_per_element(self.step, SIZE)
+    def track_time(self, name, elements):
+        return ns_per_element(self.step, elements)
 
     track_time.unit = "ns per element"
 
-    def track_slowdown(self, name):
+    def track_slowdown(self, name, elements):
         return 1 / against_limit(self.step)[1]
 
     track_slowdown.unit = "times the limit"
+
+    def track_ratio(self, name, elements):
+        return ratio(self.step, Step("adam", elements))
+
+    track_ratio.unit = "times Adam"
 
 
 class Clip:
     """Adam with ``clip_global_norm``, which reads every gradient once more."""
 
-    params = (1_000, SIZE)
+    params = (1_000, 1_000_000, SIZE)
     param_names = ("elements",)
 
     def setup(self, elements):

@@ -17,18 +17,20 @@ KINDS = ("sorted", "permuted", "zipf")
 HEIGHT, WIDTH, LISTED, BATCHES = 1_000_000, 64, 8_192, 64
 
 
-def batches(kind: str, height: int = HEIGHT, count: int = BATCHES) -> list[np.ndarray]:
-    """Ids of `count` batches."""
+def batches(
+    kind: str, height: int = HEIGHT, count: int = BATCHES, listed: int = LISTED
+) -> list[np.ndarray]:
+    """Ids of `count` batches, of `listed` ids each."""
     rng = np.random.default_rng(0)
     if kind == "zipf":  # a row number is as likely as its inverse
-        return [(height ** rng.random(LISTED)).astype(np.int64) - 1 for _ in range(count)]
-    drawn = [rng.choice(height, LISTED, replace=False) for _ in range(count)]
+        return [(height ** rng.random(listed)).astype(np.int64) - 1 for _ in range(count)]
+    drawn = [rng.choice(height, listed, replace=False) for _ in range(count)]
     return [np.sort(ids) for ids in drawn] if kind == "sorted" else drawn
 
 
-def gradient() -> np.ndarray:
+def gradient(listed: int = LISTED) -> np.ndarray:
     """Values of the listed rows, the same for all batches: a model has just written them."""
-    return np.random.default_rng(1).standard_normal((LISTED, WIDTH), np.float32)
+    return np.random.default_rng(1).standard_normal((listed, WIDTH), np.float32)
 
 
 @njit(parallel=True, error_model="numpy", cache=True)
@@ -53,11 +55,13 @@ class _Batches:
         Each call is for another one of BATCHES batches, so that its rows are not in the caches.
     height : int
         Rows of the table.
+    listed : int
+        Rows that a call lists.
     """
 
-    def __init__(self, kind: str, cold: bool, height: int = HEIGHT) -> None:
-        self.cold, self.shape, self.values = cold, (height, WIDTH), gradient()
-        self.ids = batches(kind, height, BATCHES if cold else 1)
+    def __init__(self, kind: str, cold: bool, height: int = HEIGHT, listed: int = LISTED) -> None:
+        self.cold, self.shape, self.values = cold, (height, WIDTH), gradient(listed)
+        self.ids = batches(kind, height, BATCHES if cold else 1, listed)
         self.weight = self.table()
 
     def table(self) -> np.ndarray:
@@ -142,6 +146,27 @@ class Rows:
     track_time.unit = "us"
 
     def track_slowdown(self, kind, memory):
+        return 1 / against(self.loop, self.step)[1]
+
+    track_slowdown.unit = "times the loop"
+
+
+class Few:
+    """Few ids of a table of 1,000,000 rows, whose time is that of the call."""
+
+    params = (("sorted", "permuted"), (64, 512))
+    param_names = ("ids", "listed")
+
+    def setup(self, kind, listed):
+        arguments = kind, True, HEIGHT, listed
+        self.step, self.loop = RowStep(*arguments), Loop(*arguments)
+
+    def track_time(self, kind, listed):
+        return 1e6 * against(self.loop, self.step)[0]
+
+    track_time.unit = "us"
+
+    def track_slowdown(self, kind, listed):
         return 1 / against(self.loop, self.step)[1]
 
     track_slowdown.unit = "times the loop"

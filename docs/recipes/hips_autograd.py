@@ -3,6 +3,7 @@
 import autograd.numpy as np
 from autograd import grad
 from autograd.misc import optimizers
+from both_times import both_times
 from corrected_adam import CorrectedAdam
 from sklearn.datasets import load_breast_cancer
 
@@ -50,20 +51,30 @@ def theirs(method, **arguments):
 def ours(made):
     """Losses before each step of an optimizer of fastopt."""
     params, losses = start(), []
-    updater = optimizer.get_updater(made)
+    updater, names = optimizer.get_updater(made), ["w1", "b1", "w2", "b2"]
     for step in range(STEPS):
         losses.append(loss(params, X, Y))
-        updater(["w1", "b1", "w2", "b2"], slope(params, step), params)
+        updater(names, slope(params, step), params)
     return losses
+
+
+def loops(name):
+    """Trainings with one of autograd's optimizers, and with fastopt's; each returns its losses."""
+    if name == "adam":
+        return (
+            lambda: theirs(optimizers.adam, step_size=0.01),
+            lambda: ours(CorrectedAdam(learning_rate=0.01)),
+        )
+    # The average of autograd's sgd has weights that add up to 1: the rate is smaller by 1 - mass.
+    return (
+        lambda: theirs(optimizers.sgd, step_size=0.1, mass=0.9),
+        lambda: ours(optimizer.SGD(learning_rate=0.1 * (1 - 0.9), momentum=0.9)),
+    )
 
 
 def curves(name):
     """The losses of one of autograd's optimizers, and of fastopt's."""
-    if name == "adam":
-        return theirs(optimizers.adam, step_size=0.01), ours(CorrectedAdam(learning_rate=0.01))
-    # The average of autograd's sgd has weights that add up to 1: the rate is smaller by 1 - mass.
-    sgd = optimizer.SGD(learning_rate=0.1 * (1 - 0.9), momentum=0.9)
-    return theirs(optimizers.sgd, step_size=0.1, mass=0.9), ours(sgd)
+    return [train() for train in loops(name)]
 
 
 if __name__ == "__main__":
@@ -71,3 +82,4 @@ if __name__ == "__main__":
         for step, (one, other) in enumerate(zip(*curves(name), strict=True)):
             if step % 20 == 0:
                 print(f"{name}, step {step:3}: autograd {one:.9f}, fastopt {other:.9f}")
+    print(both_times("autograd", *loops("adam")))

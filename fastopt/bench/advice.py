@@ -4,7 +4,7 @@ import os
 import platform
 from collections.abc import Mapping
 
-from fastopt.kernels.threads import prefer_tbb
+from fastopt.kernels.threads import load_tbb
 
 __all__ = ["on_layer", "on_threads"]
 
@@ -31,7 +31,12 @@ def on_threads(times: Mapping[int, Mapping[int, float]]) -> str:
     most = max(max(by_count) for by_count in times.values())
     if most == 1:
         return "threads: 1 is used, --threads, NUMBA_NUM_THREADS and the CPUs allowed limit it"
-    enough = max(map(_enough, times.values()))
+    best = {size: _enough(by_count) for size, by_count in times.items()}
+    enough = max(best.values())
+    slower = [size for size, by_count in times.items() if _slower(by_count, enough)]
+    if slower:
+        counts = ", ".join(f"{number} at {size:,}" for size, number in best.items())
+        return f"threads: how many are worth it depends on the elements of a weight: {counts}"
     if enough == most:
         return f"threads: all {most} are worth it"
     are = "is" if enough == 1 else "are"
@@ -42,7 +47,12 @@ def on_threads(times: Mapping[int, Mapping[int, float]]) -> str:
 
 def _enough(times: Mapping[int, float]) -> int:
     """Smallest number of threads that is about as fast as the best."""
-    return min(count for count, time in times.items() if time <= WORTH * min(times.values()))
+    return min(count for count in times if not _slower(times, count))
+
+
+def _slower(times: Mapping[int, float], count: int) -> bool:
+    """Whether so many threads are slower than fewer."""
+    return times[count] > WORTH * min(times.values())
 
 
 def on_layer(layer: str) -> str:
@@ -56,6 +66,6 @@ def on_layer(layer: str) -> str:
         bound = "; OMP_PROC_BIND=true keeps threads of OpenMP from sharing a core"
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"{words}, but it has no wheel for {platform.machine()}{bound}"
-    if not prefer_tbb():
-        return f'{words}: pip install "fastopt[tbb]"{bound}'
+    if not load_tbb():
+        return f"{words}: pip install tbb{bound}"
     return f"{words}: `fastopt info` says why it is not used{bound}"

@@ -32,8 +32,10 @@ def seconds(call: Call, number: int, warm: bool = True) -> float:
 def sampler(call: Call, duration: float = 0.01) -> Sample:
     """Function that returns the seconds of `call`, each time as a mean over about `duration`.
 
-    What one call takes longer than that for is not in the caches anyway.
+    What one call takes longer than that for is not in the caches anyway. The first calls, which
+    compile and make plans, are not measured.
     """
+    seconds(call, 2)
     number = round(duration / seconds(call, 1))
     return partial(seconds, call, max(number, 1), warm=number > 0)
 

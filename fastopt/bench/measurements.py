@@ -1,9 +1,9 @@
 """What ``fastopt bench`` measures, and how it shares the time that it has."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from importlib import import_module
 from math import gcd
 from typing import Any
@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer
-from fastopt.bench.clock import interleaved, sampler
+from fastopt.bench.clock import Call, interleaved, sampler
 from fastopt.bench.formulas import FORMULAS
 from fastopt.bench.steps import Step, draw, momentum_of
-from fastopt.console import progress
 from fastopt.kernels import traffic
 from fastopt.kernels.table import PARALLEL_FROM
 from fastopt.plain import Array
 
-__all__ = ["STATES", "Standing", "cells_of", "measure", "prepare"]
+__all__ = ["STATES", "Arrays", "Budget", "Standing", "arrays_of", "bandwidth", "by_threads"]
+__all__ += ["prepare", "standings"]
 
 numba: Any = import_module("numba")  # whose type hints leave much out
 
@@ -36,13 +36,48 @@ class Standing:
 
     seconds: float
     limit: float
-    numpy: float
+    numpy: float | None
+    """None where the optimizer has no formula in :data:`~fastopt.bench.formulas.FORMULAS`."""
 
 
-def prepare(name: str, sizes: Sequence[int]) -> None:
-    """Have the kernels without and with threads, as far as the sizes need them."""
+class Budget:
+    """Seconds of wall-clock time, compilation included, and the tasks that share them.
+
+    Examples
+    --------
+    >>> from fastopt.bench.measurements import Budget
+    >>> budget = Budget(0.0, tasks=2)
+    >>> budget.spent, budget.share()
+    (True, 0.0)
+    """
+
+    def __init__(self, seconds: float, tasks: int) -> None:
+        self.deadline, self.tasks = time.perf_counter() + seconds, tasks
+
+    @property
+    def spent(self) -> bool:
+        """Whether no time is left."""
+        return time.perf_counter() >= self.deadline
+
+    def share(self) -> float:
+        """Seconds for the next task: what is left, in equal parts."""
+        left = max(self.deadline - time.perf_counter(), 0.0)
+        self.tasks -= 1
+        return left / (self.tasks + 1)
+
+
+def prepare(name: str, sizes: Sequence[int]) -> float:
+    """Compile the serial and parallel kernels that the sizes need, or load them from the cache.
+
+    Returns
+    -------
+    float
+        Seconds that this took.
+    """
+    start = time.perf_counter()
     for size in {PARALLEL_FROM if size >= PARALLEL_FROM else WIDTH for size in sizes}:
         Step(name, _shape(size), **momentum_of(name)).limit()
+    return time.perf_counter() - start
 
 
 def _shape(size: int) -> tuple[int, int]:
@@ -51,64 +86,53 @@ def _shape(size: int) -> tuple[int, int]:
     return size // width, width
 
 
-Cells = dict[Hashable, Callable[[float], Any]]
-"""Functions that measure something for about so many seconds."""
+Arrays = tuple[Array, Array]
+"""A weight and a gradient."""
 
 
-def cells_of(names: Sequence[str], sizes: Sequence[int], count: int) -> Cells:
-    """What is measured, large weights first: they take what they need, small ones what is left."""
-    cells: Cells = {}
-    for size in reversed(sizes):
-        if size >= PARALLEL_FROM:
-            cells["threads", size] = partial(_by_threads, size, count)
-        cells |= {(slots, size): partial(_bandwidth, slots, size) for slots in STATES}
-        cells |= {(name, size): partial(_standing, name, size) for name in names}
-    return cells
-
-
-def measure(cells: Cells, seconds: float) -> dict[Any, Any]:
-    """Results of all cells, which share what is left of the time."""
-    results, deadline = {}, time.perf_counter() + seconds
-    for done, (key, cell) in enumerate(progress(list(cells.items()), "measurement")):
-        left = max(deadline - time.perf_counter(), 0)
-        results[key] = cell(left / (len(cells) - done))
-    _arrays.cache_clear()
-    return results
-
-
-@lru_cache(maxsize=1)
-def _arrays(size: int) -> tuple[Array, Array]:
+def arrays_of(size: int) -> Arrays:
+    """Draw a weight of so many elements, and its gradient."""
     return draw(_shape(size))
 
 
-def _bandwidth(slots: int, size: int, budget: float) -> float:
+def standings(name: str, arrays: Sequence[Arrays], seconds: float) -> list[Standing]:
+    """Standing of an optimizer for each weight; the last is measured first.
+
+    The others share the time that it leaves.
+    """
+    budget = Budget(seconds, len(arrays))
+    return [_standing(name, each, budget.share()) for each in reversed(arrays)][::-1]
+
+
+def bandwidth(slots: int, size: int, seconds: float) -> float:
     """Bytes a second of the loop that moves what an update with so many state arrays moves."""
     arrays = tuple(np.ones(size, np.float32) for _ in range(2 + slots))
-    times = interleaved([sampler(partial(traffic.write, arrays))], ROUNDS, budget)
+    times = interleaved([sampler(partial(traffic.write, arrays))], ROUNDS, seconds)
     return (2 * len(arrays) - 1) * arrays[0].nbytes / float(np.median(times))
 
 
-def _standing(name: str, size: int, budget: float) -> Standing:
+def _standing(name: str, arrays: Arrays, seconds: float) -> Standing:
     arguments = momentum_of(name)
-    step = Step(name, _shape(size), _arrays(size), **arguments)
-    update = FORMULAS[name](optimizer.create(name, **arguments))
-    by_hand = partial(update, 0, step.grad, step.weight.copy())
+    step = Step(name, arrays[0].shape, arrays, **arguments)
+    calls: list[Call] = [step, step.limit]
+    if name in FORMULAS:
+        update = FORMULAS[name](optimizer.create(name, **arguments))
+        calls.append(partial(update, 0, step.grad, step.weight.copy()))
     with np.errstate(all="ignore"):
-        samples = [sampler(call) for call in (step, step.limit, by_hand)]
-        times = interleaved(samples, ROUNDS, budget)
-    ratios = np.median(times / times[:, :1], axis=0)
-    return Standing(float(np.median(times[:, 0])), float(ratios[1]), float(ratios[2]))
+        times = interleaved([sampler(call) for call in calls], ROUNDS, seconds)
+    _, limit, *numpy = np.median(times / times[:, :1], axis=0)
+    return Standing(float(np.median(times[:, 0])), float(limit), float(numpy[0]) if numpy else None)
 
 
-def _by_threads(size: int, count: int, budget: float) -> Mapping[int, float]:
+def by_threads(arrays: Arrays, count: int, seconds: float) -> Mapping[int, float]:
     """Seconds of Adam by number of threads: powers of two, and all."""
-    step = Step("adam", _shape(size), _arrays(size))
+    step = Step("adam", arrays[0].shape, arrays)
     counts = sorted({1 << k for k in range(count.bit_length())} | {count})
 
     def on(threads: int) -> None:
         numba.set_num_threads(threads)
         step()
 
-    times = interleaved([sampler(partial(on, threads)) for threads in counts], ROUNDS, budget)
+    times = interleaved([sampler(partial(on, threads)) for threads in counts], ROUNDS, seconds)
     numba.set_num_threads(count)
     return dict(zip(counts, map(float, np.median(times, axis=0)), strict=True))

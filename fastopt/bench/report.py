@@ -1,22 +1,43 @@
 """``fastopt bench``: the memory of this machine, and how near each update comes to it."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import product
 from typing import Any
 
 import fastopt
 from fastopt import info, warmup
 from fastopt.bench.advice import on_layer, on_threads
-from fastopt.bench.measurements import STATES, cells_of, measure, prepare
-from fastopt.console import Refused, duration, progress, table
-from fastopt.kernels.threads import prefer_tbb
+from fastopt.bench.measurements import (
+    STATES,
+    Budget,
+    Standing,
+    arrays_of,
+    bandwidth,
+    by_threads,
+    prepare,
+    standings,
+)
+from fastopt.console import Refused, Table, duration, progress
+from fastopt.kernels.table import PARALLEL_FROM
+from fastopt.kernels.threads import use_threads
 
 __all__ = ["Options", "run"]
 
 numba: Any = import_module("numba")  # whose type hints leave much out
+
+FIRST = ("adam", "sgd", "adamw")
+"""Optimizers that most people ask for, measured before time runs out."""
+
+TIME = "100.0 us"
+
+LEGEND = """
+compile: time to compile the kernels or to load them from the cache. limit: time of a loop that
+moves the same memory, over that of the update; at 1.00 only memory is left. NumPy: time of plain
+NumPy code over that of the update. Momentum is 0.9 where there is one.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,11 +47,13 @@ class Options:
     sizes: Sequence[int] = (1_000, 1_000_000, 10_000_000)
     optimizers: Sequence[str] | None = None
     threads: int | None = None
-    seconds: float = 30.0
+    seconds: float = 60.0
 
 
 def run(options: Options) -> None:
-    """Measure with a progress bar, and print the tables and the advice.
+    """Measure, print each row when it is measured, and the advice at the end.
+
+    After ``options.seconds``, compilation included, no row is started.
 
     Raises
     ------
@@ -41,30 +64,107 @@ def run(options: Options) -> None:
     sizes = sorted(set(options.sizes))
     with _threads(options.threads) as count:
         try:
-            for name in progress(names, "optimizer compiled"):
-                prepare(name, sizes)
-            results = measure(cells_of(names, sizes, count), options.seconds)
+            _Report(names, sizes, count, options.seconds).run()
         except MemoryError:
             raise Refused(f"no memory for {sizes[-1]:,} elements: give smaller --sizes") from None
-    layer = numba.threading_layer()
-    print(
-        f"fastopt {fastopt.__version__}, {info.processor()}, threads: {count} on {layer}; float32"
-    )
-    by_threads = {size: results["threads", size] for size in sizes if ("threads", size) in results}
-    tables = [_traffic_table(results, sizes), _thread_table(by_threads)]
-    tables.append(_optimizer_table(results, names, sizes))
-    print("\n" + "\n\n".join(filter(None, tables)))
-    print(
-        "\nlimit: time of a loop that moves the same memory, over that of the update; at 1.00 only "
-        "memory\nis left. NumPy: time of plain NumPy code over that of the update. Momentum is 0.9 "
-        "where there is one.\n"
-    )
-    print(f"{on_threads(by_threads)}\n{on_layer(layer)}")
+
+
+class _Report:
+    """One run of the command."""
+
+    def __init__(
+        self, names: Sequence[str], sizes: Sequence[int], count: int, seconds: float
+    ) -> None:
+        self.names, self.count, self.seconds = names, count, seconds
+        self.start = time.perf_counter()
+        self.arrays = {size: arrays_of(size) for size in sizes}
+        self.parallel = [size for size in sizes if size >= PARALLEL_FROM]
+        self.budget = Budget(seconds, len(STATES) + len(self.parallel) + len(names))
+        self.compiling = 0.0
+
+    def run(self) -> None:
+        """Print everything."""
+        layer = numba.threading_layer()
+        print(
+            f"fastopt {fastopt.__version__}, {info.processor()}, "
+            f"threads: {self.count} on {layer}; float32"
+        )
+        if busy := info.busy():
+            print(busy)
+        self.memory()
+        times = self.threads()
+        left = self.optimizers()
+        print(LEGEND)
+        print(
+            f"{time.perf_counter() - self.start:.0f} s, {self.compiling:.0f} s of them to compile "
+            "kernels or to load them from the cache"
+        )
+        if left:
+            print(
+                f"not measured within {self.seconds:g} s: {', '.join(left)}; run it again, now "
+                "that kernels are cached, or give more --seconds"
+            )
+        if times or not self.parallel:
+            print(on_threads(times))
+        print(on_layer(layer))
+
+    def memory(self) -> None:
+        """Print what the loops of the limit move."""
+        sizes = [f"{size:,} elements" for size in self.arrays]
+        rows = Table(["arrays", *sizes], ["5 read, 4 written", *["100.0 GB/s"] * len(sizes)])
+        for slots in STATES:
+            if self.budget.spent:
+                return
+            share = Budget(self.budget.share(), len(self.arrays))
+            speeds = [bandwidth(slots, size, share.share()) for size in self.arrays]
+            name = f"{2 + slots} read, {1 + slots} written"
+            rows.add([name, *(f"{speed / 1e9:.1f} GB/s" for speed in speeds)])
+
+    def threads(self) -> dict[int, Mapping[int, float]]:
+        """Print times of Adam by number of threads, and return them by size."""
+        if not self.parallel or self.budget.spent:
+            return {}
+        self.compiling += prepare("adam", self.parallel)
+        times = {
+            size: by_threads(self.arrays[size], self.count, self.budget.share())
+            for size in self.parallel
+        }
+        sizes = [f"adam, {size:,}" for size in times]
+        rows = Table(["threads", *sizes], ["", *[TIME] * len(sizes)])
+        for number in next(iter(times.values())) if self.count > 1 else ():
+            rows.add([str(number), *(duration(by_count[number]) for by_count in times.values())])
+        return times
+
+    def optimizers(self) -> list[str]:
+        """Print a row for each optimizer, and return the names of those that time did not reach."""
+        head, widest = ["optimizer", "compile"], [max(self.names, key=len), TIME]
+        for size in self.arrays:
+            head += [f"{size:,}", "limit", "NumPy"]
+            widest += [TIME, "1.00", "100.0"]
+        rows, left = Table(head, widest), []
+        for name in progress(self.names, "optimizer"):
+            if self.budget.spent:
+                left.append(name)
+                continue
+            share = Budget(self.budget.share(), 1)
+            seconds = prepare(name, list(self.arrays))
+            self.compiling += seconds
+            cells = [f"{seconds:.1f} s"]
+            for standing in standings(name, list(self.arrays.values()), share.share()):
+                cells += _cells(standing)
+            rows.add([name, *cells])
+        return left
+
+
+def _cells(standing: Standing) -> list[str]:
+    numpy = "-" if standing.numpy is None else f"{standing.numpy:.1f}"
+    return [duration(standing.seconds), f"{standing.limit:.2f}", numpy]
 
 
 def _names(given: Sequence[str] | None) -> list[str]:
     known = warmup.names()
-    names = list(dict.fromkeys(name.lower() for name in given or known))
+    every = dict.fromkeys([*FIRST, *known])
+    names = list(dict.fromkeys(name.lower() for name in given or every))
     for name in names:
         if name not in known:
             raise Refused(f"no {name!r}; there are {', '.join(known)}")
@@ -76,43 +176,8 @@ def _threads(count: int | None) -> Iterator[int]:
     """Use so many threads meanwhile."""
     if numba.config.DISABLE_JIT:
         raise Refused("nothing is compiled, as NUMBA_DISABLE_JIT=1: unset it")
-    prefer_tbb()  # before numba starts its threads
     most, before = numba.config.NUMBA_NUM_THREADS, numba.get_num_threads()
     if count is not None and count > most:
         raise Refused(f"--threads is at most {most} here, NUMBA_NUM_THREADS changes that")
-    try:
-        numba.set_num_threads(count or before)
+    with use_threads(count or before):
         yield count or before
-    finally:
-        numba.set_num_threads(before)
-
-
-def _traffic_table(results: Mapping[Any, Any], sizes: Sequence[int]) -> str:
-    lines = [
-        [f"{2 + slots} read, {1 + slots} written"]
-        + [f"{results[slots, size] / 1e9:.1f} GB/s" for size in sizes]
-        for slots in STATES
-    ]
-    return table(["arrays", *(f"{size:,} elements" for size in sizes)], lines)
-
-
-def _thread_table(times: Mapping[int, Mapping[int, float]]) -> str:
-    """Times of Adam by number of threads, if there is anything to compare."""
-    counts = list(next(iter(times.values()), ()))
-    lines = [
-        [str(count), *(duration(by_count[count]) for by_count in times.values())]
-        for count in counts
-    ]
-    head = ["threads", *(f"adam, {size:,}" for size in times)]
-    return table(head, lines) if len(counts) > 1 else ""
-
-
-def _optimizer_table(results: Mapping[Any, Any], names: Sequence[str], sizes: Sequence[int]) -> str:
-    head = ["optimizer"]
-    for size in sizes:
-        head += [f"{size:,}", "limit", "NumPy"]
-    lines = [[name] for name in names]
-    for line, size in product(lines, sizes):
-        standing = results[line[0], size]
-        line += [duration(standing.seconds), f"{standing.limit:.2f}", f"{standing.numpy:.1f}"]
-    return table(head, lines)

@@ -1,15 +1,14 @@
 """Updates on warm memory, and the limit that memory sets to each."""
 
-import math
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from fastopt import optimizer
 from fastopt.bench.clock import against
+from fastopt.engine.validate import leaves
 from fastopt.kernels import traffic
-from fastopt.kernels.rule import Rule
-from fastopt.optimizer.border import leaves
 from fastopt.plain import Array
 
 __all__ = ["Step", "against_limit", "draw", "momentum_of"]
@@ -64,8 +63,8 @@ class Step:
         moved = (self.weight, self.grad, *leaves(self.updater.states[0]))
         self._arrays = tuple(array.reshape(-1) for array in moved)
         rule = self.updater.optimizer.rule
-        used = _used(rule) if rule else []
-        self._passes = [tuple(self._arrays[k] for k in positions) for positions in used]
+        reads = rule.reads if rule else ()
+        self._passes = [tuple(compress(self._arrays, read)) for read in reads]
 
     def __call__(self) -> None:
         """Do the update."""
@@ -80,16 +79,6 @@ class Step:
         for arrays in self._passes:
             traffic.read(arrays)
         traffic.write(self._arrays)
-
-
-def _used(rule: Rule) -> list[list[int]]:
-    """Positions among (weight, gradient, *state) that reach the sums of each pass, as NaN does."""
-    h = np.ones(1, rule.record(np.float64))[0]
-    numbers = np.where(np.eye(2 + len(rule.state), dtype=bool), math.nan, 1.0)
-    return [
-        [k for k, (w, g, *s) in enumerate(numbers) if np.isnan(sums(w, g, tuple(s), h)).any()]
-        for sums, _ in rule.passes
-    ]
 
 
 def against_limit(step: Step, rounds: int = 15) -> tuple[float, float]:

@@ -46,6 +46,9 @@ BITS = {"bfloat16": "uint16"}
 """Dtypes that are stored as others of the same size; their name is in the text."""
 
 HEADER_LIMIT = 100_000_000
+HEADER_BASE, HEADER_SHARE = 2**23, 2**11
+"""Bytes of a header that need no tensor, and those that each tensor justifies."""
+
 DIMENSION_LIMIT = 64
 PIECE = 1 << 20
 
@@ -59,6 +62,11 @@ def encode(tree: Any, arrays: Mapping[str, Array]) -> Chunks:
     """Yield the bytes of a file that holds `arrays`, and `tree` in its metadata.
 
     `tree` is JSON without NaN and infinity. The arrays must not change meanwhile.
+
+    Raises
+    ------
+    CheckpointError
+        The header would be larger than :func:`decode` admits.
     """
     # Larger elements first, so that every array is aligned.
     stored = {name: _bits(a) for name, a in sorted(arrays.items(), key=lambda i: -i[1].itemsize)}
@@ -71,6 +79,7 @@ def encode(tree: Any, arrays: Mapping[str, Array]) -> Chunks:
         header[name] = _entry(tensors[name], begin, end)
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
+    _check_header(head)
     yield len(head).to_bytes(8, "little") + head
     for bits in stored.values():
         for piece in _pieces(bits):
@@ -188,10 +197,26 @@ def _header(file: BufferedIOBase) -> tuple[dict[str, Any], int]:
             "it is no safetensors file, or only a part of one: "
             f"a header of {length} bytes cannot be in a file of {size + 8} bytes"
         )
-    header = json.loads(file.read(length).decode(), object_pairs_hook=_unique)
+    head = file.read(length)
+    _check_header(head)
+    header = json.loads(head.decode(), object_pairs_hook=_unique)
     if not isinstance(header, dict):
         raise CheckpointError("the header must be a JSON object")
     return header, size - length
+
+
+def _check_header(head: bytes) -> None:
+    """Raise CheckpointError if a header is larger than its tensors justify.
+
+    JSON takes up to 25 times its size in memory, so it is not read before.
+    """
+    tensors = head.count(b'"data_offsets"') if len(head) > HEADER_BASE else 0
+    limit = min(HEADER_BASE + HEADER_SHARE * tensors, HEADER_LIMIT)
+    if len(head) > limit:
+        raise CheckpointError(
+            f"a header of {len(head)} bytes is too large for {tensors} tensors, "
+            f"the limit is {limit}"
+        )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

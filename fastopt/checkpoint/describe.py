@@ -7,10 +7,10 @@ import numpy as np
 
 from fastopt.checkpoint.objects import attributes_of
 from fastopt.checkpoint.parameters import keys_of, names_of
+from fastopt.engine.validate import label
 from fastopt.kernels.device_memory import host
 from fastopt.kernels.devices import is_cuda
-from fastopt.optimizer.base import Index, Optimizer
-from fastopt.optimizer.border import label
+from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["SETTINGS", "Stateful", "check_updater", "describe", "foreign_part"]
 

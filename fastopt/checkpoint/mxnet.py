@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.checkpoint import ndarray
+from fastopt.arguments import count
 from fastopt.checkpoint.describe import Stateful, describe, foreign_part
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike
+from fastopt.checkpoint.ndarray import Allowance, from_bytes
 from fastopt.checkpoint.objects import KEEP
 from fastopt.checkpoint.parameters import keys_of
 from fastopt.checkpoint.pickles import ARRAYS, Instance, as_bytes, expect, values
-from fastopt.optimizer.base import Index
-from fastopt.optimizer.border import leaves
+from fastopt.engine.validate import leaves
+from fastopt.optimizer.optimizer import Index
 
 __all__ = ["MXNetStates", "described_by_mxnet", "load_mxnet_states"]
 
@@ -34,7 +35,7 @@ class MXNetStates(dict[Index, Any]):
     """Its attributes that are numbers, texts, arrays, or tuples, lists and dicts of these."""
 
 
-def load_mxnet_states(source: PathLike | bytes) -> MXNetStates:
+def load_mxnet_states(source: PathLike | bytes, max_bytes: int | None = None) -> MXNetStates:
     r"""Read what ``get_states`` of an MXNet updater wrote, without MXNet.
 
     Such a file is a pickle. It is not run: its numbers and arrays are read, and whatever else it
@@ -44,6 +45,9 @@ def load_mxnet_states(source: PathLike | bytes) -> MXNetStates:
     ----------
     source : str, os.PathLike or bytes
         The file or its contents.
+    max_bytes : int, optional
+        Most bytes that row-sparse arrays may take as dense ones. Default: 64 MiB and 100 times
+        the size of the file.
 
     Returns
     -------
@@ -54,7 +58,8 @@ def load_mxnet_states(source: PathLike | bytes) -> MXNetStates:
     Raises
     ------
     CheckpointError
-        The file is damaged or holds something else.
+        The file is damaged or holds something else, or its row-sparse arrays would take more
+        memory than that.
     OSError
         It cannot be read.
 
@@ -65,14 +70,25 @@ def load_mxnet_states(source: PathLike | bytes) -> MXNetStates:
     {0: None}
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _checked(bytes(source))
+        return _checked(bytes(source), max_bytes)
     with read_from(source):
-        return _checked(Path(source).read_bytes())
+        return _checked(Path(source).read_bytes(), max_bytes)
 
 
-def described_by_mxnet(updater: Stateful, source: PathLike | bytes) -> dict[str, Any]:
+def described_by_mxnet(
+    updater: Stateful, source: PathLike | bytes, max_bytes: int | None = None
+) -> dict[str, Any]:
     """What :func:`~fastopt.checkpoint.restore.restore` takes, with the states of that file."""
-    imported = load_mxnet_states(source)
+    imported = load_mxnet_states(source, max_bytes)
+    try:
+        return _described(updater, imported)
+    except CheckpointError:
+        raise
+    except Exception as error:  # attributes are not as MXNet makes them
+        raise CheckpointError(f"not a file of MXNet's get_states: {error!r}") from error
+
+
+def _described(updater: Stateful, imported: MXNetStates) -> dict[str, Any]:
     attributes = dict(updater.optimizer.__getstate__())
     taken = {k: v for k, v in imported.attributes.items() if k in attributes and k not in STAYING}
     if "cumgrads" in taken:
@@ -101,9 +117,10 @@ def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index
         yield index, {**entry, "cum_grad": total}
 
 
-def _checked(data: bytes) -> MXNetStates:
+def _checked(data: bytes, max_bytes: int | None) -> MXNetStates:
+    most = None if max_bytes is None else count("max_bytes", max_bytes, least=0)
     try:
-        return _states(data)
+        return _states(data, Allowance.of(len(data), most))
     except CheckpointError:
         raise
     except Exception as error:  # an instruction of the pickle does not find what it needs
@@ -111,14 +128,14 @@ def _checked(data: bytes) -> MXNetStates:
         raise CheckpointError(f"not a file of MXNet's get_states: {words}") from error
 
 
-def _states(data: bytes) -> MXNetStates:
+def _states(data: bytes, dense: Allowance) -> MXNetStates:
     content = values(data)
     if not isinstance(content, tuple):
         content = content, None
     elif len(content) != 2:
         raise CheckpointError(f"it has {len(content)} parts where states and optimizer belong")
     saved, optimizer = content
-    convert = _Converter(3 * len(data))
+    convert = _Converter(3 * len(data), dense)
     states = MXNetStates()
     for index, state in expect(dict, saved).items():
         states[index] = convert(state)
@@ -142,8 +159,8 @@ class _Converter:
     what one without repetition needs.
     """
 
-    def __init__(self, allowance: int) -> None:
-        self.allowance = allowance
+    def __init__(self, allowance: int, dense: Allowance) -> None:
+        self.allowance, self.dense = allowance, dense
 
     def __call__(self, value: Any) -> Any:
         self.spend(1)
@@ -152,7 +169,7 @@ class _Converter:
                 raise _Foreign(f"it holds an instance of {value.name}")
             blob = as_bytes(expect(dict, value.state).get("handle"))
             self.spend(len(blob))
-            return ndarray.from_bytes(blob)
+            return from_bytes(blob, self.dense)
         if isinstance(value, (tuple, list)):
             return type(value)(map(self, value))
         if isinstance(value, dict):

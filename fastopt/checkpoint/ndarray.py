@@ -1,26 +1,54 @@
-"""Arrays in the bytes that MXNet's ``NDArray`` writes."""
+"""Arrays in the bytes that MXNet's ``NDArray`` writes, one by one or as a list with names."""
 
 import math
 import struct
+from dataclasses import dataclass
 
 import numpy as np
 
 from fastopt.checkpoint.container import DIMENSION_LIMIT, Array
 from fastopt.checkpoint.errors import CheckpointError
 
-__all__ = ["from_bytes"]
+__all__ = ["LIST_HEAD", "Allowance", "from_bytes", "list_from_bytes"]
 
-MAGIC, NUMPY_MAGIC = 0xF993FAC9, 0xF993FACA
-"""First number of an array; the second kind may have no dimensions."""
+V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
+"""First number of an array. V1 has no storage type; V3 may have no dimensions. An array that is
+older than these begins with the number of its dimensions, which are of 32 bits."""
+
+LIST_HEAD = struct.pack("<QQ", 0x112, 0)
+"""First bytes of a list of arrays: its magic number, and a reserved one."""
 
 DENSE, ROW_SPARSE = 0, 1
 DTYPES = dict(enumerate(("f4", "f8", "f2", "u1", "i4", "i1", "i8")))
 
 
-def from_bytes(blob: bytes) -> Array:
+@dataclass
+class Allowance:
+    """Bytes that the dense forms of row-sparse arrays may still take."""
+
+    left: int
+
+    @classmethod
+    def of(cls, size: int, max_bytes: int | None = None) -> "Allowance":
+        """Allowance for a file of `size` bytes: 64 MiB and 100 bytes for each, or `max_bytes`."""
+        return cls(2**26 + 100 * size if max_bytes is None else max_bytes)
+
+    def take(self, shape: tuple[int, ...], itemsize: int) -> None:
+        """Take what an array needs, or raise CheckpointError."""
+        needed = math.prod(shape) * itemsize
+        if needed > self.left:
+            raise CheckpointError(
+                f"a row-sparse array of shape {shape} would take {needed} bytes as a dense one, "
+                f"the limit leaves {self.left}; max_bytes sets another limit"
+            )
+        self.left -= needed
+
+
+def from_bytes(blob: bytes, allowance: Allowance) -> Array:
     """Return the array that MXNet wrote; a row-sparse one comes dense.
 
-    Nothing is allocated for elements before `blob` is known to hold them.
+    Nothing is allocated for elements before `blob` is known to hold them, but for the dense forms
+    of row-sparse arrays, within `allowance`.
 
     Raises
     ------
@@ -28,27 +56,80 @@ def from_bytes(blob: bytes) -> Array:
         `blob` is not such an array.
     """
     reader = _Reader(blob)
+    array = _array(reader, allowance)
+    reader.end()
+    return array if array.flags.writeable else array.copy()
+
+
+def list_from_bytes(data: bytes, allowance: Allowance) -> dict[str, Array]:
+    """Return the arrays that MXNet's ``nd.save`` wrote with names; dense ones are views of `data`.
+
+    Raises
+    ------
+    CheckpointError
+        `data` is not such a list, or its arrays have no names.
+    """
+    reader = _Reader(data)
+    if reader.take(16) != LIST_HEAD:
+        raise CheckpointError("it does not begin as a list of MXNet's arrays")
+    arrays = []
+    for position in range(reader.number("<Q")):
+        try:
+            arrays.append(_array(reader, allowance))
+        except CheckpointError as error:
+            raise CheckpointError(f"array {position} of the list: {error}") from error
+    count = reader.number("<Q")
+    if count != len(arrays):
+        raise CheckpointError(f"a list of {len(arrays)} arrays has {count} names")
+    try:
+        names = [bytes(reader.take(reader.number("<Q"))).decode() for _ in arrays]
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"a name is not UTF-8: {error}") from error
+    reader.end()
+    named = dict(zip(names, arrays, strict=True))
+    if len(named) < len(names):
+        raise CheckpointError("the list names something twice")
+    return named
+
+
+def _array(reader: "_Reader", allowance: Allowance) -> Array:
+    """The next array; a dense one is a view."""
     magic = reader.number("<I")
-    if magic not in (MAGIC, NUMPY_MAGIC):
-        raise CheckpointError(f"an array must begin with {MAGIC:#x}, got {magic:#x}")
+    if magic == V1:
+        return _rest(reader, reader.shape())
+    if magic not in (V2, V3):
+        if not 0 < magic <= DIMENSION_LIMIT:
+            raise CheckpointError(f"an array must begin with {V2:#x}, got {magic:#x}")
+        return _rest(reader, struct.unpack(f"<{magic}I", reader.take(4 * magic)))
     storage = reader.number("<i")
     if storage not in (DENSE, ROW_SPARSE):
         raise CheckpointError(f"an array is of unknown storage type {storage}")
     stored = reader.shape() if storage == ROW_SPARSE else ()
     shape = reader.shape()
-    if not shape and magic == MAGIC:
-        raise CheckpointError("an array has no shape")
+    if storage == DENSE:
+        return _rest(reader, shape, scalar=magic == V3)
+    _check_shape(shape)
     reader.number("<ii")  # the device that it was on
     dtype = reader.dtype()
-    if storage == DENSE:
-        return reader.end(reader.array(shape, dtype))
     row_dtype, row_shape = reader.dtype(), reader.shape()
     values = reader.array(stored, dtype)
-    rows = reader.end(reader.array(row_shape, row_dtype))
-    return _dense(shape, values, rows)
+    return _dense(shape, values, reader.array(row_shape, row_dtype), allowance)
 
 
-def _dense(shape: tuple[int, ...], values: Array, rows: Array) -> Array:
+def _rest(reader: "_Reader", shape: tuple[int, ...], scalar: bool = False) -> Array:
+    """What follows the shape of a dense array."""
+    if not scalar:
+        _check_shape(shape)
+    reader.number("<ii")  # the device that it was on
+    return reader.array(shape, reader.dtype())
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if not shape:
+        raise CheckpointError("an array has no shape")
+
+
+def _dense(shape: tuple[int, ...], values: Array, rows: Array, allowance: Allowance) -> Array:
     """Array of zeros but for some rows."""
     if not shape or values.shape != (rows.size, *shape[1:]) or rows.shape != (rows.size,):
         raise CheckpointError(
@@ -59,6 +140,7 @@ def _dense(shape: tuple[int, ...], values: Array, rows: Array) -> Array:
         raise CheckpointError("row numbers must be distinct integers")
     if rows.size and (rows.min() < 0 or rows.max() >= shape[0]):
         raise CheckpointError(f"row numbers must be from 0 to {shape[0] - 1}")
+    allowance.take(shape, values.itemsize)
     try:
         dense = np.zeros(shape, values.dtype)
     except (MemoryError, ValueError):
@@ -71,7 +153,7 @@ class _Reader:
     """Takes numbers and arrays off the front of bytes."""
 
     def __init__(self, blob: bytes) -> None:
-        self.rest = memoryview(blob)
+        self.rest = memoryview(blob).toreadonly()
 
     def take(self, size: int) -> memoryview:
         if size > len(self.rest):
@@ -100,10 +182,9 @@ class _Reader:
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         data = self.take(math.prod(shape) * dtype.itemsize)
-        return np.frombuffer(data, dtype).reshape(shape).copy()
+        return np.frombuffer(data, dtype).reshape(shape)
 
-    def end(self, array: Array) -> Array:
-        """Return `array` if nothing is left."""
+    def end(self) -> None:
+        """Raise CheckpointError if something is left."""
         if self.rest:
-            raise CheckpointError(f"an array has {len(self.rest)} bytes too many")
-        return array
+            raise CheckpointError(f"it has {len(self.rest)} bytes too many")

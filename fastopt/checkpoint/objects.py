@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fastopt.arguments import count, number
+from fastopt.checked import Checked
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.lr_scheduler import scheduler_registry
-from fastopt.optimizer.base import Optimizer
+from fastopt.optimizer.optimizer import TRANSIENT, Optimizer
 
 __all__ = [
     "KEEP",
     "KEPT",
     "attributes_of",
-    "check_attributes",
+    "is_kept",
     "is_registered",
     "optimizer_class",
     "rebuilt",
@@ -23,6 +23,11 @@ KEEP = "<keep the present schedule>"
 """Stands for a schedule that cannot be saved."""
 
 KEPT = "the saved learning-rate schedule is not of a registered class; the present one is kept"
+
+
+def is_kept(schedule: Any) -> bool:
+    """Whether it stands for a schedule that could not be saved."""
+    return isinstance(schedule, str) and schedule == KEEP
 
 
 def is_registered(schedule: Any) -> bool:
@@ -41,24 +46,11 @@ def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
     return attributes
 
 
-def check_attributes(attributes: Mapping[str, Any]) -> None:
-    """Raise an exception unless the attributes that all optimizers have can be theirs."""
-    for name in ("num_update", "begin_num_update", "seed"):
-        count(name, attributes[name], least=0)
-    for index, updates in attributes["_index_update_count"].items():
-        count(f"the count of index {index!r}", updates, least=0)
-    for table in ("lr_mult", "wd_mult"):
-        for key, value in attributes[table].items():
-            number(f"{table}[{key!r}]", value)
-    if not all(isinstance(name, str) for name in attributes["idx2name"].values()):
-        raise CheckpointError("idx2name must hold names")
-    schedule = attributes["lr_scheduler"]
-    if schedule is not None and not callable(schedule):
-        raise CheckpointError(f"lr_scheduler cannot be {schedule!r}")
+def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -> Any:
+    """Return an instance of a class with these attributes, as :mod:`copy` makes one.
 
-
-def rebuilt(klass: Any, attributes: Mapping[str, Any]) -> Any:
-    """Instance of a class with these attributes, as :mod:`copy` makes one.
+    Classes of this package have the attributes that they describe, and those that the user gave
+    to `present`, an instance of the same class; other classes may have any.
 
     Raises
     ------
@@ -66,12 +58,50 @@ def rebuilt(klass: Any, attributes: Mapping[str, Any]) -> Any:
         The attributes are not those of such an instance.
     """
     for name in attributes:
-        if not isinstance(name, str) or callable(getattr(klass, name, None)):
+        if not _is_attribute(klass, name):
             raise CheckpointError(f"{klass.__name__} cannot have an attribute {name!r} of its own")
+    own = vars(present) if type(present) is klass else {}
+    try:
+        checked = klass.checked(attributes)
+        strange = sorted(attributes.keys() - klass.described() - own.keys())
+        if strange and _is_ours(klass):
+            raise CheckpointError(
+                f"{klass.__name__} has no attribute {', '.join(strange)}; set it before a load "
+                "if it is your own"
+            )
+    except CheckpointError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{klass.__name__}: {error}") from error
     made = klass.__new__(klass)
     restore = getattr(made, "__setstate__", made.__dict__.update)
-    restore(dict(attributes))
+    restore(checked)
+    try:
+        made.check_together()
+    except (TypeError, ValueError, ImportError) as error:
+        raise CheckpointError(f"{klass.__name__}: {error}") from error
     return made
+
+
+def _is_attribute(klass: type[Checked], name: Any) -> bool:
+    """Whether instances may have an attribute of this name, beside those of the class.
+
+    It may hide a default in a class of the user's, but nothing of this package, and no method.
+    """
+    if not isinstance(name, str) or name.startswith("__"):
+        return False
+    if name in getattr(klass, "in_arrays", ()):
+        return True
+    if name in TRANSIENT or name == "param_dict":
+        return False
+    own = getattr(klass, name, None)
+    if callable(own) or hasattr(type(own), "__get__"):
+        return False
+    return not any(name in vars(base) for base in klass.__mro__ if _is_ours(base))
+
+
+def _is_ours(klass: type) -> bool:
+    return klass.__module__.partition(".")[0] == "fastopt"
 
 
 def optimizer_class(name: Any, present: Optimizer | None) -> type[Optimizer]:

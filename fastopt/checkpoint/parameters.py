@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fastopt.optimizer.base import Index, Optimizer
+from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["Matching", "Skipped", "keys_of", "match", "names_of"]
 

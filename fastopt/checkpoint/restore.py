@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from fastopt.arguments import flag, number
-from fastopt.checkpoint.describe import SETTINGS, Stateful, foreign_part
+from fastopt.checkpoint.describe import SETTINGS, Stateful
 from fastopt.checkpoint.errors import CheckpointError
-from fastopt.checkpoint.objects import KEEP, KEPT, check_attributes, rebuilt
+from fastopt.checkpoint.fitting import check_states
+from fastopt.checkpoint.objects import KEPT, is_kept, rebuilt
 from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
-from fastopt.optimizer.base import Index, Optimizer
-from fastopt.optimizer.border import label
+from fastopt.engine.validate import label
+from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["restore"]
 
@@ -46,7 +47,8 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
             _check_strict(matching.skipped, strict)
             states = dict(_states(saved, matching, updater))
             attributes = _attributes(saved["attributes"], matching, optimizer)
-            made = rebuilt(type(optimizer), attributes)
+            made = rebuilt(type(optimizer), attributes, optimizer)
+            check_states(made, states)
         except CheckpointError:
             raise
         except Exception as error:  # whatever else foreign numbers lead to
@@ -56,7 +58,7 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
         _restore_scaler(updater, saved["loss_scaler"])
         # What is never saved serves this process or belongs to the user, and stays.
         kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
-        optimizer.__dict__.update((k, v) for k, v in vars(made).items() if k not in kept)
+        optimizer.restore({k: v for k, v in made.__getstate__().items() if k not in kept})
         updater.states = states
         updater.states_synced = dict.fromkeys(states, False)
         for name, value in saved["updater"].items():
@@ -81,6 +83,9 @@ def _check_fields(saved: Any, optimizer: str) -> None:
     keys = saved["parameters"]
     if len(set(keys.values())) < len(keys) or not keys.keys() >= saved["states"].keys():
         raise CheckpointError("its states do not belong to its parameters")
+    for index in keys.values():
+        if not isinstance(index, (int, str)) or isinstance(index, bool):
+            raise CheckpointError(f"an index must be an integer or a string, got {index!r}")
     if not set(saved["updater"]) <= set(SETTINGS):
         raise CheckpointError(f"unknown settings {list(saved['updater'])}")
     for name, value in saved["updater"].items():
@@ -105,9 +110,6 @@ def _states(
         if index is None:
             continue
         words = f"state of {label(index, updater.optimizer.idx2name)}"
-        foreign = foreign_part(state)
-        if foreign:
-            raise CheckpointError(f"{words} holds something of type {foreign}")
         for one, other in _pairs(state, updater.states.get(index)):
             if (one.shape, one.dtype) != (other.shape, other.dtype):
                 raise CheckpointError(
@@ -139,15 +141,14 @@ def _attributes(
         made[name] = own | matching.table(saved[name])
     made["idx2name"] = matching.table(saved["idx2name"]) | optimizer.idx2name
     made["_index_update_count"] = matching.table(saved["_index_update_count"])
-    if made["lr_scheduler"] == KEEP:
+    if is_kept(made["lr_scheduler"]):
         made["lr_scheduler"] = optimizer.lr_scheduler
-    check_attributes(made)
     return made
 
 
 def _left_alone(updater: Stateful, saved: Mapping[str, Any]) -> Iterator[str]:
     """Sentences on what the updater keeps because the checkpoint cannot tell."""
-    if saved["attributes"]["lr_scheduler"] == KEEP:
+    if is_kept(saved["attributes"]["lr_scheduler"]):
         yield KEPT
     scaler = getattr(updater, "loss_scaler", None)
     if scaler is None and saved["loss_scaler"] is not None:

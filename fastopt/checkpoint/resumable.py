@@ -8,11 +8,12 @@ from fastopt.arguments import flag
 from fastopt.checkpoint.describe import Stateful, describe
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically
+from fastopt.checkpoint.fitting import check_states
 from fastopt.checkpoint.mxnet import described_by_mxnet
 from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.tree import chunks, dumps, loads, read
-from fastopt.optimizer.base import Optimizer
+from fastopt.optimizer.optimizer import Optimizer
 
 __all__ = ["Resumable"]
 
@@ -54,7 +55,7 @@ class Resumable(Stateful):
         Raises
         ------
         fastopt.checkpoint.CheckpointError
-            The bytes are damaged or cannot be read. Nothing changes.
+            The bytes are damaged or cannot be read, or do not fit the optimizer. Nothing changes.
 
         Examples
         --------
@@ -70,8 +71,14 @@ class Resumable(Stateful):
         tree = loads(states, self.optimizer)
         match tree:
             case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not rest:
-                self.states = tree["states"]
-                self.optimizer = tree["optimizer"] or self.optimizer
+                made = tree["optimizer"] or self.optimizer
+                try:
+                    check_states(made, tree["states"])
+                except CheckpointError:
+                    raise
+                except Exception as error:  # whatever else foreign numbers lead to
+                    raise CheckpointError(f"not the states of an updater: {error}") from error
+                self.states, self.optimizer = tree["states"], made
                 self.states_synced = dict.fromkeys(self.states, False)
             case _:
                 raise CheckpointError(
@@ -92,6 +99,8 @@ class Resumable(Stateful):
         TypeError
             A state is not made of None, numbers, arrays, and tuples, lists and dicts of these, or
             an attribute of the optimizer is not.
+        fastopt.checkpoint.CheckpointError
+            The text besides the arrays is larger than :meth:`load` admits.
         OSError
             The file cannot be written. The older one is as it was.
 
@@ -137,7 +146,7 @@ class Resumable(Stateful):
             The file is damaged, does not fit, or cannot be read. Nothing changes.
         """
         with read_from(path), open(os.fspath(path), "rb") as file:
-            return restore(self, read(file), strict)
+            return restore(self, read(file, self.optimizer), strict)
 
     def states_dict(self) -> dict[str, Any]:
         """Return what :meth:`save` writes as a dict, with copies of the arrays."""
@@ -156,7 +165,9 @@ class Resumable(Stateful):
         """
         return restore(self, copy.deepcopy(states), strict)
 
-    def load_mxnet(self, path: PathLike | bytes, strict: bool = True) -> Skipped:
+    def load_mxnet(
+        self, path: PathLike | bytes, strict: bool = True, max_bytes: int | None = None
+    ) -> Skipped:
         """Take up what MXNet's ``get_states`` wrote.
 
         If the optimizer is in it, its attributes that this one has too are taken up, but not its
@@ -168,5 +179,7 @@ class Resumable(Stateful):
             The file or its contents.
         strict : bool
             As :meth:`load` takes it, with the same result and errors.
+        max_bytes : int, optional
+            As :func:`~fastopt.checkpoint.load_mxnet_states` takes it.
         """
-        return restore(self, described_by_mxnet(self, path), strict)
+        return restore(self, described_by_mxnet(self, path, max_bytes), strict)

@@ -7,8 +7,8 @@ import numpy as np
 
 from fastopt.checkpoint.describe import Stateful, check_updater
 from fastopt.checkpoint.torch_forms import FORMS, Form
-from fastopt.optimizer.base import Index, Optimizer
-from fastopt.optimizer.border import label, leaves
+from fastopt.engine.validate import label, leaves
+from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["to_torch_state_dict"]
 

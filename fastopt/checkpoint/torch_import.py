@@ -12,7 +12,7 @@ from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.torch_forms import FORMS, VOCABULARY, Form
-from fastopt.optimizer.base import Index, Optimizer
+from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["from_torch_state_dict"]
 

@@ -11,10 +11,9 @@ import numpy as np
 from fastopt.checkpoint.container import METADATA, Array, can_hold, decode, dtype_of, encode
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.objects import (
-    KEEP,
     KEPT,
     attributes_of,
-    check_attributes,
+    is_kept,
     is_registered,
     optimizer_class,
     rebuilt,
@@ -22,7 +21,7 @@ from fastopt.checkpoint.objects import (
 )
 from fastopt.kernels.device_memory import host
 from fastopt.kernels.devices import is_cuda
-from fastopt.optimizer.base import Optimizer
+from fastopt.optimizer.optimizer import Optimizer
 from fastopt.sparse import RowSparse
 
 __all__ = ["chunks", "dumps", "loads", "read"]
@@ -176,6 +175,7 @@ class _Reader:
     def __init__(self, arrays: dict[str, Array], present: Optimizer | None) -> None:
         self.arrays = arrays
         self.present = present
+        self.schedule = present.lr_scheduler if present else None
         self.kept = False
         """Whether the present schedule stands for one that was not saved."""
 
@@ -199,14 +199,13 @@ class _Reader:
             case "row_sparse":
                 return RowSparse(*self.unpack(of))
             case "schedule":
-                return rebuilt(schedule_class(of), self.unpack(value["of"]))
+                return rebuilt(schedule_class(of), self.unpack(value["of"]), self.schedule)
             case "optimizer":
                 return self._optimizer(of, self.unpack(value["of"]))
         raise CheckpointError(f"unknown kind of value: {kind!r}")
 
     def _optimizer(self, name: str, attributes: dict[str, Any]) -> Any:
-        if attributes["lr_scheduler"] == KEEP:
+        if is_kept(attributes["lr_scheduler"]):
             self.kept = True
-            attributes["lr_scheduler"] = self.present.lr_scheduler if self.present else None
-        check_attributes(attributes)
-        return rebuilt(optimizer_class(name, self.present), attributes)
+            attributes["lr_scheduler"] = self.schedule
+        return rebuilt(optimizer_class(name, self.present), attributes, self.present)

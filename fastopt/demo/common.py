@@ -143,19 +143,22 @@ def train(
     progress: Callable[..., Any],
     word: str = "epoch",
 ) -> list[list[float]]:
-    """Loss of each step of each epoch, with a progress bar for each epoch.
+    """Loss of each step of each epoch, with one progress bar.
 
     `begin` begins an epoch: it returns the number of its steps, and what does a step and returns
     its loss whenever it is asked for the next one.
     """
     losses: list[list[float]] = []
-    for epoch in range(1, epochs + 1):
-        number, steps = begin()
-        bar = progress(steps, desc=f"{word} {epoch}/{epochs}", total=number, unit="batch")
-        losses.append([])
-        for loss in bar:
-            losses[-1].append(loss)
-            bar.set_postfix_str(f"loss {fmean(losses[-1]):.4f}", refresh=False)
+    with progress(unit="batch") as bar:
+        for epoch in range(1, epochs + 1):
+            number, steps = begin()
+            bar.total = bar.n + number * (epochs - epoch + 1)
+            bar.set_description_str(f"{word} {epoch}/{epochs}", refresh=False)
+            losses.append([])
+            for loss in steps:
+                losses[-1].append(loss)
+                bar.set_postfix_str(f"loss {fmean(losses[-1]):.4f}", refresh=False)
+                bar.update()
     if not math.isfinite(losses[-1][-1]):
         print("the loss is no longer a finite number: try a smaller --learning-rate")
     return losses
@@ -185,7 +188,9 @@ def agreement(name: str, ours: Runner, theirs: Runner) -> str:
     # Each step rounds a weight once in either run, and the state behind it a few times.
     steps, epsilon = len(ours.seconds), float(np.finfo(ours.weights[0].dtype).eps)
     allowed = 4 * steps * epsilon * largest
+    if difference <= allowed:
+        return f"agreement with {name}: yes, weights differ by {difference:.1e} at most"
     return (
-        f"agreement with {name}: {'yes' if difference <= allowed else 'NO'}, weights differ "
-        f"by {difference:.1e} at most, rounding accounts for {allowed:.1e}"
+        f"agreement with {name}: NO, weights differ by {difference:.1e} at most, "
+        f"more than the {allowed:.1e} that rounding may explain"
     )

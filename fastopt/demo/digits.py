@@ -108,10 +108,10 @@ def run(options: Options) -> float:
         reference = None if options.mpi else _reference(name, opt, options.dtype)
         race = Race(model, opt, reference, team.comm)
         losses = {name: task.train(race, bar)}
-    _report(name, options, race.ours, race.shadow)
-    print(f"mean loss of the last epoch: {fmean(losses[name][-1]):.6f}")
     accuracy = model.accuracy(images[TRAIN:], digits[TRAIN:])
-    print(f"test accuracy: {accuracy:.3f}", flush=True)
+    print(f"mean loss of the last epoch: {fmean(losses[name][-1]):.6f}")
+    print(f"test accuracy: {accuracy:.3f}")
+    _report(name, options, race.ours, race.shadow)
     for each, opt in others.items():
         task = Task(options, datasets, team)
         trainer = Trainer(task.model.params, opt, comm=team.comm)
@@ -207,18 +207,18 @@ def _reference(name: str, opt: optimizer.Optimizer, dtype: str) -> plain.Update 
 
 
 def _report(name: str, options: Options, ours: Runner, shadow: Runner | None = None) -> None:
-    print(f"optimizer, fastopt:     {common.summary(ours.seconds)}")
+    fast = f"optimizer, fastopt:     {common.summary(ours.seconds)}"
     if shadow is None:
         reason = f"the demo has no NumPy code for {name}"
         if options.dtype in HALVES:
             reason = f"NumPy would round every intermediate result to {options.dtype}"
         if options.mpi:
             reason = "a rank has the gradients of its own images only"
-        print(f"optimizer, plain NumPy: not compared, {reason}")
+        print(f"{fast}\noptimizer, plain NumPy: not compared, {reason}", flush=True)
         return
-    print(f"optimizer, plain NumPy: {common.summary(shadow.seconds)}")
+    print(common.agreement("plain NumPy", ours, shadow))
+    print(f"{fast}\noptimizer, plain NumPy: {common.summary(shadow.seconds)}")
     words = common.faster(median(ours.seconds), median(shadow.seconds))
-    print(f"by the medians, fastopt is {words} than plain NumPy")
     if words.endswith("slower"):
         print("on arrays this small the cost of a call counts; fastopt bench measures larger ones")
-    print(common.agreement("plain NumPy", ours, shadow))
+    print(f"by the medians, fastopt is {words} than plain NumPy", flush=True)

@@ -9,6 +9,7 @@ from fastopt.initializer.distributions import Normal as Normal
 from fastopt.initializer.distributions import Orthogonal as Orthogonal
 from fastopt.initializer.distributions import TruncatedNormal as TruncatedNormal
 from fastopt.initializer.distributions import Uniform as Uniform
+from fastopt.initializer.draws import seed as seed
 from fastopt.initializer.fans import MSRAPrelu as MSRAPrelu
 from fastopt.initializer.fans import Xavier as Xavier
 from fastopt.initializer.gains import GlorotNormal as GlorotNormal

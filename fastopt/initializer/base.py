@@ -33,7 +33,7 @@ class Initializer:
     ----------
     rng : numpy.random.Generator or seed, optional
         Where random numbers come from: a generator, which is shared and moves on, or a seed for
-        a new one. Default: fresh entropy.
+        a new one. Default: the generator of :func:`seed`, or one with fresh entropy.
     **kwargs
         What :meth:`dumps` tells about the initializer: arguments of the subclass by name.
 
@@ -55,6 +55,8 @@ class Initializer:
     (True, False)
     """
 
+    _fresh: np.random.Generator | None = None
+
     def __init__(self, *, rng: draws.Seed = None, **kwargs: Any) -> None:
         self._rng = None if rng is None else draws.generator(rng)
         self._kwargs = kwargs
@@ -63,9 +65,10 @@ class Initializer:
     @property
     def rng(self) -> np.random.Generator:
         """The generator that all random numbers come from."""
-        if self._rng is None:
-            self._rng = draws.generator(None)
-        return self._rng
+        given = self._rng or draws.seeded()
+        if given is None:
+            given = self._fresh = self._fresh or draws.generator(None)
+        return given
 
     def set_verbosity(
         self, verbose: bool = False, print_func: Callable[[Array], str] | None = None

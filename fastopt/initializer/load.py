@@ -4,11 +4,12 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import Any, BinaryIO
+from zipfile import ZIP_DEFLATED, ZIP_STORED
 
 import numpy as np
 import safetensors
+from numpy.lib.npyio import NpzFile
 
 from fastopt.initializer.arrays import Array, assign, is_real, target
 from fastopt.initializer.base import log
@@ -25,8 +26,9 @@ class Load:
     Parameters
     ----------
     param : mapping of str to array_like, or path
-        Arrays by name, or a file of them: ``.safetensors`` or ``.npz``. The beginnings ``arg:``
-        and ``aux:`` of names are dropped.
+        Arrays by name, or a file of them: ``.safetensors``, ``.npz``, or ``.params`` of MXNet,
+        whose row-sparse arrays come dense. The beginnings ``arg:`` and ``aux:`` of names are
+        dropped.
     default_init : Initializer, optional
         Initializes arrays that are not among them: an initializer, its text or name, or a
         function of (name, array).
@@ -36,8 +38,10 @@ class Load:
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be, the array of a call has another shape than the one of
-        that name, or there is none and no `default_init`.
+        An argument is not what it must be, a file is damaged or of another kind, the array of a
+        call has another shape than the one of that name, or there is none and no `default_init`.
+    OSError
+        The file cannot be opened.
 
     Examples
     --------
@@ -95,15 +99,46 @@ class Load:
 
 def _read(path: Path) -> dict[str, Array]:
     """Arrays of a file by name."""
-    try:
-        if path.suffix == ".npz":
-            with path.open("rb") as stream, np.load(stream) as file:
-                return dict(file)
-        if path.suffix == ".safetensors":
-            return {name: _decoded(**entry) for name, entry in _entries(path.read_bytes())}
-    except (safetensors.SafetensorError, BadZipFile, ValueError) as error:
-        raise ValueError(f"param must be an intact file, got {path}: {error}") from error
-    raise ValueError(f"param must be a .safetensors or .npz file, got {path}")
+    read = _READERS.get(path.suffix)
+    if read is None:
+        raise ValueError(f"param must be a .safetensors, .npz or .params file, got {path}")
+    with path.open("rb") as stream:
+        try:
+            return read(stream)
+        except NotReal:
+            raise
+        except Exception as error:  # whatever else a damaged file leads to
+            raise ValueError(f"param must be an intact file, got {path}: {error}") from error
+
+
+class NotReal(TypeError):
+    """An intact file holds something else than real numbers."""
+
+
+def _read_npz(stream: BinaryIO) -> dict[str, Array]:
+    with NpzFile(stream) as file:
+        for entry in file.zip.infolist():  # type: ignore[union-attr]
+            if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+                raise ValueError(f"{entry.filename} is compressed otherwise than NumPy does it")
+        return dict(file)
+
+
+def _read_safetensors(stream: BinaryIO) -> dict[str, Array]:
+    return {name: _decoded(**entry) for name, entry in _entries(stream.read())}
+
+
+def _read_params(stream: BinaryIO) -> dict[str, Array]:
+    from fastopt.checkpoint.ndarray import Allowance, list_from_bytes  # which needs optimizers
+
+    data = stream.read()
+    return list_from_bytes(data, Allowance.of(len(data)))
+
+
+_READERS: dict[str, Callable[[BinaryIO], dict[str, Array]]] = {
+    ".npz": _read_npz,
+    ".safetensors": _read_safetensors,
+    ".params": _read_params,
+}
 
 
 def _decoded(dtype: str, shape: list[int], data: bytes) -> Array:
@@ -112,6 +147,6 @@ def _decoded(dtype: str, shape: list[int], data: bytes) -> Array:
         wide = np.frombuffer(data, "<u2").astype(np.uint32) << 16
         return wide.view(np.float32).reshape(shape)
     if not re.fullmatch("[FIU](8|16|32|64)", dtype):
-        raise TypeError(f"param must hold real numbers, got safetensors dtype {dtype}")
+        raise NotReal(f"param must hold real numbers, got safetensors dtype {dtype}")
     kind = np.dtype(f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
     return np.frombuffer(data, kind).reshape(shape)

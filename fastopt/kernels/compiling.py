@@ -2,17 +2,16 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import njit, typeof
 
-from fastopt.kernels.rule import Rule
-from fastopt.kernels.threads import prefer_tbb
+from fastopt.kernels.rule import Rule, digest_of
 
-__all__ = ["compiled", "compiled_kernels", "log_uncached", "name_entry"]
+__all__ = ["bind", "compiled", "compiled_kernels", "log_uncached", "name_entry"]
 
 log = logging.getLogger("fastopt")
 
@@ -21,15 +20,19 @@ compiled_kernels: list[Any] = []
 
 
 def compiled(
-    kernel: Callable, rule: Rule | None, parallel: bool, nogil: bool = True, **more: Any
+    kernel: Callable,
+    rule: Rule | None,
+    parallel: bool,
+    nogil: bool = True,
+    also: Sequence[Any] = (),
+    **more: Any,
 ) -> Callable:
     """Compile `kernel` on first use, from numba's disk cache where possible.
 
-    `more` are options of numba's.
+    `also` are functions besides the rule's that it calls, and `more` options of numba's.
     """
-    name_entry(kernel, rule, "parallel" if parallel else "serial")
-    if parallel:
-        prefer_tbb()
+    variant = "parallel" if parallel else "serial" if nogil else "whole"
+    name_entry(kernel, rule, f"{variant}{digest_of([f for f in also if f])}")
     options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil, **more}
     try:
         made = njit(cache=True, **options)(kernel)
@@ -38,6 +41,18 @@ def compiled(
         made = njit(**options)(kernel)
     compiled_kernels.append(made)
     return made
+
+
+def bind(kernel: Any, *arguments: Any) -> Callable:
+    """Compiled function for arguments of the types of these, without numba's look at types.
+
+    It must only be called with arguments of exactly these types.
+    """
+    if not hasattr(kernel, "overloads"):  # NUMBA_DISABLE_JIT
+        return kernel
+    signature = tuple(map(typeof, arguments))
+    kernel.compile(signature)
+    return kernel.overloads[signature].entry_point
 
 
 def name_entry(kernel: Callable, rule: Rule | None, variant: str) -> None:

@@ -23,7 +23,7 @@ from fastopt.kernels.device_memory import stream_of
 from fastopt.kernels.elements import keep, keep_state, owed, pay
 from fastopt.kernels.lanes import BLOCK, LANES, put
 from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
-from fastopt.kernels.noise import dither_key, normal
+from fastopt.kernels.noise import dither_key, normal, run
 from fastopt.kernels.rule import Rule, scalar
 from fastopt.kernels.segments import listed, scattered, summed
 from fastopt.kernels.storage import checked, load, locate, private, store
@@ -157,7 +157,7 @@ def dense(layout: Layout) -> Callable:
             weights = locate(table, tensor, ADDRESS, begin, kinds)
             states = locate(table, tensor, first_state, begin, state_kinds)
             element = np.int64(table[tensor, OFFSET]) + begin
-            rounding = dither_key(key, element)
+            rounding, draw = dither_key(key, element), run(key, element)
             factor = real(owed(table, tensor, row)) if catch_up else real(1)
 
             def taken(i):
@@ -174,7 +174,7 @@ def dense(layout: Layout) -> Callable:
                 if catch_up:
                     weight = weight * factor
                 if noise:
-                    new = update(weight, grad, state, h, normal(key, element + i))
+                    new = update(weight, grad, state, h, normal(draw, i))
                 else:
                     new = update(weight, grad, state, h)
                 weight, state = checked(new, slots)
@@ -224,7 +224,7 @@ def rows(layout: Layout) -> Callable:
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
         width: Any = np.int64(table[tensor, WIDTH])
         place = warp * LANES + lane
-        h, rounding = private(hyper, tensor), dither_key(table[tensor, KEY], 0)
+        h, key = private(hyper, tensor), table[tensor, KEY]
         offset = np.int64(table[tensor, OFFSET])
         grads = locate(table, tensor, first_grad, 0, grad_kinds)
         if sparse:
@@ -254,6 +254,8 @@ def rows(layout: Layout) -> Callable:
             mean = real(total / width)
             if active:
                 state = new = load(states, 0)
+                element = offset + row * width
+                rounding = dither_key(key, element)
                 for i in range(lane, width, LANES):
                     if sparse:
                         grad = summed(table, tensor, grads, k, i)
@@ -261,10 +263,11 @@ def rows(layout: Layout) -> Callable:
                         grad = load(grads, row * width + i)[0]
                     weight = read_weight(weights, i)
                     weight, new = checked(update(weight, grad, state, h, mean), slots)
-                    keep(weights, i, weight, rounding, offset + row * width + i, dither)
+                    keep(weights, i, weight, rounding, element + i, dither)
             cuda.syncthreads()  # all lanes have read the state
             if active and lane == 0:
-                keep_state(states, 0, new, rounding, offset // max(width, 1) + row, draws)
+                element = offset // max(width, 1) + row
+                keep_state(states, 0, new, dither_key(key, element), element, draws)
 
     return compiled(rows, rule)
 
@@ -281,15 +284,16 @@ def settle(layout: Layout) -> Callable:
         c = cuda.blockIdx.x
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
         width = np.int64(table[tensor, WIDTH])
-        rounding = dither_key(table[tensor, KEY], 0)
-        offset = np.int64(table[tensor, OFFSET])
+        key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
         for row in range(start + cuda.threadIdx.y, start + size, cuda.blockDim.y):
             factor = real(owed(table, tensor, row))
             if factor != 1:
                 weights = locate(table, tensor, ADDRESS, row * width, kinds)
+                element = offset + row * width
+                rounding = dither_key(key, element)
                 for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
                     weight = read_weight(weights, i) * factor
-                    keep(weights, i, weight, rounding, offset + row * width + i, dither)
+                    keep(weights, i, weight, rounding, element + i, dither)
 
     return compiled(settle, layout.rule)
 

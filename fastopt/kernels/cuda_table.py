@@ -52,11 +52,10 @@ class CudaTable(Table):
     def _begin(self) -> None:
         from fastopt.kernels import cuda, cuda_order
 
+        self.rate = EACH * cuda.THREADS
         super()._begin()
         self.kernels, self.sorting = cuda, cuda_order
         self.device: Any = device_of(self.arrays[0])
-        self.rate = EACH * cuda.THREADS
-        self.pieces, self.total = chunks(*self.items, size=self.rate)
         self._sent: dict[str, tuple[Any, Any]] = {}
         self._pieces: dict[int, tuple[Array, Any]] = {}
         self._streams: set[int] = set()
@@ -74,14 +73,17 @@ class CudaTable(Table):
         made.leads = [lead for table in tables for lead in table.leads]
         return made
 
-    def take(self, *grads: Any) -> int:
-        """See :meth:`Table.take`; an array that is not where it was does not fit."""
+    def _cut(self) -> tuple[NDArray[np.int64], int]:
+        return chunks(*self.items, size=self.rate)
+
+    def present(self, grads: Sequence[Any]) -> bool:
+        """See :meth:`Table.present`."""
         if moved(self.watched) or any(device_of(g) != self.device for g in grads):
-            return 0
+            return False
         if any(lead.stream != self.stream_handle for lead in self.leads):
-            return 0
+            return False
         self._streams = {grad.stream for grad in grads}
-        return super().take(*grads)
+        return True
 
     @property
     def stream_handle(self) -> int:  # type: ignore[override]

@@ -1,4 +1,12 @@
-"""Sums in an order that does not depend on the number of threads or the width of vectors."""
+"""Sums in an order that does not depend on the number of threads or the width of vectors.
+
+Terms are added up in blocks of BLOCK. In a block, term i is added to partial sum i modulo LANES, in
+float64; then the partial sums are added up in halves. The terms of a few vectors at a time are
+written to a scratch array on the stack and added from there at once, so that the arithmetic of one
+part overlaps the loads of the next, and the compiler need not suspect that they overlap in memory.
+"""
+
+import ctypes
 
 import numpy as np
 from llvmlite import ir
@@ -6,22 +14,149 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from fastopt.kernels.rule import scalar
-
-__all__ = ["BLOCK", "LANES", "lane_sum", "padded", "put"]
+__all__ = ["BLOCK", "LANES", "PART", "add", "add_squares", "put", "scratch", "total"]
 
 BLOCK = 1024
-"""Terms of a sum that are computed before they are added up; a multiple of LANES."""
+"""Terms of a sum that are added up before they are added to others; a multiple of PART."""
+
+PART = 64
+"""Terms that are computed before they are added to the partial sums; a multiple of LANES."""
+
+LANES = 32
+"""Partial sums of a block, whatever the width of the machine's vectors."""
 
 
-@scalar
-def padded(buffer, count):
-    """Fill the rows of `buffer` with zeros from `count` to a multiple of LANES, and return that."""
-    whole = (count + LANES - 1) // LANES * LANES
-    for k in range(len(buffer)):
-        for i in range(count, whole):
-            buffer[k, i] = 0
-    return whole
+def scratch(count, size, real):
+    """Pointers to `count` arrays of `size` numbers of type `real`, zeros, on the stack."""
+    kind = np.ctypeslib.as_ctypes_type(real)
+    return tuple(ctypes.cast((kind * size)(), ctypes.POINTER(kind)) for _ in range(count))
+
+
+@overload(scratch, prefer_literal=True, inline="always")  # into the function whose stack it is
+def _scratch(count, size, real):
+    return lambda count, size, real: _scratch_intrinsic(count, size, real)
+
+
+@intrinsic(prefer_literal=True)
+def _scratch_intrinsic(typingctx, count, size, real):
+    pointers = types.UniTuple(types.CPointer(real.dtype), count.literal_value)
+
+    def codegen(context, builder, signature, args):
+        array = ir.ArrayType(context.get_value_type(real.dtype), size.literal_value)
+        nbytes = size.literal_value * real.dtype.bitwidth // 8
+        zero = ir.IntType(32)(0)
+        made = []
+        for _ in range(pointers.count):
+            space = cgutils.alloca_once(builder, array)
+            space.align = 64
+            cgutils.memset(builder, space, context.get_constant(types.intp, nbytes), 0)
+            made.append(builder.gep(space, [zero, zero]))
+        return context.make_tuple(builder, pointers, made)
+
+    return pointers(count, size, real), codegen
+
+
+def add(sums, terms, count):
+    """Add `count` terms behind each pointer to the partial sums behind the pointer of `sums`.
+
+    There is room for PART terms, to which they are filled up with zeros.
+    """
+    _add_all(sums, terms, count, lambda term: np.float64(term))
+
+
+def add_squares(sums, terms, count):
+    """Add the squares of terms as :func:`add` adds the terms; in float64, which holds them."""
+    _add_all(sums, terms, count, lambda term: np.float64(term) * np.float64(term))
+
+
+def _add_all(sums, terms, count, function):
+    for lanes, values in zip(sums, terms, strict=True):
+        for i in range(count):
+            lanes[i % LANES] += function(values[i])
+
+
+@overload(add)
+def _add(sums, terms, count):
+    return lambda sums, terms, count: _add_intrinsic(sums, terms, count, False)
+
+
+@overload(add_squares)
+def _add_squares(sums, terms, count):
+    return lambda sums, terms, count: _add_intrinsic(sums, terms, count, True)
+
+
+@intrinsic(prefer_literal=True)
+def _add_intrinsic(typingctx, sums, terms, count, square):
+    """Vectors spell out the order, which the compiler may not change to vectorize a loop."""
+
+    def codegen(context, builder, signature, args):
+        kind = terms.dtype.dtype
+        real = ir.VectorType(context.get_value_type(kind), LANES)
+        wide = ir.VectorType(ir.DoubleType(), LANES)
+        size, one = (context.get_constant(types.intp, n) for n in (PART, 1))
+        for k in range(len(sums)):
+            lanes, values = (builder.extract_value(arg, k) for arg in args[:2])
+            with cgutils.for_range_slice(builder, args[2], size, one, inc=True) as (i, _):
+                builder.store(context.get_constant(kind, 0), builder.gep(values, [i]))
+            lanes = builder.bitcast(lanes, wide.as_pointer())
+            running = builder.load(lanes, align=8)
+            for first in range(0, PART, LANES):
+                place = builder.gep(values, [context.get_constant(types.intp, first)])
+                place = builder.bitcast(place, real.as_pointer())
+                vector = builder.load(place, align=kind.bitwidth // 8)
+                if kind == types.float32:
+                    vector = builder.fpext(vector, wide)
+                if square.literal_value:
+                    vector = builder.fmul(vector, vector)
+                running = builder.fadd(running, vector)
+            builder.store(running, lanes, align=8)
+        return context.get_dummy_value()
+
+    return types.none(sums, terms, types.intp, square), codegen
+
+
+def total(sums):
+    """Add up the partial sums behind each pointer, in halves, and set them to 0."""
+    totals = []
+    for lanes in sums:
+        values, half = lanes[:LANES], LANES
+        while half > 1:
+            half //= 2
+            values = [values[k] + values[k + half] for k in range(half)]
+        for k in range(LANES):
+            lanes[k] = 0.0
+        totals.append(values[0])
+    return tuple(totals)
+
+
+@overload(total)
+def _total(sums):
+    return lambda sums: _total_intrinsic(sums)
+
+
+@intrinsic
+def _total_intrinsic(typingctx, sums):
+    totals = types.UniTuple(types.float64, len(sums))
+
+    def codegen(context, builder, signature, args):
+        wide = ir.VectorType(ir.DoubleType(), LANES)
+        made = []
+        for pointer in cgutils.unpack_tuple(builder, args[0], len(sums)):
+            place = builder.bitcast(pointer, wide.as_pointer())
+            lanes, width = builder.load(place, align=8), LANES
+            builder.store(wide(None), place, align=8)
+            while width > 1:
+                width //= 2
+                mask = ir.VectorType(ir.IntType(32), width)
+                low, high = (
+                    builder.shuffle_vector(lanes, lanes, ir.Constant(mask, list(half)))
+                    for half in (range(width), range(width, 2 * width))
+                )
+                lanes = builder.fadd(low, high)
+            made.append(builder.extract_element(lanes, ir.IntType(32)(0)))
+        return context.make_tuple(builder, totals, made)
+
+    return totals(sums), codegen
 
 
 def put(buffer, i, values):
@@ -48,58 +183,3 @@ def _put_intrinsic(typingctx, buffer, i, values):
         return context.get_dummy_value()
 
     return types.none(buffer, types.intp, values), codegen
-
-
-LANES = 32
-"""Partial sums of :func:`lane_sum`, whatever the width of the machine's vectors."""
-
-
-def lane_sum(buffer, row, count):
-    """Float64 sum of ``buffer[row, :count]``; `count` is a multiple of LANES.
-
-    Element i is added to lane i modulo LANES, then the lanes are added up in halves. Vectors spell
-    out that order: a loop with one running sum would not vectorize, and the compiler may not
-    change its order.
-    """
-    lanes = np.zeros(LANES)
-    for first in range(0, count, LANES):
-        lanes += buffer[row, first : first + LANES]
-    while len(lanes) > 1:
-        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
-    return lanes[0]
-
-
-@overload(lane_sum)
-def _lane_sum(buffer, row, count):
-    return lambda buffer, row, count: _lane_sum_intrinsic(buffer, row, count)
-
-
-@intrinsic
-def _lane_sum_intrinsic(typingctx, buffer, row, count):
-    def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        columns = cgutils.unpack_tuple(builder, array.shape, 2)[1]
-        first = builder.gep(array.data, [builder.mul(args[1], columns)])
-        real = ir.VectorType(context.get_value_type(buffer.dtype), LANES)
-        wide = ir.VectorType(ir.DoubleType(), LANES)
-        total = cgutils.alloca_once_value(builder, wide(None))
-        step = context.get_constant(types.intp, LANES)
-        zero = context.get_constant(types.intp, 0)
-        with cgutils.for_range_slice(builder, zero, args[2], step, inc=True) as (i, _):
-            place = builder.bitcast(builder.gep(first, [i]), real.as_pointer())
-            values = builder.load(place, align=buffer.dtype.bitwidth // 8)
-            if buffer.dtype == types.float32:
-                values = builder.fpext(values, wide)
-            builder.store(builder.fadd(builder.load(total), values), total)
-        lanes, width = builder.load(total), LANES
-        while width > 1:
-            width //= 2
-            mask = ir.VectorType(ir.IntType(32), width)
-            low, high = (
-                builder.shuffle_vector(lanes, lanes, ir.Constant(mask, list(half)))
-                for half in (range(width), range(width, 2 * width))
-            )
-            lanes = builder.fadd(low, high)
-        return builder.extract_element(lanes, ir.IntType(32)(0))
-
-    return types.float64(buffer, types.intp, types.intp), codegen

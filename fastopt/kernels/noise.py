@@ -1,11 +1,15 @@
 """Random numbers that depend on a key and a counter only, so that any thread can draw any of them.
 
-The bits are SplitMix64's (Steele, Lea and Flood, 2014, "Fast splittable pseudorandom number
-generators"), whose state is a plain counter; the normal numbers are Box and Muller's (1958).
-Logarithm and cosine are short series in float32, which vectorize where library calls do not.
+Keys are made with SplitMix64's mixing function (Steele, Lea and Flood, 2014, "Fast splittable
+pseudorandom number generators"). The bits of an element are a hash of 32-bit numbers, since 64-bit
+multiplications do not vectorize on every processor: the multipliers and shifts are those of
+Wellons' "lowbias32" and "triple32" (https://github.com/skeeto/hash-prospector), with a half of the
+key before two of the multiplications. The normal numbers are Box and Muller's (1958), with
+logarithm and cosine as short polynomials in float32, which vectorize where library calls do not.
 """
 
 import math
+import zlib
 
 import numpy as np
 from llvmlite import ir
@@ -14,7 +18,7 @@ from numba.extending import intrinsic, overload
 
 from fastopt.kernels.rule import scalar
 
-__all__ = ["dither_bits", "dither_key", "key", "normal"]
+__all__ = ["dither_bits", "dither_key", "index_number", "key", "normal", "run", "stream_key"]
 
 _MASK = (1 << 64) - 1
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -25,14 +29,32 @@ _DITHER = np.uint64(0x6A09E667F3BCC909)
 """Sets the streams of dithering apart from those of normal numbers."""
 _WORD, _HALF_WORD, _EXCHANGE = np.uint64(32), np.uint64(16), np.uint64((1 << 32) + 1)
 _SHIFTS, _FACTORS, _STEP = (16, 15), (0x7FEB352D, 0x846CA68B), np.uint64(0x9E3779B9)
-_HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
-_QUARTER = np.float32(0.25)
-_TO_UNIT = np.float32(2.0**-32)
-_LN_2 = np.float32(math.log(2))
-_SQRT_2 = np.float32(math.sqrt(2))
-_TURN = np.float32(2 * math.pi)
-_LOG = tuple(np.float32(1 / k) for k in (3, 5, 7, 9))
-_SIN = tuple(np.float32((-1) ** k / math.factorial(2 * k + 1)) for k in (1, 2, 3, 4, 5))
+_LONG_SHIFTS, _LONG_FACTORS = (17, 11, 15), (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
+_HALF, _ONE = np.float32(0.5), np.float32(1)
+_TO_QUARTER = np.float32(2.0**-33)
+_ROOT = np.uint32(0x3F3504F3)
+"""Bits of the square root of 1/2 as float32."""
+_ROOT_SCALED = np.uint32(0x3F3504F3 + (31 << 23))
+_MANTISSA, _EXPONENT = np.uint32(0x007FFFFF), 23
+_MINUS_2_LN_2 = np.float32(-2 * math.log(2))
+_LOG = tuple(
+    np.float32(c)
+    for c in (
+        -2.0000057220458984,
+        1.0000381469726562,
+        -0.6660963892936707,
+        0.49766111373901367,
+        -0.4117864668369293,
+        0.3777533769607544,
+        -0.2371644824743271,
+    )
+)
+"""Polynomial of ``-2 log(1 + x) / x`` between the roots of 1/2 and 2, to 5e-7 / x."""
+_SIN = tuple(
+    np.float32(c)
+    for c in (6.2831645011901855, -41.33716583251953, 81.34140014648438, -70.99877166748047)
+)
+"""Polynomial in the square of x of ``sin(2 pi x) / x`` up to a quarter, to 6e-7 / x."""
 
 
 def key(seed: int, index: int, step: int) -> int:
@@ -43,13 +65,48 @@ def key(seed: int, index: int, step: int) -> int:
     return hashed
 
 
+def index_number(index: int | str) -> int:
+    """The 64-bit integer that stands for an index."""
+    number = (
+        zlib.crc32(index.encode(errors="surrogatepass")) if isinstance(index, str) else int(index)
+    )
+    number &= _MASK
+    return number - (1 << 64) if number >> 63 else number
+
+
 @scalar
-def normal(key, element):
-    """Draw a standard normal number, as float32, for element number `element` of stream `key`."""
-    bits = _draw(key, element)
-    radius = _sqrt(-_TWO * _log((np.float32(bits >> np.uint64(32)) + _HALF) * _TO_UNIT))
-    angle = np.float32(bits & _LOW) * _TO_UNIT - _HALF
-    return radius * _cos(angle)
+def stream_key(seed, index, step):
+    """See :func:`key`, of three 64-bit integers."""
+    hashed = np.uint64(0)
+    for part in (seed, index, step):
+        hashed = _mix(_add(_add(hashed, np.uint64(part)), _GAMMA))
+    return hashed
+
+
+@scalar
+def run(key, element):
+    """What :func:`normal` draws from for the elements from number `element` of stream `key` on.
+
+    That are: what is added to the place in the run, the last place before the element's number has
+    another upper half, and what this half adds to the hash.
+    """
+    low, high = np.uint64(element) & _LOW, np.uint64(element) >> _WORD
+    later = _add(key >> _WORD, _multiply(high, _STEP))
+    return np.uint32(_add(low, key) & _LOW), np.uint32(_LOW - low), np.uint32(later & _LOW)
+
+
+@scalar
+def normal(run, i):
+    """Draw a standard normal number, as float32, for element `i` of a :func:`run`.
+
+    It is a function of the number of the element, wherever the run starts; `i` is below 2**32.
+    """
+    start, last, later = run
+    bits, turns = _hash_pair(np.uint32(np.uint64(i) & _LOW), start, last, later)
+    # Conversions of signed integers alone vectorize on every processor.
+    square = _minus_2_log(_signed(np.uint32(bits >> np.uint32(1))) + _HALF)
+    # The sine of a half turn is as likely to be anything as the cosine of a whole one.
+    return _sqrt(square) * _sin(_signed(turns) * _TO_QUARTER)
 
 
 @scalar
@@ -104,9 +161,63 @@ def _hash_intrinsic(typingctx, x, before, later):
     return types.uint32(types.uint32, types.uint32, types.uint32), codegen
 
 
-@scalar
-def _draw(key, element):
-    return _mix(_add(key, _multiply(np.uint64(element), _GAMMA)))
+def _hash_pair(i, start, last, later):
+    """Two hashes of ``start + i`` and `later`, which is one step further past `last`; 32 bits."""
+    first, second, third = _LONG_SHIFTS
+    x = (int(start) + int(i)) & int(_LOW)
+    later = int(later) + int(_STEP) * int(i > last)
+    x = (x ^ (x >> first)) * _LONG_FACTORS[0] & int(_LOW)
+    x = ((x ^ (x >> second)) + later) * _LONG_FACTORS[1] & int(_LOW)
+    x ^= x >> third
+    one = x * _LONG_FACTORS[2] & int(_LOW)
+    return np.uint32(one), np.uint32((x ^ (x >> _SHIFTS[0])) * _FACTORS[0] & int(_LOW))
+
+
+@overload(_hash_pair)
+def _hash_pair_compiled(i, start, last, later):
+    return lambda i, start, last, later: _hash_pair_intrinsic(i, start, last, later)
+
+
+@intrinsic
+def _hash_pair_intrinsic(typingctx, i, start, last, later):
+    pair = types.UniTuple(types.uint32, 2)
+
+    def codegen(context, builder, signature, args):
+        i, start, last, later = args
+        constant = i.type
+        first, second, third = _LONG_SHIFTS
+
+        def mixed(x, shift):
+            return builder.xor(x, builder.lshr(x, constant(shift)))
+
+        stepped = builder.add(later, constant(int(_STEP)))
+        later = builder.select(builder.icmp_unsigned(">", i, last), stepped, later)
+        x = mixed(builder.add(start, i), first)
+        x = mixed(builder.mul(x, constant(_LONG_FACTORS[0])), second)
+        x = mixed(builder.mul(builder.add(x, later), constant(_LONG_FACTORS[1])), third)
+        one = builder.mul(x, constant(_LONG_FACTORS[2]))
+        other = builder.mul(mixed(x, _SHIFTS[0]), constant(_FACTORS[0]))
+        return context.make_tuple(builder, pair, [one, other])
+
+    return pair(types.uint32, types.uint32, types.uint32, types.uint32), codegen
+
+
+def _signed(x):
+    """The bits of `x`, as a signed integer, as float32."""
+    return np.float32(np.uint32(x).view(np.int32))
+
+
+@overload(_signed)
+def _signed_compiled(x):
+    return lambda x: _signed_intrinsic(x)
+
+
+@intrinsic
+def _signed_intrinsic(typingctx, x):
+    def codegen(context, builder, signature, args):
+        return builder.sitofp(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), codegen
 
 
 @scalar
@@ -122,27 +233,49 @@ def _sqrt(x):
 
 
 @scalar
-def _log(u):
-    """Logarithm of ``0 < u <= 1``: exponent and mantissa, then the series of artanh."""
-    bits = _float_bits(u)
-    exponent = np.float32(bits >> np.uint32(23)) - np.float32(127)
-    mantissa = _bits_float((bits & np.uint32(0x007FFFFF)) | np.uint32(0x3F800000))
-    if mantissa > _SQRT_2:
-        mantissa = mantissa * _HALF
-        exponent = exponent + _ONE
-    s = (mantissa - _ONE) / (mantissa + _ONE)
-    z = s * s
-    series = _ONE + z * (_LOG[0] + z * (_LOG[1] + z * (_LOG[2] + z * _LOG[3])))
-    return exponent * _LN_2 + _TWO * s * series
+def _minus_2_log(v):
+    """Logarithm of ``v / 2**31`` times -2, which is not negative as long as v is at most 2**31."""
+    bits = _minus(_float_bits(v), _ROOT_SCALED)
+    x = _bits_float(np.uint32((bits & _MANTISSA) + _ROOT)) - _ONE
+    tail = _LOG[3] + x * (_LOG[4] + x * (_LOG[5] + x * _LOG[6]))
+    series = x * (_LOG[0] + x * (_LOG[1] + x * (_LOG[2] + x * tail)))
+    return _exponent(bits) * _MINUS_2_LN_2 + series
 
 
 @scalar
-def _cos(turns):
-    """Cosine of an angle of -1/2 to 1/2 turns, by the series of the sine."""
-    x = (_QUARTER - abs(turns)) * _TURN
-    z = x * x
-    tail = _SIN[1] + z * (_SIN[2] + z * (_SIN[3] + z * _SIN[4]))
-    return x * (_ONE + z * (_SIN[0] + z * tail))
+def _sin(turns):
+    """Sine of an angle of -1/4 to 1/4 turns."""
+    z = turns * turns
+    return turns * (_SIN[0] + z * (_SIN[1] + z * (_SIN[2] + z * _SIN[3])))
+
+
+def _minus(a, b):
+    """Difference of 32-bit numbers, which may wrap around."""
+    return np.uint32((int(a) - int(b)) & int(_LOW))
+
+
+@overload(_minus)
+def _minus_compiled(a, b):
+    return lambda a, b: np.uint32(a - b)
+
+
+def _exponent(bits):
+    """The upper 9 of 32 bits, as a signed integer, as float32."""
+    return np.float32(np.uint32(bits).view(np.int32) >> _EXPONENT)
+
+
+@overload(_exponent)
+def _exponent_compiled(bits):
+    return lambda bits: _exponent_intrinsic(bits)
+
+
+@intrinsic
+def _exponent_intrinsic(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        shifted = builder.ashr(args[0], args[0].type(_EXPONENT))
+        return builder.sitofp(shifted, ir.FloatType())
+
+    return types.float32(types.uint32), codegen
 
 
 def _add(a, b):

@@ -6,6 +6,7 @@ A rule never sees an array, an index or a storage format; every kernel is derive
 import dis
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -127,13 +128,17 @@ class Rule:
         return lambda fields: tuple([fields[name] for name in self.hyper])
 
     @cached_property
+    def rescale(self) -> int:
+        """Position of ``rescale_grad`` among the fields, -1 without it."""
+        return self.hyper.index("rescale_grad") if "rescale_grad" in self.hyper else -1
+
+    @cached_property
     def digest(self) -> str:
         """Hash of all source code that the compiled rule depends on."""
         functions = [self.fn, *(f for pair in self.passes for f in pair)]
         if self.row:
             functions.append(self.row)
-        text = {part for f in functions for part in _sources(f, set())}
-        return hashlib.sha256("\0".join(sorted(text)).encode()).hexdigest()[:16]
+        return digest_of(functions)
 
     @cached_property
     def sums(self) -> tuple[int, ...]:
@@ -144,6 +149,25 @@ class Rule:
             return tuple(
                 len(sums(one, one, (one,) * len(self.state), h)) for sums, _ in self.passes
             )
+
+    @cached_property
+    def reads(self) -> tuple[tuple[bool, ...], ...]:
+        """Whether the sums of each pass depend on weight, gradient, and each state slot.
+
+        Found by passing NaN for one of them at a time.
+        """
+        h = np.ones(1, self.record(np.float64))[0]
+        numbers = np.where(np.eye(2 + len(self.state), dtype=bool), math.nan, 1.0)
+        return tuple(
+            tuple(bool(np.isnan(sums(w, g, tuple(s), h)).any()) for w, g, *s in numbers)
+            for sums, _ in self.passes
+        )
+
+
+def digest_of(functions: Sequence[Function]) -> str:
+    """Hash of all source code that these functions depend on; empty without functions."""
+    text = {part for f in functions for part in _sources(f, set())}
+    return hashlib.sha256("\0".join(sorted(text)).encode()).hexdigest()[:16] if text else ""
 
 
 def rule(

@@ -21,24 +21,31 @@ __all__ = [
 ]
 
 INDEX = (np.int64,)
-DIGIT = 11
-"""Bits of a row number that are sorted by at a time; counts of all digits stay in cache."""
+DIGIT, FEW_DIGIT, FEW = 11, 8, 1024
+"""Bits of a row number that are sorted by at a time; counts of all digits stay in cache. Fewer than
+FEW rows are sorted by FEW_DIGIT bits, since the counts take longer than the rows."""
 
 ASCENDING, MIXED, OUTSIDE = 0, 1, 2
 """Answers of :func:`survey`: rows ascend without repeats; they do not; one is not in the table."""
 
 
-def survey(rows: Any, height: int) -> Any:
-    """Tell how `rows`, numbers of rows of a table of `height`, are ordered."""
+def survey(rows: Any, height: int, checked: Any) -> Any:
+    """Copy `rows`, indices into a table of `height` rows, to `checked`, which kernels read.
+
+    Another thread may change `rows` after they have been checked. Returns how they are ordered,
+    and the row that is outside of the table, else -1.
+    """
     answer = ASCENDING
     last = np.int64(-1)
-    for row in rows:
+    for i in range(len(checked)):
+        row = rows[i]
+        checked[i] = row
         if row < 0 or row >= height:
-            return OUTSIDE
+            return OUTSIDE, row
         if row <= last:
             answer = MIXED
         last = row
-    return answer
+    return answer, np.int64(-1)
 
 
 def order_rows(rows: Any, height: int, step: int) -> Any:
@@ -49,7 +56,8 @@ def order_rows(rows: Any, height: int, step: int) -> Any:
     """
     size = len(rows)
     order, other = np.arange(size), np.empty(size, np.int64)
-    counts = np.empty(1 << DIGIT, np.int64)
+    digit_bits = DIGIT if size >= FEW else FEW_DIGIT
+    counts = np.empty(1 << digit_bits, np.int64)
     shift = 0
     while shift == 0 or (height - 1) >> shift:
         counts[:] = 0
@@ -63,7 +71,7 @@ def order_rows(rows: Any, height: int, step: int) -> Any:
             other[counts[digit]] = order[i]
             counts[digit] += 1
         order, other = other, order
-        shift += DIGIT
+        shift += digit_bits
     unique, starts = np.empty(size, np.int64), np.empty(size + 1, np.int64)
     pieces = np.zeros((size // step + 1, 3), np.int64)
     found, cuts = 0, 0

@@ -295,20 +295,23 @@ def _storing(narrow):
     return codegen
 
 
-def prefetch(pointers, count):
-    """Have the lines of the next `count` elements behind each pointer brought to the cache."""
+def prefetch(pointers, count, write):
+    """Have the lines of the next `count` elements behind each pointer brought to the cache.
+
+    `write`, a constant, tells whether they are to be written to.
+    """
 
 
-@overload(prefetch)
-def _prefetch(pointers, count):
-    return lambda pointers, count: _prefetch_intrinsic(pointers, count)
+@overload(prefetch, prefer_literal=True)
+def _prefetch(pointers, count, write):
+    return lambda pointers, count, write: _prefetch_intrinsic(pointers, count, write)
 
 
-@intrinsic
-def _prefetch_intrinsic(typingctx, pointers, count):
+@intrinsic(prefer_literal=True)
+def _prefetch_intrinsic(typingctx, pointers, count, write):
     def codegen(context, builder, signature, args):
         byte = ir.IntType(8).as_pointer()
-        flags = [ir.IntType(32)(flag) for flag in (1, 3, 1)]  # to write, to keep, data
+        flags = [ir.IntType(32)(flag) for flag in (int(write.literal_value), 3, 1)]  # keep, data
         declared = ir.FunctionType(ir.VoidType(), [byte] + [flag.type for flag in flags])
         fetch = cgutils.get_or_insert_function(builder.module, declared, "llvm.prefetch.p0i8")
         step, zero = (context.get_constant(types.intp, n) for n in (LINE, 0))
@@ -323,4 +326,4 @@ def _prefetch_intrinsic(typingctx, pointers, count):
                 builder.call(fetch, [builder.gep(start, [offset]), *flags])
         return context.get_dummy_value()
 
-    return types.none(pointers, types.intp), codegen
+    return types.none(pointers, types.intp, write), codegen

@@ -1,9 +1,10 @@
 """Tables of tensors: what a kernel launch is told about the arrays that it works on."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Self
 
+import numba
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
@@ -11,12 +12,12 @@ from numpy.typing import NDArray
 from fastopt.device import Device
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels import cpu
-from fastopt.kernels.headers import ID, NBYTES, guard
+from fastopt.kernels.compiling import bind
+from fastopt.kernels.devices import header
 from fastopt.kernels.layout import (
     ADDRESS,
     DECAY,
     DONE,
-    KEY,
     ORDER,
     PAID,
     ROWS,
@@ -24,15 +25,20 @@ from fastopt.kernels.layout import (
     STARTS,
     WIDTH,
     Layout,
+    kind_of,
 )
+from fastopt.kernels.numpy_abi import C_ORDER, NBYTES, guard
 from fastopt.kernels.segments import ASCENDING, OUTSIDE
 from fastopt.kernels.threads import may_run_parallel, turn
 from fastopt.sparse import RowSparse
 
-__all__ = ["CHUNK", "PARALLEL_FROM", "Combine", "Pieces", "Table", "chunks", "launch"]
+__all__ = ["CHUNK", "PARALLEL_FROM", "Combine", "Pieces", "Table", "balanced", "chunks", "launch"]
 
 CHUNK = 32_768
-"""Elements in one piece of work: 128 KB of float32, so that four arrays stay in a core's cache."""
+"""Most elements in a chunk: 128 KB of float32, so that four arrays stay in a core's cache."""
+
+LINE = 64
+"""Elements that a chunk is a multiple of: at least a cache line of any dtype."""
 
 PARALLEL_FROM = 65_536
 """Elements from which starting threads costs less than it saves.
@@ -77,7 +83,12 @@ class Table:
     """How elements are copied from an array, the second argument, to another."""
 
     def __init__(
-        self, layout: Layout, weight: tuple[Array, ...], state: tuple[Array, ...], grad: Array
+        self,
+        layout: Layout,
+        weight: tuple[Array, ...],
+        state: tuple[Array, ...],
+        grad: Array,
+        order: int = C_ORDER,
     ) -> None:
         self.layout = layout
         self.arrays: Sequence[Array] = (*weight, *state)  # kept alive
@@ -90,22 +101,32 @@ class Table:
         self.entry = np.zeros((1, ADDRESS + len(self.arrays) + 1), np.uint64)
         self.entry[0, WIDTH] = self.width
         guarded = self.arrays if layout.sparse else (*self.arrays, grad)
-        self.guards = guard(guarded, len(self.arrays))[np.newaxis]
+        self.guards = guard(guarded, len(self.arrays), order)[np.newaxis]
+        addresses = [array.ctypes.data for array in guarded]
+        self.entry[0, ADDRESS : ADDRESS + len(addresses)] = addresses
         self._begin()
 
     def _begin(self) -> None:
-        """Make room for the records, and cut the tensors into pieces of work."""
+        """Make room for the hyper-parameters, and cut the tensors into chunks."""
         rule, real = self.layout.rule, self.layout.real
-        self.fields = np.empty((len(self.entry), len(rule.hyper)), real)
+        self.fields = np.zeros((len(self.entry), len(rule.hyper)), real)
         self.records = self.fields.view(rule.record(real)).reshape(-1)
-        self.pieces, self.total = chunks(*self.items)
+        self.pieces, self.total = self._cut()
         self.direct = False
         self.copied: Sequence[tuple[Array, Array]] = ()
         self.borrowed: tuple[Array, Array] | None = None
         self.listed: tuple[Array, ...] = ()
         self.list_pieces = self.pieces, 0
+        self.checked_rows = np.empty(0, np.int64)
         self.decay: tuple[Array, ...] = ()
         self.at_once = False
+        self._bound: dict[Any, Callable[..., Any]] = {}
+        self._sums: tuple[Array, Array] | None = None
+        self.launch: Callable[[], None] | None = None
+
+    def _cut(self) -> tuple[Pieces, int]:
+        """Chunks of an update, and the number of elements."""
+        return balanced(*self.items)
 
     @classmethod
     def joined(cls, tables: Sequence["Table"]) -> Self:
@@ -137,18 +158,21 @@ class Table:
         if self.borrowed:
             self.move(*self.borrowed[::-1])
 
-    def take(self, *grads: Any) -> int:
-        """Enter the present addresses; each of `grads` is the gradient of one tensor.
+    def present(self, grads: Sequence[Any]) -> bool:
+        """Whether gradients are on the table's device, and its arrays where they were."""
+        return True
 
-        Returns a negative number if all arrays are contiguous, aligned, and of the shapes and
-        dtypes that the table was made for, none overlaps another of its tensor, and all but
-        gradients can be written to; else the position of the first tensor where that is not so.
-        """
-        if len(grads) == 1:
-            self.guards[0, -1, ID] = id(grads[0])
-        elif grads:
-            self.guards[:, -1, ID] = list(map(id, grads))
-        return int(cpu.enter()(self.entry, self.guards))
+    @property
+    def is_dense(self) -> bool:
+        """Whether an update is one launch of a kernel for dense gradients, without copies."""
+        layout = self.layout
+        by_element = not (layout.sparse or layout.by_row or layout.rule.passes)
+        return by_element and self.device is None and not (self.copied or self.borrowed)
+
+    def serves(self, grad: RowSparse) -> bool:
+        """Whether the kernels are those for a row-sparse gradient."""
+        layout = self.layout
+        return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
 
     def list_rows(self, words: str, grad: RowSparse) -> None:
         """Set the gradient to one that lists rows.
@@ -160,10 +184,12 @@ class Table:
         """
         height = len(self.arrays[0])
         values = _in_place(grad.values)
-        rows = _in_place(np.asarray(grad.indices, np.int64))
-        found = cpu.survey()(rows, height)
+        given = _in_place(np.asarray(grad.indices, np.int64))
+        if len(self.checked_rows) < len(given):
+            self.checked_rows = np.empty(len(given), np.int64)
+        rows = self.checked_rows[: len(given)]
+        found, wrong = cpu.survey()(given, height, rows)
         if found == OUTSIDE:
-            wrong = rows[(rows < 0) | (rows >= height)][0]
             raise ValueError(f"{words}: indices must be at least 0 and below {height}, got {wrong}")
         if values.size != len(rows) * self.width:
             expected = (len(rows), *grad.shape[1:])
@@ -203,27 +229,6 @@ class Table:
         self.entry[0, [PAID, DECAY]] = paid.ctypes.data, totals.ctypes.data
         self.decay, self.at_once = (paid, totals), at_once
 
-    def fill_all(self, hyper: Sequence[tuple[float, ...]], of: Any) -> None:
-        """Set the fields of every tensor to ``hyper[of]``, as :meth:`fill` does for one."""
-        for fields in hyper:
-            self.fill(fields, 0)
-        self.fields[:] = np.array(hyper, np.float64)[of]
-
-    def fill(self, hyper: tuple[float, ...], key: int, row: int = 0) -> None:
-        """Set the values of the rule's fields in order, and the key of the random numbers."""
-        try:
-            if None in hyper:  # NumPy takes it for NaN
-                raise TypeError
-            self.records[row] = hyper
-        except (TypeError, ValueError):
-            rule = self.layout.rule
-            raise TypeError(
-                f"rule {rule.name} needs numbers for {rule.hyper}, got {hyper}"
-            ) from None
-        self.entry[row, DONE] = 0
-        if self.layout.keyed:
-            self.entry[row, KEY] = key
-
     def give_back(self) -> None:
         """Copy weight and state back where copies were worked on, then :meth:`let_go`."""
         for original, copy in self.copied:
@@ -240,6 +245,12 @@ class Table:
     def done(self) -> bool:
         """Whether the update has run since :meth:`fill`, whatever was raised after it."""
         return bool(self.entry[0, DONE])
+
+    def spans(self) -> NDArray[np.uint64]:
+        """Where the arrays that are written to start and end: sorted, in two rows."""
+        first, last = self.written()
+        order = np.argsort(first)
+        return np.stack([first[order], last[order]])
 
     def written(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Addresses where the arrays that are written to begin and end."""
@@ -260,16 +271,21 @@ class Table:
     def squares(self) -> NDArray[np.float64]:
         """Sum of the squares of each gradient, in an order that depends on its shape alone."""
         layout = self.layout
-        pieces, total = self.list_pieces if layout.sparse else self._flat()
-        partials, sums = np.zeros(len(pieces)), np.zeros(len(self.sizes))
+        pieces, total = self.list_pieces if layout.sparse else self.flat
+        if self._sums is None or len(self._sums[0]) != len(pieces):
+            self._sums = np.zeros((len(pieces), 1)), np.zeros((len(self.sizes), 1))
+        partials, sums = self._sums
+        partials.fill(0)
+        sums.fill(0)
         column = self.entry.shape[1] - 1
-        kernel = partial(cpu.squares, layout.grad, layout.real, column, layout.sparse)
-        _call(kernel, total, pieces, self.entry, partials)
-        np.add.at(sums, pieces[:, 0], partials)
-        return sums
+        what = layout.grad, layout.real, column, layout.sparse
+        self._call(cpu.squares, what, total, pieces, self.entry, partials)
+        self._call(cpu.totals, (), 0, pieces, partials, sums)
+        return sums[:, 0]
 
-    def _flat(self) -> tuple[NDArray[np.int64], int]:
-        """Pieces of work that count elements."""
+    @cached_property
+    def flat(self) -> tuple[NDArray[np.int64], int]:
+        """Chunks that count elements, the same for any number of threads."""
         return chunks(*[(size, 1) for size in self.sizes])
 
     def run(self, combine: Combine | None = None) -> None:
@@ -279,14 +295,14 @@ class Table:
         """
         rule, layout = self.layout.rule, self.layout
         if rule.passes:
-            pieces, total = self._flat()
+            pieces, total = self.flat
             for step, count in enumerate(rule.sums):
                 partials = np.zeros((len(pieces), count))
-                kernel = partial(cpu.sums, layout, step)
-                _call(kernel, total, pieces, self.entry, self.records, partials)
+                arguments = pieces, self.entry, self.records, partials
+                self._call(cpu.sums, (layout, step), total, *arguments)
                 summed = combine(pieces, partials, len(self.entry)) if combine else None
                 first, sums = summed or (pieces, partials)
-                cpu.finish(rule, step)(first, self.records, sums)
+                self._call(cpu.finish, (rule, step), 0, first, self.records, sums)
         self.update(self.pieces, self.total)
         if self.at_once:
             self.settle()
@@ -295,10 +311,34 @@ class Table:
 
     def update(self, pieces: Pieces, total: int) -> None:
         """Apply the rule to `pieces` of work, which have so many elements in total."""
-        if total:
-            layout = self.layout
-            factory = cpu.rows if layout.rule.row else cpu.lazy if layout.lazy else cpu.dense
-            _call(partial(factory, layout), total, pieces, self.entry, self.records)
+        if not total:
+            return
+        layout = self.layout
+        if layout.rule.row or layout.lazy:
+            factory = cpu.rows if layout.rule.row else cpu.lazy
+            self._call(factory, (layout,), total, pieces, self.entry, self.records)
+        else:
+            arguments = pieces, self.entry, self.records, None, None
+            kernel = self._call(cpu.dense, (layout,), total, *arguments)
+            if self.is_dense and total >= PARALLEL_FROM and pieces is self.pieces:
+                self.launch = partial(kernel, *arguments)
+
+    def _call(
+        self, factory: Callable[..., Any], what: tuple[Any, ...], total: int, *arguments: Any
+    ) -> Callable[..., Any]:
+        """Launch a kernel on so many elements, by the threads that this is worth; return it."""
+        parallel = total >= PARALLEL_FROM and may_run_parallel()
+        kernel = self._bound.get((factory, what[1:], parallel))
+        if kernel is None:
+            one = factory in (cpu.finish, cpu.totals)
+            made = factory(*what) if one else factory(*what, parallel)
+            kernel = self._bound[factory, what[1:], parallel] = bind(made, *arguments)
+        if parallel:
+            with turn():
+                kernel(*arguments)
+        else:
+            kernel(*arguments)
+        return kernel
 
     def settle(self) -> None:
         """Give every row the decay that it has missed, that of the last step included."""
@@ -306,16 +346,7 @@ class Table:
         totals[0] = totals[1]
         pieces, total = chunks((len(self.arrays[0]), self.width))
         if total:
-            _call(partial(cpu.settle, self.layout), total, pieces, self.entry)
-
-
-def _call(kernel: Callable[[bool], Callable[..., None]], total: int, *arguments: Any) -> None:
-    """Launch a kernel on so many elements, by the threads that this is worth."""
-    if total < PARALLEL_FROM or not may_run_parallel():
-        kernel(False)(*arguments)
-    else:
-        with turn():
-            kernel(True)(*arguments)
+            self._call(cpu.settle, (self.layout,), total, pieces, self.entry)
 
 
 def launch(tables: Sequence[Table], combine: Combine | None = None) -> None:
@@ -356,6 +387,38 @@ def chunks(*tensors: tuple[int, int], size: int = CHUNK) -> tuple[NDArray[np.int
         sizes = np.diff(start, append=items)
         pieces.append(np.stack([np.full_like(start, tensor), start, sizes], axis=1))
     return np.concatenate(pieces), sum(items * width for items, width in tensors)
+
+
+def balanced(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
+    """Cut tensors like :func:`chunks`, into one equal share of the work for each thread.
+
+    Threads take equal numbers of chunks, one after the other, so that those with fewer get empty
+    ones.
+    """
+    total = sum(items * width for items, width in tensors)
+    threads = numba.get_num_threads()
+    if total < PARALLEL_FROM or threads == 1:
+        return chunks(*tensors)
+    return _balanced(tensors, threads)
+
+
+@lru_cache(maxsize=1024)
+def _balanced(tensors: tuple[tuple[int, int], ...], threads: int) -> tuple[NDArray[np.int64], int]:
+    total = sum(items * width for items, width in tensors)
+    each = -(-total // (threads * LINE)) * LINE
+    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
+    done = 0
+    for tensor, (items, width) in enumerate(tensors):
+        first, unit = 0, max(width, 1) * LINE
+        while first < items:
+            share = min(done // each, threads - 1)
+            room = -(-((share + 1) * each - done) // unit) * LINE
+            count = items - first if share == threads - 1 else min(items - first, room)
+            shares[share].append((tensor, first, count))
+            first, done = first + count, done + count * width
+    longest = max(map(len, shares))
+    padded = [share + [(0, 0, 0)] * (longest - len(share)) for share in shares]
+    return np.array(padded, np.int64).reshape(-1, 3), total
 
 
 def _in_place(array: Array) -> Array:

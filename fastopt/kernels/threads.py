@@ -1,10 +1,11 @@
 """Threads of parallel kernels: which layer runs them, and when it must not."""
 
 import ctypes
+import importlib
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import numba
 from numba.core.compiler_lock import global_compiler_lock
 
-__all__ = ["in_forked_child", "may_run_parallel", "prefer_tbb", "turn"]
+__all__ = ["choose_layer", "in_forked_child", "load_tbb", "may_run_parallel", "turn"]
+__all__ += ["use_threads"]
 
 CONCURRENT = ("tbb", "omp")
 """Layers that several Python threads may use at once; workqueue would end the process."""
@@ -20,12 +22,24 @@ FORK_SAFE = ("tbb",)
 """Layers that go on in a forked child; GNU OpenMP would kill it."""
 
 
+LIBRARIES = ("libtbb.so.12", "libtbb.12.dylib", "tbb12.dll")
+"""Names of TBB's library, which may go on with a version."""
+
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""Variables by which users choose how threads of GNU OpenMP wait."""
+SPINS = "1000"
+"""What GNU OpenMP itself takes where threads outnumber the CPUs, instead of 300,000.
+
+Threads that spin for longer keep the CPU from the thread that they wait for where other processes
+are busy, which costs 20 ms a call. Threads that sleep at once make idle machines slower.
+"""
+
+
 @cache
-def prefer_tbb() -> bool:
+def load_tbb() -> bool:
     """Load the TBB library that pip installed, so that numba chooses TBB where it is free to.
 
-    pip puts the library where the dynamic loader does not look. Of numba's layers TBB alone
-    survives forks and calls from several threads. Must run before the first parallel kernel does.
+    pip puts the library where the dynamic loader does not look.
 
     Returns
     -------
@@ -37,7 +51,7 @@ def prefer_tbb() -> bool:
     except metadata.PackageNotFoundError:
         return False
     for file in files:
-        if file.name.startswith(("libtbb.so.12", "libtbb.12.dylib")):
+        if file.name.startswith(LIBRARIES):
             try:
                 ctypes.CDLL(str(file.locate()), ctypes.RTLD_GLOBAL)
             except OSError:
@@ -46,22 +60,63 @@ def prefer_tbb() -> bool:
     return False
 
 
+def load_openmp() -> None:
+    """Load OpenMP with threads that spin briefly while they wait, unless the user has chosen.
+
+    GNU OpenMP reads the variable when it is loaded. It is set meanwhile only, as child processes
+    and other libraries may have an OpenMP of their own.
+    """
+    if any(name in os.environ for name in WAITING):
+        return
+    os.environ["GOMP_SPINCOUNT"] = SPINS
+    try:
+        importlib.import_module("numba.np.ufunc.omppool")
+    except ImportError:
+        pass  # numba then takes another layer
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
+
+
+def choose_layer() -> None:
+    """Load the library of the threading layer that suits a busy machine, before numba looks.
+
+    numba chooses at its first parallel kernel, or when it is asked for the number of threads.
+    """
+    layer = str(numba.config.THREADING_LAYER).lower()
+    if layer == "workqueue" or (layer != "omp" and load_tbb()):
+        return
+    load_openmp()
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Run parallel kernels that this Python thread launches on so many threads meanwhile."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(count)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)
+
+
 class _Threads:
     """What this process knows of its threading layer."""
 
     def __init__(self) -> None:
         self.layer: str | None = None
         self.allowed = True
+        self.free = False
+        """Whether parallel kernels may run, several at once; known from the first launch on."""
         self.lock = threading.Lock()
 
 
-_threads = _Threads()
+threads = _Threads()
 _none: AbstractContextManager[Any] = nullcontext()
 
 
 def may_run_parallel() -> bool:
     """Whether parallel kernels may run: not in a child forked after one whose layer cannot fork."""
-    return _threads.allowed
+    return threads.allowed
 
 
 def turn() -> AbstractContextManager[Any]:
@@ -69,15 +124,16 @@ def turn() -> AbstractContextManager[Any]:
 
     Which layer numba has chosen is known from the first launch on.
     """
-    if _threads.layer in CONCURRENT:
+    if threads.layer in CONCURRENT:
         return _none
-    if _threads.layer is None:
+    if threads.layer is None:
         try:
-            _threads.layer = numba.threading_layer()
+            threads.layer = numba.threading_layer()
         except ValueError:
-            return _threads.lock
+            return threads.lock
+        threads.free = threads.allowed and threads.layer in CONCURRENT
         return turn()
-    return _threads.lock
+    return threads.lock
 
 
 _callbacks: list[Callable[[], None]] = []
@@ -93,8 +149,9 @@ def _after_fork() -> None:
         layer = numba.threading_layer()
     except ValueError:
         layer = None
-    _threads.allowed = _threads.allowed and (layer is None or layer in FORK_SAFE)
-    _threads.lock = threading.Lock()
+    threads.allowed = threads.allowed and (layer is None or layer in FORK_SAFE)
+    threads.free = threads.free and threads.allowed
+    threads.lock = threading.Lock()
     global_compiler_lock._lock = threading.RLock()  # maybe held by a thread that is not here
     for callback in _callbacks:
         callback()

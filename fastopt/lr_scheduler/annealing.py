@@ -1,8 +1,9 @@
 """Schedules that go from one rate to another along a curve."""
 
 import math
+from typing import ClassVar
 
-from fastopt.arguments import count, number
+from fastopt.arguments import Descriptions, Integer, Real
 from fastopt.lr_scheduler.base import LRScheduler, between, half_cosine, register
 
 __all__ = ["CosineRestartsScheduler", "CosineScheduler", "OneCycleScheduler", "PolyScheduler"]
@@ -10,6 +11,9 @@ __all__ = ["CosineRestartsScheduler", "CosineScheduler", "OneCycleScheduler", "P
 
 class _Annealed(LRScheduler):
     """From `base_lr` to `final_lr` at `max_update`; ``_share`` of the way is left."""
+
+    arguments: ClassVar[Descriptions] = {"max_update": Integer(), "final_lr": Real(least=0)}
+    keeps_base_lr = True
 
     def __init__(
         self,
@@ -20,12 +24,17 @@ class _Annealed(LRScheduler):
         warmup_begin_lr: float = 0,
         warmup_mode: str = "linear",
     ) -> None:
+        self.max_update = max_update
+        self.final_lr = final_lr
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.max_update = count("max_update", max_update)
-        self.final_lr = number("final_lr", final_lr, least=0)
+
+    def check_together(self) -> None:
+        """See :meth:`LRScheduler.check_together`."""
+        super().check_together()
         if self.warmup_steps >= self.max_update:
             raise ValueError(
-                f"warmup_steps must be less than max_update={max_update}, got {self.warmup_steps}"
+                f"warmup_steps must be less than max_update={self.max_update}, "
+                f"got {self.warmup_steps}"
             )
 
     def _rate(self, num_update: int) -> float:
@@ -64,6 +73,8 @@ class PolyScheduler(_Annealed):
     [0.4, 0.225, 0.1, 0.025, 0.0, 0.0]
     """
 
+    arguments: ClassVar[Descriptions] = {"pwr": Real(least=0)}
+
     def __init__(
         self,
         max_update: int,
@@ -75,7 +86,7 @@ class PolyScheduler(_Annealed):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.pwr = number("pwr", pwr, least=0)
+        self.pwr = pwr
 
     def _share(self, done: float) -> float:
         return math.pow(1 - done, self.pwr)
@@ -138,6 +149,13 @@ class CosineRestartsScheduler(LRScheduler):
     [0.4, 0.2, 0.4, 0.341, 0.2, 0.059, 0.4]
     """
 
+    arguments: ClassVar[Descriptions] = {
+        "period": Integer(),
+        "final_lr": Real(least=0),
+        "period_mult": Integer(),
+    }
+    keeps_base_lr = True
+
     def __init__(
         self,
         period: int,
@@ -149,9 +167,9 @@ class CosineRestartsScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.period = count("period", period)
-        self.final_lr = number("final_lr", final_lr, least=0)
-        self.period_mult = count("period_mult", period_mult)
+        self.period = period
+        self.final_lr = final_lr
+        self.period_mult = period_mult
 
     def _rate(self, num_update: int) -> float:
         since, period = num_update - self.warmup_steps, self.period
@@ -193,6 +211,14 @@ class OneCycleScheduler(LRScheduler):
     [0.1, 0.3, 0.5, 0.250005, 1e-05, 1e-05]
     """
 
+    arguments: ClassVar[Descriptions] = {
+        "max_update": Integer(),
+        "pct_start": Real(least=0, most=1),
+        "div_factor": Real(least=1),
+        "final_div_factor": Real(least=1),
+    }
+    keeps_base_lr = True
+
     def __init__(
         self,
         max_update: int,
@@ -202,10 +228,10 @@ class OneCycleScheduler(LRScheduler):
         final_div_factor: float = 1e4,
     ) -> None:
         super().__init__(base_lr)
-        self.max_update = count("max_update", max_update)
-        self.pct_start = number("pct_start", pct_start, most=1, least=0)
-        self.div_factor = number("div_factor", div_factor, least=1)
-        self.final_div_factor = number("final_div_factor", final_div_factor, least=1)
+        self.max_update = max_update
+        self.pct_start = pct_start
+        self.div_factor = div_factor
+        self.final_div_factor = final_div_factor
 
     def _rate(self, num_update: int) -> float:
         highest = self.warmup_final_lr

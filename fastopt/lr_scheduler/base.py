@@ -1,15 +1,19 @@
 """The base class of all schedules and their registry."""
 
+import inspect
 import math
+import numbers
 import warnings
 from collections.abc import Iterable
+from copy import copy
 from itertools import pairwise
-from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from fastopt.arguments import choice, count, number
+from fastopt.arguments import Choice, Descriptions, Integer, Real, count
+from fastopt.checked import Checked
+from fastopt.notices import warn_user
 
-__all__ = ["LRScheduler", "register", "scheduler_registry"]
+__all__ = ["LRScheduler", "rebased", "register", "scheduler_registry"]
 
 Class = TypeVar("Class", bound="type[LRScheduler]")
 
@@ -48,7 +52,7 @@ def register(klass: Class) -> Class:
     return klass
 
 
-class LRScheduler:
+class LRScheduler(Checked):
     r"""Base class of all schedules: a warm-up, then the rate that a subclass defines.
 
     A subclass writes ``_rate(num_update)``, called from update `warmup_steps` on. Before, a linear
@@ -57,8 +61,9 @@ class LRScheduler:
     .. math:: \mathrm{warmup\_begin\_lr} + (\mathrm{base\_lr} - \mathrm{warmup\_begin\_lr})
         \frac{n}{\mathrm{warmup\_steps}}
 
-    An optimizer with a learning rate of its own assigns it to ``base_lr``. Schedules with a
-    `factor` multiply that value; the others, and warm-up, keep the `base_lr` they were made with.
+    An optimizer with another learning rate works with a shallow copy of the schedule, whose
+    ``base_lr`` is that rate. Schedules with a `factor` multiply it; the others, and warm-up, keep
+    the `base_lr` they were made with.
 
     Parameters
     ----------
@@ -86,7 +91,18 @@ class LRScheduler:
     [0.0, 0.25, 0.5, 0.5]
     """
 
+    arguments: ClassVar[Descriptions] = {
+        "base_lr": Real(least=0),  # optimizers assign it
+        "warmup_final_lr": Real(least=0),
+        "warmup_steps": Integer(least=0),
+        "warmup_begin_lr": Real(least=0),
+        "warmup_mode": Choice("linear", "constant"),
+    }
+
     base_lr: float
+
+    keeps_base_lr: ClassVar[bool] = False
+    """Whether rates follow the constructor's `base_lr` even if the attribute changes."""
 
     def __init__(
         self,
@@ -97,21 +113,22 @@ class LRScheduler:
     ) -> None:
         self.base_lr = base_lr
         self.warmup_final_lr = self.base_lr
-        self.warmup_steps = count("warmup_steps", warmup_steps, least=0)
-        self.warmup_begin_lr = number("warmup_begin_lr", warmup_begin_lr, least=0)
-        self.warmup_mode = choice("warmup_mode", warmup_mode, "linear", "constant")
-        if self.warmup_begin_lr > self.base_lr:
-            raise ValueError(
-                f"warmup_begin_lr must be at most base_lr={base_lr}, got {warmup_begin_lr}"
-            )
+        self.warmup_steps = warmup_steps
+        self.warmup_begin_lr = warmup_begin_lr
+        self.warmup_mode = warmup_mode
+        self.check_together()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Optimizers assign base_lr: the same check as for the argument, and a plain float.
-        super().__setattr__(name, number(name, value, least=0) if name == "base_lr" else value)
+    def check_together(self) -> None:
+        """Raise ValueError unless the arguments fit together."""
+        if self.warmup_begin_lr > self.warmup_final_lr:
+            raise ValueError(
+                f"warmup_begin_lr must be at most base_lr={self.warmup_final_lr}, "
+                f"got {self.warmup_begin_lr}"
+            )
 
     def __call__(self, num_update: int) -> float:
         """Return the rate at update `num_update`."""
-        if not isinstance(num_update, Real) or num_update != num_update:
+        if not isinstance(num_update, numbers.Real) or num_update != num_update:
             raise TypeError(f"num_update must be a number of updates, got {num_update!r}")
         if num_update < self.warmup_steps or num_update < 0:
             return float(self.get_warmup_lr(num_update))
@@ -145,6 +162,44 @@ class LRScheduler:
 
     def _rate(self, num_update: int) -> float:
         raise NotImplementedError(f"{type(self).__name__} must define _rate(num_update)")
+
+
+def rebased(schedule: Any, rate: float, optimizer: type) -> Any:
+    """Return a shallow copy of a schedule, for an optimizer with another rate than its `base_lr`.
+
+    Warns where the difference is not what was asked for. A value that is the default of its
+    argument does not count as given.
+    """
+    own, kind = schedule.base_lr, type(schedule)
+    twin = copy(schedule)
+    if twin is not schedule:  # a function is its own copy
+        twin.base_lr = rate
+    words = f"learning_rate={rate} of {optimizer.__name__}"
+    if twin is schedule or getattr(schedule, "keeps_base_lr", False):
+        if rate != _default(optimizer, "learning_rate"):
+            warn_user(
+                f"{words} has no effect: {kind.__name__} keeps its base_lr={own}; set base_lr of "
+                "the schedule"
+            )
+    elif getattr(schedule, "warmup_steps", 0):
+        warn_user(
+            f"{words} replaces base_lr={own} of {kind.__name__} after warm-up, which still ends at "
+            f"{own}; give both the same value, or learning_rate=None"
+        )
+    elif own != _default(kind, "base_lr"):
+        warn_user(
+            f"{words} replaces base_lr={own} of {kind.__name__}; learning_rate=None keeps base_lr"
+        )
+    return twin
+
+
+def _default(klass: type, argument: str) -> Any:
+    """Default of an argument of a constructor, in the first class that names it."""
+    for base in klass.__mro__:
+        parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+        if argument in parameters:
+            return parameters[argument].default
+    return None
 
 
 def between(first: float, second: float, share: float) -> float:

@@ -3,10 +3,10 @@
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
-from fastopt.arguments import choice, count, number
-from fastopt.lr_scheduler.base import LRScheduler, increasing, register
+from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real, brief, number
+from fastopt.lr_scheduler.base import LRScheduler, increasing, listed, register
 
 __all__ = ["ExponentialScheduler", "FactorScheduler", "MultiFactorScheduler", "PlateauScheduler"]
 
@@ -14,10 +14,15 @@ __all__ = ["ExponentialScheduler", "FactorScheduler", "MultiFactorScheduler", "P
 class _Reduced(LRScheduler):
     """`base_lr` times a power of `factor`; no reduction goes below `stop_factor_lr`."""
 
+    arguments: ClassVar[Descriptions] = {
+        "factor": Real(least=0, most=1),
+        "stop_factor_lr": Real(least=0),
+    }
+
     def __init__(self, factor: float, stop_factor_lr: float, *base: Any) -> None:
         super().__init__(*base)
-        self.factor = number("factor", factor, most=1, least=0)
-        self.stop_factor_lr = number("stop_factor_lr", stop_factor_lr, least=0)
+        self.factor = factor
+        self.stop_factor_lr = stop_factor_lr
 
     def _rate(self, num_update: int) -> float:
         power = self._power(num_update)
@@ -27,6 +32,13 @@ class _Reduced(LRScheduler):
 
     def _power(self, num_update: int) -> float:
         raise NotImplementedError
+
+
+def _steps(name: str, value: Any) -> list[int]:
+    steps = increasing(name, value)
+    if not steps:
+        raise ValueError(f"{name} must hold at least one number of updates, got []")
+    return steps
 
 
 @register
@@ -56,6 +68,8 @@ class FactorScheduler(_Reduced):
     [0.4, 0.4, 0.2, 0.2, 0.1]
     """
 
+    arguments: ClassVar[Descriptions] = {"step": Integer()}
+
     def __init__(
         self,
         step: int,
@@ -69,7 +83,7 @@ class FactorScheduler(_Reduced):
         super().__init__(
             factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
         )
-        self.step = count("step", step)
+        self.step = step
 
     def _power(self, num_update: int) -> float:
         return (num_update - 1) // self.step
@@ -123,6 +137,8 @@ class MultiFactorScheduler(_Reduced):
     [0.4, 0.4, 0.2, 0.1, 0.1]
     """
 
+    arguments: ClassVar[Descriptions] = {"step": _steps}
+
     def __init__(
         self,
         step: Iterable[int],
@@ -133,12 +149,25 @@ class MultiFactorScheduler(_Reduced):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(factor, 0, base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step = increasing("step", step)
-        if not self.step:
-            raise ValueError("step must hold at least one number of updates, got []")
+        self.step = listed("step", step)
 
     def _power(self, num_update: int) -> float:
         return bisect_left(self.step, num_update)
+
+
+_PLATEAU: Descriptions = {
+    "best": OrNone(Real()),
+    "reductions": Integer(least=0),
+    "bad_steps": Integer(least=0),
+}
+
+
+def _shared(name: str, value: Any) -> dict[str, Any]:
+    """The state of a PlateauScheduler, checked; the same dict, which copies share."""
+    if not isinstance(value, dict) or value.keys() != _PLATEAU.keys():
+        raise ValueError(f"{name} must have {', '.join(_PLATEAU)}, got {brief(value)}")
+    value.update({key: check(f"{name}[{key!r}]", value[key]) for key, check in _PLATEAU.items()})
+    return value
 
 
 @register
@@ -148,7 +177,8 @@ class PlateauScheduler(_Reduced):
     .. math:: \max(\mathrm{base\_lr} \cdot \mathrm{factor}^k, \mathrm{stop\_factor\_lr})
 
     after :math:`k` reductions. This one has state: :meth:`step` decides about reductions, and a
-    call returns the present rate whatever `num_update` is, warm-up aside.
+    call returns the present rate whatever `num_update` is, warm-up aside. The state is the dict
+    `shared`, which shallow copies share, those of optimizers too.
 
     Parameters
     ----------
@@ -174,6 +204,13 @@ class PlateauScheduler(_Reduced):
     0.2
     """
 
+    arguments: ClassVar[Descriptions] = {
+        "patience": Integer(),
+        "min_delta": Real(least=0),
+        "mode": Choice("min", "max"),
+        "shared": _shared,
+    }
+
     def __init__(
         self,
         factor: float = 0.1,
@@ -189,11 +226,10 @@ class PlateauScheduler(_Reduced):
         super().__init__(
             factor, stop_factor_lr, base_lr, warmup_steps, warmup_begin_lr, warmup_mode
         )
-        self.patience = count("patience", patience)
-        self.min_delta = number("min_delta", min_delta, least=0)
-        self.mode = choice("mode", mode, "min", "max")
-        self.best: float | None = None
-        self.reductions = self.bad_steps = 0
+        self.patience = patience
+        self.min_delta = min_delta
+        self.mode = mode
+        self.shared: dict[str, Any] = {"best": None, "reductions": 0, "bad_steps": 0}
 
     def step(self, metric: float) -> None:
         """Take the present value of the metric, and reduce the rate if it is time.
@@ -208,14 +244,15 @@ class PlateauScheduler(_Reduced):
         TypeError, ValueError
             `metric` is not a number, or not a finite one.
         """
-        metric = number("metric", metric)
+        metric, state = number("metric", metric), self.shared
         sign = 1 if self.mode == "max" else -1
-        if self.best is None or sign * (metric - self.best) > self.min_delta:
-            self.best, self.bad_steps = metric, 0
+        if state["best"] is None or sign * (metric - state["best"]) > self.min_delta:
+            state.update(best=metric, bad_steps=0)
         else:
-            self.bad_steps += 1
-        if self.bad_steps == self.patience:
-            self.reductions, self.bad_steps = self.reductions + 1, 0
+            state["bad_steps"] += 1
+        if state["bad_steps"] == self.patience:
+            state.update(reductions=state["reductions"] + 1, bad_steps=0)
 
     def _power(self, num_update: int) -> float:
-        return self.reductions
+        reductions: int = self.shared["reductions"]
+        return reductions

@@ -2,7 +2,9 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import ClassVar
 
+from fastopt.arguments import Descriptions, Instance, ListOf
 from fastopt.lr_scheduler.base import LRScheduler, increasing, listed, register
 
 __all__ = ["JoinedScheduler"]
@@ -38,18 +40,25 @@ class JoinedScheduler(LRScheduler):
     [0.4, 0.4, 0.4, 0.4, 0.2, 0.0]
     """
 
+    arguments: ClassVar[Descriptions] = {
+        "schedules": ListOf(Instance(LRScheduler, "an LRScheduler")),
+        "boundaries": increasing,
+    }
+    keeps_base_lr = True
+
     def __init__(self, schedules: Iterable[LRScheduler], boundaries: Iterable[int]) -> None:
         self.schedules: list[LRScheduler] = listed("schedules", schedules)
-        for i, schedule in enumerate(self.schedules):
-            if not isinstance(schedule, LRScheduler):
-                raise TypeError(f"schedules[{i}] must be an LRScheduler, got {schedule!r}")
-        self.boundaries = increasing("boundaries", boundaries)
+        self.boundaries: list[int] = increasing("boundaries", boundaries)
+        super().__init__(self.schedules[0].base_lr if self.schedules else 0.0)
+
+    def check_together(self) -> None:
+        """See :meth:`LRScheduler.check_together`."""
+        super().check_together()
         if len(self.schedules) != len(self.boundaries) + 1:
             raise ValueError(
                 "schedules must be one more than boundaries, "
                 f"got {len(self.schedules)} and {len(self.boundaries)}"
             )
-        super().__init__(self.schedules[0].base_lr)
 
     def _rate(self, num_update: int) -> float:
         piece = bisect_right(self.boundaries, num_update)

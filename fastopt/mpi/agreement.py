@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.mpi.collectives import gathered, wait
-from fastopt.optimizer.base import Optimizer
+from fastopt.optimizer.optimizer import TRANSIENT, Optimizer
 
 __all__ = ["Facts", "agree", "attempt", "facts_of", "share_texts"]
 
@@ -48,7 +48,9 @@ def facts_of(optimizer: Optimizer) -> Facts:
     described = f"{type(schedule).__name__} {_numbers(getattr(schedule, '__dict__', {}))}"
     tables = {name: str(getattr(optimizer, name)) for name in ("lr_mult", "wd_mult")}
     kind = {"optimizer": type(optimizer).__name__, "lr_scheduler": described}
-    return Facts({**kind, **_numbers(vars(optimizer)), **tables})
+    kept = {name: value for name, value in vars(optimizer).items() if name not in TRANSIENT}
+    kept |= {name: getattr(optimizer, name) for name in optimizer.in_arrays}
+    return Facts({**kind, **_numbers(kept), **tables})
 
 
 def _numbers(attributes: Mapping[str, Any]) -> dict[str, str]:

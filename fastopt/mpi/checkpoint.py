@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fastopt.checkpoint.describe import describe
-from fastopt.checkpoint.files import PathLike, write_atomically
+from fastopt.checkpoint.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.parameters import keys_of, names_of
 from fastopt.checkpoint.tree import chunks
-from fastopt.optimizer.base import Array, Index
+from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["RUN", "new_run", "remove_others", "shard_path", "write_index", "write_shard"]
 
@@ -42,7 +42,7 @@ def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, 
         "attributes": _cut(describe(sharded.shard)["attributes"]),
         "weights": {key: weights[i] for key, i in keys.items() if i in weights},
     }
-    write_atomically(shard_path(path, run, sharded.rank, sharded.ranks), chunks(shard))
+    write_part(shard_path(path, run, sharded.rank, sharded.ranks), path, chunks(shard))
 
 
 def write_index(

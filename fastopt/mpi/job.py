@@ -12,7 +12,6 @@ from typing import Any, TextIO
 
 from mpi4py import MPI
 
-from fastopt.kernels.threads import prefer_tbb
 from fastopt.mpi.agreement import share_texts
 
 __all__ = ["await_reader", "describe", "leader_first", "private", "threads_of"]
@@ -30,7 +29,6 @@ class Node:
         self.comm = comm.Dup()
         self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         masks = share_texts(self.node, " ".join(map(str, _cpus())))
-        prefer_tbb()  # before the number of threads is set, which starts them
         threads = threads_of(masks, self.node.rank)
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
         if MPI.COMM_WORLD.size > 1:

@@ -7,7 +7,7 @@ import numpy as np
 from fastopt.mpi.collectives import gathered
 from fastopt.mpi.placement import Placement
 from fastopt.mpi.rows import Routes
-from fastopt.optimizer.base import Array
+from fastopt.optimizer.optimizer import Array
 from fastopt.sparse import RowSparse
 
 __all__ = ["Listed"]

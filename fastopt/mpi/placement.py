@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from fastopt.optimizer.base import Array, Index
+from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["Form", "Placement", "placed"]
 

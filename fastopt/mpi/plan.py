@@ -12,8 +12,7 @@ from fastopt.kernels import cpu
 from fastopt.kernels.layout import real_of
 from fastopt.mpi.agreement import Facts
 from fastopt.mpi.placement import Placement
-from fastopt.optimizer.base import Array, Index
-from fastopt.optimizer.batch import address
+from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["Bucket", "Group", "Part", "Plan", "addresses", "flat"]
 
@@ -226,7 +225,7 @@ def _bounds(arrays: Sequence[Array]) -> tuple[Array, Array]:
 def addresses(arrays: Sequence[Array]) -> Array:
     """Addresses of the first elements."""
     found, objects = np.empty(len(arrays), np.int64), np.fromiter(arrays, object, len(arrays))
-    cpu.addresses()(address(objects), found)
+    cpu.addresses()(int(objects.__array_interface__["data"][0]), found)
     return found
 
 

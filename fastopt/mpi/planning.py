@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from fastopt.amp import LossScaler
+from fastopt.engine.mixed_precision import check_copy
+from fastopt.engine.validate import as_lists, check, check_index, label
 from fastopt.mpi.agreement import Facts
 from fastopt.mpi.job import leader_first
 from fastopt.mpi.placement import Form, Placement, placed
 from fastopt.mpi.plan import Plan, addresses, flat
 from fastopt.mpi.resumable import Resumable
 from fastopt.optimizer import Optimizer
-from fastopt.optimizer.base import Array, Index
-from fastopt.optimizer.border import as_lists, check, check_index, label
+from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
 
 __all__ = ["Planning"]
@@ -75,7 +76,7 @@ class Planning(Resumable):
         if isinstance(grad, RowSparse) and not self.optimizer.native:
             grad = grad.to_dense()
         if copy is not None:
-            self.optimizer._check_copy(words, weight, copy)
+            check_copy(words, weight, copy)
         placement = self.placements.get(index)
         if placement and (placement.shape, placement.dtype) != (weight.shape, weight.dtype.name):
             raise ValueError(
@@ -103,7 +104,7 @@ class Planning(Resumable):
     def _form(self, index: Index, listed: bool) -> Form:
         if not self.optimizer.native:
             return "whole"
-        rule = self.optimizer._rule_of(index)
+        rule = self.optimizer.rule_for(index)
         return "rows" if listed or (rule and rule.row) else "flat"
 
     def _facts(self, plan: Plan, new: dict[Index, Placement]) -> Facts:

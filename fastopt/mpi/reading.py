@@ -14,7 +14,7 @@ from fastopt.checkpoint.parameters import keys_of, match, names_of
 from fastopt.checkpoint.tree import read
 from fastopt.mpi.checkpoint import RUN, shard_path
 from fastopt.mpi.placement import Placement, placed
-from fastopt.optimizer.base import Array, Index
+from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["Saved", "read_saved"]
 

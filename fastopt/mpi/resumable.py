@@ -11,7 +11,7 @@ from fastopt.mpi.agreement import Facts, attempt, share_texts
 from fastopt.mpi.checkpoint import new_run, remove_others, write_index, write_shard
 from fastopt.mpi.reading import Saved, read_saved
 from fastopt.mpi.sharded import Sharded
-from fastopt.optimizer.base import Array, Index
+from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["Resumable"]
 
@@ -113,7 +113,8 @@ class Resumable(Sharded):
             except BaseException:
                 self._put_back(*before)
                 raise
-            vars(self.shard).update(vars(trial))
+            for name, value in vars(trial).items():
+                setattr(self.shard, name, value)
             self._take_up(saved)
             result: Skipped = skipped
             return result
@@ -139,5 +140,6 @@ class Resumable(Sharded):
 
     def _put_back(self, optimizer: dict[str, Any], scale: Any) -> None:
         vars(self.optimizer).update(optimizer)
+        self.optimizer._changed_tables()
         if self.loss_scaler:
             self.loss_scaler.load_state_dict(scale)

@@ -4,11 +4,14 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fastopt.amp import LossScaler, StepInfo
+from fastopt.engine.plan import Plan
+from fastopt.engine.planner import Call
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.table import PARALLEL_FROM, Table, launch
 from fastopt.mpi.agreement import Facts, agree, attempt, facts_of
@@ -16,8 +19,7 @@ from fastopt.mpi.job import leader_first, private
 from fastopt.mpi.placement import Form, Placement
 from fastopt.mpi.sums import Sums
 from fastopt.optimizer import Optimizer, Updater
-from fastopt.optimizer.base import Array, Index
-from fastopt.optimizer.batch import Batch, Call
+from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
 
 __all__ = ["Shard", "Sharded"]
@@ -37,18 +39,16 @@ class Shard(Updater):
     sums: Sums
     receive: Callable[[], None]
 
-    def _squares(self, batch: Batch | None, calls: Sequence[Call]) -> Array:
+    def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> Array:
         self.receive()
-        return self.sums.added(super()._squares(batch, calls))
+        return self.sums.added(super()._squares(plan, calls))
 
-    def _run(self, batch: Batch | None, calls: Sequence[Call], factor: float, folds: bool) -> None:
-        """See :class:`Updater`; code in NumPy sees whole tensors, each on the rank that has it."""
-        if not self.optimizer.native:
-            for index, weight, *_ in calls:
-                if not weight.size:
-                    self.optimizer._update_count(index)
-            calls = [call for call in calls if call[1].size]
-        super()._run(batch, calls, factor, folds)
+    def _update_in_python(self, calls: Sequence[Call]) -> None:
+        """See :class:`Updater`; the code sees whole tensors, each on the rank that has it."""
+        for index, weight, *_ in calls:
+            if not weight.size:
+                self.optimizer._update_count(index)
+        super()._update_in_python([call for call in calls if call[1].size])
 
 
 class Sharded:
@@ -122,11 +122,11 @@ class Sharded:
     ) -> Iterator[None]:
         """Let the optimizer launch kernels so while an update lasts."""
         self.shard.receive = receive
-        self.optimizer.launcher = launcher
+        self.shard.planner.launcher = launcher
         try:
             yield
         finally:
-            self.optimizer.launcher = launch
+            self.shard.planner.launcher = launch
 
     def _compile(self, kinds: Iterable[tuple[Index, Placement, Any, bool]]) -> None:
         """Have the kernels of a call compiled by one rank of each node first.
@@ -138,7 +138,7 @@ class Sharded:
         trials: dict[tuple[Any, ...], Index] = {}
         for index, placement, dtype, sparse in kinds:
             large = placement.share >= PARALLEL_FROM
-            key = self.optimizer._rule_of(index), dtype, placement.form, sparse, large
+            key = self.optimizer.rule_for(index), dtype, placement.form, sparse, large
             trials.setdefault(key, index)
 
         def compile_all() -> None:
@@ -160,4 +160,6 @@ class Sharded:
                 if sparse:
                     grad = RowSparse(grad, np.arange(height)[::-1], weight.shape)
                 scaler, clip = copy.deepcopy(self.loss_scaler), self.clip_global_norm
-                Updater(made, scaler, clip)([index], [grad], [weight])
+                trial = Updater(made, scaler, clip)
+                trial.planner.launcher = partial(launch, combine=None)  # as a shard's calls are
+                trial([index], [grad], [weight])

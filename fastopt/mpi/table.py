@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
+from fastopt.engine.validate import check_index, label, listed
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.table import launch
 from fastopt.mpi.agreement import Facts, attempt
@@ -17,8 +18,7 @@ from fastopt.mpi.reading import Saved
 from fastopt.mpi.resumable import Resumable
 from fastopt.mpi.rows import MOST_ROWS, Owners, Routes
 from fastopt.optimizer import Optimizer
-from fastopt.optimizer.base import Array, Index
-from fastopt.optimizer.border import check_index, label, listed
+from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import REALS, RowSparse
 
 __all__ = ["ShardedTable"]
@@ -106,7 +106,7 @@ class ShardedTable(Resumable):
         place = Placement(self.shape, self.weight.dtype.name, "rows", 0, self.owners.block * width)
         self.placements[self.index] = place
         self.rows = self.owners.owned(self.rank)
-        optimizer.offsets[self.index] = place.cut(self.rank)
+        self.shard.planner.offsets[self.index] = place.cut(self.rank)
         self._compile([(self.index, place, self.weight.dtype, True)])
 
     def _made(

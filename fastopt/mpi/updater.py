@@ -6,6 +6,8 @@ import numpy as np
 
 from fastopt.amp import LossScaler
 from fastopt.arguments import count
+from fastopt.engine.mixed_precision import round_into
+from fastopt.engine.validate import check_index, check_like, label
 from fastopt.mpi.agreement import Facts, attempt
 from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange
@@ -15,9 +17,7 @@ from fastopt.mpi.plan import Plan, flat
 from fastopt.mpi.planning import Planning
 from fastopt.mpi.reading import Saved
 from fastopt.optimizer import Optimizer
-from fastopt.optimizer.base import Array, Index
-from fastopt.optimizer.border import check_index, check_like, label
-from fastopt.optimizer.planning import round_into
+from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import HALVES
 
 __all__ = ["ShardedUpdater"]
@@ -146,7 +146,7 @@ class ShardedUpdater(Planning):
         grads = [rows[k].grad if k in rows else grad for k, grad in enumerate(plan.grads)]
         if plan is not self._plan:
             for index, placement in zip(plan.indices, plan.placements, strict=True):
-                optimizer.offsets[index] = placement.cut(self.rank)
+                self.shard.planner.offsets[index] = placement.cut(self.rank)
         for index in self._masters.keys() & (self.placements | new).keys():
             optimizer.masters_given[index] = (self.placements | new)[index].slice_of(
                 flat(self._masters[index]), self.rank
@@ -154,8 +154,8 @@ class ShardedUpdater(Planning):
         plan.refresh(self.rank)
         with self._launching(exchange.launch, exchange.receive):
             try:
-                if not optimizer.plain:  # it may launch what has gradients of its own
-                    exchange.receive()
+                if optimizer.accumulates or not optimizer.native:
+                    exchange.receive()  # it may launch kernels with gradients of its own
                 self.shard(plan.indices, grads, plan.slices)
             except BaseException:
                 exchange.receive()
@@ -172,7 +172,7 @@ class ShardedUpdater(Planning):
 
     def _touches_all(self, index: Index) -> bool:
         """Whether an update changes rows that its gradient does not list."""
-        optimizer, rule = self.optimizer, self.optimizer._rule_of(index)
+        optimizer, rule = self.optimizer, self.optimizer.rule_for(index)
         lazy = optimizer.lazy_update or bool(rule and rule.row)
         return not lazy or optimizer.sparse_decay == "dense"
 

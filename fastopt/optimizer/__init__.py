@@ -8,15 +8,14 @@ import importlib
 import pkgutil
 from typing import Any
 
+from fastopt.engine.hyper import constant as constant
+from fastopt.engine.hyper import corrected as corrected
 from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
 from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
 from fastopt.optimizer.adagrad import AdaGrad as AdaGrad
 from fastopt.optimizer.adam import Adam as Adam
 from fastopt.optimizer.adamax import Adamax as Adamax
 from fastopt.optimizer.adamw import AdamW as AdamW
-from fastopt.optimizer.base import Optimizer as Optimizer
-from fastopt.optimizer.base import create as create
-from fastopt.optimizer.base import register as register
 from fastopt.optimizer.dcasgd import DCASGD as DCASGD
 from fastopt.optimizer.ftml import FTML as FTML
 from fastopt.optimizer.ftrl import Ftrl as Ftrl
@@ -28,6 +27,10 @@ from fastopt.optimizer.lbsgd import LBSGD as LBSGD
 from fastopt.optimizer.lion import Lion as Lion
 from fastopt.optimizer.nadam import Nadam as Nadam
 from fastopt.optimizer.nag import NAG as NAG
+from fastopt.optimizer.optimizer import Optimizer as Optimizer
+from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
+from fastopt.optimizer.optimizer import create as create
+from fastopt.optimizer.optimizer import register as register
 from fastopt.optimizer.radam import RAdam as RAdam
 from fastopt.optimizer.rmsprop import RMSProp as RMSProp
 from fastopt.optimizer.sgd import SGD as SGD

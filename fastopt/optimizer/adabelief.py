@@ -2,10 +2,11 @@
 
 import math
 
+from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.base import register
-from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+from fastopt.optimizer.families import MOMENTS, AdamFamily, mean_and_var
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["AdaBelief", "adabelief"]
 
@@ -23,7 +24,7 @@ def adabelief(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class AdaBelief(MomentOptimizer):
+class AdaBelief(AdamFamily):
     r"""AdaBelief: Adam that divides by the gradient's distance from its average.
 
     .. math::
@@ -68,7 +69,7 @@ class AdaBelief(MomentOptimizer):
     rule = adabelief
     decoupled = True
 
+    @corrected(mean_and_var)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        mean, var = self.corrections(t)
-        return {**super().hyper(t, lr, wd), "mean_scale": 1 / mean, "var_scale": 1 / var}
+        return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "var_scale": 1.0}

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from fastopt.arguments import number
+from fastopt.arguments import Descriptions, Real
+from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.base import Optimizer, register
+from fastopt.optimizer.optimizer import Optimizer, register
 
 __all__ = ["AdaDelta", "adadelta"]
 
@@ -70,12 +71,14 @@ class AdaDelta(Optimizer):
 
     rule = adadelta
     decoupled = True
+    arguments: ClassVar[Descriptions] = {"rho": Real(least=0, below=1), "epsilon": Real(least=0)}
 
     def __init__(self, rho: float = 0.9, epsilon: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.rho = number("rho", rho, least=0, below=1)
-        self.epsilon = number("epsilon", epsilon, least=0)
+        self.rho = rho
+        self.epsilon = epsilon
 
+    @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {"rho": self.rho, "one_minus_rho": 1 - self.rho, "epsilon": self.epsilon}

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from fastopt.arguments import number
+from fastopt.arguments import Descriptions, Real, Renamed
+from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, rescaled
-from fastopt.optimizer.base import Optimizer, register
+from fastopt.optimizer.optimizer import Optimizer, register
 
 __all__ = ["AdaGrad", "adagrad"]
 
@@ -60,12 +61,14 @@ class AdaGrad(Optimizer):
     """
 
     rule = adagrad
-    _lazy = decoupled = True
+    lazy_by_default = decoupled = True
+    arguments: ClassVar[Descriptions] = {"float_stable_eps": Renamed("eps", Real(least=0))}
 
     def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.float_stable_eps = number("eps", eps, least=0)
+        self.float_stable_eps = eps
 
+    @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {"epsilon": self.float_stable_eps}

@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
+from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed, moments
-from fastopt.optimizer.base import register
-from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["Adam", "adam"]
 
@@ -18,8 +19,13 @@ def adam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * mean / (math.sqrt(var) + h.epsilon), (mean, var)
 
 
+def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Put the correction of both moving averages' bias towards 0 into the learning rate."""
+    h.lr = h.lr * math.sqrt(1 - h.beta2**t) / (1 - h.beta1**t)
+
+
 @register
-class Adam(MomentOptimizer):
+class Adam(AdamFamily):
     r"""Adam, with decay as a part of the gradient (L2, not AdamW).
 
     .. math::
@@ -64,7 +70,7 @@ class Adam(MomentOptimizer):
     """
 
     rule = adam
-    _lazy = True
+    lazy_by_default = True
 
     def __init__(
         self,
@@ -77,9 +83,4 @@ class Adam(MomentOptimizer):
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, lazy_update=lazy_update, **kwargs)
 
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        mean, var = self.corrections(t)
-        fields = super().hyper(t, lr, wd)
-        fields["lr"] = lr * math.sqrt(var) / mean
-        return fields
+    hyper = corrected(corrected_rate)(AdamFamily.hyper)

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
-from fastopt.optimizer.base import register
-from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["Adamax", "adamax"]
 
@@ -25,8 +26,13 @@ def adamax(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * mean / norm, (mean, norm)
 
 
+def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Put the correction of the moving average's bias towards 0 into the learning rate."""
+    h.lr = h.lr / (1 - h.beta1**t)
+
+
 @register
-class Adamax(MomentOptimizer):
+class Adamax(AdamFamily):
     r"""AdaMax: Adam in the infinity norm.
 
     .. math::
@@ -76,6 +82,4 @@ class Adamax(MomentOptimizer):
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, 0.0, **kwargs)
 
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), "lr": lr / self.corrections(t)[0]}
+    hyper = corrected(corrected_rate)(AdamFamily.hyper)

@@ -1,13 +1,14 @@
 """AdamW: Adam with decoupled weight decay."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
-from fastopt.arguments import flag, number
+from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.base import register
-from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["AdamW", "adamw"]
 
@@ -20,8 +21,13 @@ def adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.eta * step, (mean, var)
 
 
+def corrected_eta(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Put the correction of both moving averages' bias towards 0 into ``eta``."""
+    h.eta = h.eta * math.sqrt(1 - h.beta2**t) / (1 - h.beta1**t)
+
+
 @register
-class AdamW(MomentOptimizer):
+class AdamW(AdamFamily):
     r"""Adam with decoupled weight decay.
 
     .. math::
@@ -72,6 +78,7 @@ class AdamW(MomentOptimizer):
 
     rule = adamw
     decoupled = True
+    arguments: ClassVar[Descriptions] = {"correct_bias": Flag(), "eta": OrNone(Real())}
 
     def __init__(
         self,
@@ -84,20 +91,21 @@ class AdamW(MomentOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
-        self.correct_bias = flag("correct_bias", correct_bias)
-        self.eta = eta if eta is None else number("eta", eta)
+        self.correct_bias = correct_bias
+        self.eta = eta
 
+    @corrected(corrected_eta, when=lambda self: self.eta is None and self.correct_bias)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         fields = super().hyper(t, lr, wd)
         if self.eta is not None:
             return {**fields, "eta": self.eta}
-        mean, var = self.corrections(t) if self.correct_bias else (1.0, 1.0)
-        return {**fields, "lr": 1.0, "eta": lr * math.sqrt(var) / mean}
+        return {**fields, "lr": 1.0, "eta": lr}
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
-        return 0.0 if self._skips() else self.hyper(t, lr, wd)["eta"] * wd
+        return 0.0 if self.skips() else self.hyper(t, lr, wd)["eta"] * wd
 
-    def _skips(self) -> bool:
+    def skips(self) -> bool:
+        """See :meth:`Optimizer.skips <fastopt.optimizer.Optimizer.skips>`."""
         return not math.isfinite(self.rescale_grad) or self.rescale_grad == 0

@@ -1,18 +1,19 @@
 """DCASGD: asynchronous gradient descent with delay compensation."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fastopt.arguments import number
+from fastopt.arguments import Descriptions, Real
+from fastopt.engine.hyper import constant
+from fastopt.engine.validate import order_of
 from fastopt.kernels.device_memory import host, like, placed
 from fastopt.kernels.devices import header
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
-from fastopt.optimizer.base import Array, Index, register
-from fastopt.optimizer.border import order_of
-from fastopt.optimizer.sgd import MomentumOptimizer
+from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.optimizer import Array, Index, register
 
 __all__ = ["DCASGD", "dcasgd", "dcasgd_momentum"]
 
@@ -39,7 +40,7 @@ def dcasgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Ste
 
 
 @register
-class DCASGD(MomentumOptimizer):
+class DCASGD(MomentumFamily):
     r"""Gradient descent with compensation for the delay of asynchronous gradients.
 
     .. math::
@@ -81,11 +82,13 @@ class DCASGD(MomentumOptimizer):
     """
 
     forms = (dcasgd, dcasgd_momentum)
+    arguments: ClassVar[Descriptions] = {"lamda": Real()}
 
     def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
         super().__init__(momentum=momentum, **kwargs)
-        self.lamda = number("lamda", lamda)
+        self.lamda = lamda
 
+    @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {"momentum": self.momentum, "lamda": self.lamda}

@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
+from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
-from fastopt.optimizer.base import register
-from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["FTML", "ftml"]
 
@@ -24,8 +25,14 @@ def ftml(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return -z / leader, (leader, v, z)
 
 
+def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Scales of this step, with the correction of both moving averages' bias towards 0."""
+    h.inverse_lr = (1 - h.beta1**t) / h.lr if h.lr != 0 else 0.0
+    h.var_scale = 1 / (1 - h.beta2**t)
+
+
 @register
-class FTML(MomentOptimizer):
+class FTML(AdamFamily):
     r"""Follow the moving leader.
 
     .. math::
@@ -74,11 +81,7 @@ class FTML(MomentOptimizer):
         learning_rate = kwargs.pop("learning_rate", None)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
+    @corrected(corrected_scales, "lr")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        mean, var = self.corrections(t)
-        return {
-            **super().hyper(t, lr, wd),
-            "inverse_lr": mean / lr if lr else 0.0,
-            "var_scale": 1 / var,
-        }
+        return {**super().hyper(t, lr, wd), "inverse_lr": 0.0, "var_scale": 1.0}

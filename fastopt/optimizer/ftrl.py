@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from fastopt.arguments import number
+from fastopt.arguments import Descriptions, Real
+from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, rescaled
-from fastopt.optimizer.base import Optimizer, register
+from fastopt.optimizer.optimizer import Optimizer, register
 
 __all__ = ["Ftrl", "ftrl"]
 
@@ -77,7 +78,8 @@ class Ftrl(Optimizer):
     """
 
     rule = ftrl
-    _lazy = True
+    lazy_by_default = True
+    arguments: ClassVar[Descriptions] = {"lamda1": Real(), "beta": Real(least=0)}
 
     def __init__(
         self,
@@ -87,9 +89,10 @@ class Ftrl(Optimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
-        self.lamda1 = number("lamda1", lamda1)
-        self.beta = number("beta", beta, least=0)
+        self.lamda1 = lamda1
+        self.beta = beta
 
+    @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {"inverse_lr": 1 / lr if lr else 0.0, "lamda1": self.lamda1, "beta": self.beta}

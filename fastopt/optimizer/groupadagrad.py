@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from fastopt.arguments import number
+from fastopt.arguments import Descriptions, Real, Renamed
+from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.base import Index, Optimizer, register
-from fastopt.optimizer.border import label
+from fastopt.optimizer.optimizer import Optimizer, register
 
 __all__ = ["GroupAdaGrad", "group_adagrad"]
 
@@ -72,19 +72,16 @@ class GroupAdaGrad(Optimizer):
     """
 
     rule = group_adagrad
-    _lazy = True
+    lazy_by_default = True
+    arguments: ClassVar[Descriptions] = {"float_stable_eps": Renamed("eps", Real(least=0))}
 
     def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.float_stable_eps = number("eps", eps, least=0)
+        self.float_stable_eps = eps
 
+    @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"epsilon": self.float_stable_eps}
-
-    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
         if wd != 0:
-            raise ValueError(
-                f"{label(index, self.idx2name)}: GroupAdaGrad has no weight decay, got {wd}"
-            )
-        return super()._hyper_of(index, lr, wd)
+            raise ValueError(f"GroupAdaGrad has no weight decay, got {wd}")
+        return {"epsilon": self.float_stable_eps}

@@ -1,18 +1,13 @@
 """LAMB: Adam with a trust ratio for each layer."""
 
 import math
-from typing import Any
 
-from fastopt.arguments import flag, number
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.base import bound, register
-from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+from fastopt.optimizer.families import TRUST, TrustRatioFamily
+from fastopt.optimizer.optimizer import register
 
-__all__ = ["LAMB", "TRUST", "TrustOptimizer", "lamb", "trust_ratio"]
-
-TRUST = (*MOMENTS, "mean_scale", "var_scale", "lower_bound", "upper_bound")
-"""Fields that :meth:`TrustOptimizer.hyper` and the base class fill."""
+__all__ = ["LAMB", "lamb", "trust_ratio"]
 
 
 @scalar
@@ -55,59 +50,8 @@ def lamb(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * step, (mean, var)
 
 
-class TrustOptimizer(MomentOptimizer):
-    """Abstract base of optimizers whose trust ratio compares the weight's and the step's norms.
-
-    Parameters
-    ----------
-    learning_rate, beta1, beta2, epsilon
-        See :class:`MomentOptimizer`; epsilon is 1e-6 by default.
-    lower_bound, upper_bound : float, optional
-        Bounds of the weight's norm. Default None; None and 0 mean no bound.
-    bias_correction : bool
-        Correct the averages' bias towards 0. Default True.
-    **kwargs
-        Arguments of :class:`~fastopt.optimizer.Optimizer`.
-
-    Raises
-    ------
-    ValueError
-        An argument is NaN or out of range.
-    """
-
-    def __init__(
-        self,
-        learning_rate: float | None = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        lower_bound: float | None = None,
-        upper_bound: float | None = None,
-        bias_correction: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
-        for name, value in (("lower_bound", lower_bound), ("upper_bound", upper_bound)):
-            if value is not None:
-                number(name, value, least=0, infinite=True)
-        self.lower_bound = lower_bound
-        self.upper_bound = upper_bound
-        self.bias_correction = flag("bias_correction", bias_correction)
-
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        mean, var = self.corrections(t) if self.bias_correction else (1.0, 1.0)
-        return {
-            **super().hyper(t, lr, wd),
-            "mean_scale": 1 / mean,
-            "var_scale": 1 / var,
-            "lower_bound": self.lower_bound or 0.0,
-            "upper_bound": bound("upper_bound", self.upper_bound),
-        }
-
-
 @register
-class LAMB(TrustOptimizer):
+class LAMB(TrustRatioFamily):
     r"""LAMB: Adam at a rate of its own for each layer, for large batches.
 
     .. math::

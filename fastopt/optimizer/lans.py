@@ -4,8 +4,9 @@ import math
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.base import register
-from fastopt.optimizer.lamb import TRUST, TrustOptimizer, trust_ratio
+from fastopt.optimizer.families import TRUST, TrustRatioFamily
+from fastopt.optimizer.lamb import trust_ratio
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["LANS", "lans"]
 
@@ -57,7 +58,7 @@ def lans(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class LANS(TrustOptimizer):
+class LANS(TrustRatioFamily):
     r"""LANS: LAMB with normalized gradients and Nesterov momentum.
 
     .. math::
@@ -110,8 +111,4 @@ class LANS(TrustOptimizer):
     """
 
     rule = lans
-
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        measured = dict.fromkeys(("inverse_norm", "mean_rate", "grad_rate"), 1.0)
-        return {**super().hyper(t, lr, wd), **measured}
+    measured = ("inverse_norm", "mean_rate", "grad_rate")

@@ -1,14 +1,20 @@
 """LARS: a learning rate for each layer."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from fastopt.arguments import flag, number
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt.arguments import Descriptions, Flag, Real, TableOf
+from fastopt.engine.hyper import corrected
+from fastopt.engine.per_index import PerIndex
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
-from fastopt.optimizer.base import Index, register
-from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
+from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.optimizer import Index, endings, register
+from fastopt.optimizer.sgd import SGD, descend, roll
 
 __all__ = ["LARS", "lars", "lars_momentum", "lars_sums"]
 
@@ -45,8 +51,15 @@ def lars_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight, (mom,)
 
 
+def corrected_momentum(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Scale the momentum by the change of the learning rate since the last update."""
+    if h.corrects != 0 and carried[0] != 0:
+        h.momentum = h.momentum * (h.rate / carried[0])
+    carried[0] = h.rate
+
+
 @register
-class LARS(MomentumOptimizer):
+class LARS(MomentumFamily):
     r"""LARS: gradient descent at a rate of its own for each layer.
 
     .. math::
@@ -56,8 +69,8 @@ class LARS(MomentumOptimizer):
 
     with :math:`\eta_0` = `eta`. Parameters whose name ends in ``gamma``, ``beta`` or ``bias``,
     and layers where a norm is 0, keep :math:`\eta' = \eta`. Norms are added up in float64 in an
-    order that does not depend on the number of threads. Weight decay reaches only names that
-    end in ``_weight``.
+    order that does not depend on the number of threads. Weight decay reaches only names whose
+    last part, after ``_``, ``.`` or ``/``, is ``weight`` or ``kernel``.
 
     Source: You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks",
     arXiv:1708.03888.
@@ -97,9 +110,14 @@ class LARS(MomentumOptimizer):
     """
 
     forms = (lars, lars_momentum)
-    _lazy, _master_last, _rounded_sums = True, True, True
-    _decayed = ("_weight",)
-    carried = ("_last_rates",)
+    lazy_by_default = master_last = rounded_sums = True
+    _decayed = endings("weight", "kernel")
+    arguments: ClassVar[Descriptions] = {
+        "eta": Real(),
+        "eps": Real(least=0),
+        "momentum_correction": Flag(),
+    }
+    progress: ClassVar[Descriptions] = {"_last_rates": TableOf(Real(least=0))}
 
     def __init__(
         self,
@@ -111,19 +129,37 @@ class LARS(MomentumOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(momentum=momentum, lazy_update=lazy_update, **kwargs)
-        self.eta = number("eta", eta)
-        self.eps = number("eps", eps, least=0)
-        self.momentum_correction = flag("momentum_correction", momentum_correction)
-        self._last_rates: dict[Index, float] = {}
+        self.eta = eta
+        self.eps = eps
+        self.momentum_correction = momentum_correction
+        self._last_rates = PerIndex()
 
-    def _rule_of(self, index: Index) -> Rule:
+    def rule_for(self, index: Index) -> Rule:
+        """See :meth:`Optimizer.rule_for <fastopt.optimizer.Optimizer.rule_for>`."""
         plain = self.idx2name.get(index, "").endswith(("gamma", "beta", "bias"))
         return (SGD if plain else self).forms[self.momentum != 0]
 
-    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
-        momentum, rate = self.momentum, self.learning_rate
-        last = self._last_rates.get(index)
-        if self.momentum_correction and last:
-            momentum *= rate / last
-        self._last_rates[index] = rate
-        return {"momentum": momentum, "eta": self.eta, "epsilon": self.eps}
+    @property
+    def carried(self) -> PerIndex:
+        """Learning rate of the last update."""
+        return self._last_rates
+
+    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
+        """See :meth:`Optimizer.carried_slots`; 0 before the first update."""
+        return self._last_rates.slots(indices, 0.0)
+
+    @corrected(corrected_momentum, "momentum", "rate", "corrects", carries=True)
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            **super().hyper(t, lr, wd),
+            "eta": self.eta,
+            "epsilon": self.eps,
+            "rate": self.learning_rate,
+            "corrects": float(self.momentum_correction),
+        }
+
+    by_index: ClassVar[dict[str, type[PerIndex]]] = {
+        **MomentumFamily.by_index,
+        "_last_rates": PerIndex,
+    }

@@ -1,26 +1,32 @@
 """LBSGD: gradient descent that emulates large batches."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from fastopt.arguments import count
+import numpy as np
+
+from fastopt.arguments import ArrayOf, Descriptions, Instance, Integer, PairOf, TableOf, brief
+from fastopt.engine.accumulate import adding
+from fastopt.engine.mixed_precision import has_master
+from fastopt.engine.validate import check_like, listed
 from fastopt.kernels.device_memory import like, placed
 from fastopt.kernels.devices import Header, header
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
 from fastopt.kernels.table import Table
-from fastopt.optimizer.base import Array, Index, register
-from fastopt.optimizer.border import check, label, listed
+from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.lars import lars_sums
-from fastopt.optimizer.sgd import SGD, MomentumOptimizer, descend, roll
-from fastopt.optimizer.sums import adding
+from fastopt.optimizer.optimizer import Array, Index, register
+from fastopt.optimizer.sgd import SGD, descend, roll
 from fastopt.sparse import RowSparse
 
 __all__ = ["LBSGD", "lbsgd", "lbsgd_momentum"]
 
 FIELDS = (*COMMON, "batch_scale")
+LARGEST = 2**62
+"""Rows of a weight of unknown height."""
 
 
 def lars_finish(sums: Sums, h: Hyper) -> None:
@@ -43,8 +49,22 @@ def lbsgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step
     return weight, (mom,)
 
 
+def _check_sum(name: str, value: Any) -> dict[str, Any]:
+    """Entry of :attr:`LBSGD.cumgrads`: a dense or row-sparse sum or None, and the calls so far."""
+    if not isinstance(value, Mapping) or set(value) != {"cum_grad", "num_cums"}:
+        raise TypeError(f"{name} must have cum_grad and num_cums, got {brief(value)}")
+    total, calls = value["cum_grad"], Integer(least=0)(f"{name}['num_cums']", value["num_cums"])
+    check = ArrayOf(("float32", "float64"))
+    if isinstance(total, tuple):
+        values, rows = PairOf(check, ArrayOf(("int64",)))(f"{name}['cum_grad']", total)
+        RowSparse(values, rows, (LARGEST, *values.shape[1:]))
+    elif total is not None:
+        check(f"{name}['cum_grad']", total)
+    return {"cum_grad": total, "num_cums": calls}
+
+
 @register
-class LBSGD(MomentumOptimizer):
+class LBSGD(MomentumFamily):
     r"""Gradient descent that adds up gradients of `batch_scale` calls before it updates.
 
     Every `batch_scale`-th call of a parameter, with :math:`A` the sum since the last update,
@@ -64,8 +84,10 @@ class LBSGD(MomentumOptimizer):
     Sources: Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677 (warm-up); You,
     Gitman and Ginsburg, arXiv:1708.03888 (layer-wise rates).
 
-    State of a parameter: None, or with momentum the array :math:`m`, like the weight. The sum
-    and the number of calls are in ``cumgrads[index]``; of gradients that list rows the sum is a
+    State of a parameter: None, or with momentum the array :math:`m`, like the weight. With
+    `multi_precision`, :meth:`create_state` of a half-precision weight returns the pair of this and
+    the float32 master, which :meth:`update` takes. The sum and the number of calls are in
+    ``cumgrads[index]``; of gradients that list rows the sum is a
     pair of values and indices.
 
     Parameters
@@ -109,8 +131,17 @@ class LBSGD(MomentumOptimizer):
     array([0.6, 0.4])
     """
 
-    _lazy = True
-    carried = ("cumgrads",)
+    lazy_by_default = True
+    rates_before_count = True
+    arguments: ClassVar[Descriptions] = {
+        "warmup_strategy": Instance(str, "a string"),
+        "warmup_epochs": Integer(least=0),
+        "batch_scale": Integer(),
+        "updates_per_epoch": Integer(),
+        "init_updates": Integer(least=0),
+        "num_epochs": Integer(least=0),
+    }
+    progress: ClassVar[Descriptions] = {"cumgrads": TableOf(_check_sum)}
 
     def __init__(
         self,
@@ -126,10 +157,10 @@ class LBSGD(MomentumOptimizer):
     ) -> None:
         super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
         self.warmup_strategy = warmup_strategy
-        self.warmup_epochs = count("warmup_epochs", warmup_epochs, least=0)
-        self.batch_scale = count("batch_scale", batch_scale)
-        self.updates_per_epoch = count("updates_per_epoch", updates_per_epoch)
-        self.init_updates = count("begin_epoch", begin_epoch, least=0) * updates_per_epoch
+        self.warmup_epochs = warmup_epochs
+        self.batch_scale = batch_scale
+        self.updates_per_epoch = updates_per_epoch
+        self.init_updates = Integer(least=0)("begin_epoch", begin_epoch) * self.updates_per_epoch
         self.num_epochs = num_epochs
         self.cumgrads: dict[Index, dict[str, Any]] = {}
 
@@ -139,29 +170,42 @@ class LBSGD(MomentumOptimizer):
         forms = (lbsgd, lbsgd_momentum) if self.warmup_strategy == "lars" else SGD.forms
         return forms[self.momentum != 0]
 
-    def _plan(
-        self, index: Index, weight: Array, grad: Any, state: Any, masters: bool = True
-    ) -> Sequence[Table]:
-        calls = self._calls(index)
-        total = None
-        if self.batch_scale == 1:
-            tables = list(super()._plan(index, weight, grad, state, masters))
-        else:
-            words = label(index, self.idx2name)
-            grad = check(words, weight, grad, self.copies.get(index))
-            total, tables = self._sum(words, index, grad, weight)
-            if calls % self.batch_scale == 0:
-                tables += super()._plan(index, weight, total, state, masters)
-            else:
-                self._count_and_rates(index)
-        kept = (total.values, total.indices) if isinstance(total, RowSparse) else total
-        self.cumgrads[index] = {"cum_grad": kept, "num_cums": calls}
-        return tables
+    def create_state(self, index: Index, weight: Array) -> Any:
+        """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`.
 
-    def _calls(self, index: Index) -> int:
-        """Number of calls of this parameter, the present one included."""
+        With `multi_precision`, the state of a half-precision weight is the pair of momentum and
+        float32 master, as in MXNet, where other optimizers have it from
+        :meth:`create_state_multi_precision` alone.
+        """
+        if not has_master(self, header(weight)):
+            return super().create_state(index, weight)
+        master, momentum = self.create_state_multi_precision(index, weight)
+        return momentum, master
+
+    def direct_state(self, weight: Array, state: Any) -> tuple[Any, bool]:
+        """See :meth:`Optimizer.direct_state`; masters are in the state of :meth:`create_state`."""
+        if isinstance(state, (tuple, list)) and has_master(self, header(weight)):
+            return tuple(state)[::-1], True
+        return state, False
+
+    @property
+    def accumulates(self) -> bool:
+        """Always, as calls are counted in :attr:`cumgrads`."""
+        return True
+
+    def accumulate(
+        self, words: str, index: Index, grad: Any, weight: Array
+    ) -> tuple[Any, list[Table]]:
+        """See :meth:`Optimizer.accumulate`."""
         before = self.cumgrads.get(index)
-        return (before["num_cums"] if before else self.init_updates) + 1
+        calls = (before["num_cums"] if before else self.init_updates) + 1
+        total, tables = grad, list[Table]()
+        if self.batch_scale > 1:
+            total, tables = self._sum(words, index, grad, weight)
+        kept = (total.values, total.indices) if isinstance(total, RowSparse) else total
+        kept = kept if self.batch_scale > 1 else None
+        self.cumgrads[index] = {"cum_grad": kept, "num_cums": calls}
+        return (total if calls % self.batch_scale == 0 else None), tables
 
     def _sum(self, words: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Table]]:
         """Sum of the gradients since the last update, and what to launch to complete it."""
@@ -171,6 +215,14 @@ class LBSGD(MomentumOptimizer):
         real = real_of(weight.dtype)
         if isinstance(total, tuple):
             total = listed(words, total, weight.shape) if keep else None
+            if total is not None:
+                check_like(
+                    words,
+                    "the sum of gradients",
+                    total.values,
+                    (np.dtype(real).name,),
+                    (len(total.indices), *weight.shape[1:]),
+                )
         sparse = isinstance(grad, RowSparse)
         weight = header(weight)
         on_device = isinstance(weight, Header)  # where sums are dense
@@ -180,19 +232,17 @@ class LBSGD(MomentumOptimizer):
             return (total + grad if keep else grad), []
         if isinstance(total, RowSparse):
             total = total.to_dense()
-        if total is None:
+        dtype = np.dtype(real)
+        if total is None or not (keep or _is_like(total, weight.shape, dtype)):
             total = like(weight, weight.shape, real)
+        check_like(words, "the sum of gradients", header(total), (dtype.name,), weight.shape)
         total = placed(total, weight)
         return total, [adding(words, total, grad, keep)]
 
-    def _count_and_rates(self, index: Index) -> tuple[float, float]:
-        rates = self._get_lr(index), self._get_wd(index)
-        self._update_count(index)
-        return rates
-
-    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {
-            "lr": lr * self._warmup(self._calls(index)),
+            "lr": lr * self._warmup(self.init_updates + t - self.begin_num_update),
             "rescale_grad": self.rescale_grad / self.batch_scale,
             "momentum": self.momentum,
             "batch_scale": self.batch_scale,
@@ -213,3 +263,8 @@ class LBSGD(MomentumOptimizer):
         if length <= 1 or grown is None:
             return 1.0
         return 1.0 + (self.batch_scale - 1) * math.pow(calls / length, grown)
+
+
+def _is_like(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    of = header(array)
+    return bool(of.shape == shape and of.dtype == dtype)

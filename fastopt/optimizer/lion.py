@@ -4,8 +4,8 @@ from typing import Any
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled, sign
-from fastopt.optimizer.base import register
-from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["Lion", "lion"]
 
@@ -20,7 +20,7 @@ def lion(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class Lion(MomentOptimizer):
+class Lion(AdamFamily):
     r"""Lion: steps of equal size along the sign of an average.
 
     .. math::

@@ -1,14 +1,19 @@
 """Nadam: Adam with Nesterov momentum."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from fastopt.arguments import flag, number
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt.arguments import Descriptions, Flag, Real, TableOf
+from fastopt.engine.hyper import corrected
+from fastopt.engine.per_index import PerIndex
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, moments
-from fastopt.optimizer.base import Index, register
-from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.optimizer import Index, register
 
 __all__ = ["Nadam", "nadam"]
 
@@ -22,8 +27,30 @@ def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * ahead / (math.sqrt(var * h.var_scale) + h.epsilon), (mean, var)
 
 
+class Products(PerIndex):
+    """Product of the momenta by index; the first number of the array is all parameters' own."""
+
+    first = 1
+
+
+@scalar
+def momentum_at(t: Scalar, h: Hyper) -> Scalar:
+    """Momentum of step `t`."""
+    return h.beta1 * (1 - 0.5 * math.pow(0.96, t * h.schedule_decay))
+
+
+def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Scales of this step, by the product of the momenta so far."""
+    now, ahead = momentum_at(t, h), momentum_at(t + 1, h)
+    carried[0] = carried[0] * now
+    product = carried[0]
+    h.grad_scale = (1 - now) / (1 - product)
+    h.mean_scale = ahead / (1 - product * ahead)
+    h.var_scale = 1 / (1 - h.beta2**t)
+
+
 @register
-class Nadam(MomentOptimizer):
+class Nadam(AdamFamily):
     r"""Adam with Nesterov momentum.
 
     .. math::
@@ -76,7 +103,11 @@ class Nadam(MomentOptimizer):
 
     rule = nadam
 
-    carried = ("m_schedule", "_m_schedules")
+    arguments: ClassVar[Descriptions] = {"schedule_decay": Real(least=0), "per_parameter": Flag()}
+    progress: ClassVar[Descriptions] = {
+        "m_schedule": Real(least=0, most=1),
+        "_m_schedules": TableOf(Real(least=0, most=1)),
+    }
 
     def __init__(
         self,
@@ -89,25 +120,49 @@ class Nadam(MomentOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
-        self.schedule_decay = number("schedule_decay", schedule_decay, least=0)
-        self.per_parameter = flag("per_parameter", per_parameter)
+        self.schedule_decay = schedule_decay
+        self.per_parameter = per_parameter
+        self._m_schedules = Products()
         self.m_schedule = 1.0
-        self._m_schedules: dict[Index, float] = {}
 
-    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
-        t = self._index_update_count[index]
-        now, ahead = self._momentum(t), self._momentum(t + 1)
-        if self.per_parameter:
-            product = self._m_schedules.get(index, 1.0) * now
-            self._m_schedules[index] = product
-        else:
-            product = self.m_schedule = self.m_schedule * now
+    @property
+    def m_schedule(self) -> float:
+        """Product of the momenta so far, which all parameters share."""
+        return float(self._m_schedules.array[0])
+
+    @m_schedule.setter
+    def m_schedule(self, value: float) -> None:
+        self._m_schedules.array[0] = value
+
+    @property
+    def carried(self) -> PerIndex:
+        """Products of the momenta so far."""
+        return self._m_schedules
+
+    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
+        """See :meth:`Optimizer.carried_slots`; 1 before the first update."""
+        if not self.per_parameter:
+            return np.zeros(len(indices), np.int64)
+        return self._m_schedules.slots(indices, 1.0)
+
+    @property
+    def in_list_order(self) -> bool:
+        """Whether all parameters share one product."""
+        return not self.per_parameter
+
+    @corrected(corrected_scales, "schedule_decay", carries=True)
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {
-            **self.hyper(t, lr, wd),
-            "grad_scale": (1 - now) / (1 - product),
-            "mean_scale": ahead / (1 - product * ahead),
-            "var_scale": 1 / self.corrections(t)[1],
+            **super().hyper(t, lr, wd),
+            "schedule_decay": self.schedule_decay,
+            "grad_scale": 1.0,
+            "mean_scale": 1.0,
+            "var_scale": 1.0,
         }
 
-    def _momentum(self, t: int) -> float:
-        return self.beta1 * (1 - 0.5 * math.pow(0.96, t * self.schedule_decay))
+    by_index: ClassVar[dict[str, type[PerIndex]]] = {
+        **AdamFamily.by_index,
+        "_m_schedules": Products,
+    }
+    in_arrays = (*AdamFamily.in_arrays, "m_schedule")

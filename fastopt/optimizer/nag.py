@@ -4,8 +4,9 @@ from typing import Any
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.base import register
-from fastopt.optimizer.sgd import MomentumOptimizer, sgd
+from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.sgd import sgd
 
 __all__ = ["NAG", "nag"]
 
@@ -20,7 +21,7 @@ def nag(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class NAG(MomentumOptimizer):
+class NAG(MomentumFamily):
     r"""Nesterov's accelerated gradient.
 
     .. math::

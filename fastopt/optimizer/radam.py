@@ -1,11 +1,13 @@
 """RAdam: Adam with its variance rectified."""
 
 import math
+from typing import Any
 
+from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.base import register
-from fastopt.optimizer.moments import MOMENTS, MomentOptimizer
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["RAdam", "radam"]
 
@@ -20,8 +22,20 @@ def radam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * (step + h.wd * weight), (mean, var)
 
 
+def rectified(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Scales of this step: the bias correction, and the rectification where it is defined."""
+    var = 1 - h.beta2**t
+    limit = 2 / (1 - h.beta2) - 1
+    length = limit - 2 * t * (1 - var) / var
+    h.rectified = 0.0
+    if length > 4:
+        grown = (length - 4) * (length - 2) / length
+        h.rectified = math.sqrt(grown * limit / ((limit - 4) * (limit - 2)) * var)
+    h.mean_scale = 1 / (1 - h.beta1**t)
+
+
 @register
-class RAdam(MomentOptimizer):
+class RAdam(AdamFamily):
     r"""RAdam: Adam that waits for its second moment to be known before it divides by it.
 
     .. math::
@@ -73,13 +87,7 @@ class RAdam(MomentOptimizer):
     rule = radam
     decoupled = True
 
+    @corrected(rectified)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        mean, var = self.corrections(t)
-        limit = 2 / (1 - self.beta2) - 1
-        length = limit - 2 * t * (1 - var) / var
-        rectified = 0.0
-        if length > 4:
-            grown = (length - 4) * (length - 2) / length
-            rectified = math.sqrt(grown * limit / ((limit - 4) * (limit - 2)) * var)
-        return {**super().hyper(t, lr, wd), "mean_scale": 1 / mean, "rectified": rectified}
+        return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "rectified": 0.0}

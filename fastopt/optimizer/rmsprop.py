@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from fastopt.arguments import flag, number
+from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, clipped_decayed
-from fastopt.optimizer.base import Array, Index, Optimizer, bound, register
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, bound, register
 
 __all__ = ["RMSProp", "rmsprop", "rmsprop_centered"]
 
@@ -94,6 +95,14 @@ class RMSProp(Optimizer):
     array([0.8, 1.2])
     """
 
+    arguments: ClassVar[Descriptions] = {
+        "gamma1": Real(least=0, below=1),
+        "gamma2": Real(),
+        "epsilon": Real(least=0),
+        "centered": Flag(),
+        "clip_weights": OrNone(Real(infinite=True)),
+    }
+
     def __init__(
         self,
         learning_rate: float | None = 0.001,
@@ -105,19 +114,18 @@ class RMSProp(Optimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
-        self.gamma1 = number("gamma1", gamma1, least=0, below=1)
-        self.gamma2 = number("gamma2", gamma2)
-        self.epsilon = number("epsilon", epsilon, least=0)
-        self.centered = flag("centered", centered)
+        self.gamma1 = gamma1
+        self.gamma2 = gamma2
+        self.epsilon = epsilon
+        self.centered = centered
         self.clip_weights = clip_weights
-        if clip_weights is not None:
-            number("clip_weights", clip_weights, infinite=True)
 
     @property
     def rule(self) -> Rule:
         """The plain or the centered form."""
         return rmsprop_centered if self.centered else rmsprop
 
+    @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {

@@ -1,15 +1,14 @@
 """Stochastic gradient descent, with and without momentum."""
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
-from fastopt.arguments import number
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.base import Optimizer, register
+from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.optimizer import register
 
-__all__ = ["SGD", "MomentumOptimizer", "ccSGD", "descend", "roll", "sgd", "sgd_momentum"]
+__all__ = ["SGD", "ccSGD", "descend", "roll", "sgd", "sgd_momentum"]
 
 
 @scalar
@@ -38,41 +37,8 @@ def sgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight, (mom,)
 
 
-class MomentumOptimizer(Optimizer):
-    """Abstract base of optimizers with the argument `momentum` and forms with and without it.
-
-    Parameters
-    ----------
-    momentum : float
-        Momentum. The form with a buffer is used unless it is 0.
-    **kwargs
-        Arguments of :class:`~fastopt.optimizer.Optimizer`.
-
-    Raises
-    ------
-    ValueError
-        `momentum` is NaN or infinite.
-    """
-
-    forms: tuple[Rule, Rule]
-    """The rules without and with momentum."""
-
-    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.momentum = number("momentum", momentum)
-
-    @property
-    def rule(self) -> Rule:
-        """The form with a buffer unless momentum is 0."""
-        return self.forms[self.momentum != 0]
-
-    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {"momentum": self.momentum}
-
-
 @register
-class SGD(MomentumOptimizer):
+class SGD(MomentumFamily):
     r"""Stochastic gradient descent with momentum.
 
     .. math::
@@ -113,7 +79,7 @@ class SGD(MomentumOptimizer):
     """
 
     forms = (sgd, sgd_momentum)
-    _lazy, _master_last = True, True
+    lazy_by_default = master_last = True
 
     def __init__(
         self, momentum: float = 0.0, lazy_update: bool | None = None, **kwargs: Any

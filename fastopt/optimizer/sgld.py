@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 
+from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.base import Optimizer, register
+from fastopt.optimizer.optimizer import Optimizer, register
 
 __all__ = ["SGLD", "sgld"]
 
@@ -51,6 +52,7 @@ class SGLD(Optimizer):
 
     rule = sgld
 
+    @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {"lr": lr / 2, "spread": math.sqrt(lr)}

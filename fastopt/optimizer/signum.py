@@ -1,13 +1,14 @@
 """Signum and signSGD: steps along the sign of the momentum or of the gradient."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from fastopt.arguments import number
+from fastopt.arguments import Descriptions, Real
+from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, sign
-from fastopt.optimizer.base import register
-from fastopt.optimizer.sgd import MomentumOptimizer
+from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.optimizer import register
 
 __all__ = ["Signum", "signsgd", "signum"]
 
@@ -26,7 +27,7 @@ def signum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class Signum(MomentumOptimizer):
+class Signum(MomentumFamily):
     r"""Signum, and signSGD without momentum.
 
     .. math::
@@ -71,6 +72,7 @@ class Signum(MomentumOptimizer):
 
     forms = (signsgd, signum)
     decoupled = True
+    arguments: ClassVar[Descriptions] = {"wd_lh": Real()}
 
     def __init__(
         self,
@@ -80,10 +82,15 @@ class Signum(MomentumOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, momentum=momentum, **kwargs)
-        self.wd_lh = number("wd_lh", wd_lh)
+        self.wd_lh = wd_lh
+
+    def check_together(self) -> None:
+        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
+        super().check_together()
         if self.momentum and self.sparse_decay == "catch_up":
             raise ValueError("sparse_decay='catch_up' needs Signum without momentum")
 
+    @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {

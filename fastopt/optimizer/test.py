@@ -1,9 +1,7 @@
-"""Test: adds the gradient, to try out what surrounds an optimizer."""
-
-from collections.abc import Mapping
+"""Test optimizer: ``weight += rescale_grad * grad``."""
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
-from fastopt.optimizer.base import Index, Optimizer, register
+from fastopt.optimizer.optimizer import Index, Optimizer, register
 
 __all__ = ["Test", "test"]
 
@@ -41,8 +39,5 @@ class Test(Optimizer):
     rule = test
     __test__ = False  # not a test case
 
-    def _count_and_rates(self, index: Index) -> tuple[float, float]:
-        return 0.0, 0.0
-
-    def _hyper_of(self, index: Index, lr: float, wd: float) -> Mapping[str, float]:
-        return {}
+    def _update_count(self, index: Index) -> None:
+        """Updates are not counted."""

@@ -1,20 +1,25 @@
-"""The updater: state for every index, checks at the border, then the optimizer."""
+"""The updater: the state of every index, and the way of a call to its plan."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import number
 from fastopt.checkpoint.resumable import Resumable
+from fastopt.engine.clip import measured, squares, times
+from fastopt.engine.mixed_precision import set_master
+from fastopt.engine.plan import Plan
+from fastopt.engine.planner import Call, Planner
+from fastopt.engine.tracked import Tracked
+from fastopt.engine.validate import as_lists, check, check_index, label, leaves
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.pages import small_pages
-from fastopt.optimizer.base import Array, Index, Optimizer
-from fastopt.optimizer.batch import Batch, Call
-from fastopt.optimizer.border import as_lists, check, check_index, label, leaves
-from fastopt.optimizer.norms import measured, squares, times
-from fastopt.optimizer.rates import as_float
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
@@ -82,16 +87,53 @@ class Updater(Resumable):
         self.loss_scaler = loss_scaler
         self.clip_global_norm = clip_global_norm
         self.info = StepInfo(stepped=False, skipped=False)
-        self.states: dict[Index, Any] = {}
-        self.states_synced: dict[Index, bool] = {}
+        self.states = {}
+        self.states_synced = {}
+
+    states: dict[Index, Any]
+    states_synced: dict[Index, bool]
+    planner: Planner
+    _plans: dict[Any, Plan]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("states", "states_synced"):
+            value = Tracked(value, self._forget_plans)
+        changed = value is not vars(self).get(name)
+        super().__setattr__(name, value)
+        if name == "optimizer" and changed:
+            before = vars(self).get("planner")
+            vars(self)["planner"] = Planner(value)
+            if before is not None:
+                self.planner.take_over(before)
+                self.planner.measures = before.measures
+            vars(self)["_plans"] = self.planner.plans
+        elif name in ("states", "states_synced"):
+            self._forget_plans()
+        elif name in ("loss_scaler", "clip_global_norm"):
+            scaler, clip = (vars(self).get(n) for n in ("loss_scaler", "clip_global_norm"))
+            self.planner.measures = scaler is not None or clip is not None
+            self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        """Forget all plans, since a state may have been replaced."""
+        self.planner.plans.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Attributes; states on a device are copied to main memory, until their next update."""
+        """Attributes; states on a device are copied to the host, until their next update."""
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
         }
-        return {**vars(self), "states": host(self.states), "states_synced": synced}
+        kept = {
+            name: value for name, value in vars(self).items() if name not in ("planner", "_plans")
+        }
+        return {**kept, "states": host(dict(self.states)), "states_synced": synced}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.optimizer = state["optimizer"]
+        for name, value in state.items():
+            if name != "optimizer":
+                setattr(self, name, value)
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update `weight` in place.
@@ -118,99 +160,168 @@ class Updater(Resumable):
             An array is on a CUDA device, and numba-cuda or a driver is missing.
         """
         optimizer = self.optimizer
-        measures = self.loss_scaler is not None or self.clip_global_norm is not None
-        if isinstance(index, (list, tuple)):
-            self._update_list(index, grad, weight, measures)
-            return
-        index = check_index(index)
-        known = optimizer.native and index in self.states and self.states_synced.get(index)
-        if known and not measures:
-            optimizer.update_multi_precision(index, weight, grad, self.states[index])
-            self.info = STEPPED
-        else:
-            self._update_list([index], [grad], [weight], measures)
-
-    def _update_list(self, indices: Any, grads: Any, weights: Any, measures: bool) -> None:
-        """Update several weights, unless what `measures` looks at forbids it."""
-        optimizer = self.optimizer
-        indices, grads, weights = as_lists(indices, grads, weights)
-        if measures:
-            _check_limits(self.loss_scaler, self.clip_global_norm)
-        with optimizer.lock, uninterrupted:
-            folds = not measures or optimizer.folds
-            batch = optimizer.recall(indices, weights, grads, self.states) if folds else None
-            calls: Sequence[Call] = ()
-            if batch is None:
-                calls = self._checked(zip(indices, grads, weights, strict=True), measures)
-                batch = optimizer.prepare(calls) if folds else None
-            info, factor = STEPPED, 1.0
-            if measures:
-                sums = self._squares(batch, calls)
-                names = optimizer.idx2name
-                rescale_grad = as_float("rescale_grad", optimizer.rescale_grad)
-                limits = self.loss_scaler, self.clip_global_norm
-                info, factor = measured(sums, indices, names, rescale_grad, *limits)
-            if info.stepped:
-                self._run(batch, calls, factor, folds)
-            elif batch is not None:
-                batch.let_go()
-            self.info = info
-            if self.loss_scaler is not None:
-                self.loss_scaler.update(overflow=info.skipped)
-
-    def _squares(self, batch: Batch | None, calls: Sequence[Call]) -> Array:
-        """Sum of the squares of each gradient."""
-        return squares(calls) if batch is None else batch.squares()
-
-    def _run(self, batch: Batch | None, calls: Sequence[Call], factor: float, folds: bool) -> None:
-        """Update with gradients times `factor`, and keep the states."""
-        optimizer = self.optimizer
-        rescale_grad = optimizer.rescale_grad
-        if folds:
-            optimizer.rescale_grad = as_float("rescale_grad", rescale_grad) * factor
-        else:
-            calls = [(i, weight, times(grad, factor), state) for i, weight, grad, state in calls]
         try:
-            if batch is not None:
-                optimizer.run(batch)
-            elif optimizer.native:
-                optimizer.update_in_turn(calls) if folds else optimizer.update_all(calls)
-            else:
-                for call in calls:
-                    optimizer.update_multi_precision(*call)
-                    self._keep([call])  # even if code of the user's fails at the next one
-                return
-        finally:
-            optimizer.rescale_grad = rescale_grad
+            plan = self._plans.get(tuple(index) if type(index) is list else index)
+        except TypeError:  # of an array, say, which the checks refuse
+            plan = None
+        if plan is not None:
+            if type(grad) is list and not plan.small:
+                grad = tuple(grad)  # alive, whatever other threads do to the list meanwhile
+            with optimizer.lock:
+                if plan.version == optimizer.version:
+                    if plan.quick_call((index, grad, weight)):
+                        if self.info is not STEPPED:
+                            self.info = STEPPED
+                        return
+                elif optimizer.unchecked:
+                    pass  # names of multipliers are checked below
+                elif self.planner.measures:
+                    if self._measured_again(plan, index, grad, weight):
+                        return
+                elif plan.call(index, grad, weight):
+                    if self.info is not STEPPED:
+                        self.info = STEPPED
+                    return
+        if isinstance(index, (list, tuple)):
+            indices, grads, weights = as_lists(index, grad, weight)
+            self._update([check_index(each) for each in indices], grads, weights)
+        else:
+            self._update([check_index(index)], [grad], [weight], single=True)
+
+    def _update(
+        self,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        single: bool = False,
+    ) -> None:
+        """Update after all checks, unless a loss scaler or a clip of the norm forbids it."""
+        optimizer = self.optimizer
+        with optimizer.lock:
+            if optimizer.unchecked and indices:
+                optimizer.check_multipliers(indices)
+            with uninterrupted:
+                if self.planner.measures:
+                    self._measured_step(indices, grads, weights, single)
+                else:
+                    self._step(indices, grads, weights, single)
+                    self.info = STEPPED
+
+    def _step(
+        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
+    ) -> None:
+        """Update by a new plan, or by code of the user's."""
+        optimizer = self.optimizer
+        calls = self._checked(indices, grads, weights)
+        if not optimizer.native:
+            self._update_in_python(calls)
+            return
+        if optimizer.accumulates or not calls:
+            self.planner.update_all(calls)
+        else:
+            plan = self.planner.prepare(calls, single)
+            plan.step()
+            self.planner.remember(plan)
         self._keep(calls)
+
+    def _measured_again(self, plan: Plan, index: Any, grad: Any, weight: Any) -> bool:
+        """Update with scaled and clipped gradients, if the plan fits the call."""
+        if not plan.folds or not plan.fits(index, grad, weight):
+            return False
+        info, factor = self._measured(self._squares(plan, ()), plan.indices)
+        with uninterrupted:
+            if info.stepped:
+                plan.step(factor)
+            else:
+                plan.release()
+            self._report(info)
+        return True
+
+    def _measured_step(
+        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
+    ) -> None:
+        """Update with scaled and clipped gradients, by a new plan or by code of the user's."""
+        optimizer = self.optimizer
+        _check_limits(self.loss_scaler, self.clip_global_norm)  # which may have been assigned
+        calls = self._checked(indices, grads, weights)
+        plan = self.planner.prepare(calls, single) if calls and optimizer.folds else None
+        info, factor = self._measured(self._squares(plan, calls), indices)
+        if info.stepped:
+            if plan is not None:
+                plan.step(factor)
+                self.planner.remember(plan)
+            else:
+                calls = [(i, w, times(grad, factor), state) for i, w, grad, state in calls]
+                if optimizer.native:
+                    self.planner.update_all(calls)
+                else:
+                    self._update_in_python(calls)
+            self._keep(calls)
+        elif plan is not None:
+            plan.release()
+        self._report(info)
+
+    def _measured(self, sums: NDArray[np.float64], indices: list[Index]) -> tuple[StepInfo, float]:
+        """What to do with gradients of these sums of squares, and the factor to do it with."""
+        optimizer = self.optimizer
+        return measured(
+            sums,
+            indices,
+            optimizer.idx2name,
+            as_float("rescale_grad", optimizer.rescale_grad),
+            self.loss_scaler,
+            self.clip_global_norm,
+        )
+
+    def _report(self, info: StepInfo) -> None:
+        """Keep what a call did."""
+        self.info = info
+        if self.loss_scaler is not None:
+            self.loss_scaler.update(overflow=info.skipped)
+
+    def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> NDArray[np.float64]:
+        """Sum of the squares of each gradient."""
+        return squares(calls) if plan is None or plan.in_order else plan.squares()
+
+    def _update_in_python(self, calls: Sequence[Call]) -> None:
+        """Update by a class that overrides ``update()``."""
+        optimizer = self.optimizer
+        for call in calls:
+            index, weight, grad, state = call
+            if type(optimizer).update_multi_precision is not Optimizer.update_multi_precision:
+                optimizer.update_multi_precision(index, weight, grad, state)
+            else:
+                copy = self.planner.copies.get(index)
+                optimizer.update_in_python(index, weight, grad, state, copy)
+            self._keep([call])  # even if code of the user's fails at the next one
 
     def _keep(self, calls: Sequence[Call]) -> None:
         """Keep the states of weights that have been updated."""
         for index, _, _, state in calls:
-            self.states[index], self.states_synced[index] = state, True
+            dict.__setitem__(self.states, index, state)
+            dict.__setitem__(self.states_synced, index, True)
             self.optimizer.masters_given.pop(index, None)
 
-    def _checked(self, calls: Iterable[tuple[Any, Any, Any]], measures: bool) -> list[Call]:
-        """Calls with checked arrays and with states, which are made on first sight."""
+    def _checked(
+        self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
+    ) -> list[Call]:
+        """Calls with states, which are created for new indices once all arrays are checked."""
         optimizer = self.optimizer
-        checked: list[Call] = []
+        checked = []
+        for index, grad, weight in zip(indices, grads, weights, strict=True):
+            words = label(index, optimizer.idx2name)
+            grad = check(words, weight, grad, self.planner.copies.get(index))
+            if isinstance(grad, RowSparse) and not optimizer.native:
+                grad = grad.to_dense()
+            checked.append((index, weight, grad))
         states: dict[Index, Any] = {}
-        for given, grad, weight in calls:
-            index = check_index(given)
-            if measures or index not in self.states or not optimizer.native:
-                words = label(index, optimizer.idx2name)
-                grad = check(words, weight, grad, optimizer.copies.get(index))
-                if isinstance(grad, RowSparse) and not optimizer.native:
-                    grad = grad.to_dense()
-            checked.append((index, weight, grad, None))
-        for place, (index, weight, grad, _) in enumerate(checked):
+        for index, weight, grad in checked:
             if index not in states:
                 states[index] = self._state(index, weight, isinstance(grad, RowSparse))
-            checked[place] = index, weight, grad, states[index]
-        return checked
+        return [(index, weight, grad, states[index]) for index, weight, grad in checked]
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
-        """State of `index` on its weight's device, made on first sight."""
+        """State of `index` on its weight's device, created for a new index."""
         if index not in self.states:
             state = self.optimizer.create_state_multi_precision(index, weight)
             if sparse:
@@ -250,7 +361,7 @@ class Updater(Resumable):
         array([0.1, 0.1], dtype=float32)
         """
         index = check_index(index)
-        self.optimizer.set_master(index, array, self.states.get(index))
+        set_master(self.optimizer, index, array, self.states.get(index))
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Keep a half-precision copy of a float32 weight: each update writes it too.
@@ -281,7 +392,7 @@ class Updater(Resumable):
         >>> copy
         array([0.9, 0.9], dtype=float16)
         """
-        self.optimizer.set_copy(check_index(index), array)
+        self.planner.set_copy(check_index(index), array)
 
     def flush(self, index: Any, weight: Array | None = None) -> None:
         """Give all rows of a parameter the decay that they have missed.
@@ -315,12 +426,15 @@ class Updater(Resumable):
         """
         index, optimizer = check_index(index), self.optimizer
         with optimizer.lock:
-            last, state = optimizer.updated.get(index) if weight is None else weight, None
-            if last is not None and index in self.states:
-                state = self._state(index, last)
-            optimizer.flush(index, weight, state)
+            last = self.planner.updated.get(index) if weight is None else weight
+            if last is None:
+                words = label(index, optimizer.idx2name)
+                raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
+            state = self._state(index, last) if index in self.states else None
+            self.planner.flush(index, last, state)
             if index in self.states:
-                self.states[index], self.states_synced[index] = state, True
+                dict.__setitem__(self.states, index, state)
+                dict.__setitem__(self.states_synced, index, True)
 
     def sync_state_context(self, state: Any, context: Any) -> Any:
         """Bring a restored state to its weight's device.

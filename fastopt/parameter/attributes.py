@@ -60,6 +60,12 @@ class Attributes:
         kind, dtype = type(self).__name__, self._dtype.name
         return f"{kind}(name={self._name!r}, shape={self.shape}, dtype={dtype})"
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ASSIGNED or callable(getattr(type(self), name, None)):
+            instead = ASSIGNED.get(name, f"call {name}()")
+            raise AttributeError(f"{self._words}: {name} cannot be assigned; {instead}")
+        super().__setattr__(name, value)
+
     @property
     def name(self) -> str:
         """Name of the parameter."""
@@ -195,6 +201,14 @@ class Attributes:
         self._complete(shape)
         if self.init is None:
             self.init = given.get("init")
+
+
+ASSIGNED = {
+    "data": "call set_data(values)",
+    "grad": "call set_grad(values), or add_grad(values) for one of several uses",
+    "requires_grad": "set grad_req, to 'null' for a parameter that is not trained",
+}
+"""What to do instead of an assignment that does nothing here, but does elsewhere."""
 
 
 def _stype(role: str, stype: str) -> str:

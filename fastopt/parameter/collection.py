@@ -191,7 +191,8 @@ class ParameterDict(Named):
         Parameters
         ----------
         filename : str or path
-            From :meth:`save`, or another safetensors file.
+            From :meth:`save`, or another safetensors file, or a ``.params`` file of MXNet, whose
+            row-sparse arrays come dense; the beginnings ``arg:`` and ``aux:`` of names are dropped.
         device : Device or list of Device, optional
             For parameters that are not initialized. Default ``cpu(0)``.
         allow_missing : bool

@@ -1,6 +1,7 @@
-"""Safetensors files of named arrays."""
+"""Files of named arrays: safetensors, and those of MXNet to read."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from fastopt.checkpoint import CheckpointError, write_atomically
 from fastopt.checkpoint.container import METADATA
+from fastopt.checkpoint.errors import read_from
+from fastopt.checkpoint.ndarray import LIST_HEAD, Allowance, list_from_bytes
 from fastopt.parameter.checks import Array, as_dtype
 
 __all__ = ["opened", "save"]
@@ -27,9 +30,28 @@ def save(path: PathLike, arrays: Mapping[str, Array]) -> None:
     write_atomically(path, [safetensors.numpy.save(contiguous)])
 
 
+class _OfMXNet:
+    """Arrays of a list that MXNet wrote."""
+
+    def __init__(self, path: PathLike, data: bytes) -> None:
+        with read_from(path):
+            arrays = list_from_bytes(data, Allowance.of(len(data)))
+            self.arrays = {re.sub("^(arg|aux):", "", name): a for name, a in arrays.items()}
+            if len(self.arrays) < len(arrays):
+                raise CheckpointError("it has a name twice, with and without 'arg:' or 'aux:'")
+
+    def keys(self) -> list[str]:
+        return list(self.arrays)
+
+    def get_tensor(self, name: str) -> Array:
+        return self.arrays[name]
+
+
 @contextmanager
 def opened(path: PathLike) -> Iterator[Any]:
     """Open a file for its ``keys()`` and ``get_tensor(name)``.
+
+    A file of MXNet is known by its first bytes; its names lose ``arg:`` and ``aux:``.
 
     Raises
     ------
@@ -38,6 +60,11 @@ def opened(path: PathLike) -> Iterator[Any]:
     OSError
         It cannot be read.
     """
+    with open(path, "rb") as stream:
+        if stream.read(len(LIST_HEAD)) == LIST_HEAD:
+            stream.seek(0)
+            yield _OfMXNet(path, stream.read())
+            return
     try:
         file: Any = safe_open(path, framework="np")
     except SafetensorError as error:

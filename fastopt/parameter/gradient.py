@@ -1,6 +1,7 @@
 """The gradient of one parameter on all of its devices."""
 
 import operator
+from collections.abc import Sequence
 from copy import copy
 from functools import reduce
 from itertools import compress
@@ -31,6 +32,16 @@ class Gradient:
         self.fresh = [False] * len(self.buffers)
         self._written = [False] * len(self.buffers)
         self._summed = False
+
+    @staticmethod
+    def finish_all(gradients: "Sequence[Gradient]") -> None:
+        """Do what :meth:`finish` does, for several gradients."""
+        for gradient in gradients:
+            if type(gradient) is Gradient:
+                stale = [False] * len(gradient.buffers)
+                gradient.fresh, gradient._written, gradient._summed = stale, stale.copy(), False
+            else:
+                gradient.finish()
 
     def touch(self, i: int) -> Any:
         """Return buffer `i`, which the caller may write to and which counts as fresh."""

@@ -18,6 +18,11 @@ class ExternalInitializer:
     array : numpy.ndarray, optional
         The weight. Default: :meth:`create_param` finds it in `init_net`.
 
+    Raises
+    ------
+    TypeError
+        `array` is not a NumPy array of float32, float64, float16 or bfloat16.
+
     Examples
     --------
     >>> import numpy as np
@@ -28,7 +33,7 @@ class ExternalInitializer:
     """
 
     def __init__(self, array: Array | None = None) -> None:
-        self.array = array
+        self.array = None if array is None else _of_floats("ExternalInitializer", array)
 
     def create_param(
         self, param_name: str, init_net: Workspace | None, shape: Any
@@ -66,12 +71,19 @@ class ExternalInitializer:
         return ParameterInfo(name, _checked(name, init_net[name], shape))
 
 
-def _checked(name: str, array: Any, shape: Any) -> Array:
-    """Return the array if it can be a weight of this shape."""
+def _of_floats(name: str, array: Any) -> Array:
+    """Return `array`; TypeError unless it is a NumPy array of a type that weights have."""
     if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name}: array must be a NumPy array, got {type(array).__name__}")
     if array.dtype.name not in FLOATS or not array.dtype.isnative:
         raise TypeError(f"{name}: array must be of {', '.join(FLOATS)}, got {array.dtype}")
+    floats: Array = array
+    return floats
+
+
+def _checked(name: str, given: Any, shape: Any) -> Array:
+    """Return the array if it can be a weight of this shape."""
+    array = _of_floats(name, given)
     if not array.flags.writeable:
         raise ValueError(f"{name}: array is read-only, updates write to it")
     if not np.isfinite(array).all():

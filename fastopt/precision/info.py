@@ -6,8 +6,10 @@ from typing import Any, Self
 import numpy as np
 
 from fastopt.checkpoint.describe import check_updater
+from fastopt.engine.mixed_precision import split_state
+from fastopt.engine.validate import check_index
 from fastopt.optimizer import Updater
-from fastopt.optimizer.border import check_index
+from fastopt.optimizer.unbound import bound, expect_bind
 from fastopt.scope import current_scope
 
 __all__ = ["FLOATS", "HALVES", "Array", "ParameterInfo", "Workspace", "entered", "full_name"]
@@ -53,6 +55,9 @@ class ParameterInfo:
         self.blob = blob
         self._copies = dict(blob_copy or {})
         self._bound: tuple[Any, int | str] | None = None
+        self._workspace: Workspace | None = None
+        if "float32" in self._copies:
+            expect_bind(blob)
 
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}: {array.dtype}" for name, array in self.arrays.items())
@@ -69,7 +74,7 @@ class ParameterInfo:
         updater, index = self._bound
         if index not in updater.states:
             return dict(self._copies)
-        exact, _ = updater.optimizer._unnested(self.name, self.blob, updater.states[index])
+        exact, _ = split_state(updater.optimizer, self.name, self.blob, updater.states[index])
         return {"float32": exact[0]} if exact[0] is not self.blob else {}
 
     @property
@@ -82,7 +87,9 @@ class ParameterInfo:
         """Have an updater keep the copies: its updates of `index` write them in the same pass.
 
         Call it before the first of them, and after ``updater.set_states``. A restored master
-        keeps its values.
+        keeps its values. The workspace's master is the one that is updated from
+        now on; where no array is the whole master, with ``master="split"`` or under MPI, the
+        workspace loses it.
 
         Parameters
         ----------
@@ -110,8 +117,25 @@ class ParameterInfo:
                 updater.set_copy(index, array)
             elif index not in updater.states:
                 updater.set_master(index, array)
+                given = updater.optimizer.masters_given
+                if index in given:
+                    given[index] = array  # itself, so that a workspace that has it follows
         self._bound = updater, index
+        bound(self.blob)
+        self._enter_master()
         return self
+
+    def _enter_master(self) -> None:
+        """Have the workspace hold the master that updates write, if there is one array of it."""
+        name = self.name + SUFFIX["float32"]
+        if self._workspace is None or self._bound is None or name not in self._workspace:
+            return
+        updater, index = self._bound
+        whole = index in updater.states or index in updater.optimizer.masters_given
+        if whole and updater.optimizer.master != "split":
+            self._workspace[name] = self.blob_copy["float32"]
+        else:
+            del self._workspace[name]
 
 
 def full_name(param_name: str) -> str:
@@ -129,4 +153,5 @@ def entered(info: ParameterInfo, init_net: Workspace | None) -> ParameterInfo:
         if taken := sorted(info.arrays.keys() & init_net.keys()):
             raise ValueError(f"{info.name}: init_net has {', '.join(taken)} already")
         init_net.update(info.arrays)
+        info._workspace = init_net
     return info

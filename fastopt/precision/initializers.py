@@ -136,7 +136,8 @@ class PseudoFP16Initializer(Initializer):
     """Makes half-precision weights that are optimized in a float32 master.
 
     Gradients are computed with the half-precision weight. The master takes the updates, so that
-    small ones are not rounded away; it starts from the values before they are rounded.
+    small ones are not rounded away; it starts from the values before they are rounded. An updater
+    uses it once :meth:`ParameterInfo.bind` was called; without that the first update warns.
 
     Parameters
     ----------

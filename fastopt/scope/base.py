@@ -26,7 +26,9 @@ class Scope(Names):
     defaults : dict of str to object
         Arguments of new parameters, as :class:`~fastopt.parameter.Parameter` calls them.
     reuse : bool or "auto"
-        Where :meth:`get_parameter` is not told.
+        Default of the argument of :meth:`get_parameter`.
+    name : str or None
+        Name that the scope was made with.
 
     Examples
     --------
@@ -36,6 +38,8 @@ class Scope(Names):
     >>> isinstance(net, Scope), net.prefix, net.get_parameter("w", 2).name
     (True, 'net', 'net/w')
     """
+
+    name: str | None = None
 
     def __init__(
         self,
@@ -48,6 +52,21 @@ class Scope(Names):
         super().__init__(prefix, params, counts)
         self.defaults = dict(defaults)
         self.reuse = reuse
+
+    @property
+    def initializer(self) -> Any:
+        """Default `init` of new parameters, or None."""
+        return self.defaults.get("init")
+
+    @property
+    def regularizer(self) -> float | None:
+        """Default `wd_mult` of new parameters, or None."""
+        return self.defaults.get("wd_mult")
+
+    @property
+    def dtype(self) -> Any:
+        """Default type of new parameters, or None."""
+        return self.defaults.get("dtype")
 
     def get_parameter(
         self,
@@ -118,7 +137,7 @@ class Scope(Names):
             if exists and reuse is False:
                 raise ValueError(f"parameter {name!r} exists; reuse=True or 'auto' returns it")
             if not exists and reuse is True:
-                raise ValueError(f"parameter {name!r} does not exist and cannot be reused")
+                raise ValueError(f"parameter {name!r} does not exist; reuse='auto' creates it")
             return self.params.get(name, **(given if exists else {**self.defaults, **given}))
 
 

@@ -20,23 +20,23 @@ class name_scope(Scope):
 
     Parameters
     ----------
-    name : str or None
-        Comes after the present scope's prefix and ``/``. None adds no level.
+    name : str, optional
+        Comes after the present scope's prefix and ``/``. Default: no level is added.
     abs_name : str, optional
         The whole prefix, in place of the present scope's and `name`.
-    params : ParameterDict, optional
-        Holds the parameters of this scope and those below. Default: the present scope's; the
-        root has one of its own.
     initializer : str, Initializer or callable, optional
         Fills the parameters: their `init`.
     regularizer : float, optional
         Multiplier of the weight decay, at least 0: their `wd_mult`.
-    dtype : str or dtype, optional
-        Type of their elements.
-    trainable : bool, optional
-        Whether they have gradients: their `grad_req`, ``"write"`` or ``"null"``.
     reuse : bool or "auto", optional
         As in :meth:`Scope.get_parameter`.
+    dtype : str or dtype, optional
+        Type of their elements.
+    params : ParameterDict, optional
+        Holds the parameters of this scope and those below. Default: the present scope's; the
+        root has one of its own.
+    trainable : bool, optional
+        Whether they have gradients: their `grad_req`, ``"write"`` or ``"null"``.
 
     Raises
     ------
@@ -56,14 +56,15 @@ class name_scope(Scope):
 
     def __init__(
         self,
-        name: str | None,
+        name: str | None = None,
         abs_name: str | None = None,
-        params: ParameterDict | None = None,
         initializer: Any = None,
         regularizer: float | None = None,
-        dtype: Any = None,
-        trainable: bool | None = None,
         reuse: Reuse | None = None,
+        dtype: Any = None,
+        *,
+        params: ParameterDict | None = None,
+        trainable: bool | None = None,
     ) -> None:
         around = current_scope()
         prefix = around.prefix if name is None else around.gen_name(name)
@@ -79,6 +80,7 @@ class name_scope(Scope):
             {**around.defaults, **given},
             around.reuse if reuse is None else checked_reuse(reuse),
         )
+        self.name = name
         Parameter(prefix, **self.defaults)  # raises what it would raise for each parameter
 
     def __enter__(self) -> Self:

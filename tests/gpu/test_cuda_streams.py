@@ -11,10 +11,10 @@ from numba import cuda
 
 from fastopt import RowSparse, optimizer
 from fastopt.device import cuda as cuda_device
+from fastopt.engine.validate import leaves
 from fastopt.kernels import cuda as kernels
 from fastopt.kernels import cuda_table, device_memory
 from fastopt.kernels.devices import header, is_cuda
-from fastopt.optimizer.border import leaves
 
 pytestmark = pytest.mark.cuda
 

@@ -1,4 +1,7 @@
-"""Run the checks of a module on all ranks: ``mpiexec -n 2 python tests/mpi_run.py mpi_updates``."""
+"""Run the checks of a module on all ranks, from the repository's root.
+
+``PYTHONPATH=.:tests mpiexec -n 2 python tests/mpi/mpi_run.py mpi_updates``
+"""
 
 import importlib
 import sys

@@ -10,8 +10,8 @@ from mpi_common import Pair, comm, exact, raised, state_bytes, summed
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
+from fastopt.engine.validate import leaves
 from fastopt.mpi import ShardedUpdater
-from fastopt.optimizer.border import leaves
 
 NORMS = ("lars", "lamb", "lans", "lbsgd")
 
@@ -307,10 +307,10 @@ def check_calls_that_fail_change_nothing():
         updater(0, good[0], Device())
     with raised(TypeError, "comm must be a communicator of mpi4py, got int"):
         ShardedUpdater(optimizer.Adam(), 3)
-    updater.optimizer.lr = -1.0
+    updater.optimizer.lr_mult[0] = -1.0
     with raised(ValueError, "learning rate must be"):
         updater([0, 1], good, weights)
-    updater.optimizer.lr = 0.001
+    updater.optimizer.lr_mult.clear()
     assert everything(updater.shard, weights) == before
     good[0].flags.writeable = False
     updater([0, 1], good, weights)

@@ -1,29 +1,28 @@
-"""What an update must be given: checked once, before anything changes."""
+"""Checks of what users pass to an update, before anything changes."""
 
 from collections.abc import Sequence
 from itertools import combinations
-from operator import is_
 from typing import Any, Literal
 
 import numpy as np
 
-from fastopt.kernels.device_memory import contiguous
-from fastopt.kernels.devices import Header, device_of, header
-from fastopt.kernels.layout import SPLIT, Layout, kind_of, real_of
+from fastopt.kernels.devices import device_of, header
+from fastopt.kernels.layout import kind_of
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.table import Table
 from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
 
 __all__ = [
     "Array",
-    "admit",
     "as_lists",
     "check",
+    "check_apart",
     "check_index",
     "check_like",
     "check_state",
+    "check_together",
     "described",
     "is_fixed",
+    "is_fortran",
     "is_half",
     "label",
     "leaves",
@@ -46,9 +45,10 @@ def check_index(index: Any) -> int | str:
     Raises
     ------
     TypeError
-        `index` is not an int, str or bytes.
+        `index` is not an int, str or bytes; True and False are no indices, though they equal 1
+        and 0.
     """
-    if isinstance(index, (int, str)):
+    if isinstance(index, (int, str)) and not isinstance(index, bool):
         return index
     if isinstance(index, bytes):
         return index.decode()
@@ -120,7 +120,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     if shape != weight.shape:
         raise ValueError(f"{words}: gradient must have shape {weight.shape}, got {shape}")
     check_together(words, {"weight": weight, "gradient": values})
-    _check_apart(words, {"weight": weight, "gradient": values})
+    check_apart(words, {"weight": weight, "gradient": values})
     return grad
 
 
@@ -151,9 +151,17 @@ def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
 
 
 def _check_writeable(words: str, role: str, array: Array) -> None:
-    """Raise ValueError if `array` is read-only."""
+    """Raise ValueError if `array` is read-only, or broadcast: with elements at one address."""
     if not array.flags.writeable:
         raise ValueError(f"{words}: {role} is read-only, an update writes to it")
+    if array.size and any(
+        length > 1 and stride == 0
+        for length, stride in zip(array.shape, array.strides, strict=True)
+    ):
+        raise ValueError(
+            f"{words}: elements of {role} share an address (strides {array.strides}), an update "
+            "writes to each"
+        )
 
 
 def check_together(words: str, arrays: dict[str, Any]) -> None:
@@ -166,7 +174,7 @@ def check_together(words: str, arrays: dict[str, Any]) -> None:
             raise ValueError(f"{words}: {first} is {told[0]}, {other} {told[1]}")
 
 
-def _check_apart(words: str, arrays: dict[str, Any]) -> None:
+def check_apart(words: str, arrays: dict[str, Any]) -> None:
     """Raise ValueError if two of the named arrays share memory."""
     for (one, first), (other, second) in combinations(arrays.items(), 2):
         if np.may_share_memory(first, second) and np.shares_memory(first, second):
@@ -234,108 +242,6 @@ def check_like(
         _check_writeable(words, role, array)
 
 
-def admit(
-    words: str,
-    rule: Rule,
-    weight: tuple[Array, ...],
-    grad: Any,
-    state: tuple[Array, ...],
-    lead: Any = None,
-    **options: bool,
-) -> Table:
-    """Make a table of one tensor from arrays that are known to fit.
-
-    Parameters
-    ----------
-    words : str
-        Words for the parameter.
-    rule : Rule
-        What updates it.
-    weight : tuple of numpy.ndarray
-        The exact weight, and its copy or its remainder if there is one.
-    grad : numpy.ndarray or RowSparse
-        The gradient.
-    state : tuple of numpy.ndarray
-        One array for each slot of the rule.
-    lead : numpy.ndarray, optional
-        The array whose stream is worked on, on a device. Default: the exact weight.
-    **options
-        Further fields of the layout.
-
-    Raises
-    ------
-    ValueError
-        Arrays share memory.
-    """
-    roles = ("weight", "its copy or remainder")[: len(weight)]
-    sparse = isinstance(grad, RowSparse)
-    values = header(grad.values if isinstance(grad, RowSparse) else grad)
-    values = values if isinstance(values, np.ndarray) else np.asarray(values)
-    arrays = (*weight, *state, values)
-    named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
-    slots = (f"state {slot!r}" for slot in rule.state)
-    named |= dict(zip(slots, state, strict=True))
-    check_together(words, named)
-    _check_apart(words, named)
-    given = (lambda _: ()) if sparse else (lambda arrays: arrays[-1:])
-    parts = len(weight)
-    kinds = [kind_of(array.dtype) for array in arrays]
-    layout = Layout(
-        rule,
-        real_of(arrays[0].dtype),
-        tuple(kinds[:parts]) if arrays[parts - 1].dtype != np.uint16 else SPLIT,
-        kinds[-1],
-        tuple(kinds[parts:-1]),
-        sparse=sparse,
-        **options,
-    )
-    turned = rule.elementwise and not (sparse or layout.keyed) and _fortran(weight[0])
-    if turned and all(array.flags.f_contiguous for array in arrays[:-1]):
-        # No draw belongs to a place: any common order will do, and transposed it is contiguous.
-        arrays = tuple(array.T for array in arrays)
-    table: Table
-    if isinstance(values, Header):
-        lead = weight[0] if lead is None else lead
-        return _on_device(layout, arrays, (*weight, *state), sparse, parts, lead)
-    if all(type(array) is np.ndarray for array in arrays[:-1]):
-        table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
-        if table.take(*given(arrays)) < 0:
-            table.direct = arrays[0] is weight[0]
-            if values is not grad and not sparse:
-                table.listed = (values,)  # alive until the launch
-            return table
-    copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
-    table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
-    table.of_copies(arrays[:-1], arrays[-1], copies[-1])
-    table.direct = all(map(is_, copies[:-1], (*weight, *state)))
-    taken = table.take(*given(copies))
-    assert taken < 0
-    return table
-
-
-def _on_device(
-    layout: Layout,
-    arrays: Sequence[Any],
-    watched: Sequence[Any],
-    sparse: bool,
-    parts: int,
-    lead: Any,
-) -> Table:
-    """Table of arrays on a CUDA device, and of contiguous copies where they need them."""
-    from fastopt.kernels.cuda_table import CudaTable
-
-    streams = [lead.stream] * (len(arrays) - 1) + [arrays[-1].stream]
-    copies = tuple(map(contiguous, arrays, streams))
-    table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
-    table.of_copies(arrays[:-1], arrays[-1], copies[-1])
-    table.direct = all(map(is_, copies[:-1], watched))
-    table.leads = [lead]
-    table.watch(watched)
-    taken = table.take(*(() if sparse else copies[-1:]))
-    assert taken < 0
-    return table
-
-
 def is_fixed(state: Any) -> bool:
     """Whether no part of a state can be replaced by another array: it has no lists."""
     return not isinstance(state, list) and (
@@ -350,8 +256,9 @@ def is_half(array: Array) -> bool:
 
 def order_of(weight: Array) -> Literal["C", "F"]:
     """Order of elements in which a state goes best with `weight`."""
-    return "F" if _fortran(weight) else "C"
+    return "F" if is_fortran(weight) else "C"
 
 
-def _fortran(array: Array) -> bool:
+def is_fortran(array: Array) -> bool:
+    """Whether an array is contiguous in Fortran's order alone."""
     return array.flags.f_contiguous and not array.flags.c_contiguous

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from fastopt.engine.planner import table_of
 from fastopt.kernels.devices import header
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.table import Table
-from fastopt.optimizer.border import admit
 from fastopt.sparse import RowSparse
 
 __all__ = ["accumulate", "adding"]
@@ -25,8 +25,8 @@ def adding(words: str, total: Any, grad: Any, keep: bool) -> Table:
     Of a gradient that lists rows, only those are touched.
     """
     sparse = isinstance(grad, RowSparse)
-    table = admit(words, accumulate, (header(total),), grad, (), lazy=sparse)
+    table = table_of(words, accumulate, (header(total),), grad, (), lazy=sparse)
     if isinstance(grad, RowSparse):
         table.list_rows(words, grad)
-    table.fill((float(keep),), 0)
+    table.fields[0] = float(keep)
     return table

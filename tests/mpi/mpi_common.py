@@ -8,9 +8,9 @@ from many import frozen, normal
 from mpi4py import MPI
 
 from fastopt import optimizer
+from fastopt.engine.validate import leaves
 from fastopt.kernels.layout import real_of
 from fastopt.mpi import ShardedUpdater
-from fastopt.optimizer.border import leaves
 
 comm = MPI.COMM_WORLD
 

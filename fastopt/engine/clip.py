@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from fastopt.amp import LossScaler, StepInfo
+from fastopt.engine.planner import Call
+from fastopt.engine.validate import Array, check_index
 from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header
 from fastopt.kernels.layout import real_of
-from fastopt.optimizer.batch import Call
-from fastopt.optimizer.border import Array, check_index
 from fastopt.sparse import RowSparse
 
 __all__ = ["measured", "squares", "times"]
@@ -44,7 +44,7 @@ def measured(
         Largest norm of all together.
     """
     factor = 1.0 if scaler is None else 1 / scaler.scale
-    norm = math.sqrt(sums.sum()) * abs(rescale_grad * factor)
+    norm = math.sqrt(np.add.reduce(sums)) * abs(rescale_grad * factor)
     if not math.isfinite(norm):
         culprits = map(check_index, compress(indices, ~np.isfinite(sums)))
         words = tuple(names.get(index, str(index)) for index in culprits)

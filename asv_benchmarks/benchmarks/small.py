@@ -1,0 +1,165 @@
+"""Steps on few float32 weights, in NumPy without temporaries, and as a loop written by hand."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import count, cycle
+
+import numpy as np
+from numba import njit, prange
+
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+from fastopt.bench.clock import Call, microseconds, ratio
+from fastopt.bench.steps import MOMENTUM
+from fastopt.lr_scheduler import CosineScheduler
+
+from .tables import Shapes
+
+LR = 1e-3
+ARGUMENTS = {
+    "adam": {"learning_rate": LR},
+    "sgd": {"learning_rate": LR, "momentum": MOMENTUM},
+}
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+DEMO: Shapes = [(64, 128), (128,), (128, 10), (10,)]
+"""Weights and biases of the demo's network."""
+
+
+def drawn(shapes: Shapes, fresh: bool) -> tuple[list[np.ndarray], Callable[[], list[np.ndarray]]]:
+    """Weights, and a function that returns gradients: other arrays than before if `fresh`."""
+    draw = np.random.default_rng(0).standard_normal
+    sets = [[draw(shape, np.float32) for shape in shapes] for _ in range(4 if fresh else 2)]
+    return sets[0], partial(next, cycle(sets[1:]))
+
+
+def fastopt_step(algorithm: str, shapes: Shapes, fresh: bool, **options: object) -> Call:
+    """One call for all weights; `options` are those of the updater."""
+    weights, gradients = drawn(shapes, fresh)
+    rates = CosineScheduler(10**9, base_lr=LR) if options else None
+    made = optimizer.create(algorithm, lr_scheduler=rates, **ARGUMENTS[algorithm])
+    updater = optimizer.Updater(made, **options)
+    if len(weights) == 1:
+        ((weight,), (grad,)) = weights, gradients()
+        return lambda: updater(0, grad, weight)
+    indices = list(range(len(weights)))
+    return lambda: updater(indices, gradients(), weights)
+
+
+def guarded_step(algorithm: str, shapes: Shapes, fresh: bool) -> Call:
+    """The same with a loss scaler, a clip of the global norm and a cosine schedule."""
+    options = {"loss_scaler": LossScaler(), "clip_global_norm": 1.0}
+    return fastopt_step(algorithm, shapes, fresh, **options)
+
+
+def numpy_step(algorithm: str, shapes: Shapes, fresh: bool) -> Call:
+    """Plain NumPy that makes no temporary arrays."""
+    weights, gradients = drawn(shapes, fresh)
+    arrays = [(w, *(np.zeros_like(w) for _ in range(3))) for w in weights]
+    counts = count(1)
+
+    def adam() -> None:
+        t = next(counts)
+        rate = np.float32(LR * math.sqrt(1 - BETA2**t) / (1 - BETA1**t))
+        for grad, (weight, mean, var, buffer) in zip(gradients(), arrays, strict=True):
+            mean *= BETA1
+            np.multiply(grad, 1 - BETA1, out=buffer)
+            mean += buffer
+            var *= BETA2
+            np.multiply(grad, grad, out=buffer)
+            buffer *= 1 - BETA2
+            var += buffer
+            np.sqrt(var, out=buffer)
+            buffer += EPSILON
+            np.divide(mean, buffer, out=buffer)
+            buffer *= rate
+            weight -= buffer
+
+    def momentum() -> None:
+        for grad, (weight, mom, _, buffer) in zip(gradients(), arrays, strict=True):
+            mom *= MOMENTUM
+            np.multiply(grad, LR, out=buffer)
+            mom -= buffer
+            weight += mom
+
+    return adam if algorithm == "adam" else momentum
+
+
+@njit(parallel=True, error_model="numpy", cache=True)
+def _adam(weight, grad, mean, var, rate, beta1, beta2, epsilon, one):
+    for i in prange(weight.size):
+        mean[i] = beta1 * mean[i] + (one - beta1) * grad[i]
+        var[i] = beta2 * var[i] + (one - beta2) * grad[i] * grad[i]
+        weight[i] -= rate * mean[i] / (math.sqrt(var[i]) + epsilon)
+
+
+def loop_step(algorithm: str, shapes: Shapes, fresh: bool) -> Call:
+    """A parallel loop of numba, as one writes it by hand for one weight."""
+    if algorithm != "adam" or len(shapes) > 1:
+        raise NotImplementedError
+    ((weight,), gradients) = drawn(shapes, fresh)
+    mean, var, counts, real = np.zeros_like(weight), np.zeros_like(weight), count(1), np.float32
+    (grad,) = gradients()
+
+    def step() -> None:
+        t = next(counts)
+        rate = real(LR * math.sqrt(1 - BETA2**t) / (1 - BETA1**t))
+        _adam(weight, grad, mean, var, rate, real(BETA1), real(BETA2), real(EPSILON), real(1))
+
+    return step
+
+
+class Few:
+    """A list of small weights in one call, with the same and with new gradient arrays."""
+
+    params = (("4 x 1,000", "demo", "20 x 1,000"), ("adam", "sgd"), ("same", "new"))
+    param_names = ("weights", "optimizer", "gradients")
+
+    def setup(self, weights, algorithm, gradients):
+        sizes = {"4 x 1,000": [(1_000,)] * 4, "demo": DEMO, "20 x 1,000": [(1_000,)] * 20}
+        arguments = algorithm, sizes[weights], gradients == "new"
+        self.step, self.plain = fastopt_step(*arguments), numpy_step(*arguments)
+
+    def track_time(self, *_):
+        return microseconds(self.step)
+
+    track_time.unit = "us"
+
+    def track_slowdown(self, *_):
+        return ratio(self.step, self.plain)
+
+    track_slowdown.unit = "times NumPy in place"
+
+
+class Guarded:
+    """A list with a loss scaler, a clip of the global norm and a schedule."""
+
+    def setup(self):
+        self.step = guarded_step("adam", [(1_000,)] * 20, True)
+
+    def track_time(self):
+        return microseconds(self.step)
+
+    track_time.unit = "us"
+
+
+class One:
+    """Adam on one weight, against NumPy in place and against the loop."""
+
+    params = (10, 1_000, 100_000, 1_000_000)
+    param_names = ("elements",)
+
+    def setup(self, elements):
+        arguments = "adam", [(elements,)], False
+        self.step = fastopt_step(*arguments)
+        self.plain, self.loop = numpy_step(*arguments), loop_step(*arguments)
+
+    def track_slowdown(self, _):
+        return ratio(self.step, self.plain)
+
+    track_slowdown.unit = "times NumPy in place"
+
+    def track_slowdown_of_loop(self, _):
+        return ratio(self.step, self.loop)
+
+    track_slowdown_of_loop.unit = "times the loop"

@@ -1,0 +1,179 @@
+"""Whole training loops of other libraries, with their own optimizer and with fastopt, as a table.
+
+All run in one process on one thread and take turns. A cell of "fastopt" is the median of the ratio
+of its time to that of the library's own optimizer in the same round: below 1 fastopt's loop is
+faster. "list" updates all parameters in one call, "single" each in a call. "difference" is the
+largest relative difference of two losses on the way.
+"""
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from unittest import mock
+
+for variable in ("OMP", "OPENBLAS", "MKL", "NUMBA"):  # before any of them is imported
+    os.environ[f"{variable}_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "recipes"))
+
+import numpy as np  # noqa: E402
+
+from fastopt.bench.clock import interleaved  # noqa: E402
+from fastopt.console import progress, table  # noqa: E402
+
+Train = Callable[[], list[float]]
+"""A training; it returns its losses."""
+OWN = "own"
+
+
+class Single:
+    """Mixed into an adapter of scikit-learn: a call for each parameter."""
+
+    def update_params(self, params, grads):
+        for index, weight, grad in zip(self.indices, params, grads, strict=True):
+            self.updater(index, grad, weight)
+
+
+def scikit_learn() -> Iterator[tuple[str, dict[str, Train]]]:
+    import scikit_learn as recipe
+    from sklearn.datasets import load_diabetes
+    from sklearn.neural_network import MLPRegressor
+
+    class SingleAdam(Single, recipe.FastAdam):
+        pass
+
+    ways = {OWN: recipe.AdamOptimizer, "list": recipe.FastAdam, "single": SingleAdam}
+    images, digits = recipe.load_digits(return_X_y=True)
+    numbers, targets = load_diabetes(return_X_y=True)
+    networks = (((64,), 32, 8), ((100,), 200, 40), ((256, 128), 128, 8))
+    data = (recipe.MLPClassifier, images / 16, digits), (MLPRegressor, numbers, targets / 100)
+    for model, x, y in data:
+        for hidden, batch, epochs in networks if model is recipe.MLPClassifier else networks[:2]:
+            for dtype in ("float32", "float64"):
+                fitting = x.astype(dtype), y if y.dtype.kind == "i" else y.astype(dtype)
+                fit = partial(fitted, model, hidden, batch, epochs, *fitting)
+                what = f"scikit-learn {model.__name__} {hidden}, batch {batch}, {dtype}"
+                yield what, {name: partial(fit, made) for name, made in ways.items()}
+
+
+def fitted(model, hidden, batch, epochs, x, y, made) -> list[float]:
+    """Losses of a network of scikit-learn with an optimizer in the place of its Adam."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import _multilayer_perceptron
+
+    network = model(
+        hidden_layer_sizes=hidden,
+        batch_size=batch,
+        max_iter=epochs,
+        n_iter_no_change=epochs,
+        random_state=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        with mock.patch.object(_multilayer_perceptron, "AdamOptimizer", made):
+            return network.fit(x, y).loss_curve_
+
+
+def plain_numpy() -> Iterator[tuple[str, dict[str, Train]]]:
+    import plain_numpy as recipe
+
+    train = recipe.train
+    yield (
+        "plain NumPy, softmax regression",
+        {OWN: partial(train, recipe.AdamByHand), "list": partial(train, recipe.with_fastopt)},
+    )
+
+
+def autograd() -> Iterator[tuple[str, dict[str, Train]]]:
+    import hips_autograd as recipe
+
+    for name in ("adam", "sgd"):
+        own, fast = recipe.loops(name)
+        yield f"autograd, {name}", {OWN: own, "list": fast}
+
+
+def thinc() -> Iterator[tuple[str, dict[str, Train]]]:
+    import thinc_digits as recipe
+
+    for clip in (1.0, 0.0):
+        what = f"thinc, grad_clip {clip:g}"
+        yield what, {OWN: partial(recipe.theirs, clip), "single": partial(recipe.ours, clip)}
+
+
+def mynn() -> Iterator[tuple[str, dict[str, Train]]]:
+    import mygrad_cancer as recipe
+
+    train = recipe.train
+    yield (
+        "mygrad and mynn",
+        {OWN: partial(train, recipe.of_mynn), "list": partial(train, recipe.of_fastopt)},
+    )
+
+
+def pennylane() -> Iterator[tuple[str, dict[str, Train]]]:
+    import pennylane_circuit as recipe
+
+    yield "PennyLane, circuit of 3 qubits", {OWN: recipe.theirs, "list": recipe.ours}
+
+
+def river() -> Iterator[tuple[str, dict[str, Train]]]:
+    import river_phishing as recipe
+
+    yield "river, logistic regression", {OWN: recipe.theirs, "single": recipe.ours}
+
+
+LIBRARIES: dict[str, Callable[[], Iterator[tuple[str, dict[str, Train]]]]] = {
+    # imported name: loops
+    "sklearn": lambda: chain(plain_numpy(), scikit_learn()),
+    "autograd": autograd,
+    "thinc": thinc,
+    "mynn": mynn,
+    "pennylane": pennylane,
+    "river": river,
+}
+
+
+def timed(train: Train) -> float:
+    start = time.perf_counter()
+    train()
+    return time.perf_counter() - start
+
+
+def difference(losses: list[float], own: list[float]) -> float:
+    """Largest relative difference."""
+    return float(np.max(np.abs(np.subtract(losses, own)) / np.abs(own)))
+
+
+def line(what: str, trainings: Mapping[str, Train], rounds: int) -> list[str]:
+    losses = [train() for train in trainings.values()]  # compiles
+    times = interleaved([partial(timed, train) for train in trainings.values()], rounds)
+    ratios = dict(zip(trainings, np.median(times / times[:, :1], axis=0), strict=True))
+    cells = [f"{ratios[way]:.2f}" if way in ratios else "" for way in ("list", "single")]
+    apart = max(difference(curve, losses[0]) for curve in losses[1:])
+    return [what, f"{1e3 * np.median(times[:, 0]):.0f} ms", *cells, f"{apart:.0e}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", metavar="TEXT", help="loops whose name has this text")
+    parser.add_argument("--rounds", type=int, default=11, help="default 11")
+    options = parser.parse_args()
+    chosen = []
+    for library, loops in LIBRARIES.items():
+        if find_spec(library):
+            chosen += [(what, ways) for what, ways in loops() if options.only in what]
+        else:
+            print(f"{library}: skipped, it is not installed", file=sys.stderr)
+    lines = [line(what, ways, options.rounds) for what, ways in progress(chosen, "loop")]
+    head = ["loop", "its own optimizer", "list", "single", "difference"]
+    print(table(head, lines, markdown=True))
+
+
+if __name__ == "__main__":
+    main()

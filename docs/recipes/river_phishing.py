@@ -1,0 +1,60 @@
+"""fastopt in river's logistic regression, which learns one example after the other."""
+
+from both_times import both_times
+from river import datasets, linear_model, optim, preprocessing
+
+from fastopt import optimizer
+
+
+class FastAdam(optim.base.Optimizer):
+    """Adam of fastopt, for models whose features are the same in every step."""
+
+    def __init__(self, lr=0.1):
+        super().__init__(lr)
+        self.updater = optimizer.get_updater(optimizer.Adam(learning_rate=lr))
+        self.names = None
+
+    def _step_with_vector(self, w, g):
+        if self.names is None:
+            self.names = list(g)
+            self.weights = w.to_numpy(self.names)
+        self.updater("weights", g.to_numpy(self.names), self.weights)
+        w.update(dict(zip(self.names, self.weights.tolist(), strict=True)))
+        return w
+
+
+def train(made):
+    """Losses of all examples with an optimizer of river's kind."""
+    model = preprocessing.StandardScaler() | linear_model.LogisticRegression(made)
+    log_loss, losses = optim.losses.Log(), []
+    for x, y in EXAMPLES:
+        losses.append(log_loss(y, 2 * model.predict_proba_one(x)[True] - 1))
+        model.learn_one(x, y)
+    return losses
+
+
+EXAMPLES = list(datasets.Phishing())
+
+
+def theirs():
+    """Losses with river's Adam."""
+    return train(optim.Adam(0.1))
+
+
+def ours():
+    """Losses with fastopt's."""
+    return train(FastAdam(0.1))
+
+
+def curves():
+    """Means of 125 losses each with river's Adam, and with fastopt's."""
+    return [
+        [sum(losses[start : start + 125]) / 125 for start in range(0, len(losses), 125)]
+        for losses in (theirs(), ours())
+    ]
+
+
+if __name__ == "__main__":
+    for part, (one, other) in enumerate(zip(*curves(), strict=True), 1):
+        print(f"{125 * part:4} examples: river {one:.9f}, fastopt {other:.9f}")
+    print(both_times("river", theirs, ours))

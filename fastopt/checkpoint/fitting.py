@@ -1,0 +1,97 @@
+"""Whether restored states fit the optimizer and what else it keeps for their parameters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fastopt.checkpoint.container import Array
+from fastopt.checkpoint.describe import foreign_part
+from fastopt.checkpoint.errors import CheckpointError
+from fastopt.engine.validate import label, leaves
+from fastopt.kernels.rule import Rule
+from fastopt.optimizer.optimizer import Index, Optimizer
+
+__all__ = ["check_states"]
+
+SLOTS = ("float32", "float64", "bfloat16")
+MASTERS = ("float32", "uint16")
+
+
+def check_states(optimizer: Optimizer, states: Mapping[Index, Any]) -> None:
+    """Check restored states before they are taken over; the weights are not known then.
+
+    What :meth:`~fastopt.optimizer.Optimizer.create_state` of a class of the user's makes, whose
+    updates no rule makes, may be anything that can be saved.
+
+    Raises
+    ------
+    CheckpointError
+        A state has another number of arrays than the rule has slots,
+        arrays of other dtypes, or of shapes that do not fit together.
+    """
+    for index, state in states.items():
+        words = f"state of {label(index, optimizer.idx2name)}"
+        foreign = foreign_part(state)
+        if foreign:
+            raise CheckpointError(f"{words} holds something of type {foreign}")
+        rule = optimizer.rule_for(index) if optimizer.native else None
+        if rule is None:
+            continue
+        slots = _check_arrays(words, rule, state, optimizer.multi_precision)
+        if slots:
+            _check_kept(words, optimizer, index, slots[0].shape)
+
+
+def _check_arrays(words: str, rule: Rule, state: Any, masters: bool) -> list[Array]:
+    """Return the arrays of the slots, without a master."""
+    arrays: list[Any] = list(leaves(state))
+    if not all(isinstance(array, np.ndarray) for array in arrays):
+        raise CheckpointError(f"{words} must hold arrays, got {state!r:.100}")
+    count = len(rule.state)
+    paired = masters and isinstance(state, (tuple, list)) and len(state) == 2
+    paired = paired and len(arrays) == count + 1
+    if len(arrays) != count and not paired:
+        raise CheckpointError(
+            f"{words} must have {count} arrays for rule {rule.name}, got {len(arrays)}"
+        )
+    master = None
+    if paired:  # the pair of master and state, in one order or the other
+        last = isinstance(state[1], np.ndarray) and leaves(state[0]) == tuple(arrays[:-1])
+        master = arrays.pop(-1 if last else 0)
+    for array in arrays:
+        _check_dtype(words, array, SLOTS)
+        if array.shape != arrays[0].shape:
+            raise CheckpointError(
+                f"{words} has arrays of shapes {arrays[0].shape} and {array.shape}"
+            )
+    if master is not None:
+        _check_dtype(f"{words}: master", master, MASTERS)
+        if arrays and not rule.row and master.shape != arrays[0].shape:
+            raise CheckpointError(f"{words} has shape {arrays[0].shape}, its master {master.shape}")
+    return arrays
+
+
+def _check_dtype(words: str, array: Array, dtypes: tuple[str, ...]) -> None:
+    if array.dtype.name not in dtypes or not array.dtype.isnative:
+        raise CheckpointError(f"{words} must have dtype {' or '.join(dtypes)}, got {array.dtype}")
+
+
+def _check_kept(words: str, optimizer: Optimizer, index: Index, shape: tuple[int, ...]) -> None:
+    """Check decay by row and sums of gradients against the shape of a state."""
+    paid = optimizer.row_decay.get(index)
+    if paid is not None and shape[:1] != paid[0].shape:
+        raise CheckpointError(
+            f"{words} has shape {shape}, the deferred decay of its rows {paid[0].shape}"
+        )
+    total = vars(optimizer).get("cumgrads", {}).get(index, {}).get("cum_grad")
+    if total is None:
+        return
+    if isinstance(total, tuple):
+        values, rows = total
+        fits = shape[1:] == values.shape[1:] and (not len(rows) or rows.max() < (*shape, 0)[0])
+        found = f"rows of shape {values.shape}"
+    else:
+        fits, found = total.shape == shape, f"shape {total.shape}"
+    if not fits:
+        raise CheckpointError(f"{words} has shape {shape}, the sum of its gradients has {found}")

@@ -1,0 +1,125 @@
+"""Which hyper-parameters depend on the number of the step, so that only those are computed in it.
+
+``Optimizer.hyper(t, lr, wd)`` returns all hyper-parameters of a rule. If its class marks it with
+:func:`constant` or :func:`corrected`, kernels compute what depends on `t`, with the same function
+and so the same bits; an unmarked one is called in every step. A marked one does not look at
+``rescale_grad``, which changes with the loss scale and the clip of the norm.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
+
+from fastopt.kernels.advance import step
+from fastopt.kernels.rule import scalar
+
+__all__ = ["Hyper", "constant", "corrected", "hyper_of"]
+
+Method = TypeVar("Method", bound=Callable[..., Mapping[str, float]])
+
+
+class Hyper(NamedTuple):
+    """How the hyper-parameters of a step are found."""
+
+    given: Callable[..., Mapping[str, float]]
+    """``given(optimizer, t, lr, wd)``, before :attr:`correct`."""
+    constant: bool
+    """Whether `given` does not depend on `t`."""
+    correct: Callable[..., None] | None = None
+    """``correct(t, h, carried)`` writes the fields that depend on the step."""
+    extra: tuple[str, ...] = ()
+    """Fields of `h` besides those of the rule."""
+    carries: bool = False
+    """Whether it depends on a number that each parameter carries from step to step."""
+
+
+def constant(hyper: Method) -> Method:
+    """Mark a ``hyper`` method whose result does not depend on `t`, so that it is kept.
+
+    It must not depend on ``rescale_grad`` either.
+
+    Parameters
+    ----------
+    hyper : callable
+        The method; it is returned.
+
+    Examples
+    --------
+    >>> from fastopt import optimizer
+    >>> class Slow(optimizer.SGD):
+    ...     @optimizer.constant
+    ...     def hyper(self, t, lr, wd):
+    ...         return {"momentum": self.momentum, "lr": lr / 10}
+    >>> Slow().hyper(1, 0.5, 0.0)
+    {'momentum': 0.0, 'lr': 0.05}
+    """
+    hyper.marked = Hyper(hyper, True)  # type: ignore[attr-defined]
+    return hyper
+
+
+def corrected(
+    correct: Callable[..., None],
+    *extra: str,
+    carries: bool = False,
+    when: Callable[[Any], bool] | None = None,
+) -> Callable[[Method], Method]:
+    """Mark a ``hyper`` method whose result depends on `t` through `correct` alone.
+
+    The method returns the fields before the correction, and is made to return them corrected.
+
+    Parameters
+    ----------
+    correct : callable
+        ``correct(t, h, carried)``: a scalar function, see :func:`~fastopt.kernels.rule.scalar`.
+        It writes fields of `h`, in float64; `t` is a float. ``carried[0]`` is a number that belongs
+        to the parameter.
+    *extra : str
+        Fields of `h` that `correct` reads and the rule does not.
+    carries : bool
+        Whether `correct` reads or writes ``carried[0]``. The method then stays as it is.
+    when : callable, optional
+        Whether an optimizer needs the correction. Default: always.
+
+    Examples
+    --------
+    >>> from fastopt import optimizer
+    >>> def halved(t, h, carried):
+    ...     h.lr = h.lr * 0.5**t
+    >>> class Halved(optimizer.SGD):
+    ...     @optimizer.corrected(halved)
+    ...     def hyper(self, t, lr, wd):
+    ...         return {"momentum": self.momentum}
+    >>> Halved().hyper(2, 0.4, 0.0)["lr"]
+    0.1
+    """
+    scalar(correct)
+
+    def mark(given: Method) -> Method:
+        @wraps(given)
+        def hyper(self: Any, t: int, lr: float, wd: float) -> Mapping[str, float]:
+            fields = given(self, t, lr, wd)
+            if carries or (when is not None and not when(self)):
+                return fields
+            return step(t, {"lr": lr, "wd": wd, **fields}, correct, ())
+
+        hyper.marked = Hyper(given, True, correct, extra, carries)  # type: ignore[attr-defined]
+        hyper.when = when  # type: ignore[attr-defined]
+        return hyper  # type: ignore[return-value]
+
+    return mark
+
+
+def hyper_of(optimizer: Any) -> Hyper:
+    """How the hyper-parameters of `optimizer` are found."""
+    method = type(optimizer).hyper
+    marked: Hyper | None = getattr(method, "marked", None)
+    if marked is None:
+        for base in type(optimizer).__mro__:  # what is carried does not depend on hyper()
+            inherited = getattr(vars(base).get("hyper"), "marked", None)
+            if inherited is not None and inherited.carries:
+                return Hyper(method, False, *inherited[2:])
+        return Hyper(method, False)
+    when = getattr(method, "when", None)
+    if when is not None and not when(optimizer):
+        return Hyper(marked.given, marked.constant)
+    return marked

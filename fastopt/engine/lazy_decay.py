@@ -1,0 +1,53 @@
+"""Deferred weight decay of rows that row-sparse gradients have not indexed lately."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fastopt.engine.per_index import Index
+from fastopt.engine.validate import label
+from fastopt.kernels.device_memory import like, placed
+from fastopt.kernels.table import Table
+
+__all__ = ["add_decay", "decay_of"]
+
+Array = np.ndarray[Any, Any]
+
+
+def add_decay(optimizer: Any, index: Index, table: Table, t: int, lr: float, wd: float) -> None:
+    """Add the decay of step `t` to the total that all rows are to be decayed by.
+
+    Raises
+    ------
+    ValueError
+        Learning rate times weight decay is 1 or more.
+    """
+    amount = optimizer.decay(t, lr, wd)
+    if not amount < 1:
+        raise ValueError(
+            f"{label(index, optimizer.idx2name)}: sparse_decay={optimizer.sparse_decay!r} needs "
+            f"rate times decay below 1, got {amount}"
+        )
+    rows, before = decay_of(optimizer, index, table.arrays[0])
+    after = before + math.log1p(-amount)
+    table.pay(rows, before, after, at_once=optimizer.sparse_decay == "dense")
+    optimizer.row_decay[index] = rows, after
+
+
+def decay_of(optimizer: Any, index: Index, weight: Array) -> tuple[Any, float]:
+    """Decay applied to each row so far, and the total, as sums of logarithms.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The applied decay does not belong to a weight with that many rows.
+    """
+    count = len(weight)
+    rows, total = optimizer.row_decay.get(index) or (like(weight, (count,), np.float64), 0.0)
+    if rows.shape != (count,) or rows.dtype != np.float64:
+        raise ValueError(
+            f"{label(index, optimizer.idx2name)}: decay is kept for rows of shape {rows.shape} and "
+            f"dtype {rows.dtype}, the weight has {count} rows"
+        )
+    return placed(rows, weight) if isinstance(rows, np.ndarray) else rows, total

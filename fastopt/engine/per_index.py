@@ -1,0 +1,121 @@
+"""Numbers by index in one array, with the interface of a dictionary."""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Counts", "PerIndex"]
+
+Index = int | str
+
+
+class PerIndex(MutableMapping[Index, Any]):
+    """A number for each index: a mapping whose values are in one array, where kernels reach them.
+
+    The array is another object once a position in it is no more what it was; :attr:`changed` is
+    called then.
+
+    Parameters
+    ----------
+    values : mapping of int or str to number, optional
+        First values.
+    """
+
+    dtype: Any = np.float64
+    first = 0
+    """Positions before this one belong to no index."""
+
+    def __init__(self, values: Mapping[Index, Any] | None = None) -> None:
+        self.changed: Callable[[], None] = _nothing
+        self._slots: dict[Index, int] = {}
+        self.array: NDArray[Any] = np.zeros(8, self.dtype)
+        self.update(values or {})
+
+    def slots(self, indices: Sequence[Index], start: float) -> NDArray[np.int64]:
+        """Positions in :attr:`array`; indices without a number get `start`."""
+        for index in indices:
+            if index not in self._slots:
+                self[index] = start
+        return np.array([self._slots[index] for index in indices], np.int64)
+
+    def get(self, index: Index, default: Any = None) -> Any:
+        """Return the number of `index`, or `default` if it has none."""
+        slot = self._slots.get(index)
+        return default if slot is None else self.array.item(slot)
+
+    def __getitem__(self, index: Index) -> Any:
+        return self.array.item(self._slots[index])
+
+    def __setitem__(self, index: Index, value: Any) -> None:
+        slot = self._slots.get(index)
+        if slot is None:
+            slot = self.first + len(self._slots)
+            if slot == len(self.array):
+                self._replace(np.concatenate([self.array, np.zeros_like(self.array)]))
+            self._slots[index] = slot
+        self.array[slot] = value
+
+    def __delitem__(self, index: Index) -> None:
+        slot = self._slots.pop(index)
+        last = self.first + len(self._slots)
+        self._replace(self.array.copy())
+        if slot != last:
+            moved = next(index for index, other in self._slots.items() if other == last)
+            self._slots[moved] = slot
+            self.array[slot] = self.array[last]
+
+    def clear(self) -> None:
+        """Forget all numbers."""
+        self._slots.clear()
+        self._replace(self.array.copy())
+
+    def _replace(self, array: NDArray[Any]) -> None:
+        self.array = array
+        self.changed()
+
+    def __iter__(self) -> Iterator[Index]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def copy(self) -> "PerIndex":
+        """Return a copy."""
+        return type(self)(self)
+
+    def __deepcopy__(self, memo: Any) -> "PerIndex":
+        return type(self)(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+
+def _nothing() -> None:
+    """Nobody looks at the array."""
+
+
+class Counts(PerIndex):
+    """Number of updates of each index, and the largest of all.
+
+    Parameters
+    ----------
+    values : mapping of int or str to int, optional
+        First counts.
+    """
+
+    dtype = np.int64
+    first = 1
+
+    @property
+    def largest(self) -> int:
+        """The largest number of updates so far, which schedules are asked for."""
+        return int(self.array.item(0))
+
+    @largest.setter
+    def largest(self, value: int) -> None:
+        self.array[0] = value

@@ -1,0 +1,555 @@
+"""The plan of a call: prepared once, so that later calls like it cost one compiled entry."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import inf
+from operator import attrgetter, is_
+from typing import Any
+from weakref import proxy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt.engine.hyper import hyper_of
+from fastopt.engine.lazy_decay import add_decay
+from fastopt.engine.per_index import Index
+from fastopt.engine.validate import check, label
+from fastopt.interrupts import uninterrupted
+from fastopt.kernels import cpu
+from fastopt.kernels.advance import CARRIED, COUNT, GROUP, NUMBER, SEED, SLOTS, step
+from fastopt.kernels.compiling import bind
+from fastopt.kernels.context import context_of
+from fastopt.kernels.devices import headers
+from fastopt.kernels.layout import DONE, KEY
+from fastopt.kernels.noise import index_number
+from fastopt.kernels.numpy_abi import TYPES
+from fastopt.kernels.table import PARALLEL_FROM, Table, launch
+from fastopt.kernels.threads import threads
+from fastopt.sparse import RowSparse
+
+__all__ = ["Group", "Plan"]
+
+Array = np.ndarray[Any, Any]
+Rates = float | list[float]
+
+NOTHING = np.empty((0, 3), np.int64)
+"""Chunks of a step that is counted and updates nothing."""
+
+_NOT_CARRIED = np.zeros(1)
+_multipliers = attrgetter("lr_mult", "wd_mult")
+
+
+class Group:
+    """Tensors of a call that share kernel launches, with their hyper-parameters.
+
+    Parameters
+    ----------
+    table : Table
+        Arguments of the kernels.
+    places : sequence of int
+        Positions of the tensors in the call.
+    plan : Plan
+        The plan of the call.
+    """
+
+    def __init__(self, table: Table, places: Sequence[int], plan: "Plan") -> None:
+        rule, hyper = table.layout.rule, plan.hyper
+        self.table, self.places = table, list(places)
+        self.ids = np.array([(k, id(plan.weights[k])) for k in places], np.uint64).reshape(-1, 2)
+        self.tensors = np.zeros((len(self.places), SLOTS), np.int64)
+        if table.layout.keyed:
+            self.tensors[:, NUMBER] = [index_number(plan.indices[k]) for k in places]
+            self.tensors[:, SEED] = index_number(plan.optimizer.seed)
+        names = (*rule.hyper, *(name for name in hyper.extra if name not in rule.hyper))
+        self.names = names
+        dtype = np.dtype((np.record, [(name, np.float64) for name in names]))
+        correct = None if plan.optimizer.per_index else hyper.correct
+        self.compiled = correct, dtype, hyper.carries
+        self.keys: list[Any] = []
+        self.partitioned: Any = None
+        self.values = np.zeros((2, 0, len(names) + 1))
+        self.arrays: tuple[Any, ...] = ()
+        self.context = np.empty(0, np.uint64)
+        self.entry: Any = None
+        self.enter: Any = None
+        self.checked: tuple[Any, ...] = ()
+
+    def partition(self, keys: Sequence[Any]) -> None:
+        """Give tensors with equal keys the same hyper-parameters."""
+        own = [keys[place] for place in self.places]
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(own))}
+        self.keys = list(numbers)
+        self.tensors[:, GROUP] = [numbers[key] for key in own]
+        if self.values.shape[1] != len(numbers):
+            self.values = np.zeros((2, len(numbers), len(self.names) + 1))
+        self.partitioned = keys  # last, as Ctrl-C may come before
+
+    def bind_enter(self, plan: "Plan") -> None:
+        """Bind the kernel that checks the arrays of a call."""
+        table = self.table
+        self.checked = table.entry, table.guards, plan.written, self.ids, TYPES, plan.length
+        self.enter = bind(cpu.enter(), *self.checked, 0)
+
+    def bind(self, plan: "Plan", skips: bool) -> None:
+        """Enter the present arrays into the context of the compiled entry, and bind that.
+
+        The entry counts a step and finds its hyper-parameters; for a small plan it updates too.
+        """
+        table = self.table
+        arrays = (
+            NOTHING if skips else table.pieces,
+            table.entry,
+            table.records,
+            table.fields,
+            self.ids,
+            table.guards,
+            plan.written,
+            TYPES,
+            self.tensors,
+            plan.counts,
+            self.values,
+            plan.carried,
+        )
+        if len(arrays) != len(self.arrays) or not all(map(is_, arrays, self.arrays)):
+            self.context, self.arrays = context_of(arrays, plan.length), arrays
+        if self.entry is None:
+            layout = table.layout
+            if plan.small:
+                kernel = cpu.whole(layout, *self.compiled)
+            else:
+                kernel = cpu.start(layout.rule, layout.real, layout.keyed, *self.compiled)
+            arguments = None, None, None, self.context, 0
+            self.entry = plan.planner.compiled(plan.indices[0], kernel, *arguments)
+
+
+class Plan:
+    """The tensors of a call: checked, their arrays entered into tables, grouped by kernel.
+
+    Parameters
+    ----------
+    planner : Planner
+        What made it.
+    indices : sequence of int or str
+        Indices of the call.
+    weights, states : sequence
+        Weights, as the user passed them, and their states.
+    tables : sequence of (Table, sequence of int)
+        Tables, and the positions of their tensors in the call.
+    single : bool
+        Whether the call passes one index instead of lists.
+    in_order : bool
+        Whether each tensor must be updated before the next, since they share memory or an index.
+    """
+
+    def __init__(
+        self,
+        planner: Any,
+        indices: Sequence[Index],
+        weights: Sequence[Any],
+        states: Sequence[Any],
+        tables: Sequence[tuple[Table, Sequence[int]]],
+        single: bool,
+        in_order: bool = False,
+    ) -> None:
+        optimizer = self.optimizer = planner.optimizer
+        self.planner = proxy(planner)  # which keeps the plan
+        self.indices, self.weights, self.states = list(indices), list(weights), list(states)
+        self.length = 0 if single else len(self.indices)
+        self.in_order = in_order
+        self.mode = planner.mode(self.indices)
+        self.hyper = hyper_of(optimizer)
+        self.folds = optimizer.folds and not in_order
+        self.scales = self.hyper.constant and not optimizer.per_index
+        self.groups = [Group(table, places, self) for table, places in tables]
+        self.tables = [group.table for group in self.groups]
+        self.sparse = [group for group in self.groups if group.table.layout.sparse]
+        self.on_device = any(table.device for table in self.tables)
+        spans = np.concatenate([table.spans() for table in self.tables], axis=1)
+        self.written = np.ascontiguousarray(spans[:, np.argsort(spans[0])])
+        self.params: list[Any] = []
+        self.asked: list[Any] | None = None
+        self.multipliers: list[tuple[float, float]] = []
+        self.multipliers_version = self.mode_version = self.version = self.counts_version = -1
+        self.filled: tuple[Any, ...] = ()
+        self.counts = self.carried = np.empty(0)
+        self.new: list[Index] = []
+        self.updates: list[Any] = []
+        self.kept = False
+        self.key: Any = None
+        only = self.tables[0]
+        self.direct = (
+            len(self.tables) == 1
+            and not in_order
+            and not optimizer.per_index
+            and planner.launcher is launch
+            and only.device is None
+            and not (only.layout.sparse or only.copied or only.borrowed)
+        )
+        self.small = self.direct and only.total < PARALLEL_FROM and only.is_dense
+        self.entry: Any = None
+        self.context = np.empty(0, np.uint64)
+
+    @property
+    def static(self) -> bool:
+        """Whether nothing in Python depends on the step."""
+        optimizer = self.optimizer
+        return (
+            self.hyper.constant
+            and optimizer.lr_scheduler is None
+            and not optimizer.param_dict
+            and not self.planner.measures
+            and not optimizer.per_index
+            and not optimizer.unchecked
+            and not (optimizer.may_skip and optimizer.skips())
+        )
+
+    # Whether a call fits
+
+    def fits(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Whether the plan holds for a call; its gradients are entered into the tables."""
+        optimizer = self.optimizer
+        if self.mode_version != optimizer.mode_version:
+            if self.mode != self.planner.mode(self.indices):
+                return False
+            self.mode_version = optimizer.mode_version
+        grads = grad
+        if self.on_device:
+            try:
+                grads = headers(grad) if self.length else headers([grad])[0]
+            except TypeError:  # the checks report it
+                return False
+            row = grads if self.length else [grads]
+            if not all(g.table.present([row[k] for k in g.places]) for g in self.groups):
+                return False
+        objects = index, grads, weight
+        for group in self.groups:
+            if group.enter is None:
+                group.bind_enter(self)
+            if group.enter(*group.checked, id(objects)) < 0:
+                return False
+        for group in self.sparse:
+            if not self._list_rows(group, grad[group.places[0]] if self.length else grad):
+                return False
+        return True
+
+    def _list_rows(self, group: Group, grad: Any) -> bool:
+        """Set the row-sparse gradient of a tensor; False if it needs another kernel."""
+        place, table = group.places[0], group.table
+        index, weight = self.indices[place], self.weights[place]
+        words = label(index, self.optimizer.idx2name)
+        if type(grad) is not RowSparse or grad.shape != weight.shape:
+            grad = self.planner.by_row(check(words, weight, grad, self.planner.copies.get(index)))
+        if not (isinstance(grad, RowSparse) and table.serves(grad)):
+            return False
+        table.list_rows(words, grad)
+        first, last = table.read()
+        return not _meet(self.written, first, last)
+
+    # One step
+
+    def call(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Update, if the plan fits the call; else return False, with nothing changed."""
+        if not self.fits(index, grad, weight):
+            return False
+        if self.direct:  # without a frame more
+            self._step(1.0)
+        else:
+            self.step()
+        return True
+
+    def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
+        """Do what :meth:`call` does, where nothing in Python depends on the step."""
+        if self.small:
+            fits: bool = self.entry(None, None, None, self.context, id(objects)) >= 0
+            return fits
+        counts, slots, table = self.counts, self.slots, self.tables[0]
+        before, largest = counts[slots], counts.item(0)
+        carried = self.carried[self.carried_slots] if self.hyper.carries else None
+        table.entry[0, DONE] = 0
+        try:
+            if self.entry(None, None, None, self.context, id(objects)) < 0:
+                return False
+            if table.launch is not None and threads.free:
+                table.launch()
+            else:
+                table.run()
+        except BaseException:
+            if not table.done:
+                counts[slots], counts[0] = before, largest
+                if carried is not None:
+                    self.carried[self.carried_slots] = carried
+            raise
+        return True
+
+    def step(self, factor: float = 1.0) -> None:
+        """Update, once the arrays of the call are entered, with gradients times `factor`."""
+        if self.direct:
+            self._step(factor)
+        else:
+            with uninterrupted:
+                self._step(factor)
+
+    def _step(self, factor: float) -> None:
+        optimizer, before = self.optimizer, self._before()
+        try:
+            skips = optimizer.may_skip and optimizer.skips()
+            for groups in [[group] for group in self.groups] if self.in_order else [self.groups]:
+                self._advance(groups, factor, skips)
+            if skips:
+                self.release()
+            elif not self.small:
+                self.planner.launch(self.tables, self.indices[0])
+            self.new = []
+            if self.direct:
+                group = self.groups[0]
+                self.entry, self.context = group.entry, group.context
+                if self.kept and optimizer.lr_scheduler is None and not optimizer.param_dict:
+                    self.version = optimizer.version if self.static else -1
+        except BaseException:
+            if not self.tables[-1].done:
+                self._roll_back(before)
+            raise
+
+    def _advance(self, groups: Sequence[Group], factor: float = 1.0, skips: bool = False) -> None:
+        """Count the step, find its hyper-parameters, and update if the plan is small."""
+        optimizer = self.optimizer
+        self._refresh(groups, factor)
+        for group in groups:
+            group.bind(self, skips)
+            group.entry(None, None, None, group.context, 0)
+            if optimizer.per_index and group.table.layout.keyed:
+                keys = [optimizer.key(self.indices[k]) for k in group.places]
+                group.table.entry[:, KEY] = keys
+
+    def count(self) -> list[Table]:
+        """Count the step and return the tables to launch; the caller rolls back."""
+        self.small = False  # the entry of a small plan would update too
+        self._find_slots()
+        self._advance(self.groups)
+        return self.tables
+
+    def release(self) -> None:
+        """Keep no gradient alive, for a call that ends without a launch."""
+        for table in self.tables:
+            table.let_go()
+
+    def squares(self) -> NDArray[np.float64]:
+        """Sum of the squares of each gradient, not finite if one of them is not."""
+        if len(self.groups) == 1:
+            return self.tables[0].squares()
+        totals = np.zeros(len(self.indices))
+        for group in self.groups:
+            totals[group.places] = group.table.squares()
+        return totals
+
+    # Rolling back
+
+    def _before(self) -> tuple[Any, ...]:
+        """What a step changes, besides arrays: counts, what is carried, deferred decay."""
+        optimizer = self.optimizer
+        for table in self.tables:
+            table.entry[0, DONE] = 0
+        rows = optimizer.row_decay
+        decay = {i: rows.get(i) for i in self.indices} if rows or self.sparse else {}
+        known = optimizer.snapshot() if optimizer.per_index else None
+        largest = optimizer._index_update_count.array.item(0)
+        if self.counts_version != optimizer.version:
+            self._find_slots()
+        carried = self.carried[self.carried_slots] if self.hyper.carries else None
+        return largest, self.counts[self.slots], carried, decay, known
+
+    def _find_slots(self) -> None:
+        """Find the positions of counts and of what is carried; new indices are counted from now."""
+        optimizer = self.optimizer
+        counts, carried = optimizer._index_update_count, optimizer.carried
+        if self.counts is counts.array and (carried is None or self.carried is carried.array):
+            self.counts_version = optimizer.version
+            return
+        self.new = [index for index in dict.fromkeys(self.indices) if index not in counts]
+        self.slots = counts.slots(self.indices, optimizer.begin_num_update)
+        self.carried_slots = optimizer.carried_slots(self.indices)
+        for group in self.groups:
+            counted = -1 if optimizer.per_index else self.slots[group.places]
+            group.tensors[:, COUNT] = counted
+            group.tensors[:, CARRIED] = self.carried_slots[group.places]
+        self.carried = _NOT_CARRIED if carried is None else carried.array
+        self.counts = counts.array  # last, as Ctrl-C may come before
+        self.counts_version = optimizer.version
+
+    def _roll_back(self, before: tuple[Any, ...]) -> None:
+        largest, counts, carried, decay, known = before
+        optimizer = self.optimizer
+        with uninterrupted:
+            if known is not None:
+                optimizer.put_back(known)
+                self._find_slots()
+            self.counts[self.slots] = counts
+            if carried is not None:
+                self.carried[self.carried_slots] = carried
+            for index, rows in decay.items():
+                optimizer.row_decay.pop(index, None)
+                if rows is not None:
+                    optimizer.row_decay[index] = rows
+            self._forget_new(largest)
+            self.release()
+
+    def _forget_new(self, largest: int) -> None:
+        """Forget the counts of indices that were counted from this step on."""
+        optimizer = self.optimizer
+        optimizer._index_update_count.largest = largest
+        for index in self.new:
+            optimizer._index_update_count.pop(index, None)
+            if optimizer.carried is not None:
+                optimizer.carried.pop(index, None)
+        self.new, self.version, self.filled = [], -1, ()
+
+    # Hyper-parameters
+
+    def _refresh(self, groups: Sequence[Group], factor: float = 1.0) -> None:
+        """Find the hyper-parameters of this step, as far as they have changed."""
+        optimizer = self.optimizer
+        if factor != 1 and not self.scales:
+            rescale_grad = optimizer.rescale_grad
+            optimizer.rescale_grad = float(rescale_grad) * factor
+            try:
+                self._refresh(groups)
+            finally:
+                optimizer.rescale_grad = rescale_grad
+            return
+        if optimizer.per_index:
+            self._refresh_each(groups)
+            return
+        keys: list[Any] = self.multipliers
+        rates: Rates = optimizer.lr
+        if optimizer.param_dict or self.multipliers_version != optimizer.multipliers_version:
+            keys = self._keys()
+        if optimizer.lr_scheduler is not None:
+            rates = self._scheduled_rates(groups)
+        times = None if self.hyper.constant else (self.counts[self.slots] + 1).tolist()
+        each = not isinstance(rates, float) or (times is not None and len(set(times)) > 1)
+        if each or self.in_order:
+            none: list[Any] = [0] * len(keys)
+            all_rates: list[Any] = [rates] * len(keys) if isinstance(rates, float) else rates
+            updates: Any = none if isinstance(rates, float) else self.updates
+            keys = list(zip(keys, all_rates, times or none, updates, strict=True))
+        filled = optimizer.version, keys, rates, times
+        if self.in_order or self.filled != filled:
+            for group in groups:
+                if group.partitioned is not keys:
+                    group.partition(keys)
+                self._fill(group, rates, times)
+            if not isinstance(rates, float):
+                self.counts[0] = self.updates[-1]
+            self.filled = filled
+        for group in groups:
+            group.values[0, :, -1] = factor
+            if group.table.layout.catch_up:
+                self._add_decay(group, rates)
+
+    def _keys(self) -> list[Any]:
+        """Multipliers of learning rate and weight decay of each tensor."""
+        optimizer = self.optimizer
+        if self.multipliers_version != optimizer.multipliers_version:
+            self.params = [optimizer.param_dict.get(index) for index in self.indices]
+        if optimizer.param_dict:
+            try:
+                asked = list(map(_multipliers, self.params))
+            except AttributeError:
+                asked = [(None, None)] * len(self.params)
+            if asked != self.asked or (None, None) in asked:
+                self.multipliers_version, self.asked = -1, asked
+        if self.multipliers_version != optimizer.multipliers_version:
+            lr_mult, wd_mult = optimizer.lr_mult, optimizer.wd_mult
+            self.multipliers = [
+                (
+                    optimizer.multiplier(index, lr_mult, "lr_mult"),
+                    optimizer.multiplier(index, wd_mult, "wd_mult"),
+                )
+                for index in self.indices
+            ]
+            self.multipliers_version = optimizer.multipliers_version
+        return self.multipliers
+
+    def _scheduled_rates(self, groups: Sequence[Group]) -> Rates:
+        """Learning rate before multipliers: of all tensors, or a list where it differs."""
+        optimizer = self.optimizer
+        ahead = not optimizer.rates_before_count
+        slots = self.slots if len(groups) == len(self.groups) else self.slots[groups[0].places]
+        times = self.counts[slots].tolist()
+        if times.count(times[0]) == len(times):
+            update = self.counts[0] = max(times[0] + ahead, self.counts.item(0))
+            rate = optimizer.lr_scheduler(update)
+            return rate if type(rate) is float else optimizer.scheduled(rate)
+        ahead_of = (time + ahead for time in times)
+        self.updates = list(accumulate(ahead_of, max, initial=self.counts.item(0)))[1:]
+        rates: dict[Any, float] = {}
+        for update in dict.fromkeys(self.updates):
+            self.counts[0] = update
+            rates[update] = float(optimizer.learning_rate)
+        return [rates[update] for update in self.updates]
+
+    def _fill(self, group: Group, rates: Rates, times: Any) -> None:
+        """Compute the hyper-parameters of each group of tensors, before the correction."""
+        optimizer, given = self.optimizer, self.hyper.given
+        decay = optimizer.wd
+        base = rates if isinstance(rates, float) else 0.0
+        t = times[0] if times else 0
+        for row, key in enumerate(group.keys):
+            if key and isinstance(key[0], tuple):
+                key, base, t, update = key
+                if update:  # hyper() may read the schedule too
+                    optimizer._index_update_count.largest = update
+            lr, wd = base * key[0], decay * key[1]
+            if not (0 <= lr < inf and -inf < wd < inf):
+                optimizer.check_rates(self._first(group, row), lr, wd)
+            try:
+                values = given(optimizer, t, lr, wd)
+            except ValueError as error:
+                words = label(self._first(group, row), optimizer.idx2name)
+                raise ValueError(f"{words}: {error}") from error
+            rule = group.table.layout.rule
+            group.values[0, row, :-1] = optimizer.record(rule, group.names, lr, wd, values)
+        group.values[1, :, -1] = -1
+
+    def _first(self, group: Group, row: int) -> Index:
+        """Index of the first tensor of a group of equal hyper-parameters."""
+        return self.indices[group.places[int(np.argmax(group.tensors[:, GROUP] == row))]]
+
+    def _refresh_each(self, groups: Sequence[Group]) -> None:
+        """Ask a class that overrides how it counts, or finds rates, for one tensor at a time."""
+        optimizer = self.optimizer
+        of = {place: (group, row) for group in groups for row, place in enumerate(group.places)}
+        for group in groups:
+            group.partition(range(len(self.indices)))
+        for place in sorted(of):
+            (group, row), index = of[place], self.indices[place]
+            optimizer._update_count(index)
+            t = optimizer._index_update_count.get(index, 0)
+            lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
+            values = dict(optimizer.hyper(t, lr, wd))
+            if self.hyper.carries and self.hyper.correct:
+                slot = self.carried_slots[place]
+                values = {"lr": lr, "wd": wd, **values}
+                values = step(t, values, self.hyper.correct, self.carried[slot : slot + 1])
+            if group.table.layout.catch_up:
+                add_decay(self.optimizer, index, group.table, t, lr, wd)
+            rule = group.table.layout.rule
+            group.values[0, row, :-1] = optimizer.record(rule, group.names, lr, wd, values)
+            group.values[0, row, -1] = 1
+
+    def _add_decay(self, group: Group, rates: Rates) -> None:
+        """Add this step to the deferred decay of rows."""
+        optimizer = self.optimizer
+        for place in group.places:
+            base = rates if isinstance(rates, float) else rates[0 if self.in_order else place]
+            lr_mult, wd_mult = self.multipliers[place]
+            t = int(self.counts[self.slots[place]]) + 1
+            lr, wd = base * lr_mult, optimizer.wd * wd_mult
+            add_decay(optimizer, self.indices[place], group.table, t, lr, wd)
+
+
+def _meet(written: Array, first: Array, last: Array) -> bool:
+    """Whether one of the ranges of addresses meets one of the sorted ranges `written`."""
+    after = np.searchsorted(written[1], first, side="right")
+    inside = after < written.shape[1]
+    return bool((written[0][after[inside]] < last[inside]).any())

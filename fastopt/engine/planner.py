@@ -1,0 +1,448 @@
+"""From the arguments of a call to its plan: all checks in words, once."""
+
+import re
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Any
+
+import numpy as np
+from numba.core.errors import NumbaError, UnsupportedBytecodeError
+
+from fastopt.engine.hyper import hyper_of
+from fastopt.engine.lazy_decay import decay_of
+from fastopt.engine.mixed_precision import arrays_of
+from fastopt.engine.per_index import Index
+from fastopt.engine.plan import Plan
+from fastopt.engine.validate import (
+    check,
+    check_apart,
+    check_like,
+    check_together,
+    is_fixed,
+    is_fortran,
+    is_half,
+    label,
+)
+from fastopt.interrupts import uninterrupted
+from fastopt.kernels.compiling import bind
+from fastopt.kernels.device_memory import contiguous, like
+from fastopt.kernels.devices import Header, header
+from fastopt.kernels.layout import OFFSET, SPLIT, Layout, kind_of, real_of
+from fastopt.kernels.numpy_abi import C_ORDER, F_ORDER, readable
+from fastopt.kernels.rule import Rule
+from fastopt.kernels.table import Table, launch
+from fastopt.sparse import HALVES, REALS, RowSparse
+
+__all__ = ["Call", "Planner", "table_of"]
+
+Array = np.ndarray[Any, Any]
+
+Call = tuple[Index, Any, Any, Any]
+"""Index, weight, gradient and state."""
+
+COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError, AttributeError)
+"""Errors of a launch when a rule cannot be compiled, before anything has run."""
+
+LISTS = 16
+"""Most lists of indices whose plans are kept."""
+
+
+class Planner:
+    """Makes the plans of an updater's calls, and keeps them.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        How to update.
+
+    Attributes
+    ----------
+    plans : dict
+        Plan of each index, and of each tuple of indices that came as a list.
+    copies : dict
+        Half-precision copy of the weight, by index.
+    offsets : dict
+        Where a weight that is a slice of a tensor starts in it, by index.
+    updated : dict
+        The weight that was last seen, by index.
+    launcher : callable
+        Launches the kernels of tables.
+    measures : bool
+        Whether gradients are measured before an update: for a loss scaler or a clip of their norm.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.plans: dict[Any, Plan] = {}
+        self.copies: dict[Index, Any] = {}
+        self.offsets: dict[Index, int] = {}
+        self.updated: dict[Index, Any] = {}
+        self.launcher: Callable[[Sequence[Table]], None] = launch
+        self.measures = False
+
+    def mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
+        """What decides about the kernels of these indices, besides their arrays."""
+        optimizer = self.optimizer
+        rules = optimizer.rule
+        if optimizer.rule_by_index:
+            rules = [optimizer.rule_for(index) for index in indices]
+        return (
+            rules,
+            hyper_of(optimizer),
+            optimizer.multi_precision,
+            optimizer.rounding,
+            optimizer.lazy_update,
+            optimizer.sparse_decay,
+            optimizer.seed,
+            optimizer.in_list_order,
+        )
+
+    def rule_of(self, index: Index) -> Rule:
+        """The rule of a parameter, which must be there."""
+        rule: Rule | None = self.optimizer.rule_for(index)
+        if rule is None:
+            name = type(self.optimizer).__name__
+            raise NotImplementedError(f"{name} has neither a rule nor an update()")
+        return rule
+
+    # Plans
+
+    def prepare(
+        self,
+        calls: Sequence[Call],
+        single: bool = False,
+        masters: bool = True,
+        key: Any = None,
+        keep: bool = True,
+    ) -> Plan:
+        """Check a call and make its plan; nothing is counted, and nothing kept yet.
+
+        Parameters
+        ----------
+        calls : sequence of (index, weight, gradient, state)
+            The tensors of the call.
+        single : bool
+            Whether the call passes one index, not lists.
+        masters : bool
+            Whether states hold the masters of half-precision weights.
+        key : hashable, optional
+            Where :meth:`remember` keeps the plan. Default: under the index, or the tuple of
+            indices.
+        keep : bool
+            Whether it does.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The arrays do not fit together.
+        """
+        indices = [index for index, *_ in calls]
+        tables = [self.table(*call, masters=masters) for call in calls]
+        spread = [(table, [place]) for place, table in enumerate(tables)]
+        in_order = len(set(indices)) < len(indices) or not _disjoint(tables)
+        in_order |= not keep  # the caller launches
+        weights, states = [call[1] for call in calls], [call[3] for call in calls]
+        groups = spread if in_order else self._grouped(tables)
+        plan = Plan(self, indices, weights, states, groups, single, in_order)
+        keep = keep and not in_order and all(table.direct for table in tables)
+        plan.kept = keep and all(map(is_fixed, states)) and readable()
+        plan.key = key if key is not None else indices[0] if single else tuple(indices)
+        return plan
+
+    def remember(self, plan: Plan) -> None:
+        """Keep a plan whose first step has been made, and so has kept its states."""
+        self._forget_replaced(plan.indices, plan.weights)
+        if plan.kept:
+            self._keep(plan.key, plan)
+
+    def _grouped(self, tables: Sequence[Table]) -> list[tuple[Table, list[int]]]:
+        """Tables of the tensors that have one layout, with the positions of these."""
+        kinds: dict[Any, list[int]] = {}
+        run, last = 0, None
+        for place, table in enumerate(tables):
+            alone = table.layout.sparse or table.borrowed or table.copied
+            kind: Any = place if alone else (table.device, table.stream_handle, table.layout)
+            if self.optimizer.in_list_order and kind != last:
+                run, last = run + 1, kind
+            kinds.setdefault((run, kind), []).append(place)
+        groups = []
+        for places in kinds.values():
+            of = [tables[place] for place in places]
+            groups.append((type(of[0]).joined(of) if len(of) > 1 else of[0], places))
+        return groups
+
+    def _forget_replaced(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
+        """Forget the plans of weights that have been replaced by others."""
+        pairs = list(zip(indices, weights, strict=True))
+        new = {index for index, weight in pairs if self.updated.get(index, weight) is not weight}
+        if new:
+            for key, plan in list(self.plans.items()):
+                if not new.isdisjoint(plan.indices):
+                    del self.plans[key]
+        self.updated.update(pairs)
+
+    def _keep(self, key: Any, plan: Plan) -> None:
+        lists = [key for key in self.plans if isinstance(key, tuple)]
+        self.plans.pop(key, None)
+        if plan.length and len(lists) >= LISTS:
+            del self.plans[lists[0]]
+        self.plans[key] = plan
+
+    def take_over(self, other: "Planner") -> None:
+        """Take over what users have set of another planner."""
+        self.copies, self.offsets, self.launcher = other.copies, other.offsets, other.launcher
+
+    def update(self, index: Index, weight: Any, grad: Any, state: Any, masters: bool) -> None:
+        """Update one tensor whose state the caller keeps."""
+        key = index, masters
+        plan = self.plans.get(key)
+        if plan is not None and plan.states[0] is state and plan.call(index, grad, weight):
+            return
+        self.update_all([(index, weight, grad, state)], single=True, masters=masters, key=key)
+
+    def update_all(
+        self, calls: Sequence[Call], single: bool = False, masters: bool = True, key: Any = None
+    ) -> None:
+        """Update tensors for which there is no plan."""
+        if self.optimizer.accumulates:
+            self._accumulate(calls, masters)
+        elif calls:
+            plan = self.prepare(calls, single, masters, key)
+            plan.step()
+            self.remember(plan)
+
+    # Accumulation
+
+    def _accumulate(self, calls: Sequence[Call], masters: bool) -> None:
+        """Update by an optimizer that adds up the gradients of several calls."""
+        optimizer = self.optimizer
+        before = optimizer.snapshot()
+        tables: list[Table] = []
+        with uninterrupted:
+            try:
+                for index, weight, grad, state in calls:
+                    words, copy = label(index, optimizer.idx2name), self.copies.get(index)
+                    grad = check(words, weight, grad, copy)
+                    total, adding = optimizer.accumulate(words, index, grad, weight)
+                    tables += adding
+                    if total is None:
+                        optimizer.count_only(index)
+                        continue
+                    plan = self.prepare(
+                        [(index, weight, total, state)], masters=masters, keep=False
+                    )
+                    tables += plan.count()
+                self.launch(tables, calls[0][0])
+                self.updated.update((index, weight) for index, weight, *_ in calls)
+            except BaseException:
+                if not (tables and tables[-1].done):
+                    optimizer.put_back(before)
+                raise
+
+    # Tables
+
+    def table(
+        self, index: Index, weight: Any, grad: Any, state: Any, masters: bool = True
+    ) -> Table:
+        """Table of one tensor, whose arrays are checked."""
+        optimizer, copy = self.optimizer, self.copies.get(index)
+        words, rule = label(index, optimizer.idx2name), self.rule_of(index)
+        grad = self.by_row(check(words, weight, grad, copy))
+        lead = header(weight)
+        exact, arrays = arrays_of(optimizer, words, rule, lead, state, copy, masters)
+        lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
+        table = table_of(
+            words,
+            rule,
+            exact,
+            grad,
+            arrays,
+            lead,
+            lazy=lazy,
+            catch_up=lazy and optimizer.sparse_decay != "touched",
+            rounded_sums=optimizer.rounded_sums and len(exact) == 2 and copy is None,
+            dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
+        )
+        table.entry[0, OFFSET] = self.offsets.get(index, 0)
+        if isinstance(grad, RowSparse):
+            table.list_rows(words, grad)
+        return table
+
+    def by_row(self, grad: Any) -> Any:
+        """The gradient, as a row-sparse one of all rows where decay is kept for each row."""
+        keeps = self.optimizer.sparse_decay != "touched"
+        if not keeps or isinstance(grad, RowSparse) or not grad.shape:
+            return grad
+        return RowSparse(grad, np.arange(len(grad)), grad.shape)
+
+    def compiled(self, index: Index, kernel: Any, *arguments: Any) -> Any:
+        """A kernel, bound to arguments of the types of these."""
+        try:
+            return bind(kernel, *arguments)
+        except COMPILING as error:
+            raise self.uncompiled(index, error) from error
+
+    def launch(self, tables: Sequence[Table], index: Index) -> None:
+        """Launch the kernels of `tables`; if a rule cannot be compiled, the error says why."""
+        try:
+            self.launcher(tables)
+        except COMPILING as error:
+            raise self.uncompiled(index, error) from error
+
+    def uncompiled(self, index: Index, error: Exception) -> TypeError:
+        """Error that says why a rule cannot be compiled."""
+        rule = self.optimizer.rule_for(index)
+        words = f"{label(index, self.optimizer.idx2name)}: rule {rule.name if rule else ''}"
+        if isinstance(error, KeyError):
+            return TypeError(f"{words} reads h.{error.args[0]}, which its hyper=(...) lacks")
+        reasons = re.findall(r"Error: (?!Failed in)(.+)", str(error))
+        reasons = reasons or re.findall(r"Failed in .+\n *(?! |No implementation)(.+)", str(error))
+        reasons = reasons or [
+            f"there is no {call}" for call in re.findall(r">>> (.+\))", str(error))
+        ]
+        return TypeError(f"{words} cannot be compiled: {reasons[-1] if reasons else error}")
+
+    # Copies and deferred decay
+
+    def set_copy(self, index: Index, array: Any) -> None:
+        """See :meth:`Updater.set_copy <fastopt.optimizer.Updater.set_copy>`."""
+        with self.optimizer.lock:
+            if array is not None:
+                of = header(array)
+                check_like(label(index, self.optimizer.idx2name), "copy", of, HALVES, np.shape(of))
+                self.copies[index] = array
+            else:
+                self.copies.pop(index, None)
+            self.plans.clear()
+
+    def flush(self, index: Index, weight: Any, state: Any) -> None:
+        """Apply the deferred decay of all rows of `weight`."""
+        optimizer = self.optimizer
+        if index not in optimizer.row_decay or optimizer.rule_for(index) is None:
+            return
+        of = header(weight)
+        check_like(label(index, optimizer.idx2name), "weight", of, REALS, np.shape(of))
+        empty = like(of, (0, *of.shape[1:]), of.dtype)
+        nothing = RowSparse(empty, np.empty(0, np.int64), of.shape)
+        table = self.table(index, weight, nothing, state)
+        self.updated[index] = weight
+        rows, total = decay_of(optimizer, index, of)
+        with uninterrupted:  # rows count as decayed before copies of the weight are copied back
+            table.pay(rows, total, total, at_once=False)
+            table.settle()
+            table.give_back()
+            optimizer.row_decay[index] = rows, total  # which may have moved to the weight's device
+
+
+def _disjoint(tables: Sequence[Table]) -> bool:
+    """Whether nothing that is written to is written or read by another tensor too."""
+    if len(tables) < 2:
+        return True
+    first, last = np.concatenate([table.spans() for table in tables], axis=1)
+    order = np.argsort(first)
+    first, last = first[order], last[order]
+    if (last[:-1] > first[1:]).any():
+        return False
+    reads = [table.read() for table in tables]
+    begin, end = (np.concatenate(addresses) for addresses in zip(*reads, strict=True))
+    after = np.searchsorted(last, begin, side="right")
+    beside = after < len(first)
+    return not (first[after[beside]] < end[beside]).any()
+
+
+def table_of(
+    words: str,
+    rule: Rule,
+    weight: tuple[Array, ...],
+    grad: Any,
+    state: tuple[Array, ...],
+    lead: Any = None,
+    **options: bool,
+) -> Table:
+    """Make a table of one tensor from arrays that are known to fit.
+
+    Parameters
+    ----------
+    words : str
+        Words for the parameter.
+    rule : Rule
+        What updates it.
+    weight : tuple of numpy.ndarray
+        The exact weight, and its copy or its low 16 bits if there is one.
+    grad : numpy.ndarray or RowSparse
+        The gradient.
+    state : tuple of numpy.ndarray
+        One array for each slot of the rule.
+    lead : numpy.ndarray, optional
+        The array whose stream is worked on, on a device. Default: the exact weight.
+    **options
+        Further fields of the layout.
+
+    Raises
+    ------
+    ValueError
+        Arrays share memory.
+    """
+    roles = ("weight", "its copy or remainder")[: len(weight)]
+    sparse = isinstance(grad, RowSparse)
+    values = header(grad.values if isinstance(grad, RowSparse) else grad)
+    values = values if isinstance(values, np.ndarray) else np.asarray(values)
+    arrays = (*weight, *state, values)
+    named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
+    slots = (f"state {slot!r}" for slot in rule.state)
+    named |= dict(zip(slots, state, strict=True))
+    check_together(words, named)
+    if sparse:
+        del named["gradient"]  # list_rows() copies values that lie in a state
+    check_apart(words, named)
+    parts = len(weight)
+    kinds = [kind_of(array.dtype) for array in arrays]
+    layout = Layout(
+        rule,
+        real_of(arrays[0].dtype),
+        tuple(kinds[:parts]) if arrays[parts - 1].dtype != np.uint16 else SPLIT,
+        kinds[-1],
+        tuple(kinds[parts:-1]),
+        sparse=sparse,
+        **options,
+    )
+    if isinstance(values, Header):
+        lead = weight[0] if lead is None else lead
+        return _on_device(layout, arrays, parts, lead)
+    checked = arrays[:-1] if sparse else arrays
+    order = C_ORDER
+    if rule.elementwise and not (sparse or layout.keyed) and is_fortran(weight[0]):
+        order = F_ORDER  # no draw belongs to a place: any common order will do
+    if all(map(_in_c_order if order == C_ORDER else _in_f_order, checked)):
+        table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1], order)
+        table.direct = sparse or values is grad
+        if not table.direct:
+            table.listed = (values,)  # alive until the launch
+        return table
+    copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
+    table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
+    table.of_copies(arrays[:-1], arrays[-1], copies[-1])
+    return table
+
+
+def _in_c_order(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned
+
+
+def _in_f_order(array: Array) -> bool:
+    return array.flags.f_contiguous and array.flags.aligned
+
+
+def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> Table:
+    """Table of arrays on a CUDA device, and of contiguous copies where they need them."""
+    from fastopt.kernels.cuda_table import CudaTable
+
+    streams = [lead.stream] * (len(arrays) - 1) + [arrays[-1].stream]
+    copies = tuple(map(contiguous, arrays, streams))
+    table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
+    table.of_copies(arrays[:-1], arrays[-1], copies[-1])
+    table.direct = all(map(is_, copies, arrays))
+    table.leads = [lead]
+    table.watch(arrays[:-1])
+    table.present([] if layout.sparse else copies[-1:])
+    return table

@@ -1,0 +1,130 @@
+"""Counts, bias corrections and random keys of one step, for all tensors of a kernel launch.
+
+The hyper-parameters of a step are float64 until they are rounded to the precision of the
+arithmetic. Tensors with equal learning rate, weight decay and multipliers form a group, whose
+values are computed once.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic, overload
+
+from fastopt.kernels.layout import DONE, KEY
+from fastopt.kernels.noise import stream_key
+from fastopt.kernels.rule import scalar
+
+__all__ = ["CARRIED", "COUNT", "GROUP", "NUMBER", "SEED", "SLOTS", "advance", "step"]
+
+COUNT, GROUP, CARRIED, NUMBER, SEED, SLOTS = range(6)
+"""Columns of ``slots``, which has a row for each tensor: position of its update count (-1 if it is
+not counted), its group, position of the number that it carries from step to step, and what its
+random numbers depend on."""
+
+
+def record_of(groups, group, dtype):
+    """The corrected hyper-parameters of a group as a record, which may be written to."""
+    return groups[1, group, : len(dtype.names)].view(dtype)[0]
+
+
+@overload(record_of)
+def _record_of(groups, group, dtype):
+    return lambda groups, group, dtype: _record_intrinsic(groups, group, dtype)
+
+
+@intrinsic
+def _record_intrinsic(typingctx: Any, groups: Any, group: Any, dtype: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        shape = [builder.extract_value(array.shape, k) for k in range(3)]
+        row = builder.add(shape[1], args[1])  # of the second of two tables
+        first = builder.gep(array.data, [builder.mul(row, shape[2])])
+        return builder.bitcast(first, context.get_value_type(signature.return_type))
+
+    return dtype.dtype(groups, types.intp, dtype), codegen
+
+
+@scalar
+def advance(
+    table: Any,
+    fields: Any,
+    slots: Any,
+    counts: Any,
+    groups: Any,
+    carried: Any,
+    correct: Any,
+    dtype: Any,
+    carries: Any,
+    keyed: Any,
+    rescale: Any,
+) -> Any:
+    """Count one update of every tensor, and write the hyper-parameters of the step.
+
+    Parameters
+    ----------
+    table : numpy.ndarray
+        Arguments of the kernels, see :mod:`fastopt.kernels.layout`.
+    fields : numpy.ndarray
+        Hyper-parameters of each tensor, written in the precision of the arithmetic.
+    slots : numpy.ndarray
+        A row for each tensor.
+    counts : numpy.ndarray
+        Update counts; the first is the largest of all.
+    groups : numpy.ndarray
+        Hyper-parameters of each group: as given, with a factor for the gradients in the last
+        column; and corrected for the step in the last column.
+    carried : numpy.ndarray
+        Numbers that tensors carry from step to step.
+    correct : callable or None
+        ``correct(t, h, carried)`` writes the fields of `h` that depend on the step.
+    dtype : numpy.dtype
+        Dtype of `h`, in float64.
+    carries : bool
+        Whether `correct` depends on what a tensor carries.
+    keyed : bool
+        Whether random numbers are drawn.
+    rescale : int
+        Position of ``rescale_grad`` in the fields; -1 without it.
+    """
+    table[0, DONE] = 0
+    stamp = groups.shape[2] - 1
+    for k in range(len(slots)):
+        slot, group = slots[k, COUNT], slots[k, GROUP]
+        t = np.int64(0)
+        if slot >= 0:
+            t = counts[slot] + 1
+            counts[slot] = t
+            counts[0] = max(counts[0], t)
+        if correct is None:
+            for f in range(fields.shape[1]):
+                fields[k, f] = groups[0, group, f]
+        else:
+            if carries or groups[1, group, stamp] != t:
+                for f in range(stamp):
+                    groups[1, group, f] = groups[0, group, f]
+                groups[1, group, stamp] = t
+                place = slots[k, CARRIED]
+                correct(np.float64(t), record_of(groups, group, dtype), carried[place : place + 1])
+            for f in range(fields.shape[1]):
+                fields[k, f] = groups[1, group, f]
+        if rescale >= 0:
+            source = 0 if correct is None else 1
+            fields[k, rescale] = groups[source, group, rescale] * groups[0, group, stamp]
+        if keyed:
+            table[k, KEY] = stream_key(slots[k, SEED], slots[k, NUMBER], t)
+
+
+def step(
+    t: float, fields: Mapping[str, float], correct: Callable[..., None], carried: Any
+) -> dict[str, float]:
+    """Fields of one step, in plain Python; see :func:`advance`."""
+    values = Fields()
+    vars(values).update(fields)
+    correct(float(t), values, carried)
+    return vars(values)
+
+
+class Fields:
+    """Hyper-parameters as attributes."""

@@ -1,0 +1,289 @@
+"""NumPy arrays and Python lists as compiled code sees them: by the headers of their objects.
+
+The layout of an array's header, ``PyArrayObject_fields``, is part of NumPy's binary interface, and
+those of lists and tuples part of CPython's. Compiled code that reads them where they lie knows the
+addresses, shapes, dtypes and flags of thousands of arrays in microseconds, where asking each array
+from Python takes milliseconds. :func:`readable` compares once a process what this module reads with
+what Python and NumPy say; where they differ, the checks in Python serve.
+"""
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic, overload
+
+from fastopt.kernels.layout import ADDRESS
+from fastopt.kernels.rule import scalar
+
+__all__ = ["FITS", "TYPES", "addresses", "admit", "enter", "guard", "readable"]
+
+log = logging.getLogger("fastopt")
+
+HEAD = object.__basicsize__
+"""Bytes of the part that all Python objects start with; its last word is the type."""
+TYPE, DATA, NDIM, SHAPE = HEAD - 8, HEAD, HEAD + 8, HEAD + 16
+DTYPE, FLAGS = HEAD + 40, HEAD + 48
+KIND = HEAD + 8
+"""Offset in a dtype of its kind, byte order and number: equal dtypes may be different objects."""
+LENGTH, ITEMS = HEAD, HEAD + 8
+"""Offsets of the length of a list or tuple, and of a list's pointer to its items."""
+FIRST = tuple.__basicsize__
+"""Offset of the first item of a tuple, before which newer versions of Python keep a hash."""
+LOW = np.uint64(0xFFFFFFFF)
+
+C_ORDER, F_ORDER, ALIGNED, WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400
+"""Flags of arrays."""
+
+ID, NBYTES, WANTED_TYPE, WANTED_DTYPE, WANTED_FLAGS, WANTED_NDIM, WANTED_SHAPE = range(7)
+"""Columns of a guard: which object an array is, and what must be true of it."""
+
+FITS = 0
+"""Answer of :func:`enter`; ``-1 - row`` is the first row that does not fit."""
+
+TYPES = np.array([id(list), id(tuple), id(int), id(str)], np.uint64)
+"""Addresses of types in this process: not constants, since kernels are cached on disk."""
+
+
+def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) -> np.ndarray:
+    """Guard of one tensor: what must stay true of its arrays, the first `writeable` written to.
+
+    `order` is the flag of the order in which all of them are contiguous.
+    """
+    ndim = max(array.ndim for array in arrays)
+    rows = np.zeros((len(arrays), WANTED_SHAPE + ndim), np.uint64)
+    for k, (row, array) in enumerate(zip(rows, arrays, strict=True)):
+        flags = order | ALIGNED | (WRITEABLE if k < writeable else 0)
+        kind = word(np.uint64(id(array.dtype) + KIND))
+        row[:WANTED_SHAPE] = id(array), array.nbytes, id(type(array)), kind, flags, array.ndim
+        row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
+    return rows
+
+
+def word(address):
+    """Unsigned 64-bit number at an address."""
+    return np.uint64(ctypes.c_uint64.from_address(int(address)).value)
+
+
+@overload(word)
+def _word(address):
+    return lambda address: _word_intrinsic(address)
+
+
+@intrinsic
+def _word_intrinsic(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = context.get_value_type(types.CPointer(types.uint64))
+        return builder.load(builder.inttoptr(args[0], pointer), align=4)
+
+    return types.uint64(types.uint64), codegen
+
+
+@scalar
+def at(address: Any, offset: Any) -> Any:
+    """Word at `offset` bytes from an address."""
+    return word(np.uint64(address) + np.uint64(offset))
+
+
+@scalar
+def holds(wanted: Any) -> Any:
+    """Whether an array is what its row of a guard says."""
+    array = wanted[ID]
+    if at(array, TYPE) != wanted[WANTED_TYPE]:
+        return False
+    if at(at(array, DTYPE), KIND) != wanted[WANTED_DTYPE]:
+        return False
+    if (at(array, FLAGS) & wanted[WANTED_FLAGS]) != wanted[WANTED_FLAGS]:
+        return False
+    if (at(array, NDIM) & LOW) != wanted[WANTED_NDIM]:
+        return False
+    shape = at(array, SHAPE)
+    for axis in range(wanted[WANTED_NDIM]):
+        if at(shape, 8 * axis) != wanted[WANTED_SHAPE + axis]:
+            return False
+    return True
+
+
+@scalar
+def items(sequence: Any, length: Any, known: Any) -> Any:
+    """Address of the items of a list or tuple of that length; 0 for anything else."""
+    kind = at(sequence, TYPE)
+    if kind != known[0] and kind != known[1]:
+        return np.uint64(0)
+    if at(sequence, LENGTH) != np.uint64(length):
+        return np.uint64(0)
+    return at(sequence, ITEMS) if kind == known[0] else np.uint64(sequence) + np.uint64(FIRST)
+
+
+@scalar
+def is_index(value: Any, known: Any) -> Any:
+    """Whether an object is exactly an int or a str: 1.0 and True equal 1, but are no indices."""
+    kind = at(value, TYPE)
+    return kind == known[2] or kind == known[3]
+
+
+@scalar
+def clear_of(first: Any, last: Any, written: Any) -> Any:
+    """Whether the addresses from `first` to `last` meet none of the sorted ranges in `written`."""
+    low, high = 0, written.shape[1]
+    while low < high:
+        middle = (low + high) // 2
+        if written[1, middle] <= first:
+            low = middle + 1
+        else:
+            high = middle
+    return low == written.shape[1] or written[0, low] >= last
+
+
+@scalar
+def fits(table: Any, guards: Any, written: Any, row: Any) -> Any:
+    """Whether the arrays of one tensor are those it was prepared for, but for the gradient.
+
+    The address of a dense gradient is entered into `table`.
+    """
+    last = table.shape[1] - 1 - ADDRESS
+    for k in range(guards.shape[1]):
+        if not holds(guards[row, k]):
+            return False
+    for k in range(last):
+        if at(guards[row, k, ID], DATA) != table[row, ADDRESS + k]:
+            return False
+    if guards.shape[1] == last:  # the gradient is row-sparse, and checked by others
+        return True
+    grad = at(guards[row, last, ID], DATA)
+    if table[row, ADDRESS + last] != grad:
+        if not clear_of(grad, grad + guards[row, last, NBYTES], written):
+            return False
+        table[row, ADDRESS + last] = grad
+    return True
+
+
+@scalar
+def admit(
+    table: Any, guards: Any, written: Any, places: Any, known: Any, length: Any, objects: Any
+) -> Any:
+    """Check the arguments of a call against what it was prepared for, and enter its gradients.
+
+    Parameters
+    ----------
+    table, guards, written : numpy.ndarray
+        Addresses and guards of the tensors, and the sorted ranges of memory that are written to.
+    places : numpy.ndarray
+        Columns: position of each tensor in the lists of the call, and the id of its weight.
+    known : numpy.ndarray
+        :data:`TYPES`.
+    length : int
+        Length of the lists of the call; 0 if it passes one index.
+    objects : int
+        Id of the tuple of index, gradient and weight, or of the lists of them.
+
+    Returns
+    -------
+    int
+        FITS, or ``-1 - row``. Objects are read as they are: the caller keeps them alive and holds
+        the interpreter's lock.
+    """
+    indices, grads, weights = at(objects, FIRST), at(objects, FIRST + 8), at(objects, FIRST + 16)
+    last = table.shape[1] - 1 - ADDRESS
+    dense = guards.shape[1] > last
+    if length == 0:
+        if weights != places[0, 1] or not is_index(indices, known):
+            return -1
+        if dense:
+            guards[0, last, ID] = grads
+        return FITS if fits(table, guards, written, 0) else -1
+    index_items = items(indices, length, known)
+    grad_items = items(grads, length, known)
+    weight_items = items(weights, length, known)
+    if index_items == 0 or grad_items == 0 or weight_items == 0:
+        return -1
+    for row in range(len(table)):
+        place = np.uint64(8) * places[row, 0]
+        if not is_index(at(index_items, place), known) or at(weight_items, place) != places[row, 1]:
+            return -1 - row
+        if dense:
+            guards[row, last, ID] = at(grad_items, place)
+        if not fits(table, guards, written, row):
+            return -1 - row
+    return FITS
+
+
+def enter(
+    table: Any, guards: Any, written: Any, places: Any, known: Any, length: Any, objects: Any
+) -> Any:
+    """See :func:`admit`; a kernel of its own."""
+    return admit(table, guards, written, places, known, length, objects)
+
+
+def addresses(objects, found):
+    """Write the addresses of the elements of the arrays at `objects` in memory to `found`."""
+    for k in range(len(found)):
+        array = word(np.uint64(objects) + np.uint64(8 * k))
+        found[k] = word(array + np.uint64(DATA))
+
+
+@cache
+def readable() -> bool:
+    """Whether the headers of arrays, lists and tuples are where this module looks for them."""
+    try:
+        same = _reads_arrays() and _reads_sequences()
+    except Exception:
+        same = False
+    if not same:
+        log.info(
+            "this Python or NumPy lays out its objects in another way: calls are checked in "
+            "Python, which is slower"
+        )
+    return same
+
+
+def _samples() -> list[np.ndarray]:
+    """Arrays of every kind that the checks tell apart."""
+    whole = np.arange(24.0)
+    frozen = whole.copy()
+    frozen.flags.writeable = False
+    unaligned = np.zeros(17, np.uint8)[1:].view(np.float64)
+    kinds = [np.zeros((2, 3), dtype) for dtype in ("f2", "f4", "f8", "i4", "i8", ">f4")]
+    return [whole, whole.reshape(2, 3, 4), whole[::2], whole.reshape(4, 6).T, np.array(1.0),
+            np.zeros((0, 3)), frozen, unaligned, *kinds]  # fmt: skip
+
+
+def _reads_arrays() -> bool:
+    kinds: dict[int, np.dtype[Any]] = {}
+    for array in _samples():
+        header = np.uint64(id(array))
+        shape = [int(at(at(header, SHAPE), 8 * axis)) for axis in range(array.ndim)]
+        bits = {C_ORDER: array.flags.c_contiguous, F_ORDER: array.flags.f_contiguous,
+                ALIGNED: array.flags.aligned, WRITEABLE: array.flags.writeable}  # fmt: skip
+        flags = int(at(header, FLAGS))
+        kind = int(at(at(header, DTYPE), KIND))
+        expected = array.ctypes.data, array.ndim, list(array.shape), id(type(array))
+        found = int(at(header, DATA)), int(at(header, NDIM) & LOW), shape, int(at(header, TYPE))
+        if found != expected or any(bool(flags & bit) != is_set for bit, is_set in bits.items()):
+            return False
+        if int(at(header, DTYPE)) != id(array.dtype):
+            return False
+        if kinds.setdefault(kind, array.dtype) != array.dtype:
+            return False
+    return len(kinds) == len({array.dtype for array in _samples()})
+
+
+def _reads_sequences() -> bool:
+    first, second = object(), object()
+    grown: list[Any] = []
+    for value in (first, second, first):
+        grown.append(value)
+    for sequence in ([first, second], (first, second), grown, [], ()):
+        start = items(np.uint64(id(sequence)), len(sequence), TYPES)
+        if sequence and [int(at(start, 8 * k)) for k in range(len(sequence))] != [
+            *map(id, sequence)
+        ]:
+            return False
+        if int(items(np.uint64(id(sequence)), len(sequence) + 1, TYPES)):
+            return False
+    values = ((1, True), (10**30, True), ("a", True), (1.0, False), (True, False), (b"a", False))
+    return all(bool(is_index(np.uint64(id(value)), TYPES)) == good for value, good in values)

@@ -1,0 +1,169 @@
+"""What optimizers with the same arguments have in common."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.engine.hyper import constant, corrected
+from fastopt.kernels.rule import Hyper, Rule, Scalar
+from fastopt.kernels.scalars import COMMON
+from fastopt.optimizer.optimizer import Optimizer, bound
+
+__all__ = ["MOMENTS", "TRUST", "AdamFamily", "MomentumFamily", "TrustRatioFamily", "mean_and_var"]
+
+MOMENTS = (*COMMON, "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "epsilon")
+"""Fields that :meth:`AdamFamily.hyper` and the base class fill."""
+
+TRUST = (*MOMENTS, "mean_scale", "var_scale", "lower_bound", "upper_bound")
+"""Fields that :meth:`TrustRatioFamily.hyper` and the base class fill."""
+
+
+def mean_and_var(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Scales that correct the bias of both moving averages towards 0."""
+    h.mean_scale = 1 / (1 - h.beta1**t)
+    h.var_scale = 1 / (1 - h.beta2**t)
+
+
+class AdamFamily(Optimizer):
+    """Abstract base of optimizers with the arguments `beta1`, `beta2` and `epsilon`.
+
+    Parameters
+    ----------
+    learning_rate : float, optional
+        Default 0.001; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of the moving averages, at least 0 and below 1. Defaults 0.9, 0.999.
+    epsilon : float
+        Small number that keeps divisions finite, at least 0. Default 1e-8.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+    """
+
+    arguments: ClassVar[Descriptions] = {
+        "beta1": Real(least=0, below=1),
+        "beta2": Real(least=0, below=1),
+        "epsilon": Real(least=0),
+    }
+
+    def __init__(
+        self,
+        learning_rate: float | None = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            "beta1": self.beta1,
+            "one_minus_beta1": 1 - self.beta1,
+            "beta2": self.beta2,
+            "one_minus_beta2": 1 - self.beta2,
+            "epsilon": self.epsilon,
+        }
+
+
+class MomentumFamily(Optimizer):
+    """Abstract base of optimizers with the argument `momentum` and forms with and without it.
+
+    Parameters
+    ----------
+    momentum : float
+        Momentum. The form with a buffer is used unless it is 0.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        `momentum` is NaN or infinite.
+    """
+
+    forms: tuple[Rule, Rule]
+    """The rules without and with momentum."""
+
+    arguments: ClassVar[Descriptions] = {"momentum": Real()}
+
+    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
+        self.momentum = momentum
+        super().__init__(**kwargs)
+
+    @property
+    def rule(self) -> Rule:
+        """The form with a buffer unless momentum is 0."""
+        return self.forms[self.momentum != 0]
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"momentum": self.momentum}
+
+
+class TrustRatioFamily(AdamFamily):
+    """Abstract base of optimizers whose trust ratio compares the weight's and the step's norms.
+
+    Parameters
+    ----------
+    learning_rate, beta1, beta2, epsilon
+        See :class:`AdamFamily`; epsilon is 1e-6 by default.
+    lower_bound, upper_bound : float, optional
+        Bounds of the weight's norm. Default None; None and 0 mean no bound.
+    bias_correction : bool
+        Correct the averages' bias towards 0. Default True.
+    **kwargs
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+    """
+
+    measured: ClassVar[tuple[str, ...]] = ()
+    """Fields that the sums of the rule fill."""
+
+    arguments: ClassVar[Descriptions] = {
+        "lower_bound": OrNone(Real(least=0, infinite=True)),
+        "upper_bound": OrNone(Real(least=0, infinite=True)),
+        "bias_correction": Flag(),
+    }
+
+    def __init__(
+        self,
+        learning_rate: float | None = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        bias_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+        self.lower_bound = lower_bound
+        self.upper_bound = upper_bound
+        self.bias_correction = bias_correction
+
+    @corrected(mean_and_var, when=lambda self: self.bias_correction)
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            **super().hyper(t, lr, wd),
+            "mean_scale": 1.0,
+            "var_scale": 1.0,
+            "lower_bound": self.lower_bound or 0.0,
+            "upper_bound": bound("upper_bound", self.upper_bound),
+            **dict.fromkeys(self.measured, 1.0),
+        }

@@ -1,0 +1,29 @@
+"""Half-precision weights whose float32 master no updater uses yet."""
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+from fastopt.notices import warn_user
+
+__all__ = ["bound", "expect_bind", "warn_if_unbound"]
+
+_unbound: "WeakValueDictionary[int, Any]" = WeakValueDictionary()
+
+
+def expect_bind(weight: Any) -> None:
+    """Note that `weight` has a master, which an updater is to be told of."""
+    _unbound[id(weight)] = weight
+
+
+def bound(weight: Any) -> None:
+    """Note that an updater has the master of `weight`."""
+    _unbound.pop(id(weight), None)
+
+
+def warn_if_unbound(words: str, weight: Any) -> None:
+    """Warn, once, if `weight` begins to be updated and its master is not used."""
+    if _unbound.pop(id(weight), None) is not None:
+        warn_user(
+            f"{words}: the weight's float32 master is not used; call bind(updater) of its "
+            "ParameterInfo before the first update"
+        )

@@ -1,0 +1,120 @@
+"""A warm call takes a bounded number of Python frames, whatever the optimizer."""
+
+import inspect
+import sys
+import warnings
+
+import numba
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.parameter import ParameterDict
+from fastopt.trainer import Trainer
+
+pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
+
+IN_PYTHON = {"lbsgd", "test"}
+"""LBSGD adds up gradients in Python, call by call; Test overrides how it counts, which is asked."""
+
+PASSES = {"groupadagrad", "lamb", "lans", "lars"}
+"""More than one launch for a step."""
+
+LIMITS = {"plain": 10, "multipliers": 10, "param_dict": 10, "schedule": 15}
+"""Most frames of a call, the schedule's own included."""
+
+PASSES_LIMITS = {"plain": 12, "multipliers": 12, "param_dict": 20, "schedule": 28}
+
+TRAINER, PASSES_TRAINER = 18, 28
+"""Most frames of a step of four parameters."""
+
+NAMES = sorted(set(optimizer.opt_registry) - IN_PYTHON)
+INDICES = [0, 1, 2, 3]
+
+
+def frames(call):
+    """Python frames of a call, its own not counted."""
+    entered = []
+
+    def note(frame, event, _):
+        if event == "call":
+            entered.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered[1:]
+
+
+def made(name, **kwargs):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ccSGD is deprecated")
+        klass = optimizer.opt_registry[name]
+        if "momentum" in inspect.signature(klass).parameters:
+            kwargs["momentum"] = 0.9
+        return optimizer.create(name, learning_rate=0.01, **kwargs)
+
+
+def warm(single, updater, steps=4):
+    """Frames of the last of several calls."""
+    weights = [np.ones((4, 3), np.float32) for _ in INDICES]
+    for _ in range(steps):
+        grads = [np.ones((4, 3), np.float32) for _ in INDICES]
+        if single:
+            found = frames(lambda grads=grads: updater(0, grads[0], weights[0]))
+        else:
+            found = frames(lambda grads=grads: updater(INDICES, grads, weights))
+    return found
+
+
+class Multipliers:
+    """What param_dict holds."""
+
+    lr_mult = wd_mult = 0.5
+
+
+def plain(name):
+    return made(name)
+
+
+def schedule(name):
+    found = made(name)
+    found.lr_scheduler = lambda update: 0.1 / (update + 1)
+    return found
+
+
+def multipliers(name):
+    decay = 0.0 if name == "groupadagrad" else 0.1
+    found = made(name, wd=decay, param_idx2name=dict(enumerate("abcd")))
+    found.lr_mult.update({0: 0.5, "b": 2.0})
+    found.wd_mult.update({0: 0.5, "b": 2.0})
+    return found
+
+
+def param_dict(name):
+    return made(name, param_dict={index: Multipliers() for index in INDICES})
+
+
+@pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
+@pytest.mark.parametrize("setting", [plain, schedule, multipliers, param_dict])
+@pytest.mark.parametrize("name", NAMES)
+def test_frames_of_a_warm_call(name, setting, single):
+    limits = PASSES_LIMITS if name in PASSES else LIMITS
+    found = warm(single, optimizer.Updater(setting(name)))
+    assert len(found) <= limits[setting.__name__], found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_frames_of_a_trainer(name):
+    params = ParameterDict()
+    for letter in "abcd":
+        params.get(letter, shape=(4, 3), init="ones")
+    params.initialize()
+    trainer = Trainer(params, made(name))
+    for _ in range(4):
+        for parameter in params.values():
+            parameter.grad()[:] = 1
+        found = frames(lambda: trainer.step(batch_size=4))
+    assert len(found) <= (PASSES_TRAINER if name in PASSES else TRAINER), found

@@ -1,0 +1,132 @@
+"""Mappings that kernels reach into, and mappings that say when they change."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from fastopt.engine.per_index import Counts, PerIndex
+from fastopt.engine.tracked import Tracked
+
+
+class Watch:
+    """Counts changes."""
+
+    seen = 0
+
+    def note(self):
+        self.seen += 1
+
+
+def test_numbers_are_a_mapping():
+    numbers = PerIndex({"a": 1.5, 2: 2.5})
+    assert numbers == {"a": 1.5, 2: 2.5}
+    assert list(numbers) == ["a", 2]
+    assert (numbers["a"], numbers.get(3), numbers.get(3, 7), 2 in numbers) == (1.5, None, 7, True)
+    with pytest.raises(KeyError):
+        numbers[3]
+    assert numbers.pop("a") == 1.5
+    assert repr(numbers) == "{2: 2.5}"
+    numbers.clear()
+    assert len(numbers) == 0
+
+
+@pytest.mark.parametrize("kind", [PerIndex, Counts])
+def test_positions_hold_what_the_mapping_says(kind):
+    numbers, rng, expected = kind(), np.random.default_rng(0), {}
+    for step in range(300):
+        index = int(rng.integers(40))
+        if index in expected and step % 3:
+            del numbers[index], expected[index]
+        else:
+            numbers[index] = expected[index] = step
+        assert numbers == expected
+        slots = numbers.slots(list(expected), 0)
+        assert numbers.array[slots].tolist() == list(expected.values())
+        assert len(set(slots.tolist())) == len(expected)
+        assert (slots >= kind.first).all()
+
+
+def test_a_position_that_belongs_to_another_index_is_in_another_array():
+    numbers, watch = Counts({index: index for index in range(5)}), Watch()
+    numbers.changed = watch.note
+    before, slots = numbers.array, numbers.slots(range(5), 0)
+    numbers[4] = 9
+    assert numbers.array is before
+    assert watch.seen == 0
+    del numbers[1]
+    assert numbers.array is not before
+    assert before[slots].tolist() == [0, 1, 2, 3, 9]
+    assert watch.seen == 1
+    numbers.clear()
+    assert watch.seen == 2
+
+
+def test_growth_keeps_numbers_and_the_largest_count():
+    numbers = Counts()
+    numbers.largest = 77
+    for index in range(100):
+        numbers[index] = index
+    assert numbers.largest == 77
+    assert list(numbers.values()) == list(range(100))
+
+
+def test_new_indices_start_where_they_are_told_to():
+    numbers = Counts({"a": 3})
+    assert numbers.array[numbers.slots(["b", "a", "b"], 5)].tolist() == [5, 3, 5]
+    assert numbers == {"a": 3, "b": 5}
+
+
+def test_copies_are_independent():
+    numbers = Counts({0: 1})
+    for other in (numbers.copy(), copy.deepcopy(numbers), pickle.loads(pickle.dumps(numbers))):
+        other[0] = 2
+        assert type(other) is Counts
+        assert numbers == {0: 1}
+
+
+CHANGES = {
+    "set": lambda table: table.__setitem__("b", 2),
+    "delete": lambda table: table.__delitem__("a"),
+    "update": lambda table: table.update(b=3),
+    "setdefault": lambda table: table.setdefault("b", 3),
+    "pop": lambda table: table.pop("a"),
+    "popitem": lambda table: table.popitem(),
+    "clear": lambda table: table.clear(),
+    "union": lambda table: table.__ior__({"b": 3}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_is_noticed(change):
+    watch, plain = Watch(), {"a": 1}
+    table = Tracked(plain, watch.note)
+    change(table)
+    change(plain)
+    assert table == plain
+    assert watch.seen == 1
+
+
+def test_a_change_that_fails_half_way_is_noticed():
+    def pairs():
+        yield "b", 2
+        raise OSError("no more")
+
+    watch = Watch()
+    table = Tracked({}, watch.note)
+    with pytest.raises(OSError, match="no more"):
+        table.update(pairs())
+    assert table == {"b": 2}
+    assert watch.seen == 1
+
+
+def test_copies_are_plain_dictionaries_and_nothing_is_kept_alive():
+    watch = Watch()
+    table = Tracked({"a": [1]}, watch.note)
+    for other in (table.copy(), copy.copy(table), copy.deepcopy(table), table | {}):
+        assert type(other) is dict
+        assert other == {"a": [1]}
+    assert type(pickle.loads(pickle.dumps(table))) is dict
+    del watch
+    table["b"] = 2

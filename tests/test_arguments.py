@@ -1,0 +1,269 @@
+"""One description of each argument: constructor, assignment and restoration refuse the same."""
+
+import copy
+import inspect
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from fastopt import arguments, lr_scheduler, optimizer
+from fastopt.checkpoint import CheckpointError, dumps, loads
+from fastopt.optimizer import Optimizer
+
+OPTIMIZERS = {
+    klass.__name__: klass
+    for klass in Optimizer.opt_registry.values()
+    if klass.__module__.startswith("fastopt.") and klass.__name__ != "ccSGD"
+}
+SCHEDULES = {
+    "LRScheduler": lambda: lr_scheduler.LRScheduler(),
+    "CosineRestartsScheduler": lambda: lr_scheduler.CosineRestartsScheduler(4),
+    "CosineScheduler": lambda: lr_scheduler.CosineScheduler(9),
+    "ExponentialScheduler": lambda: lr_scheduler.ExponentialScheduler(4, 0.5),
+    "FactorScheduler": lambda: lr_scheduler.FactorScheduler(4, 0.5),
+    "JoinedScheduler": lambda: lr_scheduler.JoinedScheduler([lr_scheduler.PolyScheduler(3)], []),
+    "MultiFactorScheduler": lambda: lr_scheduler.MultiFactorScheduler([2, 3], 0.5),
+    "OneCycleScheduler": lambda: lr_scheduler.OneCycleScheduler(9),
+    "PlateauScheduler": lambda: lr_scheduler.PlateauScheduler(),
+    "PolyScheduler": lambda: lr_scheduler.PolyScheduler(9),
+}
+ODD = ("x", None, math.nan, -1, 1.0, 7, 0, 10**400, [], {0: 1}, np.ones(2), b"x", True)
+"""Values that are wrong for some arguments."""
+
+
+def test_every_schedule_and_optimizer_is_tested():
+    assert {*SCHEDULES} == {*lr_scheduler.scheduler_registry} | {"LRScheduler"}
+    assert len(OPTIMIZERS) >= 23
+
+
+def refusal(function, *args, **kwargs):
+    """Error of a call, or None; no other kind of exception."""
+    try:
+        function(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        return error
+    return None
+
+
+def parameter_of(klass, attribute):
+    """Name of the constructor's argument that an attribute keeps, if it has the same values."""
+    name = {"lr": "learning_rate", "float_stable_eps": "eps"}.get(attribute, attribute)
+    names = set(inspect.signature(klass).parameters) | set(inspect.signature(Optimizer).parameters)
+    return name if name in names else None
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_what_a_constructor_refuses_no_assignment_and_no_checkpoint_brings_in(name, odd):
+    klass = OPTIMIZERS[name]
+    for attribute, check in klass._arguments.items():
+        made = klass()
+        before = made.__getstate__()
+        error = refusal(check, attribute, odd)
+        told = refusal(setattr, made, attribute, odd)
+        assert (type(told), str(told)) == (type(error), str(error))
+        assert error is None or made.__getstate__() == before
+        argument = parameter_of(klass, attribute)
+        if argument and odd is not None:
+            by_constructor = refusal(klass, **{argument: odd})
+            assert error is None or type(by_constructor) is type(error)
+        if error is None:
+            continue
+        saved = optimizer.get_updater(klass()).states_dict()
+        saved["attributes"][attribute] = odd
+        updater = optimizer.get_updater(made)
+        with pytest.raises(CheckpointError, match=str(error)[:12]):
+            updater.load_states_dict(saved)
+        assert made.__getstate__() == before
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_attributes_of_schedules_too(name, odd):
+    make = SCHEDULES[name]
+    for attribute, check in type(make())._arguments.items():
+        made = make()
+        before = dict(vars(made))
+        error = refusal(check, attribute, odd)
+        told = refusal(setattr, made, attribute, odd)
+        assert (type(told), str(told)) == (type(error), str(error))
+        assert error is None or vars(made) == before
+        if error is not None and name != "LRScheduler" and not isinstance(odd, (bytes, np.ndarray)):
+            vars(made)[attribute] = odd
+            with pytest.raises(CheckpointError):
+                loads(dumps(made))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_checkpoint_that_lacks_an_attribute_is_refused(name):
+    klass = OPTIMIZERS[name]
+    saved = optimizer.get_updater(klass()).states_dict()
+    for attribute in saved["attributes"]:
+        some = copy.deepcopy(saved)
+        del some["attributes"][attribute]
+        with pytest.raises(CheckpointError, match=attribute):
+            optimizer.get_updater(klass()).load_states_dict(some)
+    made = klass()
+    del made.wd
+    with pytest.raises(CheckpointError, match=f"{name} has no attribute wd"):
+        loads(dumps({"states": {}, "optimizer": made}))
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [("adam", "native"), ("nadam", "per_index"), ("nadam", "carried"), ("sgd", "forms")]
+    + [("sgd", each) for each in ("lazy_by_default", "update", "rule", "lock", "param_dict")]
+    + [("sgd", each) for each in ("arguments", "planner", "version", "learning_rate")]
+    + [("sgd", each) for each in ("__class__", "_decayed")],
+)
+def test_no_attribute_of_a_checkpoint_hides_one_of_the_class(name, attribute):
+    updater = optimizer.get_updater(optimizer.create(name))
+    saved = updater.states_dict()
+    saved["attributes"][attribute] = {}
+    before = dict(vars(updater.optimizer))
+    with pytest.raises(CheckpointError, match=f"cannot have an attribute '{attribute}'"):
+        updater.load_states_dict(saved)
+    assert vars(updater.optimizer) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sparse_decay": "catch_up"}, "needs decoupled decay"),
+        ({"sparse_decay": "dense", "lazy_update": False}, "needs lazy updates"),
+        ({"lr_scheduler": 3}, "lr_scheduler must be a function"),
+        ({"num_update": 2**63}, "num_update must be at most"),
+        ({"_index_update_count": {0: -1}}, r"_index_update_count\[0\] must be at least 0"),
+        ({"_index_update_count": [1]}, "_index_update_count must be a table"),
+        ({"lr_mult": {"a": math.inf}}, r"lr_mult\['a'\] must be a finite number"),
+        ({"sym_info": ({"a": {"__lr_mult__": "x"}}, ["a"])}, "could not convert"),
+        ({"sym_info": "ab"}, "sym_info must be a pair"),
+    ],
+)
+def test_attributes_of_a_checkpoint_fit_together(changes, words):
+    updater = optimizer.get_updater(optimizer.SGD())
+    saved = updater.states_dict()
+    saved["attributes"].update(changes)
+    with pytest.raises(CheckpointError, match=words):
+        updater.load_states_dict(saved)
+
+
+def test_attributes_of_a_schedule_fit_together():
+    for made, attribute, value in [
+        (lr_scheduler.CosineScheduler(9), "warmup_steps", 9),
+        (lr_scheduler.PolyScheduler(9), "warmup_begin_lr", 1.0),
+        (lr_scheduler.JoinedScheduler([lr_scheduler.PolyScheduler(3)], []), "boundaries", [3]),
+    ]:
+        vars(made)[attribute] = value
+        with pytest.raises(CheckpointError, match="must be"):
+            loads(dumps(made))
+    made = lr_scheduler.FactorScheduler(3)
+    vars(made)["nosuch"] = 1
+    with pytest.raises(CheckpointError, match="FactorScheduler has no attribute nosuch"):
+        loads(dumps(made))
+
+
+def test_an_attribute_of_the_users_own_is_restored_where_it_is_known():
+    old, new = optimizer.SGD(), optimizer.SGD()
+    old.note, new.note = "second run", ""
+    saved = optimizer.get_updater(old).states_dict()
+    optimizer.get_updater(new).load_states_dict(saved)
+    assert new.note == "second run"
+    with pytest.raises(CheckpointError, match="SGD has no attribute note; set it before a load"):
+        optimizer.get_updater(optimizer.SGD()).load_states_dict(saved)
+
+
+class Plain(Optimizer):
+    """Describes nothing."""
+
+    damping = 0.5
+    words = ()
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.damping, self.words, self.step_sizes = 0.25, ["a"], {0: (1, None)}
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        weight -= self.damping * grad
+
+
+def test_a_class_of_the_users_needs_no_descriptions():
+    old, new = Plain(wd=0.5), Plain()
+    old.words, old.anything = {"b": math.nan}, np.arange(3)
+    updater = optimizer.get_updater(new)
+    updater.load_states_dict(optimizer.get_updater(old).states_dict())
+    assert (new.damping, new.step_sizes, new.wd) == (0.25, {0: (1, None)}, 0.5)
+    assert math.isnan(new.words["b"])
+    np.testing.assert_array_equal(new.anything, np.arange(3))
+
+
+class Momentum(optimizer.SGD):
+    """Inherits class attributes of the library."""
+
+    scale = 2.0
+
+
+@pytest.mark.parametrize("name", ["forms", "master_last", "rule", "native", "hyper", "__doc__"])
+def test_a_class_of_the_users_keeps_the_attributes_of_the_librarys_classes(name):
+    updater = optimizer.get_updater(Momentum())
+    saved = updater.states_dict()
+    saved["attributes"]["scale"] = 3.0
+    updater.load_states_dict(saved)
+    assert updater.optimizer.scale == 3
+    saved["attributes"][name] = 0
+    with pytest.raises(CheckpointError, match=f"Momentum cannot have an attribute '{name}'"):
+        updater.load_states_dict(saved)
+
+
+class Described(Plain):
+    """Adds a description to those of its bases."""
+
+    arguments = {"power": arguments.Real(least=1)}  # noqa: RUF012
+
+    def __init__(self, power=2.0, **kwargs):
+        super().__init__(**kwargs)
+        self.power = power
+
+
+def test_a_class_of_the_users_may_describe_its_arguments():
+    with pytest.raises(ValueError, match="power must be a finite number, at least 1, got 0"):
+        Described(power=0)
+    made = Described(power=3)
+    with pytest.raises(TypeError, match="wd must be a number"):
+        made.wd = "x"
+    saved = optimizer.get_updater(made).states_dict()
+    saved["attributes"]["power"] = 0
+    with pytest.raises(CheckpointError, match="Described: power must be"):
+        optimizer.get_updater(made).load_states_dict(saved)
+    with pytest.raises(TypeError, match=r"Wrong\.arguments must map names to descriptions"):
+        type("Wrong", (Optimizer,), {"arguments": {"power": 3}})
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "error", "words"),
+    [
+        (arguments.Real(), Fraction(10**400), ValueError, "must be in the range of float64"),
+        (arguments.Integer(most=3), 4, ValueError, "must be at most 3, got 4"),
+        (arguments.ListOf(arguments.Flag()), [True, 1], TypeError, r"x\[1\] must be True or"),
+        (arguments.ListOf(arguments.Flag()), (), TypeError, "x must be a list"),
+        (arguments.TableOf(arguments.Real()), {0: "a"}, TypeError, r"x\[0\] must be a number"),
+        (arguments.TableOf(arguments.Real()), {(): 1}, TypeError, "x must have indices or names"),
+        (arguments.TableOf(arguments.Real()), [], TypeError, "x must be a table"),
+        (arguments.Renamed("y", arguments.Flag()), 1, TypeError, "y must be True or False"),
+        (arguments.Choice("a"), [], ValueError, r"x must be one of \('a',\), got \[\]"),
+    ],
+)
+def test_descriptions_say_what_they_want(check, value, error, words):
+    with pytest.raises(error, match=words):
+        check("x", value)
+
+
+def test_a_rescaling_may_overflow():
+    made = optimizer.SGD()
+    made.rescale_grad = math.inf
+    assert made.rescale_grad == math.inf
+    made.rescale_grad = math.nan
+    assert math.isnan(made.rescale_grad)

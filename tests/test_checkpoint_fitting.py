@@ -1,0 +1,162 @@
+"""What a checkpoint restores fits together, or is refused whole, whoever wrote it."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.checkpoint import CheckpointError, dumps, from_torch_state_dict, loads
+
+SHAPE = (6, 2)
+
+
+def rows_of(*indices):
+    return np.ones((len(indices), 2), np.float32), np.array(indices)
+
+
+def trained(name, grad=None, dtype=np.float32, **kwargs):
+    """Updater with one parameter."""
+    updater = optimizer.get_updater(optimizer.create(name, learning_rate=0.1, **kwargs))
+    weight = np.ones(SHAPE, dtype)
+    for _ in range(3):
+        updater(0, np.ones(SHAPE, dtype) if grad is None else grad, weight)
+    return updater
+
+
+def decayed():
+    return trained("adamw", rows_of(1, 4), wd=0.5, sparse_decay="catch_up")
+
+
+def summed(grad=None):
+    return trained("lbsgd", grad, batch_scale=4, momentum=0.9)
+
+
+def half():
+    return trained("sgd", dtype=np.float16, momentum=0.9, multi_precision=True)
+
+
+def put(*path):
+    """Function that puts a value into the tree of a checkpoint."""
+
+    def change(tree, value):
+        for key in path[:-1]:
+            tree = tree[key]
+        tree[path[-1]] = value
+
+    return change
+
+
+PAID = put("attributes", "row_decay", 0)
+SUM = put("attributes", "cumgrads", 0)
+TOTAL = put("attributes", "cumgrads", 0, "cum_grad")
+STATE = put("states", 0)
+F32 = np.ones(SHAPE, np.float32)
+
+WRONG = {
+    "decay of another dtype": (decayed, PAID, (np.zeros(6, np.int8), 0.0), "dtype float64, got"),
+    "decay in float32": (decayed, PAID, (np.zeros(6, np.float32), 0.0), "dtype float64, got"),
+    "decay swapped": (decayed, PAID, (np.zeros(6, ">f8"), 0.0), "dtype float64, got"),
+    "decay without columns": (decayed, PAID, (np.zeros((6, 0)), 0.0), "one dimension, got shape"),
+    "decay of fewer rows": (decayed, PAID, (np.zeros(5), 0.0), r"its rows \(5,\)"),
+    "decay of NaN": (decayed, PAID, (np.full(6, np.nan), 0.0), r"row_decay\[0\]\[0\] must be fi"),
+    "decay without end": (decayed, PAID, (np.zeros(6), np.inf), r"row_decay\[0\]\[1\] must be a f"),
+    "decay that is none": (decayed, PAID, None, r"row_decay\[0\] must be a pair"),
+    "decay as a list": (decayed, PAID, ([0.0] * 6, 0.0), r"row_decay\[0\]\[0\] must be an array"),
+    "sum of another shape": (summed, TOTAL, np.ones((7, 2), np.float32), "the sum of its gradie"),
+    "sum of another dtype": (summed, TOTAL, np.ones(SHAPE, np.int8), "float32 or float64, got"),
+    "sum of a number": (summed, TOTAL, 1.0, "must be an array, got 1.0"),
+    "sum of other rows": (summed, TOTAL, rows_of(6), "the sum of its gradients has rows"),
+    "sum of negative rows": (summed, TOTAL, rows_of(-1), "indices must be at least 0"),
+    "sum of wide rows": (summed, TOTAL, (np.ones((1, 3), np.float32), np.array([0])), "has rows"),
+    "sum of rows without numbers": (summed, TOTAL, (F32, np.array([0])), "values must have shape"),
+    "sum of a triple": (summed, TOTAL, (F32, F32, F32), "must be a pair"),
+    "sum without calls": (summed, SUM, {"cum_grad": None}, "must have cum_grad and num_cums"),
+    "sum with a half call": (summed, SUM, {"cum_grad": None, "num_cums": 0.5}, "must be an integ"),
+    "sums as a list": (summed, put("attributes", "cumgrads"), [1], "cumgrads must be a table"),
+    "too few slots": (lambda: trained("adam"), STATE, (F32,), "must have 2 arrays for rule adam"),
+    "no slots": (lambda: trained("adam"), STATE, None, "must have 2 arrays for rule adam, got 0"),
+    "a number": (lambda: trained("adam"), STATE, (F32, 1.0), "must hold arrays"),
+    "a text": (lambda: trained("adam"), STATE, (F32, "x"), "holds something of type str"),
+    "slots of other shapes": (lambda: trained("adam"), STATE, (F32, F32[:5]), "shape"),
+    "slots of integers": (lambda: trained("adam"), STATE, (F32 > 0, F32 > 0), "dtype"),
+    "a master of integers": (half, STATE, (F32, F32.astype("i8")), "dtype"),
+    "a master of another shape": (half, STATE, (F32, F32[:5]), "shape"),
+    "masters to come": (half, put("attributes", "masters_given"), {1: F32 > 0}, "float32, got bo"),
+    "an index": (half, put("parameters", 0), 0.5, "an index must be an integer or a string"),
+    "a bool as an index": (half, put("parameters", 0), True, "an index must be an integer or a"),
+}
+
+
+def digest(updater):
+    made = updater.optimizer
+    return copy.deepcopy((made.__getstate__(), updater.states, updater.states_synced))
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
+def test_what_does_not_fit_is_refused_and_nothing_changes(case):
+    make, change, value, words = case
+    updater = make()
+    before, tree = digest(updater), updater.states_dict()
+    change(tree, value)
+    with pytest.raises(CheckpointError, match=words):
+        updater.load_states_dict(tree)
+    np.testing.assert_equal(digest(updater), before)
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
+def test_states_as_bytes_are_checked_too(case):
+    make, change, value, _ = case
+    updater = make()
+    tree = {"attributes": vars(updater.optimizer), "states": updater.states}
+    foreign_order = isinstance(value, tuple) and str(getattr(value[0], "dtype", "")) == ">f8"
+    if change in (STATE, PAID, SUM, TOTAL) and not foreign_order:  # which dumps makes native
+        change(tree, value)
+        data = dumps({"states": updater.states, "optimizer": updater.optimizer})
+        fresh = optimizer.get_updater(optimizer.SGD())
+        with pytest.raises(CheckpointError):
+            fresh.set_states(data)
+        assert type(fresh.optimizer) is optimizer.SGD
+        assert fresh.states == {}
+
+
+def test_states_of_another_rule_are_refused_by_set_states():
+    adam, sgd = trained("adam"), trained("sgd", momentum=0.9)
+    before = digest(sgd)
+    with pytest.raises(CheckpointError, match="must have 1 arrays for rule sgd_momentum, got 2"):
+        sgd.set_states(adam.get_states())
+    np.testing.assert_equal(digest(sgd), before)
+    sgd.set_states(adam.get_states(dump_optimizer=True))
+    assert type(sgd.optimizer) is optimizer.Adam
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"step": 1, "exp_avg": F32, "exp_avg_sq": F32[:5]},
+        {"step": 1, "exp_avg": F32 > 0, "exp_avg_sq": F32},
+        {"step": -1, "exp_avg": F32, "exp_avg_sq": F32},
+        {"step": np.inf, "exp_avg": F32, "exp_avg_sq": F32},
+        {"step": 2.0**80, "exp_avg": F32, "exp_avg_sq": F32},
+        {"step": 1, "exp_avg": "x", "exp_avg_sq": F32},
+    ],
+)
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 1.0), (-1, 0.9)])
+def test_states_of_torch_are_checked_too(entry, betas):
+    updater = trained("adam")
+    before = digest(updater)
+    group = {"lr": 0.1, "betas": betas, "eps": 1e-8, "weight_decay": 0.0, "params": [0]}
+    with pytest.raises(CheckpointError):
+        from_torch_state_dict(updater, {"state": {0: entry}, "param_groups": [group]})
+    np.testing.assert_equal(digest(updater), before)
+
+
+@pytest.mark.parametrize("make", [decayed, summed, half, lambda: summed(rows_of(1, 4))])
+def test_what_fits_is_taken(make):
+    old, new = make(), make()
+    new.load_states_dict(old.states_dict())
+    np.testing.assert_equal(digest(new)[0], digest(old)[0])
+    fresh = optimizer.get_updater(optimizer.SGD())
+    fresh.set_states(old.get_states(dump_optimizer=True))
+    loads(old.get_states())
+    np.testing.assert_equal(fresh.states, old.states)

@@ -1,0 +1,43 @@
+"""``.ci/run``: README's commands come first, with nothing installed but what they install."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STEPS = re.findall(r"^ *step (.*)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
+
+
+def test_the_commands_of_the_readme_run_before_anything_else_is_installed():
+    assert STEPS[0] == '"$command"'
+    assert any("pip install" in step for step in STEPS[1:])
+
+
+def test_the_commands_of_the_readme_run_in_a_new_environment():
+    script, _, _ = (ROOT / ".ci" / "run").read_text("utf-8").partition('step "$command"')
+    assert 'python3 -m venv "$temporary/venv"' in script
+    assert "system-site-packages" not in script
+    assert "pip install" not in script
+
+
+@pytest.mark.parametrize("command", ["-m exhaustive", "tests/test_mpi.py"])
+def test_what_the_readme_leaves_out_runs_afterwards(command):
+    assert sum(command in step for step in STEPS) == 1
+
+
+@pytest.mark.exhaustive
+def test_tests_are_collected_without_mpi4py_from_any_directory(run_python):
+    code = """
+import sys
+import pytest
+sys.modules["mpi4py"] = None
+root = sys.argv[1]
+options = ["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", root]
+options += ["-c", f"{root}/pyproject.toml"]
+sys.exit(pytest.main([*options, f"{root}/tests", f"{root}/fastopt"]))
+"""
+    done = run_python(code, ROOT, check=False, cwd=ROOT / "tests", PYTEST_ADDOPTS="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_mpi.py::" in done.stdout
+    assert "/mpi_" not in done.stdout

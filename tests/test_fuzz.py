@@ -1,0 +1,36 @@
+"""No damaged checkpoint and no odd call costs memory, a signal, a foreign error or half a change.
+
+The long attack: ``python -m pytest -m fuzz``, with ``FUZZ_CASES`` for each kind (default 20000) and
+``FUZZ_SEED`` for the first of them.
+"""
+
+import os
+
+import pytest
+from fuzzing import attack
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and limits")
+KINDS = ["checkpoints", "calls"]
+
+
+def check(kind, first, count, every):
+    outcomes, findings = attack(kind, first, count, every)
+    print(f"{kind}: {sum(outcomes.values())} cases from seed {first}, {dict(outcomes)}")
+    assert not findings, "\n".join(f"{len(findings)} findings: {findings[:20]}".split("), ("))
+    assert outcomes["signals"] == 0
+    assert sum(outcomes.values()) == count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_short_attack_finds_nothing(kind):
+    check(kind, 0, 400, every=False)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_attack_finds_nothing(kind):
+    count, seed = (
+        int(os.environ.get(f"FUZZ_{name}", default))
+        for name, default in (("CASES", 20_000), ("SEED", 1_000_000))
+    )
+    check(kind, seed, count, every=True)

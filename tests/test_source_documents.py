@@ -1,0 +1,184 @@
+"""What the documents say that fastopt was built from: arguments, formulas, and their programs.
+
+Comparisons with MXNet's own numbers are in test_golden.py, and the map of names in
+test_seed_map.py.
+"""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.parameter import ParameterDict
+from fastopt.scope import get_parameter, name_scope
+
+# Optimizers: order and defaults of the arguments
+
+BASE = {
+    "rescale_grad": 1.0,
+    "param_idx2name": None,
+    "wd": 0.0,
+    "clip_gradient": None,
+    "learning_rate": 0.01,
+    "lr_scheduler": None,
+    "sym": None,
+    "begin_num_update": 0,
+    "multi_precision": False,
+    "param_dict": None,
+}
+ARGUMENTS = {
+    "sgd": {"momentum": 0.0, "lazy_update": True},
+    "signum": {"learning_rate": 0.01, "momentum": 0.9, "wd_lh": 0.0},
+    "ftml": {"beta1": 0.6, "beta2": 0.999, "epsilon": 1e-8},
+    "lbsgd": {
+        "momentum": 0.0,
+        "multi_precision": False,
+        "warmup_strategy": "linear",
+        "warmup_epochs": 5,
+        "batch_scale": 1,
+        "updates_per_epoch": 32,
+        "begin_epoch": 0,
+        "num_epochs": 60,
+    },
+    "dcasgd": {"momentum": 0.0, "lamda": 0.04},
+    "nag": {"momentum": 0.0},
+    "sgld": {},
+    "adam": {
+        "learning_rate": 0.001,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+        "lazy_update": True,
+    },
+    "adagrad": {"eps": 1e-7},
+    "rmsprop": {
+        "learning_rate": 0.001,
+        "gamma1": 0.9,
+        "gamma2": 0.9,
+        "epsilon": 1e-8,
+        "centered": False,
+        "clip_weights": None,
+    },
+    "adadelta": {"rho": 0.9, "epsilon": 1e-5},
+    "ftrl": {"lamda1": 0.01, "learning_rate": 0.1, "beta": 1},
+    "adamax": {"learning_rate": 0.002, "beta1": 0.9, "beta2": 0.999},
+    "nadam": {
+        "learning_rate": 0.001,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+        "schedule_decay": 0.004,
+    },
+    "test": {},
+}
+ATTRIBUTES = {"eps": "float_stable_eps", "begin_epoch": "init_updates"}
+
+
+def positional(klass):
+    parameters = inspect.signature(klass).parameters.values()
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def test_arguments_of_the_base_class_have_the_order_and_defaults_of_mxnet():
+    assert positional(optimizer.Optimizer)[: len(BASE)] == list(BASE)
+    made, kept = optimizer.Optimizer(), dict(BASE)
+    del kept["param_idx2name"], kept["sym"], kept["param_dict"]  # kept in another form
+    assert {name: getattr(made, name) for name in kept} == kept
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_of_optimizers_have_the_order_and_defaults_of_mxnet(name):
+    expected, made = ARGUMENTS[name], optimizer.create(name)
+    assert positional(type(made))[: len(expected)] == list(expected)
+    assert {name: getattr(made, ATTRIBUTES.get(name, name)) for name in expected} == expected
+
+
+# Optimizers: formulas
+
+
+def lbsgd(weight, gradients, rate, decay, strategy, batch_scale, momentum, length):
+    """Weights after each call, by the formula of the document's code."""
+    mom, total = np.zeros_like(weight), 0.0
+    for call, grad in enumerate(gradients, 1):
+        total = total + grad
+        if call % batch_scale == 0:
+            mean, total = total / batch_scale, 0.0
+            x = min(call / length, 1)
+            grown = {"linear": x, "power2": x * x, "sqrt": math.sqrt(x)}.get(strategy, x == 1)
+            factor = 1 + (batch_scale - 1) * grown
+            if strategy == "lars":
+                square, norm = (weight**2).sum(), (mean**2).sum()
+                factor = math.sqrt(square / (norm + decay * square + 1e-18))
+                factor = min(max(factor, 0.01), 100)
+            mom = momentum * mom - rate * factor * (mean + decay * weight)
+            weight = weight + mom
+        yield weight
+
+
+@pytest.mark.parametrize("batch_scale", [1, 2, 3])
+@pytest.mark.parametrize("strategy", ["linear", "power2", "sqrt", "lars", "none"])
+def test_lbsgd_follows_its_formula_in_every_strategy(strategy, batch_scale, rng):
+    weight, gradients = rng.normal(size=5), rng.normal(size=(9, 5))
+    made = optimizer.LBSGD(
+        learning_rate=0.05,
+        wd=0.1,
+        momentum=0.5,
+        warmup_strategy=strategy,
+        batch_scale=batch_scale,
+        warmup_epochs=2,
+        updates_per_epoch=3,
+    )
+    updater = optimizer.get_updater(made)
+    expected = lbsgd(weight.copy(), gradients, 0.05, 0.1, strategy, batch_scale, 0.5, 6)
+    for grad, after in zip(gradients, expected, strict=True):
+        updater(0, grad, weight)
+        np.testing.assert_allclose(weight, after, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["sgd", "signum", "lbsgd"])
+def test_momentum_is_what_is_added_and_gradients_are_clipped_after_they_are_rescaled(name):
+    """Both as in MXNet's kernels, and unlike its docstrings."""
+    made = optimizer.create(
+        name, learning_rate=1.0, momentum=0.5, rescale_grad=0.5, clip_gradient=0.25
+    )
+    updater = optimizer.get_updater(made)
+    updater(0, np.array([1.0, 0.25]), np.ones(2))
+    scale = 0.5 if name == "signum" else 1.0
+    np.testing.assert_allclose(updater.states[0], scale * np.array([-0.25, -0.125]))
+
+
+# Scopes: the program of the proposal
+
+
+def fc(inputs, outputs, namescope=None):
+    """A linear layer; with a scope its parameters are those of that scope, made at first use."""
+    shapes = {"W": (inputs.shape[1], outputs), "b": (outputs,)}
+    if namescope is None:
+        weight, bias = (get_parameter(shape=shape) for shape in shapes.values())
+    else:
+        with namescope:
+            weight, bias = (get_parameter(n, shape, reuse="auto") for n, shape in shapes.items())
+    for parameter in (weight, bias):
+        if parameter._data is None:
+            parameter.initialize()
+    return inputs @ weight.data() + bias.data()
+
+
+def two_level_fc(x, prefix=None):
+    for level in range(2):
+        x = fc(x, 20, name_scope(f"{prefix}-level{level}") if prefix else None)
+    return x
+
+
+def test_the_program_of_the_proposal_shares_what_it_says():
+    inputs = np.ones((4, 20), np.float32)
+    with name_scope(initializer="normal", params=ParameterDict()) as scope:
+        outputs = [two_level_fc(inputs, prefix) for prefix in ("fc0", "fc0", "fc0", None)]
+    names = [f"fc0-level{level}/{name}" for level in range(2) for name in "Wb"]
+    assert list(scope.params) == [*names, *(f"var-{i}" for i in range(4))]
+    assert {parameter.init for parameter in scope.params.values()} == {"normal"}
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    np.testing.assert_array_equal(outputs[0], outputs[2])
+    assert not np.array_equal(outputs[0], outputs[3])

@@ -100,7 +100,9 @@ class Trainer:
     ) -> None:
         self._parameters, self._names = _numbered(params)
         made = _optimizer(optimizer, optimizer_params)
-        self._scale = made.rescale_grad
+        self._scale = self._rescale_grad = made.rescale_grad
+        self._batch_size: float | None = None
+        self._several = False
         options = {"loss_scaler": loss_scaler, "clip_global_norm": clip_global_norm}
         given = {name: value for name, value in options.items() if value is not None}
         self.updater: Any = _updater(made, comm, given)
@@ -157,10 +159,12 @@ class Trainer:
         TypeError, ValueError
             As :class:`~fastopt.optimizer.Updater` does. No parameter changes.
         """
-        rescale_grad = self._rescaled(batch_size)
+        if batch_size is not self._batch_size:
+            self._rescale(batch_size)
         ready = self._ready(ignore_stale_grad)
-        self.allreduce_grads()
-        self._update(ready, rescale_grad)
+        if self._several:
+            self.allreduce_grads()
+        self._update(ready)
 
     def allreduce_grads(self) -> None:
         """Put the sum over a parameter's devices into the gradient of each of them.
@@ -181,22 +185,27 @@ class Trainer:
         batch_size, ignore_stale_grad
             As :meth:`step` takes them, with the same errors.
         """
-        rescale_grad = self._rescaled(batch_size)
-        self._update(self._ready(ignore_stale_grad), rescale_grad)
+        if batch_size is not self._batch_size:
+            self._rescale(batch_size)
+        self._update(self._ready(ignore_stale_grad))
 
-    def _rescaled(self, batch_size: float) -> float:
+    def _rescale(self, batch_size: float) -> None:
+        """Find the factor of gradients of a batch size that differs from the last one."""
         if number("batch_size", batch_size, least=0) == 0:
             raise ValueError("batch_size must be more than 0, got 0")
-        return self._scale / batch_size
+        self._rescale_grad, self._batch_size = self._scale / batch_size, batch_size
 
     def _ready(self, ignore_stale_grad: bool) -> list[int]:
         """Return the numbers of the parameters to be updated."""
         ready: list[int] = []
+        self._several = False
         for i, parameter in enumerate(self._parameters):
             if parameter._grad_req == "null":
                 continue
             gradient = parameter._gradient
             fresh = gradient.fresh if gradient else [False]
+            if len(fresh) > 1:
+                self._several = True
             if any(fresh) and (ignore_stale_grad or all(fresh)):
                 ready.append(i)
             elif not ignore_stale_grad:
@@ -207,9 +216,9 @@ class Trainer:
                 )
         return ready
 
-    def _update(self, ready: list[int], rescale_grad: float) -> None:
+    def _update(self, ready: list[int]) -> None:
         """Update the first copies in one call, and the others from them."""
-        optimizer = self.updater.optimizer
+        optimizer, rescale_grad = self.updater.optimizer, self._rescale_grad
         copies, buffers, grads, weights = [], [], [], []
         for i in ready:
             parameter = self._parameters[i]

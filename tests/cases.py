@@ -106,6 +106,10 @@ SAMPLE = (
 """A form of each kind of rule: plain, summing, with noise, with reductions, with a row's mean."""
 
 
+FEW = ("adam", "lamb")
+"""Forms that child processes of the default run compile: one elementwise, one with reductions."""
+
+
 def exhaustive(*values):
     """Parameters of exhaustive tests."""
     return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
@@ -117,3 +121,13 @@ def sampled(cases):
     test_optimizers.py and test_golden.py run every form by default.
     """
     return [case if str(case) in SAMPLE else exhaustive(case)[0] for case in cases]
+
+
+def chosen(every):
+    """All cases, or a sample: the two that differ most."""
+    return [case for case in CASES if every or str(case) in FEW]
+
+
+every_or_few = pytest.mark.parametrize(
+    "every", [False, *exhaustive(True)], ids=["sample", "every case"]
+)

@@ -1,11 +1,11 @@
 """Print what three steps of every case do to six weights; run as a process."""
 
 import numpy as np
-from cases import CASES
+from cases import chosen
 
 
-def main():
-    for case in CASES:
+def main(every):
+    for case in chosen(every):
         for dtype in (np.float32, np.float64):
             rng = np.random.default_rng(0)
             updater = case.updater(wd=case.wd, clip_gradient=1.5)

@@ -2,7 +2,7 @@
 
 import numba
 import numpy as np
-from cases import CASES, SAMPLE
+from cases import chosen
 
 
 def digest(case, lazy, threads):
@@ -18,11 +18,6 @@ def digest(case, lazy, threads):
             updater(0, (values, rows), weight)
         bits += weight.tobytes()
     return bits
-
-
-def chosen(every):
-    """All cases, or the sample of them."""
-    return [case for case in CASES if every or str(case) in SAMPLE]
 
 
 def print_same(every):

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, chosen, every_or_few
 
 from fastopt.checkpoint import Skipped
 
@@ -15,8 +15,9 @@ SHAPES = {0: (7, 5), 1: (3, 2), "top": (4, 6)}
 RESUME = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from test_checkpoint_resume import CASES, resumed
-print(json.dumps([resumed(case, f"{sys.argv[2]}/{n}") for n, case in enumerate(CASES)]))
+from test_checkpoint_resume import chosen, resumed
+cases = enumerate(chosen({}))
+print(json.dumps([resumed(case, sys.argv[2] + "/" + str(n)) for n, case in cases]))
 """
 
 
@@ -51,16 +52,17 @@ def resumed(case, path):
     return digits(weights)
 
 
-def test_a_new_process_goes_on_with_the_same_bits(tmp_path, run_python):
+@every_or_few
+def test_a_new_process_goes_on_with_the_same_bits(every, tmp_path, run_python):
     expected = []
-    for number, case in enumerate(CASES):
+    for number, case in enumerate(chosen(every)):
         updater, weights = updater_of(case, learning_rate=0.01), start()
         train(updater, weights, range(3))
         updater.save(tmp_path / f"{number}.safetensors")
         np.savez(tmp_path / f"{number}.npz", **{str(i): w for i, w in weights.items()})
         train(updater, weights, range(3, 5))
         expected.append(digits(weights))
-    got = json.loads(run_python(RESUME, __file__.rpartition("/")[0], tmp_path))
+    got = json.loads(run_python(RESUME.format(every), __file__.rpartition("/")[0], tmp_path))
     assert got == expected
 
 

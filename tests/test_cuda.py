@@ -10,7 +10,7 @@ from cases import exhaustive
 
 ROOT = Path(__file__).parents[1]
 
-SAMPLE = "adam or test_cuda_parameter or test_cuda_updater"
+SAMPLE = "(adam and steps) or (test_cuda_updater and not checkpoint)"
 
 FAKE = """
 import numpy as np

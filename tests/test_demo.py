@@ -7,6 +7,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from cases import exhaustive
 
 from fastopt import optimizer, plain
 from fastopt.demo import digits as demo
@@ -87,7 +88,8 @@ def test_accuracy_does_not_hang_on_the_seed(seed):
 
 @pytest.mark.filterwarnings("ignore:ccSGD is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES if name not in {*UNTRAINABLE, "optimizer"}]
+    "name",
+    ["adam", "sgd", *exhaustive(*sorted({*NAMES} - {*UNTRAINABLE, "optimizer", "adam", "sgd"}))],
 )
 def test_every_trainable_optimizer_reads_at_least_90_percent(name):
     assert demo.run(Options(optimizer=name)) >= 0.9

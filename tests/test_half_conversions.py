@@ -366,6 +366,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.exhaustive
 def test_a_process_for_any_processor_passes_these_tests(run_python):
     output = run_python(PROCESS, __file__, "-k", "not process", NUMBA_CPU_NAME="generic")
     assert output.startswith("False\n")

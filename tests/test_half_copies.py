@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from cases import exhaustive
 from halves import bits, every_case, lively, master_of
 
 from fastopt import optimizer
@@ -15,7 +16,7 @@ def updater_of(name="adam", **kwargs):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("name", ["sgd", "adam", "dcasgd"])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "dcasgd")])
 def test_a_master_starts_from_unrounded_values(name, order, half, rng):
     start, gradient = rng.normal(size=(2, 5, 3)).astype(np.float32)
     mixed, single = updater_of(name, multi_precision=True), updater_of(name)

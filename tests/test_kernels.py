@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, exhaustive
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
@@ -31,12 +31,17 @@ def compile_anew(kernel, name, real, *more):
     made = table.Table(layout, (arrays[0],), tuple(arrays[2:]), arrays[1])
     made.fields[:] = 1
     fresh = njit(error_model="numpy")(kernel(layout, False).py_func)
-    call = (None, None) if kernel is cpu.dense else ()
-    fresh(made.pieces, made.entry, made.records, *call, *more)
+    fresh(made.pieces, made.entry, made.records, *more)
     return "".join(fresh.inspect_llvm().values()), "".join(fresh.inspect_asm().values())
 
 
-@pytest.fixture(scope="module", params=[name for name, r in RULES.items() if not r.row])
+ELEMENTWISE = [name for name, r in RULES.items() if not r.row]
+FEW = ("sgd", "adam", "lamb")
+
+
+@pytest.fixture(
+    scope="module", params=[*FEW, *exhaustive(*(name for name in ELEMENTWISE if name not in FEW))]
+)
 def dense(request):
     """Name and LLVM code of a dense float32 kernel; the tests of one follow each other."""
     return request.param, compile_anew(cpu.dense, request.param, np.float32)[0]
@@ -57,6 +62,7 @@ AVX2 = "+avx,+avx2,+fma,+bmi,+bmi2,+f16c"
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions of x86")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["adam", "sgld"])
 def test_avx2_is_enough_for_vectors_of_eight(name):
     """Normal numbers need no instruction that AVX-512 alone has."""
@@ -76,7 +82,7 @@ def test_avx2_is_enough_for_vectors_of_eight(name):
     assert "sqrt.v8f32" in llvm
 
 
-@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+@pytest.mark.parametrize("name", ["lamb", *exhaustive("lans", "lars")])
 def test_sums_are_added_in_vectors(name):
     llvm, _ = compile_anew(
         lambda layout, parallel: cpu.sums(layout, 0, parallel), name, np.float32, np.zeros((1, 4))
@@ -109,7 +115,7 @@ def test_chunks_cover_every_item_once(items, width):
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 16_383, 16_384, 32_769, 100_001])
-@pytest.mark.parametrize("name", ["adam", "lamb", "lans", "sgld"])
+@pytest.mark.parametrize("name", ["adam", "lamb", *exhaustive("lans", "sgld")])
 def test_parallel_and_serial_kernels_agree_bit_for_bit(name, size, monkeypatch):
     results = []
     for threshold in (0, 1 << 60):

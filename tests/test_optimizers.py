@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import oracles
 import pytest
-from cases import CASES
+from cases import CASES, chosen, every_or_few, sampled
 from numba.core import event
 
 from fastopt import optimizer
@@ -132,7 +132,7 @@ def test_states_survive_bytes_bit_for_bit(case, rng):
     np.testing.assert_array_equal(weight, other)
 
 
-@every_case
+@pytest.mark.parametrize("case", sampled(CASES), ids=str)
 @pytest.mark.parametrize("many", [1, 12], ids=["few", "many"])
 def test_a_list_call_equals_single_calls(case, many, rng):
     shapes = [case.shape, (3, 2), case.shape] * many
@@ -182,21 +182,25 @@ def test_every_registered_optimizer_is_in_the_table():
     assert library == {case.name for case in CASES}
 
 
-def test_threads_do_not_change_a_bit(run_python):
-    """Every case with 1, 2 and 4 threads, above and below the serial limit."""
+@every_or_few
+def test_threads_do_not_change_a_bit(every, run_python):
+    """Cases with 1, 2 and 4 threads, above and below the serial limit."""
     output = run_python(
-        "import sys; sys.path.insert(0, sys.argv[1]); import thread_bits; thread_bits.main()",
+        "import sys; sys.path.insert(0, sys.argv[1]); import thread_bits; "
+        f"thread_bits.main({every})",
         __file__.rsplit("/", 1)[0],
         NUMBA_NUM_THREADS="4",
     )
     lines = output.split()
-    assert len(lines) == len(CASES)
+    assert len(lines) == len(chosen(every))
     assert [line for line in lines if not line.endswith(":same")] == []
 
 
-def test_rules_run_in_plain_python(run_python):
+@every_or_few
+def test_rules_run_in_plain_python(every, run_python):
     """The same trajectory without any compiler, so that the rules can be read, stepped, covered."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import plain_python; plain_python.main()"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); "
+    code += f"import plain_python; plain_python.main({every})"
     here = __file__.rsplit("/", 1)[0]
     compiled = run_python(code, here)
     plain = run_python(code, here, NUMBA_DISABLE_JIT="1")
@@ -204,7 +208,7 @@ def test_rules_run_in_plain_python(run_python):
         np.array([line.split()[1:] for line in text.splitlines()], float)
         for text in (compiled, plain)
     )
-    assert first.shape == (2 * len(CASES), 6)
+    assert first.shape == (2 * len(chosen(every)), 6)
     np.testing.assert_allclose(first, second, rtol=2e-6, atol=1e-7)
 
 

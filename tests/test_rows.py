@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import CASES, SAMPLE, exhaustive, sampled
+from cases import CASES, chosen, every_or_few, exhaustive, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from listings import ARGUMENTS, all_rows, eighths, listing, problems, same_bits
@@ -195,25 +195,20 @@ IN_A_PROCESS = "import sys; sys.path.insert(0, sys.argv[1]); import row_bits; ro
 HERE = __file__.rsplit("/", 1)[0]
 
 
-every_or_sample = pytest.mark.parametrize(
-    "every", [False, *exhaustive(True)], ids=["sample", "every case"]
-)
-
-
-@every_or_sample
+@every_or_few
 def test_any_number_of_threads_gives_the_same_bits(every, run_python):
     """Cases lazy and standard, with repeated rows, above and below the serial limit."""
     lines = run_python(IN_A_PROCESS + f"print_same({every})", HERE, NUMBA_NUM_THREADS="4").split()
-    assert len(lines) == 2 * len(CASES if every else SAMPLE)
+    assert len(lines) == 2 * len(chosen(every))
     assert [line for line in lines if not line.endswith(":same")] == []
 
 
-@every_or_sample
+@every_or_few
 def test_row_sparse_updates_run_in_plain_python(every, run_python):
     code = IN_A_PROCESS + f"print_numbers({every})"
     compiled, plain = (
         np.array(run_python(code, HERE, NUMBA_DISABLE_JIT=disabled).split(), float)
         for disabled in (None, "1")
     )
-    assert compiled.size == 2 * 10 * len(CASES if every else SAMPLE)
+    assert compiled.size == 2 * 10 * len(chosen(every))
     np.testing.assert_allclose(compiled, plain, rtol=1e-12)

@@ -1,8 +1,10 @@
 """The norm of all gradients of a call, and the factor that it asks for."""
 
-import math
 from collections.abc import Sequence
+from functools import reduce
 from itertools import compress
+from math import inf, isfinite
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,13 @@ import numpy as np
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.engine.planner import Call
 from fastopt.engine.validate import Array, check_index
+from fastopt.kernels.cpu import FACTOR, LENGTH, SCALE, limit_norm
 from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header
 from fastopt.kernels.layout import real_of
 from fastopt.sparse import RowSparse
 
-__all__ = ["measured", "squares", "times"]
+__all__ = ["measured", "overflow", "scale_of", "squares", "times"]
 
 
 def measured(
@@ -43,15 +46,25 @@ def measured(
     limit : float, optional
         Largest norm of all together.
     """
-    factor = 1.0 if scaler is None else 1 / scaler.scale
-    norm = math.sqrt(np.add.reduce(sums)) * abs(rescale_grad * factor)
-    if not math.isfinite(norm):
-        culprits = map(check_index, compress(indices, ~np.isfinite(sums)))
-        words = tuple(names.get(index, str(index)) for index in culprits)
-        return StepInfo(stepped=False, skipped=True, global_norm=norm, culprits=words), factor
-    if limit is not None and norm > limit:
-        factor *= limit / norm
-    return StepInfo(stepped=True, skipped=False, global_norm=norm), factor
+    total = reduce(add, sums.tolist(), 0.0)  # in order, as kernels add them up
+    values = [rescale_grad, scale_of(scaler), inf if limit is None else limit, 0.0, 0.0]
+    limit_norm(total, values)
+    norm = values[LENGTH]
+    if not isfinite(norm):
+        return overflow(sums, indices, names, norm), values[SCALE]
+    return StepInfo(stepped=True, skipped=False, global_norm=norm), values[FACTOR]
+
+
+def scale_of(scaler: LossScaler | None) -> float:
+    """Factor that undoes the loss scale."""
+    return 1.0 if scaler is None else 1 / scaler.scale
+
+
+def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: float) -> StepInfo:
+    """What a call did whose gradients are not finite."""
+    culprits = map(check_index, compress(indices, ~np.isfinite(sums)))
+    words = tuple(names.get(index, str(index)) for index in culprits)
+    return StepInfo(stepped=False, skipped=True, global_norm=norm, culprits=words)
 
 
 def squares(calls: Sequence[Call]) -> Array:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import accumulate
 from math import inf
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 from weakref import proxy
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fastopt.engine.hyper import hyper_of
 from fastopt.engine.lazy_decay import add_decay
+from fastopt.engine.overlap import Ranges
 from fastopt.engine.per_index import Index
 from fastopt.engine.validate import check, label
 from fastopt.interrupts import uninterrupted
@@ -69,10 +70,16 @@ class Group:
         self.partitioned: Any = None
         self.values = np.zeros((2, 0, len(names) + 1))
         self.arrays: tuple[Any, ...] = ()
+        self.bound: bool | None = None
         self.context = np.empty(0, np.uint64)
         self.entry: Any = None
         self.enter: Any = None
         self.checked: tuple[Any, ...] = ()
+        self.reductions: tuple[Any, ...] = ()
+        if plan.small:
+            flat, sums = table.flat[0], rule.sums
+            partials = (np.zeros((len(flat), count)) for count in sums)
+            self.reductions = flat, plan.norm, np.zeros(len(flat)), *partials
 
     def partition(self, keys: Sequence[Any]) -> None:
         """Give tensors with equal keys the same hyper-parameters."""
@@ -82,6 +89,7 @@ class Group:
         self.tensors[:, GROUP] = [numbers[key] for key in own]
         if self.values.shape[1] != len(numbers):
             self.values = np.zeros((2, len(numbers), len(self.names) + 1))
+            self.bound = None
         self.partitioned = keys  # last, as Ctrl-C may come before
 
     def bind_enter(self, plan: "Plan") -> None:
@@ -109,17 +117,16 @@ class Group:
             plan.counts,
             self.values,
             plan.carried,
+            *self.reductions,
         )
-        if len(arrays) != len(self.arrays) or not all(map(is_, arrays, self.arrays)):
-            self.context, self.arrays = context_of(arrays, plan.length), arrays
+        self.context, self.arrays, self.bound = context_of(arrays, plan.length), arrays, skips
         if self.entry is None:
             layout = table.layout
             if plan.small:
-                kernel = cpu.whole(layout, *self.compiled)
+                kernel = cpu.whole(layout, *self.compiled, plan.planner.measures)
             else:
                 kernel = cpu.start(layout.rule, layout.real, layout.keyed, *self.compiled)
-            arguments = None, None, None, self.context, 0
-            self.entry = plan.planner.compiled(plan.indices[0], kernel, *arguments)
+            self.entry = plan.planner.compiled(plan.indices[0], kernel, self.context, 0)
 
 
 class Plan:
@@ -160,9 +167,7 @@ class Plan:
         self.hyper = hyper_of(optimizer)
         self.folds = optimizer.folds and not in_order
         self.scales = self.hyper.constant and not optimizer.per_index
-        self.groups = [Group(table, places, self) for table, places in tables]
-        self.tables = [group.table for group in self.groups]
-        self.sparse = [group for group in self.groups if group.table.layout.sparse]
+        self.tables = [table for table, _ in tables]
         self.on_device = any(table.device for table in self.tables)
         spans = np.concatenate([table.spans() for table in self.tables], axis=1)
         self.written = np.ascontiguousarray(spans[:, np.argsort(spans[0])])
@@ -174,18 +179,21 @@ class Plan:
         self.counts = self.carried = np.empty(0)
         self.new: list[Index] = []
         self.updates: list[Any] = []
-        self.kept = False
+        self.kept = self.skips = False
         self.key: Any = None
         only = self.tables[0]
         self.direct = (
-            len(self.tables) == 1
+            len(tables) == 1
             and not in_order
             and not optimizer.per_index
             and planner.launcher is launch
             and only.device is None
-            and not (only.layout.sparse or only.copied or only.borrowed)
+            and not (only.layout.catch_up or only.copied or only.borrowed)
         )
-        self.small = self.direct and only.total < PARALLEL_FROM and only.is_dense
+        self.small = self.direct and not only.layout.sparse and only.total < PARALLEL_FROM
+        self.norm = np.array([1.0, 1.0, inf, 1.0, 0.0])
+        self.groups = [Group(table, places, self) for table, places in tables]
+        self.sparse = [group for group in self.groups if group.table.layout.sparse]
         self.entry: Any = None
         self.context = np.empty(0, np.uint64)
 
@@ -232,9 +240,16 @@ class Plan:
                 return False
         return True
 
+    def _take_rows(self, table: Table, grad: Any) -> bool:
+        """Set the row-sparse gradient of the only tensor, if its rows ascend."""
+        fits = type(grad) is RowSparse and grad.shape == self.weights[0].shape
+        return fits and table.take_rows(grad, self.written)
+
     def _list_rows(self, group: Group, grad: Any) -> bool:
         """Set the row-sparse gradient of a tensor; False if it needs another kernel."""
         place, table = group.places[0], group.table
+        if self.direct and self._take_rows(table, grad):
+            return True
         index, weight = self.indices[place], self.weights[place]
         words = label(index, self.optimizer.idx2name)
         if type(grad) is not RowSparse or grad.shape != weight.shape:
@@ -243,31 +258,26 @@ class Plan:
             return False
         table.list_rows(words, grad)
         first, last = table.read()
-        return not _meet(self.written, first, last)
+        return not Ranges(*self.written).meeting(first, last)
 
     # One step
 
-    def call(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Update, if the plan fits the call; else return False, with nothing changed."""
-        if not self.fits(index, grad, weight):
-            return False
-        if self.direct:  # without a frame more
-            self._step(1.0)
-        else:
-            self.step()
-        return True
-
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
-        """Do what :meth:`call` does, where nothing in Python depends on the step."""
+        """Update, if the plan fits the call and nothing in Python depends on the step.
+
+        It returns False with nothing changed if the plan does not fit.
+        """
         if self.small:
-            fits: bool = self.entry(None, None, None, self.context, id(objects)) >= 0
+            fits: bool = self.entry(self.context, id(objects)) >= 0
             return fits
         counts, slots, table = self.counts, self.slots, self.tables[0]
+        if self.sparse and not self._take_rows(table, objects[1][0] if self.length else objects[1]):
+            return False
         before, largest = counts[slots], counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
         table.entry[0, DONE] = 0
         try:
-            if self.entry(None, None, None, self.context, id(objects)) < 0:
+            if self.entry(self.context, id(objects)) < 0:
                 return False
             if table.launch is not None and threads.free:
                 table.launch()
@@ -281,21 +291,49 @@ class Plan:
             raise
         return True
 
-    def step(self, factor: float = 1.0) -> None:
-        """Update, once the arrays of the call are entered, with gradients times `factor`."""
-        if self.direct:
-            self._step(factor)
-        else:
-            with uninterrupted:
-                self._step(factor)
+    def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
+        """Update with gradients times `factor`, once :meth:`fits` has entered them.
 
-    def _step(self, factor: float) -> None:
-        optimizer, before = self.optimizer, self._before()
+        Parameters
+        ----------
+        factor : float
+            Factor of the gradients besides ``rescale_grad``.
+        objects : tuple of (index, gradient, weight), optional
+            Arguments of the call, for a small plan, which checks them in the same kernel.
+        shielded : bool
+            Whether Ctrl-C waits, as it must where there are several launches.
+
+        Returns
+        -------
+        int
+            0; with `objects` a negative number if the plan does not fit them, and
+            :data:`~fastopt.kernels.cpu.SKIPPED` if gradients are measured and not finite: nothing
+            has changed.
+        """
+        if not (self.direct or shielded):
+            with uninterrupted:
+                return self.step(factor, objects, shielded=True)
+        optimizer, status = self.optimizer, 0
+        if objects is not None and self.mode_version != optimizer.mode_version:
+            if self.mode != self.planner.mode(self.indices):
+                return -1
+            self.mode_version = optimizer.mode_version
+        for table in self.tables:
+            table.entry[0, DONE] = 0
+        beyond = ({}, None) if self.direct else self._before()
+        if self.counts_version != optimizer.version:
+            self._find_slots()
+        carried = self.carried[self.carried_slots] if self.hyper.carries else None
+        before = self.counts.item(0), self.counts[self.slots], carried, *beyond
         try:
-            skips = optimizer.may_skip and optimizer.skips()
+            if optimizer.may_skip and self.filled[:1] != (optimizer.version,):
+                self.skips = optimizer.skips()
             for groups in [[group] for group in self.groups] if self.in_order else [self.groups]:
-                self._advance(groups, factor, skips)
-            if skips:
+                status = self._advance(groups, factor, id(objects) if objects is not None else 0)
+            if status:
+                self._roll_back(before)
+                return status
+            if self.skips:
                 self.release()
             elif not self.small:
                 self.planner.launch(self.tables, self.indices[0])
@@ -309,17 +347,7 @@ class Plan:
             if not self.tables[-1].done:
                 self._roll_back(before)
             raise
-
-    def _advance(self, groups: Sequence[Group], factor: float = 1.0, skips: bool = False) -> None:
-        """Count the step, find its hyper-parameters, and update if the plan is small."""
-        optimizer = self.optimizer
-        self._refresh(groups, factor)
-        for group in groups:
-            group.bind(self, skips)
-            group.entry(None, None, None, group.context, 0)
-            if optimizer.per_index and group.table.layout.keyed:
-                keys = [optimizer.key(self.indices[k]) for k in group.places]
-                group.table.entry[:, KEY] = keys
+        return status
 
     def count(self) -> list[Table]:
         """Count the step and return the tables to launch; the caller rolls back."""
@@ -345,18 +373,11 @@ class Plan:
     # Rolling back
 
     def _before(self) -> tuple[Any, ...]:
-        """What a step changes, besides arrays: counts, what is carried, deferred decay."""
+        """What a step of several launches changes besides counts and what is carried."""
         optimizer = self.optimizer
-        for table in self.tables:
-            table.entry[0, DONE] = 0
         rows = optimizer.row_decay
         decay = {i: rows.get(i) for i in self.indices} if rows or self.sparse else {}
-        known = optimizer.snapshot() if optimizer.per_index else None
-        largest = optimizer._index_update_count.array.item(0)
-        if self.counts_version != optimizer.version:
-            self._find_slots()
-        carried = self.carried[self.carried_slots] if self.hyper.carries else None
-        return largest, self.counts[self.slots], carried, decay, known
+        return decay, optimizer.snapshot() if optimizer.per_index else None
 
     def _find_slots(self) -> None:
         """Find the positions of counts and of what is carried; new indices are counted from now."""
@@ -372,6 +393,7 @@ class Plan:
             counted = -1 if optimizer.per_index else self.slots[group.places]
             group.tensors[:, COUNT] = counted
             group.tensors[:, CARRIED] = self.carried_slots[group.places]
+            group.bound = None
         self.carried = _NOT_CARRIED if carried is None else carried.array
         self.counts = counts.array  # last, as Ctrl-C may come before
         self.counts_version = optimizer.version
@@ -405,46 +427,65 @@ class Plan:
 
     # Hyper-parameters
 
-    def _refresh(self, groups: Sequence[Group], factor: float = 1.0) -> None:
-        """Find the hyper-parameters of this step, as far as they have changed."""
-        optimizer = self.optimizer
+    def _advance(self, groups: Sequence[Group], factor: float = 1.0, objects: int = 0) -> int:
+        """Count the step with its hyper-parameters, and update if the plan is small."""
+        optimizer, status = self.optimizer, 0
         if factor != 1 and not self.scales:
             rescale_grad = optimizer.rescale_grad
             optimizer.rescale_grad = float(rescale_grad) * factor
             try:
-                self._refresh(groups)
+                return self._advance(groups)
             finally:
                 optimizer.rescale_grad = rescale_grad
-            return
         if optimizer.per_index:
             self._refresh_each(groups)
-            return
-        keys: list[Any] = self.multipliers
-        rates: Rates = optimizer.lr
-        if optimizer.param_dict or self.multipliers_version != optimizer.multipliers_version:
-            keys = self._keys()
-        if optimizer.lr_scheduler is not None:
-            rates = self._scheduled_rates(groups)
-        times = None if self.hyper.constant else (self.counts[self.slots] + 1).tolist()
-        each = not isinstance(rates, float) or (times is not None and len(set(times)) > 1)
-        if each or self.in_order:
-            none: list[Any] = [0] * len(keys)
-            all_rates: list[Any] = [rates] * len(keys) if isinstance(rates, float) else rates
-            updates: Any = none if isinstance(rates, float) else self.updates
-            keys = list(zip(keys, all_rates, times or none, updates, strict=True))
-        filled = optimizer.version, keys, rates, times
-        if self.in_order or self.filled != filled:
+        else:
+            keys: list[Any] = self.multipliers
+            rates: Rates = optimizer.lr
+            if optimizer.param_dict or self.multipliers_version != optimizer.multipliers_version:
+                keys = self._keys()
+            if optimizer.lr_scheduler is not None:
+                slots = self.slots if groups is self.groups else self.slots[groups[0].places]
+                counts = self.counts[slots].tolist()
+                if counts.count(counts[0]) == len(counts):
+                    ahead = not optimizer.rates_before_count
+                    update = self.counts[0] = max(counts[0] + ahead, self.counts.item(0))
+                    rates = optimizer.lr_scheduler(update)
+                    if type(rates) is not float:
+                        rates = optimizer.scheduled(rates)
+                else:
+                    rates = self._scheduled_rates(counts)
+            times = None if self.hyper.constant else (self.counts[self.slots] + 1).tolist()
+            if not isinstance(rates, float) or self.in_order or (times and len(set(times)) > 1):
+                keys = self._each(keys, rates, times)
+            filled = optimizer.version, keys, rates, times
+            if self.in_order or self.filled != filled:
+                for group in groups:
+                    if group.partitioned is not keys:
+                        group.partition(keys)
+                    self._fill(group, rates, times)
+                if not isinstance(rates, float):
+                    self.counts[0] = self.updates[-1]
+                self.filled = filled
             for group in groups:
-                if group.partitioned is not keys:
-                    group.partition(keys)
-                self._fill(group, rates, times)
-            if not isinstance(rates, float):
-                self.counts[0] = self.updates[-1]
-            self.filled = filled
+                group.values[0, :, -1] = factor
+                if group.table.layout.catch_up:
+                    self._add_decay(group, rates)
         for group in groups:
-            group.values[0, :, -1] = factor
-            if group.table.layout.catch_up:
-                self._add_decay(group, rates)
+            if group.bound is not self.skips:
+                group.bind(self, self.skips)
+            status = group.entry(group.context, objects)
+            if optimizer.per_index and group.table.layout.keyed:
+                numbers = [optimizer.key(self.indices[k]) for k in group.places]
+                group.table.entry[:, KEY] = numbers
+        return status
+
+    def _each(self, keys: list[Any], rates: Rates, times: Any) -> list[Any]:
+        """Keys of tensors that differ in learning rate or count too."""
+        none: list[Any] = [0] * len(keys)
+        if isinstance(rates, float):
+            return list(zip(keys, [rates] * len(keys), times or none, none, strict=True))
+        return list(zip(keys, rates, times or none, self.updates, strict=True))
 
     def _keys(self) -> list[Any]:
         """Multipliers of learning rate and weight decay of each tensor."""
@@ -470,17 +511,11 @@ class Plan:
             self.multipliers_version = optimizer.multipliers_version
         return self.multipliers
 
-    def _scheduled_rates(self, groups: Sequence[Group]) -> Rates:
-        """Learning rate before multipliers: of all tensors, or a list where it differs."""
+    def _scheduled_rates(self, counts: Sequence[int]) -> list[float]:
+        """Learning rate of each tensor before multipliers, where their counts differ."""
         optimizer = self.optimizer
         ahead = not optimizer.rates_before_count
-        slots = self.slots if len(groups) == len(self.groups) else self.slots[groups[0].places]
-        times = self.counts[slots].tolist()
-        if times.count(times[0]) == len(times):
-            update = self.counts[0] = max(times[0] + ahead, self.counts.item(0))
-            rate = optimizer.lr_scheduler(update)
-            return rate if type(rate) is float else optimizer.scheduled(rate)
-        ahead_of = (time + ahead for time in times)
+        ahead_of = (count + ahead for count in counts)
         self.updates = list(accumulate(ahead_of, max, initial=self.counts.item(0)))[1:]
         rates: dict[Any, float] = {}
         for update in dict.fromkeys(self.updates):
@@ -508,7 +543,7 @@ class Plan:
                 words = label(self._first(group, row), optimizer.idx2name)
                 raise ValueError(f"{words}: {error}") from error
             rule = group.table.layout.rule
-            group.values[0, row, :-1] = optimizer.record(rule, group.names, lr, wd, values)
+            group.values[0, row, :-1] = optimizer.record(rule, group.names, base, lr, wd, values)
         group.values[1, :, -1] = -1
 
     def _first(self, group: Group, row: int) -> Index:
@@ -526,7 +561,8 @@ class Plan:
             optimizer._update_count(index)
             t = optimizer._index_update_count.get(index, 0)
             lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
-            values = dict(optimizer.hyper(t, lr, wd))
+            rate = optimizer.learning_rate if self.hyper.carries else lr
+            values = {"rate": rate, **optimizer.hyper(t, lr, wd)}
             if self.hyper.carries and self.hyper.correct:
                 slot = self.carried_slots[place]
                 values = {"lr": lr, "wd": wd, **values}
@@ -534,7 +570,7 @@ class Plan:
             if group.table.layout.catch_up:
                 add_decay(self.optimizer, index, group.table, t, lr, wd)
             rule = group.table.layout.rule
-            group.values[0, row, :-1] = optimizer.record(rule, group.names, lr, wd, values)
+            group.values[0, row, :-1] = optimizer.record(rule, group.names, rate, lr, wd, values)
             group.values[0, row, -1] = 1
 
     def _add_decay(self, group: Group, rates: Rates) -> None:
@@ -546,10 +582,3 @@ class Plan:
             t = int(self.counts[self.slots[place]]) + 1
             lr, wd = base * lr_mult, optimizer.wd * wd_mult
             add_decay(optimizer, self.indices[place], group.table, t, lr, wd)
-
-
-def _meet(written: Array, first: Array, last: Array) -> bool:
-    """Whether one of the ranges of addresses meets one of the sorted ranges `written`."""
-    after = np.searchsorted(written[1], first, side="right")
-    inside = after < written.shape[1]
-    return bool((written[0][after[inside]] < last[inside]).any())

@@ -11,6 +11,7 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from fastopt.engine.hyper import hyper_of
 from fastopt.engine.lazy_decay import decay_of
 from fastopt.engine.mixed_precision import arrays_of
+from fastopt.engine.overlap import Ranges
 from fastopt.engine.per_index import Index
 from fastopt.engine.plan import Plan
 from fastopt.engine.validate import (
@@ -196,7 +197,8 @@ class Planner:
         """Update one tensor whose state the caller keeps."""
         key = index, masters
         plan = self.plans.get(key)
-        if plan is not None and plan.states[0] is state and plan.call(index, grad, weight):
+        if plan is not None and plan.states[0] is state and plan.fits(index, grad, weight):
+            plan.step()
             return
         self.update_all([(index, weight, grad, state)], single=True, masters=masters, key=key)
 
@@ -338,16 +340,11 @@ def _disjoint(tables: Sequence[Table]) -> bool:
     """Whether nothing that is written to is written or read by another tensor too."""
     if len(tables) < 2:
         return True
-    first, last = np.concatenate([table.spans() for table in tables], axis=1)
-    order = np.argsort(first)
-    first, last = first[order], last[order]
-    if (last[:-1] > first[1:]).any():
+    written = Ranges(*np.concatenate([table.spans() for table in tables], axis=1))
+    if written.overlapping():
         return False
     reads = [table.read() for table in tables]
-    begin, end = (np.concatenate(addresses) for addresses in zip(*reads, strict=True))
-    after = np.searchsorted(last, begin, side="right")
-    beside = after < len(first)
-    return not (first[after[beside]] < end[beside]).any()
+    return not written.meeting(*map(np.concatenate, zip(*reads, strict=True)))
 
 
 def table_of(

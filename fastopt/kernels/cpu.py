@@ -5,6 +5,7 @@ Every kernel takes the same three arrays (see :mod:`fastopt.kernels.table`): ``c
 and ``hyper`` with a record for each tensor.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -50,6 +51,7 @@ __all__ = [
     "start",
     "sums",
     "survey",
+    "take_rows",
     "totals",
     "whole",
 ]
@@ -68,27 +70,6 @@ MANY = 32
 """Chunks from which tensors are taken to be too large for a core's cache."""
 
 
-@cache
-def dense(layout: Layout, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper, context, objects)`` that applies the rule to every element.
-
-    The last two are None; see :func:`whole`.
-    """
-    return _dense(layout, parallel)
-
-
-@cache
-def whole(layout: Layout, correct: Any, dtype: Any, carries: bool) -> Callable:
-    """Kernel ``(None, None, None, context, objects)`` for whole calls on small tensors.
-
-    It checks the arguments of the call, counts it, and applies the rule: nothing has changed if
-    it returns a negative number. `context` is that of the arrays in :data:`CONTEXT`; `objects` is
-    the id of the tuple of the call's arguments, which the interpreter's lock keeps alive, or 0 if
-    they are checked already.
-    """
-    return _dense(layout, False, (correct, dtype, carries))
-
-
 CONTEXT = (
     "chunks",
     "table",
@@ -102,27 +83,128 @@ CONTEXT = (
     "counts",
     "groups",
     "carried",
+    "flat",
+    "norm",
+    "squares",
 )
-"""Arrays of a context, see :mod:`fastopt.kernels.advance` and :mod:`fastopt.kernels.numpy_abi`."""
+"""Arrays of a context, see :mod:`fastopt.kernels.advance` and :mod:`fastopt.kernels.numpy_abi`.
+
+Those of partial sums follow, one for each pass of the rule.
+"""
+
+CHUNKS, TABLE, HYPER, FIELDS, PLACES, GUARDS, WRITTEN, KNOWN = range(8)
+TENSORS, COUNTS, GROUPS, CARRIED, FLAT, NORM, SQUARES, PARTIALS = range(8, 16)
+
+RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
+"""Numbers of a measured call: ``rescale_grad``, the factor of the gradients besides, the largest
+norm of all together; the factor with the clip of the norm, and the norm before it."""
+
+SKIPPED = 1
+"""Answer of a measured call whose gradients are not finite: nothing has changed."""
 
 
-def _dense(layout: Layout, parallel: bool, call: Any = None) -> Callable:
-    rule, real, sparse = layout.rule, layout.real, layout.sparse
-    update, noise, slots = rule.fn, rule.noise, len(rule.state)
+@cache
+def dense(layout: Layout, parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` that applies the rule to every element."""
+    return compiled(_dense(layout), layout.rule, parallel)
+
+
+@cache
+def whole(layout: Layout, correct: Any, dtype: Any, carries: bool, measures: bool) -> Callable:
+    """Kernel ``(context, objects)`` for whole calls on small tensors.
+
+    It checks the arguments of the call, counts it, and applies the rule, with its passes: nothing
+    has changed if it returns a negative number. `context` is that of the arrays in
+    :data:`CONTEXT`; `objects` is the id of the tuple of the call's arguments, which the
+    interpreter's lock keeps alive, or 0 if they are checked and measured already.
+
+    If it `measures`, gradients are scaled, clipped by their norm, and skipped if it is not finite.
+    """
+    rule, real, keyed, record = layout.rule, layout.real, layout.keyed, layout.record
+    update, rescale = scalar(_rows(layout) if rule.row else _dense(layout)), rule.rescale
+    reduce = _passes(layout)
+    squares = scalar(_squares((layout.grad,), real, layout.first_grad, False))
+
+    def whole(context, objects):
+        table, hyper = matrix(context, TABLE, np.uint64), line(context, HYPER, record)
+        if objects != 0:
+            status = check(context, table, objects)
+            if status < 0:
+                return status
+            if measures:
+                flat, partial = matrix(context, FLAT, np.int64), line(context, SQUARES, np.float64)
+                partial[:] = 0
+                squares(flat, table, partial)
+                norm = line(context, NORM, np.float64)
+                limit_norm(total_of(flat, partial), norm)
+                if not math.isfinite(norm[LENGTH]):
+                    return SKIPPED
+                groups = cube(context, GROUPS, np.float64)
+                groups[0, :, groups.shape[2] - 1] = norm[FACTOR]
+        count(context, table, real, correct, dtype, carries, keyed, rescale)
+        reduce(context, table, hyper)
+        update(matrix(context, CHUNKS, np.int64), table, hyper)
+        return FITS
+
+    return compiled(whole, rule, parallel=False, nogil=False, also=(correct,))
+
+
+@scalar
+def total_of(chunks: Any, partial: Any) -> Any:
+    """Sum over all tensors, whose chunks follow each other."""
+    added, own, tensor = 0.0, 0.0, 0
+    for c in range(len(chunks)):
+        if chunks[c, 0] != tensor:
+            added, own, tensor = added + own, 0.0, chunks[c, 0]
+        own += partial[c]
+    return added + own
+
+
+@scalar
+def limit_norm(total: Any, norm: Any) -> Any:
+    """Write the norm of gradients whose squares add up to `total`, and the factor it asks for."""
+    norm[LENGTH] = math.sqrt(total) * abs(norm[RESCALE] * norm[SCALE])
+    norm[FACTOR] = norm[SCALE]
+    if norm[LENGTH] > norm[LIMIT]:
+        norm[FACTOR] = norm[SCALE] * (norm[LIMIT] / norm[LENGTH])
+
+
+def _passes(layout: Layout) -> Callable:
+    """Function ``(context, table, hyper)`` of all passes of a rule, one after the other."""
+
+    def none(context, table, hyper):
+        pass
+
+    reduce = scalar(none)
+    for step in range(len(layout.rule.passes)):
+        reduce = _after(reduce, layout, step)
+    return reduce
+
+
+def _after(before: Callable, layout: Layout, step: int) -> Callable:
+    """Function of the passes in `before` and of the one that follows."""
+    add_up, end = scalar(_sums(layout, step)), scalar(_finish(layout.rule, step))
+    place = PARTIALS + step
+
+    def reduce(context, table, hyper):
+        before(context, table, hyper)
+        flat = matrix(context, FLAT, np.int64)
+        partial = matrix(context, place, np.float64)
+        partial[:] = 0
+        add_up(flat, table, hyper, partial)
+        end(flat, hyper, partial)
+
+    return scalar(reduce)
+
+
+def _dense(layout: Layout) -> Callable:
+    real, sparse = layout.real, layout.sparse
+    update, noise, slots = layout.rule.fn, layout.rule.noise, len(layout.rule.state)
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad = layout.first_state, layout.first_grad
-    fused, keyed, record = call is not None, layout.keyed, rule.record(real)
-    correct, dtype, carries = call or (None, None, False)
-    rescale = rule.rescale
 
-    def dense(chunks, table, hyper, context, objects):
-        if fused:
-            chunks, table = matrix(context, 0, np.int64), matrix(context, 1, np.uint64)
-            hyper = line(context, 2, record)
-            status = begin(context, table, objects, real, correct, dtype, carries, keyed, rescale)
-            if status < 0:
-                return status
+    def dense(chunks, table, hyper):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             weights = locate(table, tensor, ADDRESS, start, kinds)
@@ -151,9 +233,8 @@ def _dense(layout: Layout, parallel: bool, call: Any = None) -> Callable:
                     keep(weights, i, weight, rounding, element + i, dither)
                     keep_state(states, i, state, rounding, element + i, draws)
         table[0, DONE] = 1
-        return 0
 
-    return compiled(dense, rule, parallel, nogil=not fused, also=(correct,))
+    return dense
 
 
 @cache
@@ -161,18 +242,31 @@ def start(rule: Rule, real: Any, keyed: bool, correct: Any, dtype: Any, carries:
     """Kernel like :func:`whole`, without the update: others follow."""
     rescale = rule.rescale
 
-    def start(chunks, table, hyper, context, objects):
-        table = matrix(context, 1, np.uint64)
-        return begin(context, table, objects, real, correct, dtype, carries, keyed, rescale)
+    def start(context, objects):
+        table = matrix(context, TABLE, np.uint64)
+        if objects != 0:
+            status = check(context, table, objects)
+            if status < 0:
+                return status
+        count(context, table, real, correct, dtype, carries, keyed, rescale)
+        return FITS
 
     return compiled(start, rule, parallel=False, nogil=False, also=(correct,))
 
 
 @scalar
-def begin(
+def check(context: Any, table: Any, objects: Any) -> Any:
+    """Check the arguments of a call, and enter its gradients."""
+    places, guards = matrix(context, PLACES, np.uint64), cube(context, GUARDS, np.uint64)
+    written, known = matrix(context, WRITTEN, np.uint64), line(context, KNOWN, np.uint64)
+    length = np.int64(context[len(context) - 1])
+    return admit(table, guards, written, places, known, length, objects)
+
+
+@scalar
+def count(
     context: Any,
     table: Any,
-    objects: Any,
     real: Any,
     correct: Any,
     dtype: Any,
@@ -180,21 +274,13 @@ def begin(
     keyed: Any,
     rescale: Any,
 ) -> Any:
-    """Check the arguments of a call, unless `objects` is 0, count it, and find its fields."""
-    if objects != 0:
-        places, guards = matrix(context, 4, np.uint64), cube(context, 5, np.uint64)
-        written, known = matrix(context, 6, np.uint64), line(context, 7, np.uint64)
-        length = np.int64(context[len(context) - 1])
-        status = admit(table, guards, written, places, known, length, objects)
-        if status < 0:
-            return status
-    fields, tensors = matrix(context, 3, real), matrix(context, 8, np.int64)
-    counts, groups = line(context, 9, np.int64), cube(context, 10, np.float64)
-    carried = line(context, 11, np.float64)
+    """Count a call, and find its fields."""
+    fields, tensors = matrix(context, FIELDS, real), matrix(context, TENSORS, np.int64)
+    counts, groups = line(context, COUNTS, np.int64), cube(context, GROUPS, np.float64)
+    carried = line(context, CARRIED, np.float64)
     advance(
         table, fields, tensors, counts, groups, carried, correct, dtype, carries, keyed, rescale
     )
-    return FITS
 
 
 @cache
@@ -261,6 +347,10 @@ def rows(layout: Layout, parallel: bool) -> Callable:
 
     Start and size of a chunk count rows, of the tensor or of the list.
     """
+    return compiled(_rows(layout), layout.rule, parallel)
+
+
+def _rows(layout: Layout) -> Callable:
     rule, real, sparse = layout.rule, layout.real, layout.sparse
     update: Any = rule.fn
     term: Any = rule.row
@@ -341,7 +431,7 @@ def rows(layout: Layout, parallel: bool) -> Callable:
                     keep_state(states, 0, new, dither_key(key, element), element, draws)
         table[0, DONE] = 1
 
-    return compiled(rows, rule, parallel)
+    return rows
 
 
 @cache
@@ -374,6 +464,10 @@ def settle(layout: Layout, parallel: bool) -> Callable:
 @cache
 def sums(layout: Layout, step: int, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper, partial)`` that adds up pass `step` of the rule per chunk."""
+    return compiled(_sums(layout, step), layout.rule, parallel)
+
+
+def _sums(layout: Layout, step: int) -> Callable:
     rule, real, sparse = layout.rule, layout.real, layout.sparse
     terms, count = rule.passes[step][0], rule.sums[step]
     state_kinds, grad_kinds = layout.state, (layout.grad,)
@@ -427,12 +521,16 @@ def sums(layout: Layout, step: int, parallel: bool) -> Callable:
                 for k in range(count):
                     partial[c, k] += totals[k]
 
-    return compiled(sums, rule, parallel)
+    return sums
 
 
 @cache
 def finish(rule: Rule, step: int) -> Callable:
     """Kernel ``(chunks, hyper, partial)`` that ends pass `step`: totals in order of the chunks."""
+    return compiled(_finish(rule, step), rule, parallel=False)
+
+
+def _finish(rule: Rule, step: int) -> Callable:
     fill, count = rule.passes[step][1], rule.sums[step]
 
     def finish(chunks, hyper, partial):
@@ -444,7 +542,7 @@ def finish(rule: Rule, step: int) -> Callable:
                 first += 1
             fill(total, hyper[tensor])
 
-    return compiled(finish, rule, parallel=False)
+    return finish
 
 
 @cache
@@ -454,8 +552,10 @@ def squares(kind: Any, real: Any, column: int, sparse: bool, parallel: bool) -> 
     The gradients' addresses are in `column`. Start and size of a chunk count elements, or listed
     rows.
     """
-    kinds = (kind,)
+    return compiled(_squares((kind,), real, column, sparse), None, parallel)
 
+
+def _squares(kinds: Any, real: Any, column: int, sparse: bool) -> Callable:
     def squares(chunks, table, partial):
         def add_part(tensor, grads, k, part, n, values, lanes):
             if sparse:
@@ -485,7 +585,7 @@ def squares(kind: Any, real: Any, column: int, sparse: bool, parallel: bool) -> 
                             add_part(tensor, grads, k, part, n, values, lanes)
                     partial[c] += total(lanes)[0]
 
-    return compiled(squares, None, parallel)
+    return squares
 
 
 @cache
@@ -498,6 +598,12 @@ def addresses() -> Callable:
 def enter() -> Callable:
     """Kernel :func:`fastopt.kernels.numpy_abi.enter`."""
     return compiled(numpy_abi.enter, None, parallel=False, nogil=False)
+
+
+@cache
+def take_rows() -> Callable:
+    """Kernel :func:`fastopt.kernels.numpy_abi.take_rows`."""
+    return compiled(numpy_abi.take_rows, None, parallel=False, nogil=False)
 
 
 @cache

@@ -136,6 +136,11 @@ class Layout:
         return ADDRESS + behind, (self.weight[behind],)
 
     @property
+    def record(self) -> Any:
+        """Dtype of the record of hyper-parameters of a tensor."""
+        return self.rule.record(self.real)
+
+    @property
     def by_row(self) -> bool:
         """Whether the kernel goes row by row."""
         return self.lazy or self.rule.row is not None

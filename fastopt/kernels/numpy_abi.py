@@ -17,10 +17,10 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic, overload
 
-from fastopt.kernels.layout import ADDRESS
+from fastopt.kernels.layout import ADDRESS, SEGMENTS
 from fastopt.kernels.rule import scalar
 
-__all__ = ["FITS", "TYPES", "addresses", "admit", "enter", "guard", "readable"]
+__all__ = ["FITS", "TYPES", "addresses", "admit", "enter", "guard", "readable", "take_rows"]
 
 log = logging.getLogger("fastopt")
 
@@ -217,6 +217,53 @@ def enter(
 ) -> Any:
     """See :func:`admit`; a kernel of its own."""
     return admit(table, guards, written, places, known, length, objects)
+
+
+def take_rows(
+    table: Any, guards: Any, written: Any, checked: Any, counting: Any, values: Any, indices: Any
+) -> Any:
+    """Check a row-sparse gradient, and enter it if its rows ascend.
+
+    Parameters
+    ----------
+    table, written : numpy.ndarray
+        As for :func:`admit`, of one tensor; its last word is the gradient's address.
+    guards : numpy.ndarray
+        Guards of values and indices, for any number of rows; NBYTES is of one row, and of the
+        height of the table.
+    checked, counting : numpy.ndarray
+        Room for a copy of the indices, and numbers from 0 on.
+    values, indices : int
+        Ids of the arrays, which the caller keeps alive.
+
+    Returns
+    -------
+    int
+        Number of rows; -1 with nothing entered if the checks in Python have to decide.
+    """
+    guards[0, ID], guards[1, ID] = values, indices
+    for k in range(2):
+        array = guards[k, ID]
+        if at(array, TYPE) != guards[k, WANTED_TYPE] or at(array, NDIM) & LOW == np.uint64(0):
+            return -1
+    count = at(at(indices, SHAPE), 0)
+    if count >= np.uint64(len(counting)):
+        return -1
+    guards[0, WANTED_SHAPE] = guards[1, WANTED_SHAPE] = count
+    if not (holds(guards[0]) and holds(guards[1])):
+        return -1
+    first = at(values, DATA)
+    if not clear_of(first, first + count * guards[0, NBYTES], written):
+        return -1
+    rows, last = at(indices, DATA), np.int64(-1)
+    height = np.int64(guards[1, NBYTES])
+    for i in range(np.int64(count)):
+        row = np.int64(at(rows, 8 * i))
+        if row <= last or row >= height:
+            return -1
+        checked[i] = last = row
+    table[0, SEGMENTS], table[0, table.shape[1] - 1] = count, first
+    return np.int64(count)
 
 
 def addresses(objects, found):

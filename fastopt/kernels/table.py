@@ -46,6 +46,9 @@ PARALLEL_FROM = 65_536
 Where NumPy's own threads linger after a matrix product, it costs ten times what it does alone.
 """
 
+ROW_COST = 4
+"""What an element of an indexed row costs, in those of dense tensors: rows come from memory."""
+
 Array = np.ndarray[Any, Any]
 Pieces = NDArray[np.int64]
 Combine = Callable[[Pieces, Array, int], tuple[Pieces, Array]]
@@ -110,7 +113,7 @@ class Table:
         """Make room for the hyper-parameters, and cut the tensors into chunks."""
         rule, real = self.layout.rule, self.layout.real
         self.fields = np.zeros((len(self.entry), len(rule.hyper)), real)
-        self.records = self.fields.view(rule.record(real)).reshape(-1)
+        self.records = self.fields.view(self.layout.record).reshape(-1)
         self.pieces, self.total = self._cut()
         self.direct = False
         self.copied: Sequence[tuple[Array, Array]] = ()
@@ -118,6 +121,9 @@ class Table:
         self.listed: tuple[Array, ...] = ()
         self.list_pieces = self.pieces, 0
         self.checked_rows = np.empty(0, np.int64)
+        self.row_guards: Array | None = None
+        self.counting: Array = self.checked_rows
+        self.take: Callable[..., int] | None = None
         self.decay: tuple[Array, ...] = ()
         self.at_once = False
         self._bound: dict[Any, Callable[..., Any]] = {}
@@ -206,12 +212,48 @@ class Table:
             with uninterrupted:  # numba loses an error while it makes arrays of results
                 rows, starts, order, pieces = cpu.order_rows()(rows, height, step)
         self.listed = values, rows, starts, order
+        self.row_guards = None  # until rows ascend again
+        if values is grad.values and found == ASCENDING and self.device is None:
+            self._guard_rows(values, height)
+            starts = order = self.counting
         entry = self.entry[0]
         entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]
         entry[SEGMENTS] = len(rows)
         self.list_pieces = pieces, values.size
         if self.layout.by_row:
             self.pieces, self.total = self.list_pieces
+            if found == ASCENDING:
+                self.pieces = shares(len(rows), self.width)
+
+    def _guard_rows(self, values: Array, height: int) -> None:
+        """Make room for what :meth:`take_rows` enters, and know what must be true of it."""
+        self.row_guards = guard((values, self.checked_rows), 0)
+        self.row_guards[:, NBYTES] = self.width * values.itemsize, height
+        self.counting = _counting(len(self.checked_rows) + 1)
+        self.entry[0, [ROWS, STARTS, ORDER]] = [
+            array.ctypes.data for array in (self.checked_rows, self.counting, self.counting)
+        ]
+
+    def take_rows(self, grad: RowSparse, written: Array) -> bool:
+        """Set the gradient to one whose rows ascend; False with nothing changed for any other.
+
+        It must not share memory with the sorted ranges `written`.
+        """
+        values, indices = grad.values, grad.indices
+        if self.row_guards is None:
+            return False
+        if self.take is None:
+            arguments = self.entry, self.row_guards, written, self.checked_rows, self.counting
+            self.take = bind(cpu.take_rows(), *arguments, 0, 0)
+        arguments = self.entry, self.row_guards, written, self.checked_rows, self.counting
+        count = self.take(*arguments, id(values), id(indices))
+        if count < 0:
+            return False
+        self.listed = (values,)
+        self.list_pieces = chunks((count, self.width))
+        if self.layout.by_row:
+            self.pieces, self.total = shares(count, self.width), self.list_pieces[1]
+        return True
 
     def pay(self, paid: Array, before: float, after: float, at_once: bool) -> None:
         """Have listed rows (`at_once`: all rows) given the decay that they have missed.
@@ -273,7 +315,7 @@ class Table:
         layout = self.layout
         pieces, total = self.list_pieces if layout.sparse else self.flat
         if self._sums is None or len(self._sums[0]) != len(pieces):
-            self._sums = np.zeros((len(pieces), 1)), np.zeros((len(self.sizes), 1))
+            self._sums = np.zeros(len(pieces)), np.zeros(len(self.sizes))
         partials, sums = self._sums
         partials.fill(0)
         sums.fill(0)
@@ -281,7 +323,7 @@ class Table:
         what = layout.grad, layout.real, column, layout.sparse
         self._call(cpu.squares, what, total, pieces, self.entry, partials)
         self._call(cpu.totals, (), 0, pieces, partials, sums)
-        return sums[:, 0]
+        return sums
 
     @cached_property
     def flat(self) -> tuple[NDArray[np.int64], int]:
@@ -316,9 +358,10 @@ class Table:
         layout = self.layout
         if layout.rule.row or layout.lazy:
             factory = cpu.rows if layout.rule.row else cpu.lazy
-            self._call(factory, (layout,), total, pieces, self.entry, self.records)
+            cost = total * (ROW_COST if layout.sparse else 1)
+            self._call(factory, (layout,), cost, pieces, self.entry, self.records)
         else:
-            arguments = pieces, self.entry, self.records, None, None
+            arguments = pieces, self.entry, self.records
             kernel = self._call(cpu.dense, (layout,), total, *arguments)
             if self.is_dense and total >= PARALLEL_FROM and pieces is self.pieces:
                 self.launch = partial(kernel, *arguments)
@@ -387,6 +430,15 @@ def chunks(*tensors: tuple[int, int], size: int = CHUNK) -> tuple[NDArray[np.int
         sizes = np.diff(start, append=items)
         pieces.append(np.stack([np.full_like(start, tensor), start, sizes], axis=1))
     return np.concatenate(pieces), sum(items * width for items, width in tensors)
+
+
+def shares(rows: int, width: int) -> NDArray[np.int64]:
+    """Chunks of row-sparse work: one for each thread, or a single one where that is faster."""
+    threads = numba.get_num_threads() if rows * width * ROW_COST >= PARALLEL_FROM else 1
+    each = max(-(-rows // threads), 1)
+    return np.array([(0, k, min(each, rows - k)) for k in range(0, rows, each)], np.int64).reshape(
+        -1, 3
+    )
 
 
 def balanced(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:

@@ -6,15 +6,14 @@ from operator import is_
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import byte_bounds
 
-from fastopt.kernels import cpu
+from fastopt.engine.overlap import Ranges, addresses, bounds
 from fastopt.kernels.layout import real_of
 from fastopt.mpi.agreement import Facts
 from fastopt.mpi.placement import Placement
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["Bucket", "Group", "Part", "Plan", "addresses", "flat"]
+__all__ = ["Bucket", "Group", "Part", "Plan", "flat"]
 
 Part = tuple[int, int, int]
 """Place of a tensor in the list of the call, first element, and the one after the last."""
@@ -131,11 +130,8 @@ class Plan:
     ) -> None:
         self.indices, self.weights, self.listed = indices, weights, listed
         self.placements = [placements[index] for index in indices]
-        begin, end = _bounds(weights)
         self._addresses = addresses(weights)
-        self._order = np.argsort(begin)
-        self._begins = np.append(begin[self._order], np.iinfo(np.int64).max)
-        self._ends = end[self._order]
+        self._written = Ranges(*bounds(weights))
         self._headers = [_header(weight) for weight in weights]
         self.facts: Facts | None = None
         self.flats = [flat(weight) for weight in weights]
@@ -187,11 +183,7 @@ class Plan:
 
         The weight would change while gradients are still being packed.
         """
-        begin, end = _bounds(grads)
-        after = np.searchsorted(self._ends, begin, side="right")
-        inside = np.flatnonzero(self._begins[after] < end)
-        for place in inside.tolist():
-            other = int(self._order[after[place]])
+        for place, other in self._written.meeting(*bounds(grads)):
             if np.shares_memory(grads[place], self.weights[other]):
                 return place, other
         return None
@@ -210,23 +202,6 @@ class Plan:
         """Copy slices again of weights that are not contiguous, of which there are no views."""
         for place in self.copied:
             self.slices[place][...] = self._slice(place, rank)
-
-
-def _bounds(arrays: Sequence[Array]) -> tuple[Array, Array]:
-    """Addresses where arrays begin and end."""
-    begin = addresses(arrays)
-    end = begin + np.array([array.nbytes for array in arrays], np.int64)
-    for k, array in enumerate(arrays):
-        if not array.flags.c_contiguous:
-            begin[k], end[k] = byte_bounds(array)
-    return begin, end
-
-
-def addresses(arrays: Sequence[Array]) -> Array:
-    """Addresses of the first elements."""
-    found, objects = np.empty(len(arrays), np.int64), np.fromiter(arrays, object, len(arrays))
-    cpu.addresses()(int(objects.__array_interface__["data"][0]), found)
-    return found
 
 
 def _header(weight: Array) -> tuple[Any, ...]:

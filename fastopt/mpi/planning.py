@@ -2,18 +2,18 @@
 
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from fastopt.amp import LossScaler
 from fastopt.engine.mixed_precision import check_copy
+from fastopt.engine.overlap import Ranges, addresses, bounds
 from fastopt.engine.validate import as_lists, check, check_index, label
 from fastopt.mpi.agreement import Facts
 from fastopt.mpi.job import leader_first
 from fastopt.mpi.placement import Form, Placement, placed
-from fastopt.mpi.plan import Plan, addresses, flat
+from fastopt.mpi.plan import Plan, flat
 from fastopt.mpi.resumable import Resumable
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
@@ -145,9 +145,8 @@ def _check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict
         if index in seen:
             raise ValueError(f"{label(index, names)} comes twice in the list")
         seen.add(index)
-    bounds = sorted((*np.lib.array_utils.byte_bounds(w), k) for k, w in enumerate(weights))
-    for (_, end, k), (begin, _, other) in pairwise(bounds):
-        if begin < end and np.shares_memory(weights[k], weights[other]):
+    for k, other in Ranges(*bounds(weights)).overlapping():
+        if np.shares_memory(weights[k], weights[other]):
             raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")
 
 

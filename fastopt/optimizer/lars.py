@@ -155,7 +155,6 @@ class LARS(MomentumFamily):
             **super().hyper(t, lr, wd),
             "eta": self.eta,
             "epsilon": self.eps,
-            "rate": self.learning_rate,
             "corrects": float(self.momentum_correction),
         }
 

@@ -964,10 +964,17 @@ class Optimizer(Checked):
         return {n: float(attributes[n][key]) for n in names if key in attributes.get(n, {})}
 
     def record(
-        self, rule: Rule, names: Sequence[str], lr: float, wd: float, hyper: Mapping[str, float]
+        self,
+        rule: Rule,
+        names: Sequence[str],
+        rate: float,
+        lr: float,
+        wd: float,
+        hyper: Mapping[str, float],
     ) -> list[float]:
-        """Values of the fields `names` for a rule."""
+        """Values of the fields `names` for a rule; `rate` is the learning rate unmultiplied."""
         fields = {
+            "rate": rate,
             "lr": lr,
             "wd": wd,
             "rescale_grad": self.rescale_grad,

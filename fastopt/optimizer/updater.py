@@ -1,5 +1,6 @@
 """The updater: the state of every index, and the way of a call to its plan."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,14 @@ from numpy.typing import NDArray
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import number
 from fastopt.checkpoint.resumable import Resumable
-from fastopt.engine.clip import measured, squares, times
+from fastopt.engine.clip import measured, overflow, scale_of, squares, times
 from fastopt.engine.mixed_precision import set_master
 from fastopt.engine.plan import Plan
 from fastopt.engine.planner import Call, Planner
 from fastopt.engine.tracked import Tracked
 from fastopt.engine.validate import as_lists, check, check_index, label, leaves
 from fastopt.interrupts import uninterrupted
+from fastopt.kernels.cpu import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.pages import small_pages
@@ -178,7 +180,11 @@ class Updater(Resumable):
                 elif self.planner.measures:
                     if self._measured_again(plan, index, grad, weight):
                         return
-                elif plan.call(index, grad, weight):
+                elif (
+                    plan.step(1.0, (index, grad, weight)) >= 0
+                    if plan.small
+                    else plan.fits(index, grad, weight) and not plan.step()
+                ):
                     if self.info is not STEPPED:
                         self.info = STEPPED
                     return
@@ -226,15 +232,35 @@ class Updater(Resumable):
 
     def _measured_again(self, plan: Plan, index: Any, grad: Any, weight: Any) -> bool:
         """Update with scaled and clipped gradients, if the plan fits the call."""
-        if not plan.folds or not plan.fits(index, grad, weight):
+        if not plan.folds:
             return False
-        info, factor = self._measured(self._squares(plan, ()), plan.indices)
         with uninterrupted:
+            if plan.small and plan.scales:
+                return self._measured_at_once(plan, (index, grad, weight))
+            if not plan.fits(index, grad, weight):
+                return False
+            info, factor = self._measured(self._squares(plan, ()), plan.indices)
             if info.stepped:
                 plan.step(factor)
             else:
                 plan.release()
             self._report(info)
+        return True
+
+    def _measured_at_once(self, plan: Plan, objects: tuple[Any, Any, Any]) -> bool:
+        """Do the same by one kernel."""
+        optimizer, limit = self.optimizer, self.clip_global_norm
+        scale, norm = scale_of(self.loss_scaler), plan.norm
+        norm[RESCALE] = as_float("rescale_grad", optimizer.rescale_grad)
+        norm[SCALE], norm[LIMIT] = scale, math.inf if limit is None else limit
+        status = plan.step(scale, objects)
+        if status < 0:
+            return False
+        length = norm.item(LENGTH)
+        if status == SKIPPED:
+            self._report(overflow(plan.squares(), plan.indices, optimizer.idx2name, length))
+        else:
+            self._report(StepInfo(stepped=True, skipped=False, global_norm=length))
         return True
 
     def _measured_step(

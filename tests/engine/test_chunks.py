@@ -3,6 +3,7 @@
 import numba
 import numpy as np
 import pytest
+from cases import exhaustive
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,7 +79,7 @@ def ends(name, threads):
 
 
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes minutes in plain Python")
-@pytest.mark.parametrize("name", ["adam", "lamb", "groupadagrad", "sgld"])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad", "sgld")])
 def test_results_have_the_same_bits_for_any_division(name, monkeypatch):
     """Divisions for more threads than this machine has, too."""
     expected = ends(name, 1)

@@ -1,6 +1,17 @@
 """Settings of Sphinx: ``sphinx-build -W --keep-going -b html docs docs/_build/html``."""
 
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.transforms import SphinxTransform
+
 import fastopt
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pictures
 
 project = "fastopt"
 author = "The fastopt developers"
@@ -12,11 +23,12 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx_design",
     "sphinx-mathjax-offline",  # formulas are drawn by scripts of the build, not of a network
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_mock_imports = ["mpi4py"]  # which needs a library outside of Python
@@ -36,6 +48,8 @@ numpydoc_validation_exclude = {
 }
 
 html_theme = "pydata_sphinx_theme"
+html_static_path = ["_static"]
+html_css_files = ["fastopt.css"]
 html_title = f"fastopt {release}"
 html_sidebars = {"**": ["contents.html"]}
 html_theme_options = {
@@ -46,3 +60,25 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
 }
 html_copy_source = html_show_sourcelink = False
+
+
+class DarkPictures(SphinxTransform):
+    """Puts the picture for dark pages beside each one for light pages; the theme shows one."""
+
+    default_priority = 400
+
+    def apply(self, **_: Any) -> None:
+        """Copy the nodes of such images."""
+        for image in list(self.document.findall(nodes.image)):
+            if image["uri"].endswith("-light.svg"):
+                dark = image.deepcopy()
+                dark["uri"] = image["uri"].replace("-light.svg", "-dark.svg")
+                image["classes"].append("only-light")
+                dark["classes"].append("only-dark")
+                image.parent.insert(image.parent.index(image) + 1, dark)
+
+
+def setup(app: Any) -> None:
+    """Draw the schedules before pages are read."""
+    app.add_transform(DarkPictures)
+    app.connect("builder-inited", lambda _: pictures.draw_schedules())

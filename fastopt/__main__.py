@@ -159,7 +159,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    words = "train a small model in NumPy and time its optimizer"
+    words = "train small models in NumPy and time their optimizer"
     parser = commands.add_parser("demo", help=words, description=words)
     parser.set_defaults(command=_demo)
     tasks = ("digits", "embeddings")
@@ -169,7 +169,7 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--task",
         default=tasks[0],
         choices=tasks,
-        help="digits: a perceptron reads scikit-learn's digits; embeddings: words of Python's "
+        help="digits: networks read images of scikit-learn; embeddings: words of Python's "
         "reference get vectors, by row-sparse gradients; default digits",
     )
     add("--optimizer", metavar="NAME", help="a registered one, default adam; embeddings adagrad")
@@ -199,6 +199,14 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         choices=("nearest", "stochastic"),
         help="of weights without masters, default nearest; digits only",
     )
+    add(
+        "--hidden",
+        nargs="+",
+        type=_positive,
+        metavar="N",
+        help="units of the hidden layers of one network, default two networks, 128 and 512 512; "
+        "digits only",
+    )
     add("--epochs", type=_positive, metavar="N", help="default 20; embeddings 10")
     add(
         "--batch-size",
@@ -212,14 +220,8 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--plot",
         type=Path,
         metavar="FILE.png",
-        help="draw the losses of several optimizers to this file",
-    )
-    add(
-        "--compare",
-        nargs="+",
-        metavar="NAME",
-        help="optimizers to draw besides, default sgd, adagrad, rmsprop, adam and lion; "
-        "embeddings sgd, adagrad and adam",
+        help="draw the loss over time to this file, with fastopt, plain NumPy and torch, if it is "
+        "installed; embeddings: with row-sparse and dense gradients",
     )
     add(
         "--mpi",

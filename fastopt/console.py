@@ -8,6 +8,13 @@ __all__ = ["Refused", "Table", "duration", "need", "progress", "say", "table"]
 
 T = TypeVar("T")
 
+EXTRAS = {
+    "demo": ("scikit-learn", "tqdm", "matplotlib"),
+    "bfloat16": ("ml_dtypes",),
+    "mpi": ("mpi4py", "mpich"),
+}
+"""Packages that parts of fastopt need, by the extra that installs them."""
+
 
 class Refused(Exception):
     """A command cannot run as asked; the message is one line that says what to do."""
@@ -25,7 +32,7 @@ def need(*modules: str, extra: str = "demo") -> list[Any]:
         return [import_module(module) for module in modules]
     except ImportError as error:
         raise Refused(
-            f'another package is needed ({error}): pip install "fastopt[{extra}]"'
+            f"another package is needed ({error}): pip install {' '.join(EXTRAS[extra])}"
         ) from None
 
 

@@ -179,7 +179,7 @@ def mpi() -> str:
     try:
         found = f"mpi4py {version('mpi4py')}"
     except PackageNotFoundError:
-        return 'none: pip install "fastopt[mpi]" mpich'
+        return "none: pip install mpi4py mpich"
     if not any(name in os.environ for name in STARTERS):
         return f"{found}; not started by mpiexec"
     try:
@@ -208,7 +208,7 @@ def cuda() -> str:
         if numba.config.ENABLE_CUDASIM:
             return "simulated on the CPU, NUMBA_ENABLE_CUDASIM=1"
         if find_spec("numba_cuda") is None:
-            return "none: numba-cuda is not installed; pip install fastopt[cuda13]"
+            return "none: numba-cuda is not installed; pip install 'numba-cuda[cu13]'"
         if not cuda.is_available():
             return f"none: {_flat(cuda.cuda_error())}"
         device = cuda.get_current_device()

@@ -11,7 +11,7 @@ from numba.core import config
 from fastopt.engine.accumulate import accumulate
 from fastopt.kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
 
-pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install fastopt[cuda13]")
+pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'numba-cuda[cu13]'")
 if config.ENABLE_CUDASIM:
     pytest.skip("the simulator compiles nothing", allow_module_level=True)
 

@@ -171,7 +171,7 @@ def test_cuda_is_the_device_or_the_reason(available, described, monkeypatch):
 def test_without_numba_cuda_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(numba.config, "ENABLE_CUDASIM", 0)
     monkeypatch.setattr(info, "find_spec", lambda name: None)
-    assert info.cuda() == "none: numba-cuda is not installed; pip install fastopt[cuda13]"
+    assert info.cuda() == "none: numba-cuda is not installed; pip install 'numba-cuda[cu13]'"
 
 
 def test_simulated_cuda_is_not_taken_for_a_device():

@@ -126,7 +126,7 @@ def test_a_trainer_shares_its_updates_out(mpi, ranks, tmp_path):
 
 def losses(done):
     """Mean loss that a demo has printed; only one rank prints."""
-    (loss,) = re.findall(r"^mean loss of the last epoch: (.*)$", done.stdout, re.MULTILINE)
+    (loss,) = re.findall(r"^64-128-10 +9,610 +(\S+) ", done.stdout, re.MULTILINE)
     return float(loss)
 
 
@@ -137,7 +137,7 @@ def test_demo_reaches_the_loss_of_one_process(mpi):
     together = mpi(2, *command, "--mpi")
     assert losses(together) == pytest.approx(alone, rel=1e-4)
     assert "shared out among 2 ranks" in together.stdout
-    assert together.stderr.count("epoch 3/3: 100%") == 1
+    assert together.stderr == ""
 
 
 def test_demo_refuses_batches_that_are_too_small(mpi):

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 from time import perf_counter
 from typing import Any, Self
 
@@ -11,11 +12,10 @@ import numpy as np
 
 from fastopt import optimizer
 from fastopt.console import Refused, need
-from fastopt.demo import plot
 from fastopt.plain import Array
 
-__all__ = ["Refused", "Runner", "agreement", "chunks", "compared", "create", "faster", "first_step"]
-__all__ += ["heading", "need", "summary", "take_turns", "train", "updates"]
+__all__ = ["Refused", "Runner", "Training", "agreement", "chunks", "create", "diverged", "faster"]
+__all__ += ["first_step", "heading", "need", "progress_bar", "take_turns", "train", "updates"]
 
 
 @dataclass
@@ -41,25 +41,6 @@ class Runner:
         begin = perf_counter()
         self.act(given)
         self.seconds.append(perf_counter() - begin)
-
-
-def compared(options: Any, suited: Sequence[str]) -> list[str]:
-    """Names of the optimizers whose losses a plot shows besides that of the options.
-
-    They are the optimizers that `suited` names, unless the options have others.
-
-    Raises
-    ------
-    Refused
-        A plot cannot be written, or there is none to compare optimizers in.
-    """
-    if options.plot is None:
-        if options.compare is not None:
-            raise Refused("--compare draws losses, give --plot FILE.png too")
-        return []
-    plot.check(options.plot)
-    names = [name.lower() for name in options.compare or suited]
-    return [name for name in dict.fromkeys(names) if name != options.optimizer.lower()]
 
 
 def create(
@@ -92,8 +73,8 @@ def chunks(array: Array, size: int) -> list[Array]:
     return [array[start : start + size] for start in range(0, len(array), size)]
 
 
-def first_step(trial: Runner, *given: Any) -> str:
-    """Do steps on copies, so that nothing is compiled when steps are compared, and say how long.
+def first_step(trial: Runner, *given: Any) -> float:
+    """Seconds of steps on copies, so that nothing is compiled when steps are compared.
 
     Raises
     ------
@@ -105,8 +86,7 @@ def first_step(trial: Runner, *given: Any) -> str:
             trial.step(each)
     except (TypeError, ValueError) as error:
         raise Refused(str(error)) from None
-    seconds = sum(trial.seconds)
-    return f"first step: {seconds:.2f} s to compile the kernels or load them from the cache"
+    return sum(trial.seconds)
 
 
 def take_turns(runners: Sequence[Runner], *given: Any) -> None:
@@ -137,39 +117,71 @@ def updates(
     return begin
 
 
+@contextmanager
+def progress_bar(shown: bool = True) -> Iterator[Any]:
+    """One line on standard error that is rewritten and removed at the end; none in a file or pipe.
+
+    Raises
+    ------
+    Refused
+        tqdm is missing.
+    """
+    (tqdm,) = need("tqdm")
+    disable = None if shown else True  # None: unless standard error is a terminal
+    with tqdm.tqdm(unit="step", leave=False, dynamic_ncols=True, disable=disable) as bar:
+        yield bar
+
+
+@dataclass
+class Training:
+    """The loss and the duration of each step, in seconds."""
+
+    losses: list[list[float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def others(self, runners: Iterable[Runner]) -> Array:
+        """Seconds of each step without those of the runners: of the gradients, that is."""
+        updates = sum(np.array(runner.seconds) for runner in runners)
+        gradients: Array = np.array(self.seconds) - updates
+        return gradients
+
+
 def train(
     epochs: int,
     begin: Callable[[], tuple[int, Iterable[float]]],
-    progress: Callable[..., Any],
-    word: str = "epoch",
-) -> list[list[float]]:
-    """Loss of each step of each epoch, with one progress bar.
+    bar: Any,
+    label: str,
+    trainings: int = 1,
+) -> Training:
+    """Do epochs, and show their progress.
 
     `begin` begins an epoch: it returns the number of its steps, and what does a step and returns
-    its loss whenever it is asked for the next one.
+    its loss whenever it is asked for the next one. The bar is as long as this training and those
+    that follow, `trainings` in all.
     """
-    losses: list[list[float]] = []
-    with progress(unit="batch") as bar:
-        for epoch in range(1, epochs + 1):
-            number, steps = begin()
-            bar.total = bar.n + number * (epochs - epoch + 1)
-            bar.set_description_str(f"{word} {epoch}/{epochs}", refresh=False)
-            losses.append([])
-            for loss in steps:
-                losses[-1].append(loss)
-                bar.set_postfix_str(f"loss {fmean(losses[-1]):.4f}", refresh=False)
-                bar.update()
-    if not math.isfinite(losses[-1][-1]):
-        print("the loss is no longer a finite number: try a smaller --learning-rate")
-    return losses
+    training = Training()
+    for epoch in range(1, epochs + 1):
+        number, steps = begin()
+        bar.total = bar.n + number * (epochs * trainings - epoch + 1)
+        bar.set_description_str(f"{label}, epoch {epoch}/{epochs}", refresh=False)
+        losses: list[float] = []
+        training.losses.append(losses)
+        start = perf_counter()
+        for loss in steps:
+            end = perf_counter()
+            training.seconds.append(end - start)
+            losses.append(loss)
+            bar.set_postfix_str(f"loss {fmean(losses):.4f}", refresh=False)
+            bar.update()
+            start = perf_counter()
+    return training
 
 
-def summary(seconds: Sequence[float]) -> str:
-    """Median and sum of the time of steps."""
-    return (
-        f"median {median(seconds) * 1e6:6.1f} us a step, "
-        f"{sum(seconds) * 1e3:.1f} ms in {len(seconds)} steps"
-    )
+def diverged(training: Training) -> str:
+    """What to change if a loss is no longer finite, with the end of a line; else nothing."""
+    if math.isfinite(training.losses[-1][-1]):
+        return ""
+    return "the loss is no longer a finite number: try a smaller --learning-rate\n"
 
 
 def faster(ours: float, theirs: float) -> str:
@@ -178,19 +190,30 @@ def faster(ours: float, theirs: float) -> str:
     return f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
 
 
-def agreement(name: str, ours: Runner, theirs: Runner) -> str:
-    """Whether rounding explains how far apart two runs with the same gradients have ended."""
-    largest = max(float(abs(weight).max()) for weight in theirs.weights)
+def difference(ours: Runner, theirs: Runner) -> float:
+    """Largest difference of two numbers in the weights of two runs."""
     pairs = zip(ours.weights, theirs.weights, strict=True)
-    difference = max(float(abs(a - b).max()) for a, b in pairs)
-    if not math.isfinite(difference):
+    return max(float(abs(a - b).max()) for a, b in pairs)
+
+
+def agreement(name: str, pairs: Sequence[tuple[Runner, Runner]]) -> str:
+    """Whether rounding explains how far apart runs with the same gradients have ended."""
+    apart = [difference(ours, theirs) for ours, theirs in pairs]
+    if not all(map(math.isfinite, apart)):
         return f"agreement with {name}: unknown, weights are no longer finite numbers"
-    # Each step rounds a weight once in either run, and the state behind it a few times.
-    steps, epsilon = len(ours.seconds), float(np.finfo(ours.weights[0].dtype).eps)
-    allowed = 4 * steps * epsilon * largest
-    if difference <= allowed:
-        return f"agreement with {name}: yes, weights differ by {difference:.1e} at most"
+    excess, worst = max((d / rounding(*pair), d) for d, pair in zip(apart, pairs, strict=True))
+    if excess <= 1:
+        return f"agreement with {name}: yes, weights differ by {max(apart):.1e} at most"
     return (
-        f"agreement with {name}: NO, weights differ by {difference:.1e} at most, "
-        f"more than the {allowed:.1e} that rounding may explain"
+        f"agreement with {name}: NO, weights differ by {worst:.1e} at most, "
+        f"more than the {worst / excess:.1e} that rounding may explain"
     )
+
+
+def rounding(ours: Runner, theirs: Runner) -> float:
+    """Difference of weights that rounding may explain.
+
+    Each step rounds a weight once in either run, and the state behind it a few times.
+    """
+    largest = max(float(abs(weight).max()) for weight in theirs.weights)
+    return 4 * len(ours.seconds) * float(np.finfo(ours.weights[0].dtype).eps) * largest

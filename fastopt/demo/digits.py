@@ -1,10 +1,9 @@
 """The demo of dense updates: a perceptron learns to read digits, and its optimizer is timed."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -12,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer, plain
+from fastopt.console import duration, table
 from fastopt.demo import common, plot
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.perceptron import Perceptron, train
+from fastopt.demo.rivals import NUMPY, Rival, rivals
 from fastopt.demo.team import Team
+from fastopt.kernels.threads import use_threads
 from fastopt.plain import Array
 from fastopt.sparse import HALVES
 from fastopt.trainer import Trainer
@@ -34,13 +36,13 @@ ARGUMENTS: dict[str, dict[str, float]] = {
 }
 """Arguments that suit this task better than the optimizer's own defaults."""
 
-COMPARED = ("sgd", "adagrad", "rmsprop", "adam", "lion")
-"""Optimizers whose losses a plot shows, besides that which was asked for."""
+NETWORKS: tuple[tuple[int, ...], ...] = ((128,), (512, 512))
+"""Units of the hidden layers of the networks that are trained."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the demo is asked to do; None stands for what suits the optimizer."""
+    """What the demo is asked to do; None stands for what suits the optimizer, or all networks."""
 
     optimizer: str = "adam"
     learning_rate: float | None = None
@@ -48,37 +50,79 @@ class Options:
     dtype: str = "float32"
     no_master: bool = False
     rounding: str = "nearest"
+    hidden: Sequence[int] | None = None
     epochs: int = 20
     batch_size: int = 32
     seed: int = 0
     plot: Path | None = None
-    compare: Sequence[str] | None = None
     mpi: bool = False
 
 
 class Race(Trainer):
-    """A trainer whose steps are timed, and done in plain NumPy on a copy of the weights too."""
+    """A trainer whose steps are timed, and done by others too, on copies of the weights."""
 
     def __init__(
-        self, model: Perceptron, opt: optimizer.Optimizer, update: plain.Update | None, comm: Any
+        self, model: Perceptron, opt: optimizer.Optimizer, rivals: Mapping[str, Rival], comm: Any
     ) -> None:
         super().__init__(model.params, opt, comm=comm)
         self.params = model.params
         self.ours = Runner(super().step, model.weights)
-        self.shadow = Runner.of(update, [w.copy() for w in model.weights]) if update else None
+        self.rivals = {name: rival(opt, model.weights) for name, rival in rivals.items()}
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """Do the step in both ways."""
-        if self.shadow is None:
+        """Do the step in all ways."""
+        if not self.rivals:
             self.ours.step(batch_size)
-        else:
-            means = [parameter.grad() / batch_size for parameter in self.params.values()]
-            common.take_turns([self.ours, self.shadow], batch_size, means)
+            return
+        means = [parameter.grad() / batch_size for parameter in self.params.values()]
+        common.take_turns(
+            [self.ours, *self.rivals.values()], batch_size, *[means] * len(self.rivals)
+        )
+
+
+class Task:
+    """A network that is trained, and what came of it."""
+
+    def __init__(
+        self,
+        options: Options,
+        hidden: Sequence[int],
+        datasets: Any,
+        rivals: Mapping[str, Rival],
+        team: Team,
+    ) -> None:
+        self.options, self.team = options, team
+        self.rng = np.random.default_rng(options.seed)
+        self.images, self.digits = _images(datasets, self.rng, options.dtype)
+        self.model = Perceptron(options.dtype, self.rng, hidden)
+        self.name = "-".join(map(str, self.model.sizes))
+        self.race = Race(self.model, _optimizer(options), rivals, team.comm)
+
+    def first_step(self) -> float:
+        """Seconds of a step on copies."""
+        trial, size = deepcopy(self.model), self.options.batch_size
+        trial.backward(self.images[:size], self.digits[:size])
+        trainer = Trainer(trial.params, _optimizer(self.options), comm=self.team.comm)
+        return common.first_step(Runner(trainer.step, trial.weights), size)
+
+    def epoch(self) -> tuple[int, Iterator[float]]:
+        """Number of steps of an epoch, and the loss of each when it is done."""
+        chunks = common.chunks(self.rng.permutation(TRAIN), self.options.batch_size)
+        batches = [(self.images[c], self.digits[c]) for c in chunks]
+        return len(chunks), train(self.model, self.race, batches, self.team)
+
+    def train(self, bar: Any, trainings: int) -> None:
+        """Do all epochs."""
+        epochs = self.options.epochs
+        self.training = common.train(epochs, self.epoch, bar, self.name, trainings)
+        self.accuracy = self.model.accuracy(self.images[TRAIN:], self.digits[TRAIN:])
 
 
 @np.errstate(all="ignore")
 def run(options: Options) -> float:
-    """Train the perceptron, print what was measured, and return the accuracy on test images.
+    """Train the networks, print what was measured, and return the accuracy of the first.
+
+    It is the share of test images whose digit has the highest score.
 
     Raises
     ------
@@ -86,72 +130,36 @@ def run(options: Options) -> float:
         An option does not fit, or a package is missing.
     """
     name, team = options.optimizer.lower(), Team.of(options.mpi)
-    opt = _optimizer(name, options)
+    opt = _optimizer(options)
     _check_batches(options.batch_size, team.size)
-    datasets, progress = common.need("sklearn.datasets", "tqdm")
-    others = _others(options)
-    task = Task(options, datasets, team)
-    model, images, digits = task.model, task.images, task.digits
-    print(common.heading(name, opt, options))
-    print(
-        f"{TRAIN} images to train and {TEST} to test; perceptron 64-128-10, "
-        f"{sum(w.size for w in model.weights)} weights in {len(model.weights)} arrays"
-        f"{_precision(options)}{_shared(team.size) if options.mpi else ''}",
-        flush=True,
-    )
-
-    bar = partial(progress.tqdm, disable=team.rank > 0)
+    (datasets, _) = common.need("sklearn.datasets", "tqdm")
+    if options.plot:
+        plot.check(options.plot)
+    networks = [options.hidden] if options.hidden else NETWORKS
+    others = {} if _unrivaled(options) else rivals(name, torch=options.plot is not None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* weights without masters")  # they were asked for
-        first = images[: options.batch_size], digits[: options.batch_size]
-        print(_first_step(model, opt, *first, team.comm))
-        reference = None if options.mpi else _reference(name, opt, options.dtype)
-        race = Race(model, opt, reference, team.comm)
-        losses = {name: task.train(race, bar)}
-    accuracy = model.accuracy(images[TRAIN:], digits[TRAIN:])
-    print(f"mean loss of the last epoch: {fmean(losses[name][-1]):.6f}")
-    print(f"test accuracy: {accuracy:.3f}")
-    _report(name, options, race.ours, race.shadow)
-    for each, opt in others.items():
-        task = Task(options, datasets, team)
-        trainer = Trainer(task.model.params, opt, comm=team.comm)
-        losses[each] = task.train(trainer, partial(bar, leave=False), f"{each}, epoch")
+        tasks = [Task(options, hidden, datasets, others, team) for hidden in networks]
+        seconds = sum(task.first_step() for task in tasks)
+        print(common.heading(name, opt, options))
+        print(
+            f"{TRAIN} images of digits to train and {TEST} to test{_precision(options)}"
+            f"{_shared(team.size) if options.mpi else ''}\n"
+            f"first step: {seconds:.2f} s to compile the kernels or load them from the cache",
+            flush=True,
+        )
+        with common.progress_bar(team.rank == 0) as bar, use_threads(1):
+            for left, task in zip(range(len(tasks), 0, -1), tasks, strict=False):
+                task.train(bar, left)
+    _report(name, options, tasks)
     if options.plot and team.rank == 0:
-        plot.curves(losses, "cross-entropy", options.plot)
-        print(f"losses of {', '.join(losses)}: {options.plot}")
-    return accuracy
+        _draw(tasks[-1], name, options.plot)
+    return tasks[0].accuracy
 
 
-class Task:
-    """Images and digits in random order, and a model that has not seen any."""
-
-    def __init__(self, options: Options, datasets: Any, team: Team) -> None:
-        self.options, self.team = options, team
-        self.rng = np.random.default_rng(options.seed)
-        self.images, self.digits = _images(datasets, self.rng, options.dtype)
-        self.model = Perceptron(options.dtype, self.rng)
-
-    def epoch(self, trainer: Trainer) -> tuple[int, Iterator[float]]:
-        """Number of steps of an epoch, and the loss of each when it is done."""
-        chunks = common.chunks(self.rng.permutation(TRAIN), self.options.batch_size)
-        batches = [(self.images[c], self.digits[c]) for c in chunks]
-        return len(chunks), train(self.model, trainer, batches, self.team)
-
-    def train(self, trainer: Trainer, progress: Any, word: str = "epoch") -> list[list[float]]:
-        """Losses of all epochs."""
-        return common.train(self.options.epochs, partial(self.epoch, trainer), progress, word)
-
-
-def _others(options: Options) -> dict[str, optimizer.Optimizer]:
-    """Optimizers to compare with, by name, if there is to be a plot and it can be written."""
-    names = common.compared(options, COMPARED)
-    bare = replace(options, learning_rate=None, momentum=None)
-    return {name: _optimizer(name, bare) for name in names}
-
-
-def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
+def _optimizer(options: Options) -> optimizer.Optimizer:
     """Make the optimizer that the options ask for, if they fit together."""
-    half = options.dtype in HALVES
+    name, half = options.optimizer.lower(), options.dtype in HALVES
     if options.batch_size > TRAIN:
         raise Refused(f"--batch-size is at most {TRAIN}, the number of images to train")
     if options.no_master and not half:
@@ -192,33 +200,70 @@ def _shared(ranks: int) -> str:
     return f"; batches and state shared out among {ranks} rank{'s' * (ranks > 1)}"
 
 
-def _first_step(
-    model: Perceptron, opt: optimizer.Optimizer, images: Array, digits: Array, comm: Any
-) -> str:
-    trial = deepcopy(model)
-    trial.backward(images, digits)
-    trainer = Trainer(trial.params, deepcopy(opt), comm=comm)
-    return common.first_step(Runner(trainer.step, trial.weights), len(digits))
+def _unrivaled(options: Options) -> str:
+    """Why fastopt is not compared; empty if it is."""
+    name = options.optimizer.lower()
+    if options.dtype in HALVES:
+        return f"NumPy would round every intermediate result to {options.dtype}"
+    if options.mpi:
+        return "a rank has the gradients of its own images only"
+    return "" if name in plain.UPDATES else f"the demo has no NumPy code for {name}"
 
 
-def _reference(name: str, opt: optimizer.Optimizer, dtype: str) -> plain.Update | None:
-    """Return the update in plain NumPy, if there is one that fastopt can be compared with."""
-    return plain.UPDATES[name](opt) if name in plain.UPDATES and dtype not in HALVES else None
+def _report(name: str, options: Options, tasks: Sequence[Task]) -> None:
+    """Print what was shown, what came of each network, and how the times compare."""
+    names = list(tasks[0].race.rivals)
+    many = f"{len(tasks)} networks" if len(tasks) > 1 else "a network"
+    if names:
+        print(
+            f"\nfastopt trained {many}; {' and '.join(names)} updated copies of the weights "
+            "with the same gradients"
+        )
+    else:
+        print(f"\nfastopt trained {many}; plain NumPy: not compared, {_unrivaled(options)}")
+    print(end="".join(sorted({common.diverged(task.training) for task in tasks})))
+    for rival in names:
+        pairs = [(task.race.ours, task.race.rivals[rival]) for task in tasks]
+        print(common.agreement(rival, pairs))
+    head = ["network", "weights", "loss", "test accuracy", "fastopt", *names]
+    print(f"\n{table(head, [_line(task) for task in tasks])}\n")
+    print("loss: mean of the last epoch; times: medians of an update, on one thread")
+    if names:
+        print(_conclusion(tasks), flush=True)
 
 
-def _report(name: str, options: Options, ours: Runner, shadow: Runner | None = None) -> None:
-    fast = f"optimizer, fastopt:     {common.summary(ours.seconds)}"
-    if shadow is None:
-        reason = f"the demo has no NumPy code for {name}"
-        if options.dtype in HALVES:
-            reason = f"NumPy would round every intermediate result to {options.dtype}"
-        if options.mpi:
-            reason = "a rank has the gradients of its own images only"
-        print(f"{fast}\noptimizer, plain NumPy: not compared, {reason}", flush=True)
-        return
-    print(common.agreement("plain NumPy", ours, shadow))
-    print(f"{fast}\noptimizer, plain NumPy: {common.summary(shadow.seconds)}")
-    words = common.faster(median(ours.seconds), median(shadow.seconds))
-    if words.endswith("slower"):
-        print("on arrays this small the cost of a call counts; fastopt bench measures larger ones")
-    print(f"by the medians, fastopt is {words} than plain NumPy", flush=True)
+def _line(task: Task) -> list[str]:
+    """Cells of a network in the table."""
+    runners = task.race.ours, *task.race.rivals.values()
+    return [
+        task.name,
+        f"{sum(w.size for w in task.model.weights):,}",
+        f"{fmean(task.training.losses[-1]):.6f}",
+        f"{task.accuracy:.3f}",
+        *(duration(median(runner.seconds)) for runner in runners),
+    ]
+
+
+def _conclusion(tasks: Sequence[Task]) -> str:
+    """How fastopt compares with NumPy, in a line."""
+    words = [
+        common.faster(median(task.race.ours.seconds), median(task.race.rivals[NUMPY].seconds))
+        for task in tasks
+    ]
+    parts = [f"{w} ({task.name})" for w, task in zip(words, tasks, strict=True)]
+    hint = ""
+    if any(w.endswith("slower") for w in words):
+        hint = (
+            "on arrays this small the cost of a call counts; fastopt bench measures larger ones\n"
+        )
+    return f"{hint}by the medians, fastopt is {' and '.join(parts)} than {NUMPY}"
+
+
+def _draw(task: Task, name: str, path: Path) -> None:
+    """Draw the loss over the time of gradients and updates, for each way to update."""
+    runners = {"fastopt": task.race.ours, **task.race.rivals}
+    gradients = task.training.others(runners.values())
+    times = {way: np.cumsum(gradients + runner.seconds) for way, runner in runners.items()}
+    title = f"{name} trains a {task.name} network to read digits"
+    plot.race(task.training.losses, times, title, "mean loss of an epoch", path)
+    print(f"loss over time with {', '.join(runners)}: {path}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer
+from fastopt.console import duration, table
 from fastopt.demo import common, plot
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.skipgram import Corpus, SkipGram, nearest
@@ -32,9 +33,6 @@ WORDS = (
 RATES = {"adagrad": 0.1, "groupadagrad": 0.1, "adam": 0.002, "sgd": 0.05, "ccsgd": 0.05}
 """Learning rates that suit this task better than the optimizer's own default."""
 
-COMPARED = ("sgd", "adagrad", "adam")
-"""Optimizers whose losses a plot shows, besides that which was asked for."""
-
 EXACT = ("adagrad", "groupadagrad", "sgd", "ccsgd")
 """Optimizers that leave a row alone if its gradient is zero, as lazy updates do."""
 
@@ -53,7 +51,6 @@ class Options:
     seed: int = 0
     text: Path | None = None
     plot: Path | None = None
-    compare: Sequence[str] | None = None
 
 
 @dataclass
@@ -83,33 +80,35 @@ def run(options: Options) -> float:
         raise Refused("--task embeddings takes --dtype float32 or float64")
     name = options.optimizer.lower()
     opt = _optimizer(name, options)
-    (progress,) = common.need("tqdm")
-    others = _others(options)
+    common.need("tqdm")
+    if options.plot:
+        plot.check(options.plot)
     rng = np.random.default_rng(options.seed)
     corpus = _corpus(options.text)
     model = SkipGram(rng, corpus, SIZE, options.dtype)
     print(common.heading(name, opt, options))
     print(
-        f"text of {len(corpus.tokens)} words, {len(corpus.words)} of them different; "
-        f"a vector of {SIZE} numbers for each as word and as neighbour",
+        f"text of {len(corpus.tokens)} words, {len(corpus.words)} of them different; each gets a "
+        f"vector of {SIZE} numbers,\nso that words which occur together have similar vectors",
         flush=True,
     )
-    for height in sorted({len(corpus.words), max(len(corpus.words), TALL)}):
-        other = model.padded(height)
-        few = partial(_epoch, corpus, other, deepcopy(rng), options.batch_size, RACE)
-        _race(opt, other, few, progress.tqdm)
-    train = partial(_train, corpus, options)
-    losses = {name: train(progress.tqdm, opt, model, deepcopy(rng))}
-    first, last = (fmean(losses[name][epoch]) for epoch in (0, -1))
-    print(f"loss of a pair: {first:.3f} in the first epoch, {last:.3f} in the last")
+    with common.progress_bar() as bar:
+        races = []
+        for height in sorted({len(corpus.words), max(len(corpus.words), TALL)}):
+            taller = model.padded(height)
+            few = partial(_epoch, corpus, taller, deepcopy(rng), options.batch_size, RACE)
+            races.append(_race(opt, taller, few, bar))
+        updates = Runner.of(optimizer.get_updater(opt), model.weights)
+        epoch = partial(_epoch, corpus, model, rng, options.batch_size)
+        steps = common.updates(epoch, [updates])
+        training = common.train(options.epochs, steps, bar, "training")
+    _report(name, races)
+    first, last = (fmean(training.losses[epoch]) for epoch in (0, -1))
+    print(end=common.diverged(training))
+    print(f"\nloss of a pair of words: {first:.3f} in the first epoch, {last:.3f} in the last")
     _show(corpus, model.weights[0])
-    passing = partial(progress.tqdm, leave=False)
-    for each, opt in others.items():
-        fresh = SkipGram(np.random.default_rng(options.seed), corpus, SIZE, options.dtype)
-        losses[each] = train(passing, opt, fresh, deepcopy(rng), f"{each}, epoch")
     if options.plot:
-        plot.curves(losses, "loss of a pair", options.plot)
-        print(f"losses of {', '.join(losses)}: {options.plot}")
+        _draw(races[-1], name, options.plot)
     return last
 
 
@@ -118,28 +117,6 @@ def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
     given = {"learning_rate": options.learning_rate}
     fixed = {"param_idx2name": NAMES, "seed": options.seed, "lazy_update": True}
     return common.create(name, suited, given, **fixed)
-
-
-def _others(options: Options) -> dict[str, optimizer.Optimizer]:
-    """Optimizers to compare with, by name, if there is to be a plot and it can be written."""
-    names = common.compared(options, COMPARED)
-    bare = replace(options, learning_rate=None)
-    return {name: _optimizer(name, bare) for name in names}
-
-
-def _train(
-    corpus: Corpus,
-    options: Options,
-    progress: Callable[..., Any],
-    opt: optimizer.Optimizer,
-    model: SkipGram,
-    rng: np.random.Generator,
-    word: str = "epoch",
-) -> list[list[float]]:
-    """Losses of all epochs of row-sparse updates."""
-    lazy = Runner.of(optimizer.get_updater(opt), model.weights)
-    epoch = partial(_epoch, corpus, model, rng, options.batch_size)
-    return common.train(options.epochs, common.updates(epoch, [lazy]), progress, word)
 
 
 def _corpus(path: Path | None) -> Corpus:
@@ -170,49 +147,86 @@ def _epoch(
     return len(batches), (model.backward(batch, NEGATIVES, rng) for batch in batches)
 
 
-def _race(
-    opt: optimizer.Optimizer,
-    model: SkipGram,
-    epoch: Callable[[], Epoch],
-    progress: Callable[..., Any],
-) -> None:
-    """Train with row-sparse and with dense gradients in turn, and print how the updates compare.
+@dataclass
+class Race:
+    """Updates of one table's rows, row-sparse and dense, and how many rows a step has."""
+
+    rows: int
+    indices: int
+    unique: int
+    lazy: Runner
+    dense: Dense
+    training: common.Training
+
+
+def _race(opt: optimizer.Optimizer, model: SkipGram, epoch: Callable[[], Epoch], bar: Any) -> Race:
+    """Train with row-sparse and with dense gradients in turn.
 
     Both run on one thread: where other processes are busy, the dense update would mostly wait for
     its second thread.
     """
     _, gradients = next(epoch()[1])
     whole = [gradient.to_dense() for gradient in gradients]
-    listed = sum(len(gradient.indices) for gradient in gradients)
-    touched = sum(len(gradient.coalesce().indices) for gradient in gradients)
-    trial = Runner.of(optimizer.get_updater(deepcopy(opt)), [w.copy() for w in model.weights])
-    print(
-        f"two tables of {len(whole[0])} rows; the gradients of a step have {listed} row indices, "
-        f"{touched} different ones\n"
-        f"  {common.first_step(trial, gradients, whole)}",
-        flush=True,
-    )
-    dense = Dense.of(optimizer.get_updater(deepcopy(opt)), [w.copy() for w in model.weights])
-    lazy = Runner.of(optimizer.get_updater(deepcopy(opt)), model.weights)
+
+    def runner(cls: type[Runner], weights: Sequence[Array]) -> Any:
+        return cls.of(optimizer.get_updater(deepcopy(opt)), weights)
+
+    common.first_step(runner(Runner, [w.copy() for w in model.weights]), gradients, whole)
+    dense = runner(Dense, [w.copy() for w in model.weights])
+    lazy = runner(Runner, model.weights)
     with use_threads(1):
-        common.train(1, common.updates(epoch, [lazy, dense]), progress, "comparison")
-    _report(type(opt).__name__.lower(), lazy, dense)
+        steps = common.updates(epoch, [lazy, dense])
+        training = common.train(1, steps, bar, f"comparison on {len(whole[0])} rows")
+    return Race(
+        len(whole[0]),
+        sum(len(gradient.indices) for gradient in gradients),
+        sum(len(gradient.coalesce().indices) for gradient in gradients),
+        lazy,
+        dense,
+        training,
+    )
 
 
-def _report(name: str, lazy: Runner, dense: Dense) -> None:
-    print(f"  row-sparse updates:      {common.summary(lazy.seconds)}")
-    print(f"  making gradients dense:  {common.summary(dense.making)}")
-    print(f"  dense updates:           {common.summary(dense.seconds)}")
-    ours, theirs = median(lazy.seconds), median(dense.seconds)
+def _report(name: str, races: Sequence[Race]) -> None:
+    """Print how row-sparse updates compare with dense ones."""
     print(
-        f"  medians on one thread: row-sparse updates are {common.faster(ours, theirs)} than dense "
-        f"updates,\n  and {common.faster(ours, theirs + median(dense.making))} than making a dense "
-        "gradient and updating with it"
+        f"\nfastopt updated two tables by row-sparse gradients: {races[0].indices} row indices per "
+        f"step, {races[0].unique} unique;\ncopies of the tables were updated by the same gradients "
+        "made dense"
     )
     if name in EXACT:
-        print(f"  {common.agreement('dense updates', lazy, dense)}")
+        print(common.agreement("dense updates", [(race.lazy, race.dense) for race in races]))
     else:
-        print(f"  dense updates with {name} go on to move rows that a step does not list")
+        print(f"dense updates with {name} also move rows whose gradient is zero: no comparison")
+    head = ["rows of a table", "row-sparse update", "dense update", "making a dense gradient"]
+    print(f"\n{table(head, [_line(race) for race in races])}\n")
+    print("medians of a step, on one thread")
+    for race in races:
+        dense = median(race.dense.seconds) + median(race.dense.making)
+        words = common.faster(median(race.lazy.seconds), dense)
+        print(
+            f"{race.rows:,} rows: row-sparse updates are {words} than dense gradients and updates"
+        )
+
+
+def _line(race: Race) -> list[str]:
+    """Cells of a race in the table."""
+    times = race.lazy.seconds, race.dense.seconds, race.dense.making
+    return [f"{race.rows:,}", *(duration(median(seconds)) for seconds in times)]
+
+
+def _draw(race: Race, name: str, path: Path) -> None:
+    """Draw the loss over the time of gradients and updates, row-sparse and dense."""
+    making = np.array(race.dense.making)
+    gradients = race.training.others([race.lazy, race.dense]) - making
+    times = {
+        "row-sparse": np.cumsum(gradients + race.lazy.seconds),
+        "dense": np.cumsum(gradients + making + race.dense.seconds),
+    }
+    losses = common.chunks(np.array(race.training.losses[0]), RACE // 10)
+    title = f"{name} on tables of {race.rows:,} rows, {race.unique} of them in a step"
+    plot.race(losses, times, title, "mean loss of a pair of words", path)
+    print(f"loss over time with {' and '.join(times)} gradients: {path}")
 
 
 def _show(corpus: Corpus, vectors: Array) -> None:

@@ -1,6 +1,7 @@
 """The network of the digits demo: NumPy computes it, a Trainer updates its parameters."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -41,7 +42,16 @@ class Layer:
 
 
 class Perceptron:
-    """A hidden layer of rectified units, then a softmax over the ten digits.
+    """Hidden layers of rectified units, then a softmax over the ten digits.
+
+    Parameters
+    ----------
+    dtype : str
+        Of weights and gradients.
+    rng : numpy.random.Generator
+        Draws the first weights.
+    hidden : sequence of int
+        Units of the hidden layers. Default one layer of 128.
 
     Examples
     --------
@@ -57,10 +67,16 @@ class Perceptron:
     (True, 1.0)
     """
 
-    def __init__(self, dtype: str, rng: np.random.Generator) -> None:
+    def __init__(
+        self, dtype: str, rng: np.random.Generator, hidden: Sequence[int] = (128,)
+    ) -> None:
+        self.sizes = [64, *hidden, 10]
+        names = [f"hidden{k}" for k in range(1, len(hidden) + 1)] + ["output"]
         with name_scope("perceptron", params=ParameterDict(), dtype=dtype) as scope:
-            self.hidden = Layer("hidden", 64, 128)
-            self.output = Layer("output", 128, 10)
+            self.layers = [
+                Layer(name, inputs, outputs)
+                for name, (inputs, outputs) in zip(names, pairwise(self.sizes), strict=True)
+            ]
         self.params = scope.params
         self.params.initialize(initializer.HeNormal(rng=rng))
 
@@ -71,8 +87,10 @@ class Perceptron:
 
     def forward(self, images: Array) -> Array:
         """Scores of the digits."""
-        self.active = np.maximum(self.hidden.forward(images), 0)
-        return self.output.forward(self.active)
+        *hidden, output = self.layers
+        for layer in hidden:
+            images = np.maximum(layer.forward(images), 0)
+        return output.forward(images)
 
     def backward(self, images: Array, digits: Array) -> float:
         """Add the gradients of the cross-entropy, summed over a batch, and return its mean."""
@@ -82,7 +100,9 @@ class Perceptron:
         rows = np.arange(len(digits))
         grad = np.exp(log_likelihood)
         grad[rows, digits] -= 1
-        self.hidden.backward(self.output.backward(grad) * (self.active > 0))
+        for layer in reversed(self.layers[1:]):
+            grad = layer.backward(grad) * (layer.x > 0)  # its inputs are outputs of rectified units
+        self.layers[0].backward(grad)
         return -float(log_likelihood[rows, digits].mean())
 
     def accuracy(self, images: Array, digits: Array) -> float:

@@ -3,15 +3,16 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from fastopt.console import Refused, need
+from fastopt.plain import Array
 
-__all__ = ["COLORS", "GRAY", "axes", "check", "curves"]
+__all__ = ["COLORS", "GRAY", "axes", "check", "race"]
 
 GRAY = "#808080"
 COLORS = ("#3b8ed0", "#e07b39", "#3aa76d", "#c65fa8", "#c39a1c", "#8078e0", "#d9534f", "#2aa5a0")
@@ -65,20 +66,37 @@ def axes(path: Path, width: float, height: float) -> Iterator[Any]:
             raise Refused(f"cannot write the plot to {str(path)!r}: {error}") from None
 
 
-def curves(losses: Mapping[str, Sequence[Sequence[float]]], label: str, path: Path) -> None:
-    """Draw the losses of the steps of each optimizer, as means over a part of an epoch."""
+def race(
+    losses: Sequence[Sequence[float]],
+    times: Mapping[str, Array],
+    title: str,
+    label: str,
+    path: Path,
+) -> None:
+    """Draw the means of `losses` over the time at their ends, and state how the times compare.
+
+    The losses are the same for every name; `times` are the seconds until each step was done. The
+    first name is emphasized, and the others are compared with it.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    with axes(path, 7, 4) as plot:
-        for (name, epochs), color in zip(losses.items(), cycle(COLORS), strict=False):
-            loss = np.concatenate(epochs)
-            window = max(len(epochs[0]) // 2, 1)
-            mean = np.convolve(loss, np.full(window, 1 / window), "valid")
-            steps = np.arange(window, len(loss) + 1)
-            plot.plot(steps, mean, color=color, linewidth=1.4, label=name)
-        plot.set(xlabel="step", ylabel=label, yscale="log")
+    ends = np.cumsum([len(part) for part in losses]) - 1
+    means = [fmean(part) for part in losses]
+    with axes(path, 7, 4.2) as plot:
+        for k, (name, seconds) in enumerate(times.items()):
+            words = f"{name}: {float(seconds[-1]):.2f} s"
+            look: dict[str, Any] = {"color": COLORS[k % len(COLORS)], "zorder": 9 - k}
+            plot.plot(seconds[ends], means, linewidth=1.4 if k else 2.8, label=words, **look)
+            plot.plot(seconds[ends[-1:]], means[-1:], "o", markersize=5 if k else 8, **look)
+        plot.set(xlabel="seconds of gradients and updates", ylabel=label, yscale="log")
+        plot.set_xlim(0)
         plot.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         plot.yaxis.set_major_formatter("{x:g}")
         plot.yaxis.set_minor_formatter(NullFormatter())
         plot.grid(axis="y")
         plot.legend()
+        first, *others = ((name, float(seconds[-1])) for name, seconds in times.items())
+        ratios = [f"{name} {total / first[1]:.2f}" for name, total in others]
+        statement = f"times as long as {first[0]} to the same loss: {', '.join(ratios)}"
+        plot.set_title(statement if ratios else "", loc="left", size=10, color=GRAY)
+        plot.figure.suptitle(title, size=13, weight="bold")

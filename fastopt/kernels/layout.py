@@ -68,7 +68,7 @@ def bfloat16() -> Any:
     try:
         import ml_dtypes
     except ImportError:
-        raise ImportError("bfloat16 arrays need ml_dtypes: pip install fastopt[bfloat16]") from None
+        raise ImportError("bfloat16 arrays need ml_dtypes: pip install ml_dtypes") from None
     return np.dtype(ml_dtypes.bfloat16)
 
 

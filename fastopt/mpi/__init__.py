@@ -4,7 +4,7 @@ try:
     from mpi4py import MPI as MPI
 except (ImportError, RuntimeError) as error:  # mpi4py raises the latter where it finds no library
     raise ImportError(
-        f'fastopt.mpi needs mpi4py and an MPI: pip install "fastopt[mpi]" mpich ({error})'
+        f"fastopt.mpi needs mpi4py and an MPI: pip install mpi4py mpich ({error})"
     ) from error
 
 from fastopt.mpi.table import ShardedTable as ShardedTable

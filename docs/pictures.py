@@ -1,0 +1,182 @@
+"""Pictures of the documentation, each for light and for dark pages.
+
+``python docs/pictures.py`` draws the comparison with other libraries again, from the tables of
+``docs/performance.md``, into ``docs/_static``. The build of the documentation draws the schedules.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastopt import lr_scheduler as schedules
+
+__all__ = ["Row", "draw_comparison", "draw_schedules", "rows", "schedule_files"]
+
+DOCS = Path(__file__).parent
+STATIC = DOCS / "_static"
+THEMES = {
+    "light": {"text": "#222832", "soft": "#5a6370", "bar": "#2b7bba", "pale": "#a9cbe6"},
+    "dark": {"text": "#e2e6ea", "soft": "#a8b1bb", "bar": "#4fa3e3", "pale": "#2f5878"},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one would use instead, and how many times longer a step takes, by what is updated."""
+
+    name: str
+    ratios: dict[str, float]
+
+
+SMALL, LARGE = "1,000 elements", "20 million elements"
+TABLE = "8,192 rows of a table of 1,000,000 x 64"
+COLUMNS = {"NumPy": "NumPy", "torch.optim, fused": "torch fused", "optax, jitted": "optax"}
+WRITTEN = "Adam, {} elements, time of written loop / time"
+
+
+def rows(page: str) -> list[Row]:
+    """Rows of the picture, from the tables of a page.
+
+    Raises
+    ------
+    KeyError
+        The page has no such number.
+    """
+    table, bars = _table(page, "step"), _table(page, "measurement")
+    sizes = {SMALL: "1,000", LARGE: "20,000,000"}
+    found = {
+        name: {size: float(table[f"Adam, {n}"][column]) for size, n in sizes.items()}
+        for name, column in COLUMNS.items()
+    }
+    loop = {size: float(bars[WRITTEN.format(n)]["measured"]) for size, n in sizes.items()}
+    sparse = {TABLE: float(table["lazy Adam, zipf ids, cold"]["torch SparseAdam"])}
+    numpy, fused, optax = (Row(name, ratios) for name, ratios in found.items())
+    written = Row("a loop of your own with numba.njit", loop)
+    return [numpy, written, fused, optax, Row("torch.optim.SparseAdam", sparse)]
+
+
+def _table(page: str, first: str) -> dict[str, dict[str, str]]:
+    """Cells by row and column of the first table whose first column is called `first`."""
+    match = re.search(rf"^\| {first} +\|.*\n(?:\|.*\n)+", page, re.MULTILINE)
+    if match is None:
+        raise KeyError(first)
+    head, _, *lines = ([c.strip() for c in line.split("|")[1:-1]] for line in match[0].splitlines())
+    return {cells[0]: dict(zip(head, cells, strict=True)) for cells in lines}
+
+
+@contextmanager
+def _axes(path: Path, theme: str, width: float, height: float, size: float) -> Iterator[Any]:
+    """Axes of a figure of so many inches without frame, which is written to `path` afterwards."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    colors = THEMES[theme]
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",  # text stays text
+        "svg.hashsalt": path.stem,  # equal pictures are equal files
+        "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
+        "font.size": size,
+        "text.color": colors["text"],
+        "savefig.transparent": True,
+    }
+    for part in ("axes.edge", "axes.label", "xtick.", "ytick."):
+        style[f"{part}color"] = colors["soft"]
+    with rc_context(style):
+        figure = Figure(figsize=(width, height), layout="none")
+        yield figure.add_axes((0, 0, 1, 1))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+
+
+def draw_comparison(found: Sequence[Row], directory: Path = STATIC) -> None:
+    """Draw bars of times relative to fastopt's."""
+    for theme, colors in THEMES.items():
+        path = directory / f"comparison-{theme}.svg"
+        with _axes(path, theme, 5.4, 4.4, 9.5) as plot:
+            _bars(plot, found, colors)
+
+
+def _bars(plot: Any, found: Sequence[Row], colors: dict[str, str]) -> None:
+    longest = max(ratio for row in found for ratio in row.ratios.values())
+    top = 0.0
+    for row in found:
+        plot.text(0, top, row.name, va="center", weight="bold")
+        top += 0.95
+        ends = [top - 0.45, top + 0.8 * len(row.ratios) - 0.35]
+        plot.plot([1, 1], ends, color=colors["text"], linewidth=1, zorder=3)
+        for size, ratio in row.ratios.items():
+            plot.barh(top, ratio, 0.62, color=colors["pale" if size == LARGE else "bar"])
+            plot.text(ratio + longest / 80, top, f"{ratio:.1f}", va="center", weight="bold")
+            label = longest / 80 * (10 if ratio >= 10 else 8)
+            plot.text(ratio + label, top, size, va="center", color=colors["soft"])
+            top += 0.8
+        top += 0.35
+    title = "A step of Adam takes so many times as long as with fastopt"
+    plot.text(0, -2.2, title, va="center", size=11, weight="bold")
+    words = "float32, two cores; the line is at 1, the time of fastopt"
+    plot.text(0, -1.3, words, va="center", color=colors["soft"])
+    plot.set(xlim=(-longest / 100, 1.42 * longest), ylim=(top - 0.6, -2.8))
+    plot.set_axis_off()
+
+
+def drawn_schedules() -> dict[str, schedules.LRScheduler]:
+    """An example of each schedule, over 120 updates, by the name of its class."""
+    plateau = schedules.PlateauScheduler(factor=0.5, patience=10, base_lr=0.4)
+    warm = schedules.FactorScheduler(step=1000, base_lr=0.4, warmup_steps=30)
+    cosine = schedules.CosineScheduler(max_update=60, base_lr=0.4)
+    examples = (
+        schedules.FactorScheduler(step=20, factor=0.5, base_lr=0.4),
+        schedules.ExponentialScheduler(step=20, factor=0.5, base_lr=0.4),
+        schedules.MultiFactorScheduler(step=[50, 90], factor=0.3, base_lr=0.4),
+        schedules.PolyScheduler(max_update=100, base_lr=0.4, warmup_steps=10),
+        schedules.CosineScheduler(max_update=100, base_lr=0.4, warmup_steps=10),
+        schedules.CosineRestartsScheduler(period=17, base_lr=0.4, period_mult=2),
+        schedules.OneCycleScheduler(max_update=100, base_lr=0.4),
+        plateau,
+        schedules.JoinedScheduler([warm, cosine], boundaries=[60]),
+    )
+    return {type(schedule).__name__: schedule for schedule in examples}
+
+
+def schedule_files(theme: str = "light") -> list[str]:
+    """Paths of the pictures of schedules, relative to the documentation."""
+    return [f"_static/schedules/{name}-{theme}.svg" for name in drawn_schedules()]
+
+
+def draw_schedules(directory: Path = DOCS) -> None:
+    """Draw the learning rate of each schedule over the number of updates."""
+    for theme, colors in THEMES.items():
+        for name, schedule in drawn_schedules().items():
+            path = directory / f"_static/schedules/{name}-{theme}.svg"
+            with _axes(path, theme, 2.9, 1.9, 9) as plot:
+                plot.plot(range(121), _rates(schedule), color=colors["bar"], linewidth=2)
+                plot.set_position((0.13, 0.2, 0.84, 0.63))
+                plot.set(ylim=(-0.02, 0.44), xlim=(0, 120), xlabel="updates")
+                plot.set_yticks([0, 0.2, 0.4])
+                plot.set_xticks([0, 40, 80, 120])
+                plot.spines[["top", "right"]].set_visible(False)
+                plot.set_title(name, size=10, loc="left", color=colors["text"], weight="bold")
+
+
+def _rates(schedule: schedules.LRScheduler) -> list[float]:
+    """Rates of 121 updates; one that follows a metric sees it stall from the 40th step on."""
+    found = []
+    for n in range(121):
+        if isinstance(schedule, schedules.PlateauScheduler):
+            schedule.step(-min(n, 40))
+        found.append(schedule(n))
+    return found
+
+
+def main() -> int:
+    """Draw the comparison again."""
+    draw_comparison(rows((DOCS / "performance.md").read_text(encoding="utf-8")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Other ways to do the update of an optimizer, on one thread: the demo compares with them."""
+
+import math
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from itertools import count
+from typing import Any
+
+from fastopt import optimizer, plain
+from fastopt.demo.common import Runner
+from fastopt.plain import Array
+
+__all__ = ["NUMPY", "TORCH", "Rival", "rivals"]
+
+NUMPY, TORCH = "plain NumPy", "torch fused"
+
+Rival = Callable[[optimizer.Optimizer, Sequence[Array]], Runner]
+"""Makes what updates copies of weights as an optimizer does."""
+
+
+def rivals(name: str, torch: bool) -> dict[str, Rival]:
+    """Ways to do the update of the optimizer of this name; torch's if asked for and installed."""
+    found: dict[str, Rival] = {}
+    if name in plain.UPDATES:
+        found[NUMPY] = _numpy
+    if torch and name in TORCH_OPTIMIZERS and find_spec("torch"):
+        found[TORCH] = _torch
+    return found
+
+
+def _numpy(opt: optimizer.Optimizer, weights: Sequence[Array]) -> Runner:
+    update = plain.UPDATES[type(opt).__name__.lower()](opt)
+    return Runner.of(update, [weight.copy() for weight in weights])
+
+
+def _adam(torch: Any, tensors: Sequence[Any], opt: Any) -> Any:
+    betas = opt.beta1, opt.beta2
+    rate = opt.learning_rate
+    return torch.optim.Adam(tensors, lr=rate, betas=betas, eps=opt.epsilon, fused=True)
+
+
+def _sgd(torch: Any, tensors: Sequence[Any], opt: Any) -> Any:
+    return torch.optim.SGD(tensors, lr=opt.learning_rate, momentum=opt.momentum, fused=True)
+
+
+TORCH_OPTIMIZERS = {"adam": _adam, "sgd": _sgd}
+
+
+def _torch(opt: optimizer.Optimizer, weights: Sequence[Array]) -> Runner:
+    import torch
+
+    copies = [weight.copy() for weight in weights]
+    tensors = [torch.from_numpy(copy).requires_grad_() for copy in copies]  # of the same memory
+    made = TORCH_OPTIMIZERS[type(opt).__name__.lower()](torch, tensors, opt)
+
+    threads = torch.get_num_threads()
+    steps = count(1)
+
+    def act(gradients: Sequence[Array]) -> None:
+        if isinstance(opt, optimizer.Adam):  # torch adds epsilon after the bias correction
+            made.param_groups[0]["eps"] = opt.epsilon / math.sqrt(1 - opt.beta2 ** next(steps))
+        torch.set_num_threads(1)
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            tensor.grad = torch.from_numpy(gradient)
+        made.step()
+        torch.set_num_threads(threads)
+
+    return Runner(act, copies)

@@ -1,0 +1,78 @@
+"""The pictures of the documentation show what its tables say."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from fastopt import lr_scheduler
+
+pytest.importorskip("matplotlib")
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "performance.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("pictures")
+
+
+def words(path):
+    """The texts of a picture, in order."""
+    return re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text(encoding="utf-8"))
+
+
+def test_the_comparison_has_five_rows_of_the_tables(pictures):
+    rows = pictures.rows(PAGE)
+    assert len(rows) == 5
+    for row in rows:
+        for ratio in row.ratios.values():
+            assert re.search(rf"\| +{ratio:.2f} +\|", PAGE)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_comparison_is_drawn_from_the_page_as_it_is(pictures, theme, tmp_path):
+    pictures.draw_comparison(pictures.rows(PAGE), tmp_path)
+    name = f"comparison-{theme}.svg"
+    drawn, kept = words(tmp_path / name), words(DOCS / "_static" / name)
+    assert len(kept) > 15
+    assert drawn == kept
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_words_of_the_comparison_have_its_numbers(pictures, page):
+    text = " ".join((DOCS.parent / page).read_text(encoding="utf-8").split())
+    (described,) = re.findall(r"Time of a step of Adam relative to fastopt: ([^\"\]]*)", text)
+    numbers = [ratio for row in pictures.rows(PAGE) for ratio in row.ratios.values()]
+    assert re.findall(r"\d+\.\d", described) == [f"{number:.1f}" for number in numbers]
+
+
+def test_a_page_without_the_numbers_is_refused(pictures):
+    with pytest.raises(KeyError, match="step"):
+        pictures.rows("# Performance")
+    with pytest.raises(KeyError, match="Adam, 20,000,000"):
+        pictures.rows(re.sub(r"^\| Adam, 20,000,000.*\n", "", PAGE, flags=re.MULTILINE))
+
+
+def test_every_schedule_is_drawn_and_shown(pictures, tmp_path):
+    library = {
+        name
+        for name, klass in lr_scheduler.scheduler_registry.items()
+        if klass.__module__.startswith("fastopt.")
+    }
+    assert set(pictures.drawn_schedules()) == library
+    pictures.draw_schedules(tmp_path)
+    page = (DOCS / "schedules.md").read_text(encoding="utf-8")
+    for light, dark in zip(pictures.schedule_files(), pictures.schedule_files("dark"), strict=True):
+        assert f"]({light})" in page
+        assert words(tmp_path / light) == words(tmp_path / dark)
+        assert words(tmp_path / light)[-1] == Path(light).stem.removesuffix("-light")
+
+
+def test_equal_pictures_are_equal_files(pictures, tmp_path):
+    for k in "ab":
+        pictures.draw_comparison(pictures.rows(PAGE), tmp_path / k)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()

@@ -128,14 +128,43 @@ def river() -> Iterator[tuple[str, dict[str, Train]]]:
     yield "river, logistic regression", {OWN: recipe.theirs, "single": recipe.ours}
 
 
+def factorization() -> Iterator[tuple[str, dict[str, Train]]]:
+    import bpr_factorization as recipe
+
+    train = recipe.train
+    yield (
+        "NumPy, BPR factorization, AdaGrad",
+        {OWN: partial(train, recipe.AdaGradByHand), "list": partial(train, recipe.with_fastopt)},
+    )
+
+
+def torch() -> Iterator[tuple[str, dict[str, Train]]]:
+    import torch_views as recipe
+
+    for words, made in (("Adam", recipe.of_torch), ("fused Adam", recipe.of_torch_fused)):
+        ways = {OWN: partial(recipe.train, made), "list": partial(recipe.train, recipe.of_fastopt)}
+        yield f"torch, {words}", ways
+
+
+def jax() -> Iterator[tuple[str, dict[str, Train]]]:
+    import jax_gradients as recipe
+
+    yield "JAX, optax", {OWN: recipe.with_optax, "list": recipe.with_fastopt}
+    own = recipe.with_optax_in_jit
+    yield "JAX, optax in jit with the gradient", {OWN: own, "list": recipe.with_fastopt}
+
+
 LIBRARIES: dict[str, Callable[[], Iterator[tuple[str, dict[str, Train]]]]] = {
     # imported name: loops
+    "numpy": factorization,
     "sklearn": lambda: chain(plain_numpy(), scikit_learn()),
     "autograd": autograd,
     "thinc": thinc,
     "mynn": mynn,
     "pennylane": pennylane,
     "river": river,
+    "torch": torch,
+    "optax": jax,
 }
 
 

@@ -61,10 +61,8 @@ def test_extras_are_those_that_messages_name():
 
 
 def test_python_versions_are_those_that_the_package_asks_for():
-    versions = [
-        line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line
-    ]
-    assert f">={versions[0]}" == PROJECT["requires-python"]
+    first, *_ = (line for line in PROJECT["classifiers"] if "Python :: 3." in line)
+    assert PROJECT["requires-python"] == f">={first.rpartition(' ')[2]}"
 
 
 def test_citation_has_the_version_and_license_of_the_package():

@@ -20,6 +20,9 @@ SCRIPTS = {
     "mygrad_cancer": "mynn",
     "river_phishing": "river",
     "pennylane_circuit": "pennylane",
+    "bpr_factorization": "numpy",
+    "torch_views": "torch",
+    "jax_gradients": "optax",
 }
 """What each script needs besides fastopt."""
 
@@ -56,6 +59,9 @@ def recipe(monkeypatch):
         ("mygrad_cancer", (), 1e-12),
         ("river_phishing", (), 1e-12),
         ("pennylane_circuit", (), 1e-10),
+        ("bpr_factorization", (), 1e-5),
+        ("torch_views", (), 1e-3),
+        ("jax_gradients", (), 1e-3),
     ],
 )
 def test_losses_are_those_of_the_librarys_own_optimizer(recipe, script, arguments, rtol):

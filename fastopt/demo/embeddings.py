@@ -205,7 +205,8 @@ def _report(name: str, races: Sequence[Race]) -> None:
         dense = median(race.dense.seconds) + median(race.dense.making)
         words = common.faster(median(race.lazy.seconds), dense)
         print(
-            f"{race.rows:,} rows: row-sparse updates are {words} than dense gradients and updates"
+            f"{race.rows:,} rows: row-sparse updates are {words} than making the gradients dense "
+            "and updating with them"
         )
 
 
@@ -223,7 +224,8 @@ def _draw(race: Race, name: str, path: Path) -> None:
         "row-sparse": np.cumsum(gradients + race.lazy.seconds),
         "dense": np.cumsum(gradients + making + race.dense.seconds),
     }
-    losses = common.chunks(np.array(race.training.losses[0]), RACE // 10)
+    parts = common.chunks(np.array(race.training.losses[0]), RACE // 10)
+    losses = [part.tolist() for part in parts]
     title = f"{name} on tables of {race.rows:,} rows, {race.unique} of them in a step"
     plot.race(losses, times, title, "mean loss of a pair of words", path)
     print(f"loss over time with {' and '.join(times)} gradients: {path}")

@@ -115,9 +115,9 @@ def _bars(plot: Any, found: Sequence[Row], colors: dict[str, str]) -> None:
             plot.text(ratio + label, top, size, va="center", color=colors["soft"])
             top += 0.8
         top += 0.35
-    title = "A step of Adam takes so many times as long as with fastopt"
+    title = "Time of a step of Adam, relative to fastopt"
     plot.text(0, -2.2, title, va="center", size=11, weight="bold")
-    words = "float32, two cores; the line is at 1, the time of fastopt"
+    words = "float32, two cores; the line is at 1, the time of fastopt; lower is better"
     plot.text(0, -1.3, words, va="center", color=colors["soft"])
     plot.set(xlim=(-longest / 100, 1.42 * longest), ylim=(top - 0.6, -2.8))
     plot.set_axis_off()
@@ -154,7 +154,7 @@ def draw_schedules(directory: Path = DOCS) -> None:
             path = directory / f"_static/schedules/{name}-{theme}.svg"
             with _axes(path, theme, 2.9, 1.9, 9) as plot:
                 plot.plot(range(121), _rates(schedule), color=colors["bar"], linewidth=2)
-                plot.set_position((0.13, 0.2, 0.84, 0.63))
+                plot.set_position((0.13, 0.21, 0.8, 0.63))
                 plot.set(ylim=(-0.02, 0.44), xlim=(0, 120), xlabel="updates")
                 plot.set_yticks([0, 0.2, 0.4])
                 plot.set_xticks([0, 40, 80, 120])

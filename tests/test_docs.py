@@ -79,7 +79,7 @@ def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
 def test_links_lead_somewhere():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        targets = re.findall(r"\]\(([^)#:]+)[^)]*\)", text)
+        targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
         targets += re.findall(r'(?:src|srcset)="([^"]+)"', text)
         for target in targets:
             if target.startswith("_static/schedules/"):

@@ -2,16 +2,10 @@
 
 import sys
 from pathlib import Path
-from typing import Any
-
-from docutils import nodes
-from sphinx.transforms import SphinxTransform
 
 import fastopt
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-import pictures
 
 project = "fastopt"
 author = "The fastopt developers"
@@ -24,6 +18,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx_design",
+    "sphinx_pictures",
     "sphinx-mathjax-offline",  # formulas are drawn by scripts of the build, not of a network
 ]
 exclude_patterns = ["_build"]
@@ -60,25 +55,3 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
 }
 html_copy_source = html_show_sourcelink = False
-
-
-class DarkPictures(SphinxTransform):
-    """Puts the picture for dark pages beside each one for light pages; the theme shows one."""
-
-    default_priority = 400
-
-    def apply(self, **_: Any) -> None:
-        """Copy the nodes of such images."""
-        for image in list(self.document.findall(nodes.image)):
-            if image["uri"].endswith("-light.svg"):
-                dark = image.deepcopy()
-                dark["uri"] = image["uri"].replace("-light.svg", "-dark.svg")
-                image["classes"].append("only-light")
-                dark["classes"].append("only-dark")
-                image.parent.insert(image.parent.index(image) + 1, dark)
-
-
-def setup(app: Any) -> None:
-    """Draw the schedules before pages are read."""
-    app.add_transform(DarkPictures)
-    app.connect("builder-inited", lambda _: pictures.draw_schedules())

@@ -69,7 +69,7 @@ class Race(Trainer):
         self.ours = Runner(super().step, model.weights)
         self.rivals = {name: rival(opt, model.weights) for name, rival in rivals.items()}
 
-    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+    def step(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
         """Do the step in all ways."""
         if not self.rivals:
             self.ours.step(batch_size)

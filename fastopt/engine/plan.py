@@ -253,7 +253,11 @@ class Plan:
         index, weight = self.indices[place], self.weights[place]
         words = label(index, self.optimizer.idx2name)
         if type(grad) is not RowSparse or grad.shape != weight.shape:
-            grad = self.planner.by_row(check(words, weight, grad, self.planner.copies.get(index)))
+            try:
+                grad = check(words, weight, grad, self.planner.copies.get(index))
+            except TypeError:  # of another library's array; else the checks report it
+                return False
+            grad = self.planner.by_row(grad)
         if not (isinstance(grad, RowSparse) and table.serves(grad)):
             return False
         table.list_rows(words, grad)

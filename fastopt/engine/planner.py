@@ -33,6 +33,7 @@ from fastopt.kernels.numpy_abi import C_ORDER, F_ORDER, readable
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table, launch
 from fastopt.sparse import HALVES, REALS, RowSparse
+from fastopt.structure import Structures
 
 __all__ = ["Call", "Planner", "table_of"]
 
@@ -70,6 +71,8 @@ class Planner:
         Launches the kernels of tables.
     measures : bool
         Whether gradients are measured before an update: for a loss scaler or a clip of their norm.
+    structures : Structures
+        Paths of the nested structures that have been updated.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -80,6 +83,7 @@ class Planner:
         self.updated: dict[Index, Any] = {}
         self.launcher: Callable[[Sequence[Table]], None] = launch
         self.measures = False
+        self.structures = Structures()
 
     def mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
         """What decides about the kernels of these indices, besides their arrays."""

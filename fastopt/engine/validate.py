@@ -1,6 +1,7 @@
 """Checks of what users pass to an update, before anything changes."""
 
-from collections.abc import Sequence
+from array import array as BufferOf
+from collections.abc import Mapping, MappingView, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ __all__ = [
     "is_fixed",
     "is_fortran",
     "is_half",
+    "is_listed",
     "label",
     "leaves",
     "listed",
@@ -55,16 +57,30 @@ def check_index(index: Any) -> int | str:
     if isinstance(index, np.integer):
         return int(index)
     got = type(index).__name__
-    raise TypeError(f"index must be an int, str or bytes, or a list of them, got {got}")
+    words = f"index must be an int, str or bytes, or a list of them, got {got}"
+    if isinstance(index, Mapping):
+        words = f"{words}; updater.step(grads, weights) takes dictionaries"
+    raise TypeError(words)
+
+
+def is_listed(value: Any) -> bool:
+    """Whether `value` holds the items of a list: it is a list, tuple, range, view of a dict, ..."""
+    if isinstance(value, (list, tuple)):
+        return True
+    if isinstance(value, (str, bytes, bytearray, memoryview, BufferOf)):
+        return False
+    return isinstance(value, (Sequence, MappingView))
 
 
 def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any], list[Any]]:
     """Lists of our own: what is in them stays alive, whatever others do to the caller's."""
     for role, given in (("gradients", grads), ("weights", weights)):
-        if not isinstance(given, (list, tuple)) or len(given) != len(indices):
-            got = f"{len(given)}" if isinstance(given, (list, tuple)) else type(given).__name__
-            words = f"a list of {len(indices)} indices needs a list of as many {role}"
-            raise TypeError(f"{words}, got {got}")
+        if not is_listed(given) or len(given) != len(indices):
+            got = f"{len(given)}" if is_listed(given) else type(given).__name__
+            words = f"a list of {len(indices)} indices needs a list of as many {role}, got {got}"
+            if isinstance(given, Mapping):
+                words = f"{words}; updater.step(grads, weights) takes dictionaries"
+            raise TypeError(words)
     return list(indices), list(grads), list(weights)
 
 
@@ -153,7 +169,10 @@ def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
 def _check_writeable(words: str, role: str, array: Array) -> None:
     """Raise ValueError if `array` is read-only, or broadcast: with elements at one address."""
     if not array.flags.writeable:
-        raise ValueError(f"{words}: {role} is read-only, an update writes to it")
+        raise ValueError(
+            f"{words}: {role} is read-only, an update writes to it: "
+            "copy it with np.array(x) and keep the copy"
+        )
     if array.size and any(
         length > 1 and stride == 0
         for length, stride in zip(array.shape, array.strides, strict=True)

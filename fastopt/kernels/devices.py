@@ -19,6 +19,7 @@ from fastopt.device import Device
 from fastopt.kernels.layout import bfloat16
 
 __all__ = [
+    "Described",
     "Header",
     "device_of",
     "header",
@@ -185,7 +186,7 @@ def _interface(array: Any) -> dict[str, Any] | None:
     return interface
 
 
-class _Described:
+class Described:
     """Holder of an interface that NumPy reads."""
 
     def __init__(self, interface: dict[str, Any]) -> None:
@@ -205,7 +206,7 @@ def _described(array: Any, interface: dict[str, Any] | None) -> Header:
         data = (8, data[1])
     names = ("shape", "typestr", "strides")
     plain = {"version": 3, "data": data, **{name: interface.get(name) for name in names}}
-    made = np.asarray(_Described(plain)).view(Header)
+    made = np.asarray(Described(plain)).view(Header)
     if made.dtype.kind == "V" and made.dtype.itemsize == 2:
         made = made.view(bfloat16())
     made.place = _device(_ordinal(array))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from fastopt.engine.mixed_precision import set_master
 from fastopt.engine.plan import Plan
 from fastopt.engine.planner import Call, Planner
 from fastopt.engine.tracked import Tracked
-from fastopt.engine.validate import as_lists, check, check_index, label, leaves
+from fastopt.engine.validate import as_lists, check, check_index, is_listed, label, leaves
+from fastopt.foreign import as_gradient, as_weight, latest, written
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels.cpu import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt.kernels.device_memory import host, placed
@@ -25,6 +27,9 @@ from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
+
+OURS = {np.ndarray, RowSparse}
+"""Types of arrays that need no view."""
 
 STEPPED = StepInfo(stepped=True, skipped=False)
 
@@ -143,7 +148,8 @@ class Updater(Resumable):
         Parameters
         ----------
         index : int, str or bytes, or a list of them
-            The parameter; its state and counts are kept under it.
+            The parameter; its state and counts are kept under it. Lists may be other sequences or
+            views of dictionaries, as in ``updater(w.keys(), g.values(), w.values())``.
         grad : numpy.ndarray or CUDA array, or a list of them
             Gradient with the weight's shape and dtype; float32 too for weights of half precision.
             It is not changed. A gradient that lists rows may be a
@@ -152,7 +158,8 @@ class Updater(Resumable):
         weight : numpy.ndarray or CUDA array, or a list of them
             float32, float64, float16 or bfloat16, of any shape and layout. Changed in place. A
             CUDA array is one with ``__cuda_array_interface__``; state is made on its device, where
-            the gradient must be too.
+            the gradient must be too. Tensors of torch on the CPU, arrays with ``__dlpack__`` and
+            writable buffers are updated through NumPy views of them.
 
         Raises
         ------
@@ -188,11 +195,75 @@ class Updater(Resumable):
                     if self.info is not STEPPED:
                         self.info = STEPPED
                     return
-        if isinstance(index, (list, tuple)):
-            indices, grads, weights = as_lists(index, grad, weight)
-            self._update([check_index(each) for each in indices], grads, weights)
+        single = not is_listed(index)
+        if single:
+            indices, grads, weights = [check_index(index)], [grad], [weight]
         else:
-            self._update([check_index(index)], [grad], [weight], single=True)
+            indices, grads, weights = as_lists(index, grad, weight)
+            indices = [check_index(each) for each in indices]
+            if not all(isinstance(each, (list, tuple)) for each in (index, grad, weight)):
+                self(indices, grads, weights)  # what were views of dictionaries
+                return
+        if {*map(type, grads), *map(type, weights)} <= OURS:
+            self._update(indices, grads, weights, single)
+        else:
+            self._update_views(indices, grads, weights, single)
+
+    def step(self, grads: Any, weights: Any) -> None:
+        """Update nested weights in place: dictionaries, lists, tuples, dataclasses of arrays.
+
+        The index of a weight is its path: the keys, positions and attributes that lead to it,
+        joined by dots, such as ``"hidden.weight"`` or ``"layers.0"``; that of an array that is not
+        in a container is ``""``. It is otherwise like the call with lists of the indices, the
+        gradients and the weights, with the same errors.
+
+        Parameters
+        ----------
+        grads : dict, list, tuple, named tuple, dataclass instance or array
+            Gradients, in containers with the same names as the weights'; types of containers and
+            orders of keys may differ. None leaves a weight, or all in a container, alone. A pair
+            ``(values, indices)`` in the place of a weight is row-sparse.
+        weights : dict, list, tuple, named tuple, dataclass instance or array
+            Weights, nested to any depth. They are changed in place, the containers are not.
+
+        Raises
+        ------
+        ValueError
+            A gradient is missing, or has no weight; two weights have the same path. Nothing
+            changes.
+        TypeError
+            The containers do not fit together. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1))
+        >>> weights = {"layers": [np.ones(2), np.ones(1)], "scale": np.ones(1)}
+        >>> grads = {"layers": [np.ones(2), np.ones(1)], "scale": None}
+        >>> updater.step(grads, weights)
+        >>> weights
+        {'layers': [array([0.9, 0.9]), array([0.9])], 'scale': array([1.])}
+        >>> list(updater.states)
+        ['layers.0', 'layers.1']
+        """
+        self(*self.planner.structures.flatten(grads, weights))
+
+    def _update_views(
+        self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
+    ) -> None:
+        """Update arrays of other libraries by NumPy views of them."""
+        words = [label(index, self.optimizer.idx2name) for index in indices]
+        views = list(map(as_weight, words, weights))
+        own = list(map(as_gradient, words, grads))
+        if all(map(is_, views, weights)) and all(map(is_, own, grads)):
+            self._update(indices, grads, weights, single)
+            return
+        if single:
+            self(indices[0], own[0], views[0])
+        else:
+            self(indices, own, views)
+        written(weights)
 
     def _update(
         self,
@@ -452,9 +523,10 @@ class Updater(Resumable):
         """
         index, optimizer = check_index(index), self.optimizer
         with optimizer.lock:
-            last = self.planner.updated.get(index) if weight is None else weight
+            words = label(index, optimizer.idx2name)
+            last = latest(self.planner.updated.get(index)) if weight is None else weight
+            last = as_weight(words, last)
             if last is None:
-                words = label(index, optimizer.idx2name)
                 raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
             state = self._state(index, last) if index in self.states else None
             self.planner.flush(index, last, state)

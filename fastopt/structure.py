@@ -1,0 +1,240 @@
+"""Nested structures of weights and gradients: their leaves, named by their paths."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from numbers import Integral
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
+
+__all__ = ["Leaves", "Structures"]
+
+KEPT = 16
+"""Most structures whose paths are kept."""
+
+
+class Leaves(NamedTuple):
+    """Leaves of a structure that have a gradient, in the order of the weights."""
+
+    paths: tuple[str, ...]
+    """Names of a leaf and of the containers around it, joined by dots."""
+    grads: Sequence[Any]
+    weights: Sequence[Any]
+
+
+class Structures:
+    """Flattens gradients and weights of the same structure; keeps the paths of known structures.
+
+    Containers are mappings, lists, tuples, named tuples and instances of dataclasses; everything
+    else is a leaf. The structure is that of the weights: what the gradients have in the place of
+    a leaf is its gradient, also if it is a tuple. Two containers fit if the names in them are the
+    same, whatever their types and the order of their keys.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[_Node, tuple[str, ...]]] = {}
+
+    def flatten(self, grads: Any, weights: Any) -> Leaves:
+        """Return the weights with a gradient that is not None.
+
+        Parameters
+        ----------
+        grads, weights : nested containers of arrays, or arrays
+            A None in the place of a gradient, or of a container of gradients, leaves out all the
+            weights there.
+
+        Raises
+        ------
+        ValueError
+            A gradient is missing, or has no weight; two leaves have the same path; a container
+            holds itself.
+        TypeError
+            A gradient stands where the weights have a container; a key is not a string or an
+            integer.
+        """
+        known = self._known.get(id(weights))
+        if known is not None:
+            found = known[0].read(grads, weights)
+            if found is not None:
+                return Leaves(known[1], *found)
+        leaves: list[tuple[str, Any, Any]] = []
+        try:
+            node = _walk("", grads, weights, leaves)
+        except RecursionError:
+            raise ValueError("a structure is nested too deeply, or holds itself") from None
+        paths = tuple(path for path, _, _ in leaves)
+        if len(set(paths)) < len(paths):
+            twice = next(path for k, path in enumerate(paths) if path in paths[:k])
+            raise ValueError(f"two weights have the path {twice!r}; rename a key that has a dot")
+        if node is not None:
+            if len(self._known) >= KEPT:
+                del self._known[next(iter(self._known))]
+            self._known[id(weights)] = node, paths
+        return Leaves(paths, [grad for _, grad, _ in leaves], [weight for _, _, weight in leaves])
+
+
+Reader = Callable[[Any], tuple[Any, ...]]
+
+
+class _Node(NamedTuple):
+    """A container of weights and its gradients, as they were when their paths were found.
+
+    Types decide what is a container, so that equal types and names make an equal structure.
+    """
+
+    types: tuple[type, type]
+    grads_length: int | None
+    weights_length: int | None
+    """Numbers of items, where the type does not determine them."""
+    read_grads: Reader
+    read_weights: Reader
+    grad_types: tuple[type, ...]
+    weight_types: tuple[type, ...]
+    parts: "tuple[tuple[int, _Node | None], ...] | None"
+    """Positions of the leaves with a gradient, and of the containers with their nodes; None if all
+    items are such leaves."""
+
+    def read(self, grads: Any, weights: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
+        """Gradients and weights in order; None if the structure differs."""
+        if (type(grads), type(weights)) != self.types:
+            return None
+        if self.grads_length is not None and len(grads) != self.grads_length:
+            return None
+        if self.weights_length is not None and len(weights) != self.weights_length:
+            return None
+        try:
+            own_grads, own_weights = self.read_grads(grads), self.read_weights(weights)
+        except (KeyError, AttributeError):
+            return None
+        if tuple(map(type, own_grads)) != self.grad_types:
+            return None
+        if tuple(map(type, own_weights)) != self.weight_types:
+            return None
+        if self.parts is None:
+            return own_grads, own_weights
+        all_grads: list[Any] = []
+        all_weights: list[Any] = []
+        for k, node in self.parts:
+            if node is None:
+                all_grads.append(own_grads[k])
+                all_weights.append(own_weights[k])
+                continue
+            found = node.read(own_grads[k], own_weights[k])
+            if found is None:
+                return None
+            all_grads += found[0]
+            all_weights += found[1]
+        return all_grads, all_weights
+
+
+def _walk(
+    path: str, grads: Any, weights: Any, leaves: list[tuple[str, Any, Any]]
+) -> "_Node | None":
+    """Append the leaves below `path`; return the node of a container that can be read again."""
+    below = _items(path, weights)
+    if grads is None:
+        return None
+    if below is None:
+        if weights is None:
+            raise ValueError(f"gradient {path!r} has no weight, which is None")
+        leaves.append((path, grads, weights))
+        return None
+    beside = _items(path, grads)
+    if beside is None:
+        at = f" at {path!r}" if path else ""
+        raise TypeError(
+            f"gradients{at} must be nested like the weights, which have a "
+            f"{type(weights).__name__} of {len(below)} there, got {type(grads).__name__}"
+        )
+    for name in below:
+        if name not in beside:
+            raise ValueError(
+                f"weight {_join(path, name)!r} has no gradient; None in its place leaves it alone"
+            )
+    for name in beside:
+        if name not in below:
+            raise ValueError(f"gradient {_join(path, name)!r} has no weight")
+    parts: list[tuple[int, _Node | None]] = []
+    again = True
+    for k, (name, (_, weight)) in enumerate(below.items()):
+        grad, before = beside[name][1], len(leaves)
+        node = _walk(_join(path, name), grad, weight, leaves)
+        again &= grad is None or node is not None or _items(path, weight) is None
+        if node is not None or len(leaves) > before:
+            parts.append((k, node))
+    read_grads = _reader(grads, [beside[name][0] for name in below])
+    read_weights = _reader(weights, [key for key, _ in below.values()])
+    if not again or read_grads is None or read_weights is None:
+        return None
+    flat = len(parts) == len(below) and all(node is None for _, node in parts)
+    return _Node(
+        (type(grads), type(weights)),
+        len(below) if isinstance(grads, (dict, list, tuple)) else None,
+        len(below) if isinstance(weights, (dict, list, tuple)) else None,
+        read_grads,
+        read_weights,
+        tuple(type(beside[name][1]) for name in below),
+        tuple(type(weight) for _, weight in below.values()),
+        None if flat else tuple(parts),
+    )
+
+
+def _items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
+    """Key and value of the items of a container, by name; None for a leaf."""
+    pairs: Iterator[tuple[str, tuple[Any, Any]]]
+    if isinstance(value, Mapping):
+        pairs = ((_name(path, key), (key, value[key])) for key in value)
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        pairs = zip(value._fields, enumerate(value), strict=True)
+    elif isinstance(value, (list, tuple)):
+        pairs = ((str(k), (k, item)) for k, item in enumerate(value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value)]
+        pairs = ((name, (name, getattr(value, name))) for name in names)
+    else:
+        return None
+    items: dict[str, tuple[Any, Any]] = {}
+    for name, item in pairs:
+        if name in items:
+            raise ValueError(f"two keys have the path {_join(path, name)!r}")
+        items[name] = item
+    return items
+
+
+def _name(path: str, key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, Integral) and not isinstance(key, bool):
+        return str(int(key))
+    at = f" at {path!r}" if path else ""
+    raise TypeError(f"keys{at} must be strings or integers, got {key!r}")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _reader(container: Any, keys: Sequence[Any]) -> Reader | None:
+    """Function that returns the items of a container of this type as a tuple.
+
+    None for mappings of other types than dict, which may do anything when they are read.
+    """
+    get: Any
+    if isinstance(container, (list, tuple)):
+        straight = list(keys) == list(range(len(keys)))
+        get = tuple if straight else itemgetter(*keys)
+    elif type(container) is dict:
+        get = itemgetter(*keys) if keys else None
+    elif isinstance(container, Mapping):
+        return None
+    else:
+        get = attrgetter(*keys) if keys else None
+    if get is None:
+        return _nothing
+    if len(keys) != 1 or get is tuple:
+        return get  # type: ignore[no-any-return]
+    return lambda value: (get(value),)
+
+
+def _nothing(container: Any) -> tuple[Any, ...]:
+    """Items of an empty container."""
+    return ()

@@ -35,7 +35,7 @@ from fastopt.kernels.table import Table, launch
 from fastopt.sparse import HALVES, REALS, RowSparse
 from fastopt.structure import Structures
 
-__all__ = ["Call", "Planner", "table_of"]
+__all__ = ["Call", "Planner", "disjoint", "table_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -73,17 +73,20 @@ class Planner:
         Whether gradients are measured before an update: for a loss scaler or a clip of their norm.
     structures : Structures
         Paths of the nested structures that have been updated.
+    groups : fastopt.optimizer.groups.Groups or None
+        Parameters with other optimizers, which have planners of their own.
     """
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
-        self.plans: dict[Any, Plan] = {}
+        self.plans: dict[Any, Any] = {}
         self.copies: dict[Index, Any] = {}
         self.offsets: dict[Index, int] = {}
         self.updated: dict[Index, Any] = {}
         self.launcher: Callable[[Sequence[Table]], None] = launch
         self.measures = False
         self.structures = Structures()
+        self.groups: Any = None
 
     def mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
         """What decides about the kernels of these indices, besides their arrays."""
@@ -102,6 +105,18 @@ class Planner:
             optimizer.in_list_order,
         )
 
+    def of(self, index: Index) -> "Planner":
+        """The planner with the optimizer of a parameter."""
+        if self.groups is None:
+            return self
+        found: Planner = self.groups.planner_of(index)
+        return found
+
+    @property
+    def folds(self) -> bool:
+        """Whether a factor of all gradients may be put into `rescale_grad`."""
+        return bool(self.optimizer.folds and (self.groups is None or self.groups.folds))
+
     def rule_of(self, index: Index) -> Rule:
         """The rule of a parameter, which must be there."""
         rule: Rule | None = self.optimizer.rule_for(index)
@@ -119,7 +134,7 @@ class Planner:
         masters: bool = True,
         key: Any = None,
         keep: bool = True,
-    ) -> Plan:
+    ) -> Any:
         """Check a call and make its plan; nothing is counted, and nothing kept yet.
 
         Parameters
@@ -136,25 +151,43 @@ class Planner:
         keep : bool
             Whether it does.
 
+        Returns
+        -------
+        Plan or Joint
+            A Joint for parameters that do not all belong to the planner's own optimizer.
+
         Raises
         ------
         TypeError, ValueError
             The arrays do not fit together.
         """
+        if key is None:
+            key = calls[0][0] if single else tuple(index for index, *_ in calls)
+        plan: Any = None
+        if self.groups is not None:
+            plan = self.groups.prepare(calls, single, masters, key)
+        if plan is None:
+            plan = self.plan_of(calls, single, masters, keep)
+            plan.key = key
+        return plan
+
+    def plan_of(
+        self, calls: Sequence[Call], single: bool = False, masters: bool = True, keep: bool = True
+    ) -> Plan:
+        """The plan of a call by the planner's own optimizer; see :meth:`prepare`."""
         indices = [index for index, *_ in calls]
         tables = [self.table(*call, masters=masters) for call in calls]
         spread = [(table, [place]) for place, table in enumerate(tables)]
-        in_order = len(set(indices)) < len(indices) or not _disjoint(tables)
+        in_order = len(set(indices)) < len(indices) or not disjoint(tables)
         in_order |= not keep  # the caller launches
         weights, states = [call[1] for call in calls], [call[3] for call in calls]
         groups = spread if in_order else self._grouped(tables)
         plan = Plan(self, indices, weights, states, groups, single, in_order)
         keep = keep and not in_order and all(table.direct for table in tables)
         plan.kept = keep and all(map(is_fixed, states)) and readable()
-        plan.key = key if key is not None else indices[0] if single else tuple(indices)
         return plan
 
-    def remember(self, plan: Plan) -> None:
+    def remember(self, plan: Any) -> None:
         """Keep a plan whose first step has been made, and so has kept its states."""
         self._forget_replaced(plan.indices, plan.weights)
         if plan.kept:
@@ -186,7 +219,7 @@ class Planner:
                     del self.plans[key]
         self.updated.update(pairs)
 
-    def _keep(self, key: Any, plan: Plan) -> None:
+    def _keep(self, key: Any, plan: Any) -> None:
         lists = [key for key in self.plans if isinstance(key, tuple)]
         self.plans.pop(key, None)
         if plan.length and len(lists) >= LISTS:
@@ -340,7 +373,7 @@ class Planner:
             optimizer.row_decay[index] = rows, total  # which may have moved to the weight's device
 
 
-def _disjoint(tables: Sequence[Table]) -> bool:
+def disjoint(tables: Sequence[Table]) -> bool:
     """Whether nothing that is written to is written or read by another tensor too."""
     if len(tables) < 2:
         return True

@@ -1,7 +1,7 @@
 """The updater: the state of every index, and the way of a call to its plan."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -23,6 +23,7 @@ from fastopt.kernels.cpu import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.pages import small_pages
+from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float
 from fastopt.sparse import RowSparse
 
@@ -48,6 +49,13 @@ class Updater(Resumable):
         Largest norm of all gradients of a call together, rescaled and divided by the loss scale;
         longer ones are shortened to it, all to nothing by 0. Default None: no limit. A call with a
         gradient that is not finite updates nothing.
+    groups : dict of str to dict, optional
+        Hyper-parameters of groups of weights, by a regular expression: a weight belongs to the
+        first group whose pattern ``re.search`` finds in its name, which is that of ``idx2name`` or
+        the index. A group has any argument of the optimizer, which it overrides, ``lr_mult`` and
+        ``wd_mult``; or ``"frozen": True``: its weights are left alone and their gradients may be
+        None; or ``"optimizer"``: another one, whose counts, names, `rescale_grad` and multipliers
+        are those of `optimizer`. Default: none.
 
     Attributes
     ----------
@@ -56,6 +64,8 @@ class Updater(Resumable):
     info : fastopt.amp.StepInfo
         What the last call did: whether it updated, the global norm (if there is a loss scaler or a
         clip of the norm), and the names of parameters whose gradients were not finite.
+    groups : mapping or None
+        The groups; assign others to change them.
     states : dict
         State of each index that has been updated, as ``create_state`` made it.
     states_synced : dict
@@ -64,9 +74,11 @@ class Updater(Resumable):
     Raises
     ------
     TypeError
-        `optimizer` is not an :class:`Optimizer`, or `loss_scaler` not a LossScaler.
+        `optimizer` is not an :class:`Optimizer`, or `loss_scaler` not a LossScaler; a group has a
+        hyper-parameter that its optimizer lacks, or one of another type.
     ValueError
-        `clip_global_norm` is negative, NaN or infinite.
+        `clip_global_norm` is negative, NaN or infinite; a pattern is not a regular expression, a
+        hyper-parameter of a group is out of range.
 
     Examples
     --------
@@ -77,6 +89,15 @@ class Updater(Resumable):
     >>> updater(0, np.full(3, 2, np.float32), weight)
     >>> weight
     array([0.8, 0.8, 0.8], dtype=float32)
+
+    Groups of weights:
+
+    >>> groups = {r"bias$|norm": {"wd_mult": 0.0}, r"^embed": {"frozen": True}}
+    >>> updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1, wd=0.5), groups=groups)
+    >>> weights = {"embed": np.ones(1), "fc": {"weight": np.ones(1), "bias": np.ones(1)}}
+    >>> updater.step({"embed": None, "fc": {"weight": np.ones(1), "bias": np.ones(1)}}, weights)
+    >>> weights["embed"], weights["fc"]
+    (array([1.]), {'weight': array([0.85]), 'bias': array([0.9])})
     """
 
     def __init__(
@@ -84,6 +105,7 @@ class Updater(Resumable):
         optimizer: Optimizer,
         loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
+        groups: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}")
@@ -96,7 +118,9 @@ class Updater(Resumable):
         self.info = StepInfo(stepped=False, skipped=False)
         self.states = {}
         self.states_synced = {}
+        self.groups = groups
 
+    groups: Mapping[str, Mapping[str, Any]] | None
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     planner: Planner
@@ -114,12 +138,24 @@ class Updater(Resumable):
                 self.planner.take_over(before)
                 self.planner.measures = before.measures
             vars(self)["_plans"] = self.planner.plans
+            self._group(vars(self).get("groups"))
+        elif name == "groups":
+            self._group(value)
         elif name in ("states", "states_synced"):
             self._forget_plans()
         elif name in ("loss_scaler", "clip_global_norm"):
             scaler, clip = (vars(self).get(n) for n in ("loss_scaler", "clip_global_norm"))
             self.planner.measures = scaler is not None or clip is not None
             self._forget_plans()
+
+    def _group(self, groups: Any) -> None:
+        """Let weights have the optimizers of `groups`."""
+        found = None if groups is None else Groups(groups, self.planner)
+        self.planner.groups = found
+        vars(self)["groups"] = None if found is None else found.given
+        if found is not None:
+            self.optimizer.unchecked = True  # patterns are checked with the names of multipliers
+        self._forget_plans()
 
     def _forget_plans(self) -> None:
         """Forget all plans, since a state may have been replaced."""
@@ -134,6 +170,8 @@ class Updater(Resumable):
         kept = {
             name: value for name, value in vars(self).items() if name not in ("planner", "_plans")
         }
+        if self.groups is not None:  # in a view that is read-only and cannot be pickled
+            kept["groups"] = {pattern: dict(given) for pattern, given in self.groups.items()}
         return {**kept, "states": host(dict(self.states)), "states_synced": synced}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -203,6 +241,15 @@ class Updater(Resumable):
             indices = [check_index(each) for each in indices]
             if not all(isinstance(each, (list, tuple)) for each in (index, grad, weight)):
                 self(indices, grads, weights)  # what were views of dictionaries
+                return
+        groups = self.planner.groups
+        if groups is not None and groups.freezes:
+            taken = groups.select(indices)
+            if taken is not None:
+                if indices := taken(indices):
+                    self(indices, taken(grads), taken(weights))
+                else:
+                    self.info = StepInfo(stepped=False, skipped=False)
                 return
         if {*map(type, grads), *map(type, weights)} <= OURS:
             self._update(indices, grads, weights, single)
@@ -277,6 +324,8 @@ class Updater(Resumable):
         with optimizer.lock:
             if optimizer.unchecked and indices:
                 optimizer.check_multipliers(indices)
+                if self.planner.groups is not None and not optimizer.unchecked:
+                    self.planner.groups.warn_of_unused(indices)
             with uninterrupted:
                 if self.planner.measures:
                     self._measured_step(indices, grads, weights, single)
@@ -341,7 +390,7 @@ class Updater(Resumable):
         optimizer = self.optimizer
         _check_limits(self.loss_scaler, self.clip_global_norm)  # which may have been assigned
         calls = self._checked(indices, grads, weights)
-        plan = self.planner.prepare(calls, single) if calls and optimizer.folds else None
+        plan = self.planner.prepare(calls, single) if calls and self.planner.folds else None
         info, factor = self._measured(self._squares(plan, calls), indices)
         if info.stepped:
             if plan is not None:
@@ -420,7 +469,8 @@ class Updater(Resumable):
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
         """State of `index` on its weight's device, created for a new index."""
         if index not in self.states:
-            state = self.optimizer.create_state_multi_precision(index, weight)
+            optimizer = self.planner.of(index).optimizer
+            state = optimizer.create_state_multi_precision(index, weight)
             if sparse:
                 small_pages(leaves(state))
             return placed(state, header(weight))
@@ -458,7 +508,7 @@ class Updater(Resumable):
         array([0.1, 0.1], dtype=float32)
         """
         index = check_index(index)
-        set_master(self.optimizer, index, array, self.states.get(index))
+        set_master(self.planner.of(index).optimizer, index, array, self.states.get(index))
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Keep a half-precision copy of a float32 weight: each update writes it too.
@@ -529,7 +579,7 @@ class Updater(Resumable):
             if last is None:
                 raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
             state = self._state(index, last) if index in self.states else None
-            self.planner.flush(index, last, state)
+            self.planner.of(index).flush(index, last, state)
             if index in self.states:
                 dict.__setitem__(self.states, index, state)
                 dict.__setitem__(self.states_synced, index, True)

@@ -1,0 +1,163 @@
+"""The plan of a call whose tensors belong to several optimizers."""
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt.engine.plan import Plan
+from fastopt.interrupts import uninterrupted
+
+__all__ = ["Joint"]
+
+
+class Joint:
+    """Plans of the optimizers of a call, which are checked together and then launched together.
+
+    It serves where a :class:`~fastopt.engine.plan.Plan` does. Nothing is written before all parts
+    fit, and a failure rolls all of them back.
+
+    Parameters
+    ----------
+    groups : fastopt.engine.groups.Groups
+        What made it.
+    calls : sequence of (index, weight, gradient, state)
+        The tensors of the call.
+    single : bool
+        Whether the call passes one index instead of lists.
+    parts : sequence of (Plan, sequence of int)
+        Plans, and the positions of their tensors in the call.
+    key : hashable
+        Where it is kept.
+    in_order : bool
+        Whether each tensor must be updated before the next.
+    """
+
+    small = False
+
+    def __init__(
+        self,
+        groups: Any,
+        calls: Sequence[tuple[Any, Any, Any, Any]],
+        single: bool,
+        parts: Sequence[tuple[Plan, Sequence[int]]],
+        key: Any,
+        in_order: bool = False,
+    ) -> None:
+        self.groups, self.main = groups, groups.main
+        self.indices = [index for index, *_ in calls]
+        self.weights = [weight for _, weight, *_ in calls]
+        self.length = 0 if single else len(calls)
+        self.plans = [plan for plan, _ in parts]
+        self.places = [list(places) for _, places in parts]
+        self.takes = [
+            itemgetter(*own) if len(own) > 1 else itemgetter(slice(own[0], own[0] + 1))
+            for own in self.places
+        ]
+        self.only = self.plans[0] if len(parts) == 1 else None
+        if self.only is None:
+            for plan in self.plans:
+                plan.small = False  # all parts are counted before any is updated
+        self.in_order = in_order or any(plan.in_order for plan in self.plans)
+        self.folds = all(plan.folds for plan in self.plans) and not self.in_order
+        self.kept = all(plan.kept for plan in self.plans) and not in_order
+        self.key = key
+        self.version = -1
+
+    def is_uneven(self) -> bool:
+        """Whether a schedule is asked for several counts, so that the order of the list matters."""
+        if self.only is not None or not any(p.optimizer.lr_scheduler for p in self.plans):
+            return False
+        counts, start = self.main._index_update_count, self.main.begin_num_update
+        return len({counts.get(index, start) for index in self.indices}) > 1
+
+    def fits(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Whether the plan holds for a call; its gradients are entered into the tables."""
+        self.groups.sync()
+        if self.only is not None:
+            return self.only.fits(index, grad, weight)
+        if self.is_uneven():
+            return False
+        for values in (index, grad, weight):
+            if type(values) not in (list, tuple) or len(values) != self.length:
+                return False
+        return all(
+            plan.fits(take(index), take(grad), take(weight))
+            for plan, take in zip(self.plans, self.takes, strict=True)
+        )
+
+    def call(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Update, if the plan fits the call; else return False, with nothing changed."""
+        if not self.fits(index, grad, weight):
+            return False
+        self.step()
+        return True
+
+    def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
+        """Do what :meth:`call` does, while the updater's optimizer is what it was."""
+        only = self.only
+        if only is not None and only.version == only.optimizer.version:
+            return only.quick_call(objects)
+        return self.call(*objects)
+
+    def step(self, factor: float = 1.0) -> None:
+        """Update, once the arrays of the call are entered, with gradients times `factor`."""
+        if self.only is not None:
+            self.only.step(factor)
+        else:
+            with uninterrupted:
+                self._step(factor)
+        stays = not (self.groups.planner.measures or self.main.unchecked)
+        self.version = self.main.version if stays and self.kept else -1
+
+    def _step(self, factor: float) -> None:
+        """Count and find the hyper-parameters of all parts, then launch all of them."""
+        counts, largest = self.main._index_update_count, self.main.num_update
+        new = [[i for i in dict.fromkeys(plan.indices) if i not in counts] for plan in self.plans]
+        tables: list[Any] = []
+        before: list[Any] = []
+        try:
+            for plan in self.plans:  # a new index may move the counts of all
+                plan._find_slots()
+            before.extend(plan._before() for plan in self.plans)
+            for plan in self.plans:
+                optimizer = plan.optimizer
+                skips = optimizer.may_skip and optimizer.skips()
+                ordered = [[group] for group in plan.groups] if plan.in_order else [plan.groups]
+                for groups in ordered:
+                    plan._advance(groups, factor, skips)
+                if skips:
+                    plan.release()
+                else:
+                    tables += plan.tables
+            if tables:
+                self.plans[0].planner.launch(tables, self.indices[0])
+        except BaseException:
+            if not (tables and tables[-1].done):
+                self._roll_back(before, new, largest)
+            raise
+        for plan in self.plans:
+            plan.new = []
+
+    def _roll_back(self, before: Sequence[Any], new: Sequence[Any], largest: int) -> None:
+        with uninterrupted:
+            for plan, own in reversed(list(zip(self.plans, before, strict=False))):
+                plan._roll_back(own)
+            for plan, indices in zip(self.plans, new, strict=True):
+                plan.new = list(indices)
+                plan._forget_new(largest)
+                plan.release()
+
+    def release(self) -> None:
+        """Keep no gradient alive, for a call that ends without a launch."""
+        for plan in self.plans:
+            plan.release()
+
+    def squares(self) -> NDArray[np.float64]:
+        """Sum of the squares of each gradient, not finite if one of them is not."""
+        totals = np.zeros(len(self.indices))
+        for plan, places in zip(self.plans, self.places, strict=True):
+            totals[places] = plan.squares()
+        return totals

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt.checkpoint.groups import described_groups
 from fastopt.checkpoint.objects import attributes_of
 from fastopt.checkpoint.parameters import keys_of, names_of
 from fastopt.engine.validate import label
@@ -24,6 +25,7 @@ class Stateful:
     optimizer: Optimizer
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
+    groups: Mapping[str, Mapping[str, Any]] | None = None
 
 
 def check_updater(updater: Any) -> None:
@@ -59,6 +61,7 @@ def describe(updater: Stateful) -> dict[str, Any]:
         "states": {k: host(updater.states[i]) for k, i in keys.items() if i in updater.states},
         "updater": {name: getattr(updater, name) for name in SETTINGS if hasattr(updater, name)},
         "loss_scaler": None if scaler is None else scaler.state_dict(),
+        **({"groups": described_groups(updater.groups)} if updater.groups else {}),
     }
 
 

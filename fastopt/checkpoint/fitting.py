@@ -8,6 +8,7 @@ import numpy as np
 from fastopt.checkpoint.container import Array
 from fastopt.checkpoint.describe import foreign_part
 from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.groups import optimizers_of
 from fastopt.engine.validate import label, leaves
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer.optimizer import Index, Optimizer
@@ -18,7 +19,11 @@ SLOTS = ("float32", "float64", "bfloat16")
 MASTERS = ("float32", "uint16")
 
 
-def check_states(optimizer: Optimizer, states: Mapping[Index, Any]) -> None:
+def check_states(
+    optimizer: Optimizer,
+    states: Mapping[Index, Any],
+    groups: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
     """Check restored states before they are taken over; the weights are not known then.
 
     What :meth:`~fastopt.optimizer.Optimizer.create_state` of a class of the user's makes, whose
@@ -30,8 +35,9 @@ def check_states(optimizer: Optimizer, states: Mapping[Index, Any]) -> None:
         A state has another number of arrays than the rule has slots,
         arrays of other dtypes, or of shapes that do not fit together.
     """
+    find = optimizers_of(optimizer, groups)
     for index, state in states.items():
-        words = f"state of {label(index, optimizer.idx2name)}"
+        words, optimizer = f"state of {label(index, optimizer.idx2name)}", find(index)
         foreign = foreign_part(state)
         if foreign:
             raise CheckpointError(f"{words} holds something of type {foreign}")

@@ -10,6 +10,7 @@ from fastopt.arguments import flag, number
 from fastopt.checkpoint.describe import SETTINGS, Stateful
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.fitting import check_states
+from fastopt.checkpoint.groups import restored_groups, with_present
 from fastopt.checkpoint.objects import KEPT, is_kept, rebuilt
 from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.engine.validate import label
@@ -48,7 +49,10 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
             states = dict(_states(saved, matching, updater))
             attributes = _attributes(saved["attributes"], matching, optimizer)
             made = rebuilt(type(optimizer), attributes, optimizer)
-            check_states(made, states)
+            groups = updater.groups
+            if "groups" in saved:
+                groups = restored_groups(saved["groups"], groups, matching.attribute)
+            check_states(made, states, groups)
         except CheckpointError:
             raise
         except Exception as error:  # whatever else foreign numbers lead to
@@ -59,6 +63,8 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
         # What is never saved serves this process or belongs to the user, and stays.
         kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
         optimizer.restore({k: v for k, v in made.__getstate__().items() if k not in kept})
+        if "groups" in saved:
+            updater.groups = with_present(groups, updater.groups)
         updater.states = states
         updater.states_synced = dict.fromkeys(states, False)
         for name, value in saved["updater"].items():
@@ -69,7 +75,7 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
 def _check_fields(saved: Any, optimizer: str) -> None:
     if isinstance(saved, dict) and "ranks" in saved:
         raise CheckpointError("it was saved by ranks; fastopt.mpi loads it, on one rank too")
-    if not isinstance(saved, dict) or set(saved) != set(FIELDS):
+    if not isinstance(saved, dict) or set(saved) - {"groups"} != set(FIELDS):
         raise CheckpointError(
             "not the checkpoint of an updater, which save() or states_dict() make"
         )

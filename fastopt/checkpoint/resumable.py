@@ -9,6 +9,7 @@ from fastopt.checkpoint.describe import Stateful, describe
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically
 from fastopt.checkpoint.fitting import check_states
+from fastopt.checkpoint.groups import described_groups, restored_groups, with_present
 from fastopt.checkpoint.mxnet import described_by_mxnet
 from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.restore import restore
@@ -42,7 +43,10 @@ class Resumable(Stateful):
             arrays, and tuples, lists and dicts of these; or `dump_optimizer` is not a bool.
         """
         optimizer = self.optimizer if flag("dump_optimizer", dump_optimizer) else None
-        return dumps({"states": self.states, "optimizer": optimizer})
+        tree: dict[str, Any] = {"states": self.states, "optimizer": optimizer}
+        if optimizer is not None and self.groups:
+            tree["groups"] = described_groups(self.groups)
+        return dumps(tree)
 
     def set_states(self, states: bytes) -> None:
         """Replace the states by those from :meth:`get_states`, and the optimizer if it is there.
@@ -70,15 +74,21 @@ class Resumable(Stateful):
         """
         tree = loads(states, self.optimizer)
         match tree:
-            case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not rest:
-                made = tree["optimizer"] or self.optimizer
+            case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not rest.keys() - {
+                "groups"
+            }:
+                made, groups = tree["optimizer"] or self.optimizer, self.groups
                 try:
-                    check_states(made, tree["states"])
+                    if "groups" in tree:
+                        groups = restored_groups(tree["groups"], groups)
+                    check_states(made, tree["states"], groups)
                 except CheckpointError:
                     raise
                 except Exception as error:  # whatever else foreign numbers lead to
                     raise CheckpointError(f"not the states of an updater: {error}") from error
                 self.states, self.optimizer = tree["states"], made
+                if "groups" in tree:
+                    self.groups = with_present(groups, self.groups)
                 self.states_synced = dict.fromkeys(self.states, False)
             case _:
                 raise CheckpointError(

@@ -81,7 +81,9 @@ class Group:
                 raise ValueError(
                     f"{self.label} has an optimizer, whose arguments {', '.join(rest)} must be"
                 )
-            self.tables = {name: dict(getattr(self.optimizer, name)) for name in MULTIPLIERS}
+            for name, own in self.tables.items():  # which may have had the main's before
+                table = getattr(main, name)
+                own |= {k: v for k, v in getattr(self.optimizer, name).items() if table.get(k) != v}
         elif self.frozen or not (rest or self.multipliers):
             self.optimizer = main
         else:
@@ -194,7 +196,6 @@ class Groups:
             if group.follows:
                 made = self._planners.setdefault(id(group.optimizer), Planner(group.optimizer))
                 made.copies, made.offsets = planner.copies, planner.offsets
-        self.sync()
 
     # Routes
 
@@ -205,18 +206,24 @@ class Groups:
         name = self.main.idx2name.get(index, str(index))
         group = next((group for group in self.groups if group.search(name)), None)
         self._routes[index] = group
-        if group is not None and group.follows:
+        if group is not None and group.multipliers:
             group.indices.add(index)
-            for attribute in group.multipliers:
-                group.fill(attribute, getattr(self.main, attribute))
+            self._version = self._tables_version = -1
         return group
 
     def planner_of(self, index: Index) -> Planner:
-        """The planner with the optimizer of a parameter."""
+        """The planner with the optimizer of a parameter, which follows that of the updater."""
+        self.sync()
         group = self.route(index)
         if group is None or not group.follows:
             return self.planner
         return self._planners[id(group.optimizer)]
+
+    def optimizer_of(self, index: Index) -> Optimizer:
+        """The optimizer of a parameter as it is."""
+        group = self.route(index)
+        found: Optimizer = self.main if group is None else group.optimizer
+        return found
 
     def select(self, indices: Sequence[Index]) -> Callable[[Sequence[Any]], list[Any]] | None:
         """Function that leaves frozen parameters out of a list; None if there are none."""
@@ -290,10 +297,10 @@ class Groups:
         self, calls: Sequence[Call], single: bool, masters: bool, key: Any
     ) -> "Joint | None":
         """The plan of a call with parameters of groups; None if they are all the main's."""
-        self.sync()
         for planner in self._planners.values():
             planner.measures = self.planner.measures
         planners = [self.planner_of(index) for index, *_ in calls]
+        self.sync()  # what new indices have changed
         if all(planner is self.planner for planner in planners):
             return None
         places: dict[int, list[int]] = {}

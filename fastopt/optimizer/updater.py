@@ -120,7 +120,6 @@ class Updater(Resumable):
         self.states_synced = {}
         self.groups = groups
 
-    groups: Mapping[str, Mapping[str, Any]] | None
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     planner: Planner

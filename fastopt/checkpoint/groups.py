@@ -1,0 +1,118 @@
+"""Groups of an updater as numbers and arrays, and back."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.objects import (
+    KEEP,
+    attributes_of,
+    is_kept,
+    is_registered,
+    optimizer_class,
+    rebuilt,
+)
+from fastopt.engine.planner import Planner
+from fastopt.optimizer.groups import Groups
+from fastopt.optimizer.optimizer import Index, Optimizer
+
+__all__ = ["described_groups", "optimizers_of", "restored_groups", "with_present"]
+
+Given = Mapping[str, Mapping[str, Any]]
+
+
+def described_groups(groups: Given | None) -> dict[str, dict[str, Any]]:
+    """What a checkpoint holds of groups: an optimizer as its class and attributes."""
+    described: dict[str, dict[str, Any]] = {}
+    for pattern, given in (groups or {}).items():
+        described[pattern] = own = dict(given)
+        made = own.pop("optimizer", None)
+        if made is not None:
+            own["class"], own["attributes"] = type(made).__name__, attributes_of(made)
+        schedule = own.get("lr_scheduler")
+        if schedule is not None and not is_registered(schedule):
+            own["lr_scheduler"] = KEEP
+    return described
+
+
+def restored_groups(
+    saved: Any, present: Given | None, index: Callable[[Any], Any] = lambda value: value
+) -> dict[str, dict[str, Any]]:
+    """Groups from what :func:`described_groups` returned; nothing present changes.
+
+    Parameters
+    ----------
+    saved : dict
+        What it returned.
+    present : mapping or None
+        The groups of the updater, which lend what was not saved: schedules that are plain
+        functions, classes that are not registered.
+    index : callable, optional
+        Returns an attribute of an optimizer with the indices of the updater.
+
+    Raises
+    ------
+    CheckpointError
+        They are not groups, or a schedule is neither saved nor present.
+    """
+    if not isinstance(saved, dict) or not all(isinstance(own, dict) for own in saved.values()):
+        raise CheckpointError("its groups must be dicts by pattern")
+    groups: dict[str, dict[str, Any]] = {}
+    for pattern, own in saved.items():
+        label, beside = f"groups[{pattern!r}]", (present or {}).get(pattern, {})
+        groups[pattern] = made = dict(own)
+        if is_kept(made.get("lr_scheduler")):
+            if "lr_scheduler" not in beside:
+                raise CheckpointError(
+                    f"{label}: its lr_scheduler was not saved; give the updater "
+                    "a group of that pattern with one"
+                )
+            made["lr_scheduler"] = beside["lr_scheduler"]
+        if "class" not in made:
+            continue
+        name, attributes = made.pop("class"), made.pop("attributes", None)
+        if not isinstance(attributes, dict) or "lr_scheduler" not in attributes:
+            raise CheckpointError(f"{label}: it has no attributes of {name}")
+        other = beside.get("optimizer")
+        klass = optimizer_class(name, other)
+        other = other if type(other) is klass else None
+        attributes = {key: index(value) for key, value in attributes.items()}
+        if is_kept(attributes["lr_scheduler"]):
+            if other is None:
+                raise CheckpointError(
+                    f"{label}: the lr_scheduler of its {name} was not saved; "
+                    "give the updater a group of that pattern with one"
+                )
+            attributes["lr_scheduler"] = other.lr_scheduler
+        made["optimizer"] = rebuilt(klass, attributes, other)
+    return groups
+
+
+def with_present(groups: Given | None, present: Given | None) -> Given:
+    """Groups whose optimizers are those that are present, with the attributes of the restored."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for pattern, own in (groups or {}).items():
+        other: Any = (present or {}).get(pattern, {}).get("optimizer")
+        made = own.get("optimizer")
+        if isinstance(made, Optimizer) and type(other) is type(made):
+            other.restore(made.__getstate__())
+            found[pattern] = {**own, "optimizer": other}
+        else:
+            found[pattern] = own
+    return found
+
+
+def optimizers_of(optimizer: Optimizer, groups: Given | None) -> Callable[[Index], Optimizer]:
+    """Function that returns the optimizer of an index.
+
+    Raises
+    ------
+    CheckpointError
+        The groups do not fit the optimizer.
+    """
+    if not groups:
+        return lambda index: optimizer
+    try:
+        return Groups(groups, Planner(optimizer)).optimizer_of
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(str(error)) from error

@@ -1,0 +1,334 @@
+"""Nested structures: a step is the list call on the leaves, whatever the containers."""
+
+import copy
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastopt import optimizer
+from fastopt.sparse import RowSparse
+from fastopt.structure import KEPT, Structures
+
+Layer = namedtuple("Layer", ["weight", "bias"])
+
+
+@dataclass
+class Net:
+    hidden: Any
+    out: Any
+
+
+def adam(**kwargs):
+    return optimizer.Updater(optimizer.Adam(learning_rate=0.1, **kwargs))
+
+
+def ones(*shape):
+    return np.ones(shape or 2)
+
+
+NAMES = st.text("abcdefgh", min_size=1, max_size=3)
+
+
+def containers(children):
+    return st.one_of(
+        st.dictionaries(NAMES, children, max_size=3),
+        st.dictionaries(st.integers(0, 9), children, max_size=2),
+        st.lists(children, max_size=3),
+        st.lists(children, max_size=3).map(tuple),
+        st.tuples(children, children).map(lambda pair: Layer(*pair)),
+        st.tuples(children, children).map(lambda pair: Net(*pair)),
+    )
+
+
+TREES = st.recursive(st.integers(1, 4), containers, max_leaves=8)
+"""Structures whose leaves are the sizes of arrays."""
+
+
+def mapped(tree, leaf, path=""):
+    """The same containers, with ``leaf(path, size)`` in the place of each leaf."""
+
+    def below(name, part):
+        return mapped(part, leaf, f"{path}.{name}" if path else str(name))
+
+    if isinstance(tree, dict):
+        return {key: below(key, part) for key, part in tree.items()}
+    if isinstance(tree, Layer):
+        return Layer(*map(below, Layer._fields, tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(below(k, part) for k, part in enumerate(tree))
+    if isinstance(tree, Net):
+        return Net(below("hidden", tree.hidden), below("out", tree.out))
+    return leaf(path, tree)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TREES, st.randoms(use_true_random=False), st.integers(0, 2**31))
+def test_a_step_is_the_list_call_on_the_leaves(tree, random, seed):
+    rng = np.random.default_rng(seed)
+    paths, flat, left = [], [], []
+
+    def weight(path, size):
+        paths.append(path)
+        flat.append(rng.normal(size=size))
+        return flat[-1].copy()
+
+    weights = mapped(tree, weight)
+    nested, listed = adam(), adam()
+    for _ in range(3):
+        grads = {
+            path: None if random.random() < 0.2 else rng.normal(size=len(array))
+            for path, array in zip(paths, flat, strict=True)
+        }
+        nested.step(mapped(tree, lambda path, size, g=grads: g[path]), weights)
+        own = [k for k, path in enumerate(paths) if grads[path] is not None]
+        listed([paths[k] for k in own], [grads[paths[k]] for k in own], [flat[k] for k in own])
+    mapped(weights, lambda path, array: left.append(array))
+    assert [array.tobytes() for array in left] == [array.tobytes() for array in flat]
+    assert nested.optimizer._index_update_count == listed.optimizer._index_update_count
+    assert nested.states.keys() == listed.states.keys()
+
+
+def test_the_order_of_keys_may_differ():
+    weights = {"a": ones(2), "b": {"c": ones(3), "d": ones(1)}}
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    for grads in (
+        {"a": ones(2), "b": {"c": 2 * ones(3), "d": 3 * ones(1)}},
+        {"b": {"d": 3 * ones(1), "c": 2 * ones(3)}, "a": ones(2)},
+    ) * 2:
+        updater.step(grads, weights)
+    assert weights["a"].tolist() == [-3, -3]
+    assert weights["b"]["c"].tolist() == [-7, -7, -7]
+    assert weights["b"]["d"].tolist() == [-11]
+
+
+@pytest.mark.parametrize(
+    ("weights", "grads"),
+    [
+        ({"weight": ones(), "bias": ones()}, Layer(ones(), ones())),
+        (Layer(ones(), ones()), OrderedDict(bias=ones(), weight=ones())),
+        (Net(ones(), ones()), {"out": ones(), "hidden": ones()}),
+        ([ones(), ones()], (ones(), ones())),
+        ((ones(), ones()), {0: ones(), "1": ones()}),
+        (OrderedDict(a=ones()), defaultdict(list, a=ones())),
+    ],
+)
+def test_containers_of_other_types_fit_by_their_names(weights, grads):
+    updater = adam()
+    for _ in range(2):
+        updater.step(grads, weights)
+    leaves = weights.values() if isinstance(weights, dict) else weights
+    leaves = vars(weights).values() if isinstance(weights, Net) else leaves
+    assert all(array.tolist() == [0.8, 0.8] for array in np.round(list(leaves), 6))
+
+
+def test_an_array_outside_of_a_container_has_an_empty_path():
+    updater, weight = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), ones()
+    updater.step(ones(), weight)
+    assert weight.tolist() == [0, 0]
+    assert list(updater.optimizer._index_update_count) == [""]
+
+
+def test_row_sparse_gradients_are_leaves():
+    table, head = np.zeros((5, 2)), np.zeros(2)
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    rows = np.ones((2, 2)), np.array([1, 3])
+    for grad in (rows, RowSparse(*rows, (5, 2)), list(rows)):
+        updater.step({"table": grad, "head": ones()}, {"table": table, "head": head})
+    assert table.sum(axis=1).tolist() == [0, -6, 0, -6, 0]
+    # Where the weights have a pair, a pair of gradients is not row-sparse.
+    updater.step({"table": (ones(), ones())}, {"table": (table[0], head)})
+    assert table[0].tolist() == [-1, -1]
+
+
+def test_none_leaves_a_weight_or_a_whole_container_alone():
+    updater, weights = adam(), {"a": {"b": ones(), "c": [ones()]}, "d": ones(), "e": None}
+    for grads in ({"a": None, "d": ones(), "e": None}, {"a": None, "d": None, "e": None}) * 2:
+        updater.step(grads, weights)
+    assert list(updater.states) == ["d"]
+    assert updater.optimizer._index_update_count == {"d": 2}
+    assert weights["a"]["b"].tolist() == [1, 1]
+
+
+def test_what_was_none_is_updated_once_it_has_a_gradient():
+    updater, weights = adam(), {"a": ones(), "b": ones()}
+    updater.step({"a": ones(), "b": None}, weights)
+    updater.step({"a": ones(), "b": ones()}, weights)
+    updater.step({"a": None, "b": ones()}, weights)
+    assert updater.optimizer._index_update_count == {"a": 2, "b": 2}
+
+
+WEIGHTS = {"a": {"w": ones(), "b": ones()}, "c": [ones()]}
+HOLDS_ITSELF: dict = {}
+HOLDS_ITSELF["a"] = HOLDS_ITSELF
+
+MISTAKES = {
+    "missing": ({"a": {"w": ones()}, "c": [ones()]}, WEIGHTS, ValueError, "'a.b' has no gradient"),
+    "missing container": ({"c": [ones()]}, WEIGHTS, ValueError, "weight 'a' has no gradient"),
+    "additional": (
+        {"a": {"w": ones(), "b": ones(), "x": ones()}, "c": [ones()]},
+        WEIGHTS,
+        ValueError,
+        "gradient 'a.x' has no weight",
+    ),
+    "longer list": (
+        {"a": {"w": ones(), "b": ones()}, "c": [ones(), ones()]},
+        WEIGHTS,
+        ValueError,
+        r"gradient 'c.1' has no weight",
+    ),
+    "an array for a container": (
+        {"a": ones(), "c": [ones()]},
+        WEIGHTS,
+        TypeError,
+        "gradients at 'a' must be nested like the weights, which have a dict of 2 there, got ndarr",
+    ),
+    "an array for all": (ones(), WEIGHTS, TypeError, "gradients must be nested .* got ndarray"),
+    "a container for an array": (
+        {"a": {"w": {"x": ones()}, "b": ones()}, "c": [ones()]},
+        WEIGHTS,
+        TypeError,
+        "index 'a.w': gradient must be .* got dict",
+    ),
+    "another shape": (
+        {"a": {"w": ones(), "b": ones(3)}, "c": [ones()]},
+        WEIGHTS,
+        ValueError,
+        "index 'a.b': gradient must have shape",
+    ),
+    "one path twice": (
+        {"a.b": ones(), "a": {"b": ones()}},
+        {"a.b": ones(), "a": {"b": ones()}},
+        ValueError,
+        "two weights have the path 'a.b'",
+    ),
+    "one name twice": ({0: ones(), "0": ones()}, {0: ones(), "0": ones()}, ValueError, "'0'"),
+    "a weight that is None": ({"a": ones()}, {"a": None}, ValueError, "'a' has no weight"),
+    "a key that is a tuple": ({(1,): ones()}, {(1,): ones()}, TypeError, r"keys must be .*\(1,\)"),
+    "a key that is True": ({"a": {True: ones()}}, {"a": {True: ones()}}, TypeError, "keys at 'a'"),
+    "a list of numbers": ([1.0], [1.0], TypeError, "index '0': weight must be a NumPy array"),
+    "a container in itself": (HOLDS_ITSELF, HOLDS_ITSELF, ValueError, "holds itself"),
+}
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("case", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_name_the_path_and_change_nothing(case, seen):
+    grads, weights, error, words = case
+    updater = adam()
+    if seen:
+        updater.step({"a": {"w": ones(), "b": ones()}, "c": [ones()]}, copy.deepcopy(WEIGHTS))
+        updater.step(copy.deepcopy(WEIGHTS), WEIGHTS)
+    before = copy.deepcopy((WEIGHTS, updater.states, updater.optimizer.__getstate__()))
+    with pytest.raises(error, match=words):
+        updater.step(grads, weights)
+    after = WEIGHTS, updater.states, updater.optimizer.__getstate__()
+    np.testing.assert_equal(after, before)
+
+
+CHANGES = [
+    lambda w, g: (w.update(d=ones()), g.update(d=ones())),
+    lambda w, g: (w.pop("a"), g.pop("a")),
+    lambda w, g: (w["a"].pop("w"), g["a"].pop("w")),
+    lambda w, g: (w["c"].append(ones()), g["c"].append(ones())),
+    lambda w, g: (w.update(a=[ones()]), g.update(a=[ones()])),
+    lambda w, g: (w["a"].update(w=[ones()]), g["a"].update(w=[ones()])),
+    lambda w, g: (w["e"].update(x=ones()), g["e"].update(x=ones())),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_known_structure_that_has_changed_is_read_again(change):
+    structures = Structures()
+    weights = {"a": {"w": ones(), "b": ones()}, "c": [ones()], "e": {}}
+    grads = copy.deepcopy(weights)
+    structures.flatten(grads, weights)
+    change(weights, grads)
+    found, fresh = structures.flatten(grads, weights), Structures().flatten(grads, weights)
+    assert found.paths == fresh.paths
+    assert list(map(id, found.weights)) == list(map(id, fresh.weights))
+    assert list(map(id, found.grads)) == list(map(id, fresh.grads))
+
+
+@pytest.mark.parametrize("change", [lambda g: g.update(x=ones()), lambda g: g["e"].update(x=1)])
+def test_a_gradient_that_joins_a_known_structure_is_refused(change):
+    structures, weights = Structures(), {"a": ones(), "e": {}}
+    grads = copy.deepcopy(weights)
+    structures.flatten(grads, weights)
+    change(grads)
+    with pytest.raises(ValueError, match="x' has no weight"):
+        structures.flatten(grads, weights)
+
+
+def test_a_default_dictionary_gets_no_items():
+    grads = defaultdict(lambda: ones(), a=ones())
+    with pytest.raises(ValueError, match="'b' has no gradient"):
+        adam().step(grads, {"a": ones(), "b": ones()})
+    assert list(grads) == ["a"]
+
+
+def test_few_structures_are_kept():
+    structures, many = Structures(), [{"a": ones()} for _ in range(3 * KEPT)]
+    for weights in many:
+        structures.flatten({"a": ones()}, weights)
+    assert len(structures._known) == KEPT
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
+def test_a_step_takes_few_frames_more_than_the_list_call():
+    from engine.test_frames import frames
+
+    weights = {name: np.ones((4, 3), np.float32) for name in "abcd"}
+    grads = {name: np.ones((4, 3), np.float32) for name in "abcd"}
+    updater = adam()
+    for _ in range(3):
+        found = frames(lambda: updater.step(grads, weights))
+    names, own, arrays = list(weights), list(grads.values()), list(weights.values())
+    for _ in range(3):
+        listed = frames(lambda: updater(names, own, arrays))
+    assert len(found) <= len(listed) + 4, found
+
+
+def test_a_step_after_pickling():
+    updater = adam()
+    updater.step({"a": [ones()]}, {"a": [ones()]})
+    other = copy.deepcopy(updater)
+    weights = {"a": [ones()]}
+    other.step({"a": [ones()]}, weights)
+    assert other.optimizer._index_update_count == {"a.0": 2}
+
+
+# Views of dictionaries in the place of lists
+
+
+def test_views_of_dictionaries_are_lists():
+    weights, grads = {"a": ones(2), "b": ones(3)}, {"a": ones(2), "b": ones(3)}
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    for _ in range(3):
+        updater(weights.keys(), grads.values(), weights.values())
+        updater(["a", "b"], grads.values(), list(weights.values()))
+        updater(range(2), tuple(grads.values()), weights.values())
+    assert weights["a"].tolist() == [-8, -8]
+    assert updater.optimizer._index_update_count == {"a": 6, "b": 6, 0: 3, 1: 3}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda u, d: u(d, d.values(), d.values()), r"got dict; updater.step\(grads, weights\)"),
+        (lambda u, d: u(d.keys(), d, d.values()), r"gradients, got dict; updater.step\("),
+        (lambda u, d: u(list(d), list(d.values()), d), r"weights, got dict; updater.step\("),
+        (lambda u, d: u(d.keys(), [ones()], d.values()), "2 indices needs .* gradients, got 1"),
+        (lambda u, d: u(set(d), d.values(), d.values()), "index must be an int, .* got set"),
+        (lambda u, d: u([0, 1], np.ones((2, 2)), d.values()), "gradients, got ndarray"),
+        (lambda u, d: u([0, 1], "ab", d.values()), "gradients, got str"),
+    ],
+)
+def test_dictionaries_and_arrays_are_not_lists(call, words):
+    with pytest.raises(TypeError, match=words):
+        call(adam(), {"a": ones(), "b": ones()})

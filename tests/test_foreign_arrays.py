@@ -1,0 +1,455 @@
+"""Arrays of other libraries are updated in place, without a copy, as NumPy arrays are."""
+
+import array
+import copy
+import gc
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import pytest
+
+from fastopt import foreign, optimizer
+from fastopt.amp import LossScaler
+from fastopt.sparse import RowSparse
+
+
+class Exported:
+    """An array that is known by DLPack alone."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __dlpack__(self, **kwargs):
+        return self.values.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.values.__dlpack_device__()
+
+
+class Older(Exported):
+    """DLPack before version 1, which cannot say that an array may be written to."""
+
+    def __dlpack__(self, stream=None):
+        return self.values.__dlpack__()
+
+
+class Converted(Exported):
+    """An array whose dtype DLPack lacks, but that converts itself."""
+
+    def __dlpack__(self, **kwargs):
+        raise BufferError("no such dtype")
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+def floats(*values):
+    return array.array("f", values)
+
+
+KINDS = {
+    "DLPack": lambda values: Exported(np.array(values, np.float32)),
+    "array.array": lambda values: floats(*values),
+    "memoryview": lambda values: memoryview(np.array(values, np.float32)),
+}
+KIND = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+
+
+def values_of(made):
+    return made.values.tolist() if isinstance(made, Exported) else list(made)
+
+
+def adam(**kwargs):
+    return optimizer.Updater(optimizer.Adam(learning_rate=0.1), **kwargs)
+
+
+def steps(updater, pairs, as_list):
+    """Six steps of (gradient, weight) pairs."""
+    for _ in range(6):
+        if as_list:
+            updater(list(range(len(pairs))), *map(list, zip(*pairs, strict=True)))
+        else:
+            for index, pair in enumerate(pairs):
+                updater(index, *pair)
+
+
+@pytest.mark.parametrize("as_list", [False, True], ids=["single", "list"])
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+@KIND
+def test_the_result_is_that_of_numpy(make, scaled, as_list):
+    extra = {"clip_global_norm": 1.0} if scaled else {}
+    own, other = ([1.0, 2.0, 3.0], [4.0, 5.0]), adam(**extra)
+    foreign_pairs = [(make(values), make(values)) for values in own]
+    native_pairs = [(np.array(v, np.float32), np.array(v, np.float32)) for v in own]
+    steps(other, foreign_pairs, as_list)
+    steps(expected := adam(**extra), native_pairs, as_list)
+    for (grad, weight), (_, native) in zip(foreign_pairs, native_pairs, strict=True):
+        assert values_of(weight) == native.tolist()
+        assert values_of(grad) != native.tolist()
+    assert other.optimizer._index_update_count == expected.optimizer._index_update_count
+
+
+@KIND
+def test_kinds_may_be_mixed(make):
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    ours, theirs = np.ones(2, np.float32), make([1.0, 1.0])
+    for _ in range(3):
+        updater([0, 1], [make([1.0, 2.0]), np.ones(2, np.float32)], [ours, theirs])
+    assert ours.tolist() == [-2, -5]
+    assert values_of(theirs) == [-2, -2]
+
+
+@KIND
+def test_the_plan_is_kept_as_long_as_the_array_is_the_same(make):
+    updater, weight, grad = adam(), make([1.0, 2.0]), make([1.0, 1.0])
+    updater(0, grad, weight)
+    updater(0, grad, weight)  # when all names are known
+    plan = updater.planner.plans[0]
+    for _ in range(3):
+        updater(0, make([1.0, 1.0]), weight)
+    assert updater.planner.plans[0] is plan
+
+
+def test_an_array_whose_memory_has_moved_is_looked_at_again():
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    weight, first = Exported(np.ones(2)), None
+    for _ in range(3):
+        updater(0, np.ones(2), weight)
+        first, weight.values = weight.values, weight.values.copy()
+    assert weight.values.tolist() == [-2, -2]
+    assert first.tolist() == [-2, -2]
+    weight.values = np.ones(3)
+    updater(0, np.ones(3), weight)
+    assert weight.values.tolist() == [0, 0, 0]
+
+
+def test_views_do_not_outlive_their_use():
+    updater, weight, grad = adam(), Exported(np.ones(2)), Exported(np.ones(2))
+    updater(0, grad, weight)
+    updater(0, grad, weight)
+    alive, gone = weakref.ref(weight), weakref.ref(grad)
+    del weight, grad
+    gc.collect()
+    assert alive() is not None  # the plan has its weight, as it has one of NumPy
+    assert gone() is None
+    known = len(foreign._known)
+    del updater
+    gc.collect()
+    assert alive() is None
+    assert len(foreign._known) < known
+
+
+def test_a_buffer_is_released_with_the_plan():
+    updater, weight = adam(), floats(1.0)
+    updater(0, floats(1.0), weight)
+    with pytest.raises(BufferError):
+        weight.append(2.0)
+    del updater
+    gc.collect()
+    weight.append(2.0)
+    assert len(weight) == 2
+
+
+READ_ONLY = {
+    "bytes as floats": memoryview(np.ones(2, np.float32).tobytes()).cast("f"),
+    "DLPack that is read-only": Exported(np.broadcast_to(np.float32(1), (2,)).copy()),
+    "DLPack without a version": Older(np.ones(2, np.float32)),
+    "converted": Converted(np.ones(2, np.float32)),
+}
+READ_ONLY["DLPack that is read-only"].values.flags.writeable = False
+
+
+@pytest.mark.parametrize("made", READ_ONLY.values(), ids=READ_ONLY)
+def test_immutable_arrays_are_gradients_but_no_weights(made):
+    updater, weight = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), np.ones(2, np.float32)
+    for _ in range(2):
+        updater(0, made, weight)
+    assert weight.tolist() == [-1, -1]
+    words = r"index 0: weight is a \w+, which is read-only: .* np.array\(x\), and assign it back"
+    with pytest.raises(ValueError, match=words):
+        updater(0, np.ones(2, np.float32), made)
+    assert updater.optimizer._index_update_count == {0: 2}
+
+
+def test_a_numpy_array_that_is_read_only_is_refused_with_advice():
+    weight = np.ones(2)
+    weight.flags.writeable = False
+    with pytest.raises(ValueError, match=r"read-only, an update writes to it: .* np.array\(x\)"):
+        adam()(0, np.ones(2), weight)
+
+
+class Broken(Exported):
+    def __dlpack__(self, **kwargs):
+        raise RuntimeError("it is elsewhere")
+
+
+BAD = {
+    "a dtype": (lambda: bytearray(8), "weight must be float16 or .* got uint8"),
+    "integers": (lambda: array.array("i", [1, 2]), "weight must be float16 or .* got int32"),
+    "no view": (lambda: Broken(np.ones(2)), "weight is a Broken that NumPy cannot view: it is els"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), BAD.values(), ids=BAD)
+def test_other_arrays_are_refused(make, words):
+    updater = adam()
+    with pytest.raises(TypeError, match=f"index 'w': {words}"):
+        updater(["v", "w"], [np.ones(2)] * 2, [np.ones(2), make()])
+    assert updater.states == {}
+
+
+def test_overlap_is_found_between_views():
+    memory = np.ones(4, np.float32)
+    updater = adam()
+    with pytest.raises(ValueError, match="share memory"):
+        updater(0, memoryview(memory)[:3], memoryview(memory)[1:])
+    assert memory.tolist() == [1, 1, 1, 1]
+
+
+def test_a_pair_may_have_parts_of_other_libraries():
+    updater, weight = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), np.zeros((4, 1), "f4")
+    for _ in range(3):
+        rows = Exported(np.ones((2, 1), np.float32)), Exported(np.array([0, 3]))
+        updater(0, rows, weight)
+    assert weight.ravel().tolist() == [-3, 0, 0, -3]
+
+
+def test_a_step_takes_arrays_of_other_libraries():
+    updater, weights = adam(), {"a": floats(1.0), "b": Exported(np.ones(2))}
+    for _ in range(2):
+        updater.step({"a": floats(1.0), "b": np.ones(2)}, weights)
+    assert list(updater.states) == ["a", "b"]
+    assert weights["b"].values.round(6).tolist() == [0.8, 0.8]
+
+
+def test_flush_finds_the_weight_again():
+    left = []
+    for weight in (np.ones((2, 1)), Exported(np.ones((2, 1)))):
+        made = optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
+        updater = optimizer.Updater(made)
+        updater(0, (np.ones((1, 1)), np.array([0])), weight)
+        if isinstance(weight, Exported):
+            weight.values = weight.values.copy()
+        updater.flush(0)
+        left.append(getattr(weight, "values", weight).tolist())
+        updater.flush(0, weight)
+        assert getattr(weight, "values", weight).tolist() == left[-1]
+    assert left[0] == left[1]
+    assert left[0][1] != [1.0]
+
+
+def test_an_optimizer_in_numpy_gets_arrays():
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            assert type(weight) is type(grad) is np.ndarray
+            weight -= grad
+
+    weight = floats(3.0)
+    optimizer.Updater(Plain())(0, floats(1.0), weight)
+    assert list(weight) == [2.0]
+
+
+def test_torch_is_not_imported():
+    code = """if True:
+        import array, sys
+        import numpy as np
+        from fastopt import optimizer
+        updater = optimizer.Updater(optimizer.SGD())
+        updater(0, array.array("f", [1]), array.array("f", [1]))
+        updater.step({"a": np.ones(2)}, {"a": np.ones(2)})
+        print("torch" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# Tensors of torch
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+CHECKED = {"check_invariants": True}
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+
+
+@pytest.mark.parametrize("as_list", [False, True], ids=["single", "list"])
+@pytest.mark.parametrize("grown", [False, True], ids=["leaf", "view"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_torch(torch, dtype, grown, as_list):
+    kind = getattr(torch, dtype)
+    made = optimizer.SGD(learning_rate=0.5, multi_precision=True)
+    updater, first = optimizer.Updater(made), torch.ones(4, 3, dtype=kind)
+    weight = first[::2, 1:] if grown else torch.nn.Parameter(first)
+    expected = torch.ones_like(weight)
+    address = weight.data_ptr()
+    for step in range(3):
+        grad = torch.full_like(weight, step)
+        if as_list:
+            updater([0], [grad], [weight])
+        else:
+            updater(0, grad, weight)
+        expected -= 0.5 * step
+    assert torch.equal(weight, expected)
+    assert weight.data_ptr() == address
+    if grown:
+        assert first[1].tolist() == [1, 1, 1]
+
+
+def test_a_training_loop_of_torch(torch):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    mine, theirs = layers
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1))
+    other = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    x = torch.randn(5, 3)
+    for _ in range(4):
+        for layer in layers:
+            layer.zero_grad(set_to_none=True)
+            layer(x).square().sum().backward()
+        params = dict(mine.named_parameters())
+        updater.step({name: p.grad for name, p in params.items()}, params)
+        other.step()
+    for one, two in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_torch_notices_updates(torch):
+    weight = torch.nn.Parameter(torch.ones(2))
+    loss = (weight * weight).sum()
+    before = weight._version
+    updater = adam()
+    for _ in range(3):
+        updater(0, torch.ones(2), weight)
+    assert weight._version >= before + 3
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_tensor_stays_resizable(torch):
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    weight = torch.ones(2)
+    updater(0, torch.ones(2), weight)
+    weight.resize_(200_000).fill_(1)
+    updater(0, torch.ones(200_000), weight)
+    updater(0, torch.ones(200_000), weight)
+    assert bool((weight == -1).all())
+    weight.set_(torch.ones(3))
+    updater(0, torch.ones(3), weight)
+    weight.data = torch.ones(3, dtype=torch.float64)
+    updater(0, torch.ones(3, dtype=torch.float64), weight)
+    assert weight.tolist() == [0, 0, 0]
+    weight.t_().unsqueeze_(0)
+    updater(0, torch.ones(1, 3, dtype=torch.float64), weight)
+    assert weight.tolist() == [[-1, -1, -1]]
+
+
+def test_state_belongs_to_the_old_shape(torch):
+    updater, weight = adam(), torch.ones(2)
+    updater(0, torch.ones(2), weight)
+    weight.resize_(4).fill_(1)
+    with pytest.raises(ValueError, match=r"state 'mean' must have shape \(4,\)"):
+        updater(0, torch.ones(4), weight)
+    assert weight.tolist() == [1, 1, 1, 1]
+
+
+def test_sparse_gradients_of_an_embedding(torch):
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    first = table.weight.detach().clone()
+    for _ in range(2):
+        table.zero_grad()
+        table(torch.tensor([1, 1, 3])).sum().backward()
+        assert table.weight.grad.is_sparse
+        updater(0, table.weight.grad, table.weight)
+    changed = (table.weight.detach() - first).sum(dim=1).round()
+    assert changed.tolist() == [0, -8, 0, -4, 0]
+
+
+def test_sparse_gradients_of_numpy_weights(torch):
+    updater, weight = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), np.zeros((4, 1), "f4")
+    rows = torch.sparse_coo_tensor(torch.tensor([[2, 0]]), torch.ones(2, 1), (4, 1), **CHECKED)
+    for grad in (rows, (torch.ones(2, 1), torch.tensor([2, 0])), rows) * 2:
+        updater(0, grad, weight)
+    assert weight.ravel().tolist() == [-6, 0, -6, 0]
+    wrong = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.ones(1, 1), (5, 1), **CHECKED)
+    with pytest.raises(ValueError, match=r"must have shape \(4, 1\), got \(5, 1\)"):
+        updater(0, wrong, weight)
+
+
+def test_a_negated_gradient_is_resolved(torch):
+    weight = torch.ones(2)
+    grad = torch._neg_view(torch.ones(2))
+    assert grad.is_neg()
+    optimizer.Updater(optimizer.SGD(learning_rate=1.0))(0, grad, weight)
+    assert weight.tolist() == [2, 2]
+
+
+def refused(torch):
+    one = torch.ones(2)
+    matrix = torch.ones(2, 2)
+    return {
+        "meta": (one, torch.ones(2, device="meta"), TypeError, "weight must be .* one on meta"),
+        "meta gradient": (torch.ones(2, device="meta"), one, TypeError, "gradient must be a tens"),
+        "negated": (one, torch._neg_view(one), TypeError, r"weight .* pass x.resolve_neg\(\)"),
+        "complex": (one, one.to(torch.complex64), TypeError, "weight must be .* got complex64"),
+        "conjugate": (one, one.to(torch.complex64).conj(), TypeError, "must be a real tensor"),
+        "integers": (one, one.long(), TypeError, "weight must be float16 or .* got int64"),
+        "expanded": (one, torch.ones(1).expand(2), ValueError, "weight share an address"),
+        "sparse weight": (matrix, matrix.to_sparse(), TypeError, "weight must be a dense tensor"),
+        "sparse elements": (matrix.to_sparse(), matrix, TypeError, "sparse by rows, .* got 2"),
+        "CSR": (matrix.to_sparse_csr(), matrix, TypeError, "gradient must be a dense tensor"),
+        "no memory": (one, torch._efficientzerotensor(2), TypeError, "no memory of its own"),
+        "shape": (torch.ones(3), torch.ones(2), ValueError, r"gradient must have shape \(2,\)"),
+        "dtype": (one.double(), torch.ones(2), TypeError, "float32, got float64"),
+        "overlap": (matrix[0], matrix[0], ValueError, "share memory"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("seen", [False, True], ids=["first", "later"])
+def test_tensors_that_cannot_be_updated(torch, seen):
+    for name, (grad, weight, error, words) in refused(torch).items():
+        updater = adam()
+        if seen:
+            shape = (2, 2) if weight.ndim == 2 else (2,)
+            updater(0, torch.ones(shape), torch.ones(shape))
+        before = copy.deepcopy(updater.states)
+        with pytest.raises(error, match=f"index 0: .*{words}"):
+            updater(0, grad, weight)
+        np.testing.assert_equal(updater.states, before, err_msg=name)
+
+
+def test_tensors_with_scaler_masters_and_checkpoints(torch, tmp_path):
+    made = optimizer.Adam(learning_rate=0.1, multi_precision=True)
+    updater = optimizer.Updater(made, loss_scaler=LossScaler(init_scale=4.0))
+    weights = [torch.ones(3, dtype=torch.float16), torch.ones(2, dtype=torch.bfloat16)]
+    grads = [torch.full((3,), 4.0, dtype=torch.float16), torch.full((2,), 4.0).bfloat16()]
+    updater([0, 1], grads, weights)
+    updater.save(tmp_path / "state.safetensors")
+    other = optimizer.Updater(optimizer.Adam(multi_precision=True), loss_scaler=LossScaler())
+    other.load(tmp_path / "state.safetensors")
+    copies = [weight.clone() for weight in weights]
+    for each, own in ((updater, weights), (other, copies)):
+        each([0, 1], grads, own)
+    assert all(map(torch.equal, weights, copies))
+    assert updater.info.stepped
+    grads[0][1] = float("inf")
+    before = [weight.clone() for weight in weights]
+    updater([0, 1], grads, weights)
+    assert updater.info.skipped
+    assert all(map(torch.equal, weights, before))
+
+
+def test_a_row_sparse_gradient_for_a_tensor(torch):
+    weight = torch.zeros(3, 1, dtype=torch.float64)
+    grad = RowSparse(np.ones((1, 1)), [2], (3, 1))
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    for _ in range(3):
+        updater(0, grad, weight)
+    assert weight.ravel().tolist() == [0, 0, -3]

@@ -19,6 +19,8 @@ class Leaves(NamedTuple):
     """Names of a leaf and of the containers around it, joined by dots."""
     grads: Sequence[Any]
     weights: Sequence[Any]
+    left: tuple[str, ...] = ()
+    """Paths of the weights without a gradient."""
 
 
 class Structures:
@@ -31,7 +33,7 @@ class Structures:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[_Node, tuple[str, ...]]] = {}
+        self._known: dict[int, tuple[_Node, tuple[str, ...], tuple[str, ...]]] = {}
 
     def flatten(self, grads: Any, weights: Any) -> Leaves:
         """Return the weights with a gradient that is not None.
@@ -53,23 +55,26 @@ class Structures:
         """
         known = self._known.get(id(weights))
         if known is not None:
-            found = known[0].read(grads, weights)
-            if found is not None:
-                return Leaves(known[1], *found)
+            read = known[0].read(grads, weights)
+            if read is not None:
+                return Leaves(known[1], *read, known[2])
         leaves: list[tuple[str, Any, Any]] = []
+        left: list[str] = []
         try:
-            node = _walk("", grads, weights, leaves)
+            node = _walk("", grads, weights, leaves, left)
         except RecursionError:
             raise ValueError("a structure is nested too deeply, or holds itself") from None
         paths = tuple(path for path, _, _ in leaves)
-        if len(set(paths)) < len(paths):
-            twice = next(path for k, path in enumerate(paths) if path in paths[:k])
+        found = Leaves(paths, [g for _, g, _ in leaves], [w for _, _, w in leaves], tuple(left))
+        every = [*paths, *left]
+        if len(set(every)) < len(every):
+            twice = next(path for k, path in enumerate(every) if path in every[:k])
             raise ValueError(f"two weights have the path {twice!r}; rename a key that has a dot")
         if node is not None:
             if len(self._known) >= KEPT:
                 del self._known[next(iter(self._known))]
-            self._known[id(weights)] = node, paths
-        return Leaves(paths, [grad for _, grad, _ in leaves], [weight for _, _, weight in leaves])
+            self._known[id(weights)] = node, paths, tuple(left)
+        return found
 
 
 Reader = Callable[[Any], tuple[Any, ...]]
@@ -127,11 +132,15 @@ class _Node(NamedTuple):
 
 
 def _walk(
-    path: str, grads: Any, weights: Any, leaves: list[tuple[str, Any, Any]]
+    path: str, grads: Any, weights: Any, leaves: list[tuple[str, Any, Any]], left: list[str]
 ) -> "_Node | None":
     """Append the leaves below `path`; return the node of a container that can be read again."""
     below = _items(path, weights)
     if grads is None:
+        if below is None and weights is not None:
+            left.append(path)
+        for name, (_, weight) in (below or {}).items():
+            _walk(_join(path, name), None, weight, leaves, left)
         return None
     if below is None:
         if weights is None:
@@ -157,7 +166,7 @@ def _walk(
     again = True
     for k, (name, (_, weight)) in enumerate(below.items()):
         grad, before = beside[name][1], len(leaves)
-        node = _walk(_join(path, name), grad, weight, leaves)
+        node = _walk(_join(path, name), grad, weight, leaves, left)
         again &= grad is None or node is not None or _items(path, weight) is None
         if node is not None or len(leaves) > before:
             parts.append((k, node))

@@ -47,6 +47,7 @@ class Joint:
         in_order: bool = False,
     ) -> None:
         self.groups, self.main = groups, groups.main
+        self.generation = groups.generation()
         self.indices = [index for index, *_ in calls]
         self.weights = [weight for _, weight, *_ in calls]
         self.length = 0 if single else len(calls)
@@ -75,7 +76,8 @@ class Joint:
 
     def fits(self, index: Any, grad: Any, weight: Any) -> bool:
         """Whether the plan holds for a call; its gradients are entered into the tables."""
-        self.groups.sync()
+        if self.generation != self.groups.generation():
+            return False
         if self.only is not None:
             return self.only.fits(index, grad, weight)
         if self.is_uneven():

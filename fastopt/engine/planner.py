@@ -103,6 +103,7 @@ class Planner:
             optimizer.sparse_decay,
             optimizer.seed,
             optimizer.in_list_order,
+            None if self.groups is None else self.groups.generation(),
         )
 
     def of(self, index: Index) -> "Planner":

@@ -73,7 +73,6 @@ class Group:
         """Attributes that the group does not have of the updater's optimizer."""
         self.indices: set[Index] = set()
         self.is_other = "optimizer" in rest
-        self.tables: dict[str, dict[Any, float]] = {name: {} for name in MULTIPLIERS}
         if self.is_other:
             self.optimizer = rest.pop("optimizer")
             _check_optimizer(self.label, self.optimizer)
@@ -81,9 +80,6 @@ class Group:
                 raise ValueError(
                     f"{self.label} has an optimizer, whose arguments {', '.join(rest)} must be"
                 )
-            for name, own in self.tables.items():  # which may have had the main's before
-                table = getattr(main, name)
-                own |= {k: v for k, v in getattr(self.optimizer, name).items() if table.get(k) != v}
         elif self.frozen or not (rest or self.multipliers):
             self.optimizer = main
         else:
@@ -141,17 +137,17 @@ class Group:
         self._check_rate()
         if tables:
             for name in MULTIPLIERS:
-                self.fill(name, getattr(main, name))
+                self._fill(name, getattr(main, name))
             self.optimizer._changed_tables()
         elif changed:
             self.optimizer._changed()
 
-    def fill(self, name: str, table: Mapping[Any, float]) -> None:
-        """Set multipliers of the optimizer: the updater's, its own, and the group's."""
-        value = self.multipliers.get(name)
-        entries = {} if value is None else dict.fromkeys(self.indices, value)
-        setattr(self.optimizer, name, {**table, **self.tables[name], **entries})
-        self.optimizer.unchecked = False
+    def _fill(self, name: str, table: Mapping[Any, float]) -> None:
+        """Set multipliers of the optimizer: those of the updater's, or its own, and the group's."""
+        own = dict(getattr(self.optimizer, name) if self.is_other else table)
+        if name in self.multipliers:
+            own |= dict.fromkeys(self.indices, self.multipliers[name])
+        setattr(self.optimizer, name, own)
 
     def _check_rate(self) -> None:
         if "lr" in self.own and self.optimizer.lr_scheduler is not None:
@@ -191,6 +187,7 @@ class Groups:
         self._selectors: dict[tuple[Index, ...], Any] = {}
         self._watched: dict[str, PerIndex] = {}
         self._names: dict[Any, str] = {}
+        self._generation = 0
         self._version = self._tables_version = -1
         for group in self.groups:
             if group.follows:
@@ -218,6 +215,12 @@ class Groups:
         if group is None or not group.follows:
             return self.planner
         return self._planners[id(group.optimizer)]
+
+    def note(self, indices: Sequence[Index]) -> None:
+        """Know parameters that have no gradient, so that no pattern of theirs is warned of."""
+        if self.unchecked:
+            for index in indices:
+                self.route(index)
 
     def optimizer_of(self, index: Index) -> Optimizer:
         """The optimizer of a parameter as it is."""
@@ -269,15 +272,20 @@ class Groups:
         tables = self._tables_version != main.multipliers_version
         if self._names != main.idx2name:
             self._names = dict(main.idx2name)
+            self._generation += 1
             self._routes.clear()
             self._selectors.clear()
-            self.planner.plans.clear()
             for group in self.groups:
                 group.indices.clear()
         for group in self.groups:
             if group.follows:
                 group.follow(main, tables)
         self._tables_version, self._version = main.multipliers_version, main.version
+
+    def generation(self) -> int:
+        """Number that changes when parameters may belong to other groups than before."""
+        self.sync()
+        return self._generation
 
     def _changed(self) -> None:
         """Give the plans of all groups a new version, since counts have moved."""

@@ -54,8 +54,8 @@ class Updater(Resumable):
         first group whose pattern ``re.search`` finds in its name, which is that of ``idx2name`` or
         the index. A group has any argument of the optimizer, which it overrides, ``lr_mult`` and
         ``wd_mult``; or ``"frozen": True``: its weights are left alone and their gradients may be
-        None; or ``"optimizer"``: another one, whose counts, names, `rescale_grad` and multipliers
-        are those of `optimizer`. Default: none.
+        None; or ``"optimizer"``: another one, whose counts, names and `rescale_grad` are
+        those of `optimizer`, and whose multipliers are its own. Default: none.
 
     Attributes
     ----------
@@ -126,6 +126,9 @@ class Updater(Resumable):
     _plans: dict[Any, Plan]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "groups":
+            self._group(value)
+            return
         if name in ("states", "states_synced"):
             value = Tracked(value, self._forget_plans)
         changed = value is not vars(self).get(name)
@@ -138,8 +141,6 @@ class Updater(Resumable):
                 self.planner.measures = before.measures
             vars(self)["_plans"] = self.planner.plans
             self._group(vars(self).get("groups"))
-        elif name == "groups":
-            self._group(value)
         elif name in ("states", "states_synced"):
             self._forget_plans()
         elif name in ("loss_scaler", "clip_global_norm"):
@@ -293,7 +294,10 @@ class Updater(Resumable):
         >>> list(updater.states)
         ['layers.0', 'layers.1']
         """
-        self(*self.planner.structures.flatten(grads, weights))
+        leaves = self.planner.structures.flatten(grads, weights)
+        if leaves.left and self.planner.groups is not None:
+            self.planner.groups.note(leaves.left)
+        self(leaves.paths, leaves.grads, leaves.weights)
 
     def _update_views(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool

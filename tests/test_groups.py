@@ -1,0 +1,593 @@
+"""Groups: each weight is updated as by an optimizer of its own, in one call for all."""
+
+import copy
+import pickle
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastopt import lr_scheduler, optimizer
+from fastopt.amp import LossScaler
+from fastopt.checkpoint import CheckpointError
+from fastopt.sparse import RowSparse
+from fastopt.trainer import Trainer
+
+NAMES = ["embed.weight", "body.weight", "body.bias", "norm.scale", "head.weight", "frozen.weight"]
+
+
+def groups(**changes):
+    made = {
+        r"bias$|norm": {"wd_mult": 0.0},
+        r"^embed": {"lr_mult": 0.1, "beta1": 0.5},
+        r"^frozen": {"frozen": True},
+        r"^head": {"optimizer": optimizer.SGD(learning_rate=1.0, momentum=0.9)},
+    }
+    return {**made, **changes}
+
+
+def updater(name="adam", own=None, **options):
+    made = optimizer.create(name, learning_rate=0.1, wd=0.1)
+    return optimizer.Updater(made, groups=groups() if own is None else own, **options)
+
+
+def arrays(seed, names=NAMES):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=4).astype(np.float32) for _ in names]
+
+
+def grads_of(seed):
+    return [*arrays(seed)[:-1], None]  # a frozen weight needs no gradient
+
+
+def as_list(made, grads, weights, names=NAMES):
+    made(names, grads, weights)
+
+
+def one_by_one(made, grads, weights, names=NAMES):
+    for call in zip(names, grads, weights, strict=True):
+        made(*call)
+
+
+def nested(made, grads, weights, names=NAMES):
+    made.step(dict(zip(names, grads, strict=True)), dict(zip(names, weights, strict=True)))
+
+
+WAYS = pytest.mark.parametrize("way", [as_list, one_by_one, nested])
+
+
+def bits(weights):
+    return [weight.tobytes() for weight in weights]
+
+
+@WAYS
+def test_each_group_is_updated_as_by_an_updater_of_its_own(way):
+    made, weights, expected = updater(), arrays(0), arrays(0)
+    alone = {
+        "embed.weight": optimizer.Adam(learning_rate=0.1, wd=0.1, beta1=0.5),
+        "body.weight": optimizer.Adam(learning_rate=0.1, wd=0.1),
+        "body.bias": optimizer.Adam(learning_rate=0.1, wd=0.0),
+        "norm.scale": optimizer.Adam(learning_rate=0.1, wd=0.0),
+        "head.weight": optimizer.SGD(learning_rate=1.0, momentum=0.9),
+    }
+    alone["embed.weight"].set_lr_mult({"embed.weight": 0.1})
+    each = {name: optimizer.Updater(own) for name, own in alone.items()}
+    for step in range(4):
+        grads = grads_of(step)
+        way(made, grads, weights)
+        for name, grad, weight in zip(NAMES, grads, expected, strict=True):
+            if name in each:
+                each[name](name, grad, weight)
+    assert bits(weights) == bits(expected)
+    assert made.optimizer._index_update_count == dict.fromkeys(NAMES[:-1], 4)
+    assert made.optimizer.num_update == 4
+    assert made.states.keys() == set(NAMES[:-1])
+
+
+OVERRIDES = st.one_of(
+    st.fixed_dictionaries({}, optional={
+        "learning_rate": st.sampled_from([0.0, 0.3]),
+        "wd": st.sampled_from([0.0, 0.5]),
+        "clip_gradient": st.sampled_from([None, 0.5]),
+        "lr_mult": st.sampled_from([0.0, 2.0]),
+        "wd_mult": st.sampled_from([0.0, 2.0]),
+    }),
+    st.just({"frozen": True}),
+    st.builds(lambda: {"optimizer": optimizer.Adam(learning_rate=0.2)}),
+    st.builds(lambda: {"optimizer": optimizer.Nadam(learning_rate=0.2)}),
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["sgd", "adam", "nadam", "lamb", "sgld", "test"]),
+    st.dictionaries(st.sampled_from(["weight$", "bias", "^h", "o", "", "norm"]), OVERRIDES),
+    st.lists(st.lists(st.sampled_from(range(6)), unique=True), max_size=5),
+    st.booleans(),
+)
+@pytest.mark.filterwarnings("ignore:groups.* has no effect")
+def test_a_list_is_one_call_after_the_other(name, own, calls, scheduled):
+    ends = []
+    if scheduled:
+        own = {p: {k: v for k, v in o.items() if k != "learning_rate"} for p, o in own.items()}
+    for way in (as_list, one_by_one):
+        made = updater(name, copy.deepcopy(own))
+        if scheduled:
+            made.optimizer.lr_scheduler = lambda n: 0.5 / (n + 1)
+        weights = arrays(1)
+        for step, places in enumerate(calls):
+            grads = arrays(step)
+            way(made, *([x[k] for k in places] for x in (grads, weights, NAMES)))
+        ends.append((bits(weights), dict(made.optimizer._index_update_count)))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**-3])
+@WAYS
+def test_the_clip_of_the_norm_covers_all_groups(way, factor):
+    """A list is clipped as a whole, so that single calls have a norm each."""
+    options = {"clip_global_norm": 0.5}
+    if factor != 1:
+        options["loss_scaler"] = LossScaler(init_scale=1 / factor)
+    own = {"^head": {"optimizer": optimizer.SGD(learning_rate=1.0)}, "bias": {"lr_mult": 0.5}}
+    made = optimizer.Updater(optimizer.SGD(learning_rate=1.0), groups=own, **options)
+    weights, grads = arrays(2), arrays(3)
+    expected = [weight.astype(float) for weight in weights]
+    for _ in range(3):
+        way(made, [(grad / factor).astype(np.float32) for grad in grads], weights)
+        norm = np.sqrt(sum(np.square(grad, dtype=float).sum() for grad in grads))
+        for name, grad, weight in zip(NAMES, grads, expected, strict=True):
+            single = np.linalg.norm(grad.astype(float)) if way is one_by_one else norm
+            weight -= grad * min(1, 0.5 / single) * (0.5 if "bias" in name else 1.0)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
+    if way is not one_by_one:
+        assert made.info.global_norm == pytest.approx(norm, rel=1e-6)
+    before = bits(weights)
+    grads[4][0] = np.inf
+    way(made, grads, weights) if way is not one_by_one else made(NAMES[4], grads[4], weights[4])
+    assert made.info.skipped
+    assert made.info.culprits == ("head.weight",)
+    assert bits(weights) == before
+
+
+def everything(made, weights):
+    state = made.optimizer.__getstate__()
+    others = [own["optimizer"].__getstate__() for own in made.groups.values() if "optimizer" in own]
+    return copy.deepcopy((weights, dict(made.states), state, others))
+
+
+def bad_head_rate(made, grads, weights):
+    made.groups["^head"]["optimizer"].lr_mult["head.weight"] = float("inf")
+
+
+def bad_schedule(made, grads, weights):
+    made.optimizer.lr_scheduler = lambda n: float("nan")
+
+
+def bad_shape(made, grads, weights):
+    grads[4] = np.ones(3, np.float32)
+
+
+def bad_dtype(made, grads, weights):
+    grads[0] = np.ones(4)
+
+
+def overlap(made, grads, weights):
+    grads[4] = weights[4][:]
+
+
+@pytest.mark.parametrize("seen", [0, 1, 3])
+@pytest.mark.parametrize("spoil", [bad_head_rate, bad_schedule, bad_shape, bad_dtype, overlap])
+def test_a_list_that_fails_in_one_group_changes_nothing(spoil, seen):
+    made, weights = updater(), arrays(0)
+    for step in range(seen):
+        made(NAMES, grads_of(step), weights)
+    grads = grads_of(7)
+    spoil(made, grads, weights)
+    before = everything(made, weights)
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError)):
+            made(NAMES, grads, weights)
+        after = everything(made, weights)
+        np.testing.assert_equal(after[:2], before[:2])
+        np.testing.assert_equal(after[2], before[2])
+        assert made.optimizer.num_update == seen
+
+
+def test_weights_of_two_groups_may_share_memory():
+    ends = []
+    for way in (as_list, one_by_one):
+        tied = np.ones(4, np.float32)
+        made = updater(own={"^b": {"optimizer": optimizer.SGD(learning_rate=0.5)}})
+        for step in range(3):
+            way(made, arrays(step)[:3], [tied, tied, np.ones(4, np.float32)], ["a", "b", "c"])
+        ends.append(tied.tobytes())
+    assert ends[0] == ends[1]
+
+
+def test_a_gradient_may_be_a_weight_of_another_group():
+    ends = []
+    for way in (as_list, one_by_one):
+        weights = arrays(0)[:2]
+        made = updater(own={"^b": {"learning_rate": 0.5}})
+        for _ in range(3):
+            way(made, [np.ones(4, np.float32), weights[0]], weights, ["a", "b"])
+        ends.append(bits(weights))
+    assert ends[0] == ends[1]
+
+
+# What is frozen
+
+
+def test_a_frozen_weight_has_no_state_and_no_count():
+    made, weight = updater(), np.ones(2)
+    weight.flags.writeable = False
+    for gradient in (None, np.ones(2), np.ones(5), "anything"):
+        made("frozen.a", gradient, weight)
+        assert not made.info.stepped
+        made(["frozen.a", "frozen.b"], [gradient, gradient], [weight, None])
+        made.step({"frozen": {"a": gradient}}, {"frozen": {"a": weight}})
+    assert weight.tolist() == [1, 1]
+    assert made.states == {}
+    assert made.optimizer._index_update_count == {}
+
+
+def test_a_frozen_weight_may_share_memory():
+    made, weight = updater(), np.ones(2)
+    made(["frozen", "w"], [weight, np.ones(2)], [weight[:1], weight])
+    assert weight.round(6).tolist() == [0.9, 0.9]
+
+
+# Names, precedence, changes
+
+
+def test_names_come_from_the_optimizer_or_are_the_index():
+    sgd = optimizer.SGD(learning_rate=1.0, param_idx2name={0: "fc_bias", 1: "fc_weight"})
+    made = optimizer.Updater(sgd, groups={"bias": {"lr_mult": 0.5}, "^7$": {"lr_mult": 0.25}})
+    weights = [np.ones(1) for _ in range(3)]
+    made([0, 1, 7], [np.ones(1)] * 3, weights)
+    assert [weight.item() for weight in weights] == [0.5, 0.0, 0.75]
+    sgd.idx2name = {0: "fc_weight", 1: "fc_bias"}
+    made([0, 1, 7], [np.ones(1)] * 3, weights)
+    assert [weight.item() for weight in weights] == [-0.5, -0.5, 0.5]
+
+
+def test_the_first_match_wins():
+    own = {"^head.bias": {}, "bias": {"lr_mult": 0.0}, "^head": {"lr_mult": 2.0}}
+    made = optimizer.Updater(optimizer.SGD(learning_rate=1.0), groups=own)
+    names = ["head.bias", "a.bias", "head.weight", "a.weight"]
+    weights = [np.zeros(1) for _ in names]
+    made(names, [np.ones(1)] * 4, weights)
+    assert [weight.item() for weight in weights] == [-1, 0, -2, -1]
+
+
+def test_multipliers_of_a_group_replace_those_of_the_table():
+    sgd = optimizer.SGD(learning_rate=1.0)
+    made = optimizer.Updater(sgd, groups={"b": {"lr_mult": 0.5}, "c": {"wd": 0.0}})
+    weights = [np.zeros(1) for _ in "abc"]
+
+    def change():
+        before = np.array(weights)
+        made(list("abc"), [np.ones(1)] * 3, weights)
+        return (before - np.array(weights)).ravel().tolist()
+
+    assert change() == [1, 0.5, 1]
+    sgd.set_lr_mult({"a": 2.0, "b": 3.0, "c": 4.0})
+    assert change() == [2, 0.5, 4]
+    sgd.lr_mult["c"] = 5.0
+    assert change() == [2, 0.5, 5]
+    made.groups = {"a": {"lr_mult": 7.0}}
+    assert change() == [7, 3, 5]
+    made.groups = None
+    assert change() == [2, 3, 5]
+
+
+@pytest.mark.parametrize("way", [as_list, one_by_one])
+def test_what_a_group_does_not_override_follows_the_optimizer(way):
+    own = {"b": {"wd": 0.0}, "c": {"learning_rate": 0.5}, "d": {"optimizer": optimizer.SGD(1.0)}}
+    own["d"]["optimizer"] = optimizer.SGD(learning_rate=3.0)
+    sgd = optimizer.SGD(learning_rate=1.0)
+    made = optimizer.Updater(sgd, groups=own)
+    weights = [np.zeros(1) for _ in "abcd"]
+
+    def change():
+        before = np.array(weights)
+        way(made, [np.ones(1)] * 4, weights, list("abcd"))
+        return (before - np.array(weights)).ravel().tolist()
+
+    assert change() == [1, 1, 0.5, 3]
+    sgd.set_learning_rate(2.0)
+    assert change() == [2, 2, 0.5, 3]
+    sgd.rescale_grad = 0.5
+    assert change() == [1, 1, 0.25, 1.5]
+    made.groups["d"]["optimizer"].lr = 4.0
+    assert change() == [1, 1, 0.25, 2]
+    sgd.rescale_grad = 1.0
+    sgd._index_update_count = {}
+    assert change() == [2, 2, 0.5, 4]
+    assert sgd._index_update_count == dict.fromkeys("abcd", 1)
+    for k in range(40):  # more counts than there was room for
+        made(f"a{k}", np.ones(1), np.ones(1))
+    assert change() == [2, 2, 0.5, 4]
+    assert sgd._index_update_count["d"] == 2
+    made.optimizer = optimizer.SGD(learning_rate=10.0)
+    assert change() == [10, 10, 0.5, 4]
+    assert made.optimizer._index_update_count == dict.fromkeys("abcd", 1)
+
+
+def test_a_schedule_of_the_optimizer_serves_its_groups():
+    own = {"b": {"lr_mult": 0.5}, "c": {"lr_scheduler": None, "learning_rate": 7.0}}
+    own["d"] = {"lr_scheduler": lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=8.0)}
+    made = optimizer.Updater(optimizer.SGD(lr_scheduler=lambda n: float(n)), groups=own)
+    weights = [np.zeros(1) for _ in "abcd"]
+    made(list("abcd"), [np.ones(1)] * 4, weights)
+    made(list("abcd"), [np.ones(1)] * 4, weights)
+    assert [weight.item() for weight in weights] == [-3, -1.5, -14, -12]
+    with pytest.raises(ValueError, match=r"groups\['b'\]: learning_rate has no effect beside"):
+        made.groups = {"b": {"learning_rate": 1.0}}
+    made = optimizer.Updater(optimizer.SGD(), groups={"b": {"learning_rate": 1.0}})
+    made.optimizer.lr_scheduler = lambda n: 1.0
+    weight = np.zeros(1)
+    with pytest.raises(ValueError, match="learning_rate has no effect beside an lr_scheduler"):
+        made("b", np.ones(1), weight)
+    assert weight.item() == 0
+
+
+@WAYS
+def test_known_plans_serve_again(way):
+    made, weights = updater(), arrays(0)
+    for step in range(3):
+        way(made, grads_of(step), weights)
+    before = dict(made.planner.plans)
+    for step in range(3):
+        way(made, grads_of(step), weights)
+    assert before
+    assert made.planner.plans == before
+
+
+def test_row_sparse_gradients_masters_and_copies_of_groups():
+    own = {"^table": {"sparse_decay": "catch_up", "lazy_update": True}, "^half": {"beta1": 0.5}}
+    adamw = optimizer.AdamW(learning_rate=0.1, wd=0.5, multi_precision=True)
+    made = optimizer.Updater(adamw, groups=own)
+    alone = optimizer.Updater(
+        optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up", lazy_update=True)
+    )
+    table, half = np.ones((3, 2), np.float32), np.ones(2, np.float16)
+    expected, exact = table.copy(), np.full(2, 1.0001, np.float32)
+    made.set_master("half", exact)
+    copied = np.zeros((3, 2), np.float16)
+    made.set_copy("table", copied)
+    for rows in ([0], [2], [0]):
+        grad = RowSparse(np.ones((1, 2), np.float32), rows, (3, 2))
+        made(["table", "half"], [grad, np.zeros(2, np.float16)], [table, half])
+        alone("table", grad, expected)
+    assert made.states["half"][0].dtype == np.float32
+    assert table.tobytes() == expected.tobytes()
+    made.flush("table")
+    alone.flush("table")
+    assert table.tobytes() == expected.tobytes()
+    np.testing.assert_array_equal(copied, table.astype(np.float16))
+
+
+def test_a_trainer_takes_an_updater_with_groups():
+    from fastopt.parameter import ParameterDict
+
+    params = ParameterDict()
+    for name in ("fc_weight", "fc_bias"):
+        params.get(name, shape=2, init="ones")
+    params.initialize()
+    sgd = optimizer.SGD(learning_rate=1.0)
+    trainer = Trainer(params, sgd, comm=optimizer.Updater(sgd, groups={"bias": {"frozen": True}}))
+    for parameter in params.values():
+        parameter.grad()[:] = 1
+    trainer.step(batch_size=2)
+    assert params["fc_weight"].data().tolist() == [0.5, 0.5]
+    assert params["fc_bias"].data().tolist() == [1, 1]
+
+
+# Copies and checkpoints
+
+
+def by_save(made, tmp_path, fresh):
+    made.save(tmp_path / "groups.safetensors")
+    fresh.load(tmp_path / "groups.safetensors")
+    return fresh
+
+
+def by_states(made, tmp_path, fresh):
+    fresh.set_states(made.get_states(dump_optimizer=True))
+    return fresh
+
+
+def by_dict(made, tmp_path, fresh):
+    fresh.load_states_dict(made.states_dict())
+    return fresh
+
+
+WAYS_OF_COPYING = [
+    by_save,
+    by_states,
+    by_dict,
+    lambda made, *_: pickle.loads(pickle.dumps(made)),
+    lambda made, *_: copy.deepcopy(made),
+]
+
+
+@pytest.mark.parametrize("has_groups", [False, True])
+@pytest.mark.parametrize("way", WAYS_OF_COPYING)
+@pytest.mark.parametrize("name", ["adam", "nadam"])
+def test_a_run_goes_on_bit_for_bit(name, way, has_groups, tmp_path):
+    own = groups(**{"^body": {"optimizer": optimizer.Nadam(per_parameter=True)}})
+    made, weights = updater(name, own), arrays(0)
+    for step in range(3):
+        made(NAMES, grads_of(step), weights)
+    fresh = optimizer.Updater(
+        optimizer.create(name), groups={"^x": {"wd": 3.0}} if has_groups else None
+    )
+    other, copies = way(made, tmp_path, fresh), [weight.copy() for weight in weights]
+    for step in range(3, 6):
+        made(NAMES, grads_of(step), weights)
+        other(NAMES, grads_of(step), copies)
+    assert bits(weights) == bits(copies)
+    assert list(other.groups) == list(made.groups)
+    assert other.optimizer._index_update_count == made.optimizer._index_update_count
+
+
+def test_an_optimizer_of_a_group_stays_the_same_object(tmp_path):
+    made = updater()
+    as_list(made, grads_of(0), arrays(0))
+    head = optimizer.SGD(learning_rate=5.0, momentum=0.5)
+    other = by_save(made, tmp_path, updater(own={"^head": {"optimizer": head}}))
+    assert other.groups["^head"]["optimizer"] is head
+    assert (head.lr, head.momentum) == (1.0, 0.9)
+
+
+def test_a_file_without_groups_leaves_those_of_the_updater(tmp_path):
+    made = optimizer.Updater(optimizer.Adam(learning_rate=0.1))
+    as_list(made, arrays(0), arrays(1))
+    other = by_save(made, tmp_path, updater(own={"bias": {"frozen": True}}))
+    assert list(other.groups) == ["bias"]
+    assert "groups" not in made.states_dict()
+
+
+def test_a_schedule_that_cannot_be_saved_is_that_of_the_present_group(tmp_path):
+    own = {"b": {"lr_scheduler": lambda n: 0.25}}
+    made = optimizer.Updater(optimizer.SGD(learning_rate=1.0), groups=own)
+    made("b", np.ones(1), np.ones(1))
+    states = made.states_dict()
+    with pytest.raises(CheckpointError, match=r"groups\['b'\]: its lr_scheduler was not saved"):
+        optimizer.Updater(optimizer.SGD()).load_states_dict(states)
+    other, weight = optimizer.Updater(optimizer.SGD(), groups=own), np.ones(1)
+    other.load_states_dict(states)
+    other("b", np.ones(1), weight)
+    assert weight.item() == 0.75
+
+
+BAD_FILES = {
+    "a list": ([], "its groups must be dicts by pattern"),
+    "a number": ({"a": 3}, "its groups must be dicts by pattern"),
+    "an unknown argument": ({"a": {"momentun": 1.0}}, "has no 'momentun'"),
+    "a bad value": ({"a": {"beta1": 2.0}}, "beta1 must be a finite number"),
+    "an unknown class": (
+        {"a": {"class": "Unheard", "attributes": {"lr_scheduler": None}}},
+        "optimizer class Unheard is not registered",
+    ),
+    "no attributes": ({"a": {"class": "SGD"}}, "no attributes of SGD"),
+    "a bad pattern": ({"(": {}}, "not a regular expression"),
+    "another state": ({"w": {"optimizer": None}}, "optimizer must be an Optimizer"),
+}
+
+
+@pytest.mark.parametrize(("bad", "words"), BAD_FILES.values(), ids=BAD_FILES)
+def test_damaged_groups_are_refused_and_change_nothing(bad, words):
+    made, head = updater(), optimizer.SGD(learning_rate=2.0)
+    as_list(made, grads_of(0), arrays(0))
+    other = updater(own={"^head": {"optimizer": head}})
+    weights = arrays(0)
+    as_list(other, arrays(0)[:5], weights[:5], NAMES[:5])
+    before = everything(other, weights)
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        other.load_states_dict({**made.states_dict(), "groups": bad})
+    np.testing.assert_equal(everything(other, weights), before)
+    as_list(other, arrays(1)[:5], weights[:5], NAMES[:5])
+    assert other.optimizer._index_update_count["head.weight"] == 2
+
+
+def test_states_of_another_optimizer_are_refused():
+    made = updater()
+    as_list(made, grads_of(0), arrays(0))
+    other = optimizer.Updater(optimizer.Adam(), groups={"^head": {"optimizer": optimizer.SGD()}})
+    states = made.states_dict()
+    del states["groups"]
+    with pytest.raises(CheckpointError, match=r"state of index 'head.weight' must have 0 arrays"):
+        other.load_states_dict(states)
+
+
+# Errors and warnings
+
+MISTAKES = {
+    "no mapping": (3, TypeError, "groups must map patterns to hyper-parameters, got 3"),
+    "no dict": ({"a": 0.5}, TypeError, r"groups\['a'\] must be a dict of hyper-parameters"),
+    "no pattern": ({3: {}}, TypeError, "regular expressions as keys, got 3"),
+    "a bad pattern": ({"a(": {}}, ValueError, r"groups\['a\('\] is not a regular expression: miss"),
+    "misspelled": ({"a": {"beta3": 1}}, TypeError, "Adam has no 'beta3'; did you mean beta1|beta2"),
+    "misspelled multiplier": ({"a": {"lr_mul": 1}}, TypeError, "did you mean lr_mult"),
+    "misspelled frozen": ({"a": {"freeze": True}}, TypeError, "did you mean frozen"),
+    "of another class": ({"a": {"momentum": 0.9}}, TypeError, "Adam has no 'momentum'"),
+    "out of range": ({"a": {"beta1": 2}}, ValueError, r"groups\['a'\]: beta1 must be .* below 1"),
+    "negative rate": ({"a": {"learning_rate": -1}}, ValueError, r"groups\['a'\]: .* at least 0"),
+    "a text": ({"a": {"wd": "x"}}, TypeError, r"groups\['a'\]: wd must be a number, got 'x'"),
+    "multiplier": ({"a": {"lr_mult": None}}, TypeError, r"groups\['a'\]: lr_mult must be a number"),
+    "NaN": ({"a": {"wd_mult": np.nan}}, ValueError, r"groups\['a'\]: wd_mult must be a finite"),
+    "frozen": ({"a": {"frozen": 1}}, TypeError, r"groups\['a'\]: frozen must be True or False"),
+    "frozen and more": ({"a": {"frozen": True, "wd": 0}}, ValueError, "cannot have wd too"),
+    "both names": ({"a": {"lr": 1.0, "learning_rate": 1.0}}, TypeError, "which are the same"),
+    "rescale_grad": ({"a": {"rescale_grad": 2}}, TypeError, "is the same in all groups"),
+    "optimizer by name": (
+        {"a": {"optimizer": "sgd"}},
+        TypeError,
+        "an Optimizer, got 'sgd'",
+    ),
+    "optimizer and more": (
+        {"a": {"optimizer": optimizer.SGD(), "wd": 0.1}},
+        ValueError,
+        "has an optimizer, .* wd",
+    ),
+    "accumulates": ({"a": {"optimizer": optimizer.LBSGD()}}, TypeError, "LBSGD accumulates"),
+    "together": (
+        {"a": {"sparse_decay": "catch_up"}},
+        ValueError,
+        r"groups\['a'\]: sparse_decay='catch_up' needs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("own", "error", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_told_at_construction(own, error, words):
+    with pytest.raises(error, match=words):
+        updater(own=own)
+    made = updater()
+    before = dict(made.groups)
+    with pytest.raises(error, match=words):
+        made.groups = own
+    assert dict(made.groups) == before
+    as_list(made, grads_of(0), arrays(0))
+
+
+def test_optimizers_without_a_rule_have_no_groups():
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            weight -= grad
+
+    with pytest.raises(TypeError, match=r"groups: Plain overrides update\(\)"):
+        optimizer.Updater(Plain(), groups={})
+    with pytest.raises(TypeError, match=r"groups\['a'\]: Plain overrides update\(\)"):
+        updater(own={"a": {"optimizer": Plain()}})
+
+
+def test_groups_are_read_only():
+    made = updater()
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        made.groups["bias$|norm"]["wd_mult"] = 1.0
+
+
+def test_a_pattern_that_matches_nothing_warns_once():
+    made = updater(own={"bais$": {"wd_mult": 0.0}, "w": {}, "weight": {"wd": 0.0}})
+    weights = arrays(0)
+    with pytest.warns(UserWarning, match="has no effect") as caught:
+        made(NAMES, arrays(1), weights)
+    made(NAMES, arrays(2), weights)
+    assert [str(warning.message) for warning in caught] == [
+        "groups['bais$'] has no effect: no parameter has a name that it matches",
+        "groups['weight'] has no effect: patterns before it match the same names",
+    ]
+
+
+def test_a_pattern_may_match_a_name_that_comes_later():
+    names = {0: "a_weight", 1: "b_bias"}
+    sgd = optimizer.SGD(learning_rate=0.1, param_idx2name=names)
+    made = optimizer.Updater(sgd, groups={"bias": {"wd_mult": 0.0}})
+    made(0, np.ones(1), np.ones(1))
+    made(1, np.ones(1), np.ones(1))

@@ -4,14 +4,16 @@ Nothing is copied, and no library is imported. A view serves again as long as it
 object and its memory, shape and dtype are what they were, which is compared in every call.
 """
 
+import ctypes
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
 
-from fastopt.kernels.devices import Described, is_cuda
+from fastopt.kernels.devices import is_cuda
 from fastopt.kernels.layout import bfloat16
 from fastopt.sparse import RowSparse
 
@@ -46,7 +48,7 @@ def is_foreign(array: Any) -> bool:
     return hasattr(type(array), "__dlpack__") or _is_buffer(array)
 
 
-def as_weight(label: str, array: Any) -> Any:
+def as_weight(array: Any) -> Any:
     """Return a NumPy view of a foreign array that may be written to; others as they are.
 
     Raises
@@ -56,16 +58,29 @@ def as_weight(label: str, array: Any) -> Any:
     ValueError
         The array is immutable.
     """
+    known = _known.get(id(array))
+    if known is not None and _is_tensor(array):
+        view = known.view()
+        if view is not None and known.signature == _signature(array):
+            return view
     if not is_foreign(array):
         return array
-    view = _view(f"{label}: weight", array)
-    if not view.flags.writeable:
-        kind = type(array).__name__
-        raise ValueError(f"{label}: weight is a {kind}, which is read-only: {ADVICE}")
-    return view
+    if _is_tensor(array):
+        made = _of_tensor("weight", array)
+        return _keep(array, made, _signature(array))
+    made = _imported("weight", array)
+    if not made.flags.writeable:
+        raise ValueError(f"weight is a {type(array).__name__}, which is read-only: {ADVICE}")
+    interface = made.__array_interface__
+    signature = tuple(interface[name] for name in ("data", "shape", "strides", "typestr"))
+    if known is not None and known.signature == signature:
+        view = known.view()
+        if view is not None:
+            return view
+    return _keep(array, made, signature)
 
 
-def as_gradient(label: str, grad: Any) -> Any:
+def as_gradient(grad: Any) -> Any:
     """Return a NumPy view, or a RowSparse, of a foreign gradient; others as they are.
 
     Raises
@@ -73,34 +88,39 @@ def as_gradient(label: str, grad: Any) -> Any:
     TypeError
         There is no NumPy view of such an array.
     """
-    label = f"{label}: gradient"
-    if isinstance(grad, (tuple, list)) and len(grad) == 2 and any(map(is_foreign, grad)):
-        return tuple(_view(label, part) if is_foreign(part) else part for part in grad)
-    if not is_foreign(grad):
+    if isinstance(grad, OURS):
+        if isinstance(grad, (tuple, list)) and len(grad) == 2 and any(map(is_foreign, grad)):
+            return tuple(map(as_gradient, grad))
         return grad
     if _is_tensor(grad):
+        if grad.is_cuda:
+            return grad
         torch = sys.modules["torch"]
         if grad.layout is torch.sparse_coo:
-            return _row_sparse(label, grad)
-        grad = grad.resolve_neg()
-    return _view(label, grad)
+            return _row_sparse(grad)
+        return _of_tensor("gradient", grad.resolve_neg() if grad.is_neg() else grad)
+    return _imported("gradient", grad) if is_foreign(grad) else grad
 
 
 def written(weights: Sequence[Any]) -> None:
     """Tell torch that tensors have been changed in place, so that it refuses stale graphs."""
     torch = sys.modules.get("torch")
-    if torch is not None:
-        increment = torch.autograd.graph.increment_version
-        for weight in weights:
-            if isinstance(weight, torch.Tensor):
-                increment(weight)
+    if torch is None:
+        return
+    tensors = [weight for weight in weights if isinstance(weight, torch.Tensor)]
+    increment = torch.autograd.graph.increment_version
+    try:
+        increment(tensors)
+    except TypeError:  # older versions take one at a time
+        for tensor in tensors:
+            increment(tensor)
 
 
 def latest(view: Any) -> Any:
     """Return the present view of the array that `view` was made for; others as they are."""
     for known in list(_known.values()):
         if known.view() is view:
-            return as_weight("the weight", known.owner)
+            return as_weight(known.owner)
     return view
 
 
@@ -117,31 +137,20 @@ def _is_buffer(array: Any) -> bool:
     return True
 
 
-def _view(label: str, array: Any) -> Array:
-    """NumPy view of a foreign array; the same one as long as it holds."""
-    key, known = id(array), _known.get(id(array))
-    view = None if known is None else known.view()
-    if _is_tensor(array):
-        if view is not None and known is not None and known.signature == _signature(array):
-            return view
-        signature, made = _of_tensor(label, array)
-    else:
-        made = _imported(label, array)
-        interface = made.__array_interface__
-        signature = tuple(interface[name] for name in ("data", "shape", "strides", "typestr"))
-        if view is not None and known is not None and known.signature == signature:
-            return view
+def _keep(array: Any, view: Array, signature: tuple[Any, ...]) -> Array:
+    """Know the view of an array, which lives as long as that."""
+    key = id(array)
 
     def forget(of: Any) -> None:
         found = _known.get(key)
         if found is not None and found.view is of:
             del _known[key]
 
-    _known[key] = _Known(ref(made, forget), array, signature)
-    return made
+    _known[key] = _Known(ref(view, forget), array, signature)
+    return view
 
 
-def _imported(label: str, array: Any) -> Array:
+def _imported(role: str, array: Any) -> Array:
     """New NumPy view of an array by DLPack or the buffer protocol, which keeps it alive."""
     try:
         if not hasattr(type(array), "__dlpack__"):
@@ -155,7 +164,7 @@ def _imported(label: str, array: Any) -> Array:
                 return made
             raise
     except Exception as error:
-        words = f"{label} is a {type(array).__name__} that NumPy cannot view"
+        words = f"{role} is a {type(array).__name__} that NumPy cannot view"
         raise TypeError(f"{words}: {error}") from error
 
 
@@ -167,52 +176,53 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
 
 
-def _of_tensor(label: str, tensor: Any) -> tuple[tuple[Any, ...], Array]:
-    """Signature and new view of a tensor on the CPU, with or without ``requires_grad``.
+def _of_tensor(role: str, tensor: Any) -> Array:
+    """New view of a tensor on the CPU, with or without ``requires_grad``; it keeps it alive.
 
     Tensor.numpy() would forbid torch to resize the tensor for good.
     """
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided:
-        raise TypeError(f"{label} must be a dense tensor, got layout {tensor.layout}")
-    if tensor.device.type != "cpu":
-        raise TypeError(f"{label} must be a tensor on the CPU or CUDA, got one on {tensor.device}")
+        raise TypeError(f"{role} must be a dense tensor, got layout {tensor.layout}")
+    if not tensor.is_cpu:
+        raise TypeError(f"{role} must be a tensor on the CPU or CUDA, got one on {tensor.device}")
     if tensor.is_neg():
-        raise TypeError(f"{label} is a lazily negated view: pass x.resolve_neg()")
+        raise TypeError(f"{role} is a lazily negated view: pass x.resolve_neg()")
     if tensor.is_conj():
-        raise TypeError(f"{label} must be a real tensor, got a conjugate view of {tensor.dtype}")
+        raise TypeError(f"{role} must be a real tensor, got a conjugate view of {tensor.dtype}")
     try:
-        signature = _signature(tensor)
+        address = tensor.data_ptr()
     except (RuntimeError, ValueError) as error:
-        raise TypeError(f"{label} has no memory of its own: {error}") from error
-    address, shape, strides, kind, _ = signature
+        raise TypeError(f"{role} has no memory of its own: {error}") from error
+    shape, strides, dtype = tensor.shape, tensor.stride(), _dtype(role, tensor.dtype)
+    size = dtype.itemsize
     if not address and tensor.numel():
-        raise TypeError(f"{label} has no memory of its own")
-    half = kind is torch.bfloat16
-    try:
-        dtype = np.dtype("V2" if half else str(kind).removeprefix("torch."))
-    except TypeError:
-        raise TypeError(f"{label} has dtype {kind}, which NumPy lacks") from None
-    view = np.asarray(
-        Described(
-            {
-                "version": 3,
-                "data": (address or 8, False),  # NumPy would allocate memory at 0
-                "shape": tuple(shape),
-                "typestr": dtype.str,
-                "strides": tuple(stride * dtype.itemsize for stride in strides),
-            }
-        )
+        raise TypeError(f"{role} has no memory of its own")
+    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    memory: Any = (ctypes.c_char * ((last + 1) * size if tensor.numel() else 0)).from_address(
+        address
     )
-    return signature, view.view(bfloat16()) if half else view
+    memory.owner = tensor
+    return np.ndarray(shape, dtype, memory, 0, [step * size for step in strides])
 
 
-def _row_sparse(label: str, grad: Any) -> RowSparse:
+@cache
+def _dtype(role: str, kind: Any) -> np.dtype[Any]:
+    """NumPy's dtype for one of torch's."""
+    name = str(kind).removeprefix("torch.")
+    try:
+        found: np.dtype[Any] = bfloat16() if name == "bfloat16" else np.dtype(name)
+    except TypeError:
+        raise TypeError(f"{role} has dtype {kind}, which NumPy lacks") from None
+    return found
+
+
+def _row_sparse(grad: Any) -> RowSparse:
     """Gradient of a sparse COO tensor, such as ``torch.nn.Embedding(sparse=True)`` has."""
     if grad.sparse_dim() != 1:
         raise TypeError(
-            f"{label} must be sparse by rows, with sparse_dim 1, got {grad.sparse_dim()}; "
+            f"gradient must be sparse by rows, with sparse_dim 1, got {grad.sparse_dim()}; "
             "x.to_dense() is a dense gradient"
         )
-    values, indices = (_of_tensor(label, x.detach())[1] for x in (grad._values(), grad._indices()))
+    values, indices = (_of_tensor("gradient", part) for part in (grad._values(), grad._indices()))
     return RowSparse(values, indices[0], tuple(grad.shape))

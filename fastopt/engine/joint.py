@@ -58,7 +58,10 @@ class Joint:
             for own in self.places
         ]
         self.only = self.plans[0] if len(parts) == 1 else None
-        if self.only is None:
+        self.quick = not in_order and all(
+            plan.small and not plan.optimizer.may_skip for plan in self.plans
+        )
+        if not self.quick:
             for plan in self.plans:
                 plan.small = False  # all parts are counted before any is updated
         self.in_order = in_order or any(plan.in_order for plan in self.plans)
@@ -100,8 +103,16 @@ class Joint:
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
         """Do what :meth:`call` does, while the updater's optimizer is what it was."""
         only = self.only
-        if only is not None and only.version == only.optimizer.version:
-            return only.quick_call(objects)
+        if only is not None:
+            if only.version == only.optimizer.version:
+                return only.quick_call(objects)
+        elif self.quick and all(plan.version == plan.optimizer.version for plan in self.plans):
+            if not self.fits(*objects):
+                return False
+            with uninterrupted:
+                for plan in self.plans:
+                    plan.entry(None, None, None, plan.context, 0)
+            return True
         return self.call(*objects)
 
     def step(self, factor: float = 1.0) -> None:
@@ -126,6 +137,10 @@ class Joint:
             before.extend(plan._before() for plan in self.plans)
             for plan in self.plans:
                 optimizer = plan.optimizer
+                if self.quick:  # what may fail; the kernels that count update too
+                    plan._refresh(plan.groups, factor)
+                    plan.groups[0].bind(plan, False)
+                    continue
                 skips = optimizer.may_skip and optimizer.skips()
                 ordered = [[group] for group in plan.groups] if plan.in_order else [plan.groups]
                 for groups in ordered:
@@ -134,7 +149,13 @@ class Joint:
                     plan.release()
                 else:
                     tables += plan.tables
-            if tables:
+            if self.quick:
+                for plan in self.plans:
+                    group = plan.groups[0]
+                    group.entry(None, None, None, group.context, 0)
+                    plan.entry, plan.context = group.entry, group.context
+                    plan.version = plan.optimizer.version if plan.kept and plan.static else -1
+            elif tables:
                 self.plans[0].planner.launch(tables, self.indices[0])
         except BaseException:
             if not (tables and tables[-1].done):

@@ -19,7 +19,6 @@ from fastopt.device import Device
 from fastopt.kernels.layout import bfloat16
 
 __all__ = [
-    "Described",
     "Header",
     "device_of",
     "header",
@@ -186,7 +185,7 @@ def _interface(array: Any) -> dict[str, Any] | None:
     return interface
 
 
-class Described:
+class _Described:
     """Holder of an interface that NumPy reads."""
 
     def __init__(self, interface: dict[str, Any]) -> None:
@@ -206,7 +205,7 @@ def _described(array: Any, interface: dict[str, Any] | None) -> Header:
         data = (8, data[1])
     names = ("shape", "typestr", "strides")
     plain = {"version": 3, "data": data, **{name: interface.get(name) for name in names}}
-    made = np.asarray(Described(plain)).view(Header)
+    made = np.asarray(_Described(plain)).view(Header)
     if made.dtype.kind == "V" and made.dtype.itemsize == 2:
         made = made.view(bfloat16())
     made.place = _device(_ordinal(array))

@@ -361,7 +361,7 @@ def _arguments(optimizer: Any) -> list[str]:
         name
         for klass in type(optimizer).__mro__
         if klass is not object and "__init__" in vars(klass)
-        for name in inspect.signature(klass).parameters
+        for name in inspect.signature(vars(klass)["__init__"]).parameters
     )
     return [
         name

@@ -303,9 +303,13 @@ class Updater(Resumable):
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
     ) -> None:
         """Update arrays of other libraries by NumPy views of them."""
-        words = [label(index, self.optimizer.idx2name) for index in indices]
-        views = list(map(as_weight, words, weights))
-        own = list(map(as_gradient, words, grads))
+        own, views = list(grads), list(weights)
+        for k, index in enumerate(indices):
+            try:
+                own[k], views[k] = as_gradient(grads[k]), as_weight(weights[k])
+            except (TypeError, ValueError) as error:
+                words = label(index, self.optimizer.idx2name)
+                raise type(error)(f"{words}: {error}") from error
         if all(map(is_, views, weights)) and all(map(is_, own, grads)):
             self._update(indices, grads, weights, single)
             return
@@ -578,7 +582,7 @@ class Updater(Resumable):
         with optimizer.lock:
             words = label(index, optimizer.idx2name)
             last = latest(self.planner.updated.get(index)) if weight is None else weight
-            last = as_weight(words, last)
+            last = as_weight(last)
             if last is None:
                 raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
             state = self._state(index, last) if index in self.states else None

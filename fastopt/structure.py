@@ -12,15 +12,9 @@ KEPT = 16
 """Most structures whose paths are kept."""
 
 
-class Leaves(NamedTuple):
-    """Leaves of a structure that have a gradient, in the order of the weights."""
-
-    paths: tuple[str, ...]
-    """Names of a leaf and of the containers around it, joined by dots."""
-    grads: Sequence[Any]
-    weights: Sequence[Any]
-    left: tuple[str, ...] = ()
-    """Paths of the weights without a gradient."""
+Leaves = tuple[tuple[str, ...], Sequence[Any], Sequence[Any], tuple[str, ...]]
+"""Paths, gradients and weights of the leaves that have a gradient, in the order of the weights; and
+paths of the others."""
 
 
 class Structures:
@@ -36,7 +30,7 @@ class Structures:
         self._known: dict[int, tuple[_Node, tuple[str, ...], tuple[str, ...]]] = {}
 
     def flatten(self, grads: Any, weights: Any) -> Leaves:
-        """Return the weights with a gradient that is not None.
+        """Return paths, gradients and weights where there is a gradient, and the paths elsewhere.
 
         Parameters
         ----------
@@ -55,26 +49,26 @@ class Structures:
         """
         known = self._known.get(id(weights))
         if known is not None:
-            read = known[0].read(grads, weights)
+            node, paths, without = known
+            read = node.read(grads, weights)
             if read is not None:
-                return Leaves(known[1], *read, known[2])
+                return paths, read[0], read[1], without
         leaves: list[tuple[str, Any, Any]] = []
         left: list[str] = []
         try:
-            node = _walk("", grads, weights, leaves, left)
+            top = _walk("", grads, weights, leaves, left)
         except RecursionError:
             raise ValueError("a structure is nested too deeply, or holds itself") from None
         paths = tuple(path for path, _, _ in leaves)
-        found = Leaves(paths, [g for _, g, _ in leaves], [w for _, _, w in leaves], tuple(left))
         every = [*paths, *left]
         if len(set(every)) < len(every):
             twice = next(path for k, path in enumerate(every) if path in every[:k])
             raise ValueError(f"two weights have the path {twice!r}; rename a key that has a dot")
-        if node is not None:
+        if top is not None:
             if len(self._known) >= KEPT:
                 del self._known[next(iter(self._known))]
-            self._known[id(weights)] = node, paths, tuple(left)
-        return found
+            self._known[id(weights)] = top, paths, tuple(left)
+        return paths, [g for _, g, _ in leaves], [w for _, _, w in leaves], tuple(left)
 
 
 Reader = Callable[[Any], tuple[Any, ...]]

@@ -331,6 +331,22 @@ def test_torch_notices_updates(torch):
         loss.backward()
 
 
+def test_torch_that_counts_one_tensor_at_a_time(torch, monkeypatch):
+    graph = torch.autograd.graph
+    newer, counted = graph.increment_version, []
+
+    def increment_version(tensor):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError("increment_version(): argument must be Tensor")
+        counted.append(tensor)
+        newer(tensor)
+
+    monkeypatch.setattr(graph, "increment_version", increment_version)
+    weights = [torch.ones(2), torch.ones(2)]
+    adam()([0, 1], [torch.ones(2)] * 2, weights)
+    assert [id(tensor) for tensor in counted] == list(map(id, weights))
+
+
 def test_a_tensor_stays_resizable(torch):
     updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
     weight = torch.ones(2)

@@ -250,9 +250,10 @@ def test_a_known_structure_that_has_changed_is_read_again(change):
     structures.flatten(grads, weights)
     change(weights, grads)
     found, fresh = structures.flatten(grads, weights), Structures().flatten(grads, weights)
-    assert found.paths == fresh.paths
-    assert list(map(id, found.weights)) == list(map(id, fresh.weights))
-    assert list(map(id, found.grads)) == list(map(id, fresh.grads))
+    assert (found[0], found[3]) == (fresh[0], fresh[3])
+    assert [list(map(id, part)) for part in found[1:3]] == [
+        list(map(id, part)) for part in fresh[1:3]
+    ]
 
 
 @pytest.mark.parametrize("change", [lambda g: g.update(x=ones()), lambda g: g["e"].update(x=1)])

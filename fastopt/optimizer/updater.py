@@ -294,10 +294,11 @@ class Updater(Resumable):
         >>> list(updater.states)
         ['layers.0', 'layers.1']
         """
-        leaves = self.planner.structures.flatten(grads, weights)
-        if leaves.left and self.planner.groups is not None:
-            self.planner.groups.note(leaves.left)
-        self(leaves.paths, leaves.grads, leaves.weights)
+        planner = self.planner
+        paths, own, arrays, left = planner.structures.flatten(grads, weights)
+        if left and planner.groups is not None:
+            planner.groups.note(left)
+        self(paths, own, arrays)
 
     def _update_views(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fastopt.engine.plan import Plan
 from fastopt.interrupts import uninterrupted
+from fastopt.kernels.layout import DONE
 
 __all__ = ["Joint"]
 
@@ -58,10 +59,7 @@ class Joint:
             for own in self.places
         ]
         self.only = self.plans[0] if len(parts) == 1 else None
-        self.quick = not in_order and all(
-            plan.small and not plan.optimizer.may_skip for plan in self.plans
-        )
-        if not self.quick:
+        if self.only is None:
             for plan in self.plans:
                 plan.small = False  # all parts are counted before any is updated
         self.in_order = in_order or any(plan.in_order for plan in self.plans)
@@ -93,30 +91,21 @@ class Joint:
             for plan, take in zip(self.plans, self.takes, strict=True)
         )
 
-    def call(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Update, if the plan fits the call; else return False, with nothing changed."""
-        if not self.fits(index, grad, weight):
+    def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
+        """Update, if the plan fits the call, while the updater's optimizer is what it was.
+
+        It returns False with nothing changed if the plan does not fit.
+        """
+        only = self.only
+        if only is not None and only.version == only.optimizer.version:
+            return only.quick_call(objects)
+        if not self.fits(*objects):
             return False
         self.step()
         return True
 
-    def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
-        """Do what :meth:`call` does, while the updater's optimizer is what it was."""
-        only = self.only
-        if only is not None:
-            if only.version == only.optimizer.version:
-                return only.quick_call(objects)
-        elif self.quick and all(plan.version == plan.optimizer.version for plan in self.plans):
-            if not self.fits(*objects):
-                return False
-            with uninterrupted:
-                for plan in self.plans:
-                    plan.entry(None, None, None, plan.context, 0)
-            return True
-        return self.call(*objects)
-
-    def step(self, factor: float = 1.0) -> None:
-        """Update, once the arrays of the call are entered, with gradients times `factor`."""
+    def step(self, factor: float = 1.0) -> int:
+        """Update, once :meth:`fits` has entered the arrays, with gradients times `factor`."""
         if self.only is not None:
             self.only.step(factor)
         else:
@@ -124,6 +113,7 @@ class Joint:
                 self._step(factor)
         stays = not (self.groups.planner.measures or self.main.unchecked)
         self.version = self.main.version if stays and self.kept else -1
+        return 0
 
     def _step(self, factor: float) -> None:
         """Count and find the hyper-parameters of all parts, then launch all of them."""
@@ -134,28 +124,18 @@ class Joint:
         try:
             for plan in self.plans:  # a new index may move the counts of all
                 plan._find_slots()
-            before.extend(plan._before() for plan in self.plans)
+            before.extend(map(_before, self.plans))
             for plan in self.plans:
                 optimizer = plan.optimizer
-                if self.quick:  # what may fail; the kernels that count update too
-                    plan._refresh(plan.groups, factor)
-                    plan.groups[0].bind(plan, False)
-                    continue
-                skips = optimizer.may_skip and optimizer.skips()
+                plan.skips = optimizer.may_skip and optimizer.skips()
                 ordered = [[group] for group in plan.groups] if plan.in_order else [plan.groups]
                 for groups in ordered:
-                    plan._advance(groups, factor, skips)
-                if skips:
+                    plan._advance(groups, factor)
+                if plan.skips:
                     plan.release()
                 else:
                     tables += plan.tables
-            if self.quick:
-                for plan in self.plans:
-                    group = plan.groups[0]
-                    group.entry(None, None, None, group.context, 0)
-                    plan.entry, plan.context = group.entry, group.context
-                    plan.version = plan.optimizer.version if plan.kept and plan.static else -1
-            elif tables:
+            if tables:
                 self.plans[0].planner.launch(tables, self.indices[0])
         except BaseException:
             if not (tables and tables[-1].done):
@@ -184,3 +164,12 @@ class Joint:
         for plan, places in zip(self.plans, self.places, strict=True):
             totals[places] = plan.squares()
         return totals
+
+
+def _before(plan: Plan) -> tuple[Any, ...]:
+    """What a step of a plan changes, besides arrays."""
+    for table in plan.tables:
+        table.entry[0, DONE] = 0
+    plan._find_slots()
+    carried = plan.carried[plan.carried_slots] if plan.hyper.carries else None
+    return plan.counts.item(0), plan.counts[plan.slots], carried, *plan._before()

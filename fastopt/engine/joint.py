@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fastopt.engine.plan import Plan
 from fastopt.interrupts import uninterrupted
+from fastopt.kernels import cpu
 from fastopt.kernels.layout import DONE
 
 __all__ = ["Joint"]
@@ -59,6 +60,9 @@ class Joint:
             for own in self.places
         ]
         self.only = self.plans[0] if len(parts) == 1 else None
+        self.small_parts = all(plan.small and not plan.optimizer.may_skip for plan in self.plans)
+        self.entries: list[tuple[Any, Any]] = []
+        self.versions: list[int] = []
         if self.only is None:
             for plan in self.plans:
                 plan.small = False  # all parts are counted before any is updated
@@ -101,8 +105,25 @@ class Joint:
             return only.quick_call(objects)
         if not self.fits(*objects):
             return False
-        self.step()
+        if self.entries and self.versions == [plan.optimizer.version for plan in self.plans]:
+            with uninterrupted:
+                for entry, context in self.entries:
+                    entry(context, 0)
+        else:
+            self.step()
         return True
+
+    def _bind(self) -> None:
+        """Bind the kernels that count and update small parts, once nothing in them can fail."""
+        self.entries = []
+        if not (self.small_parts and self.kept and all(plan.static for plan in self.plans)):
+            return
+        for plan in self.plans:
+            (group,) = plan.groups
+            kernel = cpu.whole(group.table.layout, *group.compiled, False)
+            entry = plan.planner.compiled(plan.indices[0], kernel, group.context, 0)
+            self.entries.append((entry, group.context))
+        self.versions = [plan.optimizer.version for plan in self.plans]
 
     def step(self, factor: float = 1.0) -> int:
         """Update, once :meth:`fits` has entered the arrays, with gradients times `factor`."""
@@ -111,12 +132,14 @@ class Joint:
         else:
             with uninterrupted:
                 self._step(factor)
+                self._bind()
         stays = not (self.groups.planner.measures or self.main.unchecked)
         self.version = self.main.version if stays and self.kept else -1
         return 0
 
     def _step(self, factor: float) -> None:
         """Count and find the hyper-parameters of all parts, then launch all of them."""
+        self.entries = []
         counts, largest = self.main._index_update_count, self.main.num_update
         new = [[i for i in dict.fromkeys(plan.indices) if i not in counts] for plan in self.plans]
         tables: list[Any] = []

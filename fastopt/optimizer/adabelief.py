@@ -47,7 +47,7 @@ class AdaBelief(AdamFamily):
         Decay rates of :math:`m` and :math:`s`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises

@@ -83,7 +83,7 @@ class LAMB(TrustRatioFamily):
     bias_correction : bool
         Correct the averages' bias towards 0; if not, :math:`\hat m = m` and
         :math:`\hat v = v`. Default True.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises

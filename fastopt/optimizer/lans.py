@@ -91,7 +91,7 @@ class LANS(TrustRatioFamily):
     bias_correction : bool
         Correct the averages' bias towards 0; if not, :math:`\hat m = m` and
         :math:`\hat v = v`. Default True.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises

@@ -97,12 +97,10 @@ def _passed_on(keywords: inspect.Parameter, bases: Iterable[type]) -> Iterator[i
                 above.setdefault(name, parameter)
             if not _keys(keywords):
                 break
-    named = (above[name] for name in _keys(keywords) or above if name in above)
-    for parameter in named:
-        if not isinstance(parameter.default, Same) and parameter.kind in (
-            parameter.POSITIONAL_OR_KEYWORD,
-            parameter.KEYWORD_ONLY,
-        ):
+    names = {*(_keys(keywords) or above)}
+    for name, parameter in above.items():
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name in names and named and not isinstance(parameter.default, Same):
             yield parameter.replace(kind=parameter.KEYWORD_ONLY)
 
 
@@ -110,16 +108,15 @@ def _resolve(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Replace other names in `kwargs` by those of the constructor."""
     parameters = cls.__signature__.parameters
     cls.check_positional(args, kwargs)
+    given = {*kwargs, *list(parameters)[: len(args)]}
     for alias in [name for name in kwargs if name in parameters]:
         same = parameters[alias].default
-        if not isinstance(same, Same):
-            continue
-        for name in (*same.names, *list(parameters)[: len(args)]):
-            if name in same.names and (name in kwargs or name in list(parameters)[: len(args)]):
+        if isinstance(same, Same):
+            for name in given.intersection(same.names):
                 raise TypeError(
                     f"{cls.__name__} takes {alias} or {name}, not both: they are the same argument"
                 )
-        kwargs |= _values(alias, same.names, kwargs.pop(alias))
+            kwargs |= _values(alias, same.names, kwargs.pop(alias))
     closed = all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
     if closed and (unknown := kwargs.keys() - parameters.keys()):
         raise unknown_arguments(cls, [name for name in kwargs if name in unknown])
@@ -149,9 +146,7 @@ def unknown_arguments(cls: Any, unknown: Iterable[str]) -> TypeError:
     unknown = list(unknown)
     advice = [words for name in unknown if (words := _advice(cls, name, taken))]
     if len(advice) < len(unknown):
-        named = {name for same in cls.aliases.values() for name in same}
-        shown = [name for name in taken if name not in cls.aliases or name in named]
-        advice.append(f"it takes {', '.join(shown)}")
+        advice.append(f"it takes {', '.join(taken)}")
     return TypeError(f"{cls.__name__} does not take {', '.join(unknown)}; {'; '.join(advice)}")
 
 

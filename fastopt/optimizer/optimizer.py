@@ -50,7 +50,7 @@ from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
 from fastopt.kernels.threads import in_forked_child
 from fastopt.lr_scheduler.base import Schedule, rebased
-from fastopt.naming import unknown_arguments
+from fastopt.naming import Same, unknown_arguments
 from fastopt.notices import warn_user
 from fastopt.optimizer.keywords import Names, Rate
 from fastopt.optimizer.unbound import warn_if_unbound
@@ -624,7 +624,9 @@ class Optimizer(Checked):
             attribute, default = _attribute_of(self, name), parameter.default
             if name == "lazy_update" and default is None:
                 default = self.lazy_by_default or own.get("sparse_decay") != "touched"
-            if attribute in own and name != "param_dict" and repr(own[attribute]) != repr(default):
+            if attribute not in own or name == "param_dict" or isinstance(default, Same):
+                continue
+            if repr(own[attribute]) != repr(default):
                 shown[name] = own[attribute]
         for name in ("lr_mult", "wd_mult", "num_update"):
             if "_index_update_count" in own and getattr(self, name):
@@ -1216,7 +1218,7 @@ def _without_address(value: Any) -> str:
     words = brief(value)
     if " at 0x" not in words:
         return words
-    return f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"
+    return f"<{getattr(value, '__name__', type(value).__name__).strip('<>')}>"
 
 
 def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:

@@ -305,7 +305,7 @@ def test_names_of_a_users_class_are_its_own():
     made = Mine(0.1, weight_decay=0.5)
     assert (made.lr, made.wd, made.damping) == (0.2, 0.5, 0.5)
     assert Mine(lr=0.1, momentum=0.9).momentum == 0.9
-    with pytest.raises(TypeError, match="Mine does not take dampin; did you mean damping?"):
+    with pytest.raises(TypeError, match=r"Mine does not take dampin; did you mean damping\?"):
         Mine(0.1, dampin=1)
     assert inspect.signature(Mine).parameters["weight_decay"].kind.name == "KEYWORD_ONLY"
 

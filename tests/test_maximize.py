@@ -21,7 +21,7 @@ def both(case, **kwargs):
 
 
 def steps(updaters, weight, gradients, index=0):
-    """Weights after updates: of the first with the gradients, of the second with their opposites."""
+    """Weights after updates: of the first with the gradients, of the second with the opposite."""
     weights = [copy.deepcopy(weight) for _ in updaters]
     for gradient in gradients:
         for updater, sign, own in zip(updaters, (1, -1), weights, strict=True):
@@ -76,7 +76,7 @@ def test_ascent_climbs_and_decay_still_shrinks(name):
     fastopt.Updater(made)(0, np.array([1.0, -1.0, 2.0]), weight)
     assert (np.sign(weight - 1) == [1, -1, 1]).all()
     made = optimizer.create(name, lr=0.1, weight_decay=0.5, maximize=True, **arguments)
-    fastopt.Updater(made)(0, np.full(3, 1e-9 if name != "signum" else 0), other)
+    fastopt.Updater(made)(0, np.full(3, 0.0 if name == "signum" else 1e-9), other)
     assert (other < 1).all()
 
 

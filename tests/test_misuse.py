@@ -109,7 +109,7 @@ MISTAKES = {
     "weights in place of the rate": (
         lambda: optimizer.Adam([ones(100, 100), ones()], 0.1),
         TypeError,
-        r"Adam takes no weights, got \[array\(\[\[1., .{70,90}\.\.\. as learning_rate; weights go to",
+        r"Adam takes no weights, got \[array\(\[\[1., .{70,90}\.\.\. as learning_rate; weights",
     ),
     "weights in place of parameters": (
         lambda: Trainer([ones(5, 5)]),

@@ -18,9 +18,9 @@ def to_torch_state_dict(
 ) -> dict[str, Any]:
     """Return what ``state_dict()`` of the corresponding optimizer of torch would.
 
-    With ``formula="torch"`` torch goes on with the same formula; where others differ is described on
-    the page about checkpoints. Clipping, rescaling
-    and the schedule are no part of torch's optimizers: the present rate is given.
+    With ``formula="torch"`` torch goes on with the same formula; the page about checkpoints lists
+    where others differ. Clipping, rescaling and the schedule are no part of torch's optimizers: the
+    present rate is given.
 
     Parameters
     ----------

@@ -27,8 +27,7 @@ def from_torch_state_dict(
 
     Rates, decays and the other numbers are taken up too; a schedule stays. Groups become
     multipliers of the largest rate and decay. Optimizers that have torch's formula get
-    ``formula="torch"``, whatever they had; where those of the others differ is described on the page
-    about checkpoints.
+    ``formula="torch"``, whatever they had; the page about checkpoints lists where others differ.
 
     Parameters
     ----------

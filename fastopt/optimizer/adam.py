@@ -51,7 +51,7 @@ class Adam(AdamFamily):
         w &\leftarrow w - \eta \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}
             \frac{m}{\sqrt{v} + \epsilon}
 
-    With ``formula="torch"`` it is the formula of torch.optim.Adam, Keras and optax, where
+    With ``formula="torch"`` it is the formula of torch.optim.Adam and optax, where
     :math:`\epsilon` is beside the corrected root, and the clip does not cover the decay:
 
     .. math::
@@ -66,7 +66,7 @@ class Adam(AdamFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.001; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.

@@ -49,7 +49,7 @@ class Adamax(AdamFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.002; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`u`, at least 0 and below 1. Defaults 0.9, 0.999.

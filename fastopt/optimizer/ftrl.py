@@ -55,7 +55,7 @@ class Ftrl(Optimizer):
     ----------
     lamda1 : float
         L1 regularization :math:`\lambda_1`. Default 0.01.
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.1; None keeps a scheduler's own rate.
     beta : float
         :math:`\beta`, at least 0. Default 1.

@@ -36,7 +36,7 @@ class Lion(AdamFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.0001; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of the step's average and of :math:`m`, at least 0 and below 1. Defaults

@@ -81,7 +81,7 @@ class Nadam(AdamFamily):
     all parameters and advances with every update of any of them, so that results depend on
     their number and order; `per_parameter` keeps one for each.
 
-    With ``formula="torch"`` it is the formula of torch.optim.NAdam and Keras: a product for each
+    With ``formula="torch"`` it is the formula of torch.optim.NAdam: a product for each
     parameter, and :math:`h = \mathrm{clip}(r g) + \lambda w`.
 
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop.
@@ -90,7 +90,7 @@ class Nadam(AdamFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.001; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.

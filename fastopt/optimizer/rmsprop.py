@@ -110,7 +110,7 @@ class RMSProp(Optimizer):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.001; None keeps a scheduler's own rate.
     gamma1 : float
         Decay rate of :math:`n` and :math:`m`, at least 0 and below 1. Default 0.9.

@@ -46,7 +46,7 @@ class Signum(MomentumFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.01; None keeps a scheduler's own rate.
     momentum : float
         Momentum :math:`\mu`. Default 0.9.

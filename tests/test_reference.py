@@ -36,6 +36,7 @@ def public(module):
         name
         for name, value in ((name, getattr(found, name)) for name in dir(found))
         if not (name.startswith("_") or isinstance(value, ModuleType))
+        and not (isinstance(value, type) and not hasattr(inspect.getmodule(value), name))
         and not str(getattr(value, "__module__", "fastopt")).startswith("typing")
     }
 

@@ -1,9 +1,12 @@
 """Settings of Sphinx: ``sphinx-build -W --keep-going -b html docs docs/_build/html``."""
 
+import inspect
+import re
 import sys
 from pathlib import Path
 
 import fastopt
+from fastopt.optimizer import Optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -55,3 +58,39 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
 }
 html_copy_source = html_show_sourcelink = False
+
+
+NAMES = {
+    "betas": [
+        "betas : tuple of float, optional",
+        "    Another name of `beta1` and `beta2` together.",
+    ],
+    "eps": ["eps : float, optional", "    Another name of `epsilon`."],
+    "epsilon": ["epsilon : float, optional", "    Another name of `eps`."],
+}
+COMMON = re.compile(r"\*\*common\n    .*\n(?=\n)", re.MULTILINE)
+
+
+def described() -> dict[str, list[str]]:
+    """Lines that describe each argument of the base class."""
+    text = inspect.getdoc(Optimizer).partition("----------\n")[2].partition("\n\nRaises\n")[0]
+    parts = re.split(r"\n(?=\w)", text)
+    return {part.partition(" :")[0]: part.splitlines() for part in parts}
+
+
+def list_all_arguments(app, what, name, obj, options, lines):
+    """Put the arguments of the base class in place of ``**common``."""
+    text = "\n".join(lines)
+    if what != "class" or not COMMON.search(text):
+        return
+    listed = re.findall(r"^[\w, ]+(?= : |$)", text, re.MULTILINE)
+    known = {each for line in listed for each in line.split(", ")}
+    known_text = NAMES | described()
+    names = [each for each in inspect.signature(obj).parameters if each not in known]
+    added = "\n".join(line for each in names for line in known_text[each])
+    lines[:] = COMMON.sub(lambda _: f"{added}\n", text).splitlines()
+
+
+def setup(app):
+    """Connect the function above, before numpydoc reads docstrings."""
+    app.connect("autodoc-process-docstring", list_all_arguments, priority=400)

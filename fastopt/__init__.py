@@ -1,4 +1,9 @@
-"""In-place optimizer updates for NumPy training loops, at memory speed."""
+"""In-place optimizer updates for NumPy training loops, at memory speed.
+
+Every optimizer that is registered is an attribute here too: ``fastopt.Adam``.
+"""
+
+import typing
 
 from fastopt import initializer as initializer
 from fastopt import lr_scheduler as lr_scheduler
@@ -11,6 +16,63 @@ from fastopt.optimizer import get_updater as get_updater
 from fastopt.parameter import Parameter as Parameter
 from fastopt.scope import name_scope as name_scope
 from fastopt.sparse import RowSparse as RowSparse
+from fastopt.suggestions import no_attribute as _no_attribute
 from fastopt.trainer import Trainer as Trainer
 
+if typing.TYPE_CHECKING:
+    from fastopt.optimizer import DCASGD as DCASGD
+    from fastopt.optimizer import FTML as FTML
+    from fastopt.optimizer import LAMB as LAMB
+    from fastopt.optimizer import LANS as LANS
+    from fastopt.optimizer import LARS as LARS
+    from fastopt.optimizer import LBSGD as LBSGD
+    from fastopt.optimizer import NAG as NAG
+    from fastopt.optimizer import SGD as SGD
+    from fastopt.optimizer import SGLD as SGLD
+    from fastopt.optimizer import AdaBelief as AdaBelief
+    from fastopt.optimizer import AdaDelta as AdaDelta
+    from fastopt.optimizer import AdaGrad as AdaGrad
+    from fastopt.optimizer import Adam as Adam
+    from fastopt.optimizer import Adamax as Adamax
+    from fastopt.optimizer import AdamW as AdamW
+    from fastopt.optimizer import Ftrl as Ftrl
+    from fastopt.optimizer import GroupAdaGrad as GroupAdaGrad
+    from fastopt.optimizer import Lion as Lion
+    from fastopt.optimizer import Nadam as Nadam
+    from fastopt.optimizer import RAdam as RAdam
+    from fastopt.optimizer import RMSProp as RMSProp
+    from fastopt.optimizer import Signum as Signum
+    from fastopt.optimizer import Test as Test
+    from fastopt.optimizer import ccSGD as ccSGD
+
 __version__ = "0.1.0"
+
+_ELSEWHERE = {
+    "optim": "optimizer is the module of optimizers",
+    "optimizers": "optimizer is the module of optimizers",
+    "lr_schedulers": "lr_scheduler is the module of schedules",
+    "SGDMomentum": "SGD(lr=..., momentum=...) has momentum",
+    "Momentum": "SGD(lr=..., momentum=...) has momentum",
+    "Nesterov": "NAG has Nesterov's momentum",
+    "SparseAdam": "Adam updates the indexed rows alone where gradients are row-sparse",
+    "load": "an Updater and a ParameterDict have load()",
+    "save": "an Updater and a ParameterDict have save()",
+}
+
+
+def _optimizers() -> list[str]:
+    """Names of the registered classes."""
+    return [klass.__name__ for klass in optimizer.opt_registry.values()]
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name in _optimizers():
+        return getattr(optimizer, name)
+    schedules = (f"lr_scheduler.{each}" for each in lr_scheduler.scheduler_registry)
+    within = ("optimizer.create", "optimizer.register", "amp.LossScaler", "parameter.ParameterDict")
+    known = {*globals(), *_optimizers(), *schedules, *within}
+    raise _no_attribute(f"module {__name__!r}", name, known, _ELSEWHERE)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_optimizers()})

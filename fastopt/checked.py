@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastopt.arguments import Descriptions, inherited
+from fastopt.naming import Constructor
+from fastopt.suggestions import Advised
 
 __all__ = ["Checked"]
 
 
-class Checked:
+class Checked(Advised, metaclass=Constructor):
     """Abstract base of classes that describe their attributes, see :mod:`fastopt.arguments`."""
 
     arguments: ClassVar[Descriptions] = {}
@@ -16,6 +18,9 @@ class Checked:
 
     progress: ClassVar[Descriptions] = {}
     """Attributes that change with every update; they are checked where they are restored."""
+
+    added: ClassVar[Mapping[str, Any]] = {}
+    """Values of attributes that older checkpoints lack."""
 
     _arguments: ClassVar[Descriptions] = {}
     _progress: ClassVar[Descriptions] = {}
@@ -44,6 +49,8 @@ class Checked:
             One is missing, or is not what the class says.
         """
         described = {**cls._arguments, **cls._progress}
+        for base in cls.__mro__:
+            attributes = {**vars(base).get("added", {}), **attributes}
         missing = sorted(described.keys() - attributes.keys())
         if missing:
             raise ValueError(f"{cls.__name__} has no attribute {', '.join(missing)}")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import HALVES, RowSparse
+from fastopt.suggestions import Advised
 
 __all__ = ["StaleGradientError", "Trainer"]
 
@@ -38,7 +39,7 @@ class StaleGradientError(RuntimeError, UserWarning):
     """
 
 
-class Trainer:
+class Trainer(Advised):
     """Updates the parameters of a model from their gradients.
 
     Parameters
@@ -88,6 +89,14 @@ class Trainer:
     (array([0.85, 0.75], dtype=float32), array([-0.05, -0.05], dtype=float32))
     """
 
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "zero_grad": "ParameterDict.zero_grad() does it, and a step asks for new gradients anyway",
+        "state_dict": "trainer.updater.state_dict() returns the states, save_states() writes them",
+        "load_state_dict": "trainer.updater.load_state_dict() takes them, load_states() reads them",
+        "param_groups": "a Parameter has lr_mult and wd_mult",
+        "fit": "the loop is yours: compute gradients, add_grad() them, and call step()",
+    }
+
     def __init__(
         self,
         params: Parameters,
@@ -111,6 +120,9 @@ class Trainer:
         # Where the optimizer looks up multipliers, and names for messages and files.
         self.optimizer.param_dict = dict(enumerate(self._parameters))
         self.optimizer.idx2name = dict(enumerate(self._names))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self._parameters)} parameters, {self.updater!r})"
 
     @property
     def optimizer(self) -> Optimizer:
@@ -139,13 +151,14 @@ class Trainer:
 
     # Steps
 
-    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+    def step(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients of each parameter's devices, and update.
 
         Parameters
         ----------
         batch_size : float
-            What gradients are divided by: ``rescale_grad`` is its first value over this.
+            What gradients are divided by: ``rescale_grad`` is its first value over this. Default
+            1, for gradients that are means over the batch.
         ignore_stale_grad : bool
             Leave parameters alone that have had no gradient since the last step, instead of
             raising. Default False.
@@ -177,7 +190,7 @@ class Trainer:
             if gradient is not None and len(gradient.buffers) > 1:
                 gradient.allreduce()
 
-    def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+    def update(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
         """Update after :meth:`allreduce_grads`, from the gradients of the first devices.
 
         Parameters
@@ -301,7 +314,10 @@ def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
         raise TypeError(f"params must be a dict or a list of Parameters, got {brief(params)}")
     for _, parameter in pairs:
         if not isinstance(parameter, Parameter):
-            raise TypeError(f"params must hold Parameters, got {brief(parameter)}")
+            raise TypeError(
+                f"params must hold Parameters, got {brief(parameter)}; arrays are updated by an "
+                "Updater: Updater(optimizer)(names, gradients, weights)"
+            )
     unique: dict[int, tuple[str, Parameter]] = {}
     for name, parameter in pairs:
         unique.setdefault(id(parameter), (name, parameter))
@@ -312,13 +328,9 @@ def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
 def _optimizer(optimizer: Any, arguments: Mapping[str, Any] | None) -> Optimizer:
     if not isinstance(arguments, Mapping | None):
         raise TypeError(f"optimizer_params must be a dict of arguments, got {arguments!r}")
-    if isinstance(optimizer, str):
-        return create(optimizer, **(arguments or {}))
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be an Optimizer or its name, got {optimizer!r}")
-    if arguments:
+    if arguments and isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer_params is for an optimizer given by name, got {arguments}")
-    return optimizer
+    return create(optimizer, **(arguments or {}))
 
 
 def _updater(optimizer: Optimizer, comm: Any, options: Mapping[str, Any]) -> Any:

@@ -92,6 +92,12 @@ CASES = [
     Case("lans", converges=FAST, nan_spreads_to="tensor"),
     Case("radam", converges=FAST),
     Case("lion", converges={"learning_rate": 0.05}),
+    Case("adam", {"formula": "torch"}, converges=FAST),
+    Case("adamw", {"formula": "torch"}, converges=FAST),
+    Case("adagrad", {"formula": "torch"}, converges={"learning_rate": 0.5}),
+    Case("rmsprop", {"formula": "torch"}, converges={"learning_rate": 0.02}),
+    Case("rmsprop", {"formula": "torch", "centered": True}, converges={"learning_rate": 0.002}),
+    Case("nadam", {"formula": "torch"}, converges=FAST),
 ]
 
 SAMPLE = (

@@ -61,3 +61,62 @@ def lion(w, lr=0.0001, beta1=0.9, beta2=0.99, wd=0.0):
         c = beta1 * m + (1 - beta1) * g
         w = w - lr * (np.sign(c) + wd * w)
         m = beta2 * m + (1 - beta2) * g
+
+
+def adam_of_torch(w, lr, eps, wd, beta1=0.9, beta2=0.999):
+    """arXiv:1412.6980, algorithm 1, with decay in the gradient: torch.optim.Adam."""
+    m, v, t = 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        g = g + wd * w
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        w = w - lr * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+
+
+def adamw_of_torch(w, lr, eps, wd, beta1=0.9, beta2=0.999):
+    """arXiv:1711.05101, algorithm 2, without its schedule multiplier: torch.optim.AdamW."""
+    m, v, t = 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+        w = w - lr * wd * w - lr * step
+
+
+def adagrad_of_torch(w, lr, eps, wd):
+    """torch.optim.Adagrad: epsilon beside the root, decay in the gradient."""
+    total = 0.0
+    while True:
+        g = yield w
+        g = g + wd * w
+        total = total + g**2
+        w = w - lr * g / (np.sqrt(total) + eps)
+
+
+def rmsprop_of_torch(w, lr, eps, wd, alpha=0.9):
+    """torch.optim.RMSprop: epsilon beside the root."""
+    v = 0.0
+    while True:
+        g = yield w
+        g = g + wd * w
+        v = alpha * v + (1 - alpha) * g**2
+        w = w - lr * g / (np.sqrt(v) + eps)
+
+
+def nadam_of_torch(w, lr, eps, wd, beta1=0.9, beta2=0.999, psi=0.004):
+    """torch.optim.NAdam: Dozat 2016 with a schedule of the momentum."""
+    m, v, t, product = 0.0, 0.0, 0, 1.0
+    while True:
+        g = yield w
+        t += 1
+        g = g + wd * w
+        now, ahead = (beta1 * (1 - 0.5 * 0.96 ** (n * psi)) for n in (t, t + 1))
+        product *= now
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        m_hat = ahead * m / (1 - product * ahead) + (1 - now) * g / (1 - product)
+        w = w - lr * m_hat / (np.sqrt(v / (1 - beta2**t)) + eps)

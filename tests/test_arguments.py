@@ -100,7 +100,7 @@ def test_attributes_of_schedules_too(name, odd):
 def test_a_checkpoint_that_lacks_an_attribute_is_refused(name):
     klass = OPTIMIZERS[name]
     saved = optimizer.get_updater(klass()).states_dict()
-    for attribute in saved["attributes"]:
+    for attribute in saved["attributes"].keys() - {"formula", "maximize"}:  # of older ones too
         some = copy.deepcopy(saved)
         del some["attributes"][attribute]
         with pytest.raises(CheckpointError, match=attribute):

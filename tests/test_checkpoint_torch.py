@@ -13,16 +13,18 @@ PAIRS = [
     ("SGD", {"weight_decay": 0.1}, optimizer.SGD),
     ("SGD", {"momentum": 0.9, "weight_decay": 0.1}, optimizer.SGD),
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, optimizer.NAG),
-    ("Adam", {"eps": 0, "betas": (0.8, 0.95), "weight_decay": 0.1}, optimizer.Adam),
-    ("AdamW", {"eps": 0, "betas": (0.8, 0.95), "weight_decay": 0}, optimizer.AdamW),
-    ("Adagrad", {"eps": 0}, optimizer.AdaGrad),
-    ("RMSprop", {"eps": 0, "alpha": 0.8, "weight_decay": 0.1}, optimizer.RMSProp),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.1, "maximize": True}, optimizer.SGD),
+    ("Adam", {"eps": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.1}, optimizer.Adam),
+    ("Adam", {"eps": 0.1, "betas": (0.8, 0.95), "maximize": True}, optimizer.Adam),
+    ("AdamW", {"eps": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.1}, optimizer.AdamW),
+    ("Adagrad", {"eps": 0.1, "weight_decay": 0.1}, optimizer.AdaGrad),
+    ("RMSprop", {"eps": 0.1, "alpha": 0.8, "weight_decay": 0.1}, optimizer.RMSProp),
     (
         "RMSprop",
-        {"eps": 1e-30, "alpha": 0.8, "centered": True, "momentum": 0.5},
+        {"eps": 0.1, "alpha": 0.8, "centered": True, "momentum": 0.5},
         optimizer.RMSProp,
     ),
-    ("RMSprop", {"eps": 1e-30, "alpha": 0.8, "centered": True}, optimizer.RMSProp),
+    ("RMSprop", {"eps": 0.1, "alpha": 0.8, "centered": True}, optimizer.RMSProp),
     ("Adadelta", {"lr": 1, "rho": 0.8, "eps": 1e-3}, optimizer.AdaDelta),
     ("Adamax", {"eps": 0, "betas": (0.8, 0.95), "weight_decay": 0.1}, optimizer.Adamax),
     (
@@ -199,11 +201,28 @@ def test_decay_of_adamw_differs_by_the_bias_correction_and_nothing_else(torch):
 @pytest.mark.parametrize(("name", "klass"), [("Adagrad", "AdaGrad"), ("RMSprop", "RMSProp")])
 @pytest.mark.parametrize("size", [0.0, 1e-12, 1e4])
 def test_epsilon_in_the_root_agrees_where_it_is_small_or_alone(name, klass, size, torch):
-    weight = np.ones(3)
-    peer = Peer(torch, name, [weight], lr=0.1, eps=1e-6)
-    updater = optimizer.get_updater(getattr(optimizer, klass)())
-    from_torch_state_dict(updater, peer.optimizer.state_dict())
+    """So a run with the formula of MXNet goes on in torch with the root of its epsilon."""
+    weight, first = np.ones(3), np.ones(3)
+    updater = optimizer.get_updater(getattr(optimizer, klass)(lr=0.1, eps=1e-12))
+    updater(0, np.zeros(3), first)
+    state = to_torch_state_dict(updater)
+    assert state["param_groups"][0]["eps"] == pytest.approx(1e-6)
+    peer = Peer(torch, name, [weight])
+    peer.optimizer.load_state_dict(tensors(torch, state))
     updater(0, np.full(3, size), weight)
     peer.parameters[0].grad = torch.full((3,), size)
     peer.optimizer.step()
     np.testing.assert_allclose(weight - 1, peer.weights()[0] - 1, 1e-5)
+
+
+@pytest.mark.parametrize("klass", ["Adam", "AdamW", "AdaGrad", "RMSProp", "Nadam"])
+def test_states_of_torch_choose_its_formula(klass):
+    old = optimizer.get_updater(getattr(optimizer, klass)(formula="torch", maximize=True))
+    old(0, np.ones(2), np.ones(2))
+    new = optimizer.get_updater(getattr(optimizer, klass)())
+    from_torch_state_dict(new, to_torch_state_dict(old))
+    assert (new.optimizer.formula, new.optimizer.maximize) == ("torch", True)
+    weight, other = np.ones(2), np.ones(2)
+    old(0, np.ones(2), weight)
+    new(0, np.ones(2), other)
+    np.testing.assert_array_equal(weight, other)

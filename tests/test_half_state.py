@@ -74,7 +74,9 @@ def test_a_state_that_nearest_rounding_would_freeze_decays(bfloat16):
 
 
 def test_what_is_not_finite_is_kept(bfloat16):
-    updater = optimizer.get_updater(optimizer.SGD(0.9, learning_rate=1.0, state_dtype="bfloat16"))
+    updater = optimizer.get_updater(
+        optimizer.SGD(momentum=0.9, learning_rate=1.0, state_dtype="bfloat16")
+    )
     weight = np.zeros(4, np.float32)
     updater(0, np.array([np.nan, np.inf, -np.inf, 1], np.float32), weight)
     np.testing.assert_array_equal(updater.states[0].astype(float), [np.nan, -np.inf, np.inf, -1])

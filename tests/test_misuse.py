@@ -101,15 +101,15 @@ MISTAKES = {
         TypeError,
         r"to_dense\(\) makes one",
     ),
-    "argument of torch": (
-        lambda: optimizer.Adam(lr=0.1),
+    "argument that no class has": (
+        lambda: optimizer.Adam(swing=0.1),
         TypeError,
-        "Adam does not take lr; it takes learning_rate, beta1, .*rescale_grad, .*seed",
+        "Adam does not take swing; it takes learning_rate, beta1, .*rescale_grad, .*seed",
     ),
     "weights in place of the rate": (
         lambda: optimizer.Adam([ones(100, 100), ones()], 0.1),
         TypeError,
-        r"learning_rate must be a number, got \[array\(\[\[1., .{70,90}\.\.\.$",
+        r"Adam takes no weights, got \[array\(\[\[1., .{70,90}\.\.\. as learning_rate; weights",
     ),
     "weights in place of parameters": (
         lambda: Trainer([ones(5, 5)]),

@@ -28,7 +28,7 @@ SCRIPTS = {
 
 FALLS = {"river_phishing": 0.95}
 """Share of the first loss that the last one is below, where it is not a half."""
-SHARED = {"corrected_adam", "both_times"}
+SHARED = {"both_times"}
 """What scripts import."""
 
 scripts = pytest.mark.parametrize("script", SCRIPTS)
@@ -71,7 +71,7 @@ def test_losses_are_those_of_the_librarys_own_optimizer(recipe, script, argument
     np.testing.assert_allclose(ours, theirs, rtol=rtol)
 
 
-def test_the_short_formula_of_adam_is_told_apart_from_the_long_one(recipe):
+def test_the_formula_of_mxnet_is_told_apart_from_that_of_torch(recipe):
     """So the comparison would notice a wrong choice."""
     autograd = recipe("hips_autograd")
     theirs, ours = autograd.curves("adam")

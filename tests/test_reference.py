@@ -12,8 +12,9 @@ import fastopt
 
 PAGES = Path(__file__).parents[1] / "docs" / "api"
 MODULES = sorted(page.stem for page in PAGES.glob("fastopt*.rst"))
-INTERNAL = {"arguments", "checked", "console", "engine", "entries", "info", "interrupts"}
-INTERNAL |= {"bench", "demo", "kernels", "notices", "plain", "warmup"}
+INTERNAL = {"arguments", "arrays", "checked", "console", "engine", "entries", "info"}
+INTERNAL |= {"bench", "demo", "interrupts", "kernels", "naming", "notices", "plain"}
+INTERNAL |= {"suggestions", "warmup"}
 """What the command line and the public modules are made of."""
 
 modules = pytest.mark.parametrize("module", MODULES)
@@ -33,8 +34,9 @@ def public(module):
         return set(found.__all__)
     return {
         name
-        for name, value in vars(found).items()
+        for name, value in ((name, getattr(found, name)) for name in dir(found))
         if not (name.startswith("_") or isinstance(value, ModuleType))
+        and not (isinstance(value, type) and not hasattr(inspect.getmodule(value), name))
         and not str(getattr(value, "__module__", "fastopt")).startswith("typing")
     }
 

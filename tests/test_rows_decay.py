@@ -17,8 +17,11 @@ WD = 0.3
 COUPLED = [
     case
     for case in CASES
-    if case.name not in ("adagrad", "adadelta", "adamw", "adabelief", "radam", "lion")
-    and case.kwargs != {"momentum": 0.0}
+    if (
+        case.name not in ("adagrad", "adadelta", "adamw", "adabelief", "radam", "lion")
+        and case.kwargs != {"momentum": 0.0}
+    )
+    or str(case) == "adagrad-formula=torch"
 ]
 DECOUPLED = [case for case in CASES if case not in COUPLED]
 DECOUPLED.append(Case("signum", {"momentum": 0.0, "wd_lh": 0.2}))

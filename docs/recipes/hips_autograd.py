@@ -4,7 +4,6 @@ import autograd.numpy as np
 from autograd import grad
 from autograd.misc import optimizers
 from both_times import both_times
-from corrected_adam import CorrectedAdam
 from sklearn.datasets import load_breast_cancer
 
 from fastopt import optimizer
@@ -63,7 +62,7 @@ def loops(name):
     if name == "adam":
         return (
             lambda: theirs(optimizers.adam, step_size=0.01),
-            lambda: ours(CorrectedAdam(learning_rate=0.01)),
+            lambda: ours(optimizer.Adam(lr=0.01, formula="torch")),
         )
     # The average of autograd's sgd has weights that add up to 1: the rate is smaller by 1 - mass.
     return (

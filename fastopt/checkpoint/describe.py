@@ -12,6 +12,7 @@ from fastopt.engine.validate import label
 from fastopt.kernels.device_memory import host
 from fastopt.kernels.devices import is_cuda
 from fastopt.optimizer.optimizer import Index, Optimizer
+from fastopt.suggestions import Advised
 
 __all__ = ["SETTINGS", "Stateful", "check_updater", "describe", "foreign_part"]
 
@@ -19,7 +20,7 @@ SETTINGS = ("clip_global_norm",)
 """Hyper-parameters of an updater, where it has them."""
 
 
-class Stateful:
+class Stateful(Advised):
     """What checkpoints need to know of an updater."""
 
     optimizer: Optimizer

@@ -2,10 +2,11 @@
 
 import copy
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from fastopt.arguments import flag
-from fastopt.checkpoint.describe import Stateful, describe
+from fastopt.checkpoint.describe import SETTINGS, Stateful, describe
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically
 from fastopt.checkpoint.fitting import check_states
@@ -21,6 +22,32 @@ __all__ = ["Resumable"]
 
 class Resumable(Stateful):
     """Abstract base of :class:`~fastopt.optimizer.Updater`: its states as bytes and files."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("update", "apply_gradients", "apply", "minimize", "step"),
+            "call the updater: updater(index, gradient, weight), or with lists of them",
+        ),
+        **dict.fromkeys(
+            ("init", "build", "add_param_group"),
+            "states are made at the first update of an index",
+        ),
+        "zero_grad": "gradients are arguments of the call, and nothing is added up between calls",
+        "param_groups": "updater.optimizer has the hyper-parameters; its set_lr_mult() and "
+        "set_wd_mult() set those of single parameters",
+        "state": "updater.states has the state of each index",
+        "lr": "updater.optimizer.learning_rate is the rate",
+        "learning_rate": "updater.optimizer.learning_rate is the rate",
+        "set_learning_rate": "updater.optimizer.set_learning_rate() sets the rate",
+        "compute_gradients": "gradients are computed by your code, and passed to the call",
+    }
+
+    def __repr__(self) -> str:
+        settings = ("loss_scaler", *SETTINGS)
+        shown = [(name, vars(self).get(name)) for name in settings]
+        words = "".join(f"{name}={value!r}, " for name, value in shown if value is not None)
+        number = len(vars(self).get("states", ()))
+        return f"{type(self).__name__}({vars(self).get('optimizer')!r}, {words}states={number})"
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """Return the states of all indices as safetensors bytes.
@@ -174,6 +201,20 @@ class Resumable(Stateful):
             As :meth:`load` takes it, with the same result and errors.
         """
         return restore(self, copy.deepcopy(states), strict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`states_dict` does, under torch's name."""
+        return self.states_dict()
+
+    def load_state_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
+        """Take up what :meth:`state_dict` returned; see :meth:`load_states_dict`.
+
+        Parameters
+        ----------
+        states, strict
+            As :meth:`load_states_dict` takes them, with the same result and errors.
+        """
+        return self.load_states_dict(states, strict)
 
     def load_mxnet(
         self, path: PathLike | bytes, strict: bool = True, max_bytes: int | None = None

@@ -18,8 +18,9 @@ def to_torch_state_dict(
 ) -> dict[str, Any]:
     """Return what ``state_dict()`` of the corresponding optimizer of torch would.
 
-    Where the formulas of the two differ is told on the page about checkpoints. Clipping, rescaling
-    and the schedule are no part of torch's optimizers: the present rate is given.
+    With ``formula="torch"`` torch goes on with the same formula; the page about checkpoints lists
+    where others differ. Clipping, rescaling and the schedule are no part of torch's optimizers: the
+    present rate is given.
 
     Parameters
     ----------
@@ -87,7 +88,8 @@ def _form_of(optimizer: Optimizer) -> Form:
 
 def _group(form: Form, optimizer: Optimizer, lr: float, wd: float) -> dict[str, Any]:
     """Group of torch without parameters."""
-    group = {"lr": lr, "weight_decay": wd, **form.free, **form.fixed}
+    group = {"lr": lr, "weight_decay": wd, "maximize": optimizer.maximize}
+    group |= {**form.free, **form.fixed}
     if group["weight_decay"] != wd:
         raise ValueError(f"torch's {form.torch} decays otherwise: wd must be 0, got {wd}")
     for name, option in form.options.items():

@@ -6,7 +6,7 @@ must have the value under which they do nothing.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = ["FORMS", "VOCABULARY", "Form", "Option"]
@@ -45,6 +45,9 @@ class Form:
     with_rate: str | None = None
     """Slot in which ours has torch's array times the negative rate."""
 
+    optional: str | None = None
+    """Slot that torch keeps under some options alone."""
+
     in_tuple: bool = False
     """Whether a single array stands in a tuple."""
 
@@ -71,12 +74,24 @@ def inside_root(attribute: str) -> Option:
 
 BETAS = Option(("beta1", "beta2"), lambda *betas: betas, tuple)
 MOMENTS = ("exp_avg", "exp_avg_sq")
-UP = {"maximize": False}
+
+
+def of_each_formula(form: Form, **of_mxnet: Any) -> tuple[Form, ...]:
+    """Forms of a class that has torch's formula, which is what a state dict of torch is for.
+
+    Under the formula of MXNet some fields of the form may be others.
+    """
+    return (
+        replace(form, when={**form.when, "formula": "torch"}),
+        replace(form, **of_mxnet, when={**form.when, "formula": "mxnet"}),
+    )
+
+
 PLAIN_SGD = Form(
     "SGD",
     (),
     {"momentum": same("momentum")},
-    {**UP, "momentum": 0, "dampening": 0, "nesterov": False},
+    {"momentum": 0, "dampening": 0, "nesterov": False},
     when={"momentum": 0},
 )
 SGD = (
@@ -85,7 +100,7 @@ SGD = (
         "SGD",
         ("momentum_buffer",),
         {"momentum": same("momentum")},
-        {**UP, "dampening": 0, "nesterov": False},
+        {"dampening": 0, "nesterov": False},
         with_rate="momentum_buffer",
     ),
 )
@@ -98,54 +113,63 @@ FORMS: dict[str, tuple[Form, ...]] = {
             "SGD",
             ("momentum_buffer",),
             {"momentum": same("momentum")},
-            {**UP, "dampening": 0, "nesterov": True},
+            {"dampening": 0, "nesterov": True},
         ),
     ),
-    "Adam": (
+    "Adam": of_each_formula(
         Form(
             "Adam",
             MOMENTS,
             {"betas": BETAS, "eps": same("epsilon")},
-            {**UP, "amsgrad": False, "decoupled_weight_decay": False},
-        ),
+            {"amsgrad": False, "decoupled_weight_decay": False},
+        )
     ),
-    "AdamW": (
+    "AdamW": of_each_formula(
         Form(
             "AdamW",
             MOMENTS,
             {"betas": BETAS, "eps": same("epsilon")},
-            {**UP, "amsgrad": False, "decoupled_weight_decay": True},
+            {"amsgrad": False, "decoupled_weight_decay": True},
             when={"correct_bias": True, "eta": None},
-        ),
+        )
     ),
-    "AdaGrad": (
+    "AdaGrad": of_each_formula(
         Form(
             "Adagrad",
             ("sum",),
-            {"eps": inside_root("float_stable_eps")},
-            {**UP, "lr_decay": 0, "weight_decay": 0},
+            {"eps": same("float_stable_eps")},
+            {"lr_decay": 0},
             {"initial_accumulator_value": 0},
         ),
+        options={"eps": inside_root("float_stable_eps")},
+        fixed={"lr_decay": 0, "weight_decay": 0},
     ),
     "RMSProp": (
-        Form(
-            "RMSprop",
-            ("square_avg",),
-            {"alpha": same("gamma1"), "eps": inside_root("epsilon")},
-            {**UP, "centered": False, "momentum": 0},
-            when={"centered": False, "clip_weights": None},
-            in_tuple=True,
+        *of_each_formula(
+            Form(
+                "RMSprop",
+                ("square_avg",),
+                {"alpha": same("gamma1"), "eps": same("epsilon")},
+                {"centered": False, "momentum": 0},
+                when={"centered": False, "clip_weights": None},
+                in_tuple=True,
+            ),
+            options={"alpha": same("gamma1"), "eps": inside_root("epsilon")},
         ),
-        Form(
-            "RMSprop",
-            ("square_avg", "grad_avg", "momentum_buffer"),
-            {
+        *of_each_formula(
+            Form(
+                "RMSprop",
+                ("square_avg", "grad_avg", "momentum_buffer"),
+                {"alpha": same("gamma1"), "momentum": same("gamma2"), "eps": same("epsilon")},
+                {"centered": True},
+                when={"centered": True, "clip_weights": None},
+                optional="momentum_buffer",
+            ),
+            options={
                 "alpha": same("gamma1"),
                 "momentum": same("gamma2"),
                 "eps": inside_root("epsilon"),
             },
-            {**UP, "centered": True},
-            when={"centered": True, "clip_weights": None},
             with_rate="momentum_buffer",
         ),
     ),
@@ -154,11 +178,11 @@ FORMS: dict[str, tuple[Form, ...]] = {
             "Adadelta",
             ("square_avg", "acc_delta"),
             {"rho": same("rho"), "eps": same("epsilon")},
-            {**UP, "lr": 1, "weight_decay": 0},
+            {"lr": 1, "weight_decay": 0},
         ),
     ),
-    "Adamax": (Form("Adamax", ("exp_avg", "exp_inf"), {"betas": BETAS}, UP, {"eps": 1e-8}),),
-    "Nadam": (
+    "Adamax": (Form("Adamax", ("exp_avg", "exp_inf"), {"betas": BETAS}, free={"eps": 1e-8}),),
+    "Nadam": tuple(
         Form(
             "NAdam",
             MOMENTS,
@@ -167,9 +191,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
                 "eps": same("epsilon"),
                 "momentum_decay": same("schedule_decay"),
             },
-            {**UP, "decoupled_weight_decay": False},
-            when={"per_parameter": True},
-        ),
+            {"decoupled_weight_decay": False},
+            when=when,
+        )
+        for when in ({"formula": "torch"}, {"formula": "mxnet", "per_parameter": True})
     ),
 }
 """Forms of each class of ours. The first that fits is taken."""

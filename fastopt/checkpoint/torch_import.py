@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import number
+from fastopt.arguments import flag, number
 from fastopt.checkpoint.container import Array
 from fastopt.checkpoint.describe import Stateful, check_updater, describe
 from fastopt.checkpoint.errors import CheckpointError
@@ -26,8 +26,8 @@ def from_torch_state_dict(
     """Let `updater` go on from what ``state_dict()`` of the corresponding optimizer of torch said.
 
     Rates, decays and the other numbers are taken up too; a schedule stays. Groups become
-    multipliers of the largest rate and decay. Where the formulas of the two differ is told on the
-    page about checkpoints.
+    multipliers of the largest rate and decay. Optimizers that have torch's formula get
+    ``formula="torch"``, whatever they had; the page about checkpoints lists where others differ.
 
     Parameters
     ----------
@@ -102,6 +102,7 @@ def _described(
     }
     attributes = optimizer.__getstate__() | dict(form.when) | _options(form, groups)
     attributes |= _rates(optimizer, groups, index_of)
+    attributes["maximize"] = _maximize(groups)
     if form.counted:
         counts = {index: int(entry["step"]) for index, (entry, _) in begun.items()}
         attributes["_index_update_count"] = counts
@@ -153,6 +154,14 @@ def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, float
     return made
 
 
+def _maximize(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all groups ascend."""
+    values = {flag("maximize", group.get("maximize", False)) for group in groups}
+    if len(values) > 1:
+        raise CheckpointError("the groups differ in maximize")
+    return values.pop()
+
+
 def _rates(
     optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], index_of: Mapping[int, Index]
 ) -> dict[str, Any]:
@@ -178,12 +187,12 @@ def _from_torch(form: Form, entry: Mapping[str, Any], lr: float) -> Any:
     """State of one parameter in our nesting."""
     arrays: list[Array] = []
     for slot in form.slots:
-        if slot != form.with_rate:
-            arrays.append(np.asarray(entry[slot]).copy())
-        elif slot in entry:
+        if slot in (form.optional, form.with_rate) and slot not in entry:
+            arrays.append(np.zeros_like(arrays[0]))
+        elif slot == form.with_rate:
             arrays.append(np.asarray(np.asarray(entry[slot]) * -lr))
         else:
-            arrays.append(np.zeros_like(arrays[0]))
+            arrays.append(np.asarray(entry[slot]).copy())
     if len(arrays) == 1 and not form.in_tuple:
         return arrays[0]
     return tuple(arrays) or None

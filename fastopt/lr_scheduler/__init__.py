@@ -1,5 +1,7 @@
 """Learning rate schedules: functions from the number of updates so far to a rate."""
 
+from typing import Any
+
 from fastopt.lr_scheduler.annealing import CosineRestartsScheduler as CosineRestartsScheduler
 from fastopt.lr_scheduler.annealing import CosineScheduler as CosineScheduler
 from fastopt.lr_scheduler.annealing import OneCycleScheduler as OneCycleScheduler
@@ -12,3 +14,27 @@ from fastopt.lr_scheduler.factor import FactorScheduler as FactorScheduler
 from fastopt.lr_scheduler.factor import MultiFactorScheduler as MultiFactorScheduler
 from fastopt.lr_scheduler.factor import PlateauScheduler as PlateauScheduler
 from fastopt.lr_scheduler.joined import JoinedScheduler as JoinedScheduler
+from fastopt.suggestions import no_attribute as _no_attribute
+
+_ELSEWHERE = {
+    theirs: f"{ours} is the same here"
+    for ours, names in {
+        "FactorScheduler": ("StepLR", "ConstantSchedule"),
+        "MultiFactorScheduler": ("MultiStepLR", "PiecewiseConstantDecay"),
+        "ExponentialScheduler": ("ExponentialLR", "ExponentialDecay", "exponential_decay"),
+        "CosineScheduler": ("CosineAnnealingLR", "CosineDecay", "cosine_decay_schedule"),
+        "CosineRestartsScheduler": ("CosineAnnealingWarmRestarts", "CosineDecayRestarts"),
+        "OneCycleScheduler": ("OneCycleLR", "OneCycle", "cosine_onecycle_schedule"),
+        "PlateauScheduler": ("ReduceLROnPlateau",),
+        "PolyScheduler": ("PolynomialLR", "PolynomialDecay", "LinearLR", "linear_schedule"),
+        "JoinedScheduler": ("SequentialLR", "ChainedScheduler", "join_schedules"),
+        "any function of the number of updates": ("LambdaLR", "MultiplicativeLR"),
+    }.items()
+    for theirs in names
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in scheduler_registry:
+        return scheduler_registry[name]
+    raise _no_attribute(f"module {__name__!r}", name, scheduler_registry, _ELSEWHERE)

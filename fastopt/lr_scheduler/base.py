@@ -4,7 +4,7 @@ import inspect
 import math
 import numbers
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar
@@ -13,7 +13,10 @@ from fastopt.arguments import Choice, Descriptions, Integer, Real, count
 from fastopt.checked import Checked
 from fastopt.notices import warn_user
 
-__all__ = ["LRScheduler", "rebased", "register", "scheduler_registry"]
+__all__ = ["LRScheduler", "Schedule", "rebased", "register", "scheduler_registry"]
+
+Schedule = Callable[[int], float]
+"""From the number of updates so far to a learning rate."""
 
 Class = TypeVar("Class", bound="type[LRScheduler]")
 
@@ -97,6 +100,42 @@ class LRScheduler(Checked):
         "warmup_steps": Integer(least=0),
         "warmup_begin_lr": Real(least=0),
         "warmup_mode": Choice("linear", "constant"),
+    }
+
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(("T_max", "total_steps", "total_iters", "decay_steps"), ("max_update",)),
+        **dict.fromkeys(
+            ("eta_min", "alpha", "end_value", "end_lr", "end_learning_rate"), ("final_lr",)
+        ),
+        **dict.fromkeys(
+            ("lr", "learning_rate", "initial_learning_rate", "init_value"), ("base_lr",)
+        ),
+        **dict.fromkeys(("max_lr", "peak_value"), ("base_lr",)),
+        **dict.fromkeys(("gamma", "decay_rate"), ("factor",)),
+        **dict.fromkeys(("step_size", "milestones", "transition_steps"), ("step",)),
+        **dict.fromkeys(("T_0", "first_decay_steps"), ("period",)),
+        **dict.fromkeys(("T_mult", "t_mul"), ("period_mult",)),
+        "power": ("pwr",),
+        "min_lr": ("stop_factor_lr", "final_lr"),
+        "threshold": ("min_delta",),
+        "warmup": ("warmup_steps",),
+        "num_warmup_steps": ("warmup_steps",),
+        "warmup_iters": ("warmup_steps",),
+        "schedulers": ("schedules",),
+    }
+    argument_advice: ClassVar[Mapping[str, str]] = {
+        "optimizer": "a schedule needs no optimizer: fastopt.Adam(lr=schedule) takes it",
+        "last_epoch": "updates are counted by the optimizer, from its begin_num_update",
+    }
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "step": "updates are counted by the optimizer, which calls the schedule; only a "
+        "PlateauScheduler has step(metric)",
+        **dict.fromkeys(
+            ("get_last_lr", "get_lr"),
+            "the present rate is optimizer.learning_rate; schedule(n) is that of update n",
+        ),
+        "state_dict": "updater.save() saves the schedule together with the states",
+        "load_state_dict": "updater.load() restores the schedule together with the states",
     }
 
     base_lr: float

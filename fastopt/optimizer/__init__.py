@@ -40,6 +40,7 @@ from fastopt.optimizer.signum import Signum as Signum
 from fastopt.optimizer.test import Test as Test
 from fastopt.optimizer.updater import Updater as Updater
 from fastopt.optimizer.updater import get_updater as get_updater
+from fastopt.suggestions import no_attribute as _no_attribute
 
 create_optimizer = Optimizer.create_optimizer
 opt_registry = Optimizer.opt_registry
@@ -50,6 +51,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 def __getattr__(name: str) -> Any:
     klass = opt_registry.get(name.lower())
-    if klass is None or klass.__name__ != name:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return klass
+    if klass is not None and klass.__name__ == name:
+        return klass
+    known = {each.__name__ for each in opt_registry.values()} | globals().keys()
+    raise _no_attribute(f"module {__name__!r}", name, known, {})

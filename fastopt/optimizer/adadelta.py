@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Real
 from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
+from fastopt.optimizer.keywords import EpsArguments
 from fastopt.optimizer.optimizer import Optimizer, register
 
 __all__ = ["AdaDelta", "adadelta"]
@@ -50,7 +51,7 @@ class AdaDelta(Optimizer):
         Decay rate of :math:`G` and :math:`D`, at least 0 and below 1. Default 0.9.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-5.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -73,8 +74,10 @@ class AdaDelta(Optimizer):
     decoupled = True
     arguments: ClassVar[Descriptions] = {"rho": Real(least=0, below=1), "epsilon": Real(least=0)}
 
-    def __init__(self, rho: float = 0.9, epsilon: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self, rho: float = 0.9, epsilon: float = 1e-5, **common: Unpack[EpsArguments]
+    ) -> None:
+        super().__init__(**common)
         self.rho = rho
         self.epsilon = epsilon
 

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Real, Renamed
 from fastopt.engine.hyper import constant
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
-from fastopt.kernels.scalars import COMMON, rescaled
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
+from fastopt.kernels.scalars import COMMON, decayed, rescaled
+from fastopt.optimizer.families import FORMULA
+from fastopt.optimizer.keywords import EpsilonArguments, Formula
 from fastopt.optimizer.optimizer import Optimizer, register
 
-__all__ = ["AdaGrad", "adagrad"]
+__all__ = ["AdaGrad", "adagrad", "adagrad_of_torch"]
 
 
 @rule(state=("history",), hyper=(*COMMON, "epsilon"))
@@ -22,6 +24,14 @@ def adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * step, (history,)
 
 
+@rule(state=("history",), hyper=(*COMMON, "epsilon"))
+def adagrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient with decay over the root of its squares' sum, with epsilon beside the root."""
+    grad = decayed(weight, grad, h)
+    history = state[0] + grad * grad
+    return weight - h.lr * grad / (math.sqrt(history) + h.epsilon), (history,)
+
+
 @register
 class AdaGrad(Optimizer):
     r"""AdaGrad, with decoupled decay.
@@ -30,6 +40,13 @@ class AdaGrad(Optimizer):
         h &= \mathrm{clip}(r g) \\
         H &\leftarrow H + h^2 \\
         w &\leftarrow w - \eta \left( \frac{h}{\sqrt{H + \epsilon}} + \lambda w \right)
+
+    With ``formula="torch"`` it is the formula of torch.optim.Adagrad, where decay is a part of the
+    gradient, and :math:`\epsilon` is beside the root:
+
+    .. math::
+        h &= \mathrm{clip}(r g) + \lambda w \\
+        H &\leftarrow H + h^2, \qquad w \leftarrow w - \eta \frac{h}{\sqrt{H} + \epsilon}
 
     With `eps` 0 an element whose gradient has always been 0 becomes NaN. Source: Duchi, Hazan
     and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
@@ -40,8 +57,10 @@ class AdaGrad(Optimizer):
     Parameters
     ----------
     eps : float
-        :math:`\epsilon`, at least 0. Default 1e-7.
-    **kwargs
+        :math:`\epsilon`, at least 0. Default 1e-7; torch's own is 1e-10.
+    formula : str
+        'mxnet' or 'torch'. Default 'mxnet'.
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -60,13 +79,29 @@ class AdaGrad(Optimizer):
     array([0.9, 1.1])
     """
 
-    rule = adagrad
-    lazy_by_default = decoupled = True
-    arguments: ClassVar[Descriptions] = {"float_stable_eps": Renamed("eps", Real(least=0))}
+    lazy_by_default = True
+    arguments: ClassVar[Descriptions] = {
+        "float_stable_eps": Renamed("eps", Real(least=0)),
+        "formula": FORMULA,
+    }
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet"}
 
-    def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self, eps: float = 1e-7, *, formula: Formula = "mxnet", **common: Unpack[EpsilonArguments]
+    ) -> None:
         self.float_stable_eps = eps
+        self.formula = formula
+        super().__init__(**common)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of the formula."""
+        return adagrad_of_torch if self.formula == "torch" else adagrad
+
+    @property
+    def decoupled(self) -> bool:  # type: ignore[override]
+        """Whether decay is no part of the gradient."""
+        return self.formula == "mxnet"
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:

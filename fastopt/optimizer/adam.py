@@ -1,15 +1,18 @@
 """Adam."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
+from fastopt.arguments import Descriptions
 from fastopt.engine.hyper import corrected
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
-from fastopt.kernels.scalars import clipped_decayed, moments
-from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
+from fastopt.kernels.scalars import clipped_decayed, decayed, moments
+from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily
+from fastopt.optimizer.keywords import AdamArguments, Formula, Rate
 from fastopt.optimizer.optimizer import register
 
-__all__ = ["Adam", "adam"]
+__all__ = ["Adam", "adam", "adam_of_torch"]
 
 
 @rule(state=("mean", "var"), hyper=MOMENTS)
@@ -19,9 +22,22 @@ def adam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * mean / (math.sqrt(var) + h.epsilon), (mean, var)
 
 
+@rule(state=("mean", "var"), hyper=MOMENTS)
+def adam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Adam with decay beside the clipped gradient; ``epsilon`` holds the bias correction too."""
+    mean, var = moments(decayed(weight, grad, h), state, h)
+    return weight - h.lr * mean / (math.sqrt(var) + h.epsilon), (mean, var)
+
+
 def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Put the correction of both moving averages' bias towards 0 into the learning rate."""
-    h.lr = h.lr * math.sqrt(1 - h.beta2**t) / (1 - h.beta1**t)
+    """Put the correction of both moving averages' bias towards 0 into the learning rate.
+
+    An epsilon beside the root of the corrected average is one that depends on the step.
+    """
+    root = math.sqrt(1 - h.beta2**t)
+    h.lr = h.lr * root / (1 - h.beta1**t)
+    if h.corrects_epsilon != 0:
+        h.epsilon = h.epsilon * root
 
 
 @register
@@ -35,14 +51,22 @@ class Adam(AdamFamily):
         w &\leftarrow w - \eta \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}
             \frac{m}{\sqrt{v} + \epsilon}
 
-    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980, with
-    the bias correction outside of :math:`\epsilon`, as at the end of its section 2.
+    With ``formula="torch"`` it is the formula of torch.optim.Adam and optax, where
+    :math:`\epsilon` is beside the corrected root, and the clip does not cover the decay:
+
+    .. math::
+        h &= \mathrm{clip}(r g) + \lambda w \\
+        w &\leftarrow w - \eta \frac{m}{1 - \beta_1^t}
+            \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right)
+
+    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980:
+    algorithm 1 is torch's formula, the end of its section 2 is MXNet's.
 
     State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.001; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
@@ -50,7 +74,9 @@ class Adam(AdamFamily):
         :math:`\epsilon`, at least 0. Default 1e-8.
     lazy_update : bool, optional
         Under row-sparse gradients touch only the rows they list. Default True.
-    **kwargs
+    formula : str
+        'mxnet' or 'torch'. Default 'mxnet'.
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -69,18 +95,31 @@ class Adam(AdamFamily):
     array([-0.1,  0.1])
     """
 
-    rule = adam
     lazy_by_default = True
+    arguments: ClassVar[Descriptions] = {"formula": FORMULA}
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet"}
 
     def __init__(
         self,
-        learning_rate: float | None = 0.001,
+        learning_rate: Rate = 0.001,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         lazy_update: bool | None = None,
-        **kwargs: Any,
+        *,
+        formula: Formula = "mxnet",
+        **common: Unpack[AdamArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, lazy_update=lazy_update, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, lazy_update=lazy_update, **common)
 
-    hyper = corrected(corrected_rate)(AdamFamily.hyper)
+        self.formula = formula
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of the formula."""
+        return adam_of_torch if self.formula == "torch" else adam
+
+    @corrected(corrected_rate, "corrects_epsilon")
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {**super().hyper(t, lr, wd), "corrects_epsilon": float(self.formula == "torch")}

@@ -1,11 +1,12 @@
 """AdaMax."""
 
-from typing import Any
+from typing import Any, Unpack
 
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.keywords import BetaArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["Adamax", "adamax"]
@@ -48,11 +49,11 @@ class Adamax(AdamFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.002; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`u`, at least 0 and below 1. Defaults 0.9, 0.999.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -75,11 +76,11 @@ class Adamax(AdamFamily):
 
     def __init__(
         self,
-        learning_rate: float | None = 0.002,
+        learning_rate: Rate = 0.002,
         beta1: float = 0.9,
         beta2: float = 0.999,
-        **kwargs: Any,
+        **common: Unpack[BetaArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, 0.0, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, 0.0, **common)
 
     hyper = corrected(corrected_rate)(AdamFamily.hyper)

@@ -1,7 +1,7 @@
 """DCASGD: asynchronous gradient descent with delay compensation."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fastopt.kernels.devices import header
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.keywords import CommonArguments
 from fastopt.optimizer.optimizer import Array, Index, register
 
 __all__ = ["DCASGD", "dcasgd", "dcasgd_momentum"]
@@ -62,7 +63,7 @@ class DCASGD(MomentumFamily):
         Momentum :math:`\mu`. Default 0.
     lamda : float
         Strength of the compensation. Default 0.04.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -84,8 +85,10 @@ class DCASGD(MomentumFamily):
     forms = (dcasgd, dcasgd_momentum)
     arguments: ClassVar[Descriptions] = {"lamda": Real()}
 
-    def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
-        super().__init__(momentum=momentum, **kwargs)
+    def __init__(
+        self, momentum: float = 0.0, lamda: float = 0.04, **common: Unpack[CommonArguments]
+    ) -> None:
+        super().__init__(momentum=momentum, **common)
         self.lamda = lamda
 
     @constant

@@ -1,15 +1,27 @@
 """What optimizers with the same arguments have in common."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
-from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.arguments import Choice, Descriptions, Flag, OrNone, Real
 from fastopt.engine.hyper import constant, corrected
 from fastopt.kernels.rule import Hyper, Rule, Scalar
 from fastopt.kernels.scalars import COMMON
+from fastopt.optimizer.keywords import EpsilonArguments, MomentArguments, Rate
 from fastopt.optimizer.optimizer import Optimizer, bound
 
-__all__ = ["MOMENTS", "TRUST", "AdamFamily", "MomentumFamily", "TrustRatioFamily", "mean_and_var"]
+__all__ = [
+    "FORMULA",
+    "MOMENTS",
+    "TRUST",
+    "AdamFamily",
+    "MomentumFamily",
+    "TrustRatioFamily",
+    "mean_and_var",
+]
+
+FORMULA = Choice("mxnet", "torch")
+"""Whose formula a class computes that has two."""
 
 MOMENTS = (*COMMON, "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "epsilon")
 """Fields that :meth:`AdamFamily.hyper` and the base class fill."""
@@ -29,13 +41,13 @@ class AdamFamily(Optimizer):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.001; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of the moving averages, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         Small number that keeps divisions finite, at least 0. Default 1e-8.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -52,13 +64,13 @@ class AdamFamily(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | None = 0.001,
+        learning_rate: Rate = 0.001,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        **kwargs: Any,
+        **common: Unpack[MomentArguments],
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate=learning_rate, **common)
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
@@ -82,7 +94,7 @@ class MomentumFamily(Optimizer):
     ----------
     momentum : float
         Momentum. The form with a buffer is used unless it is 0.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -96,9 +108,9 @@ class MomentumFamily(Optimizer):
 
     arguments: ClassVar[Descriptions] = {"momentum": Real()}
 
-    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
+    def __init__(self, momentum: float = 0.0, **common: Unpack[EpsilonArguments]) -> None:
         self.momentum = momentum
-        super().__init__(**kwargs)
+        super().__init__(**common)
 
     @property
     def rule(self) -> Rule:
@@ -122,7 +134,7 @@ class TrustRatioFamily(AdamFamily):
         Bounds of the weight's norm. Default None; None and 0 mean no bound.
     bias_correction : bool
         Correct the averages' bias towards 0. Default True.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -142,16 +154,16 @@ class TrustRatioFamily(AdamFamily):
 
     def __init__(
         self,
-        learning_rate: float | None = 0.001,
+        learning_rate: Rate = 0.001,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-6,
         lower_bound: float | None = None,
         upper_bound: float | None = None,
         bias_correction: bool = True,
-        **kwargs: Any,
+        **common: Unpack[MomentArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self.lower_bound = lower_bound
         self.upper_bound = upper_bound
         self.bias_correction = bias_correction

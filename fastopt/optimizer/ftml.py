@@ -1,12 +1,13 @@
 """FTML: follow the moving leader."""
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.keywords import MomentArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["FTML", "ftml"]
@@ -54,7 +55,9 @@ class FTML(AdamFamily):
         Decay rates, at least 0 and below 1. Defaults 0.6, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
-    **kwargs
+    learning_rate : float or callable, optional
+        See :class:`~fastopt.optimizer.Optimizer`. Default 0.01.
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -76,10 +79,14 @@ class FTML(AdamFamily):
     rule = ftml
 
     def __init__(
-        self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any
+        self,
+        beta1: float = 0.6,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        learning_rate: Rate = None,
+        **common: Unpack[MomentArguments],
     ) -> None:
-        learning_rate = kwargs.pop("learning_rate", None)
-        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
     @corrected(corrected_scales, "lr")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

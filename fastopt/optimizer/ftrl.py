@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Real
 from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, clip, rescaled
+from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.optimizer import Optimizer, register
 
 __all__ = ["Ftrl", "ftrl"]
@@ -54,11 +55,11 @@ class Ftrl(Optimizer):
     ----------
     lamda1 : float
         L1 regularization :math:`\lambda_1`. Default 0.01.
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.1; None keeps a scheduler's own rate.
     beta : float
         :math:`\beta`, at least 0. Default 1.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `wd` is :math:`\lambda`.
 
     Raises
@@ -84,11 +85,11 @@ class Ftrl(Optimizer):
     def __init__(
         self,
         lamda1: float = 0.01,
-        learning_rate: float | None = 0.1,
+        learning_rate: Rate = 0.1,
         beta: float = 1.0,
-        **kwargs: Any,
+        **common: Unpack[RatedArguments],
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate=learning_rate, **common)
         self.lamda1 = lamda1
         self.beta = beta
 

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Real, Renamed
 from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
+from fastopt.optimizer.keywords import EpsilonArguments
 from fastopt.optimizer.optimizer import Optimizer, register
 
 __all__ = ["GroupAdaGrad", "group_adagrad"]
@@ -50,7 +51,7 @@ class GroupAdaGrad(Optimizer):
     ----------
     eps : float
         :math:`\epsilon`, at least 0. Default 1e-5.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -75,8 +76,8 @@ class GroupAdaGrad(Optimizer):
     lazy_by_default = True
     arguments: ClassVar[Descriptions] = {"float_stable_eps": Renamed("eps", Real(least=0))}
 
-    def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, eps: float = 1e-5, **common: Unpack[EpsilonArguments]) -> None:
+        super().__init__(**common)
         self.float_stable_eps = eps
 
     @constant

@@ -4,7 +4,6 @@ A group is found by a regular expression over the names of parameters. What it o
 a twin of the updater's optimizer, which shares counts, names and all that is not overridden.
 """
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +16,10 @@ from fastopt.arguments import brief, flag, number
 from fastopt.engine.joint import Joint
 from fastopt.engine.per_index import Index, PerIndex
 from fastopt.engine.planner import Call, Planner, disjoint
+from fastopt.naming import rename
 from fastopt.notices import warn_user
 from fastopt.optimizer.optimizer import TRANSIENT, Optimizer
+from fastopt.suggestions import closest
 
 __all__ = ["Groups"]
 
@@ -89,13 +90,17 @@ class Group:
     def _twin(self, main: Any, overrides: dict[str, Any]) -> Any:
         """Optimizer of the same class with other hyper-parameters."""
         taken = _arguments(main)
+        try:
+            rename(type(main), overrides)
+        except TypeError as error:
+            raise TypeError(f"{self.label}: {error}") from None
         for name in overrides:
             if name in SHARED:
                 raise TypeError(f"{self.label}: {name} is the same in all groups")
             if name not in taken:
                 known = [*taken, *MULTIPLIERS, "frozen", "optimizer"]
-                close = difflib.get_close_matches(str(name), known, 1)
-                hint = f"; did you mean {close[0]}?" if close else f"; it takes {', '.join(known)}"
+                near = closest(str(name), known)
+                hint = f"; did you mean {near}?" if near else f"; it takes {', '.join(known)}"
                 raise TypeError(f"{self.label}: {type(main).__name__} has no {name!r}{hint}")
         kind: Any = type(main)
         twin = kind.__new__(kind)
@@ -103,8 +108,6 @@ class Group:
         self.optimizer = twin
         twin.unchecked = False
         attributes = [ATTRIBUTES.get(name, name) for name in overrides]
-        if len(set(attributes)) < len(attributes):
-            raise TypeError(f"{self.label} has lr and learning_rate, which are the same")
         self.own |= {*attributes}
         self._copy(main)
         try:

@@ -80,7 +80,7 @@ class LANS(TrustRatioFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.001; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
@@ -91,7 +91,7 @@ class LANS(TrustRatioFamily):
     bias_correction : bool
         Correct the averages' bias towards 0; if not, :math:`\hat m = m` and
         :math:`\hat v = v`. Default True.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,13 @@ from fastopt.engine.per_index import PerIndex
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
 from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.keywords import LayerArguments
 from fastopt.optimizer.optimizer import Index, endings, register
 from fastopt.optimizer.sgd import SGD, descend, roll
 
 __all__ = ["LARS", "lars", "lars_momentum", "lars_sums"]
 
-FIELDS = (*COMMON, "eta", "epsilon")
+FIELDS = (*COMMON, "eta", "epsilon", "direction")
 
 
 def lars_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
@@ -31,7 +32,8 @@ def lars_finish(sums: Sums, h: Hyper) -> None:
     weight, grad = math.sqrt(sums[0]), math.sqrt(sums[1])
     if weight == 0 or grad == 0:
         return
-    h.lr = h.lr * h.eta * weight / (grad * h.rescale_grad + h.wd * weight + h.epsilon)
+    grad = grad * (h.rescale_grad * h.direction)
+    h.lr = h.lr * h.eta * weight / (grad + h.wd * weight + h.epsilon)
 
 
 @rule(hyper=FIELDS, passes=((lars_sums, lars_finish),))
@@ -90,7 +92,7 @@ class LARS(MomentumFamily):
     momentum_correction : bool
         After a change of the rate, scale the momentum by new rate over old rate in this
         parameter's next update. Default True.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -126,9 +128,9 @@ class LARS(MomentumFamily):
         eta: float = 0.001,
         eps: float = 0.0,
         momentum_correction: bool = True,
-        **kwargs: Any,
+        **common: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(momentum=momentum, lazy_update=lazy_update, **kwargs)
+        super().__init__(momentum=momentum, lazy_update=lazy_update, **common)
         self.eta = eta
         self.eps = eps
         self.momentum_correction = momentum_correction

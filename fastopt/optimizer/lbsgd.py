@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
 from fastopt.kernels.table import Table
 from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.keywords import ScaledArguments
 from fastopt.optimizer.lars import lars_sums
 from fastopt.optimizer.optimizer import Array, Index, register
 from fastopt.optimizer.sgd import SGD, descend, roll
@@ -108,7 +109,7 @@ class LBSGD(MomentumFamily):
         The number of calls starts at ``begin_epoch * updates_per_epoch``. Default 0.
     num_epochs : int
         Not used. Default 60.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -153,9 +154,9 @@ class LBSGD(MomentumFamily):
         updates_per_epoch: int = 32,
         begin_epoch: int = 0,
         num_epochs: int = 60,
-        **kwargs: Any,
+        **common: Unpack[ScaledArguments],
     ) -> None:
-        super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
+        super().__init__(momentum=momentum, multi_precision=multi_precision, **common)
         self.warmup_strategy = warmup_strategy
         self.warmup_epochs = warmup_epochs
         self.batch_scale = batch_scale

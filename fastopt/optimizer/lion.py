@@ -1,10 +1,11 @@
 """Lion: evolved sign momentum."""
 
-from typing import Any
+from typing import Unpack
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled, sign
 from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.keywords import BetaArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["Lion", "lion"]
@@ -35,12 +36,12 @@ class Lion(AdamFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.0001; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of the step's average and of :math:`m`, at least 0 and below 1. Defaults
         0.9, 0.99.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -64,9 +65,9 @@ class Lion(AdamFamily):
 
     def __init__(
         self,
-        learning_rate: float | None = 0.0001,
+        learning_rate: Rate = 0.0001,
         beta1: float = 0.9,
         beta2: float = 0.99,
-        **kwargs: Any,
+        **common: Unpack[BetaArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, 0.0, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, 0.0, **common)

@@ -1,8 +1,8 @@
 """Nadam: Adam with Nesterov momentum."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,21 +10,36 @@ from numpy.typing import NDArray
 from fastopt.arguments import Descriptions, Flag, Real, TableOf
 from fastopt.engine.hyper import corrected
 from fastopt.engine.per_index import PerIndex
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
-from fastopt.kernels.scalars import clipped_decayed, moments
-from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.scalars import clipped_decayed, decayed, moments
+from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily
+from fastopt.optimizer.keywords import Formula, MomentArguments, Rate
 from fastopt.optimizer.optimizer import Index, register
 
-__all__ = ["Nadam", "nadam"]
+__all__ = ["Nadam", "nadam", "nadam_of_torch"]
 
 
-@rule(state=("mean", "var"), hyper=(*MOMENTS, "grad_scale", "mean_scale", "var_scale"))
-def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
+
+
+@scalar
+def look_ahead(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Present gradient and looked-ahead average over the root of the square's average."""
-    grad = clipped_decayed(weight, grad, h)
     mean, var = moments(grad, state, h)
     ahead = h.grad_scale * grad + h.mean_scale * mean
     return weight - h.lr * ahead / (math.sqrt(var * h.var_scale) + h.epsilon), (mean, var)
+
+
+@rule(state=("mean", "var"), hyper=FIELDS)
+def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """A step of Nadam with decay inside the clipped gradient."""
+    return look_ahead(weight, clipped_decayed(weight, grad, h), state, h)
+
+
+@rule(state=("mean", "var"), hyper=FIELDS)
+def nadam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """A step of Nadam with decay beside the clipped gradient."""
+    return look_ahead(weight, decayed(weight, grad, h), state, h)
 
 
 class Products(PerIndex):
@@ -66,13 +81,16 @@ class Nadam(AdamFamily):
     all parameters and advances with every update of any of them, so that results depend on
     their number and order; `per_parameter` keeps one for each.
 
+    With ``formula="torch"`` it is the formula of torch.optim.NAdam: a product for each
+    parameter, and :math:`h = \mathrm{clip}(r g) + \lambda w`.
+
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop.
 
     State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.001; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
@@ -81,8 +99,11 @@ class Nadam(AdamFamily):
     schedule_decay : float
         :math:`s`, at least 0. Default 0.004.
     per_parameter : bool
-        Keep a product :math:`P` for each parameter. Default False.
-    **kwargs
+        Keep a product :math:`P` for each parameter. Default False; with torch's formula there is
+        one in any case.
+    formula : str
+        'mxnet' or 'torch'. Default 'mxnet'.
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -101,9 +122,12 @@ class Nadam(AdamFamily):
     array([0.8944, 1.1056])
     """
 
-    rule = nadam
-
-    arguments: ClassVar[Descriptions] = {"schedule_decay": Real(least=0), "per_parameter": Flag()}
+    arguments: ClassVar[Descriptions] = {
+        "schedule_decay": Real(least=0),
+        "per_parameter": Flag(),
+        "formula": FORMULA,
+    }
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet"}
     progress: ClassVar[Descriptions] = {
         "m_schedule": Real(least=0, most=1),
         "_m_schedules": TableOf(Real(least=0, most=1)),
@@ -111,19 +135,27 @@ class Nadam(AdamFamily):
 
     def __init__(
         self,
-        learning_rate: float | None = 0.001,
+        learning_rate: Rate = 0.001,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         schedule_decay: float = 0.004,
         per_parameter: bool = False,
-        **kwargs: Any,
+        *,
+        formula: Formula = "mxnet",
+        **common: Unpack[MomentArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self.schedule_decay = schedule_decay
         self.per_parameter = per_parameter
+        self.formula = formula
         self._m_schedules = Products()
         self.m_schedule = 1.0
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of the formula."""
+        return nadam_of_torch if self.formula == "torch" else nadam
 
     @property
     def m_schedule(self) -> float:
@@ -141,14 +173,14 @@ class Nadam(AdamFamily):
 
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
         """See :meth:`Optimizer.carried_slots`; 1 before the first update."""
-        if not self.per_parameter:
+        if self.in_list_order:
             return np.zeros(len(indices), np.int64)
         return self._m_schedules.slots(indices, 1.0)
 
     @property
     def in_list_order(self) -> bool:
         """Whether all parameters share one product."""
-        return not self.per_parameter
+        return not self.per_parameter and self.formula == "mxnet"
 
     @corrected(corrected_scales, "schedule_decay", carries=True)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

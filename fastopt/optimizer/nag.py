@@ -1,10 +1,11 @@
 """Nesterov's accelerated gradient."""
 
-from typing import Any
+from typing import Unpack
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.keywords import CommonArguments
 from fastopt.optimizer.optimizer import register
 from fastopt.optimizer.sgd import sgd
 
@@ -39,7 +40,7 @@ class NAG(MomentumFamily):
     ----------
     momentum : float
         Momentum :math:`\mu`. Default 0.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -60,5 +61,5 @@ class NAG(MomentumFamily):
 
     forms = (sgd, nag)
 
-    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(momentum=momentum, **kwargs)
+    def __init__(self, momentum: float = 0.0, **common: Unpack[CommonArguments]) -> None:
+        super().__init__(momentum=momentum, **common)

@@ -1,14 +1,13 @@
 """The base class of all optimizers: what an author writes, and what a user sets."""
 
-import inspect
 import itertools
 import math
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import inf
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, Unpack
 from weakref import WeakSet
 
 import numpy as np
@@ -24,6 +23,7 @@ from fastopt.arguments import (
     OrNone,
     PairOf,
     Real,
+    Renamed,
     TableOf,
     brief,
     number,
@@ -49,9 +49,12 @@ from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
 from fastopt.kernels.threads import in_forked_child
-from fastopt.lr_scheduler.base import rebased
+from fastopt.lr_scheduler.base import Schedule, rebased
+from fastopt.naming import Same, unknown_arguments
 from fastopt.notices import warn_user
+from fastopt.optimizer.keywords import Names, Rate
 from fastopt.optimizer.unbound import warn_if_unbound
+from fastopt.suggestions import closest
 
 __all__ = [
     "Array",
@@ -67,7 +70,6 @@ __all__ = [
 ]
 
 Class = TypeVar("Class", bound="type[Optimizer]")
-Schedule = Callable[[int], float]
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
 """Attributes, and the items of those that are mappings."""
 
@@ -77,6 +79,60 @@ COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 
 TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 """Attributes that decide about multipliers."""
+
+NAMES = {
+    **dict.fromkeys(("step_size", "learn_rate", "learning_rate_init", "alpha"), ("learning_rate",)),
+    **dict.fromkeys(("b1", "beta_1"), ("beta1",)),
+    **dict.fromkeys(("b2", "beta_2"), ("beta2",)),
+    **dict.fromkeys(("L2", "l2", "weight_decay_rate", "lambda_"), ("wd",)),
+    **dict.fromkeys(("schedule", "scheduler", "lr_schedule"), ("lr_scheduler",)),
+    **dict.fromkeys(("clipvalue", "clip_value", "max_delta"), ("clip_gradient",)),
+    **dict.fromkeys(("mass", "mu", "decay_rate"), ("momentum", "gamma1")),
+    "alpha": ("gamma1", "learning_rate"),
+    "rho": ("gamma1",),
+    "momentum": ("beta1", "gamma2"),
+    "momentum_decay": ("schedule_decay",),
+    "adam_epsilon": ("epsilon",),
+    "names": ("param_idx2name",),
+    "random_state": ("seed",),
+}
+"""Arguments of other libraries, and ours."""
+
+CLIPS = "Updater(optimizer, clip_global_norm=...) limits the norm of all gradients together"
+AUTOMATIC = "nothing has to be chosen: updates run compiled, in lists as well"
+ADVICE = {
+    **dict.fromkeys(
+        ("params", "parameters", "weights", "model"),
+        "weights go to each call of an updater: Updater(optimizer)(index, gradient, weight)",
+    ),
+    **dict.fromkeys(("clipnorm", "global_clipnorm", "max_norm", "max_grad_norm"), CLIPS),
+    **dict.fromkeys(("grad_clip", "grad_clip_norm", "clip_norm"), CLIPS),
+    **dict.fromkeys(("foreach", "fused", "capturable", "jit_compile"), AUTOMATIC),
+    "amsgrad": "there is no AMSGrad",
+    "nesterov": "NAG is SGD with Nesterov's momentum, and Nadam is Adam with it",
+    "dampening": "with NAG and SGD the gradient enters the momentum undamped",
+    "differentiable": "there is no automatic differentiation",
+    "decoupled_weight_decay": "AdamW is Adam with decoupled decay",
+    "lr_decay": "a schedule is the learning rate: lr=FactorScheduler(...) of fastopt.lr_scheduler",
+    "warmup_steps": "a schedule has the warm-up: lr=CosineScheduler(..., warmup_steps=...)",
+    "initial_accumulator_value": "the sum of squares starts at 0",
+    "eps_root": "epsilon is beside the root or inside it, see formula and docs/formulas.md",
+    "formula": "this class has one formula alone; Adam, AdamW, AdaGrad, RMSProp and Nadam have two",
+}
+"""What to write in place of arguments of other libraries that have no counterpart."""
+
+STEPS = "an optimizer is called by an updater: Updater(optimizer)(index, gradient, weight)"
+STATES = "an updater has the states: Updater(optimizer).state_dict()"
+ELSEWHERE = {
+    **dict.fromkeys(("step", "apply_gradients", "apply", "minimize", "init", "build"), STEPS),
+    **dict.fromkeys(("states", "save", "load", "get_states", "set_states"), STATES),
+    **dict.fromkeys(("state_dict", "load_state_dict", "state"), STATES),
+    "zero_grad": "gradients are arguments of the call, and nothing is added up between calls",
+    "param_groups": "rates of single parameters are set by set_lr_mult and set_wd_mult",
+    "add_param_group": "an index is new with its first update; set_lr_mult and set_wd_mult set its "
+    "rates",
+}
+"""What to call instead of methods of other libraries' optimizers."""
 
 TRANSIENT = frozenset(
     {"lock", "planner", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
@@ -160,9 +216,10 @@ class Optimizer(Checked):
     clip_gradient : float, optional
         Clip each element of the rescaled gradient to ``[-clip_gradient, clip_gradient]``. None,
         0 and negative values mean no clipping.
-    learning_rate : float, optional
-        Default: the scheduler's own ``base_lr`` if there is a scheduler, else 0.01. If both are
-        given, the optimizer works with a copy of the schedule whose ``base_lr`` is the rate.
+    learning_rate : float or callable, optional
+        The rate, or a schedule, which then is `lr_scheduler`. Default: the scheduler's own
+        ``base_lr`` if there is a scheduler, else 0.01. If both are given, the optimizer works with
+        a copy of the schedule whose ``base_lr`` is the rate.
     lr_scheduler : callable, optional
         Takes the number of updates so far and returns the rate.
     sym : object, optional
@@ -194,15 +251,22 @@ class Optimizer(Checked):
     state_dtype : str, optional
         'bfloat16' keeps the state of every slot in bfloat16, rounded stochastically; needs the
         package ml_dtypes. Default None: the precision of the arithmetic.
-    **unknown
-        Refused: the error names them.
+    maximize : bool
+        Ascend: every gradient is taken with the opposite sign. Weight decay still makes weights
+        smaller. Default False.
+    lr : float or callable, optional
+        Another name of `learning_rate`.
+    weight_decay : float, optional
+        Another name of `wd`.
 
     Raises
     ------
     ValueError
-        A rate or decay is NaN or infinite, or the learning rate is negative.
+        A rate or decay is NaN or infinite, or the learning rate is negative; or `maximize` is
+        given to a class whose ``update()`` is Python code.
     TypeError
-        An argument has the wrong type.
+        An argument has the wrong type, is not one of the class, or is given under two names. The
+        error suggests a name where it can.
 
     Examples
     --------
@@ -247,6 +311,18 @@ class Optimizer(Checked):
     per_index: ClassVar[bool] = False
     """Whether the class overrides how it counts or finds rates, so that it is asked each time."""
 
+    aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "lr": ("learning_rate",),
+        "betas": ("beta1", "beta2"),
+        "eps": ("epsilon",),
+        "epsilon": ("eps",),
+        "weight_decay": ("wd",),
+    }
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES
+    argument_advice: ClassVar[Mapping[str, str]] = ADVICE
+    elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
+    added: ClassVar[Mapping[str, Any]] = {"maximize": False}
+
     arguments: ClassVar[Descriptions] = {
         "lr": RATE,
         "lr_scheduler": _check_schedule,
@@ -261,6 +337,7 @@ class Optimizer(Checked):
         "rounding": Choice("nearest", "stochastic"),
         "master": Choice("float32", "split"),
         "state_dtype": OrNone(Choice("bfloat16")),
+        "maximize": Flag(),
     }
     progress: ClassVar[Descriptions] = {
         "num_update": Integer(least=0),
@@ -307,7 +384,7 @@ class Optimizer(Checked):
         param_idx2name: Mapping[Index, str] | None = None,
         wd: float = 0.0,
         clip_gradient: float | None = None,
-        learning_rate: float | None = None,
+        learning_rate: Rate = None,
         lr_scheduler: Schedule | None = None,
         sym: Any = None,
         begin_num_update: int = 0,
@@ -315,23 +392,15 @@ class Optimizer(Checked):
         param_dict: Mapping[Index, Any] | None = None,
         seed: int = 0,
         lazy_update: bool | None = None,
-        sparse_decay: str = "touched",
-        rounding: str = "nearest",
-        master: str = "float32",
-        state_dtype: str | None = None,
-        **unknown: Any,
+        sparse_decay: Literal["touched", "catch_up", "dense"] = "touched",
+        rounding: Literal["nearest", "stochastic"] = "nearest",
+        master: Literal["float32", "split"] = "float32",
+        state_dtype: Literal["bfloat16"] | None = None,
+        maximize: bool = False,
+        **unknown: Unpack[Names],
     ) -> None:
         if unknown:
-            taken = dict.fromkeys(
-                name
-                for klass in (type(self), Optimizer)
-                for name, parameter in inspect.signature(klass).parameters.items()
-                if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            )
-            raise TypeError(
-                f"{type(self).__name__} does not take {', '.join(unknown)}; "
-                f"it takes {', '.join(taken)}"
-            )
+            raise unknown_arguments(type(self), unknown)
         self._start()
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
             raise TypeError(f"param_idx2name must map indices to names, got {param_idx2name!r}")
@@ -340,6 +409,10 @@ class Optimizer(Checked):
                 raise TypeError(f"param_idx2name[{index!r}] must be a name, got {name!r}")
         if param_dict is not None and not isinstance(param_dict, Mapping):
             raise TypeError(f"param_dict must map indices to parameters, got {brief(param_dict)}")
+        if callable(learning_rate):
+            if lr_scheduler is not None:
+                raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
+            learning_rate, lr_scheduler = None, _check_schedule("learning_rate", learning_rate)
         self.lr_scheduler = lr_scheduler
         self.lr = self._first_rate(learning_rate)
         self.wd = wd
@@ -364,6 +437,7 @@ class Optimizer(Checked):
         self.rounding = rounding
         self.master = master
         self.state_dtype = state_dtype
+        self.maximize = maximize
         self.row_decay: dict[Index, tuple[Array, float]] = {}
         self.masters_given: dict[Index, Array] = {}
         self.check_together()
@@ -419,6 +493,11 @@ class Optimizer(Checked):
         """Raise ValueError unless the arguments fit together."""
         if self.state_dtype is not None:
             bfloat16()
+        if self.maximize and not self.native:
+            raise ValueError(
+                f"maximize=True needs a rule, and {type(self).__name__} has an update() in Python: "
+                "negate the gradient there"
+            )
         if self.sparse_decay == "touched":
             return
         if not self.lazy_update:
@@ -470,22 +549,23 @@ class Optimizer(Checked):
         return klass
 
     @staticmethod
-    def create_optimizer(name: str, **kwargs: Any) -> "Optimizer":
+    def create_optimizer(name: "str | Optimizer", **kwargs: Any) -> "Optimizer":
         """Make an optimizer by its registered name.
 
         Parameters
         ----------
-        name : str
-            Name of a registered class; upper and lower case do not matter.
+        name : str or Optimizer
+            Name of a registered class; upper and lower case do not matter. An optimizer is
+            returned as it is.
         **kwargs
             Arguments of the class.
 
         Raises
         ------
         ValueError
-            No class of that name is registered.
+            No class of that name is registered, or there are arguments besides an optimizer.
         TypeError
-            The class does not take an argument.
+            `name` is something else, or the class does not take an argument.
 
         Examples
         --------
@@ -493,11 +573,66 @@ class Optimizer(Checked):
         >>> optimizer.create("Adam", learning_rate=0.1).learning_rate
         0.1
         """
-        klass = Optimizer.opt_registry.get(name.lower()) if isinstance(name, str) else None
+        if isinstance(name, Optimizer):
+            if kwargs:
+                words = ", ".join(kwargs)
+                raise ValueError(f"{words} must be given to the class of {name}, which is made")
+            return name
+        if isinstance(name, type) and issubclass(name, Optimizer):
+            raise TypeError(
+                f"optimizer must be an Optimizer or its name, got the class {name.__name__}: call "
+                f"it, {name.__name__}(), and pass what it returns"
+            )
+        if not isinstance(name, str):
+            raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}")
+        klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
+            near = closest(name, Optimizer.opt_registry)
+            words = f"; did you mean {near!r}?" if near else ""
             known = ", ".join(sorted(Optimizer.opt_registry))
-            raise ValueError(f"Cannot find optimizer {name!r}; there are {known}")
+            raise ValueError(f"Cannot find optimizer {name!r}; there are {known}{words}")
         return klass(**kwargs)
+
+    @classmethod
+    def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse weights in place of the first argument, and warn of a rate that is not the first.
+
+        The order of arguments is MXNet's, where the first one of SGD is the momentum.
+        """
+        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+        if not args or owner.__module__.partition(".")[0] != "fastopt":
+            return
+        first, value = next(iter(cls.__signature__.parameters)), args[0]
+        numbers = isinstance(value, Iterable) and getattr(value, "ndim", None) != 0
+        if numbers and not isinstance(value, str):
+            raise TypeError(
+                f"{cls.__name__} takes no weights, got {brief(value)} as {first}; "
+                f"{ADVICE['params']}"
+            )
+        rates = kwargs.keys() & {"learning_rate", "lr", "lr_scheduler"}
+        if first != "learning_rate" and not rates:
+            warn_user(
+                f"{cls.__name__}({value!r}) sets {first}, which comes first as in MXNet, not the "
+                f"learning rate; write {first}={value!r} or lr={value!r}"
+            )
+
+    def __repr__(self) -> str:
+        """Class, rate and whatever else is not the default."""
+        own = vars(self)
+        shown = {} if own.get("lr_scheduler") is not None else {"learning_rate": own.get("lr")}
+        for name, parameter in type(self).__signature__.parameters.items():
+            attribute, default = _attribute_of(self, name), parameter.default
+            if name == "lazy_update" and default is None:
+                default = self.lazy_by_default or own.get("sparse_decay") != "touched"
+            if attribute not in own or name == "param_dict" or isinstance(default, Same):
+                continue
+            if repr(own[attribute]) != repr(default):
+                shown[name] = own[attribute]
+        for name in ("lr_mult", "wd_mult", "num_update"):
+            if "_index_update_count" in own and getattr(self, name):
+                shown[name] = getattr(self, name)
+        words = ", ".join(f"{name}={_without_address(value)}" for name, value in shown.items())
+        return f"{type(self).__name__}({words})"
 
     # What an author writes
 
@@ -973,15 +1108,21 @@ class Optimizer(Checked):
         hyper: Mapping[str, float],
     ) -> list[float]:
         """Values of the fields `names` for a rule; `rate` is the learning rate unmultiplied."""
+        turned = "rescale_grad" in names or ("direction" in names and "direction" not in hyper)
+        if self.maximize and not turned:
+            raise ValueError(f"rule {rule.name} reads no rescale_grad, so it cannot maximize")
         fields = {
             "rate": rate,
             "lr": lr,
             "wd": wd,
             "rescale_grad": self.rescale_grad,
             "clip_gradient": self.clip_gradient or inf,
+            "direction": -1.0 if self.maximize else 1.0,
         }
         try:
             fields.update(hyper)
+            if self.maximize:
+                fields["rescale_grad"] = -fields["rescale_grad"]
             if not fields["clip_gradient"] > 0:
                 fields["clip_gradient"] = inf
             values = list(map(fields.__getitem__, names))
@@ -1062,6 +1203,22 @@ def as_float(name: str, value: Any) -> float:
         raise TypeError(f"{name} must be a number, got {brief(value)}") from None
     except OverflowError:
         raise ValueError(f"{name} must be a finite number, got {brief(value)}") from None
+
+
+def _attribute_of(optimizer: Optimizer, argument: str) -> str:
+    """Attribute that keeps an argument of the constructor."""
+    for attribute, description in optimizer._arguments.items():
+        if isinstance(description, Renamed) and description.argument == argument:
+            return attribute
+    return argument
+
+
+def _without_address(value: Any) -> str:
+    """Representation of a value; of functions the name, of other objects without one the class."""
+    words = brief(value)
+    if " at 0x" not in words:
+        return words
+    return f"<{getattr(value, '__name__', type(value).__name__).strip('<>')}>"
 
 
 def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:

@@ -59,13 +59,13 @@ class RAdam(AdamFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.001; None keeps a scheduler's own rate.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises

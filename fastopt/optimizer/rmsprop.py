@@ -2,15 +2,23 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
 from fastopt.engine.hyper import constant
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
-from fastopt.kernels.scalars import COMMON, clip, clipped_decayed
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.scalars import COMMON, clip, clipped_decayed, decayed
+from fastopt.optimizer.families import FORMULA
+from fastopt.optimizer.keywords import Formula, Rate, RatedEpsArguments
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, bound, register
 
-__all__ = ["RMSProp", "rmsprop", "rmsprop_centered"]
+__all__ = [
+    "RMSProp",
+    "rmsprop",
+    "rmsprop_centered",
+    "rmsprop_centered_of_torch",
+    "rmsprop_of_torch",
+]
 
 FIELDS = (*COMMON, "gamma1", "one_minus_gamma1", "epsilon", "clip_weights")
 
@@ -23,18 +31,43 @@ def rmsprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return clip(weight - h.lr * grad / math.sqrt(n + h.epsilon), h.clip_weights), (n,)
 
 
-@rule(state=("n", "mean", "delta"), hyper=(*FIELDS, "gamma2"))
-def rmsprop_centered(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient over its moving standard deviation, with momentum."""
-    n, mean, delta = state
-    grad = clipped_decayed(weight, grad, h)
+@scalar
+def variance(grad: Scalar, n: Scalar, mean: Scalar, h: Hyper) -> tuple[Scalar, Scalar, Scalar]:
+    """Moving averages of the square and of the gradient, and the variance."""
     n = h.gamma1 * n + h.one_minus_gamma1 * grad * grad
     mean = h.gamma1 * mean + h.one_minus_gamma1 * grad
     var = n - mean * mean
     if var < type(var)(0):  # rounding, after many equal gradients
         var = type(var)(0)
+    return n, mean, var
+
+
+@rule(state=("n", "mean", "delta"), hyper=(*FIELDS, "gamma2"))
+def rmsprop_centered(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient over its moving standard deviation, with momentum."""
+    n, mean, delta = state
+    grad = clipped_decayed(weight, grad, h)
+    n, mean, var = variance(grad, n, mean, h)
     delta = h.gamma2 * delta - h.lr * grad / math.sqrt(var + h.epsilon)
     return clip(weight + delta, h.clip_weights), (n, mean, delta)
+
+
+@rule(state=("n",), hyper=FIELDS)
+def rmsprop_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient over the root of its square's moving average, with epsilon beside the root."""
+    grad = decayed(weight, grad, h)
+    n = h.gamma1 * state[0] + h.one_minus_gamma1 * grad * grad
+    return clip(weight - h.lr * grad / (math.sqrt(n) + h.epsilon), h.clip_weights), (n,)
+
+
+@rule(state=("n", "mean", "buffer"), hyper=(*FIELDS, "gamma2"))
+def rmsprop_centered_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient over its moving standard deviation, with momentum outside of the rate."""
+    n, mean, buffer = state
+    grad = decayed(weight, grad, h)
+    n, mean, var = variance(grad, n, mean, h)
+    buffer = h.gamma2 * buffer + grad / (math.sqrt(var) + h.epsilon)
+    return clip(weight - h.lr * buffer, h.clip_weights), (n, mean, buffer)
 
 
 @register
@@ -56,15 +89,28 @@ class RMSProp(Optimizer):
 
     after which the weight is clipped to ``[-clip_weights, clip_weights]``.
 
+    With ``formula="torch"`` it is the formula of torch.optim.RMSprop, where the clip does not cover
+    the decay, :math:`\epsilon` is beside the root, and the momentum does not hold the rate:
+
+    .. math::
+        h &= \mathrm{clip}(r g) + \lambda w \\
+        w &\leftarrow w - \eta \frac{h}{\sqrt{n} + \epsilon}
+
+    and centered
+
+    .. math::
+        b \leftarrow \gamma_2 b + \frac{h}{\sqrt{\max(n - m^2, 0)} + \epsilon}, \qquad
+        w \leftarrow w - \eta b
+
     Sources: Tieleman and Hinton, "Lecture 6.5 - RMSProp" (2012); centered: Graves, "Generating
     Sequences With Recurrent Neural Networks", arXiv:1308.0850, equations 38 to 45.
 
-    State of a parameter: the tuple :math:`(n,)`, centered :math:`(n, m, \Delta)`, of arrays like
-    the weight.
+    State of a parameter: the tuple :math:`(n,)`, centered :math:`(n, m, \Delta)` or
+    :math:`(n, m, b)`, of arrays like the weight.
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.001; None keeps a scheduler's own rate.
     gamma1 : float
         Decay rate of :math:`n` and :math:`m`, at least 0 and below 1. Default 0.9.
@@ -76,7 +122,10 @@ class RMSProp(Optimizer):
         Use the centered form. Default False.
     clip_weights : float, optional
         Largest magnitude of a weight. None, 0 and negative values mean no limit.
-    **kwargs
+    formula : str
+        'mxnet' or 'torch', whose ``alpha`` is `gamma1` and whose ``momentum`` `gamma2`. Default
+        'mxnet'.
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -101,28 +150,35 @@ class RMSProp(Optimizer):
         "epsilon": Real(least=0),
         "centered": Flag(),
         "clip_weights": OrNone(Real(infinite=True)),
+        "formula": FORMULA,
     }
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet"}
 
     def __init__(
         self,
-        learning_rate: float | None = 0.001,
+        learning_rate: Rate = 0.001,
         gamma1: float = 0.9,
         gamma2: float = 0.9,
         epsilon: float = 1e-8,
         centered: bool = False,
         clip_weights: float | None = None,
-        **kwargs: Any,
+        *,
+        formula: Formula = "mxnet",
+        **common: Unpack[RatedEpsArguments],
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate=learning_rate, **common)
         self.gamma1 = gamma1
         self.gamma2 = gamma2
         self.epsilon = epsilon
         self.centered = centered
         self.clip_weights = clip_weights
+        self.formula = formula
 
     @property
     def rule(self) -> Rule:
-        """The plain or the centered form."""
+        """The plain or the centered form of the formula."""
+        if self.formula == "torch":
+            return rmsprop_centered_of_torch if self.centered else rmsprop_of_torch
         return rmsprop_centered if self.centered else rmsprop
 
     @constant

@@ -1,11 +1,12 @@
 """Stochastic gradient descent, with and without momentum."""
 
 import warnings
-from typing import Any
+from typing import Unpack
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.keywords import MomentumArguments
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["SGD", "ccSGD", "descend", "roll", "sgd", "sgd_momentum"]
@@ -58,7 +59,7 @@ class SGD(MomentumFamily):
         Momentum :math:`\mu`. Default 0.
     lazy_update : bool, optional
         Under row-sparse gradients touch only the rows they list. Default True.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -82,9 +83,12 @@ class SGD(MomentumFamily):
     lazy_by_default = master_last = True
 
     def __init__(
-        self, momentum: float = 0.0, lazy_update: bool | None = None, **kwargs: Any
+        self,
+        momentum: float = 0.0,
+        lazy_update: bool | None = None,
+        **common: Unpack[MomentumArguments],
     ) -> None:
-        super().__init__(momentum=momentum, lazy_update=lazy_update, **kwargs)
+        super().__init__(momentum=momentum, lazy_update=lazy_update, **common)
 
 
 @register
@@ -93,8 +97,10 @@ class ccSGD(SGD):
 
     Parameters
     ----------
-    *args, **kwargs
-        Arguments of :class:`SGD`.
+    momentum, lazy_update
+        See :class:`SGD`.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Examples
     --------
@@ -104,6 +110,11 @@ class ccSGD(SGD):
     ...     _ = optimizer.create("ccsgd", momentum=0.9)
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        warnings.warn("ccSGD is deprecated, use SGD", DeprecationWarning, stacklevel=2)
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        momentum: float = 0.0,
+        lazy_update: bool | None = None,
+        **common: Unpack[MomentumArguments],
+    ) -> None:
+        warnings.warn("ccSGD is deprecated, use SGD", DeprecationWarning, stacklevel=3)
+        super().__init__(momentum, lazy_update, **common)

@@ -36,7 +36,7 @@ class SGLD(Optimizer):
 
     Parameters
     ----------
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`, `seed` among them.
 
     Examples

@@ -1,22 +1,23 @@
 """Signum and signSGD: steps along the sign of the momentum or of the gradient."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Real
 from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, sign
 from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.keywords import Rate, RatedArguments
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["Signum", "signsgd", "signum"]
 
 
-@rule(hyper=("lr", "shrink"))
+@rule(hyper=("lr", "shrink", "direction"))
 def signsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Sign of the gradient, with decoupled decay."""
-    return h.shrink * weight - h.lr * sign(grad), ()
+    return h.shrink * weight - h.lr * h.direction * sign(grad), ()
 
 
 @rule(state=("mom",), hyper=(*COMMON, "momentum", "one_minus_momentum", "shrink"))
@@ -45,13 +46,13 @@ class Signum(MomentumFamily):
 
     Parameters
     ----------
-    learning_rate : float, optional
+    learning_rate : float or callable, optional
         Default 0.01; None keeps a scheduler's own rate.
     momentum : float
         Momentum :math:`\mu`. Default 0.9.
     wd_lh : float
         Decoupled decay :math:`\delta`. Default 0.
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
@@ -76,12 +77,12 @@ class Signum(MomentumFamily):
 
     def __init__(
         self,
-        learning_rate: float | None = 0.01,
+        learning_rate: Rate = 0.01,
         momentum: float = 0.9,
         wd_lh: float = 0.0,
-        **kwargs: Any,
+        **common: Unpack[RatedArguments],
     ) -> None:
-        super().__init__(learning_rate=learning_rate, momentum=momentum, **kwargs)
+        super().__init__(learning_rate=learning_rate, momentum=momentum, **common)
         self.wd_lh = wd_lh
 
     def check_together(self) -> None:

@@ -22,7 +22,7 @@ class Test(Optimizer):
 
     Parameters
     ----------
-    **kwargs
+    **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Examples

@@ -1,15 +1,16 @@
 """The updater: the state of every index, and the way of a call to its plan."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence, ValuesView
 from operator import is_
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import number
+from fastopt.arrays import Gradient, Weight
 from fastopt.checkpoint.resumable import Resumable
 from fastopt.engine.clip import measured, overflow, scale_of, squares, times
 from fastopt.engine.mixed_precision import set_master
@@ -24,7 +25,7 @@ from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.groups import Groups
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float, create
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
@@ -40,8 +41,8 @@ class Updater(Resumable):
 
     Parameters
     ----------
-    optimizer : Optimizer
-        Decides how to update.
+    optimizer : Optimizer or str
+        Decides how to update; or the name of a class, for one with its defaults.
     loss_scaler : fastopt.amp.LossScaler, optional
         Gradients are those of a loss that was multiplied by its scale, and are divided by it. A
         call with a gradient that is not finite updates nothing and makes the scale smaller.
@@ -78,7 +79,7 @@ class Updater(Resumable):
         hyper-parameter that its optimizer lacks, or one of another type.
     ValueError
         `clip_global_norm` is negative, NaN or infinite; a pattern is not a regular expression, a
-        hyper-parameter of a group is out of range.
+        hyper-parameter of a group is out of range; no class has the name `optimizer`.
 
     Examples
     --------
@@ -102,13 +103,12 @@ class Updater(Resumable):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: Optimizer | str,
         loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
         groups: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}")
+        optimizer = create(optimizer)
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
         _check_limits(loss_scaler, clip_global_norm)
@@ -179,6 +179,17 @@ class Updater(Resumable):
         for name, value in state.items():
             if name != "optimizer":
                 setattr(self, name, value)
+
+    @overload
+    def __call__(self, index: int | str | bytes, grad: Gradient, weight: Weight) -> None: ...
+
+    @overload
+    def __call__(
+        self,
+        index: Sequence[int | str | bytes] | KeysView[Any],
+        grad: Sequence[Gradient] | ValuesView[Gradient],
+        weight: Sequence[Weight] | ValuesView[Weight],
+    ) -> None: ...
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update `weight` in place.
@@ -611,22 +622,27 @@ class Updater(Resumable):
         return placed(state, header(context))
 
 
-def get_updater(optimizer: Optimizer) -> Updater:
+def get_updater(
+    optimizer: Optimizer | str,
+    loss_scaler: LossScaler | None = None,
+    clip_global_norm: float | None = None,
+    groups: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Updater:
     """Return an :class:`Updater` for an optimizer.
 
     Parameters
     ----------
-    optimizer : Optimizer
-        Decides how to update.
+    optimizer, loss_scaler, clip_global_norm, groups
+        Arguments of :class:`Updater`, with the same errors.
 
     Examples
     --------
     >>> from fastopt import optimizer
-    >>> updater = optimizer.get_updater(optimizer.create("adam"))
-    >>> updater.states
-    {}
+    >>> updater = optimizer.get_updater("adam", clip_global_norm=1.0)
+    >>> updater
+    Updater(Adam(learning_rate=0.001), clip_global_norm=1.0, states=0)
     """
-    return Updater(optimizer)
+    return Updater(optimizer, loss_scaler, clip_global_norm, groups)
 
 
 def _check_limits(loss_scaler: Any, clip_global_norm: Any) -> None:

@@ -1,0 +1,42 @@
+"""What updates take as weights and gradients, for type checkers."""
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt.sparse import RowSparse
+
+__all__ = ["Gradient", "Weight"]
+
+
+class OnDevice(Protocol):
+    """Array on a CUDA device."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        """Address, shape and type."""
+
+
+class Exchanged(Protocol):
+    """Array of another library, such as a tensor of torch."""
+
+    def __dlpack__(self) -> Any:
+        """Return the capsule of DLPack."""
+
+
+class Compressed(Protocol):
+    """Array or matrix of scipy.sparse."""
+
+    def tocsr(self) -> Any:
+        """Return it in CSR format."""
+
+
+Weight = NDArray[Any] | OnDevice | Exchanged
+"""A dense array that is changed in place."""
+
+Rows = tuple[NDArray[Any], NDArray[np.integer[Any]]]
+"""Values of some rows, and their indices."""
+
+Gradient = Weight | RowSparse | Compressed | Rows
+"""A dense or row-sparse gradient."""

@@ -1,0 +1,180 @@
+"""Constructors that take arguments under the names of other libraries too.
+
+Names are resolved once, before ``__init__`` is called, which sees those of this library alone.
+"""
+
+import inspect
+from abc import ABCMeta
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+from fastopt.arguments import brief
+from fastopt.suggestions import closest
+
+__all__ = ["Constructor", "Same", "rename", "unknown_arguments"]
+
+
+class Same:
+    """Default of an argument that is another name of others, whose names it shows."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __repr__(self) -> str:
+        joined = ", ".join(self.names)
+        return f"({joined})" if len(self.names) > 1 else joined
+
+
+class Constructor(ABCMeta):
+    """Metaclass of classes with such constructors."""
+
+    aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Other names of arguments, where a class has all of these; several take their values."""
+
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Names of other libraries, and those that may be meant."""
+
+    argument_advice: ClassVar[Mapping[str, str]] = {}
+    """What to write in place of arguments that no class has."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """All arguments: those that ``**kwargs`` stand for and other names included."""
+        known: inspect.Signature | None = vars(cls).get("_all_arguments")
+        if known is None:
+            known = inspect.Signature(list(_parameters(cls)))
+            type.__setattr__(cls, "_all_arguments", known)
+        return known
+
+    if not TYPE_CHECKING:  # checkers read __init__
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make an instance."""
+            if args or kwargs:
+                _resolve(cls, args, kwargs)
+            return super().__call__(*args, **kwargs)
+
+    def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse positional arguments that cannot be meant, or warn of them."""
+
+
+def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
+    """Parameters of the constructor."""
+    owner, bases = _definer(cls)
+    _, *own = inspect.signature(vars(owner)["__init__"]).parameters.values()
+    found = {each.name: each for each in own if each.kind is not each.VAR_KEYWORD}
+    keywords = [each for each in own if each.kind is each.VAR_KEYWORD]
+    if keywords:
+        for parameter in _passed_on(keywords[0], bases):
+            found.setdefault(parameter.name, parameter)
+    for alias, names in cls.aliases.items():
+        if alias not in found and found.keys() >= {*names}:
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            found[alias] = inspect.Parameter(alias, keyword, default=Same(names))
+    yield from found.values()
+    if keywords and not _keys(keywords[0]):
+        yield keywords[0]
+
+
+def _definer(cls: type) -> tuple[type, list[type]]:
+    """The class that defines the constructor, and those that its ``super()`` finds."""
+    order = cls.__mro__
+    place = next(place for place, base in enumerate(order) if "__init__" in vars(base))
+    return order[place], list(order[place + 1 :])
+
+
+def _keys(keywords: inspect.Parameter) -> list[str]:
+    """Names in the TypedDict that annotates ``**kwargs``."""
+    return [name for part in get_args(keywords.annotation) for name in part.__annotations__]
+
+
+def _passed_on(keywords: inspect.Parameter, bases: Iterable[type]) -> Iterator[inspect.Parameter]:
+    """What ``**kwargs`` stands for: keys of its TypedDict, or arguments of the next class."""
+    above: dict[str, inspect.Parameter] = {}
+    for base in bases:
+        if isinstance(base, Constructor) and "__init__" in vars(base):
+            for name, parameter in base.__signature__.parameters.items():
+                above.setdefault(name, parameter)
+            if not _keys(keywords):
+                break
+    names = {*(_keys(keywords) or above)}
+    for name, parameter in above.items():
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name in names and named and not isinstance(parameter.default, Same):
+            yield parameter.replace(kind=parameter.KEYWORD_ONLY)
+
+
+def _resolve(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Replace other names in `kwargs` by those of the constructor."""
+    parameters = cls.__signature__.parameters
+    cls.check_positional(args, kwargs)
+    rename(cls, kwargs, list(parameters)[: len(args)])
+    closed = all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
+    if closed and (unknown := kwargs.keys() - parameters.keys()):
+        raise unknown_arguments(cls, [name for name in kwargs if name in unknown])
+
+
+def rename(cls: Any, kwargs: dict[str, Any], others: Iterable[str] = ()) -> None:
+    """Give arguments in `kwargs` the names that the constructor of `cls` has for them.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    kwargs : dict of str to object
+        Arguments by name; changed in place.
+    others : iterable of str
+        Names of arguments that are given besides.
+
+    Raises
+    ------
+    TypeError
+        An argument is given under two names, or a pair of values is none.
+    """
+    parameters = cls.__signature__.parameters
+    given = {*kwargs, *others}
+    for alias in [name for name in kwargs if name in parameters]:
+        same = parameters[alias].default
+        if isinstance(same, Same):
+            for name in given.intersection(same.names):
+                raise TypeError(
+                    f"{cls.__name__} takes {alias} or {name}, not both: they are the same argument"
+                )
+            kwargs |= _values(alias, same.names, kwargs.pop(alias))
+
+
+def _values(alias: str, names: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Values of the arguments that an alias stands for."""
+    if len(names) == 1:
+        return {names[0]: value}
+    if not isinstance(value, (tuple, list)) or len(value) != len(names):
+        raise TypeError(f"{alias} must be a pair ({', '.join(names)}), got {brief(value)}")
+    return dict(zip(names, value, strict=True))
+
+
+def unknown_arguments(cls: Any, unknown: Iterable[str]) -> TypeError:
+    """Error of arguments that a class does not take, with what may be meant.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    unknown : iterable of str
+        Names of the arguments.
+    """
+    parameters = cls.__signature__.parameters.values()
+    taken = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    unknown = list(unknown)
+    advice = [words for name in unknown if (words := _advice(cls, name, taken))]
+    if len(advice) < len(unknown):
+        advice.append(f"it takes {', '.join(taken)}")
+    return TypeError(f"{cls.__name__} does not take {', '.join(unknown)}; {'; '.join(advice)}")
+
+
+def _advice(cls: Any, name: str, taken: list[str]) -> str | None:
+    """What to write in place of one argument, if that can be said."""
+    if name in cls.argument_advice:
+        return str(cls.argument_advice[name])
+    meant = [each for each in cls.argument_names.get(name, ()) if each in taken]
+    near = meant[0] if meant else closest(name, taken)
+    return f"did you mean {near}?" if near else None

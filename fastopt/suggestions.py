@@ -1,0 +1,77 @@
+"""What to write instead: for misspelled names, and for those of other libraries."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
+
+__all__ = ["Advised", "closest", "no_attribute"]
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like `name`, or None if none is like it.
+
+    Upper and lower case and underscores count least, so that ``beta_1`` is ``beta1``.
+
+    Parameters
+    ----------
+    name : str
+        What was typed.
+    known : iterable of str
+        Names that exist.
+
+    Examples
+    --------
+    >>> from fastopt.suggestions import closest
+    >>> closest("momentun", ["momentum", "wd"]), closest("RMSprop", ["RMSProp"])
+    ('momentum', 'RMSProp')
+    >>> closest("amsgrad", ["momentum", "wd"]) is None
+    True
+    """
+    plain = {_plain(each): each for each in sorted(known, reverse=True)}
+    found = get_close_matches(_plain(name), plain, n=1, cutoff=0.75)
+    return plain[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def no_attribute(
+    owner: str, name: str, known: Iterable[str], advice: Mapping[str, str]
+) -> AttributeError:
+    """Error of a missing attribute that says what to write instead.
+
+    Parameters
+    ----------
+    owner : str
+        What lacks it: "module 'fastopt'".
+    name : str
+        The attribute.
+    known : iterable of str
+        Names that exist, which may be dotted; their last parts are compared with `name`.
+    advice : mapping of str to str
+        Sentences for names of other libraries.
+    """
+    words = f"{owner} has no attribute {name!r}"
+    if name in advice:
+        return AttributeError(f"{words}; {advice[name]}")
+    last = {each.rpartition(".")[2]: each for each in sorted(known, reverse=True)}
+    near = None if name.startswith("_") else closest(name, last)
+    return AttributeError(f"{words}; did you mean {last[near]}?" if near else words)
+
+
+class Advised:
+    """Base of classes whose missing attributes are explained."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """What to write instead of methods and attributes of other libraries."""
+
+    if not TYPE_CHECKING:  # a checker would take it for every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self)
+            if not name.startswith("__") and hasattr(kind, name):
+                return object.__getattribute__(self, name)  # a property that failed says why
+            known = {*dir(kind), *vars(self)}
+            known = {each for each in known if not each.startswith("_")}
+            raise no_attribute(f"{kind.__name__!r} object", name, known, kind.elsewhere)

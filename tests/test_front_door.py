@@ -1,0 +1,428 @@
+"""What users of other libraries type first works, or the error says what to write."""
+
+import functools
+import inspect
+import re
+import subprocess
+import sys
+import typing
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastopt
+from fastopt import initializer, lr_scheduler, optimizer
+from fastopt.checkpoint import CheckpointError
+from fastopt.naming import Same
+from fastopt.optimizer import keywords
+from fastopt.parameter import Parameter, ParameterDict
+from fastopt.suggestions import closest
+
+CLASSES = sorted(
+    (klass for klass in optimizer.opt_registry.values() if klass.__module__.startswith("fastopt")),
+    key=lambda klass: klass.__name__,
+)
+every_class = pytest.mark.parametrize("klass", CLASSES, ids=lambda klass: klass.__name__)
+
+
+def quiet(klass, *args, **kwargs):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ccSGD is deprecated")
+        return klass(*args, **kwargs)
+
+
+def ones():
+    return np.ones(3)
+
+
+def stepped(made, steps=2):
+    """Weights after some updates."""
+    updater, weight = fastopt.Updater(made), ones()
+    for _ in range(steps):
+        updater(0, np.array([1.0, -2.0, 0.5]), weight)
+    return weight
+
+
+# What works
+
+SAME = [
+    (lambda: fastopt.Adam(lr=0.1), lambda: fastopt.Adam(learning_rate=0.1)),
+    (lambda: fastopt.SGD(lr=0.1), lambda: fastopt.SGD(learning_rate=0.1)),
+    (lambda: fastopt.FTML(lr=0.1), lambda: fastopt.FTML(learning_rate=0.1)),
+    (lambda: fastopt.SGLD(lr=0.1), lambda: fastopt.SGLD(learning_rate=0.1)),
+    (
+        lambda: fastopt.Adam(betas=(0.5, 0.75), eps=0.1, weight_decay=0.5),
+        lambda: fastopt.Adam(beta1=0.5, beta2=0.75, epsilon=0.1, wd=0.5),
+    ),
+    (lambda: fastopt.Lion(betas=[0.5, 0.75]), lambda: fastopt.Lion(beta1=0.5, beta2=0.75)),
+    (lambda: fastopt.AdaGrad(epsilon=0.1), lambda: fastopt.AdaGrad(eps=0.1)),
+    (lambda: fastopt.RMSProp(eps=0.1), lambda: fastopt.RMSProp(epsilon=0.1)),
+    (lambda: optimizer.create("adam", lr=0.1), lambda: fastopt.Adam(learning_rate=0.1)),
+    (lambda: fastopt.get_updater("adam").optimizer, fastopt.Adam),
+    (lambda: fastopt.Updater("AdamW").optimizer, fastopt.AdamW),
+    (
+        lambda: fastopt.Adam(lr=lr_scheduler.CosineScheduler(9, base_lr=0.3)),
+        lambda: fastopt.Adam(None, lr_scheduler=lr_scheduler.CosineScheduler(9, base_lr=0.3)),
+    ),
+    (
+        lambda: fastopt.SGD(learning_rate=lambda n: 0.1 / n),
+        lambda: fastopt.SGD(lr_scheduler=lambda n: 0.1 / n),
+    ),
+    (
+        lambda: fastopt.Adam(lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.2)),
+        lambda: fastopt.Adam(lr=lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.2)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), SAME)
+def test_both_names_mean_the_same(theirs, ours):
+    one, other = theirs(), ours()
+    assert type(one) is type(other)
+    np.testing.assert_array_equal(stepped(one), stepped(other))
+
+
+def test_a_schedule_as_the_rate_sets_the_first_step():
+    made = fastopt.Adam(lr=lr_scheduler.FactorScheduler(step=1000, base_lr=0.3))
+    assert made.learning_rate == 0.3
+    np.testing.assert_allclose(stepped(made, 1), [0.7, 1.3, 0.7], rtol=1e-6)
+
+
+@every_class
+def test_every_class_is_an_attribute_of_the_package(klass):
+    name = klass.__name__
+    assert getattr(fastopt, name) is klass is getattr(optimizer, name)
+    assert name in dir(fastopt)
+
+
+def test_type_checkers_see_every_class():
+    source = inspect.getsource(fastopt).partition("if typing.TYPE_CHECKING:")[2]
+    listed = re.findall(r"^    from fastopt\.optimizer import (\w+) as \1$", source, re.MULTILINE)
+    assert sorted(listed) == [klass.__name__ for klass in CLASSES]
+
+
+def test_a_class_of_the_users_is_an_attribute_too():
+    class Steepest(optimizer.SGD):
+        pass
+
+    try:
+        optimizer.register(Steepest)
+        assert fastopt.Steepest is Steepest
+    finally:
+        del optimizer.opt_registry["steepest"]
+
+
+def test_the_package_imports_no_more_than_its_parts(run_python):
+    """Names at the top level cost nothing that ``fastopt.optimizer`` does not."""
+    code = "import sys, {}; print(sum(name.startswith('fastopt') for name in sys.modules))"
+    alone, package = (int(run_python(code.format(name))) for name in ("fastopt.trainer", "fastopt"))
+    assert alone == package
+
+
+@every_class
+def test_signatures_show_every_argument_and_its_other_names(klass):
+    parameters = inspect.signature(klass).parameters
+    common = {*inspect.signature(optimizer.Optimizer).parameters} - {"lazy_update"}
+    assert common <= {*parameters}
+    assert not any(
+        each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in parameters.values()
+    )
+    assert repr(parameters["lr"].default) == "learning_rate"
+    defaults = {
+        name: each.default
+        for name, each in parameters.items()
+        if not isinstance(each.default, Same)
+    }
+    made = quiet(klass, **defaults)
+    assert repr(made) == repr(quiet(klass))
+
+
+@every_class
+def test_typed_arguments_are_those_that_the_constructor_takes(klass):
+    """Checkers know exactly the names that a call takes."""
+    own = inspect.signature(
+        vars(next(c for c in klass.__mro__ if "__init__" in vars(c)))["__init__"]
+    )
+    typed = {name for name in own.parameters if name not in ("self", "common", "unknown")}
+    for keyword in own.parameters.values():
+        if keyword.kind is keyword.VAR_KEYWORD:
+            (names,) = typing.get_args(keyword.annotation)
+            assert names.__module__ == keywords.__name__
+            typed |= {*typing.get_type_hints(names)}
+    taken = {*inspect.signature(klass).parameters}
+    if own == inspect.signature(optimizer.Optimizer.__init__):
+        typed -= {"betas", "eps", "epsilon"}  # the base class has other names of its subclasses'
+    assert typed == taken
+
+
+def test_get_updater_takes_what_an_updater_takes():
+    def arguments(function):
+        return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+    assert arguments(fastopt.get_updater) == arguments(fastopt.Updater)
+    assert fastopt.get_updater("sgd", clip_global_norm=1.0).clip_global_norm == 1
+
+
+def test_state_dicts_in_memory_are_those_of_files(tmp_path):
+    old, new, filed = (fastopt.Updater("adam") for _ in range(3))
+    weight = ones()
+    old(0, ones(), weight)
+    assert new.load_state_dict(old.state_dict()) == ([], [])
+    old.save(tmp_path / "run.safetensors")
+    filed.load(tmp_path / "run.safetensors")
+    np.testing.assert_equal(new.state_dict(), filed.state_dict())
+    with pytest.raises(CheckpointError, match="it was saved with Adam"):
+        fastopt.Updater("sgd").load_state_dict(old.state_dict())
+
+
+def test_a_trainer_steps_without_a_batch_size():
+    weights = []
+    for arguments in ((), (1,)):
+        parameter = Parameter("w", shape=2, init="ones")
+        parameter.initialize()
+        trainer = fastopt.Trainer([parameter], "sgd", {"lr": 0.5})
+        parameter.add_grad(ones()[:2])
+        trainer.step(*arguments)
+        weights.append(parameter.data().tolist())
+    assert weights == [[0.5, 0.5], [0.5, 0.5]]
+
+
+# What gets an error that says what to write
+
+GIVEN = "not both: they are the same argument"
+WEIGHTS = r"weights go to each call of an updater: Updater\(optimizer\)\(index, gradient, weight\)"
+MISTAKES = {
+    "fastopt.Adamm": (AttributeError, "has no attribute 'Adamm'; did you mean Adam?"),
+    "fastopt.RMSprop": (AttributeError, "did you mean RMSProp?"),
+    "fastopt.Adagrad": (AttributeError, "did you mean AdaGrad?"),
+    "fastopt.NAdam": (AttributeError, "did you mean Nadam?"),
+    "fastopt.adam": (AttributeError, "did you mean Adam?"),
+    "fastopt.optim": (AttributeError, "optimizer is the module of optimizers"),
+    "fastopt.create": (AttributeError, "did you mean optimizer.create?"),
+    "fastopt.CosineScheduler": (AttributeError, "did you mean lr_scheduler.CosineScheduler?"),
+    "optimizer.Adamm": (
+        AttributeError,
+        "'fastopt.optimizer' has no attribute 'Adamm'; did you mean",
+    ),
+    "optimizer.create('adamm')": (ValueError, "did you mean 'adam'?"),
+    "optimizer.create(fastopt.Adam(), lr=1)": (ValueError, "lr must be given to the class of Adam"),
+    "fastopt.Updater(fastopt.Adam)": (TypeError, r"got the class Adam: call it, Adam\(\)"),
+    "fastopt.Updater(3)": (TypeError, "optimizer must be an Optimizer or its name, got 3"),
+    "fastopt.Adam(lr=1, learning_rate=1)": (TypeError, f"Adam takes lr or learning_rate, {GIVEN}"),
+    "fastopt.Adam(1, lr=1)": (TypeError, f"Adam takes lr or learning_rate, {GIVEN}"),
+    "fastopt.Adam(eps=1, epsilon=1)": (TypeError, f"takes eps or epsilon, {GIVEN}"),
+    "fastopt.Adam(weight_decay=0, wd=0)": (TypeError, f"takes weight_decay or wd, {GIVEN}"),
+    "fastopt.Adam(betas=(0.9, 0.9), beta2=0.9)": (TypeError, f"takes betas or beta2, {GIVEN}"),
+    "fastopt.Adam(betas=0.9)": (TypeError, r"betas must be a pair \(beta1, beta2\), got 0.9"),
+    "fastopt.Adam(betas=(0.9, 1.0))": (ValueError, "beta2 must be .* below 1"),
+    "fastopt.SGD(betas=(0.9, 0.9))": (TypeError, "SGD does not take betas; it takes momentum"),
+    "fastopt.SGD(momentun=0.9)": (TypeError, "SGD does not take momentun; did you mean momentum?"),
+    "fastopt.Adam(b1=0.9)": (TypeError, "did you mean beta1?"),
+    "fastopt.Adam(beta_1=0.9)": (TypeError, "did you mean beta1?"),
+    "fastopt.Adam(learn_rate=0.9)": (TypeError, "did you mean learning_rate?"),
+    "fastopt.Adam(step_size=0.9)": (TypeError, "did you mean learning_rate?"),
+    "fastopt.Adam(momentum=0.9)": (TypeError, "did you mean beta1?"),
+    "fastopt.RMSProp(alpha=0.9)": (TypeError, "did you mean gamma1?"),
+    "fastopt.RMSProp(momentum=0.9)": (TypeError, "did you mean gamma2?"),
+    "fastopt.Nadam(momentum_decay=0.9)": (TypeError, "did you mean schedule_decay?"),
+    "fastopt.Adam(amsgrad=True)": (TypeError, "there is no AMSGrad"),
+    "fastopt.SGD(nesterov=True)": (TypeError, "NAG is SGD with Nesterov's momentum"),
+    "fastopt.Adam(clipnorm=1)": (TypeError, "Updater.optimizer, clip_global_norm=...."),
+    "fastopt.Adam(clipvalue=1)": (TypeError, "did you mean clip_gradient?"),
+    "fastopt.Adam(fused=True)": (TypeError, "nothing has to be chosen"),
+    "fastopt.SGD(formula='torch')": (TypeError, "this class has one formula alone"),
+    "fastopt.Adam(params=[ones()])": (TypeError, WEIGHTS),
+    "fastopt.Adam([ones()])": (TypeError, f"Adam takes no weights, got .*; {WEIGHTS}"),
+    "fastopt.SGD({'w': ones()}, lr=0.1)": (TypeError, f"SGD takes no weights, got .*; {WEIGHTS}"),
+    "fastopt.SGLD(w for w in [ones()])": (TypeError, "SGLD takes no weights"),
+    "fastopt.Adam(lr=lambda n: 1, lr_scheduler=lambda n: 1)": (TypeError, "is a schedule already"),
+    "fastopt.Adam(lr=lr_scheduler.CosineScheduler)": (TypeError, "must be a function or an object"),
+    "fastopt.SGD(0.1)": (UserWarning, r"SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1"),
+    "fastopt.AdaGrad(0.1)": (UserWarning, r"AdaGrad\(0.1\) sets eps"),
+    "fastopt.SGLD(0.1)": (UserWarning, r"SGLD\(0.1\) sets rescale_grad"),
+    "fastopt.Adam().step()": (AttributeError, r"Updater\(optimizer\)\(index, gradient, weight\)"),
+    "fastopt.Adam().zero_grad()": (AttributeError, "nothing is added up between calls"),
+    "fastopt.Adam().state_dict()": (AttributeError, r"Updater\(optimizer\).state_dict\(\)"),
+    "fastopt.Adam().param_groups": (AttributeError, "set_lr_mult and set_wd_mult"),
+    "fastopt.Adam().learning_rat": (AttributeError, "did you mean learning_rate?"),
+    "fastopt.Adam().momentum": (AttributeError, "'Adam' object has no attribute 'momentum'$"),
+    "updater.zero_grad()": (AttributeError, "nothing is added up between calls"),
+    "updater.param_groups": (AttributeError, "updater.optimizer has the hyper-parameters"),
+    "updater.update(ones(), ones())": (AttributeError, r"updater\(index, gradient, weight\)"),
+    "updater.apply_gradients([])": (AttributeError, r"updater\(index, gradient, weight\)"),
+    "updater.init(ones())": (AttributeError, "states are made at the first update of an index"),
+    "updater.statse": (AttributeError, "did you mean states?"),
+    "schedule.step()": (AttributeError, "updates are counted by the optimizer"),
+    "schedule.get_last_lr()": (AttributeError, "the present rate is optimizer.learning_rate"),
+    "lr_scheduler.StepLR": (AttributeError, "FactorScheduler is the same here"),
+    "lr_scheduler.ReduceLROnPlateau": (AttributeError, "PlateauScheduler is the same here"),
+    "lr_scheduler.OneCycleLR": (AttributeError, "OneCycleScheduler is the same here"),
+    "lr_scheduler.CosineAnnealingLR": (AttributeError, "CosineScheduler is the same here"),
+    "lr_scheduler.LambdaLR": (AttributeError, "any function of the number of updates is the same"),
+    "lr_scheduler.CosineSchedule": (AttributeError, "did you mean CosineScheduler?"),
+    "lr_scheduler.CosineScheduler(T_max=9)": (TypeError, "did you mean max_update?"),
+    "lr_scheduler.FactorScheduler(step_size=9)": (TypeError, "did you mean step?"),
+    "lr_scheduler.FactorScheduler(9, gamma=0.5)": (TypeError, "did you mean factor?"),
+    "lr_scheduler.CosineScheduler(9, optimizer=1)": (TypeError, r"fastopt.Adam\(lr=schedule\)"),
+    "fastopt.Trainer([ones()])": (
+        TypeError,
+        r"arrays are updated by an Updater: Updater\(optimizer",
+    ),
+    "trainer.zero_grad()": (AttributeError, r"ParameterDict.zero_grad\(\)"),
+    "trainer.state_dict()": (AttributeError, r"trainer.updater.state_dict\(\)"),
+}
+NAMES = {"fastopt": fastopt, "optimizer": optimizer, "lr_scheduler": lr_scheduler, "ones": ones}
+
+
+@pytest.mark.parametrize("code", MISTAKES)
+def test_an_error_says_what_to_write(code):
+    error, words = MISTAKES[code]
+    known = {
+        **NAMES,
+        "updater": fastopt.Updater("adam"),
+        "schedule": lr_scheduler.CosineScheduler(9),
+        "trainer": fastopt.Trainer([]),
+    }
+    with pytest.raises(error, match=words.replace("?", r"\?")) as caught:
+        eval(code, known)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_positional_argument_beside_a_rate_is_meant():
+    assert fastopt.SGD(0.9, lr=0.1).momentum == 0.9
+    assert fastopt.SGD(0.9, learning_rate=0.1).lr == 0.1
+
+
+def test_names_of_a_users_class_are_its_own():
+    class Mine(optimizer.SGD):
+        def __init__(self, lr, damping=0.5, **kwargs):
+            super().__init__(learning_rate=2 * lr, **kwargs)
+            self.damping = damping
+
+    made = Mine(0.1, weight_decay=0.5)
+    assert (made.lr, made.wd, made.damping) == (0.2, 0.5, 0.5)
+    assert Mine(lr=0.1, momentum=0.9).momentum == 0.9
+    with pytest.raises(TypeError, match=r"Mine does not take dampin; did you mean damping\?"):
+        Mine(0.1, dampin=1)
+    assert inspect.signature(Mine).parameters["weight_decay"].kind.name == "KEYWORD_ONLY"
+
+
+def test_a_users_class_may_take_arguments_out_of_the_others():
+    class Popping(optimizer.Adam):
+        def __init__(self, **kwargs):
+            self.damping = kwargs.pop("damping", 1)
+            super().__init__(**kwargs)
+
+    made = Popping(damping=2, lr=0.5)
+    assert (made.damping, made.lr) == (2, 0.5)
+
+
+def test_a_property_that_fails_says_why():
+    class Odd(optimizer.SGD):
+        @property
+        def rule(self):
+            return self.nothing_of_the_kind
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing_of_the_kind'"):
+        _ = Odd().rule
+
+
+@given(st.text(st.characters(codec="ascii", categories=("L", "N")), max_size=20))
+def test_whatever_is_typed_the_error_is_one_of_attributes_or_arguments(name):
+    if not hasattr(fastopt, name):
+        with pytest.raises(AttributeError, match="has no attribute"):
+            getattr(fastopt, name)
+    if name and name not in inspect.signature(fastopt.Adam).parameters:
+        with pytest.raises(TypeError, match="Adam does not take"):
+            fastopt.Adam(**{name: 1})
+
+
+@given(st.sampled_from([klass.__name__ for klass in CLASSES if len(klass.__name__) > 4]), st.data())
+def test_one_wrong_letter_is_understood(name, data):
+    place = data.draw(st.integers(0, len(name) - 1))
+    assert closest(name[:place] + name[place + 1 :], [name, "unlike", "other"]) == name
+    assert closest(name.upper(), [name, "unlike"]) == name
+
+
+# What is shown
+
+
+def test_representations_show_what_is_not_the_default():
+    updater = fastopt.Updater(fastopt.Adam(lr=0.1, betas=(0.8, 0.999)), clip_global_norm=2.0)
+    shown = "Adam(learning_rate=0.1, beta1=0.8{})"
+    assert repr(updater) == f"Updater({shown.format('')}, clip_global_norm=2.0, states=0)"
+    updater(["a", "b"], [ones(), ones()], [ones(), ones()])
+    updater.optimizer.set_lr_mult({"a": 0.5})
+    counted = shown.format(", lr_mult={'a': 0.5}, num_update=1")
+    assert repr(updater) == f"Updater({counted}, clip_global_norm=2.0, states=2)"
+    assert repr(fastopt.AdaGrad(eps=0.5, lazy_update=False)) == (
+        "AdaGrad(learning_rate=0.01, eps=0.5, lazy_update=False)"
+    )
+    assert repr(fastopt.SGD(lr=lambda n: 0.1)) == "SGD(lr_scheduler=<lambda>)"
+    assert repr(fastopt.SGD(lr=functools.partial(pow, 2))).startswith("SGD(lr_scheduler=")
+    schedule = lr_scheduler.PolyScheduler(9, base_lr=0.5)
+    assert repr(fastopt.Adam(lr=schedule)).startswith(
+        "Adam(lr_scheduler=PolyScheduler(max_update=9"
+    )
+
+
+def test_representations_of_trainers_and_parameters():
+    params = ParameterDict()
+    params.get("w", shape=2)
+    params.initialize(initializer.One())
+    trainer = fastopt.Trainer(params, "adam")
+    assert repr(trainer) == "Trainer(1 parameters, Updater(Adam(learning_rate=0.001), states=0))"
+    assert repr(params).endswith("Parameter(name='w', shape=(2,), dtype=float32)")
+
+
+@every_class
+def test_no_representation_has_an_address(klass):
+    made = quiet(klass, lr_scheduler=lambda n: 0.1, maximize=True)
+    words = repr(fastopt.Updater(made))
+    assert " at 0x" not in words
+    assert "maximize=True" in words
+    assert repr(klass.__new__(klass)) == f"{klass.__name__}(learning_rate=None)"
+
+
+# What type checkers find
+
+PLANTED = """
+import numpy as np
+from fastopt import Adam, SGD, Updater, get_updater
+
+weight = np.ones(3)
+Adam(lrr=0.1)  # 1: no such argument
+SGD(lr=0.1, weight_decay="0.1")  # 2: a text
+Adam(0.1, betas=0.9)  # 3: no pair
+updater = get_updater("adam", clip_norm=1.0)  # 4: no such argument
+updater = Updater(Adam(lr=lambda n: 0.1 / (n + 1), formula="torch"), clip_global_norm=1.0)
+updater({"w": weight}, weight, weight)  # 5: a dict as the index
+updater("w", "gradient", weight)  # 6: a text as the gradient
+updater("w", weight, weight)
+updater(["a", "b"], [weight, weight], [weight, weight])
+updater("w", (weight, np.array([0, 1, 2])), weight)
+SGD(momentum=0.9, learning_rate=0.1, wd=0.1, clip_gradient=1.0, maximize=True)
+"""
+"""Six mistakes, and calls without one."""
+
+
+def test_mypy_finds_six_planted_mistakes_and_no_other(tmp_path):
+    pytest.importorskip("mypy")
+    script = tmp_path / "planted.py"
+    script.write_text(PLANTED)
+    options = [
+        "--strict",
+        "--config-file=",
+        "--cache-dir",
+        str(tmp_path),
+        "--follow-imports=silent",
+    ]
+    command = [sys.executable, "-m", "mypy", *options, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = {int(line) for line in re.findall(r"planted\.py:(\d+): error", done.stdout)}
+    marked = {n for n, line in enumerate(PLANTED.splitlines(), 1) if re.search(r"# \d:", line)}
+    assert found == marked, done.stdout + done.stderr
+    assert len(marked) == 6

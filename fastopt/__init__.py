@@ -3,6 +3,9 @@
 from fastopt import initializer as initializer
 from fastopt import lr_scheduler as lr_scheduler
 from fastopt import optimizer as optimizer
+from fastopt.averages import EMA as EMA
+from fastopt.averages import SWA as SWA
+from fastopt.averages import Lookahead as Lookahead
 from fastopt.device import cpu as cpu
 from fastopt.device import cuda as cuda
 from fastopt.kernels.rule import rule as rule

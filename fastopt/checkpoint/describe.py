@@ -7,6 +7,7 @@ import numpy as np
 
 from fastopt.checkpoint.objects import attributes_of
 from fastopt.checkpoint.parameters import keys_of, names_of
+from fastopt.checkpoint.progress import indices_of, progress_of
 from fastopt.engine.validate import label
 from fastopt.kernels.device_memory import host
 from fastopt.kernels.devices import is_cuda
@@ -14,7 +15,7 @@ from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["SETTINGS", "Stateful", "check_updater", "describe", "foreign_part"]
 
-SETTINGS = ("clip_global_norm",)
+SETTINGS = ("clip_global_norm", "clip_adaptive", "clip_adaptive_eps")
 """Hyper-parameters of an updater, where it has them."""
 
 
@@ -42,7 +43,7 @@ def describe(updater: Stateful) -> dict[str, Any]:
     """
     optimizer = updater.optimizer
     attributes = attributes_of(optimizer)
-    indices = [*updater.states, *attributes["_index_update_count"]]
+    indices = [*updater.states, *attributes["_index_update_count"], *indices_of(updater)]
     keys = keys_of(names_of(optimizer), indices)
     for index, state in updater.states.items():
         foreign = foreign_part(state)
@@ -59,6 +60,7 @@ def describe(updater: Stateful) -> dict[str, Any]:
         "states": {k: host(updater.states[i]) for k, i in keys.items() if i in updater.states},
         "updater": {name: getattr(updater, name) for name in SETTINGS if hasattr(updater, name)},
         "loss_scaler": None if scaler is None else scaler.state_dict(),
+        **progress_of(updater, keys),
     }
 
 

@@ -11,6 +11,13 @@ from fastopt.checkpoint.files import PathLike, write_atomically
 from fastopt.checkpoint.fitting import check_states
 from fastopt.checkpoint.mxnet import described_by_mxnet
 from fastopt.checkpoint.parameters import Skipped
+from fastopt.checkpoint.progress import (
+    PROGRESS,
+    check_outside,
+    checked_progress,
+    indices_of,
+    progress_of,
+)
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.tree import chunks, dumps, loads, read
 from fastopt.optimizer.optimizer import Optimizer
@@ -42,7 +49,8 @@ class Resumable(Stateful):
             arrays, and tuples, lists and dicts of these; or `dump_optimizer` is not a bool.
         """
         optimizer = self.optimizer if flag("dump_optimizer", dump_optimizer) else None
-        return dumps({"states": self.states, "optimizer": optimizer})
+        progress = progress_of(self, {index: index for index in indices_of(self)})
+        return dumps({"states": self.states, "optimizer": optimizer, **progress})
 
     def set_states(self, states: bytes) -> None:
         """Replace the states by those from :meth:`get_states`, and the optimizer if it is there.
@@ -68,18 +76,23 @@ class Resumable(Stateful):
         >>> new.states[0]
         (array([0.1, 0.1]), array([0.001, 0.001]))
         """
+        check_outside(self)
         tree = loads(states, self.optimizer)
         match tree:
-            case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not rest:
+            case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not (
+                rest.keys() - set(PROGRESS)
+            ):
                 made = tree["optimizer"] or self.optimizer
                 try:
                     check_states(made, tree["states"])
+                    restore_progress = checked_progress(self, tree, None)
                 except CheckpointError:
                     raise
                 except Exception as error:  # whatever else foreign numbers lead to
                     raise CheckpointError(f"not the states of an updater: {error}") from error
                 self.states, self.optimizer = tree["states"], made
                 self.states_synced = dict.fromkeys(self.states, False)
+                restore_progress()
             case _:
                 raise CheckpointError(
                     "not the states of an updater, which get_states() makes; load() reads files of "

@@ -8,6 +8,7 @@ import numpy as np
 from fastopt.checkpoint.groups import described_groups
 from fastopt.checkpoint.objects import attributes_of
 from fastopt.checkpoint.parameters import keys_of, names_of
+from fastopt.checkpoint.progress import indices_of, progress_of
 from fastopt.engine.validate import label
 from fastopt.kernels.device_memory import host
 from fastopt.kernels.devices import is_cuda
@@ -16,7 +17,7 @@ from fastopt.suggestions import Advised
 
 __all__ = ["SETTINGS", "Stateful", "check_updater", "describe", "foreign_part"]
 
-SETTINGS = ("clip_global_norm",)
+SETTINGS = ("clip_global_norm", "clip_adaptive", "clip_adaptive_eps")
 """Hyper-parameters of an updater, where it has them."""
 
 
@@ -45,7 +46,7 @@ def describe(updater: Stateful) -> dict[str, Any]:
     """
     optimizer = updater.optimizer
     attributes = attributes_of(optimizer)
-    indices = [*updater.states, *attributes["_index_update_count"]]
+    indices = [*updater.states, *attributes["_index_update_count"], *indices_of(updater)]
     keys = keys_of(names_of(optimizer), indices)
     for index, state in updater.states.items():
         foreign = foreign_part(state)
@@ -63,6 +64,7 @@ def describe(updater: Stateful) -> dict[str, Any]:
         "updater": {name: getattr(updater, name) for name in SETTINGS if hasattr(updater, name)},
         "loss_scaler": None if scaler is None else scaler.state_dict(),
         **({"groups": described_groups(updater.groups)} if updater.groups else {}),
+        **progress_of(updater, keys),
     }
 
 

@@ -13,6 +13,7 @@ from fastopt.checkpoint.fitting import check_states
 from fastopt.checkpoint.groups import restored_groups, with_present
 from fastopt.checkpoint.objects import KEPT, is_kept, rebuilt
 from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
+from fastopt.checkpoint.progress import PROGRESS, check_outside, checked_progress
 from fastopt.engine.validate import label
 from fastopt.optimizer.optimizer import Index, Optimizer
 
@@ -39,6 +40,7 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
         `strict` is not a bool.
     """
     flag("strict", strict)
+    check_outside(updater)
     optimizer = updater.optimizer
     with optimizer.lock:
         try:
@@ -53,6 +55,8 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
             if "groups" in saved:
                 groups = restored_groups(saved["groups"], groups, matching.attribute)
             check_states(made, states, groups)
+            present_of = {k: matching.index.get(i) for k, i in saved["parameters"].items()}
+            restore_progress = checked_progress(updater, saved, present_of)
         except CheckpointError:
             raise
         except Exception as error:  # whatever else foreign numbers lead to
@@ -69,13 +73,14 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
         updater.states_synced = dict.fromkeys(states, False)
         for name, value in saved["updater"].items():
             setattr(updater, name, value)
+        restore_progress()
     return matching.skipped
 
 
 def _check_fields(saved: Any, optimizer: str) -> None:
     if isinstance(saved, dict) and "ranks" in saved:
         raise CheckpointError("it was saved by ranks; fastopt.mpi loads it, on one rank too")
-    if not isinstance(saved, dict) or set(saved) - {"groups"} != set(FIELDS):
+    if not isinstance(saved, dict) or set(saved) - {"groups", *PROGRESS} != set(FIELDS):
         raise CheckpointError(
             "not the checkpoint of an updater, which save() or states_dict() make"
         )
@@ -95,7 +100,7 @@ def _check_fields(saved: Any, optimizer: str) -> None:
     if not set(saved["updater"]) <= set(SETTINGS):
         raise CheckpointError(f"unknown settings {list(saved['updater'])}")
     for name, value in saved["updater"].items():
-        if value is not None:
+        if value is not None or name == "clip_adaptive_eps":
             number(name, value, least=0)
 
 

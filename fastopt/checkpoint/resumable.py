@@ -13,6 +13,13 @@ from fastopt.checkpoint.fitting import check_states
 from fastopt.checkpoint.groups import described_groups, restored_groups, with_present
 from fastopt.checkpoint.mxnet import described_by_mxnet
 from fastopt.checkpoint.parameters import Skipped
+from fastopt.checkpoint.progress import (
+    PROGRESS,
+    check_outside,
+    checked_progress,
+    indices_of,
+    progress_of,
+)
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.tree import chunks, dumps, loads, read
 from fastopt.optimizer.optimizer import Optimizer
@@ -70,7 +77,8 @@ class Resumable(Stateful):
             arrays, and tuples, lists and dicts of these; or `dump_optimizer` is not a bool.
         """
         optimizer = self.optimizer if flag("dump_optimizer", dump_optimizer) else None
-        tree: dict[str, Any] = {"states": self.states, "optimizer": optimizer}
+        progress = progress_of(self, {index: index for index in indices_of(self)})
+        tree: dict[str, Any] = {"states": self.states, "optimizer": optimizer, **progress}
         if optimizer is not None and self.groups:
             tree["groups"] = described_groups(self.groups)
         return dumps(tree)
@@ -99,16 +107,18 @@ class Resumable(Stateful):
         >>> new.states[0]
         (array([0.1, 0.1]), array([0.001, 0.001]))
         """
+        check_outside(self)
         tree = loads(states, self.optimizer)
         match tree:
-            case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not rest.keys() - {
-                "groups"
-            }:
+            case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not (
+                rest.keys() - {"groups", *PROGRESS}
+            ):
                 made, groups = tree["optimizer"] or self.optimizer, self.groups
                 try:
                     if "groups" in tree:
                         groups = restored_groups(tree["groups"], groups)
                     check_states(made, tree["states"], groups)
+                    restore_progress = checked_progress(self, tree, None)
                 except CheckpointError:
                     raise
                 except Exception as error:  # whatever else foreign numbers lead to
@@ -117,6 +127,7 @@ class Resumable(Stateful):
                 if "groups" in tree:
                     self.groups = with_present(groups, self.groups)
                 self.states_synced = dict.fromkeys(self.states, False)
+                restore_progress()
             case _:
                 raise CheckpointError(
                     "not the states of an updater, which get_states() makes; load() reads files of "

@@ -2,30 +2,78 @@
 
 from typing import Any
 
+import numpy as np
+
 from fastopt.engine.planner import table_of
-from fastopt.kernels.devices import header
+from fastopt.engine.validate import Array, check_like, listed, order_of
+from fastopt.kernels.device_memory import like, placed
+from fastopt.kernels.devices import Header, header
+from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.table import Table
 from fastopt.sparse import RowSparse
 
-__all__ = ["accumulate", "adding"]
+__all__ = ["accumulate", "add", "room"]
 
 
 @rule(hyper=("keep",))
 def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Add a gradient to a sum, or begin a new sum with it."""
+    """Add a gradient to a sum, or start a new sum with it."""
     if h.keep:
         return weight + grad, ()
     return grad, ()
 
 
-def adding(words: str, total: Any, grad: Any, keep: bool) -> Table:
-    """Table whose launch adds `grad` to the array `total`; unless `keep`, it takes its place.
+def add(words: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[Any, list[Table]]:
+    """Sum with one more gradient, and the launches that complete it.
 
-    Of a gradient that lists rows, only those are touched.
+    A row-sparse gradient is added to a row-sparse sum, which is a new one, and to a dense one in
+    its rows alone. A dense gradient makes the sum dense.
+
+    Parameters
+    ----------
+    words : str
+        Label of the parameter.
+    total : array, RowSparse or None
+        The sum so far.
+    grad : array or RowSparse
+        The gradient.
+    weight : array
+        The weight; the sum has its shape and the precision of its arithmetic.
+    keep : bool
+        Whether to add to `total`; else the gradient replaces what is in it.
+    """
+    real, of = real_of(weight.dtype), header(weight)
+    on_device = isinstance(of, Header)  # where sums are dense
+    by_row = isinstance(grad, RowSparse) and not on_device
+    if by_row and (not keep or isinstance(total, RowSparse)):
+        copied = grad.values.astype(real), grad.indices.copy()
+        grad = listed(words, copied, of.shape)
+        return (total + grad if keep else grad), []
+    total = room(words, total, weight, keep)
+    return total, [adding(words, total, grad, keep)]
+
+
+def room(words: str, total: Any, weight: Array, keep: bool) -> Any:
+    """Dense array of a sum: the present one as far as it fits, with what is in it if `keep`."""
+    if isinstance(total, RowSparse):
+        total = total.to_dense() if keep else None
+    of = header(weight)
+    real = np.dtype(real_of(of.dtype))
+    now = header(total)
+    if total is None or not (keep or (now.shape == of.shape and now.dtype == real)):
+        return like(of, of.shape, real, order_of(of))
+    check_like(words, "the sum of gradients", now, (real.name,), of.shape)
+    return placed(total, of)
+
+
+def adding(words: str, total: Any, grad: Any, keep: bool) -> Table:
+    """Table whose launch adds `grad` to the array `total`; unless `keep`, it replaces it.
+
+    Of a row-sparse gradient, only the indexed rows are touched.
     """
     sparse = isinstance(grad, RowSparse)
-    table = table_of(words, accumulate, (header(total),), grad, (), lazy=sparse)
+    table = table_of(words, accumulate, (header(total),), grad, (), lazy=sparse and keep)
     if isinstance(grad, RowSparse):
         table.list_rows(words, grad)
     table.fields[0] = float(keep)

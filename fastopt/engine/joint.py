@@ -37,7 +37,8 @@ class Joint:
         Whether each tensor must be updated before the next.
     """
 
-    small = False
+    small = alternates = False
+    averaging = None
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class Joint:
     def _bind(self) -> None:
         """Bind the kernels that count and update small parts, once nothing in them can fail."""
         self.entries = []
-        if not (self.small_parts and self.kept and all(plan.static for plan in self.plans)):
+        if not (self.small_parts and self.kept and all(plan.settled for plan in self.plans)):
             return
         for plan in self.plans:
             (group,) = plan.groups

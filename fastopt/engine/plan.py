@@ -146,7 +146,12 @@ class Plan:
         Whether the call passes one index instead of lists.
     in_order : bool
         Whether each tensor must be updated before the next, since they share memory or an index.
+    averaging : AveragingStep, optional
+        What the step averages.
     """
+
+    alternates = False
+    """Whether it holds plans for different steps."""
 
     def __init__(
         self,
@@ -157,6 +162,7 @@ class Plan:
         tables: Sequence[tuple[Table, Sequence[int]]],
         single: bool,
         in_order: bool = False,
+        averaging: Any = None,
     ) -> None:
         optimizer = self.optimizer = planner.optimizer
         self.planner = proxy(planner)  # which keeps the plan
@@ -164,7 +170,10 @@ class Plan:
         self.length = 0 if single else len(self.indices)
         self.in_order = in_order
         self.mode = planner.mode(self.indices)
+        self.averaging = averaging
         self.hyper = hyper_of(optimizer)
+        if averaging is not None:
+            self.hyper = averaging.averages.hyper(self.hyper)
         self.folds = optimizer.folds and not in_order
         self.scales = self.hyper.constant and not optimizer.per_index
         self.tables = [table for table, _ in tables]
@@ -198,14 +207,13 @@ class Plan:
         self.context = np.empty(0, np.uint64)
 
     @property
-    def static(self) -> bool:
-        """Whether nothing in Python depends on the step."""
+    def settled(self) -> bool:
+        """Whether no hyper-parameter is computed in Python in each step."""
         optimizer = self.optimizer
         return (
             self.hyper.constant
             and optimizer.lr_scheduler is None
             and not optimizer.param_dict
-            and not self.planner.measures
             and not optimizer.per_index
             and not optimizer.unchecked
             and not (optimizer.may_skip and optimizer.skips())
@@ -265,6 +273,14 @@ class Plan:
         return not Ranges(*self.written).meeting(first, last)
 
     # One step
+
+    def call_again(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Update by the shortest way, if the plan fits the call; else return False."""
+        if self.version == self.optimizer.version:
+            return self.quick_call((index, grad, weight))
+        if self.small:
+            return self.step(1.0, (index, grad, weight)) >= 0
+        return self.fits(index, grad, weight) and not self.step()
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
         """Update, if the plan fits the call and nothing in Python depends on the step.
@@ -346,7 +362,8 @@ class Plan:
                 group = self.groups[0]
                 self.entry, self.context = group.entry, group.context
                 if self.kept and optimizer.lr_scheduler is None and not optimizer.param_dict:
-                    self.version = optimizer.version if self.static else -1
+                    static = not self.planner.measures and self.settled
+                    self.version = optimizer.version if static else -1
         except BaseException:
             if not self.tables[-1].done:
                 self._roll_back(before)
@@ -567,6 +584,8 @@ class Plan:
             lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
             rate = optimizer.learning_rate if self.hyper.carries else lr
             values = {"rate": rate, **optimizer.hyper(t, lr, wd)}
+            if self.averaging is not None:
+                values = {**self.hyper.given(optimizer, t, lr, wd), **values}
             if self.hyper.carries and self.hyper.correct:
                 slot = self.carried_slots[place]
                 values = {"lr": lr, "wd": wd, **values}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
+from fastopt.engine.averaging import Alternating, Averages, AveragingStep
 from fastopt.engine.hyper import hyper_of
 from fastopt.engine.lazy_decay import decay_of
 from fastopt.engine.mixed_precision import arrays_of
@@ -70,11 +71,13 @@ class Planner:
     launcher : callable
         Launches the kernels of tables.
     measures : bool
-        Whether gradients are measured before an update: for a loss scaler or a clip of their norm.
+        Whether gradients are measured, summed or clipped before an update.
     structures : Structures
         Paths of the nested structures that have been updated.
     groups : fastopt.optimizer.groups.Groups or None
         Parameters with other optimizers, which have planners of their own.
+    averages : Averages or None
+        Averages of the weights, which updates keep.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -87,6 +90,7 @@ class Planner:
         self.measures = False
         self.structures = Structures()
         self.groups: Any = None
+        self.averages: Averages | None = None
 
     def mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
         """What decides about the kernels of these indices, besides their arrays."""
@@ -177,22 +181,31 @@ class Planner:
     ) -> Plan:
         """The plan of a call by the planner's own optimizer; see :meth:`prepare`."""
         indices = [index for index, *_ in calls]
-        tables = [self.table(*call, masters=masters) for call in calls]
+        averaging = self.averages.step(self.optimizer, indices) if self.averages else None
+        tables = [self.table(*call, masters=masters, averaging=averaging) for call in calls]
         spread = [(table, [place]) for place, table in enumerate(tables)]
         in_order = len(set(indices)) < len(indices) or not disjoint(tables)
         in_order |= not keep  # the caller launches
         weights, states = [call[1] for call in calls], [call[3] for call in calls]
         groups = spread if in_order else self._grouped(tables)
-        plan = Plan(self, indices, weights, states, groups, single, in_order)
+        plan = Plan(self, indices, weights, states, groups, single, in_order, averaging)
         keep = keep and not in_order and all(table.direct for table in tables)
+        keep = keep and not (averaging is not None and averaging.whole)
         plan.kept = keep and all(map(is_fixed, states)) and readable()
         return plan
 
     def remember(self, plan: Any) -> None:
         """Keep a plan whose first step has been made, and so has kept its states."""
+        if plan.averaging is not None:
+            for table in plan.averaging.whole:
+                table.renew()
+            self.launch(plan.averaging.whole, plan.indices[0])
+            plan.averaging.keep()
         self._forget_replaced(plan.indices, plan.weights)
-        if plan.kept:
-            self._keep(plan.key, plan)
+        if plan.kept and self.averages is not None and self.averages.average.alternates:
+            self.keep(plan.key, Alternating(self.averages, self.plans.get(plan.key), plan))
+        elif plan.kept:
+            self.keep(plan.key, plan)
 
     def _grouped(self, tables: Sequence[Table]) -> list[tuple[Table, list[int]]]:
         """Tables of the tensors that have one layout, with the positions of these."""
@@ -220,7 +233,8 @@ class Planner:
                     del self.plans[key]
         self.updated.update(pairs)
 
-    def _keep(self, key: Any, plan: Any) -> None:
+    def keep(self, key: Any, plan: Any) -> None:
+        """Keep the plan of a call; that of the oldest list goes if there are too many."""
         lists = [key for key in self.plans if isinstance(key, tuple)]
         self.plans.pop(key, None)
         if plan.length and len(lists) >= LISTS:
@@ -230,6 +244,7 @@ class Planner:
     def take_over(self, other: "Planner") -> None:
         """Take over what users have set of another planner."""
         self.copies, self.offsets, self.launcher = other.copies, other.offsets, other.launcher
+        self.measures, self.averages = other.measures, other.averages
 
     def update(self, index: Index, weight: Any, grad: Any, state: Any, masters: bool) -> None:
         """Update one tensor whose state the caller keeps."""
@@ -282,7 +297,13 @@ class Planner:
     # Tables
 
     def table(
-        self, index: Index, weight: Any, grad: Any, state: Any, masters: bool = True
+        self,
+        index: Index,
+        weight: Any,
+        grad: Any,
+        state: Any,
+        masters: bool = True,
+        averaging: AveragingStep | None = None,
     ) -> Table:
         """Table of one tensor, whose arrays are checked."""
         optimizer, copy = self.optimizer, self.copies.get(index)
@@ -291,6 +312,10 @@ class Planner:
         lead = header(weight)
         exact, arrays = arrays_of(optimizer, words, rule, lead, state, copy, masters)
         lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
+        if averaging is not None and lazy and averaging.average.alternates:
+            averaging.whole.append(self._whole(averaging, index, exact, lead))
+        elif averaging is not None:
+            rule, arrays = averaging.derived(index, rule, exact, arrays)
         table = table_of(
             words,
             rule,
@@ -306,6 +331,17 @@ class Planner:
         table.entry[0, OFFSET] = self.offsets.get(index, 0)
         if isinstance(grad, RowSparse):
             table.list_rows(words, grad)
+        return table
+
+    def _whole(
+        self, averaging: AveragingStep, index: Index, exact: tuple[Array, ...], lead: Any
+    ) -> Table:
+        """Table that averages all rows of a weight, after an update of those that are indexed."""
+        words, nothing = label(index, self.optimizer.idx2name), _no_rows(lead)
+        state = (header(averaging.array(index, exact)),)
+        table = table_of(words, averaging.average.alone, exact, nothing, state, lead)
+        table.list_rows(words, nothing)
+        table.fields[0] = averaging.rate(index)
         return table
 
     def by_row(self, grad: Any) -> Any:
@@ -362,9 +398,7 @@ class Planner:
             return
         of = header(weight)
         check_like(label(index, optimizer.idx2name), "weight", of, REALS, np.shape(of))
-        empty = like(of, (0, *of.shape[1:]), of.dtype)
-        nothing = RowSparse(empty, np.empty(0, np.int64), of.shape)
-        table = self.table(index, weight, nothing, state)
+        table = self.table(index, weight, _no_rows(of), state)
         self.updated[index] = weight
         rows, total = decay_of(optimizer, index, of)
         with uninterrupted:  # rows count as decayed before copies of the weight are copied back
@@ -372,6 +406,12 @@ class Planner:
             table.settle()
             table.give_back()
             optimizer.row_decay[index] = rows, total  # which may have moved to the weight's device
+
+
+def _no_rows(weight: Array) -> RowSparse:
+    """A row-sparse gradient that indexes no row."""
+    empty = like(weight, (0, *weight.shape[1:]), weight.dtype)
+    return RowSparse(empty, np.empty(0, np.int64), weight.shape)
 
 
 def disjoint(tables: Sequence[Table]) -> bool:

@@ -11,7 +11,7 @@ from fastopt.kernels import half
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.storage import load, store
 
-__all__ = ["parts", "read_weight", "write_weight"]
+__all__ = ["joined", "parts", "read_weight", "write_weight"]
 
 SPLIT = (types.CPointer(types.int16), types.CPointer(types.uint16))
 """Pointers to the bfloat16 and the remainder of a split weight."""
@@ -22,6 +22,13 @@ def parts(exact: Any) -> Any:
     bits = exact.view(np.uint32)
     high = np.where(np.isnan(exact), bits | 0x400000, bits + 0x8000) >> 16
     return np.asarray(high, np.uint16), np.asarray(bits & 0xFFFF, np.uint16)
+
+
+def joined(high: Any, low: Any) -> Any:
+    """The float32 numbers whose :func:`parts` are these."""
+    high, low = high.view(np.uint16).astype(np.uint32), low.astype(np.uint32)
+    raised = np.where(high & 0x7FFF, low >> 15, 0)
+    return (((high - raised) << 16) | low).astype(np.uint32).view(np.float32)
 
 
 def read_weight(pointers, i):

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from fastopt.arguments import ArrayOf, Descriptions, Instance, Integer, PairOf, TableOf, brief
-from fastopt.engine.accumulate import adding
+from fastopt.engine.accumulate import add
 from fastopt.engine.mixed_precision import has_master
 from fastopt.engine.validate import check_like, listed
-from fastopt.kernels.device_memory import like, placed
-from fastopt.kernels.devices import Header, header
+from fastopt.kernels.devices import header
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
@@ -213,7 +212,6 @@ class LBSGD(MomentumFamily):
         before = self.cumgrads.get(index)
         keep = before is not None and before["num_cums"] % self.batch_scale != 0
         total: Any = before["cum_grad"] if before is not None else None
-        real = real_of(weight.dtype)
         if isinstance(total, tuple):
             total = listed(words, total, weight.shape) if keep else None
             if total is not None:
@@ -221,24 +219,10 @@ class LBSGD(MomentumFamily):
                     words,
                     "the sum of gradients",
                     total.values,
-                    (np.dtype(real).name,),
+                    (np.dtype(real_of(weight.dtype)).name,),
                     (len(total.indices), *weight.shape[1:]),
                 )
-        sparse = isinstance(grad, RowSparse)
-        weight = header(weight)
-        on_device = isinstance(weight, Header)  # where sums are dense
-        if sparse and not on_device and (not keep or isinstance(total, RowSparse)):
-            copied = grad.values.astype(real), grad.indices.copy()
-            grad = listed(words, copied, weight.shape)
-            return (total + grad if keep else grad), []
-        if isinstance(total, RowSparse):
-            total = total.to_dense()
-        dtype = np.dtype(real)
-        if total is None or not (keep or _is_like(total, weight.shape, dtype)):
-            total = like(weight, weight.shape, real)
-        check_like(words, "the sum of gradients", header(total), (dtype.name,), weight.shape)
-        total = placed(total, weight)
-        return total, [adding(words, total, grad, keep)]
+        return add(words, total, grad, weight, keep)
 
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
@@ -264,8 +248,3 @@ class LBSGD(MomentumFamily):
         if length <= 1 or grown is None:
             return 1.0
         return 1.0 + (self.batch_scale - 1) * math.pow(calls / length, grown)
-
-
-def _is_like(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    of = header(array)
-    return bool(of.shape == shape and of.dtype == dtype)

@@ -4,7 +4,7 @@ import itertools
 import math
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from math import inf
 from typing import Any, ClassVar, Literal, TypeVar, Unpack
@@ -1059,7 +1059,7 @@ class Optimizer(Checked):
     unchecked: bool = False
     """Whether :meth:`check_multipliers` has yet to see all names."""
 
-    def check_multipliers(self, indices: Sequence[Index]) -> None:
+    def check_multipliers(self, indices: Sequence[Index], also: Collection[Index] = ()) -> None:
         """Warn, once, of multipliers that no parameter has, and of decay that no name has.
 
         All names are known once every index of ``idx2name`` has been updated, or a list is, or an
@@ -1069,9 +1069,12 @@ class Optimizer(Checked):
         ----------
         indices : sequence of int or str
             Parameters that are about to be updated. Nothing is counted yet.
+        also : collection of int or str
+            Parameters whose gradients wait for their update.
         """
-        names, seen = self.idx2name, {*indices, *self._index_update_count}
-        again = len(indices) > 1 or indices[0] in self._index_update_count
+        before = {*self._index_update_count, *also}
+        names, seen = self.idx2name, {*indices, *before}
+        again = len(indices) > 1 or indices[0] in before
         if not again and not (names and names.keys() <= seen):
             return
         self.unchecked = False

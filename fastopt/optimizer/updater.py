@@ -1,7 +1,8 @@
 """The updater: the state of every index, and the way of a call to its plan."""
 
 import math
-from collections.abc import KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from contextlib import contextmanager
 from operator import is_
 from typing import Any, overload
 
@@ -9,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.arguments import number
+from fastopt.arguments import brief, count, number
 from fastopt.arrays import Gradient, Weight
+from fastopt.averages import Average, check_average
 from fastopt.checkpoint.resumable import Resumable
+from fastopt.engine.averaging import Averages
 from fastopt.engine.clip import measured, overflow, scale_of, squares, times
+from fastopt.engine.clip_adaptive import UnitClip
 from fastopt.engine.mixed_precision import set_master
 from fastopt.engine.plan import Plan
 from fastopt.engine.planner import Call, Planner
@@ -24,6 +28,7 @@ from fastopt.kernels.cpu import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.pages import small_pages
+from fastopt.optimizer.accumulation import Entry, Waiting, Windows
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float, create
 from fastopt.sparse import RowSparse
@@ -34,6 +39,14 @@ OURS = {np.ndarray, RowSparse}
 """Types of arrays that need no view."""
 
 STEPPED = StepInfo(stepped=True, skipped=False)
+ACCUMULATED = StepInfo(stepped=False, skipped=False)
+"""A call whose gradients were added to their sums."""
+
+SETTINGS = ("accumulate", "average", "clip_adaptive", "clip_adaptive_eps")
+"""Attributes that are checked when they are set."""
+
+PARTS = ("_windows", "_averages", "_units")
+"""What works for them."""
 
 
 class Updater(Resumable):
@@ -57,6 +70,18 @@ class Updater(Resumable):
         ``wd_mult``; or ``"frozen": True``: its weights are left alone and their gradients may be
         None; or ``"optimizer"``: another one, whose counts, names and `rescale_grad` are
         those of `optimizer`, and whose multipliers are its own. Default: none.
+    accumulate : int
+        Calls of an index for one update, with the mean of their gradients. Default 1. See
+        ``docs/accumulation.md``.
+    average : EMA, SWA or Lookahead, optional
+        Average of the weights that is kept beside them, see :attr:`averages` and
+        :meth:`averaged`. Default None.
+    clip_adaptive : float, optional
+        Largest ratio of the norm of a unit's gradient to that of its weight; larger gradients are
+        scaled down to it. Units are the slices along the first axis, and all of a weight of one
+        dimension or none. Default None: no limit. See ``docs/clipping.md``.
+    clip_adaptive_eps : float
+        Smallest norm that a unit of the weight counts with. Default 1e-3.
 
     Attributes
     ----------
@@ -76,10 +101,13 @@ class Updater(Resumable):
     ------
     TypeError
         `optimizer` is not an :class:`Optimizer`, or `loss_scaler` not a LossScaler; a group has a
-        hyper-parameter that its optimizer lacks, or one of another type.
+        hyper-parameter that its optimizer lacks, or one of another type; `average` is of another
+        kind, or the optimizer has no rule that it could be computed with.
     ValueError
-        `clip_global_norm` is negative, NaN or infinite; a pattern is not a regular expression, a
-        hyper-parameter of a group is out of range; no class has the name `optimizer`.
+        `clip_global_norm`, `clip_adaptive` or `clip_adaptive_eps` is negative, NaN or infinite, or
+        `accumulate` is less than 1; a pattern is not a regular expression, a hyper-parameter of a
+        group is out of range; no class has the name `optimizer`; or `groups` come with
+        `accumulate`, `average` or `clip_adaptive`.
 
     Examples
     --------
@@ -107,6 +135,10 @@ class Updater(Resumable):
         loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
         groups: Mapping[str, Mapping[str, Any]] | None = None,
+        accumulate: int = 1,
+        average: Average | None = None,
+        clip_adaptive: float | None = None,
+        clip_adaptive_eps: float = 1e-3,
     ) -> None:
         optimizer = create(optimizer)
         if not hasattr(optimizer, "idx2name"):
@@ -115,6 +147,10 @@ class Updater(Resumable):
         self.optimizer = optimizer
         self.loss_scaler = loss_scaler
         self.clip_global_norm = clip_global_norm
+        self.accumulate = accumulate
+        self.average = average
+        self.clip_adaptive_eps = clip_adaptive_eps
+        self.clip_adaptive = clip_adaptive
         self.info = StepInfo(stepped=False, skipped=False)
         self.states = {}
         self.states_synced = {}
@@ -123,7 +159,10 @@ class Updater(Resumable):
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     planner: Planner
-    _plans: dict[Any, Plan]
+    _plans: dict[Any, Any]
+    _windows: Windows | None = None
+    _units: UnitClip | None = None
+    _averages: Averages | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "groups":
@@ -131,6 +170,8 @@ class Updater(Resumable):
             return
         if name in ("states", "states_synced"):
             value = Tracked(value, self._forget_plans)
+        elif name in SETTINGS:
+            value = self._set(name, value)
         changed = value is not vars(self).get(name)
         super().__setattr__(name, value)
         if name == "optimizer" and changed:
@@ -138,24 +179,63 @@ class Updater(Resumable):
             vars(self)["planner"] = Planner(value)
             if before is not None:
                 self.planner.take_over(before)
-                self.planner.measures = before.measures
             vars(self)["_plans"] = self.planner.plans
             self._group(vars(self).get("groups"))
         elif name in ("states", "states_synced"):
             self._forget_plans()
-        elif name in ("loss_scaler", "clip_global_norm"):
-            scaler, clip = (vars(self).get(n) for n in ("loss_scaler", "clip_global_norm"))
-            self.planner.measures = scaler is not None or clip is not None
+        elif name in ("loss_scaler", "clip_global_norm", *SETTINGS, *PARTS):
+            parts = ("loss_scaler", "clip_global_norm", "_windows", "_units")
+            self.planner.measures = any(vars(self).get(part) is not None for part in parts)
+            self.planner.averages = self._averages
             self._forget_plans()
 
     def _group(self, groups: Any) -> None:
         """Let weights have the optimizers of `groups`."""
         found = None if groups is None else Groups(groups, self.planner)
+        for name, part in zip(SETTINGS, PARTS, strict=False):
+            if found is not None and vars(self).get(part) is not None:
+                raise ValueError(f"groups cannot be combined with {name}")
         self.planner.groups = found
         vars(self)["groups"] = None if found is None else found.given
         if found is not None:
             self.optimizer.unchecked = True  # patterns are checked with the names of multipliers
         self._forget_plans()
+
+    def _set(self, name: str, value: Any) -> Any:
+        """Check a setting, and make what works for it."""
+        own = vars(self)
+        before = {part: own.get(part) for part in PARTS}
+        if name == "accumulate":
+            value = count(name, value)
+            if self._windows is not None and self._windows.calls and value != self._windows.every:
+                raise ValueError(
+                    f"accumulate cannot change while gradients of {list(self._windows.calls)} "
+                    "wait for their update"
+                )
+            if self._windows is None or value != self._windows.every:
+                own["_windows"] = Windows(value) if value > 1 else None
+        elif name == "average":
+            value = check_average(value)
+            if value is not None:
+                _check_averaged(self.optimizer, value)
+            now = self._averages
+            if value is None or now is None or type(now.average) is not type(value):
+                own["_averages"] = None if value is None else Averages(value)
+            else:
+                now.average = value
+        elif name == "clip_adaptive_eps":
+            value = number(name, value, least=0)
+            if self._units is not None:
+                self._units.least = value
+        elif value is None:
+            own["_units"] = None
+        else:
+            value = number(name, value, least=0)
+            own["_units"] = UnitClip(value, self.clip_adaptive_eps)
+        if own.get("groups") is not None and any(own.get(part) is not None for part in PARTS):
+            own.update(before)
+            raise ValueError(f"{name} cannot be combined with groups")
+        return value
 
     def _forget_plans(self) -> None:
         """Forget all plans, since a state may have been replaced."""
@@ -163,13 +243,12 @@ class Updater(Resumable):
 
     def __getstate__(self) -> dict[str, Any]:
         """Attributes; states on a device are copied to the host, until their next update."""
+        hidden = {"planner", "_plans", "_units"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
         }
-        kept = {
-            name: value for name, value in vars(self).items() if name not in ("planner", "_plans")
-        }
+        kept = {name: value for name, value in vars(self).items() if name not in hidden}
         if self.groups is not None:  # in a view that is read-only and cannot be pickled
             kept["groups"] = {pattern: dict(given) for pattern, given in self.groups.items()}
         return {**kept, "states": host(dict(self.states)), "states_synced": synced}
@@ -341,8 +420,10 @@ class Updater(Resumable):
         """Update after all checks, unless a loss scaler or a clip of the norm forbids it."""
         optimizer = self.optimizer
         with optimizer.lock:
+            if self._averages is not None:
+                self._averages.check_free()
             if optimizer.unchecked and indices:
-                optimizer.check_multipliers(indices)
+                optimizer.check_multipliers(indices, self._windows.calls if self._windows else ())
                 if self.planner.groups is not None and not optimizer.unchecked:
                     self.planner.groups.warn_of_unused(indices)
             with uninterrupted:
@@ -369,21 +450,23 @@ class Updater(Resumable):
             self.planner.remember(plan)
         self._keep(calls)
 
-    def _measured_again(self, plan: Plan, index: Any, grad: Any, weight: Any) -> bool:
-        """Update with scaled and clipped gradients, if the plan fits the call."""
-        if not plan.folds:
-            return False
+    def _measured_again(self, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
+        """Update with summed, scaled and clipped gradients, if the plan fits the call."""
         with uninterrupted:
-            if plan.small and plan.scales:
+            if self._windows is not None:
+                return self._add_again(self._windows, plan, index, grad, weight)
+            if plan.alternates and (plan := plan.chosen()) is None:
+                return False
+            if not plan.folds:
+                return False
+            if self._units is not None:
+                if (grad := self._clip_again(plan, grad, weight)) is None:
+                    return False
+            elif plan.small and plan.scales:
                 return self._measured_at_once(plan, (index, grad, weight))
             if not plan.fits(index, grad, weight):
                 return False
-            info, factor = self._measured(self._squares(plan, ()), plan.indices)
-            if info.stepped:
-                plan.step(factor)
-            else:
-                plan.release()
-            self._report(info)
+            self._step_again(plan)
         return True
 
     def _measured_at_once(self, plan: Plan, objects: tuple[Any, Any, Any]) -> bool:
@@ -402,20 +485,138 @@ class Updater(Resumable):
             self._report(StepInfo(stepped=True, skipped=False, global_norm=length))
         return True
 
+    def _step_again(self, plan: Plan, share: float = 1.0) -> None:
+        """Update by a plan, whose arrays are entered, with gradients times `share`."""
+        info, factor = self._measured(lambda: self._squares(plan, ()), plan.indices, share)
+        if info.stepped:
+            plan.step(factor * share)
+        else:
+            plan.release()
+        self._report(info)
+
+    def _add_again(self, windows: Windows, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
+        """Add gradients to their sums by a plan, and update by another after the last of them."""
+        indices, phase = plan.indices, windows.phase(plan.indices)
+        adding = windows.plan(plan.key, phase) if phase >= 0 else None
+        if adding is None or not _are(weight, plan.weights, bool(plan.length)):
+            return False
+        sums = adding.weights if plan.length else adding.weights[0]
+        if phase + 1 < windows.every:
+            if not adding.call_again(index, grad, sums):
+                return False
+            windows.count(indices)
+            if self.info is not ACCUMULATED:
+                self.info = ACCUMULATED
+            return True
+        if plan.alternates and (plan := plan.chosen()) is None:
+            return False
+        if self._units is not None or not plan.folds or not plan.fits(index, sums, weight):
+            return False
+        steady = plan.settled and plan.filled[:1] == (self.optimizer.version,)
+        before = {} if steady else windows.before(indices)  # what is computed may raise
+        if not adding.call_again(index, grad, sums):
+            return False
+        try:
+            self._step_again(plan, 1 / windows.every)
+        except BaseException:
+            windows.put_back(before)
+            raise
+        windows.close(indices)
+        return True
+
+    def _clip_again(self, plan: Plan, grad: Any, weight: Any) -> Any:
+        """Gradients with clipped units, if they are like those of the plan; else None."""
+        if not _are(weight, plan.weights, bool(plan.length)):
+            return None
+        grads = grad if plan.length else [grad]
+        if plan.length and (type(grad) not in (list, tuple) or len(grad) != plan.length):
+            return None
+        for each, own in zip(grads, plan.weights, strict=True):
+            if type(each) is not np.ndarray or type(own) is not np.ndarray:
+                return None
+            if each.shape != own.shape or each.dtype != own.dtype:
+                return None
+        clipped = self._clipped_units(plan.indices, plan.weights, grads, 1.0)
+        return clipped if plan.length else clipped[0]
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """Gradients with clipped units, which are multiplied by `share` afterwards."""
+        assert self._units is not None
+        rescale_grad = as_float("rescale_grad", self.optimizer.rescale_grad)
+        factor = rescale_grad * share * scale_of(self.loss_scaler)
+        return self._units.all(indices, weights, grads, factor, self.optimizer.idx2name)
+
     def _measured_step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
     ) -> None:
-        """Update with scaled and clipped gradients, by a new plan or by code of the user's."""
-        optimizer = self.optimizer
+        """Update with summed, scaled and clipped gradients, by a new plan or by code of the user's.
+
+        With sums, the plan is that of the parameters whose sums are complete.
+        """
         _check_limits(self.loss_scaler, self.clip_global_norm)  # which may have been assigned
-        calls = self._checked(indices, grads, weights)
+        if self._windows is None:
+            self._apply(self._checked(indices, grads, weights), single)
+        else:
+            self._add(self._windows, self._checked_entries(indices, grads, weights), single)
+
+    def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
+        """Add gradients to their sums, and update the parameters whose sums are complete."""
+        optimizer, indices = self.optimizer, [index for index, *_ in entries]
+        self._check_summable(entries)
+        last = [entry for entry in entries if windows.is_last(entry[0])]
+        calls = self._with_states([(i, w, g) for i, w, g in last]) if last else []
+        before = windows.before(indices) if last else {}
+        try:
+            windows.add(entries, optimizer.idx2name, single)
+            if last:
+                calls = [(i, w, windows.sums[i], state) for i, w, _, state in calls]
+                self._apply(calls, single, 1 / windows.every)
+        except BaseException:
+            windows.put_back(before)
+            raise
+        complete = [index for index, *_ in last]
+        windows.close(complete)
+        windows.count([index for index in indices if index not in complete])
+        if not last:
+            self.info = ACCUMULATED
+            waiting = Waiting(indices, [weight for _, weight, _ in entries], single)
+            plan = self._plans.get(waiting.key)
+            if plan is None or not all(map(is_, waiting.weights, plan.weights)):
+                self.planner.keep(waiting.key, waiting)
+
+    def _check_summable(self, entries: Sequence[Entry]) -> None:
+        """Raise unless gradients can be added to sums: an index once, rows on the host."""
+        optimizer, seen = self.optimizer, set[Index]()
+        for index, weight, grad in entries:
+            words = label(index, optimizer.idx2name)
+            if index in seen:
+                raise ValueError(f"{words}: accumulate={self.accumulate} takes an index once")
+            seen.add(index)
+            lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and is_cuda(weight)
+            if lazy and optimizer.native:
+                raise TypeError(
+                    f"{words}: lazy updates on a CUDA device need a sum of indexed rows, which is "
+                    "kept on the host alone: accumulate takes dense gradients there, or "
+                    "lazy_update=False"
+                )
+
+    def _apply(self, calls: list[Call], single: bool, share: float = 1.0) -> None:
+        """Update with scaled and clipped gradients, which are multiplied by `share`."""
+        optimizer, indices = self.optimizer, [index for index, *_ in calls]
+        if self._units is not None and calls:
+            _, weights, grads, states = map(list, zip(*calls, strict=True))
+            grads = self._clipped_units(indices, weights, grads, share)
+            calls = list(zip(indices, weights, grads, states, strict=True))
         plan = self.planner.prepare(calls, single) if calls and self.planner.folds else None
-        info, factor = self._measured(self._squares(plan, calls), indices)
+        info, factor = self._measured(lambda: self._squares(plan, calls), indices, share)
         if info.stepped:
             if plan is not None:
-                plan.step(factor)
+                plan.step(factor * share)
                 self.planner.remember(plan)
             else:
+                factor *= share
                 calls = [(i, w, times(grad, factor), state) for i, w, grad, state in calls]
                 if optimizer.native:
                     self.planner.update_all(calls)
@@ -426,14 +627,21 @@ class Updater(Resumable):
             plan.release()
         self._report(info)
 
-    def _measured(self, sums: NDArray[np.float64], indices: list[Index]) -> tuple[StepInfo, float]:
-        """What to do with gradients of these sums of squares, and the factor to do it with."""
+    def _measured(
+        self, sums: Callable[[], NDArray[np.float64]], indices: list[Index], share: float = 1.0
+    ) -> tuple[StepInfo, float]:
+        """What to do with gradients of these sums of squares, and the factor to do it with.
+
+        They are multiplied by `share` too.
+        """
+        if self.loss_scaler is None and self.clip_global_norm is None:
+            return STEPPED, 1.0
         optimizer = self.optimizer
         return measured(
-            sums,
+            sums(),
             indices,
             optimizer.idx2name,
-            as_float("rescale_grad", optimizer.rescale_grad),
+            as_float("rescale_grad", optimizer.rescale_grad) * share,
             self.loss_scaler,
             self.clip_global_norm,
         )
@@ -471,6 +679,12 @@ class Updater(Resumable):
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
     ) -> list[Call]:
         """Calls with states, which are created for new indices once all arrays are checked."""
+        return self._with_states(self._checked_entries(indices, grads, weights))
+
+    def _checked_entries(
+        self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
+    ) -> list[Entry]:
+        """Indices, weights and gradients that fit together."""
         optimizer = self.optimizer
         checked = []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
@@ -479,6 +693,10 @@ class Updater(Resumable):
             if isinstance(grad, RowSparse) and not optimizer.native:
                 grad = grad.to_dense()
             checked.append((index, weight, grad))
+        return checked
+
+    def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
+        """Calls with states, which are created for new indices."""
         states: dict[Index, Any] = {}
         for index, weight, grad in checked:
             if index not in states:
@@ -592,6 +810,8 @@ class Updater(Resumable):
         """
         index, optimizer = check_index(index), self.optimizer
         with optimizer.lock:
+            if self._averages is not None:
+                self._averages.check_free()
             words = label(index, optimizer.idx2name)
             last = latest(self.planner.updated.get(index)) if weight is None else weight
             last = as_weight(last)
@@ -602,6 +822,138 @@ class Updater(Resumable):
             if index in self.states:
                 dict.__setitem__(self.states, index, state)
                 dict.__setitem__(self.states_synced, index, True)
+
+    # Averages of the weights
+
+    @property
+    def averages(self) -> dict[Index, Any]:
+        """Average of each index, an array of float32, or of float64 for float64 weights.
+
+        Empty without `average`. The arrays are those that updates write to.
+        """
+        return {} if self._averages is None else dict(self._averages.arrays)
+
+    @contextmanager
+    def averaged(self, weights: Mapping[Any, Any] | None = None) -> Iterator[None]:
+        """Context in which the weights hold their averages.
+
+        At its end, also by an exception, they hold again what they held; what was written to them
+        inside is lost. Half-precision copies (:meth:`set_copy`) follow. It takes memory for a copy
+        of the weights. Updates, :meth:`flush`, loads and another ``averaged()`` are errors inside.
+
+        :meth:`save` inside writes averages and what the weights held: after a load of such a file
+        call :meth:`restore_weights`, whatever was saved of the weights.
+
+        Parameters
+        ----------
+        weights : mapping of index to array, optional
+            Weights that were not updated yet by this updater, as after a load. Default: all that
+            have an average are those that were last updated.
+
+        Raises
+        ------
+        RuntimeError
+            The updater has no `average`, or the weights hold their averages already.
+        ValueError
+            The weight of an index that has an average is not known, an index of `weights` has no
+            average, or a weight has another shape than its average.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fastopt
+        >>> sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+        >>> updater = fastopt.Updater(sgd, average=fastopt.EMA(decay=0.5))
+        >>> weight = np.zeros(1)
+        >>> updater(0, np.array([-1.0]), weight)
+        >>> with updater.averaged():
+        ...     print(weight)
+        [0.5]
+        >>> weight
+        array([1.])
+        """
+        averages, entered = self._require_averages(), False
+        try:
+            with self.optimizer.lock, uninterrupted:
+                averages.check_free()
+                targets = self._targets(averages, averages.arrays, weights)
+                entered = True
+                averages.swap_in(targets)
+                vars(self)["_plans"] = {}  # every call is checked
+            yield
+        finally:
+            if entered:
+                with self.optimizer.lock, uninterrupted:
+                    averages.swap_out()
+                    vars(self)["_plans"] = self.planner.plans
+
+    def restore_weights(self, weights: Mapping[Any, Any]) -> None:
+        """Write what weights held when their averages were swapped in, and the state was saved.
+
+        Parameters
+        ----------
+        weights : mapping of index to array
+            The weights of the checkpoint; they are written to.
+
+        Raises
+        ------
+        RuntimeError
+            The updater has not loaded what :meth:`save` wrote inside of :meth:`averaged`.
+        ValueError
+            A weight is missing, or does not fit. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fastopt
+        >>> def make():
+        ...     sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+        ...     return fastopt.Updater(sgd, average=fastopt.EMA(decay=0.5))
+        >>> old, new, weight = make(), make(), np.zeros(1)
+        >>> old(0, np.array([-1.0]), weight)
+        >>> with old.averaged():
+        ...     _ = new.load_states_dict(old.states_dict())
+        ...     copy = weight.copy()
+        >>> new.restore_weights({0: copy})
+        >>> copy
+        array([1.])
+        """
+        with self.optimizer.lock, uninterrupted:
+            averages = self._require_averages()
+            if averages.held is None or averages.inside:
+                raise RuntimeError(
+                    "restore_weights() is for a state that was saved inside of averaged()"
+                )
+            targets = self._targets(averages, averages.held, weights)
+            averages.restore({index: arrays[0] for index, arrays in targets.items()})
+
+    def _require_averages(self) -> Averages:
+        if self._averages is None:
+            raise RuntimeError("the updater has no average: Updater(optimizer, average=EMA())")
+        return self._averages
+
+    def _targets(
+        self, averages: Averages, needed: Mapping[Index, Any], weights: Mapping[Any, Any] | None
+    ) -> dict[Index, list[Any]]:
+        """Weight of each index, with its half-precision copy if it has one."""
+        if not isinstance(weights, Mapping | None):
+            raise TypeError(f"weights must map indices to arrays, got {brief(weights)}")
+        own = {check_index(index): weight for index, weight in (weights or {}).items()}
+        names = self.optimizer.idx2name
+        for index in own.keys() - needed.keys():
+            raise ValueError(f"{label(index, names)}: the updater has no average of it")
+        targets = {}
+        for index in needed:
+            weight = own.get(index, self.planner.updated.get(index))
+            if weight is None:
+                raise ValueError(
+                    f"{label(index, names)}: its weight was not updated yet by this updater; pass "
+                    "it in weights={index: array}"
+                )
+            averages.check_target(label(index, names), index, header(weight))
+            copy = self.planner.copies.get(index)
+            targets[index] = [weight] if copy is None else [weight, copy]
+        return targets
 
     def sync_state_context(self, state: Any, context: Any) -> Any:
         """Bring a restored state to its weight's device.
@@ -627,12 +979,17 @@ def get_updater(
     loss_scaler: LossScaler | None = None,
     clip_global_norm: float | None = None,
     groups: Mapping[str, Mapping[str, Any]] | None = None,
+    accumulate: int = 1,
+    average: Average | None = None,
+    clip_adaptive: float | None = None,
+    clip_adaptive_eps: float = 1e-3,
 ) -> Updater:
-    """Return an :class:`Updater` for an optimizer.
+    r"""Return an :class:`Updater` for an optimizer.
 
     Parameters
     ----------
-    optimizer, loss_scaler, clip_global_norm, groups
+    optimizer, loss_scaler, clip_global_norm, groups, accumulate, average, clip_adaptive, \
+    clip_adaptive_eps
         Arguments of :class:`Updater`, with the same errors.
 
     Examples
@@ -642,7 +999,45 @@ def get_updater(
     >>> updater
     Updater(Adam(learning_rate=0.001), clip_global_norm=1.0, states=0)
     """
-    return Updater(optimizer, loss_scaler, clip_global_norm, groups)
+    return Updater(
+        optimizer,
+        loss_scaler,
+        clip_global_norm,
+        groups,
+        accumulate,
+        average,
+        clip_adaptive,
+        clip_adaptive_eps,
+    )
+
+
+def _are(weights: Any, known: Sequence[Any], listed: bool) -> bool:
+    """Whether the weights of a call are those of its plan."""
+    if not listed:
+        return weights is known[0]
+    if type(weights) not in (list, tuple) or len(weights) != len(known):
+        return False
+    return all(map(is_, weights, known))
+
+
+def _check_averaged(optimizer: Optimizer, average: Average) -> None:
+    """Raise TypeError unless the weights of an optimizer can be averaged in its updates."""
+    name = type(optimizer).__name__
+    if not optimizer.native:
+        raise TypeError(
+            f"average is computed in the pass of a rule, and {name} overrides update(): average "
+            "its weights in your own code"
+        )
+    if optimizer.accumulates:
+        raise TypeError(
+            f"{name} counts calls that update nothing, so its steps cannot be averaged; use "
+            "Updater(optimizer, accumulate=n) with another optimizer"
+        )
+    if not average.constant and type(optimizer)._update_count is not Optimizer._update_count:
+        raise TypeError(
+            f"{average} depends on the number of updates, and {name} counts them in its own way; "
+            "EMA(decay) does not"
+        )
 
 
 def _check_limits(loss_scaler: Any, clip_global_norm: Any) -> None:

@@ -1,0 +1,254 @@
+"""Averages of the weights over the steps of training: EMA, SWA and Lookahead."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fastopt.arguments import brief, count, flag, number
+from fastopt.kernels.averaging import averaged, averaged_alone, synced, synced_alone
+
+__all__ = ["EMA", "SWA", "Average", "Lookahead", "check_average", "described", "rebuilt"]
+
+
+@dataclass(frozen=True)
+class EMA:
+    r"""Exponential moving average of the weights, computed in the pass of the update.
+
+    With :math:`w_t` the weight after update :math:`t` and :math:`a_0 = w_0`,
+
+    .. math:: a_t = a_{t-1} + (1 - d_t) (w_t - a_{t-1})
+
+    where :math:`d_t = d`, the `decay`. With `warmup`, :math:`d_t = \min(d, (1 + t) / (10 + t))`.
+    With `bias_correction`, :math:`1 - d_t = (1 - d) / (1 - d^t)`: the mean of
+    :math:`w_1, \ldots, w_t` with weights :math:`d^{t-1}, \ldots, d, 1`, without :math:`w_0`.
+
+    Parameters
+    ----------
+    decay : float
+        :math:`d`, at least 0 and below 1. Default 0.999.
+    bias_correction : bool
+        Leave out the first weights. Default False.
+    warmup : bool
+        Start with a smaller decay. Default False.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is of another kind or out of range; or `bias_correction` and `warmup` are both
+        True.
+
+    References
+    ----------
+    Polyak and Juditsky, 1992, "Acceleration of stochastic approximation by averaging", SIAM
+    Journal on Control and Optimization 30(4). The warm-up is that of
+    ``tf.train.ExponentialMovingAverage(num_updates=...)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastopt
+    >>> sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+    >>> updater = fastopt.Updater(sgd, average=fastopt.EMA(decay=0.5))
+    >>> weight = np.zeros(1)
+    >>> for _ in range(2):
+    ...     updater(0, np.array([-1.0]), weight)
+    >>> weight, updater.averages[0]
+    (array([2.]), array([1.25]))
+    """
+
+    decay: float = 0.999
+    bias_correction: bool = False
+    warmup: bool = False
+
+    def __post_init__(self) -> None:
+        _set(self, "decay", number("decay", self.decay, least=0, below=1))
+        _set(self, "bias_correction", flag("bias_correction", self.bias_correction))
+        _set(self, "warmup", flag("warmup", self.warmup))
+        if self.bias_correction and self.warmup:
+            raise ValueError("bias_correction and warmup cannot both be True")
+
+    alternates = False
+    """Whether there are steps that leave the average alone."""
+    derive = staticmethod(averaged)
+    alone = averaged_alone
+
+    @property
+    def constant(self) -> bool:
+        """Whether the rate is the same in all steps."""
+        return not (self.bias_correction or self.warmup)
+
+    def rate(self, t: int) -> float:
+        """Share of the way to the weight that the average goes after an update.
+
+        Parameters
+        ----------
+        t : int
+            Number of updates of the parameter, this one included.
+        """
+        if self.bias_correction:
+            return (1 - self.decay) / (1 - self.decay ** max(t, 1))
+        if self.warmup:
+            return 1 - min(self.decay, (1 + t) / (10 + t))
+        return 1 - self.decay
+
+
+@dataclass(frozen=True)
+class SWA:
+    r"""Stochastic weight averaging: the mean of the weights of every so many steps.
+
+    With :math:`w_t` the weight after update :math:`t`, :math:`s` = `start` and
+    :math:`c` = `every`, after :math:`n + 1` of these steps
+
+    .. math:: a = \frac{1}{n + 1} \sum_{i=0}^{n} w_{s + i c}
+
+    and before the first of them the weight as it was before the first update. It is kept as a
+    running mean, :math:`a \leftarrow a + (w - a) / (n + 1)`.
+
+    Parameters
+    ----------
+    start : int
+        Update from which weights are averaged, from 1. Default 1.
+    every : int
+        Updates from one to the next; 1 averages all. Default 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is not an integer of at least 1.
+
+    References
+    ----------
+    Izmailov, Podoprikhin, Garipov, Vetrov and Wilson, 2018, "Averaging weights leads to wider
+    optima and better generalization", arXiv:1803.05407.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastopt
+    >>> sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+    >>> updater = fastopt.Updater(sgd, average=fastopt.SWA(start=2, every=2))
+    >>> weight = np.zeros(1)
+    >>> for _ in range(4):
+    ...     updater(0, np.array([-1.0]), weight)
+    >>> weight, updater.averages[0]
+    (array([4.]), array([3.]))
+    """
+
+    start: int = 1
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        _set(self, "start", count("start", self.start))
+        _set(self, "every", count("every", self.every))
+
+    alternates = True
+    constant = False
+    derive = staticmethod(averaged)
+    alone = averaged_alone
+
+    def rate(self, t: int) -> float:
+        """Share of the way to the weight that the average goes after an update.
+
+        Parameters
+        ----------
+        t : int
+            Number of updates of the parameter, this one included.
+        """
+        passed = t - self.start
+        if passed < 0 or passed % self.every:
+            return 0.0
+        return 1 / (passed // self.every + 1)
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    r"""Lookahead: slow weights that follow the fast ones, and to which these return.
+
+    Every `k` updates, with :math:`w` the fast weight, which the optimizer updates, and :math:`a`
+    the slow one, which starts like it,
+
+    .. math::
+        a &\leftarrow a + \alpha (w - a) \\
+        w &\leftarrow a
+
+    Parameters
+    ----------
+    k : int
+        Updates between two of these steps, at least 1. Default 5.
+    alpha : float
+        :math:`\alpha`, above 0 and at most 1. Default 0.5.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is of another kind or out of range.
+
+    References
+    ----------
+    Zhang, Lucas, Hinton and Ba, 2019, "Lookahead optimizer: k steps forward, 1 step back",
+    arXiv:1907.08610.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastopt
+    >>> sgd = fastopt.optimizer.SGD(learning_rate=1.0)
+    >>> updater = fastopt.Updater(sgd, average=fastopt.Lookahead(k=2, alpha=0.5))
+    >>> weight = np.zeros(1)
+    >>> for _ in range(3):
+    ...     updater(0, np.array([-1.0]), weight)
+    >>> weight, updater.averages[0]
+    (array([2.]), array([1.]))
+    """
+
+    k: int = 5
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        _set(self, "k", count("k", self.k))
+        _set(self, "alpha", number("alpha", self.alpha, least=0, most=1))
+        if self.alpha == 0:
+            raise ValueError("alpha must be above 0, got 0")
+
+    alternates = True
+    constant = False
+    derive = staticmethod(synced)
+    alone = synced_alone
+
+    def rate(self, t: int) -> float:
+        """Share of the way to the weight that the average goes after an update.
+
+        Parameters
+        ----------
+        t : int
+            Number of updates of the parameter, this one included.
+        """
+        return 0.0 if t % self.k else self.alpha
+
+
+Average = EMA | SWA | Lookahead
+"""A way to average weights."""
+
+_KINDS: dict[str, Callable[..., Average]] = {"EMA": EMA, "SWA": SWA, "Lookahead": Lookahead}
+
+
+def _set(average: Any, name: str, value: Any) -> None:
+    object.__setattr__(average, name, value)
+
+
+def check_average(value: Any) -> Average | None:
+    """Return an average or None, else raise TypeError."""
+    if value is None or isinstance(value, Average):
+        return value
+    raise TypeError(f"average must be an EMA, SWA or Lookahead, got {brief(value)}")
+
+
+def described(average: Average) -> dict[str, Any]:
+    """Kind and arguments of an average, for a checkpoint."""
+    return {"kind": type(average).__name__, **asdict(average)}
+
+
+def rebuilt(description: Mapping[str, Any]) -> Average:
+    """The average that :func:`described` describes."""
+    arguments = dict(description)
+    return _KINDS[arguments.pop("kind")](**arguments)

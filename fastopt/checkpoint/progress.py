@@ -1,0 +1,179 @@
+"""Sums of gradients and averages of weights in checkpoints, checked before they are restored."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fastopt.arguments import count
+from fastopt.averages import described, rebuilt
+from fastopt.checkpoint.errors import CheckpointError
+from fastopt.kernels.device_memory import host
+from fastopt.optimizer.optimizer import Index
+from fastopt.sparse import RowSparse
+
+__all__ = ["PROGRESS", "check_outside", "checked_progress", "indices_of", "progress_of"]
+
+PROGRESS = ("accumulation", "averages")
+"""Fields of a checkpoint that only updaters with `accumulate` or `average` write."""
+
+REALS = ("float32", "float64")
+
+Keys = Mapping[Index, Index | None] | None
+
+
+def indices_of(updater: Any) -> list[Index]:
+    """Indices that have a sum of gradients or an average."""
+    windows, averages = _parts(updater)
+    return [*(windows.calls if windows else ()), *(averages.arrays if averages else ())]
+
+
+def progress_of(updater: Any, keys: Mapping[Index, Index]) -> dict[str, Any]:
+    """Sums of open windows, and averages, under the keys of their parameters."""
+    windows, averages = _parts(updater)
+    fields: dict[str, Any] = {}
+    if windows is not None and windows.calls:
+        fields["accumulation"] = {
+            "every": windows.every,
+            "calls": _under_keys(windows.calls, keys),
+            "sums": _under_keys(windows.open_sums(), keys),
+        }
+    if averages is not None:
+        held = averages.held
+        fields["averages"] = {
+            "average": described(averages.average),
+            "arrays": host(_under_keys(averages.arrays, keys)),
+            "weights_hold": "weights" if held is None else "averages",
+            "weights": _under_keys(held or {}, keys),
+        }
+    return fields
+
+
+def check_outside(updater: Any) -> None:
+    """Raise RuntimeError inside of ``averaged()``."""
+    _, averages = _parts(updater)
+    if averages is not None and averages.inside:
+        averages.check_free()
+
+
+def checked_progress(updater: Any, saved: Mapping[str, Any], index: Keys) -> Callable[[], None]:
+    """Function that restores what :func:`progress_of` described, once it is checked.
+
+    Parameters
+    ----------
+    updater : Updater
+        The updater.
+    saved : mapping
+        The checkpoint.
+    index : mapping
+        Present index by key, None for parameters that the updater does not have. None: the keys
+        are the indices.
+
+    Raises
+    ------
+    CheckpointError
+        It is not what an updater with the same settings saves.
+    """
+    windows, averages = _parts(updater)
+    sums = _checked_sums(saved.get("accumulation"), windows, index)
+    found = _checked_averages(saved.get("averages"), averages, index)
+
+    def restore() -> None:
+        if windows is not None:
+            windows.restore(*sums)
+        if averages is not None and found is not None:
+            updater.average = found[0]
+            averages.arrays, averages.held = found[1:]
+        elif averages is not None:
+            averages.arrays, averages.held = {}, None
+
+    return restore
+
+
+def _parts(updater: Any) -> tuple[Any, Any]:
+    return getattr(updater, "_windows", None), getattr(updater, "_averages", None)
+
+
+def _under_keys(table: Mapping[Index, Any], keys: Mapping[Index, Index]) -> dict[Index, Any]:
+    return {key: table[index] for key, index in keys.items() if index in table}
+
+
+def _checked_sums(
+    saved: Any, windows: Any, index: Keys
+) -> tuple[dict[Index, int], dict[Index, Any]]:
+    if saved is None:
+        return {}, {}
+    if not isinstance(saved, dict) or set(saved) != {"every", "calls", "sums"}:
+        raise CheckpointError("'accumulation' must have every, calls and sums")
+    every = count("every", saved["every"])
+    if windows is None or windows.every != every:
+        raise CheckpointError(
+            f"it was saved between two updates of accumulate={every}, the updater has "
+            f"accumulate={1 if windows is None else windows.every}"
+        )
+    calls = _of_parameters("calls", saved["calls"], index)
+    sums = _of_parameters("sums", saved["sums"], index)
+    if calls.keys() != sums.keys():
+        raise CheckpointError("'accumulation' must have calls and sums of the same parameters")
+    for key, number in calls.items():
+        count(f"calls[{key!r}]", number, most=every - 1)
+        _check_real(f"sums[{key!r}]", sums[key])
+    return calls, sums
+
+
+def _checked_averages(
+    saved: Any, averages: Any, index: Keys
+) -> tuple[Any, dict[Index, Any], dict[Index, Any] | None] | None:
+    if saved is None:
+        if averages is not None and index != {}:
+            warnings.warn(
+                "the checkpoint has no averages of weights, those of the updater start again",
+                stacklevel=5,
+            )
+        return None
+    fields = {"average", "arrays", "weights_hold", "weights"}
+    if not isinstance(saved, dict) or set(saved) != fields:
+        raise CheckpointError(f"'averages' must have {', '.join(sorted(fields))}")
+    average = rebuilt(saved["average"])
+    if averages is None:
+        warnings.warn(
+            "the checkpoint has averages of weights, the updater has no average to take them",
+            stacklevel=5,
+        )
+        return None
+    if type(average) is not type(averages.average):
+        raise CheckpointError(
+            f"it has averages of {average}, the updater has average={averages.average}"
+        )
+    arrays = _of_parameters("arrays", saved["arrays"], index)
+    held = _of_parameters("weights", saved["weights"], index)
+    for key, array in arrays.items():
+        _check_real(f"arrays[{key!r}]", array, dense=True)
+    for key, array in held.items():
+        if not isinstance(array, np.ndarray) or key not in arrays:
+            raise CheckpointError(f"weights[{key!r}] must be an array with an average")
+        if array.shape != arrays[key].shape:
+            raise CheckpointError(
+                f"weights[{key!r}] has shape {array.shape}, its average {arrays[key].shape}"
+            )
+    return average, arrays, held if saved["weights_hold"] == "averages" else None
+
+
+def _of_parameters(name: str, table: Any, index: Keys) -> dict[Index, Any]:
+    """Table under the present indices, without parameters that the updater does not have."""
+    known = isinstance(table, dict) and (index is None or table.keys() <= index.keys())
+    if not known:
+        raise CheckpointError(f"{name!r} must be a table of the saved parameters")
+    if index is None:
+        return dict(table)
+    present = {index[key]: value for key, value in table.items()}
+    return {key: value for key, value in present.items() if key is not None}
+
+
+def _check_real(name: str, array: Any, dense: bool = False) -> None:
+    values = array.values if isinstance(array, RowSparse) and not dense else array
+    if not isinstance(values, np.ndarray) or isinstance(values, np.ma.MaskedArray):
+        raise CheckpointError(f"{name} must be an array, got {type(array).__name__}")
+    if values.dtype.name not in REALS or not values.dtype.isnative:
+        raise CheckpointError(f"{name} must have dtype {' or '.join(REALS)}, got {values.dtype}")

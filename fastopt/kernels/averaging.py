@@ -1,0 +1,113 @@
+"""Rules that keep an average of the weight: derived from the rules of optimizers.
+
+A derived rule has one more state slot, ``average``, and one more hyper-parameter,
+``average_rate``. Its kernels update weight, state and average in one pass over memory.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+
+__all__ = ["averaged", "averaged_alone", "synced", "synced_alone"]
+
+Follow = Callable[[Scalar, Scalar, Hyper], tuple[Scalar, Scalar]]
+
+
+@scalar
+def move_average(weight: Scalar, average: Scalar, h: Hyper) -> tuple[Scalar, Scalar]:
+    """Weight, and the average moved towards it; a rate of 0 changes nothing, 1 copies."""
+    if h.average_rate == 1:
+        return weight, weight
+    if h.average_rate == 0:
+        return weight, average
+    return weight, average + h.average_rate * (weight - average)
+
+
+@scalar
+def move_both(weight: Scalar, average: Scalar, h: Hyper) -> tuple[Scalar, Scalar]:
+    """The average moved towards the weight, twice; a rate of 0 changes nothing."""
+    if h.average_rate == 0:
+        return weight, average
+    average = average + h.average_rate * (weight - average)
+    return average, average
+
+
+@cache
+def averaged(of: Rule) -> Rule:
+    r"""Rule that updates like `of`, then moves the average towards the new weight.
+
+    .. math:: a \leftarrow a + r (w - a)
+
+    Parameters
+    ----------
+    of : Rule
+        A rule without `row`.
+    """
+    return _derived(of, move_average)
+
+
+@cache
+def synced(of: Rule) -> Rule:
+    """Rule that updates like :func:`averaged`, then sets the weight to the average.
+
+    Parameters
+    ----------
+    of : Rule
+        A rule without `row`.
+    """
+    return _derived(of, move_both)
+
+
+def _derived(of: Rule, follow: Follow) -> Rule:
+    fn = of.fn
+
+    if of.noise:
+
+        def follower(weight: Scalar, grad: Scalar, state: State, h: Hyper, draw: Scalar) -> Step:
+            new, own = fn(weight, grad, state[:-1], h, draw)
+            new, average = follow(type(weight)(new), state[-1], h)
+            return new, own + (average,)  # noqa: RUF005 - numba adds tuples
+
+    else:
+
+        def follower(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:  # type: ignore[misc]
+            new, own = fn(weight, grad, state[:-1], h)
+            new, average = follow(type(weight)(new), state[-1], h)
+            return new, own + (average,)  # noqa: RUF005 - numba adds tuples
+
+    name = f"{of.name}_{follow.__name__}"
+    follower.__name__ = follower.__qualname__ = name
+    passes = [(_of_own_state(sums), finish) for sums, finish in of.passes]
+    declare = rule(
+        state=(*of.state, "average"),
+        hyper=(*of.hyper, "average_rate"),
+        noise=of.noise,
+        passes=passes,
+    )
+    return declare(follower)
+
+
+def _of_own_state(sums: Callable[..., Any]) -> Callable[..., Any]:
+    """The sums of a reduction, without the average in their state."""
+
+    def own_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> tuple[Scalar, ...]:
+        terms: tuple[Scalar, ...] = sums(weight, grad, state[:-1], h)
+        return terms
+
+    return own_sums
+
+
+@rule(state=("average",), hyper=("average_rate",))
+def averaged_alone(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Move the average towards the weight, which no gradient changes."""
+    weight, average = move_average(weight, state[0], h)
+    return weight, (average,)
+
+
+@rule(state=("average",), hyper=("average_rate",))
+def synced_alone(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Move the average towards the weight, and set the weight to it."""
+    weight, average = move_both(weight, state[0], h)
+    return weight, (average,)

@@ -1,0 +1,216 @@
+"""Gradient accumulation: sums of the gradients of several calls, applied as their mean."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastopt.engine.accumulate import accumulate, add, room
+from fastopt.engine.hyper import constant
+from fastopt.engine.plan import Plan
+from fastopt.engine.planner import Planner, table_of
+from fastopt.engine.validate import label
+from fastopt.kernels.device_memory import assign, host
+from fastopt.kernels.devices import Header, header, is_cuda
+from fastopt.kernels.table import Table, launch
+from fastopt.optimizer.optimizer import Index, Optimizer
+from fastopt.sparse import RowSparse
+
+__all__ = ["Entry", "Waiting", "Windows"]
+
+Entry = tuple[Index, Any, Any]
+"""Index, weight and gradient."""
+
+
+class Sum(Optimizer):
+    """Adds gradients to sums, which are its weights.
+
+    Parameters
+    ----------
+    keep : bool
+        Whether it adds; else each gradient starts a new sum.
+    """
+
+    rule = accumulate
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self.keep = keep
+        self.unchecked = False  # there are no multipliers
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"keep": self.keep}
+
+
+class Sums(Planner):
+    """Plans of calls that add gradients to sums, whose dtypes may differ."""
+
+    def table(
+        self,
+        index: Index,
+        weight: Any,
+        grad: Any,
+        state: Any,
+        masters: bool = True,
+        averaging: Any = None,
+    ) -> Table:
+        """See :meth:`Planner.table <fastopt.engine.planner.Planner.table>`."""
+        words = label(index, self.optimizer.idx2name)
+        return table_of(words, accumulate, (header(weight),), grad, ())
+
+
+class Waiting:
+    """Stands for the plan of a call that has only added gradients to their sums yet.
+
+    Parameters
+    ----------
+    indices, weights : list
+        Indices and weights of the call.
+    single : bool
+        Whether the call passes one index instead of lists.
+    """
+
+    version = -1
+    small = False
+    alternates = True
+
+    def __init__(self, indices: list[Index], weights: list[Any], single: bool) -> None:
+        self.indices, self.weights = indices, weights
+        self.length = 0 if single else len(indices)
+        self.key = indices[0] if single else tuple(indices)
+
+    def chosen(self) -> None:
+        """There is no plan of a step."""
+        return
+
+
+class Windows:
+    """The sums of gradients since the last update of each index.
+
+    Parameters
+    ----------
+    every : int
+        Calls of an index for one update.
+
+    Attributes
+    ----------
+    calls : dict
+        Calls of each index since its last update.
+    sums : dict
+        Sum of each index, in the precision of the arithmetic; of no use without calls.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.calls: dict[Index, int] = {}
+        self.sums: dict[Index, Any] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self._planners = Sums(Sum(keep=False)), Sums(Sum(keep=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"every": self.every, "calls": dict(self.calls), "sums": self.open_sums()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start()
+
+    def open_sums(self) -> dict[Index, Any]:
+        """Sums of the indices that wait for their update, on the host."""
+        return {index: _on_host(self.sums[index]) for index in self.calls}
+
+    def is_last(self, index: Index) -> bool:
+        """Whether the next call of an index updates it."""
+        return self.calls.get(index, 0) + 1 >= self.every
+
+    def phase(self, indices: Sequence[Index]) -> int:
+        """Calls since the last update, if that is one number for all indices; else -1."""
+        if len(indices) == 1:
+            return self.calls.get(indices[0], 0)
+        calls = [self.calls.get(index, 0) for index in indices]
+        return calls[0] if calls.count(calls[0]) == len(calls) else -1
+
+    # Sums
+
+    def plan(self, key: Any, phase: int) -> Plan | None:
+        """Plan that adds the gradients of a call to their sums, if there is one."""
+        plan: Plan | None = self._planners[phase > 0].plans.get(key)
+        return plan
+
+    def add(self, entries: Sequence[Entry], names: dict[Any, str], single: bool) -> None:
+        """Add gradients that are checked to their sums; nothing is counted."""
+        calls: tuple[list[Any], list[Any]] = [], []
+        sums: dict[Index, Any] = {}
+        tables: list[Table] = []
+        for index, weight, grad in entries:
+            words, keep = label(index, names), index in self.calls
+            total = self.sums.get(index)
+            if isinstance(grad, RowSparse):
+                sums[index], more = add(words, total, grad, weight, keep)
+                tables += more
+            else:
+                sums[index] = room(words, total, weight, keep)
+                calls[keep].append((index, sums[index], grad, None))
+        plans = [
+            planner.prepare(some, single)
+            for planner, some in zip(self._planners, calls, strict=True)
+            if some
+        ]
+        for plan in plans:
+            plan.step()
+            plan.planner.remember(plan)
+        launch(tables)
+        self._put(sums)
+
+    def _put(self, sums: dict[Index, Any]) -> None:
+        """Keep sums; the plans of others are forgotten."""
+        if any(self.sums.get(index, total) is not total for index, total in sums.items()):
+            for planner in self._planners:
+                planner.plans.clear()
+        self.sums.update(sums)
+
+    def count(self, indices: Sequence[Index]) -> None:
+        """Count a call of each index."""
+        for index in indices:
+            self.calls[index] = self.calls.get(index, 0) + 1
+
+    def close(self, indices: Sequence[Index]) -> None:
+        """Start again after an update, or after a call that was skipped."""
+        for index in indices:
+            self.calls.pop(index, None)
+            if isinstance(self.sums.get(index), RowSparse):
+                del self.sums[index]
+
+    def restore(self, calls: dict[Index, int], sums: dict[Index, Any]) -> None:
+        """Take over sums of a checkpoint."""
+        self.calls, self.sums = calls, sums
+        self._start()
+
+    # Rolling back
+
+    def before(self, indices: Sequence[Index]) -> dict[Index, Any]:
+        """Sums that calls have added to, as they are."""
+        return {
+            index: _on_host(self.sums[index], copy=True) for index in indices if index in self.calls
+        }
+
+    def put_back(self, before: dict[Index, Any]) -> None:
+        """Give sums the values that they had."""
+        for index, values in before.items():
+            total = self.sums[index]
+            if isinstance(values, RowSparse) or isinstance(total, RowSparse):
+                self._put({index: values})
+            elif isinstance(header(total), Header):
+                assign(header(total), values)
+            else:
+                total[...] = values
+
+
+def _on_host(total: Any, copy: bool = False) -> Any:
+    """A sum on the host, as a copy if it may be written to."""
+    if isinstance(total, RowSparse):
+        return total
+    return np.array(total, order="K") if copy and not is_cuda(total) else host(total)

@@ -1,0 +1,552 @@
+"""Averages of weights: EMA, SWA and Lookahead, in the pass of the update."""
+
+import pickle
+import warnings
+
+import numba
+import numpy as np
+import pytest
+from cases import CASES, SAMPLE
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
+from fastopt.amp import LossScaler
+from fastopt.checkpoint import CheckpointError
+
+SPECS = [
+    EMA(decay=0.9),
+    EMA(decay=0.9, bias_correction=True),
+    EMA(decay=0.9, warmup=True),
+    SWA(start=2, every=2),
+    Lookahead(k=2, alpha=0.3),
+]
+REFUSED = ("lbsgd", "groupadagrad")
+AVERAGED = [
+    pytest.param(
+        *(case, average),
+        marks=() if average == SPECS[0] or str(case) in SAMPLE else pytest.mark.exhaustive,
+    )
+    for case in CASES
+    for average in SPECS[:4]
+    if case.name not in REFUSED and (case.name != "test" or average.constant)
+]
+"""Optimizers, and averages that do not change their weights."""
+
+
+def adam(average, **kwargs):
+    return optimizer.Updater(optimizer.Adam(learning_rate=0.1, **kwargs), average=average)
+
+
+def oracle(average, history):
+    """Average in float64 of the weights before the first update and after each."""
+    weights = [np.asarray(weight, np.float64) for weight in history]
+    if isinstance(average, EMA):
+        kept = weights[0]
+        for t, weight in enumerate(weights[1:], 1):
+            decay = average.decay
+            if average.warmup:
+                decay = min(decay, (1 + t) / (10 + t))
+            kept = decay * kept + (1 - decay) * weight
+        if average.bias_correction:
+            powers = average.decay ** np.arange(len(weights) - 2, -1, -1)
+            kept = sum(p * w for p, w in zip(powers, weights[1:], strict=True)) / powers.sum()
+        return kept
+    chosen = weights[average.start :: average.every]
+    return np.mean(chosen, axis=0) if chosen else weights[0]
+
+
+def run(updater, weight, grads):
+    """Weights before the first update and after each."""
+    history = [weight.copy()]
+    for grad in grads:
+        updater(0, grad, weight)
+        history.append(weight.copy())
+    return history
+
+
+@given(
+    average=st.one_of(
+        st.builds(EMA, decay=st.floats(0, 0.999), bias_correction=st.booleans()),
+        st.builds(EMA, decay=st.floats(0, 0.999), warmup=st.booleans()),
+        st.builds(SWA, start=st.integers(1, 4), every=st.integers(1, 4)),
+    ),
+    shape=st.sampled_from([(), (1,), (0,), (5,), (3, 4)]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    steps=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_averages_are_those_of_the_history(average, shape, dtype, steps, seed):
+    rng = np.random.default_rng(seed)
+    weight = np.asarray(rng.normal(size=shape), dtype)
+    grads = [np.asarray(rng.normal(size=shape), dtype) for _ in range(steps)]
+    updater = adam(average)
+    history = run(updater, weight, grads)
+    found = updater.averages[0]
+    assert found.dtype == dtype
+    tolerance = (
+        {"rtol": 1e-4, "atol": 1e-5} if dtype == np.float32 else {"rtol": 1e-10, "atol": 1e-12}
+    )
+    np.testing.assert_allclose(found, oracle(average, history), **tolerance)
+
+
+@pytest.mark.parametrize(("case", "average"), AVERAGED, ids=str)
+def test_every_rule_updates_as_without_an_average(case, average, rng):
+    weight = rng.normal(size=case.shape).astype(np.float32)
+    other = weight.copy()
+    plain = optimizer.Updater(case.make(wd=case.wd))
+    averaging = optimizer.Updater(case.make(wd=case.wd), average=average)
+    grads = [rng.normal(size=case.shape).astype(np.float32) for _ in range(5)]
+    history = run(averaging, weight, grads)
+    run(plain, other, grads)
+    np.testing.assert_array_equal(weight, other)
+    expected = oracle(average, history)
+    np.testing.assert_allclose(averaging.averages[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@given(k=st.integers(1, 4), alpha=st.floats(0.1, 1), steps=st.integers(1, 9))
+def test_lookahead_returns_to_the_slow_weights(k, alpha, steps):
+    rng = np.random.default_rng(steps)
+    weight = rng.normal(size=6)
+    grads = [rng.normal(size=6) for _ in range(steps)]
+    made = optimizer.Updater(optimizer.SGD(learning_rate=0.1), average=Lookahead(k, alpha))
+    fast, slow = weight.copy(), weight.copy()
+    for t, grad in enumerate(grads, 1):
+        made(0, grad, weight)
+        fast = fast - 0.1 * grad
+        if t % k == 0:
+            slow = slow + alpha * (fast - slow)
+            fast = slow.copy()
+        np.testing.assert_allclose(weight, fast, rtol=1e-12)
+        np.testing.assert_allclose(made.averages[0], slow, rtol=1e-12)
+
+
+@pytest.mark.parametrize("average", SPECS, ids=str)
+def test_a_list_is_the_same_as_single_calls(average, rng):
+    shapes = [(3, 2), (4,), (70_000,), (2, 2)]
+    together = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    alone = [weight.copy() for weight in together]
+    listed, single = adam(average), adam(average)
+    for _ in range(5):
+        grads = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+        listed([0, 1, 2, 3], grads, together)
+        for index, (grad, weight) in enumerate(zip(grads, alone, strict=True)):
+            single(index, grad, weight)
+    for index in range(4):
+        np.testing.assert_array_equal(together[index], alone[index])
+        np.testing.assert_array_equal(listed.averages[index], single.averages[index])
+
+
+def test_indices_of_a_list_may_be_at_different_steps(rng):
+    average = SWA(start=1, every=2)
+    weights, made = [np.ones(3), np.ones(3)], adam(average)
+    histories = [[w.copy()] for w in weights]
+
+    def step(indices):
+        made(indices, [rng.normal(size=3) for _ in indices], [weights[i] for i in indices])
+        for i in indices:
+            histories[i].append(weights[i].copy())
+
+    for indices in ([0], [0, 1], [0, 1], [0, 1]):
+        step(indices)
+    for index in range(2):
+        np.testing.assert_allclose(made.averages[index], oracle(average, histories[index]))
+
+
+@pytest.mark.parametrize("average", SPECS, ids=str)
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="there are no threads")
+def test_any_number_of_threads_gives_the_same_bits(average, rng):
+    grads = [rng.normal(size=100_001).astype(np.float32) for _ in range(4)]
+    found = []
+    before = numba.get_num_threads()
+    try:
+        for threads in {1, before}:
+            numba.set_num_threads(threads)
+            weight, made = np.ones(100_001, np.float32), adam(average)
+            run(made, weight, grads)
+            found.append((weight, made.averages[0]))
+    finally:
+        numba.set_num_threads(before)
+    for weight, kept in found:
+        np.testing.assert_array_equal(weight, found[0][0])
+        np.testing.assert_array_equal(kept, found[0][1])
+
+
+@pytest.mark.parametrize("average", SPECS, ids=str)
+def test_half_precision_weights_average_their_masters(average, half, rng):
+    made, twin = adam(average, multi_precision=True), adam(average)
+    weight = rng.normal(size=30).astype(half)
+    exact = weight.astype(np.float32)
+    for _ in range(5):
+        grad = rng.normal(size=30).astype(half)
+        made(0, grad, weight)
+        twin(0, grad.astype(np.float32), exact)
+    assert made.averages[0].dtype == np.float32
+    np.testing.assert_array_equal(made.averages[0], twin.averages[0])
+    np.testing.assert_array_equal(weight, exact.astype(half))
+
+
+def test_split_masters_are_averaged(bfloat16, rng):
+    kwargs = {"multi_precision": True}
+    split, whole = adam(EMA(0.5), **kwargs, master="split"), adam(EMA(0.5), **kwargs)
+    one = rng.normal(size=30).astype(bfloat16)
+    other = one.copy()
+    for _ in range(4):
+        grad = rng.normal(size=30).astype(bfloat16)
+        split(0, grad, one)
+        whole(0, grad, other)
+    np.testing.assert_array_equal(split.averages[0], whole.averages[0])
+
+
+def test_state_in_bfloat16_leaves_the_average_in_float32(bfloat16, rng):
+    weight = rng.normal(size=30).astype(np.float32)
+    made = adam(EMA(0.5), state_dtype="bfloat16")
+    history = run(made, weight, [rng.normal(size=30).astype(np.float32) for _ in range(4)])
+    assert made.averages[0].dtype == np.float32
+    np.testing.assert_allclose(made.averages[0], oracle(EMA(0.5), history), rtol=1e-5, atol=1e-6)
+
+
+# Row-sparse gradients
+
+
+def test_a_lazy_ema_is_that_of_the_updates_of_each_row(rng):
+    weight = rng.normal(size=(5, 2)).astype(np.float32)
+    average, made = EMA(decay=0.5), adam(EMA(decay=0.5))
+    histories = {row: [weight[row].copy()] for row in range(5)}
+    for rows in ([1, 3], [3], [3, 0], [1]):
+        made(0, (np.ones((len(rows), 2), np.float32), np.array(rows)), weight)
+        for row in rows:
+            histories[row].append(weight[row].copy())
+    for row, history in histories.items():
+        expected = oracle(average, history)
+        np.testing.assert_allclose(made.averages[0][row], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("average", SPECS[3:], ids=str)
+def test_row_sparse_gradients_average_all_rows_every_so_many_steps(average, lazy, rng):
+    sparse, dense = (
+        optimizer.Updater(optimizer.SGD(learning_rate=0.1, lazy_update=lazy), average=average)
+        for _ in range(2)
+    )
+    weight = rng.normal(size=(6, 2)).astype(np.float32)
+    other = weight.copy()
+    for _ in range(6):
+        rows = rng.integers(0, 6, size=2)
+        grad = RowSparse(rng.normal(size=(2, 2)).astype(np.float32), rows, (6, 2))
+        sparse(0, grad, weight)
+        dense(0, grad.to_dense(), other)
+        np.testing.assert_array_equal(weight, other)
+        np.testing.assert_array_equal(sparse.averages[0], dense.averages[0])
+
+
+def test_rules_by_row_are_refused():
+    made = optimizer.Updater(optimizer.GroupAdaGrad(), average=EMA())
+    with pytest.raises(TypeError, match=r"index 0: rule .* keeps one state number for each row"):
+        made(0, np.ones((2, 2)), np.ones((2, 2)))
+    assert not made.states
+    assert not made.averages
+
+
+def test_optimizers_without_a_rule_are_refused():
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            weight -= grad
+
+    with pytest.raises(TypeError, match="Plain overrides update"):
+        optimizer.Updater(Plain(), average=EMA())
+    with pytest.raises(TypeError, match="LBSGD counts calls that update nothing"):
+        optimizer.Updater(optimizer.LBSGD(), average=EMA())
+    with pytest.raises(TypeError, match="depends on the number of updates, and Test counts them"):
+        optimizer.Updater(optimizer.Test(), average=SWA())
+
+
+# Errors and changes
+
+
+@pytest.mark.parametrize("average", SPECS, ids=str)
+def test_a_failed_call_changes_nothing(average, rng):
+    fails = []
+
+    def schedule(update):
+        if fails:
+            raise RuntimeError("no rate")
+        return 0.1
+
+    made, twin = adam(average), adam(average)
+    made.optimizer.lr_scheduler = twin.optimizer.lr_scheduler = schedule
+    weight, other = np.ones(4), np.ones(4)
+    for _ in range(5):
+        grad = rng.normal(size=4)
+        fails.append(True)
+        with pytest.raises(RuntimeError, match="no rate"):
+            made(0, grad, weight)
+        fails.clear()
+        with pytest.raises(ValueError, match="index 0: gradient must have shape"):
+            made(0, np.ones(3), weight)
+        made(0, grad, weight)
+        twin(0, grad, other)
+        np.testing.assert_array_equal(weight, other)
+        np.testing.assert_array_equal(made.averages[0], twin.averages[0])
+
+
+def test_a_skipped_step_leaves_the_average_alone():
+    made = optimizer.Updater(optimizer.Adam(), loss_scaler=LossScaler(), average=EMA(decay=0.5))
+    weight = np.ones(2, np.float32)
+    made(0, np.ones(2, np.float32), weight)
+    before = made.averages[0].copy()
+    made(0, np.array([1, np.inf], np.float32), weight)
+    assert made.info.skipped
+    np.testing.assert_array_equal(made.averages[0], before)
+
+
+def test_a_weight_in_fortran_order_is_averaged(rng):
+    weight = np.asfortranarray(rng.normal(size=(4, 3)))
+    made = adam(EMA(decay=0.5))
+    history = run(made, weight, [rng.normal(size=(4, 3)) for _ in range(3)])
+    np.testing.assert_allclose(made.averages[0], oracle(EMA(decay=0.5), history))
+
+
+def test_deferred_decay_is_applied_before_the_average(rng):
+    made = optimizer.Updater(
+        optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up"), average=EMA(0.5)
+    )
+    weight = np.ones((2, 1))
+    made(0, (np.ones((1, 1)), np.array([0])), weight)
+    made(0, (np.ones((1, 1)), np.array([1])), weight)
+    np.testing.assert_allclose(made.averages[0][1], (1 + weight[1]) / 2)
+    made.flush(0)
+    np.testing.assert_allclose(made.averages[0][1], (1 + weight[1]) / 2)
+
+
+# averaged()
+
+
+@pytest.mark.parametrize("average", SPECS, ids=str)
+def test_weights_hold_their_averages_inside(average, rng):
+    weights = [rng.normal(size=(3, 2)).astype(np.float32), np.asfortranarray(np.ones((2, 2)))]
+    made = adam(average)
+    for _ in range(3):
+        made([0, "b"], [rng.normal(size=w.shape).astype(w.dtype) for w in weights], weights)
+    before = [weight.copy() for weight in weights]
+    with made.averaged():
+        for index, weight in zip([0, "b"], weights, strict=True):
+            np.testing.assert_array_equal(weight, made.averages[index])
+    for weight, held in zip(weights, before, strict=True):
+        np.testing.assert_array_equal(weight, held)
+    made([0, "b"], [np.ones_like(w) for w in weights], weights)
+
+
+def test_weights_are_restored_after_an_exception():
+    made, weight = adam(EMA()), np.ones(2)
+    made(0, np.ones(2), weight)
+    before = weight.copy()
+
+    def fail():
+        with made.averaged():
+            weight[:] = 7
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    np.testing.assert_array_equal(weight, before)
+    with made.averaged():
+        pass
+
+
+def test_half_precision_weights_and_copies_hold_rounded_averages(half):
+    made, weight = adam(EMA(decay=0.5), multi_precision=True), np.ones(3, half)
+    made(0, np.ones(3, half), weight)
+    with made.averaged():
+        np.testing.assert_array_equal(weight, made.averages[0].astype(half))
+    exact, copy = np.ones(3, np.float32), np.ones(3, half)
+    made = adam(EMA(decay=0.5))
+    made.set_copy(0, copy)
+    made(0, np.ones(3, np.float32), exact)
+    before = copy.copy()
+    with made.averaged():
+        np.testing.assert_array_equal(copy, made.averages[0].astype(half))
+    np.testing.assert_array_equal(copy, before)
+
+
+def test_nothing_updates_weights_that_hold_averages():
+    made, weight = adam(EMA()), np.ones(2)
+    for _ in range(3):
+        made(0, np.ones(2), weight)
+    kept = made.averages[0].copy()
+    with made.averaged():
+        for attempt in (
+            lambda: made(0, np.ones(2), weight),
+            lambda: made([0], [np.ones(2)], [weight]),
+            lambda: made.averaged().__enter__(),
+            lambda: made.flush(0),
+            lambda: made.load_states_dict(made.states_dict()),
+            lambda: made.set_states(made.get_states()),
+        ):
+            with pytest.raises(RuntimeError, match="the weights hold their averages"):
+                attempt()
+            np.testing.assert_array_equal(weight, kept)
+    made(0, np.ones(2), weight)
+    assert made.optimizer.num_update == 4
+
+
+def test_averages_that_cannot_be_swapped_in_are_reported(rng):
+    with pytest.raises(RuntimeError, match="the updater has no average"):
+        adam(None).averaged().__enter__()
+    made = adam(EMA())
+    made([0, 1], [np.ones(2), np.ones(3)], [np.ones(2), np.ones(3)])
+    new = adam(EMA())
+    new.load_states_dict(made.states_dict())
+    weights = {0: np.zeros(2), 1: np.zeros(3)}
+    with pytest.raises(ValueError, match="index 0: its weight was not updated yet"):
+        new.averaged().__enter__()
+    with pytest.raises(ValueError, match="index 1: weight must have shape"):
+        new.averaged({0: weights[0], 1: np.zeros(2)}).__enter__()
+    with pytest.raises(ValueError, match="index 7: the updater has no average of it"):
+        new.averaged({7: np.zeros(2)}).__enter__()
+    with pytest.raises(TypeError, match="weights must map indices to arrays"):
+        new.averaged([np.zeros(2)]).__enter__()
+    assert not any(weight.any() for weight in weights.values())
+    with new.averaged(weights):
+        np.testing.assert_array_equal(weights[1], made.averages[1])
+    assert not weights[1].any()
+
+
+# Checkpoints
+
+
+def resumed(kind, made, tmp_path):
+    """Another updater, from what this one saved."""
+    new = adam(made.average)
+    if kind == "save":
+        made.save(tmp_path / "state")
+        new.load(tmp_path / "state")
+    elif kind == "get_states":
+        new.set_states(made.get_states(dump_optimizer=True))
+    elif kind == "dict":
+        new.load_states_dict(made.states_dict())
+    else:
+        new = pickle.loads(pickle.dumps(made))
+    return new
+
+
+@pytest.mark.parametrize("average", SPECS, ids=str)
+@pytest.mark.parametrize("kind", ["save", "get_states", "dict", "pickle"])
+def test_a_run_goes_on_bit_for_bit(kind, average, tmp_path, rng):
+    made, weight = adam(average), rng.normal(size=5).astype(np.float32)
+    grads = [rng.normal(size=5).astype(np.float32) for _ in range(8)]
+    run(made, weight, grads[:3])
+    new, other = resumed(kind, made, tmp_path), weight.copy()
+    assert new.average == average
+    run(made, weight, grads[3:])
+    run(new, other, grads[3:])
+    np.testing.assert_array_equal(weight, other)
+    np.testing.assert_array_equal(made.averages[0], new.averages[0])
+
+
+@pytest.mark.parametrize("kind", ["save", "get_states", "dict", "pickle"])
+@pytest.mark.parametrize("holds", ["averages", "weights"])
+def test_what_is_saved_inside_restores_the_weights(kind, holds, tmp_path, rng):
+    made, weight = adam(EMA(0.5)), rng.normal(size=5)
+    run(made, weight, [rng.normal(size=5) for _ in range(3)])
+    with made.averaged():
+        new, saved = resumed(kind, made, tmp_path), weight.copy()
+    if holds == "weights":
+        saved = weight.copy()
+    with pytest.raises(RuntimeError, match="restore_weights"):
+        new(0, np.ones(5), saved)
+    with pytest.raises(ValueError, match="index 0: its weight was not updated yet"):
+        new.restore_weights({})
+    new.restore_weights({0: saved})
+    np.testing.assert_array_equal(saved, weight)
+    new(0, np.ones(5), saved)
+    made(0, np.ones(5), weight)
+    np.testing.assert_array_equal(saved, weight)
+    with pytest.raises(RuntimeError, match="saved inside of averaged"):
+        new.restore_weights({0: saved})
+
+
+def test_a_checkpoint_says_what_the_weights_hold():
+    made, weight = adam(EMA()), np.ones(2)
+    made(0, np.ones(2), weight)
+    assert made.states_dict()["averages"]["weights_hold"] == "weights"
+    before = weight.copy()
+    with made.averaged():
+        inside = made.states_dict()["averages"]
+    assert inside["weights_hold"] == "averages"
+    np.testing.assert_array_equal(inside["weights"][0], before)
+
+
+def test_checkpoints_of_other_settings():
+    made, plain = adam(EMA(0.5)), adam(None)
+    for updater in (made, plain):
+        updater(0, np.ones(2), np.ones(2))
+    with pytest.raises(CheckpointError, match="averages of EMA"):
+        adam(SWA()).load_states_dict(made.states_dict())
+    with pytest.warns(UserWarning, match="the updater has no average to take them"):
+        adam(None).load_states_dict(made.states_dict())
+    new = adam(EMA(0.9))
+    with pytest.warns(UserWarning, match="those of the updater start again"):
+        new.load_states_dict(plain.states_dict())
+    assert not new.averages
+    new.load_states_dict(made.states_dict())
+    assert new.average == EMA(0.5)
+
+
+@pytest.mark.parametrize("damage", [
+    {"average": {"kind": "EMA", "decay": 2.0}}, {"average": {"kind": "Mean"}}, {"average": 3},
+    {"arrays": {0: np.ones(2, np.int64)}}, {"arrays": {5: np.ones(2)}}, {"arrays": [1]},
+    {"weights": {0: np.ones(3)}}, {"weights": {0: "a"}},
+])  # fmt: skip
+def test_damaged_averages_are_refused(damage):
+    made, new = adam(EMA()), adam(EMA())
+    made(0, np.ones(2), np.ones(2))
+    saved = made.states_dict()
+    saved["averages"] |= damage
+    with pytest.raises(CheckpointError):
+        new.load_states_dict(saved)
+    assert not new.averages
+
+
+def test_arguments_are_checked():
+    for wrong in (
+        lambda: EMA(decay=1.0), lambda: EMA(decay=-0.1), lambda: EMA(decay="a"),
+        lambda: EMA(warmup=1), lambda: EMA(bias_correction=True, warmup=True),
+        lambda: SWA(start=0), lambda: SWA(every=0), lambda: SWA(every=1.5),
+        lambda: Lookahead(k=0), lambda: Lookahead(alpha=0), lambda: Lookahead(alpha=1.1),
+        lambda: adam(0.999), lambda: adam(EMA),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=r"must be|cannot both"):
+            wrong()
+
+
+def test_kernels_with_averages_are_cached_on_disk(run_python, tmp_path):
+    code = """
+import numpy as np
+from fastopt import EMA, Lookahead, optimizer
+from fastopt.kernels.compiling import compiled_kernels
+for average in (EMA(), Lookahead(k=2)):
+    for made in (optimizer.Adam(), optimizer.LAMB(), optimizer.SGLD()):
+        updater, weight = optimizer.Updater(made, average=average), np.ones(3, np.float32)
+        for _ in range(3):
+            updater(0, np.ones(3, np.float32), weight)
+print(sum(sum(kernel.stats.cache_misses.values()) for kernel in compiled_kernels))
+"""
+    if numba.config.DISABLE_JIT:
+        pytest.skip("nothing is compiled")
+    first, second = (int(run_python(code, NUMBA_CACHE_DIR=str(tmp_path))) for _ in range(2))
+    assert first > 0
+    assert second == 0
+
+
+def test_a_new_average_forgets_the_old_one():
+    made, weight = adam(EMA(0.5)), np.ones(2)
+    made(0, np.ones(2), weight)
+    made.average = EMA(0.9)
+    assert made.averages
+    made.average = None
+    made(0, np.ones(2), weight)
+    assert not made.averages
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.load_states_dict(made.states_dict())

@@ -1,0 +1,227 @@
+"""Adaptive clipping of gradients by the norms of units."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import RowSparse, optimizer
+from fastopt.amp import LossScaler
+from fastopt.checkpoint import CheckpointError
+
+SHAPES = [(), (1,), (0,), (7,), (5, 3), (3, 0), (0, 3), (4, 2, 3), (3, 2, 2, 5), (2, 70_000)]
+
+
+def norms(array):
+    """Norm of each unit, in float64."""
+    if array.ndim < 2:
+        return np.atleast_1d(np.linalg.norm(array.astype(np.float64)))
+    squares = array.astype(np.float64) ** 2
+    return np.sqrt(squares.sum(axis=tuple(range(1, array.ndim))))
+
+
+def clipped(weight, grad, limit, eps=1e-3, factor=1.0):
+    """The formula of the paper in float64."""
+    most = limit * np.maximum(norms(weight), eps)
+    norm = abs(factor) * norms(grad)
+    scale = np.where(norm > most, most / np.maximum(norm, 1e-6), 1.0)
+    shape = (len(scale),) + (1,) * (grad.ndim - 1) if grad.ndim > 1 else ()
+    return np.asarray(grad, np.float64) * scale.reshape(shape)
+
+
+def plain(**kwargs):
+    """Updater that adds gradients to weights."""
+    rescale_grad = kwargs.pop("rescale_grad", 1.0)
+    return optimizer.Updater(optimizer.Test(rescale_grad=rescale_grad), **kwargs)
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    limit=st.floats(0, 2),
+    eps=st.floats(0, 1),
+    rescale_grad=st.sampled_from([1.0, -0.25, 3.0]),
+    seed=st.integers(0, 1000),
+)
+def test_units_are_clipped_as_in_the_paper(shape, dtype, limit, eps, rescale_grad, seed):
+    rng = np.random.default_rng(seed)
+    weight = np.asarray(rng.normal(size=shape), dtype)
+    grad = np.asarray(rng.normal(size=shape) * 10.0 ** rng.integers(-4, 3), dtype)
+    before, given_grad = weight.copy(), grad.copy()
+    made = plain(clip_adaptive=limit, clip_adaptive_eps=eps, rescale_grad=rescale_grad)
+    for _ in range(2):
+        expected = before + rescale_grad * clipped(before, grad, limit, eps, rescale_grad)
+        made(0, grad, weight)
+        tolerance = 1e-5 if dtype == np.float32 else 1e-12
+        np.testing.assert_allclose(weight, expected, rtol=tolerance, atol=tolerance)
+        np.testing.assert_array_equal(grad, given_grad)
+        before = weight.copy()
+
+
+def test_the_numbers_are_those_of_optax():
+    # optax 0.2.8, adaptive_grad_clip(0.1, eps=1e-3), on the transpose: its units are the last axis.
+    weight = np.array([[0.5, -1.0, 2.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]], np.float32)
+    grad = np.array([[3.0, 4.0, 0.0], [1.0, -2.0, 2.0], [0.01, 0.02, 0.03]], np.float32)
+    expected = [
+        [0.13747727870941162, 0.18330302834510803, 0.0],
+        [3.333333370392211e-05, -6.666666740784422e-05, 6.666666740784422e-05],
+        [0.009999999776482582, 0.019999999552965164, 0.029999999329447746],
+    ]
+    after = weight.copy()
+    plain(clip_adaptive=0.1)(0, grad, after)
+    np.testing.assert_allclose(after - weight, expected, rtol=1e-5, atol=1e-7)
+    vector = np.array([3.0, -4.0], np.float32)
+    plain(clip_adaptive=0.1)(0, np.array([6.0, 8.0], np.float32), vector)
+    np.testing.assert_allclose(vector, [3.30000001192092896, -3.5999999940395354], rtol=1e-6)
+
+
+@given(seed=st.integers(0, 1000))
+def test_a_list_is_the_same_as_single_calls(seed):
+    rng = np.random.default_rng(seed)
+    shapes = [(5, 3), (4,), (2, 70_000)]
+    together = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    alone = [weight.copy() for weight in together]
+    listed, single = (
+        optimizer.Updater(optimizer.Adam(learning_rate=0.1), clip_adaptive=0.01) for _ in range(2)
+    )
+    for _ in range(3):
+        grads = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+        listed([0, 1, 2], grads, together)
+        for index, (grad, weight) in enumerate(zip(grads, alone, strict=True)):
+            single(index, grad, weight)
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_norm_is_measured_after_units_are_clipped(rng):
+    weight, grad = rng.normal(size=(4, 3)), 100 * rng.normal(size=(4, 3))
+    expected = clipped(weight, grad, 0.5)
+    made = plain(clip_adaptive=0.5, clip_global_norm=1e9)
+    made(0, grad, weight)
+    assert made.info.global_norm == pytest.approx(np.linalg.norm(expected))
+
+
+def test_gradients_are_unscaled_before_units_are_clipped(rng):
+    weight = rng.normal(size=(4, 3)).astype(np.float32)
+    grad, other = rng.normal(size=(4, 3)).astype(np.float32), weight.copy()
+    scaler = LossScaler(init_scale=1024.0)
+    for _ in range(2):
+        plain(clip_adaptive=0.1, loss_scaler=scaler)(0, grad * 1024, weight)
+        plain(clip_adaptive=0.1)(0, grad, other)
+    np.testing.assert_array_equal(weight, other)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_gradients_that_are_not_finite_are_still_found(value):
+    made = plain(clip_adaptive=0.1, loss_scaler=LossScaler())
+    weight = np.ones((2, 2), np.float32)
+    made(0, np.array([[1, value], [1, 1]], np.float32), weight)
+    assert made.info.skipped
+    assert (weight == 1).all()
+
+
+def test_the_value_is_clipped_last(rng):
+    weight, grad = np.full((1, 2), 10.0), np.array([[30.0, 40.0]])
+    made = optimizer.Updater(optimizer.SGD(learning_rate=1.0, clip_gradient=0.7), clip_adaptive=0.1)
+    before = weight.copy()
+    made(0, grad, weight)
+    expected = np.minimum(clipped(before, grad, 0.1), 0.7)
+    np.testing.assert_allclose(before - weight, expected)
+    assert (expected == 0.7).any()
+
+
+@pytest.mark.parametrize("in_float32", [False, True])
+def test_half_precision_gradients_are_clipped_in_float32(half, in_float32, rng):
+    weight = rng.normal(size=(4, 3)).astype(half)
+    grad = (10 * rng.normal(size=(4, 3))).astype(np.float32 if in_float32 else half)
+    master = weight.astype(np.float32)
+    expected = master - 0.5 * clipped(master, grad, 0.1)
+    sgd = optimizer.SGD(learning_rate=0.5, multi_precision=True)
+    made = optimizer.Updater(sgd, clip_adaptive=0.1)
+    made(0, grad, weight)
+    np.testing.assert_allclose(made.states[0][1], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_units_of_row_sparse_gradients_are_indexed_rows(lazy, rng):
+    weight = rng.normal(size=(6, 2)).astype(np.float32)
+    rows = np.array([4, 1, 4])
+    grad = RowSparse((10 * rng.normal(size=(3, 2))).astype(np.float32), rows, (6, 2))
+    expected = weight - 0.5 * clipped(weight, grad.to_dense(), 0.1)
+    sgd = optimizer.SGD(learning_rate=0.5, lazy_update=lazy)
+    optimizer.Updater(sgd, clip_adaptive=0.1)(0, grad, weight)
+    np.testing.assert_allclose(weight, expected, rtol=1e-5)
+
+
+def test_a_vector_of_row_sparse_gradients_is_one_unit(rng):
+    weight = rng.normal(size=6)
+    grad = RowSparse(np.array([10.0, 20.0]), np.array([4, 1]), 6)
+    expected = weight + clipped(weight, grad.to_dense(), 0.1)
+    plain(clip_adaptive=0.1)(0, grad, weight)
+    np.testing.assert_allclose(weight, expected)
+
+
+def test_the_mean_of_accumulated_gradients_is_clipped(rng):
+    weight, grads = rng.normal(size=(3, 2)), [10 * rng.normal(size=(3, 2)) for _ in range(2)]
+    expected = weight + clipped(weight, (grads[0] + grads[1]) / 2, 0.1)
+    made = plain(clip_adaptive=0.1, accumulate=2)
+    for grad in grads:
+        made(0, grad, weight)
+    np.testing.assert_allclose(weight, expected)
+
+
+def test_weights_of_any_layout_are_taken(rng):
+    for weight in (np.ones((4, 6), order="F"), np.ones((4, 12))[:, ::2], np.ones((6, 4)).T):
+        grad = np.asfortranarray(rng.normal(size=(4, 6)))
+        expected = weight + clipped(weight, grad, 0.1)
+        plain(clip_adaptive=0.1)(0, grad, weight)
+        np.testing.assert_allclose(weight, expected)
+
+
+def test_an_optimizer_in_numpy_sees_clipped_gradients(rng):
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            weight += grad
+
+    weight, grad = rng.normal(size=(3, 2)), 10 * rng.normal(size=(3, 2))
+    expected = weight + clipped(weight, grad, 0.1)
+    optimizer.Updater(Plain(), clip_adaptive=0.1)(0, grad, weight)
+    np.testing.assert_allclose(weight, expected)
+
+
+def test_a_failed_call_changes_nothing(rng):
+    made, twin = (
+        optimizer.Updater(optimizer.Adam(learning_rate=0.1), clip_adaptive=0.1) for _ in range(2)
+    )
+    weight, other = np.ones((2, 2)), np.ones((2, 2))
+    for _ in range(3):
+        grad = rng.normal(size=(2, 2))
+        with pytest.raises(ValueError, match="index 0: gradient must have shape"):
+            made(0, np.ones((2, 3)), weight)
+        with pytest.raises(ValueError, match="index 0: clip_adaptive takes an index once"):
+            made([0, 0], [grad, grad], [weight, weight])
+        made(0, grad, weight)
+        twin(0, grad, other)
+        np.testing.assert_array_equal(weight, other)
+
+
+@pytest.mark.parametrize("wrong", [-0.1, np.nan, np.inf, "a", True])
+@pytest.mark.parametrize("name", ["clip_adaptive", "clip_adaptive_eps"])
+def test_arguments_are_checked(name, wrong):
+    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+        plain(**{name: wrong})
+
+
+def test_settings_are_part_of_a_checkpoint():
+    made, new = plain(clip_adaptive=0.1, clip_adaptive_eps=0.5), plain()
+    made(0, np.ones(2), np.ones(2))
+    saved = made.states_dict()
+    new.load_states_dict(saved)
+    assert (new.clip_adaptive, new.clip_adaptive_eps) == (0.1, 0.5)
+    weights = np.ones(2), np.ones(2)
+    for updater, weight in zip((made, new), weights, strict=True):
+        updater(0, np.full(2, 9.0), weight)
+    np.testing.assert_array_equal(*weights)
+    saved["updater"]["clip_adaptive_eps"] = None
+    with pytest.raises(CheckpointError, match="clip_adaptive_eps"):
+        new.load_states_dict(saved)

@@ -1,12 +1,13 @@
 """Updaters that can be saved and go on from what was saved."""
 
 import copy
+import inspect
 import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastopt.arguments import flag
-from fastopt.checkpoint.describe import SETTINGS, Stateful, describe
+from fastopt.checkpoint.describe import Stateful, describe
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically
 from fastopt.checkpoint.fitting import check_states
@@ -50,11 +51,15 @@ class Resumable(Stateful):
     }
 
     def __repr__(self) -> str:
-        settings = ("loss_scaler", *SETTINGS)
-        shown = [(name, vars(self).get(name)) for name in settings]
-        words = "".join(f"{name}={value!r}, " for name, value in shown if value is not None)
-        number = len(vars(self).get("states", ()))
-        return f"{type(self).__name__}({vars(self).get('optimizer')!r}, {words}states={number})"
+        own, arguments = vars(self), inspect.signature(type(self).__init__).parameters
+        words = ""
+        for name, parameter in list(arguments.items())[2:]:
+            value = own.get(name)
+            if value is not None and value != parameter.default:
+                value = dict(value) if isinstance(value, Mapping) else value
+                words += f"{name}={value!r}, "
+        number = len(own.get("states", ()))
+        return f"{type(self).__name__}({own.get('optimizer')!r}, {words}states={number})"
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """Return the states of all indices as safetensors bytes.

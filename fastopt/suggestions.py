@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 __all__ = ["Advised", "closest", "no_attribute"]
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
+def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None:
     """Return the known name that is most like `name`, or None if none is like it.
 
     Upper and lower case and underscores count least, so that ``beta_1`` is ``beta1``.
@@ -18,6 +18,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
         What was typed.
     known : iterable of str
         Names that exist.
+    cutoff : float
+        How much alike they must be, from 0 to 1.
 
     Examples
     --------
@@ -28,7 +30,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     True
     """
     plain = {_plain(each): each for each in sorted(known, reverse=True)}
-    found = get_close_matches(_plain(name), plain, n=1, cutoff=0.75)
+    found = get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
     return plain[found[0]] if found else None
 
 

@@ -286,8 +286,11 @@ def test_multipliers_of_a_group_replace_those_of_the_table():
 
 @pytest.mark.parametrize("way", [as_list, one_by_one])
 def test_what_a_group_does_not_override_follows_the_optimizer(way):
-    own = {"b": {"wd": 0.0}, "c": {"learning_rate": 0.5}, "d": {"optimizer": optimizer.SGD(1.0)}}
-    own["d"]["optimizer"] = optimizer.SGD(learning_rate=3.0)
+    own = {
+        "b": {"wd": 0.0},
+        "c": {"learning_rate": 0.5},
+        "d": {"optimizer": optimizer.SGD(learning_rate=3.0)},
+    }
     sgd = optimizer.SGD(learning_rate=1.0)
     made = optimizer.Updater(sgd, groups=own)
     weights = [np.zeros(1) for _ in "abcd"]
@@ -523,7 +526,7 @@ MISTAKES = {
     "NaN": ({"a": {"wd_mult": np.nan}}, ValueError, r"groups\['a'\]: wd_mult must be a finite"),
     "frozen": ({"a": {"frozen": 1}}, TypeError, r"groups\['a'\]: frozen must be True or False"),
     "frozen and more": ({"a": {"frozen": True, "wd": 0}}, ValueError, "cannot have wd too"),
-    "both names": ({"a": {"lr": 1.0, "learning_rate": 1.0}}, TypeError, "which are the same"),
+    "both names": ({"a": {"lr": 1.0, "learning_rate": 1.0}}, TypeError, "not both"),
     "rescale_grad": ({"a": {"rescale_grad": 2}}, TypeError, "is the same in all groups"),
     "optimizer by name": (
         {"a": {"optimizer": "sgd"}},

@@ -99,7 +99,7 @@ class Group:
                 raise TypeError(f"{self.label}: {name} is the same in all groups")
             if name not in taken:
                 known = [*taken, *MULTIPLIERS, "frozen", "optimizer"]
-                near = closest(str(name), known)
+                near = closest(str(name), known, 0.6)
                 hint = f"; did you mean {near}?" if near else f"; it takes {', '.join(known)}"
                 raise TypeError(f"{self.label}: {type(main).__name__} has no {name!r}{hint}")
         kind: Any = type(main)

@@ -984,12 +984,13 @@ def get_updater(
     clip_adaptive: float | None = None,
     clip_adaptive_eps: float = 1e-3,
 ) -> Updater:
-    r"""Return an :class:`Updater` for an optimizer.
+    """Return an :class:`Updater` for an optimizer.
 
     Parameters
     ----------
-    optimizer, loss_scaler, clip_global_norm, groups, accumulate, average, clip_adaptive, \
-    clip_adaptive_eps
+    optimizer : Optimizer or str
+        The optimizer or its name.
+    loss_scaler, clip_global_norm, groups, accumulate, average, clip_adaptive, clip_adaptive_eps
         Arguments of :class:`Updater`, with the same errors.
 
     Examples

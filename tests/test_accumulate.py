@@ -1,12 +1,11 @@
 """Gradient accumulation: one update with the mean of the gradients of several calls."""
 
-import pickle
-
 import numpy as np
 import pytest
 from cases import CASES
 from hypothesis import given
 from hypothesis import strategies as st
+from resuming import WAYS, resumed
 
 from fastopt import EMA, RowSparse, optimizer
 from fastopt.amp import LossScaler
@@ -186,24 +185,9 @@ def test_a_gradient_that_is_not_finite_skips_the_window(bad, value):
     np.testing.assert_array_equal(weight, expected)
 
 
-def resumed(kind, made, tmp_path):
-    """Another updater, from what this one saved."""
-    new = adam(accumulate=EVERY)
-    if kind == "save":
-        made.save(tmp_path / "state")
-        new.load(tmp_path / "state")
-    elif kind == "get_states":
-        new.set_states(made.get_states(dump_optimizer=True))
-    elif kind == "dict":
-        new.load_states_dict(made.states_dict())
-    else:
-        new = pickle.loads(pickle.dumps(made))
-    return new
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("calls", range(1, 6))
-@pytest.mark.parametrize("kind", ["save", "get_states", "dict", "pickle"])
+@pytest.mark.parametrize("kind", WAYS)
 def test_a_run_goes_on_within_a_window(kind, calls, sparse, tmp_path, rng):
     made, weight = adam(accumulate=EVERY), rng.normal(size=(4, 2)).astype(np.float32)
     grads = [
@@ -212,7 +196,7 @@ def test_a_run_goes_on_within_a_window(kind, calls, sparse, tmp_path, rng):
     ]
     for grad in grads[:calls]:
         made(0, grad, weight)
-    new, other = resumed(kind, made, tmp_path), weight.copy()
+    new, other = resumed(kind, made, adam(accumulate=EVERY), tmp_path), weight.copy()
     for grad in grads[calls:]:
         made(0, grad, weight)
         new(0, grad, other)

@@ -1,6 +1,5 @@
 """Averages of weights: EMA, SWA and Lookahead, in the pass of the update."""
 
-import pickle
 import warnings
 
 import numba
@@ -9,6 +8,7 @@ import pytest
 from cases import CASES, SAMPLE
 from hypothesis import given
 from hypothesis import strategies as st
+from resuming import WAYS, resumed
 
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
 from fastopt.amp import LossScaler
@@ -415,28 +415,13 @@ def test_averages_that_cannot_be_swapped_in_are_reported(rng):
 # Checkpoints
 
 
-def resumed(kind, made, tmp_path):
-    """Another updater, from what this one saved."""
-    new = adam(made.average)
-    if kind == "save":
-        made.save(tmp_path / "state")
-        new.load(tmp_path / "state")
-    elif kind == "get_states":
-        new.set_states(made.get_states(dump_optimizer=True))
-    elif kind == "dict":
-        new.load_states_dict(made.states_dict())
-    else:
-        new = pickle.loads(pickle.dumps(made))
-    return new
-
-
 @pytest.mark.parametrize("average", SPECS, ids=str)
-@pytest.mark.parametrize("kind", ["save", "get_states", "dict", "pickle"])
+@pytest.mark.parametrize("kind", WAYS)
 def test_a_run_goes_on_bit_for_bit(kind, average, tmp_path, rng):
     made, weight = adam(average), rng.normal(size=5).astype(np.float32)
     grads = [rng.normal(size=5).astype(np.float32) for _ in range(8)]
     run(made, weight, grads[:3])
-    new, other = resumed(kind, made, tmp_path), weight.copy()
+    new, other = resumed(kind, made, adam(made.average), tmp_path), weight.copy()
     assert new.average == average
     run(made, weight, grads[3:])
     run(new, other, grads[3:])
@@ -444,13 +429,13 @@ def test_a_run_goes_on_bit_for_bit(kind, average, tmp_path, rng):
     np.testing.assert_array_equal(made.averages[0], new.averages[0])
 
 
-@pytest.mark.parametrize("kind", ["save", "get_states", "dict", "pickle"])
+@pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("holds", ["averages", "weights"])
 def test_what_is_saved_inside_restores_the_weights(kind, holds, tmp_path, rng):
     made, weight = adam(EMA(0.5)), rng.normal(size=5)
     run(made, weight, [rng.normal(size=5) for _ in range(3)])
     with made.averaged():
-        new, saved = resumed(kind, made, tmp_path), weight.copy()
+        new, saved = resumed(kind, made, adam(made.average), tmp_path), weight.copy()
     if holds == "weights":
         saved = weight.copy()
     with pytest.raises(RuntimeError, match="restore_weights"):

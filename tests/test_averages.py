@@ -25,7 +25,7 @@ REFUSED = ("lbsgd", "groupadagrad")
 AVERAGED = [
     pytest.param(
         *(case, average),
-        marks=() if average == SPECS[0] or str(case) in SAMPLE else pytest.mark.exhaustive,
+        marks=() if str(case) in SAMPLE else pytest.mark.exhaustive,
     )
     for case in CASES
     for average in SPECS[:4]

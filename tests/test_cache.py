@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from cases import exhaustive
 
 import fastopt
 
@@ -20,9 +21,8 @@ with event.install_recorder("numba:compile") as recorder:
             updater.states.clear()
     print(weight[0], len(recorder.buffer))
 """
-ADAM = STEP.format(
-    load="from fastopt import optimizer\n    updater = optimizer.get_updater(optimizer.Adam())"
-)
+LOAD = "from fastopt import optimizer\n    updater = optimizer.get_updater('{}')"
+ADAM = STEP.format(load=LOAD.format("adam"))
 
 
 @pytest.fixture
@@ -39,10 +39,17 @@ def result(output):
     return float(value), int(compiled)
 
 
-def test_a_second_process_compiles_nothing(run_python, install, tmp_path):
-    environment = {"PYTHONPATH": str(install), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    first = result(run_python(ADAM, **environment))
-    second = result(run_python(ADAM, **environment))
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "sgld")])
+def test_a_second_process_compiles_nothing(name, run_python, install, tmp_path):
+    """Whose modules come from bytecode, while those of the first are compiled from their source."""
+    environment = {
+        "PYTHONPATH": str(install),
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONDONTWRITEBYTECODE": None,
+    }
+    code = STEP.format(load=LOAD.format(name))
+    first = result(run_python(code, **environment))
+    second = result(run_python(code, **environment))
     assert first[1] > 0
     assert second == (first[0], 0)
 

@@ -72,6 +72,10 @@ def scalar(fn: F) -> F:
     if _module_text(fn.__code__.co_filename) is None:
         # Numba's cache pickles such a function by value; IPython's file names have a process id.
         fn.__code__ = fn.__code__.replace(co_filename=f"<{fn.__name__}>")
+    elif "<locals>" in fn.__qualname__:
+        # So too here, and the pickle shows which strings are one object: not the same ones in code
+        # that has just been compiled and in code that was read from a file.
+        fn.__code__ = _of_file(fn.__code__, fn.__globals__.get("__file__", fn.__code__.co_filename))
     _jitable.add(fn)
     # With Python's error model every division is followed by a check for zero that keeps the loop
     # around it from being vectorized.
@@ -162,6 +166,14 @@ class Rule:
             tuple(bool(np.isnan(sums(w, g, tuple(s), h)).any()) for w, g, *s in numbers)
             for sums, _ in self.passes
         )
+
+
+def _of_file(code: CodeType, name: str) -> CodeType:
+    """The code, and that of functions in it, with this object as the name of its file."""
+    inner = (
+        _of_file(each, name) if isinstance(each, CodeType) else each for each in code.co_consts
+    )
+    return code.replace(co_filename=name, co_consts=tuple(inner))
 
 
 def digest_of(functions: Sequence[Function]) -> str:

@@ -290,3 +290,13 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(case, tmp_path):
         through_file(adam(3), new, tmp_path)
     assert str(tmp_path / "file") in str(raised.value)
     np.testing.assert_equal(image(new), before)
+
+
+@pytest.mark.filterwarnings("ignore:the saved learning-rate schedule")
+def test_the_rate_stays_where_the_saved_schedule_cannot_be_restored():
+    saved = optimizer.Updater(optimizer.Adam(lr_scheduler=lambda update: 0.1))
+    saved(0, np.ones(2), np.ones(2))
+    other = optimizer.Updater(optimizer.Adam(learning_rate=0.3))
+    other.load_states_dict(saved.states_dict())
+    assert other.optimizer.learning_rate == 0.3
+    assert other.optimizer.num_update == 1

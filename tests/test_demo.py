@@ -292,7 +292,7 @@ def test_diverging_run_says_what_to_change_and_keeps_the_last_line(capsys):
     [
         (Options("adum"), "Cannot find optimizer 'adum'"),
         (Options(batch_size=demo.TRAIN + 1), "--batch-size is at most 1437"),
-        (Options("adam", momentum=0.9), "Adam does not take momentum; it takes"),
+        (Options("adam", momentum=0.9), "Adam does not take momentum; "),
         (Options("sgd", momentum=float("nan")), "momentum must be a finite number"),
         (
             Options("groupadagrad"),

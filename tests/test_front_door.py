@@ -426,3 +426,27 @@ def test_mypy_finds_six_planted_mistakes_and_no_other(tmp_path):
     marked = {n for n, line in enumerate(PLANTED.splitlines(), 1) if re.search(r"# \d:", line)}
     assert found == marked, done.stdout + done.stderr
     assert len(marked) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("weight_decay", 0.5, "set wd"),
+        ("eps", 1.0, "set epsilon"),
+        ("betas", (0.1, 0.2), "set beta1 and beta2"),
+    ],
+)
+def test_names_of_other_libraries_are_no_attributes(name, value, words):
+    made = fastopt.Adam(lr=0.1)
+    with pytest.raises(AttributeError, match=words):
+        setattr(made, name, value)
+    assert repr(made) == repr(fastopt.Adam(lr=0.1))
+
+
+def test_an_optimizer_may_be_assigned_by_its_name():
+    updater = fastopt.Updater("adam")
+    updater.optimizer = "sgd"
+    assert isinstance(updater.optimizer, fastopt.SGD)
+    with pytest.raises(ValueError, match="adma"):
+        updater.optimizer = "adma"
+    assert isinstance(updater.optimizer, fastopt.SGD)

@@ -615,3 +615,19 @@ def test_groups_are_refused_beside_settings_that_do_not_know_them(name, value):
         for _ in range(2):
             updater("a", np.ones(2), weight)
         assert (weight < 1).all()
+
+
+@pytest.mark.parametrize(("name", "value"), SETTINGS, ids=[name for name, _ in SETTINGS])
+@pytest.mark.parametrize("way", ["load_states_dict", "set_states"])
+def test_a_checkpoint_with_groups_is_refused_beside_them_and_changes_nothing(name, value, way):
+    grouped = optimizer.Updater(optimizer.SGD(learning_rate=1.0), groups={"a": {"wd": 0.5}})
+    grouped("a", np.ones(2), np.ones(2))
+    other = optimizer.Updater(optimizer.SGD(learning_rate=3.0), **{name: value})
+    before = repr(other)
+    if way == "set_states":
+        saved = grouped.get_states(dump_optimizer=True)
+    else:
+        saved = grouped.states_dict()
+    with pytest.raises(CheckpointError, match=f"groups cannot be combined with {name}"):
+        getattr(other, way)(saved)
+    assert repr(other) == before

@@ -16,7 +16,13 @@ from fastopt.engine.planner import Planner
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 
-__all__ = ["described_groups", "optimizers_of", "restored_groups", "with_present"]
+__all__ = [
+    "check_combination",
+    "described_groups",
+    "optimizers_of",
+    "restored_groups",
+    "with_present",
+]
 
 Given = Mapping[str, Mapping[str, Any]]
 
@@ -116,3 +122,19 @@ def optimizers_of(optimizer: Optimizer, groups: Given | None) -> Callable[[Index
         return Groups(groups, Planner(optimizer)).optimizer_of
     except (TypeError, ValueError) as error:
         raise CheckpointError(str(error)) from error
+
+
+def check_combination(updater: Any, groups: Any, clip_adaptive: Any) -> None:
+    """Raise CheckpointError if an updater with `groups` would have what cannot be combined.
+
+    `clip_adaptive` is that of the checkpoint.
+    """
+    clips = clip_adaptive, getattr(updater, "clip_adaptive", None)
+    has = {
+        "accumulate": getattr(updater, "accumulate", 1) > 1,
+        "average": getattr(updater, "average", None) is not None,
+        "clip_adaptive": any(clip is not None for clip in clips),
+    }
+    if groups and any(has.values()):
+        names = ", ".join(name for name, value in has.items() if value)
+        raise CheckpointError(f"groups cannot be combined with {names}")

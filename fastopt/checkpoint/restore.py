@@ -10,7 +10,7 @@ from fastopt.arguments import flag, number
 from fastopt.checkpoint.describe import SETTINGS, Stateful
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.fitting import check_states
-from fastopt.checkpoint.groups import restored_groups, with_present
+from fastopt.checkpoint.groups import check_combination, restored_groups, with_present
 from fastopt.checkpoint.objects import KEPT, is_kept, rebuilt
 from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.checkpoint.progress import PROGRESS, check_outside, checked_progress
@@ -56,6 +56,7 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
                 groups = restored_groups(saved["groups"], groups, matching.attribute)
             check_states(made, states, groups)
             present_of = {k: matching.index.get(i) for k, i in saved["parameters"].items()}
+            check_combination(updater, groups, saved["updater"].get("clip_adaptive"))
             restore_progress = checked_progress(updater, saved, present_of)
         except CheckpointError:
             raise
@@ -153,7 +154,7 @@ def _attributes(
     made["idx2name"] = matching.table(saved["idx2name"]) | optimizer.idx2name
     made["_index_update_count"] = matching.table(saved["_index_update_count"])
     if is_kept(made["lr_scheduler"]):
-        made["lr_scheduler"] = optimizer.lr_scheduler
+        made["lr_scheduler"], made["lr"] = optimizer.lr_scheduler, optimizer.lr
     return made
 
 

@@ -11,7 +11,12 @@ from fastopt.checkpoint.describe import Stateful, describe
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically
 from fastopt.checkpoint.fitting import check_states
-from fastopt.checkpoint.groups import described_groups, restored_groups, with_present
+from fastopt.checkpoint.groups import (
+    check_combination,
+    described_groups,
+    restored_groups,
+    with_present,
+)
 from fastopt.checkpoint.mxnet import described_by_mxnet
 from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.progress import (
@@ -123,6 +128,7 @@ class Resumable(Stateful):
                     if "groups" in tree:
                         groups = restored_groups(tree["groups"], groups)
                     check_states(made, tree["states"], groups)
+                    check_combination(self, groups, None)
                     restore_progress = checked_progress(self, tree, None)
                 except CheckpointError:
                     raise

@@ -459,6 +459,10 @@ class Optimizer(Checked):
         elif name in self.by_index:
             value = self._by_index(name, value)
         before = vars(self).get(name)
+        names = self.aliases.get(name) if before is None else None
+        if names and name not in vars(self) and vars(self).keys() >= {*names}:
+            own = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{own} to set; set {' and '.join(names)}")
         try:
             super().__setattr__(name, value)
         finally:  # Ctrl-C may come in between

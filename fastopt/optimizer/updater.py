@@ -172,6 +172,8 @@ class Updater(Resumable):
             value = Tracked(value, self._forget_plans)
         elif name in SETTINGS:
             value = self._set(name, value)
+        elif name == "optimizer":
+            value = create(value)
         changed = value is not vars(self).get(name)
         super().__setattr__(name, value)
         if name == "optimizer" and changed:

@@ -7,7 +7,7 @@ from typing import Any
 from fastopt.arguments import brief, count, flag, number
 from fastopt.kernels.averaging import averaged, averaged_alone, synced, synced_alone
 
-__all__ = ["EMA", "SWA", "Average", "Lookahead", "check_average", "described", "rebuilt"]
+__all__ = ["EMA", "SWA", "Lookahead"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ PAGES = Path(__file__).parents[1] / "docs" / "api"
 MODULES = sorted(page.stem for page in PAGES.glob("fastopt*.rst"))
 INTERNAL = {"arguments", "arrays", "checked", "console", "engine", "entries", "info"}
 INTERNAL |= {"bench", "demo", "interrupts", "kernels", "naming", "notices", "plain"}
-INTERNAL |= {"suggestions", "warmup"}
+INTERNAL |= {"foreign", "structure", "suggestions", "warmup"}
 """What the command line and the public modules are made of."""
 
 modules = pytest.mark.parametrize("module", MODULES)

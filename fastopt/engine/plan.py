@@ -291,13 +291,20 @@ class Plan:
             fits: bool = self.entry(self.context, id(objects)) >= 0
             return fits
         counts, slots, table = self.counts, self.slots, self.tables[0]
-        if self.sparse and not self._take_rows(table, objects[1][0] if self.length else objects[1]):
-            return False
+        if self.sparse:
+            grad = objects[1]
+            if self.length:
+                if type(grad) is not tuple or len(grad) != self.length:
+                    return False
+                (grad,) = grad
+            if not self._take_rows(table, grad):
+                return False
         before, largest = counts[slots], counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
         table.entry[0, DONE] = 0
         try:
             if self.entry(self.context, id(objects)) < 0:
+                self.release()
                 return False
             if table.launch is not None and threads.free:
                 table.launch()
@@ -372,7 +379,6 @@ class Plan:
 
     def count(self) -> list[Table]:
         """Count the step and return the tables to launch; the caller rolls back."""
-        self.small = False  # the entry of a small plan would update too
         self._find_slots()
         self._advance(self.groups)
         return self.tables

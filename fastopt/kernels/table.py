@@ -222,7 +222,7 @@ class Table:
         self.list_pieces = pieces, values.size
         if self.layout.by_row:
             self.pieces, self.total = self.list_pieces
-            if found == ASCENDING:
+            if found == ASCENDING or len(pieces) == 1:
                 self.pieces = shares(len(rows), self.width)
 
     def _guard_rows(self, values: Array, height: int) -> None:
@@ -230,9 +230,6 @@ class Table:
         self.row_guards = guard((values, self.checked_rows), 0)
         self.row_guards[:, NBYTES] = self.width * values.itemsize, height
         self.counting = _counting(len(self.checked_rows) + 1)
-        self.entry[0, [ROWS, STARTS, ORDER]] = [
-            array.ctypes.data for array in (self.checked_rows, self.counting, self.counting)
-        ]
 
     def take_rows(self, grad: RowSparse, written: Array) -> bool:
         """Set the gradient to one whose rows ascend; False with nothing changed for any other.
@@ -242,10 +239,9 @@ class Table:
         values, indices = grad.values, grad.indices
         if self.row_guards is None:
             return False
-        if self.take is None:
-            arguments = self.entry, self.row_guards, written, self.checked_rows, self.counting
-            self.take = bind(cpu.take_rows(), *arguments, 0, 0)
         arguments = self.entry, self.row_guards, written, self.checked_rows, self.counting
+        if self.take is None:
+            self.take = bind(cpu.take_rows(), *arguments, 0, 0)
         count = self.take(*arguments, id(values), id(indices))
         if count < 0:
             return False

@@ -19,6 +19,7 @@ from llvmlite import binding
 import fastopt
 from fastopt import optimizer
 from fastopt.kernels import cpu
+from fastopt.kernels.threads import start_layer, thread_count
 
 __all__ = ["busy", "is_first", "report"]
 
@@ -129,7 +130,7 @@ def threading_layer() -> str:
     weight = np.zeros(1 << 20, np.float32)
     try:
         optimizer.get_updater(optimizer.SGD())(0, np.zeros_like(weight), weight)
-        numba.get_num_threads()  # launches threads if one thread was enough for the update
+        start_layer()  # if one thread was enough for the update
         layer = numba.threading_layer()
     except ValueError as error:
         return f"none: {_flat(error)}"
@@ -158,7 +159,7 @@ def threads() -> str:
     if setting := os.environ.get("NUMBA_NUM_THREADS"):
         limit += f", NUMBA_NUM_THREADS={setting}"
     try:
-        number = numba.get_num_threads()
+        number = thread_count()
     except ValueError:  # no threading layer
         number = numba.config.NUMBA_NUM_THREADS
     return f"{number}; {limit}"

@@ -21,7 +21,7 @@ def rng():
 def run_python():
     """Run code in a new process, with changes to the environment; return what it printed."""
 
-    def run(code, *args, check=True, cwd=None, **env):
+    def run(code, *args, check=True, cwd=None, timeout=900, **env):
         environment = {**os.environ, **env}
         environment = {name: value for name, value in environment.items() if value is not None}
         done = subprocess.run(
@@ -31,7 +31,7 @@ def run_python():
             capture_output=True,
             text=True,
             check=False,
-            timeout=900,
+            timeout=timeout,
         )
         if check and done.returncode:
             pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")

@@ -22,7 +22,7 @@ from fastopt.bench.measurements import (
 )
 from fastopt.console import Refused, Table, duration, progress
 from fastopt.kernels.table import PARALLEL_FROM
-from fastopt.kernels.threads import use_threads
+from fastopt.kernels.threads import thread_count, use_threads
 
 __all__ = ["Options", "run"]
 
@@ -176,7 +176,7 @@ def _threads(count: int | None) -> Iterator[int]:
     """Use so many threads meanwhile."""
     if numba.config.DISABLE_JIT:
         raise Refused("nothing is compiled, as NUMBA_DISABLE_JIT=1: unset it")
-    most, before = numba.config.NUMBA_NUM_THREADS, numba.get_num_threads()
+    most, before = numba.config.NUMBA_NUM_THREADS, thread_count()
     if count is not None and count > most:
         raise Refused(f"--threads is at most {most} here, NUMBA_NUM_THREADS changes that")
     with use_threads(count or before):

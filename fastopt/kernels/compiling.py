@@ -10,6 +10,7 @@ from typing import Any
 from numba import njit, typeof
 
 from fastopt.kernels.rule import Rule, digest_of
+from fastopt.kernels.threads import start_layer
 
 __all__ = ["bind", "compiled", "compiled_kernels", "log_uncached", "name_entry"]
 
@@ -33,6 +34,8 @@ def compiled(
     """
     variant = "parallel" if parallel else "serial" if nogil else "whole"
     name_entry(kernel, rule, f"{variant}{digest_of([f for f in also if f])}")
+    if parallel:
+        start_layer()
     options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil, **more}
     try:
         made = njit(cache=True, **options)(kernel)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any, Self
 
-import numba
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from fastopt.kernels.layout import (
 )
 from fastopt.kernels.numpy_abi import C_ORDER, NBYTES, guard
 from fastopt.kernels.segments import ASCENDING, OUTSIDE
-from fastopt.kernels.threads import may_run_parallel, turn
+from fastopt.kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.sparse import RowSparse
 
 __all__ = ["CHUNK", "PARALLEL_FROM", "Combine", "Pieces", "Table", "balanced", "chunks", "launch"]
@@ -430,7 +429,7 @@ def chunks(*tensors: tuple[int, int], size: int = CHUNK) -> tuple[NDArray[np.int
 
 def shares(rows: int, width: int) -> NDArray[np.int64]:
     """Chunks of row-sparse work: one for each thread, or a single one where that is faster."""
-    threads = numba.get_num_threads() if rows * width * ROW_COST >= PARALLEL_FROM else 1
+    threads = thread_count() if rows * width * ROW_COST >= PARALLEL_FROM else 1
     each = max(-(-rows // threads), 1)
     return np.array([(0, k, min(each, rows - k)) for k in range(0, rows, each)], np.int64).reshape(
         -1, 3
@@ -444,7 +443,7 @@ def balanced(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
     ones.
     """
     total = sum(items * width for items, width in tensors)
-    threads = numba.get_num_threads()
+    threads = thread_count()
     if total < PARALLEL_FROM or threads == 1:
         return chunks(*tensors)
     return _balanced(tensors, threads)

@@ -13,8 +13,8 @@ from typing import Any
 import numba
 from numba.core.compiler_lock import global_compiler_lock
 
-__all__ = ["choose_layer", "in_forked_child", "load_tbb", "may_run_parallel", "turn"]
-__all__ += ["use_threads"]
+__all__ = ["choose_layer", "in_forked_child", "load_tbb", "may_run_parallel", "start_layer"]
+__all__ += ["thread_count", "turn", "use_threads"]
 
 CONCURRENT = ("tbb", "omp")
 """Layers that several Python threads may use at once; workqueue would end the process."""
@@ -88,10 +88,36 @@ def choose_layer() -> None:
     load_openmp()
 
 
+def start_layer() -> None:
+    """Start the threads of numba's layer, unless they run already.
+
+    With TBB numba spawns an empty task in the thread that starts the layer, and waits for it when
+    the interpreter exits. Where that thread has ended by then and no other has run the task, which
+    is certain on a single CPU, that lasts forever (https://github.com/numba/numba/issues/10556).
+    So the thread that starts the layer runs the task at once.
+    """
+    with global_compiler_lock:
+        try:
+            numba.threading_layer()
+        except ValueError:
+            numba.get_num_threads()
+            if numba.threading_layer() == "tbb":
+                pool = importlib.import_module("numba.np.ufunc.tbbpool")
+                ctypes.CFUNCTYPE(None)(pool.synchronize)()
+
+
+def thread_count() -> int:
+    """Number of threads of a parallel kernel that this Python thread launches."""
+    if not threads.started:
+        start_layer()
+        threads.started = True
+    return numba.get_num_threads()
+
+
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
     """Run parallel kernels that this Python thread launches on so many threads meanwhile."""
-    before = numba.get_num_threads()
+    before = thread_count()
     numba.set_num_threads(count)
     try:
         yield
@@ -104,6 +130,7 @@ class _Threads:
 
     def __init__(self) -> None:
         self.layer: str | None = None
+        self.started = False
         self.allowed = True
         self.free = False
         """Whether parallel kernels may run, several at once; known from the first launch on."""

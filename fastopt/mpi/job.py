@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from mpi4py import MPI
 
+from fastopt.kernels.threads import start_layer, thread_count
 from fastopt.mpi.agreement import share_texts
 
 __all__ = ["await_reader", "describe", "leader_first", "private", "threads_of"]
@@ -30,6 +31,7 @@ class Node:
         self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         masks = share_texts(self.node, " ".join(map(str, _cpus())))
         threads = threads_of(masks, self.node.rank)
+        start_layer()
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
         if MPI.COMM_WORLD.size > 1:
             _end_all_with_one()
@@ -147,7 +149,7 @@ def describe() -> str:
     """The MPI library, this rank, and the threads of each rank; all ranks of the job call."""
     world = MPI.COMM_WORLD
     name, numbers = MPI.get_vendor()
-    beside, threads = private(world).node.size, numba.get_num_threads()
+    beside, threads = private(world).node.size, thread_count()
     return (
         f"{name} {'.'.join(map(str, numbers))}; rank {world.rank} of {world.size}, {beside} on "
         f"this node, threads of each: {threads}"

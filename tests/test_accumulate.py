@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import CASES, sampled
+from cases import CASES, FEW, exhaustive, kept
 from hypothesis import given
 from hypothesis import strategies as st
 from resuming import WAYS, resumed
@@ -31,7 +31,7 @@ def adam(**kwargs):
     return optimizer.Updater(optimizer.Adam(learning_rate=0.1, wd=0.01), **kwargs)
 
 
-@pytest.mark.parametrize("case", sampled(NATIVE), ids=str)
+@pytest.mark.parametrize("case", kept(NATIVE, *FEW), ids=str)
 def test_every_optimizer_takes_the_step_of_the_mean(case, rng):
     weight = rng.normal(size=case.shape).astype(np.float32)
     expected = weight.copy()
@@ -107,7 +107,7 @@ def test_counts_and_schedules_advance_with_updates(rng):
     assert sorted(set(asked)) == [1, 2]
 
 
-@pytest.mark.parametrize("multi_precision", [True, False])
+@pytest.mark.parametrize("multi_precision", [True, *exhaustive(False)])
 def test_gradients_of_half_precision_are_summed_in_float32(half, multi_precision, rng):
     kwargs = {"multi_precision": multi_precision, "rounding": "stochastic"}
     weight = rng.normal(size=40).astype(half)

@@ -68,6 +68,7 @@ class Mine(fastopt.optimizer.Optimizer):
 """
 
 
+@pytest.mark.exhaustive
 def test_an_edited_rule_is_compiled_anew(run_python, tmp_path):
     code = STEP.format(
         load="import mine, fastopt\n    updater = fastopt.get_updater(mine.Mine(learning_rate=1.0))"
@@ -122,7 +123,7 @@ def test_a_rule_typed_into_a_repl_works(run_python):
     assert result(run_python(typed))[0] == -3
 
 
-@pytest.mark.parametrize("home", [None, "/dev/null"], ids=["unset", "unusable"])
+@pytest.mark.parametrize("home", [None, *exhaustive("/dev/null")], ids=["unset", "unusable"])
 def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, home):
     """Directories are read-only for anyone; a file in place of the directory stops root too."""
     for folder in ("kernels", "optimizer"):

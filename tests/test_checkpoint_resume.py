@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from cases import CASES, chosen, every_or_few
+from cases import CASES, chosen, every_or_few, sampled
 
 from fastopt.checkpoint import Skipped
 
@@ -66,7 +66,7 @@ def test_a_new_process_goes_on_with_the_same_bits(every, tmp_path, run_python):
     assert got == expected
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", sampled(CASES), ids=str)
 def test_an_updater_goes_back_to_what_it_was(case, tmp_path):
     updater, weights = updater_of(case, learning_rate=0.01), start()
     train(updater, weights, range(3))

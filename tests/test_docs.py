@@ -128,6 +128,7 @@ def test_default_rates_are_those_that_the_schedules_page_lists():
     assert said == actual
 
 
+@pytest.mark.exhaustive
 def test_worked_example_passes_the_tests_of_the_library(tmp_path):
     """In a copy of the package: the new file, and the added lines of the page."""
     (module,) = (code for _, code in blocks(WORKED, "python") if code.startswith('"""'))

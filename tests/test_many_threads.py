@@ -63,6 +63,7 @@ print([alone[number] == together[number] for number in range(8)])
 """
 
 
+@pytest.mark.exhaustive
 def test_threads_with_updaters_of_their_own_do_not_disturb_each_other(run_python):
     assert run_python(MANY_UPDATERS, HERE).strip() == str([True] * 8)
 

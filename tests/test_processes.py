@@ -154,6 +154,7 @@ print(subprocess.run(command, capture_output=True, text=True, check=True).stdout
 """
 
 
+@pytest.mark.exhaustive
 def test_processes_that_start_at_once_fill_an_empty_cache(run_python, tmp_path):
     printed = run_python(COLD, NUMBA_CACHE_DIR=str(tmp_path)).split()
     assert printed == ["{'-0.01'}", "-0.01", "False"]

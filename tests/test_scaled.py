@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cases import CASES, sampled
+from cases import CASES, FEW, kept
 from hypothesis import given
 from hypothesis import strategies as st
 from many import Tensor, as_list, everything, frozen, laid, normal, one_by_one, tensors_of
@@ -18,7 +18,7 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.optimizer import Updater
 from fastopt.sparse import RowSparse
 
-every_case = pytest.mark.parametrize("case", sampled(CASES), ids=str)
+every_case = pytest.mark.parametrize("case", kept(CASES, *FEW), ids=str)
 NAMES = {0: "conv_weight", 8: "table_weight"}
 
 

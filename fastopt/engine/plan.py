@@ -63,9 +63,10 @@ class Group:
             self.tensors[:, SEED] = index_number(plan.optimizer.seed)
         names = (*rule.hyper, *(name for name in hyper.extra if name not in rule.hyper))
         self.names = names
-        dtype = np.dtype((np.record, [(name, np.float64) for name in names]))
-        correct = None if plan.optimizer.per_index else hyper.correct
-        self.compiled = correct, dtype, hyper.carries
+        self.compiled: tuple[Any, ...] = None, None, False
+        if hyper.correct and not plan.optimizer.per_index:
+            dtype = np.dtype((np.record, [(name, np.float64) for name in names]))
+            self.compiled = hyper.correct, dtype, hyper.carries
         self.keys: list[Any] = []
         self.partitioned: Any = None
         self.values = np.zeros((2, 0, len(names) + 1))
@@ -125,7 +126,8 @@ class Group:
             if plan.small:
                 kernel = cpu.whole(layout, *self.compiled, plan.planner.measures)
             else:
-                kernel = cpu.start(layout.rule, layout.real, layout.keyed, *self.compiled)
+                rescale = layout.rule.rescale
+                kernel = cpu.start(rescale, layout.real, layout.keyed, *self.compiled)
             self.entry = plan.planner.compiled(plan.indices[0], kernel, self.context, 0)
 
 

@@ -37,6 +37,7 @@ def compiled(
     if parallel:
         start_layer()
     options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil, **more}
+    options["no_cfunc_wrapper"] = True
     try:
         made = njit(cache=True, **options)(kernel)
     except RuntimeError:

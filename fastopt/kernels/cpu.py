@@ -238,9 +238,13 @@ def _dense(layout: Layout) -> Callable:
 
 
 @cache
-def start(rule: Rule, real: Any, keyed: bool, correct: Any, dtype: Any, carries: bool) -> Callable:
-    """Kernel like :func:`whole`, without the update: others follow."""
-    rescale = rule.rescale
+def start(
+    rescale: int, real: Any, keyed: bool, correct: Any, dtype: Any, carries: bool
+) -> Callable:
+    """Kernel like :func:`whole`, without the update: others follow.
+
+    `rescale` is that of the rule.
+    """
 
     def start(context, objects):
         table = matrix(context, TABLE, np.uint64)
@@ -251,7 +255,7 @@ def start(rule: Rule, real: Any, keyed: bool, correct: Any, dtype: Any, carries:
         count(context, table, real, correct, dtype, carries, keyed, rescale)
         return FITS
 
-    return compiled(start, rule, parallel=False, nogil=False, also=(correct,))
+    return compiled(start, None, parallel=False, nogil=False, also=(correct,))
 
 
 @scalar

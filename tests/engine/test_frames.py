@@ -7,6 +7,7 @@ import warnings
 import numba
 import numpy as np
 import pytest
+from cases import FEW, kept
 
 from fastopt import optimizer
 from fastopt.parameter import ParameterDict
@@ -91,13 +92,13 @@ def param_dict(name):
 
 @pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
 @pytest.mark.parametrize("setting", [plain, schedule, multipliers, param_dict])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", kept(NAMES, *FEW))
 def test_frames_of_a_warm_call(name, setting, single):
     found = warm(single, optimizer.Updater(setting(name)))
     assert len(found) <= (SINGLE if single else LIST), found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", kept(NAMES, *FEW))
 def test_frames_of_a_trainer(name):
     params = ParameterDict()
     for letter in "abcd":

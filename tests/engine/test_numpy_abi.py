@@ -5,6 +5,7 @@ import logging
 import numba
 import numpy as np
 import pytest
+from cases import exhaustive
 from many import everything
 
 from fastopt import optimizer
@@ -178,7 +179,7 @@ def asked_again():
     readable.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "groupadagrad", "nadam"])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lamb", "groupadagrad", "nadam")])
 def test_checks_in_python_serve_where_headers_cannot_be_read(
     name, asked_again, monkeypatch, caplog
 ):

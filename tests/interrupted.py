@@ -183,9 +183,9 @@ def at_random(way, times=40):
     return came
 
 
-def main(stride):
+def main(stride, names=FORMS):
     for way in (as_list, one_by_one):
-        for name in FORMS:
+        for name in names:
             print("moments", everywhere(name, way, stride))
         print("moments", everywhere("sgd", way, 7 * stride, opcodes=True))
         print("interrupts", at_random(way))

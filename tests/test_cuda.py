@@ -10,7 +10,7 @@ from cases import exhaustive
 
 ROOT = Path(__file__).parents[1]
 
-SAMPLE = "(adam and steps) or (test_cuda_updater and not checkpoint)"
+SAMPLE = "adam and steps"
 
 FAKE = """
 import numpy as np

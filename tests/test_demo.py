@@ -125,7 +125,7 @@ def test_double_precision_learns_as_well():
     assert demo.run(Options(dtype="float64", epochs=10, hidden=SMALL)) >= 0.94
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", *exhaustive("bfloat16")])
 def test_half_precision_with_masters_is_as_accurate_as_single(dtype):
     assert abs(accuracy(dtype=dtype) - accuracy()) <= 0.005
 

@@ -102,15 +102,17 @@ def test_other_threads_go_on_while_kernels_run(run_python):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to itself")
-@pytest.mark.parametrize("stride", [101, *exhaustive(17)])
-def test_an_interrupt_anywhere_leaves_weights_states_and_counts_consistent(stride, run_python):
+@pytest.mark.parametrize(
+    "arguments", ["101, ('adam',)", *exhaustive("17")], ids=["sample", "every form"]
+)
+def test_an_interrupt_anywhere_leaves_weights_states_and_counts_consistent(arguments, run_python):
     code = "import sys; sys.path.insert(0, sys.argv[1]); import interrupted; "
-    code += f"interrupted.main({stride})"
+    code += f"interrupted.main({arguments})"
     # What measures coverage would not let go of its lock after an interrupt.
     lines = run_python(code, HERE, COVERAGE_PROCESS_CONFIG=None).splitlines()
     told = [line.split() for line in lines]
     assert [line for line in lines if not line.startswith(("moments", "interrupts"))] == []
-    assert sum(int(count) for what, count in told if what == "moments") > 500
+    assert sum(int(count) for what, count in told if what == "moments") > 100
     assert all(int(count) > 10 for what, count in told if what == "interrupts")
 
 

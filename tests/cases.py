@@ -119,11 +119,14 @@ def exhaustive(*values):
 
 
 def sampled(cases):
-    """Parameters for tests of combinations; those outside of :data:`SAMPLE` are exhaustive.
+    """Parameters for tests of combinations: :data:`SAMPLE`, and exhaustively a form of each class.
 
     test_optimizers.py runs every form by default.
     """
-    return kept(cases, *SAMPLE)
+    first = {case.name: case for case in reversed(CASES)}
+    return kept(
+        [case for case in cases if str(case) in SAMPLE or first[case.name] is case], *SAMPLE
+    )
 
 
 def kept(values, *names):

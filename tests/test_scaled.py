@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cases import CASES, FEW, kept
+from cases import CASES, FEW, exhaustive, kept
 from hypothesis import given
 from hypothesis import strategies as st
 from many import Tensor, as_list, everything, frozen, laid, normal, one_by_one, tensors_of
@@ -80,7 +80,7 @@ def test_a_power_of_two_as_scale_changes_no_bit(case):
     assert outcomes[2] == outcomes[3]
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "lbsgd"])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lbsgd")])
 def test_gradients_in_float16_are_divided_in_float32(name):
     """1e-7 is no number of float16; the gradient of a scaled loss tells it."""
     results = []
@@ -217,6 +217,7 @@ shapes = st.sampled_from([(0, 2), (1, 1), (5, 3), (300, 7), (2, 20_000)])
 dtypes = st.sampled_from(["float32", "float64", "float16", "bfloat16"])
 
 
+@pytest.mark.exhaustive
 @given(
     listed=st.lists(
         st.tuples(kinds, shapes, dtypes, st.sampled_from([1e-3, 1.0, 50.0])), min_size=1, max_size=5

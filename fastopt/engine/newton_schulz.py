@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["COEFFICIENTS", "GRAM_FROM", "NewtonSchulz"]
+__all__ = ["COEFFICIENTS", "GRAM_FROM", "QUINTIC", "NewtonSchulz"]
 
 Array = np.ndarray[Any, Any]
 Polynomial = tuple[float, float, float]
@@ -18,8 +18,9 @@ POLAR: tuple[Polynomial, ...] = (
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+    (1.875, -1.25, 0.375),
 )
-"""Best polynomials of five steps for singular values from 1e-3 to 1."""
+"""Best polynomials for singular values from 1e-3 to 1, and the one that converges to 1."""
 
 QUINTIC: tuple[Polynomial, ...] = ((3.4445, -4.7750, 2.0315),)
 

@@ -193,10 +193,10 @@ def _pattern(name: str, value: Any) -> str:
     return value
 
 
-def _check_patterns(name: str, value: Any) -> tuple[str, ...]:
+def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
     """Regular expressions: one, several or none."""
     if value is None:
-        return ()
+        return None
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, (tuple, list)):
@@ -204,10 +204,10 @@ def _check_patterns(name: str, value: Any) -> tuple[str, ...]:
     return tuple(_pattern(f"{name}[{k}]", each) for k, each in enumerate(value))
 
 
-def _check_split(name: str, value: Any) -> tuple[tuple[str, int | tuple[int, ...]], ...]:
+def _check_split(name: str, value: Any) -> tuple[tuple[str, int | tuple[int, ...]], ...] | None:
     """Pairs of a regular expression and the parts: their number, or the rows of each."""
     if value is None:
-        return ()
+        return None
     if isinstance(value, Mapping):
         value = tuple(value.items())
     if not isinstance(value, (tuple, list)) or not all(
@@ -392,7 +392,7 @@ class Muon(Optimizer):
         shape = header(weight).shape
         if self.fallback is not None:
             name = self._name(index)
-            return len(shape) < 2 or any(re.search(each, name) for each in self.fallback_for)
+            return len(shape) < 2 or any(re.search(each, name) for each in self.fallback_for or ())
         if len(shape) < 2:
             raise ValueError(
                 f"{label(index, self.idx2name)}: Muon updates weights of two or more dimensions, "
@@ -403,7 +403,7 @@ class Muon(Optimizer):
     def matrices(self, index: Index, array: Array) -> list[Array]:
         """Views of the matrices of a weight's array, which are orthogonalized one by one."""
         name, parts = self._name(index), 1
-        for pattern, number in self.split:
+        for pattern, number in self.split or ():
             if re.search(pattern, name):
                 parts = number
                 break

@@ -216,7 +216,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
                 "adjust": adjust,
             },
         )
-        for name, adjust in ((None, "original"), ("original",) * 2, ("match_rms_adamw", "rms"))
+        for name, adjust in (("original",) * 2, (None, "original"), ("match_rms_adamw", "rms"))
         for nesterov in (True, False)
     ),
 }

@@ -92,11 +92,11 @@ class NewtonSchulz:
                 x = self._plain(x, chosen)
             np.multiply(x if wide else x.T, matrix.dtype.type(scale), out=out)
 
-    def reserve(self, rows: int, columns: int, dtype: Any) -> None:
-        """Make room for matrices of this shape, so that no call with one allocates memory."""
-        rows, columns = sorted((rows, columns))
-        for name, size in (*zip("xy", (columns,) * 2), *zip("gpsq", (rows,) * 4)):
-            self._room(name, rows, size, dtype)
+    def reserve(self, matrix: Array) -> None:
+        """Make room for matrices like this one, so that no call with one allocates memory."""
+        rows, columns = sorted(matrix.shape)
+        for name, size in {"x": columns, "y": columns, **dict.fromkeys("gpsq", rows)}.items():
+            self._room(name, rows, size, matrix.dtype)
 
     def _room(self, name: str, rows: int, columns: int, dtype: Any) -> Array:
         """Matrix of this shape in a buffer that grows as it must."""

@@ -141,14 +141,15 @@ class _Work:
     def step(self, main: "Muon", index: Index, weight: Array, grad: Any, mom: Any) -> None:
         """Update a weight; its direction is computed once the step is counted."""
         real = np.dtype(real_of(weight.dtype))
-        order = "F" if weight.ndim == 2 and is_fortran(weight) else "C"
-        direction = self._directions.get((weight.shape, real, order))
+        fortran = weight.ndim == 2 and is_fortran(weight)
+        direction = self._directions.get((weight.shape, real, fortran))
         if direction is None:
-            direction = np.empty(weight.shape, real, order)
-            for part in main.matrices(index, direction):
-                self._orthogonalize.reserve(*part.shape, real)
-            self._directions[weight.shape, real, order] = direction
-        self._now = main, index, direction, grad, mom
+            direction = np.empty(weight.shape, real, order="F" if fortran else "C")
+            self._directions[weight.shape, real, fortran] = direction
+        matrices = main.matrices(index, direction)
+        for matrix in matrices:
+            self._orthogonalize.reserve(matrix)
+        self._now = main, index, direction, grad, mom, matrices
         try:
             descent = self._descent.follow(main)._direct()
             descent.update(index, weight, direction, None, masters=False)
@@ -157,13 +158,13 @@ class _Work:
 
     def _launch(self, tables: Sequence[Table]) -> None:
         """Compute the direction, then descend along it."""
-        main, index, direction, grad, mom = self._now
+        main, index, direction, grad, mom, matrices = self._now
         momentum = self._momentum.follow(main)
         momentum._index_update_count[index] = main._index_update_count[index] - 1
         momentum._direct().update(index, direction, grad, mom, masters=False)
-        for part in main.matrices(index, direction):
-            scale = main.scale(*part.shape)
-            self._orthogonalize(part, part, main.coefficients, main.steps, main.eps, scale)
+        for matrix in matrices:
+            scale = main.scale(*matrix.shape)
+            self._orthogonalize(matrix, matrix, main.coefficients, main.steps, main.eps, scale)
         launch(tables)
 
 
@@ -314,13 +315,14 @@ class Muon(Optimizer):
     >>> from fastopt import optimizer
     >>> made = optimizer.Muon(learning_rate=0.1, adjust="original", fallback="adamw")
     >>> updater = optimizer.get_updater(made)
-    >>> weight, bias = np.zeros((2, 2)), np.zeros(2)
-    >>> updater([0, 1], [np.array([[3.0, 0.0], [0.0, -1.0]]), np.ones(2)], [weight, bias])
+    >>> weight, bias = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)
+    >>> grads = [np.array([[3, 0], [0, -1]], np.float32), np.ones(2, np.float32)]
+    >>> updater([0, 1], grads, [weight, bias])
     >>> weight.round(2) + 0
-    array([[-0.1,  0. ],
-           [ 0. ,  0.1]])
+    array([[-0.11,  0.  ],
+           [ 0.  ,  0.1 ]], dtype=float32)
     >>> bias.round(2)
-    array([-0.1, -0.1])
+    array([-0.1, -0.1], dtype=float32)
     """
 
     rule = muon_momentum
@@ -400,22 +402,24 @@ class Muon(Optimizer):
             )
         return False
 
-    def matrices(self, index: Index, array: Array) -> list[Array]:
-        """Views of the matrices of a weight's array, which are orthogonalized one by one."""
-        name, parts = self._name(index), 1
-        for pattern, number in self.split or ():
-            if re.search(pattern, name):
-                parts = number
-                break
-        rows = len(array)
+    def _sizes(self, index: Index, shape: tuple[int, ...]) -> Sequence[int]:
+        """Rows of the matrices of a weight."""
+        if self.split is None:
+            return shape[:1]
+        name, rows = self._name(index), shape[0]
+        parts = next((parts for each, parts in self.split if re.search(each, name)), 1)
         sizes = (rows // parts,) * parts if isinstance(parts, int) else parts
         if sum(sizes) != rows:
             raise ValueError(
-                f"{label(index, self.idx2name)}: split={parts} does not fit the "
-                f"{rows} rows of shape {array.shape}"
+                f"{label(index, self.idx2name)}: {rows} rows of shape {shape} cannot be split "
+                f"into {parts}"
             )
-        flat = array if array.ndim == 2 else array.reshape(rows, -1)
-        ends = list(accumulate(sizes))
+        return sizes
+
+    def matrices(self, index: Index, array: Array) -> list[Array]:
+        """Views of the matrices in an array like a weight, which are orthogonalized one by one."""
+        flat = array if array.ndim == 2 else array.reshape(len(array), math.prod(array.shape[1:]))
+        ends = accumulate(sizes := self._sizes(index, array.shape))
         return [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def scale(self, rows: int, columns: int) -> float:
@@ -431,7 +435,7 @@ class Muon(Optimizer):
                 f"{label(index, self.idx2name)}: Muon computes with NumPy, and the weight is on a "
                 "CUDA device"
             )
-        self.matrices(index, weight)
+        self._sizes(index, weight.shape)
 
     def dense_gradient(self, index: Index, weight: Array, grad: RowSparse) -> Any:
         """See :meth:`Optimizer.dense_gradient`; a fallback takes row-sparse gradients."""
@@ -465,7 +469,7 @@ class Muon(Optimizer):
     def restore(self, attributes: Mapping[str, Any]) -> None:
         """See :meth:`Optimizer.restore`; a fallback stays the same object."""
         now, saved = vars(self).get("fallback"), attributes.get("fallback")
-        if isinstance(now, Optimizer) and type(now) is type(saved) and now is not saved:
+        if isinstance(now, Optimizer) and isinstance(saved, type(now)) and now is not saved:
             now.restore(saved.__getstate__())
             attributes = {**attributes, "fallback": now}
         super().restore(attributes)
@@ -489,6 +493,8 @@ class Muon(Optimizer):
         """See :meth:`Optimizer.check_calls <fastopt.optimizer.Optimizer.check_calls>`."""
         for index, weight, grad, state in calls:
             if self.falls_back(index, weight):
+                if grad.dtype != weight.dtype and not is_half(weight):
+                    grad = to_float32(grad)  # of a weight with a half-precision copy
                 self._fallback().check_calls([(index, weight, grad, state)])
                 continue
             words, inner = label(index, self.idx2name), state

@@ -260,7 +260,7 @@ class Muon(Optimizer):
 
     The iteration runs in float32, and in float64 for float64 weights, by matrix products of NumPy.
     Their last bits may depend on the number of threads of NumPy's BLAS. A step of a square matrix
-    of n rows takes about :math:`25 n^3` multiplications.
+    of n rows takes about :math:`10 n^3` multiplications.
 
     State of a parameter: the array :math:`m`, like the weight; that of the fallback for its
     weights.

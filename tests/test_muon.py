@@ -97,6 +97,7 @@ def test_each_step_is_that_of_the_library(case, dtype, rtol):
         np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [case for case in CASES if "options" in case], ids=[*"012345678"])
 def test_each_step_is_that_of_the_installed_torch(case, monkeypatch):
     torch = pytest.importorskip("torch")

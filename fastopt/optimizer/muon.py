@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, Unpack
 
@@ -20,6 +20,7 @@ from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.kernels.table import Table, launch
+from fastopt.notices import warn_user
 from fastopt.optimizer.keywords import MatrixArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, register
 from fastopt.sparse import RowSparse
@@ -293,7 +294,8 @@ class Muon(Optimizer):
         What updates weights with fewer than two dimensions, and those of `fallback_for`. It
         counts with this optimizer, whose `rescale_grad`, names and multipliers hold for it too.
         A name stands for an optimizer with the same learning rate, schedule, weight decay, clip
-        and precision. Default None: such weights are errors.
+        and precision; an Optimizer must serve this one alone. Default None: such weights are
+        errors.
     fallback_for : str or sequence of str, optional
         Regular expressions over names of weights that the fallback updates.
     **common
@@ -421,6 +423,20 @@ class Muon(Optimizer):
         flat = array if array.ndim == 2 else array.reshape(len(array), math.prod(array.shape[1:]))
         ends = accumulate(sizes := self._sizes(index, array.shape))
         return [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+    def check_multipliers(self, indices: Sequence[Index], also: Collection[Index] = ()) -> None:
+        """See :meth:`Optimizer.check_multipliers`; patterns that match no name warn too."""
+        super().check_multipliers(indices, also)
+        if self.unchecked:
+            return
+        known = {*indices, *also, *self._index_update_count, *self.idx2name, *self.param_dict}
+        names = sorted(map(self._name, known))
+        split = [pattern for pattern, _ in self.split or ()]
+        for role, patterns in (("fallback_for", self.fallback_for or ()), ("split", split)):
+            for pattern in patterns:
+                if not any(re.search(pattern, name) for name in names):
+                    words = f"{role}: {pattern!r} has no effect: it matches none of {brief(names)}"
+                    warn_user(words)
 
     def scale(self, rows: int, columns: int) -> float:
         """Factor of an orthogonal matrix of this shape."""

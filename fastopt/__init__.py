@@ -41,6 +41,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Ftrl as Ftrl
     from fastopt.optimizer import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer import Lion as Lion
+    from fastopt.optimizer import Muon as Muon
     from fastopt.optimizer import Nadam as Nadam
     from fastopt.optimizer import RAdam as RAdam
     from fastopt.optimizer import RMSProp as RMSProp

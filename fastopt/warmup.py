@@ -24,7 +24,9 @@ def names() -> list[str]:
     return [
         name
         for name, klass in sorted(optimizer.opt_registry.items())
-        if klass.native and klass.rule is not optimizer.Optimizer.rule and name != "ccsgd"
+        if (klass.native or klass is optimizer.Muon)
+        and klass.rule is not optimizer.Optimizer.rule
+        and name != "ccsgd"
     ]
 
 
@@ -45,6 +47,8 @@ def warm(name: str, dtype: str, rows: bool) -> None:
     >>> from fastopt.warmup import warm
     >>> warm("sgd", "float32", rows=False)
     """
+    if rows and name == "muon":
+        return  # it takes dense gradients
     kind: Any = bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
     for momentum, height in product(_momenta(name), (1, table.PARALLEL_FROM)):
         made = optimizer.create(name, multi_precision=kind.itemsize == 2, **momentum)

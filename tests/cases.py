@@ -100,6 +100,9 @@ CASES = [
     Case("nadam", {"formula": "torch"}, converges=FAST),
 ]
 
+OF_MATRICES = ("muon",)
+"""Optimizers of matrices, which have tests of their own."""
+
 SAMPLE = (
     "lbsgd-momentum=0.9-batch_scale=2-warmup_epochs=0",
     "sgld",

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import oracles
 import pytest
-from cases import CASES, SAMPLE, chosen, every_or_few, kept, sampled
+from cases import CASES, OF_MATRICES, SAMPLE, chosen, every_or_few, kept, sampled
 from numba.core import event
 
 from fastopt import optimizer
@@ -179,7 +179,7 @@ def test_every_registered_optimizer_is_in_the_table():
         for name, klass in optimizer.opt_registry.items()
         if klass.__module__.startswith("fastopt.")
     }
-    assert library == {case.name for case in CASES}
+    assert library == {case.name for case in CASES} | {*OF_MATRICES}
 
 
 @every_or_few

@@ -162,7 +162,7 @@ def _cells(standing: Standing) -> list[str]:
 
 
 def _names(given: Sequence[str] | None) -> list[str]:
-    known = warmup.names()
+    known = [name for name in warmup.names() if name != "muon"]  # which multiplies matrices
     every = dict.fromkeys([*FIRST, *known])
     names = list(dict.fromkeys(name.lower() for name in given or every))
     for name in names:

@@ -25,8 +25,8 @@ def to_torch_state_dict(
     Parameters
     ----------
     updater : Updater
-        With an optimizer of class SGD, NAG, Adam, AdamW, AdaGrad, RMSProp, AdaDelta, Adamax or
-        Nadam.
+        With an optimizer of class SGD, NAG, Adam, AdamW, AdaGrad, RMSProp, AdaDelta, Adamax,
+        Nadam or Muon.
     indices : sequence of int or str, optional
         The updater's indices in the order of torch's parameters. Default: all that have a state,
         which must be integers, in increasing order.

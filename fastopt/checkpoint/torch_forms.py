@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fastopt.engine.newton_schulz import QUINTIC
+
 __all__ = ["FORMS", "VOCABULARY", "Form", "Option"]
 
 
@@ -54,7 +56,7 @@ class Form:
     @property
     def counted(self) -> bool:
         """Whether torch counts the steps of a parameter."""
-        return self.torch != "SGD"
+        return self.torch not in ("SGD", "Muon")
 
     @property
     def vocabulary(self) -> frozenset[str]:
@@ -195,6 +197,27 @@ FORMS: dict[str, tuple[Form, ...]] = {
             when=when,
         )
         for when in ({"formula": "torch"}, {"formula": "mxnet", "per_parameter": True})
+    ),
+    "Muon": tuple(
+        Form(
+            "Muon",
+            ("momentum_buffer",),
+            {"momentum": same("momentum"), "eps": same("eps")},
+            {
+                "nesterov": nesterov,
+                "ns_coefficients": QUINTIC[0],
+                "ns_steps": 5,
+                "adjust_lr_fn": name,
+            },
+            when={
+                "nesterov": nesterov,
+                "coefficients": "quintic",
+                "steps": 5,
+                "adjust": adjust,
+            },
+        )
+        for name, adjust in (("original",) * 2, (None, "original"), ("match_rms_adamw", "rms"))
+        for nesterov in (True, False)
     ),
 }
 """Forms of each class of ours. The first that fits is taken."""

@@ -205,7 +205,11 @@ class _Reader:
         raise CheckpointError(f"unknown kind of value: {kind!r}")
 
     def _optimizer(self, name: str, attributes: dict[str, Any]) -> Any:
+        present, schedule = self.present, self.schedule
+        inner = getattr(present, "fallback", None)
+        if isinstance(inner, Optimizer) and type(inner).__name__ == name:
+            present, schedule = inner, inner.lr_scheduler
         if is_kept(attributes["lr_scheduler"]):
             self.kept = True
-            attributes["lr_scheduler"] = self.schedule
-        return rebuilt(optimizer_class(name, self.present), attributes, self.present)
+            attributes["lr_scheduler"] = schedule
+        return rebuilt(optimizer_class(name, present), attributes, present)

@@ -26,11 +26,12 @@ __all__ = ["ARGUMENTS", "Options", "run"]
 
 TRAIN, TEST = 1437, 360
 
-ARGUMENTS: dict[str, dict[str, float]] = {
+ARGUMENTS: dict[str, dict[str, Any]] = {
     **{name: {"learning_rate": 0.1} for name in ("sgd", "ccsgd", "nag", "lbsgd", "dcasgd")},
     "lars": {"learning_rate": 2.0},
     "signum": {"learning_rate": 0.001},
     "lion": {"learning_rate": 0.0003},
+    "muon": {"learning_rate": 0.01, "fallback": "adamw"},
     # The posterior that SGLD samples has the gradient of the sum over all images, not the mean.
     "sgld": {"learning_rate": 0.0001, "rescale_grad": TRAIN},
 }

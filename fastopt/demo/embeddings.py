@@ -116,7 +116,10 @@ def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
     suited = {"learning_rate": RATES[name]} if name in RATES else {}
     given = {"learning_rate": options.learning_rate}
     fixed = {"param_idx2name": NAMES, "seed": options.seed, "lazy_update": True}
-    return common.create(name, suited, given, **fixed)
+    made = common.create(name, suited, given, **fixed)
+    if isinstance(made, optimizer.Muon):
+        raise Refused("muon takes dense gradients; those of this demo are row-sparse")
+    return made
 
 
 def _corpus(path: Path | None) -> Corpus:

@@ -255,6 +255,14 @@ class Planner:
             return
         self.update_all([(index, weight, grad, state)], single=True, masters=masters, key=key)
 
+    def check(self, calls: Sequence[Call]) -> None:
+        """Raise unless the arrays and rates of each update fit, for states with masters."""
+        for index, weight, grad, state in calls:
+            self.optimizer._get_lr(index), self.optimizer._get_wd(index)
+            plan = self.plans.get((index, True))
+            if plan is None or plan.states[0] is not state or plan.weights[0] is not weight:
+                self.table(index, weight, grad, state)
+
     def update_all(
         self, calls: Sequence[Call], single: bool = False, masters: bool = True, key: Any = None
     ) -> None:

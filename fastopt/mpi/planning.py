@@ -74,7 +74,8 @@ class Planning(Resumable):
         grad = check(words, weight, grad, copy)
         _check_numpy(words, "gradient", grad.values if isinstance(grad, RowSparse) else grad)
         if isinstance(grad, RowSparse) and not self.optimizer.native:
-            grad = grad.to_dense()
+            grad = self.optimizer.dense_gradient(index, weight, grad)
+            grad = grad.to_dense() if isinstance(grad, RowSparse) else grad
         if copy is not None:
             check_copy(words, weight, copy)
         placement = self.placements.get(index)

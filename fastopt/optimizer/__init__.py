@@ -25,6 +25,7 @@ from fastopt.optimizer.lans import LANS as LANS
 from fastopt.optimizer.lars import LARS as LARS
 from fastopt.optimizer.lbsgd import LBSGD as LBSGD
 from fastopt.optimizer.lion import Lion as Lion
+from fastopt.optimizer.muon import Muon as Muon
 from fastopt.optimizer.nadam import Nadam as Nadam
 from fastopt.optimizer.nag import NAG as NAG
 from fastopt.optimizer.optimizer import Optimizer as Optimizer

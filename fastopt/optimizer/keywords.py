@@ -14,6 +14,7 @@ __all__ = [
     "EpsilonArguments",
     "Formula",
     "LayerArguments",
+    "MatrixArguments",
     "MomentArguments",
     "MomentumArguments",
     "Names",
@@ -134,3 +135,7 @@ class EpsilonArguments(CommonArguments, Epsilon, total=False):
 
 class LayerArguments(MomentumArguments, Epsilon, total=False):
     """Besides `eps` and `lazy_update`."""
+
+
+class MatrixArguments(RatedArguments, Epsilon, total=False):
+    """Besides `learning_rate` and `eps`."""

@@ -54,6 +54,7 @@ from fastopt.naming import Same, unknown_arguments
 from fastopt.notices import warn_user
 from fastopt.optimizer.keywords import Names, Rate
 from fastopt.optimizer.unbound import warn_if_unbound
+from fastopt.sparse import RowSparse
 from fastopt.suggestions import closest
 
 __all__ = [
@@ -136,6 +137,7 @@ ELSEWHERE = {
 
 TRANSIENT = frozenset(
     {"lock", "planner", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
+    | {"work"}
 )
 """Attributes that serve the present process only."""
 
@@ -301,6 +303,9 @@ class Optimizer(Checked):
 
     native: ClassVar[bool] = True
     """Whether the class leaves its updates to its rule, overriding no ``update`` method."""
+
+    ascends: ClassVar[bool] = False
+    """Whether an :meth:`update` in Python ascends with ``maximize``."""
 
     may_skip: ClassVar[bool] = False
     """Whether :meth:`skips` may be True."""
@@ -497,7 +502,7 @@ class Optimizer(Checked):
         """Raise ValueError unless the arguments fit together."""
         if self.state_dtype is not None:
             bfloat16()
-        if self.maximize and not self.native:
+        if self.maximize and not (self.native or self.ascends):
             raise ValueError(
                 f"maximize=True needs a rule, and {type(self).__name__} has an update() in Python: "
                 "negate the gradient there"
@@ -852,6 +857,24 @@ class Optimizer(Checked):
         else:
             self.update(index, weight, grad, state)
 
+    def check_calls(self, calls: Sequence[tuple[Index, Array, Any, Any]]) -> None:
+        """Raise if an update of a list must fail, before the first one is made.
+
+        For classes that override :meth:`update`, whose updates are made one after the other. By
+        default nothing is checked but what the updater checks.
+
+        Parameters
+        ----------
+        calls : sequence of (index, weight, grad, state)
+            The list.
+        """
+        if self.native:
+            self._direct().check(calls)
+
+    def dense_gradient(self, index: Index, weight: Array, grad: RowSparse) -> Any:
+        """Gradient for a class that overrides :meth:`update`, where it is row-sparse."""
+        return grad.to_dense()
+
     def update_all(self, calls: Sequence[tuple[Index, Array, Any, Any]]) -> None:
         """Update several parameters; a class with a rule checks all of them before any changes.
 
@@ -869,6 +892,7 @@ class Optimizer(Checked):
             if self.native:
                 self._direct().update_all(list(calls))  # alive, whatever others do to theirs
             else:
+                self.check_calls(calls)
                 for call in calls:
                     self.update_multi_precision(*call)
 

@@ -661,6 +661,8 @@ class Updater(Resumable):
     def _update_in_python(self, calls: Sequence[Call]) -> None:
         """Update by a class that overrides ``update()``."""
         optimizer = self.optimizer
+        if len(calls) > 1:
+            optimizer.check_calls(calls)
         for call in calls:
             index, weight, grad, state = call
             if type(optimizer).update_multi_precision is not Optimizer.update_multi_precision:
@@ -693,7 +695,7 @@ class Updater(Resumable):
             words = label(index, optimizer.idx2name)
             grad = check(words, weight, grad, self.planner.copies.get(index))
             if isinstance(grad, RowSparse) and not optimizer.native:
-                grad = grad.to_dense()
+                grad = optimizer.dense_gradient(index, weight, grad)
             checked.append((index, weight, grad))
         return checked
 

@@ -15,8 +15,8 @@ from fastopt.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
 
-IN_PYTHON = {"lbsgd", "test"}
-"""LBSGD adds up gradients in Python, call by call; Test overrides how it counts, which is asked."""
+IN_PYTHON = {"lbsgd", "muon", "test"}
+"""LBSGD adds up gradients in Python, Muon multiplies matrices; Test overrides how it counts."""
 
 SINGLE, LIST = 10, 12
 """Most frames of a call for one parameter and for a list of four, a schedule's own included."""

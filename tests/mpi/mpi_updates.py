@@ -251,6 +251,21 @@ def check_optimizers_written_in_numpy_see_whole_tensors():
         assert dict(ours._index_update_count) == dict(theirs._index_update_count)
 
 
+def check_each_matrix_of_muon_is_updated_by_one_rank():
+    """And weights of its fallback too; a row-sparse gradient of a matrix is an error."""
+    shapes = [(4, 3), (50,), (3, 8), (6,)]
+    weights = [normal(k, s, "float32") for k, s in enumerate(shapes)]
+    pair = Pair(lambda: optimizer.Muon(learning_rate=0.1, fallback="sgd"), weights)
+    for step in range(2):
+        slopes = lambda k, r, s=step: exact(3 * s + r, shapes[k], np.float32)  # noqa: E731
+        pair.step([*range(4)], slopes)
+    assert pair.same()
+    assert dict(pair.sharded.optimizer._index_update_count) == dict.fromkeys(range(4), 2)
+    rows = np.ones((1, 3), np.float32), np.array([0])
+    with raised(TypeError, "index 0: Muon takes dense gradients of matrices"):
+        pair.sharded(0, rows, pair.ours[0])
+
+
 def check_state_is_shared_out():
     """Memory of state, and of all that the updater allocates, falls as one over the ranks."""
     weights = [np.zeros((1000, 300), np.float32), np.zeros(4001, np.float32)]

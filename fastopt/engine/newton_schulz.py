@@ -1,0 +1,155 @@
+"""The nearest matrix with orthonormal rows or columns, by matrix products alone."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["COEFFICIENTS", "GRAM_FROM", "QUINTIC", "NewtonSchulz"]
+
+Array = np.ndarray[Any, Any]
+Polynomial = tuple[float, float, float]
+"""Coefficients of ``a x + b x**3 + c x**5``, which maps singular values."""
+
+POLAR: tuple[Polynomial, ...] = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+    (1.875, -1.25, 0.375),
+)
+"""Best polynomials for singular values from 1e-3 to 1, and the one that converges to 1."""
+
+QUINTIC: tuple[Polynomial, ...] = ((3.4445, -4.7750, 2.0315),)
+
+COEFFICIENTS: dict[str, tuple[tuple[Polynomial, ...], float]] = {
+    "polar": (POLAR, 1.02),
+    "quintic": (QUINTIC, 1.0),
+}
+"""Polynomials, of which the last one is repeated, and the factor of the norm that divides."""
+
+GRAM_FROM = 3
+"""Columns for each row from which the Gram form takes fewer operations."""
+
+RESTART = 2
+"""Steps of the Gram form before it computes the products of rows again.
+
+Rounding leaves eigenvalues of the Gram matrix that are slightly negative, which grow.
+"""
+
+
+class NewtonSchulz:
+    """Orthogonalizes matrices in buffers that are kept for the next matrix."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, Any], Array] = {}
+
+    def __call__(
+        self,
+        matrix: Array,
+        out: Array,
+        coefficients: str,
+        steps: int,
+        eps: float,
+        scale: float = 1.0,
+        gram: bool | None = None,
+    ) -> None:
+        """Write the orthogonalized matrix times `scale`.
+
+        Parameters
+        ----------
+        matrix : numpy.ndarray
+            Two dimensions, float32 or float64.
+        out : numpy.ndarray
+            Array of the same shape and dtype, which may be `matrix`.
+        coefficients : str
+            Key of :data:`COEFFICIENTS`.
+        steps : int
+            Number of steps.
+        eps : float
+            Smallest Frobenius norm that `matrix` counts with.
+        scale : float
+            Factor of the result.
+        gram : bool, optional
+            Whether to iterate on products of rows. Default: where that takes fewer operations.
+        """
+        wide = matrix.shape[0] <= matrix.shape[1]
+        source = matrix if wide else matrix.T
+        rows, columns = source.shape
+        polynomials, safety = COEFFICIENTS[coefficients]
+        chosen = [*polynomials[:steps], *[polynomials[-1]] * (steps - len(polynomials))]
+        with np.errstate(all="ignore"):  # NaN and infinity spread without a warning
+            squares = float(np.einsum("ij,ij->", source, source, dtype=np.float64))
+            norm = math.sqrt(squares)
+            divisor = norm if norm > eps or norm != norm else eps
+            x = self._room("x", rows, columns, matrix.dtype)
+            np.divide(source, matrix.dtype.type(divisor * safety), out=x)
+            if gram if gram is not None else columns >= GRAM_FROM * rows:
+                x = self._gram(x, chosen)
+            else:
+                x = self._plain(x, chosen)
+            np.multiply(x if wide else x.T, matrix.dtype.type(scale), out=out)
+
+    def reserve(self, matrix: Array) -> None:
+        """Make room for matrices like this one, so that no call with one allocates memory."""
+        rows, columns = sorted(matrix.shape)
+        for name, size in {"x": columns, "y": columns, **dict.fromkeys("gpsq", rows)}.items():
+            self._room(name, rows, size, matrix.dtype)
+
+    def _room(self, name: str, rows: int, columns: int, dtype: Any) -> Array:
+        """Matrix of this shape in a buffer that grows as it must."""
+        size = rows * columns
+        flat = self._memory.get((name, dtype))
+        if flat is None or flat.size < size:
+            flat = self._memory[name, dtype] = np.empty(size, dtype)
+        return flat[:size].reshape(rows, columns)
+
+    def _plain(self, x: Array, polynomials: Sequence[Polynomial]) -> Array:
+        """Iterate on the matrix."""
+        rows, columns = x.shape
+        other = self._room("y", rows, columns, x.dtype)
+        gram, p, scratch = (self._room(name, rows, rows, x.dtype) for name in "gps")
+        for polynomial in polynomials:
+            np.matmul(x, x.T, out=gram)
+            _even_part(gram, polynomial, p, scratch)
+            np.matmul(p, x, out=other)
+            x, other = other, x
+        return x
+
+    def _gram(self, x: Array, polynomials: Sequence[Polynomial]) -> Array:
+        """Iterate on the products of rows: all factors are polynomials of one symmetric matrix."""
+        rows, columns = x.shape
+        other = self._room("y", rows, columns, x.dtype)
+        gram, p, scratch, q = (self._room(name, rows, rows, x.dtype) for name in "gpsq")
+        last = len(polynomials) - 1
+        for step, polynomial in enumerate(polynomials):
+            starts = step in (0, RESTART)
+            if starts:
+                if step:
+                    np.matmul(q, x, out=other)
+                    x, other = other, x
+                np.matmul(x, x.T, out=gram)
+            _even_part(gram, polynomial, p, scratch)
+            if starts:
+                q[...] = p
+            else:
+                np.matmul(p, q, out=scratch)
+                q, scratch = scratch, q
+            if step + 1 not in (RESTART, last + 1):
+                np.matmul(p, p.T, out=scratch)
+                np.matmul(gram, scratch, out=p)
+                gram, p = p, gram
+        np.matmul(q, x, out=other)
+        return other
+
+
+def _even_part(gram: Array, polynomial: Polynomial, out: Array, scratch: Array) -> None:
+    """Write ``a + b G + c G**2`` of a symmetric matrix G."""
+    a, b, c = map(gram.dtype.type, polynomial)
+    np.matmul(gram, gram.T, out=out)
+    out *= c
+    np.multiply(gram, b, out=scratch)
+    out += scratch
+    out.reshape(-1)[:: len(out) + 1] += a

@@ -1,0 +1,126 @@
+"""Orthogonalization by matrix products: against singular values, in both forms."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastopt.engine.newton_schulz import COEFFICIENTS, NewtonSchulz
+
+shapes = st.tuples(st.integers(1, 40), st.integers(1, 40))
+kinds = st.sampled_from(["float32", "float64"])
+
+
+def drawn(shape, condition, seed, dtype="float64"):
+    """Matrix with singular values from 1 to 1 / condition, times a random power of ten."""
+    rng = np.random.default_rng(seed)
+    left, _, right = np.linalg.svd(rng.normal(size=shape), full_matrices=False)
+    values = np.geomspace(1, 1 / condition, min(shape)) * 10.0 ** rng.integers(-5, 6)
+    return (left * values @ right).astype(dtype)
+
+
+def orthogonal(matrix, coefficients="polar", steps=5, scale=1.0, gram=None, eps=1e-7):
+    out = np.full_like(matrix, np.nan)
+    NewtonSchulz()(matrix, out, coefficients, steps, eps, scale, gram)
+    return out
+
+
+def distance(matrix):
+    """Of a matrix from orthonormal rows or columns, relative to their number."""
+    matrix = matrix.astype(np.float64)
+    small = matrix @ matrix.T if len(matrix) <= matrix.shape[1] else matrix.T @ matrix
+    return np.linalg.norm(small - np.eye(len(small))) / np.sqrt(len(small))
+
+
+def by_singular_values(matrix, coefficients, steps, eps=1e-7):
+    """The same polynomials, of the singular values themselves."""
+    left, values, right = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
+    polynomials, safety = COEFFICIENTS[coefficients]
+    values = values / (max(np.linalg.norm(values), eps) * safety)
+    for step in range(steps):
+        a, b, c = polynomials[min(step, len(polynomials) - 1)]
+        values = a * values + b * values**3 + c * values**5
+    return left * values @ right
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.floats(1, 100), st.integers(0, 2**32), kinds)
+def test_six_steps_of_polar_make_rows_or_columns_orthonormal(shape, condition, seed, dtype):
+    assert distance(orthogonal(drawn(shape, condition, seed, dtype), steps=6)) <= 0.05
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.floats(1, 100), st.integers(0, 2**32), kinds)
+def test_five_steps_of_polar_leave_singular_values_near_one(shape, condition, seed, dtype):
+    values = np.linalg.svd(orthogonal(drawn(shape, condition, seed, dtype)), compute_uv=False)
+    assert 0.8 < values.min() <= values.max() < 1.2
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    shapes,
+    st.floats(1, 1000),
+    st.integers(0, 2**32),
+    st.sampled_from(sorted(COEFFICIENTS)),
+    st.integers(1, 8),
+    st.sampled_from([False, True, None]),
+)
+def test_it_maps_singular_values_and_nothing_else(
+    shape, condition, seed, coefficients, steps, gram
+):
+    matrix = drawn(shape, condition, seed)
+    expected = by_singular_values(matrix, coefficients, steps)
+    got = orthogonal(matrix, coefficients, steps, gram=gram)
+    np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.floats(1, 100), st.integers(0, 2**32), st.integers(1, 8))
+def test_the_gram_form_is_the_plain_form_in_float32(shape, condition, seed, steps):
+    matrix = drawn(shape, condition, seed, "float32")
+    plain, gram = (orthogonal(matrix, steps=steps, gram=form) for form in (False, True))
+    np.testing.assert_allclose(gram, plain, atol=2e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes, st.integers(0, 2**32), st.integers(-20, 20))
+def test_powers_of_two_and_transposition_change_nothing(shape, seed, power):
+    matrix = drawn(shape, 10, seed, "float32")
+    got = orthogonal(matrix)
+    np.testing.assert_array_equal(orthogonal(matrix * np.float32(2.0**power), eps=1e-30), got)
+    if shape[0] != shape[1]:
+        np.testing.assert_array_equal(orthogonal(np.ascontiguousarray(matrix.T)), got.T)
+
+
+def test_the_result_is_scaled_and_may_replace_the_matrix():
+    matrix = drawn((5, 9), 10, 0, "float32")
+    work, expected = NewtonSchulz(), orthogonal(matrix) * np.float32(3)
+    for view in (matrix.copy(), np.asfortranarray(matrix), np.repeat(matrix, 2, axis=0)[::2]):
+        work(view, view, "polar", 5, 1e-7, 3.0)
+        np.testing.assert_array_equal(view, expected)
+
+
+def test_buffers_serve_matrices_of_all_shapes_in_turn():
+    work = NewtonSchulz()
+    for seed, shape in enumerate([(9, 30), (3, 3), (30, 4), (1, 7), (9, 30)]):
+        for dtype in ("float32", "float64"):
+            matrix = drawn(shape, 10, seed, dtype)
+            out = np.empty_like(matrix)
+            work(matrix, out, "polar", 5, 1e-7)
+            np.testing.assert_array_equal(out, orthogonal(matrix))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 20)])
+def test_zeros_stay_zeros_and_nan_spreads_without_a_warning(shape):
+    assert not orthogonal(np.zeros(shape, np.float32)).any()
+    for bad in (np.nan, np.inf):
+        matrix = drawn(shape, 10, 0)
+        matrix[1, 1] = bad
+        assert np.isnan(orthogonal(matrix)).all()
+
+
+def test_norms_below_eps_count_as_eps():
+    matrix = drawn((3, 4), 2, 0)
+    matrix *= 1e-4 / np.linalg.norm(matrix)
+    got = orthogonal(matrix, "quintic", 1, eps=1.0)
+    np.testing.assert_allclose(got, 3.4445 * matrix, rtol=1e-6)

@@ -95,8 +95,9 @@ def probes(comm, size: int, bucket: int):
     from mpi4py import MPI
 
     from fastopt import optimizer
-    from fastopt.mpi.collectives import wait
+    from fastopt.mpi.ranks import Ranks
 
+    wait = Ranks(comm).wait
     source, target = np.ones((2, size), np.float32)
     share = max(bucket // BYTES // comm.size, 1)
     wholes = np.ones((3, share * comm.size), np.float32)  # in turn, as operations overlap

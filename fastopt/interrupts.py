@@ -36,6 +36,11 @@ class _Uninterrupted:
                     _signal.signal(_INTERRUPT, self._wait)  # which may raise what came before
             self._depth += 1
 
+    @property
+    def pending(self) -> bool:
+        """Whether Ctrl-C came and waits, for code that may wait for long."""
+        return self._depth > 0 and self._came is not None
+
     def _wait(self, *came: Any) -> None:
         self._came = came
 

@@ -159,13 +159,12 @@ import numpy as np
 from mpi4py import MPI
 from fastopt import optimizer, warmup
 from fastopt.mpi import ShardedUpdater
-from fastopt.mpi.agreement import share_texts
 
 comm = MPI.COMM_WORLD
 updater = ShardedUpdater(optimizer.LAMB(), comm)
 weight = np.ones(7, np.float32)
 updater([0], [np.ones_like(weight)], [weight])
-compiled, found = zip(*(map(int, t.split()) for t in share_texts(comm, "%d %d" % warmup.counts())))
+compiled, found = zip(*comm.allgather(warmup.counts()))
 if comm.rank == 0:
     print(compiled[0] > 3, compiled[1:] == (0,) * 3, min(found[1:]) > 3)
 """

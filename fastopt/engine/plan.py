@@ -56,6 +56,7 @@ class Group:
     def __init__(self, table: Table, places: Sequence[int], plan: "Plan") -> None:
         rule, hyper = table.layout.rule, plan.hyper
         self.table, self.places = table, list(places)
+        table.indices = [plan.indices[k] for k in places]
         self.ids = np.array([(k, id(plan.weights[k])) for k in places], np.uint64).reshape(-1, 2)
         self.tensors = np.zeros((len(self.places), SLOTS), np.int64)
         if table.layout.keyed:

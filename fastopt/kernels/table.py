@@ -81,6 +81,8 @@ class Table:
     """Where the arrays are; None is main memory."""
     stream_handle = 0
     """Stream that the first weight is used on, if it is on a CUDA device."""
+    indices: Sequence[int | str] = ()
+    """The parameters that its tensors belong to, where a plan holds it."""
     move: Callable[[Any, Any], None] = staticmethod(np.copyto)
     """How elements are copied from an array, the second argument, to another."""
 

@@ -2,64 +2,80 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from fastopt.checkpoint.errors import CheckpointError
-from fastopt.mpi.collectives import gathered, wait
-from fastopt.optimizer.optimizer import TRANSIENT, Optimizer
+from fastopt.mpi.collectives import share_texts
+from fastopt.mpi.ranks import Ranks, listing
+from fastopt.optimizer.optimizer import Array
 
-__all__ = ["Facts", "agree", "attempt", "facts_of", "share_texts"]
+__all__ = ["Fact", "Facts", "Numbers", "agree", "attempt"]
+
+
+class Fact(Protocol):
+    """What all ranks must have in common."""
+
+    @property
+    def digest(self) -> int:
+        """Number of 62 bits that tells different facts apart."""
+
+    def in_words(self) -> Mapping[str, str]:
+        """Names and values, for a message."""
+
+
+def _digest(parts: Iterable[Any]) -> int:
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return int.from_bytes(found.digest(), "little") >> 2
 
 
 class Facts(dict[str, str]):
-    """What all ranks must have in common, in words."""
+    """Facts that are words."""
 
     @cached_property
     def digest(self) -> int:
-        """Number of 62 bits that tells different facts apart."""
-        text = json.dumps(self).encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 2
+        """See :class:`Fact`."""
+        return _digest([json.dumps(self).encode()])
 
-    def plus(self, **more: str) -> "Facts":
-        """These facts and more."""
-        return Facts({**self, **more})
+    def in_words(self) -> Mapping[str, str]:
+        """See :class:`Fact`."""
+        return self
+
+
+class Numbers:
+    """Facts that are arrays, which are put in words only where ranks differ.
+
+    Parameters
+    ----------
+    arrays : sequence of numpy.ndarray
+        The numbers.
+    words : callable
+        Returns names and values.
+    """
+
+    def __init__(self, arrays: Sequence[Array], words: Callable[[], Mapping[str, str]]) -> None:
+        self.digest = _digest(np.ascontiguousarray(array).data.cast("B") for array in arrays)
+        self.in_words = words
 
 
 KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (CheckpointError, OSError, TypeError, ValueError)
+    kind.__name__: kind
+    for kind in (
+        CheckpointError,
+        MemoryError,
+        NotImplementedError,
+        OSError,
+        TypeError,
+        ValueError,
+    )
 }
 """Errors that all ranks raise as the one did that met them; others become RuntimeErrors."""
-
-
-def share_texts(comm: Any, text: str) -> list[str]:
-    """Return the texts of all ranks."""
-    data, sizes = gathered(comm, np.frombuffer(text.encode(), np.uint8))
-    return [part.tobytes().decode() for part in np.split(data, np.cumsum(sizes)[:-1])]
-
-
-def facts_of(optimizer: Optimizer) -> Facts:
-    """Class and numbers of an optimizer and of its schedule."""
-    schedule = optimizer.lr_scheduler
-    described = f"{type(schedule).__name__} {_numbers(getattr(schedule, '__dict__', {}))}"
-    tables = {name: str(getattr(optimizer, name)) for name in ("lr_mult", "wd_mult")}
-    kind = {"optimizer": type(optimizer).__name__, "lr_scheduler": described}
-    kept = {name: value for name, value in vars(optimizer).items() if name not in TRANSIENT}
-    kept |= {name: getattr(optimizer, name) for name in optimizer.in_arrays}
-    return Facts({**kind, **_numbers(kept), **tables})
-
-
-def _numbers(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """Attributes that are numbers or words."""
-    return {
-        name: str(value)
-        for name, value in attributes.items()
-        if value is None or isinstance(value, (bool, int, float, str))
-    }
 
 
 def attempt(work: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
@@ -70,33 +86,48 @@ def attempt(work: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception |
         return None, error
 
 
-def agree(comm: Any, facts: Sequence[Facts] = (), error: Exception | None = None) -> None:
+def agree(
+    ranks: Ranks,
+    facts: Sequence[Fact] = (),
+    error: Exception | None = None,
+    active: bool = True,
+) -> bool:
     """Return if no rank has an error and all have equal facts; else raise on every rank.
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Comm
+    ranks : Ranks
         The ranks; all of them must call.
-    facts : sequence of Facts
+    facts : sequence of Fact
         What the ranks must have in common. Only digests are compared as long as they do.
     error : Exception, optional
         What went wrong on this rank.
+    active : bool
+        Whether this rank has work of its own, see :meth:`fastopt.mpi.ShardedUpdater.join`.
+
+    Returns
+    -------
+    bool
+        Whether any rank is active. If none is, nothing is compared.
     """
-    if comm.size == 1:
-        if error is not None:
+    if ranks.size == 1:
+        if error is not None and active:
             raise error
-        return
+        return active
     number = hash(tuple(part.digest for part in facts)) >> 2  # of integers, so the same everywhere
-    seen = np.array([error is not None, number, -number], np.int64)
-    wait(comm.Iallreduce(MPI.IN_PLACE, seen, MPI.MAX))
-    if seen[0]:
+    seen = np.array([active, error is not None, number, -number], np.int64)
+    ranks.wait(ranks.comm.Iallreduce(MPI.IN_PLACE, seen, MPI.MAX))
+    if not seen[0]:
+        return False
+    if seen[1]:
         names = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS]
         told = None if error is None else [(names or ["RuntimeError"])[0], str(error)]
-        _raise_first(share_texts(comm, json.dumps(told)), error)
-    if seen[1] != -seen[2]:
-        own = {name: fact for part in facts for name, fact in part.items()}
-        every = [json.loads(text) for text in share_texts(comm, json.dumps(own))]
+        _raise_first(share_texts(ranks, json.dumps(told)), error)
+    if seen[2] != -seen[3]:
+        own = {name: fact for part in facts for name, fact in part.in_words().items()}
+        every = [json.loads(text) for text in share_texts(ranks, json.dumps(own))]
         raise ValueError(f"ranks disagree: {_difference(every)}")
+    return True
 
 
 def _raise_first(texts: list[str], error: Exception | None) -> None:
@@ -105,10 +136,15 @@ def _raise_first(texts: list[str], error: Exception | None) -> None:
 
 
 def _difference(every: list[dict[str, str]]) -> str:
-    """The first fact in which a rank differs from rank 0."""
-    for rank, facts in enumerate(every):
-        for name in dict.fromkeys([*every[0], *facts]):
-            first, other = every[0].get(name, "nothing"), facts.get(name, "nothing")
-            if first != other:
-                return f"for {name} rank 0 has {first}, rank {rank} has {other}"
+    """The first fact that ranks do not have in common, with the ranks that have each value."""
+    for name in dict.fromkeys(name for facts in every for name in facts):
+        owners: dict[str, list[int]] = {}
+        for rank, facts in enumerate(every):
+            owners.setdefault(facts.get(name, "nothing"), []).append(rank)
+        if len(owners) > 1:
+            found = [
+                f"{listing(ranks)} {'have' if len(ranks) > 1 else 'has'} {value}"
+                for value, ranks in owners.items()
+            ]
+            return f"for {name} {', '.join(found)}"
     raise AssertionError("digests of equal facts differ")

@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from fastopt.checkpoint.describe import describe
 from fastopt.checkpoint.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.parameters import keys_of, names_of
 from fastopt.checkpoint.tree import chunks
+from fastopt.mpi.ranks import listing
 from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["RUN", "new_run", "remove_others", "shard_path", "write_index", "write_shard"]
@@ -48,7 +50,8 @@ def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, 
 def write_index(
     sharded: Any, path: PathLike, run: str, kind: str, masters: Mapping[Index, Array]
 ) -> None:
-    """Write what all ranks have in common, once their shards are there."""
+    """Write what all ranks have in common, once this rank sees all of their shards."""
+    _check_shards(path, run, sharded.ranks)
     whole, keys = describe(sharded.shard), _keys(sharded)
     cut = _cut(whole["attributes"])
     common = {name: value for name, value in whole["attributes"].items() if name not in cut}
@@ -62,6 +65,24 @@ def write_index(
         "masters": {key: masters[i] for key, i in keys.items() if i in masters},
     }
     write_atomically(path, chunks(index))
+
+
+def _check_shards(path: PathLike, run: str, ranks: int) -> None:
+    """Raise OSError unless all shards can be seen, as on a file system that ranks share.
+
+    A network file system may show a file of another machine late.
+    """
+    missing = [*range(ranks)]
+    for pause in (0.0, 0.1, 0.4, 1.5):
+        time.sleep(pause)
+        missing = [r for r in missing if not shard_path(path, run, r, ranks).exists()]
+        if not missing:
+            return
+    folder = Path(path).absolute().parent
+    raise OSError(
+        f"rank 0 does not see the shards of {listing(missing)} in {folder}: the path must be in a "
+        "directory that all ranks share"
+    )
 
 
 def _keys(sharded: Any) -> dict[Index, Index]:

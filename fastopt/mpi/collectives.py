@@ -1,7 +1,6 @@
-"""Operations of all ranks, which wait without keeping other processes from their work."""
+"""Collective operations on arrays of any dtype and length."""
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,32 +9,29 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-__all__ = ["gathered", "items_as_bytes", "wait"]
+from fastopt.mpi.ranks import Ranks
+
+__all__ = ["gathered", "items_as_bytes", "share_texts"]
 
 Array = np.ndarray[Any, Any]
 
-_let_others: Any = getattr(os, "sched_yield", lambda: None)
 
-
-def wait(request: Any) -> None:
-    """Wait until an operation has ended; a CPU that another process waits for is given to it.
-
-    MPI libraries wait in a loop that never lets go, which takes the time of the very ranks that
-    are waited for wherever there are more of them than CPUs.
-    """
-    while not request.Test():
-        _let_others()
-
-
-def gathered(comm: Any, items: Array) -> tuple[Array, NDArray[np.int64]]:
+def gathered(ranks: Ranks, items: Array) -> tuple[Array, NDArray[np.int64]]:
     """Items of all ranks in their order, along the first axis, and how many each rank has."""
-    counts = np.empty(comm.size, np.int64)
-    wait(comm.Iallgather(np.array([len(items)]), counts))
+    counts = np.empty(ranks.size, np.int64)
+    ranks.wait(ranks.comm.Iallgather(np.array([len(items)]), counts))
     result = np.empty((int(counts.sum()), *items.shape[1:]), items.dtype)
     with items_as_bytes(items, result) as (sent, received, kind):
         if kind:
-            wait(comm.Iallgatherv([sent, len(items), kind], [received, counts, kind]))
+            request = ranks.comm.Iallgatherv([sent, len(items), kind], [received, counts, kind])
+            ranks.wait(request)
     return result, counts
+
+
+def share_texts(ranks: Ranks, text: str) -> list[str]:
+    """Return the texts of all ranks."""
+    data, sizes = gathered(ranks, np.frombuffer(text.encode(), np.uint8))
+    return [part.tobytes().decode() for part in np.split(data, np.cumsum(sizes)[:-1])]
 
 
 @contextmanager

@@ -9,14 +9,10 @@ import numpy as np
 from mpi4py import MPI
 
 from fastopt.kernels.table import Pieces, Table, chunks, launch
-from fastopt.mpi.collectives import wait
-from fastopt.mpi.plan import Bucket, Plan
+from fastopt.mpi.plan import DEPTH, Bucket, Plan
 from fastopt.mpi.sums import Sums
 
 __all__ = ["Exchange"]
-
-DEPTH = 2
-"""Buckets under way at a time: one is packed while the sums of another are on their way."""
 
 Array = np.ndarray[Any, Any]
 
@@ -37,9 +33,9 @@ class Exchange:
     """
 
     def __init__(self, sums: Sums, plan: Plan, grads: Sequence[Any]) -> None:
-        self.sums, self.comm, self.plan = sums, sums.comm, plan
+        self.sums, self.ranks, self.plan = sums, sums.ranks, plan
+        self.comm, self.rank = self.ranks.comm, self.ranks.rank
         self.grads = grads
-        self.rank: int = self.comm.rank
         self._reduced = self._gathered = 0
         self._reducing: deque[tuple[Bucket, Any, Array]] = deque()
         self._gathering: deque[tuple[Bucket, Any, Array]] = deque()
@@ -75,7 +71,7 @@ class Exchange:
                 self._reduced += 1
                 self._reduce(buckets[self._reduced - 1])
             bucket, request, packed = self._reducing[0]
-            wait(request)
+            self.ranks.wait(request)
             self._reducing.popleft()
             self.plan.give_back(packed)
             self._lap("communication")
@@ -101,7 +97,7 @@ class Exchange:
             for table, (own, total) in zip(tables, pieces, strict=True):
                 table.update(own, total)
             self._lap("update")
-            if self.comm.size > 1:
+            if self.ranks.size > 1:
                 self._gather(bucket)
 
     def _work(self, tables: Sequence[Table]) -> list[list[tuple[Pieces, int]]]:
@@ -153,7 +149,7 @@ class Exchange:
     def _unpack(self) -> None:
         """Wait for the oldest bucket of weights and put them where they belong."""
         bucket, request, packed = self._gathering[0]
-        wait(request)
+        self.ranks.wait(request)
         self._gathering.popleft()
         self._lap("communication")
         for rank, parts in enumerate(bucket.parts):
@@ -168,7 +164,7 @@ class Exchange:
     def finish(self) -> None:
         """Gather the weights that have not been gathered yet."""
         self._lap("update")
-        if self.comm.size == 1 and not self.plan.copied:
+        if self.ranks.size == 1 and not self.plan.copied:
             return  # nobody has other weights
         for bucket in self.plan.buckets[self._gathered :]:
             self._gather(bucket)

@@ -1,9 +1,11 @@
 """The processes of a job: their threads, who compiles first, and how one ends them all."""
 
+import atexit
 import importlib
 import os
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -13,22 +15,37 @@ from typing import Any, TextIO
 from mpi4py import MPI
 
 from fastopt.kernels.threads import start_layer, thread_count
-from fastopt.mpi.agreement import share_texts
+from fastopt.mpi.collectives import share_texts
+from fastopt.mpi.ranks import Ranks
 
 __all__ = ["await_reader", "describe", "leader_first", "private", "threads_of"]
 
 numba: Any = importlib.import_module("numba")
 
-_keyval: int = MPI.Comm.Create_keyval()
-"""Where a communicator keeps the :class:`Node` that was made of it."""
+PATIENCE = 0.2
+"""Seconds in which ranks usually end together."""
+
+ENDED = "has ended: its program is over, or it was left by sys.exit"
 
 
 class Node:
-    """A communicator of our own with the ranks of another, and the ranks of this node."""
+    """Communicators of our own with the ranks of another one, and with those of this node.
+
+    Attributes
+    ----------
+    ranks : Ranks
+        The ranks.
+    node : Ranks
+        Those on this node.
+    updaters : int
+        How many updaters and tables have been made of them.
+    """
 
     def __init__(self, comm: Any) -> None:
-        self.comm = comm.Dup()
-        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.ranks, self.node = Ranks(comm.Dup()), Ranks(comm.Split_type(MPI.COMM_TYPE_SHARED))
+        self.farewell = comm.Dup()
+        self.updaters = 0
+        _nodes.append(self)
         masks = share_texts(self.node, " ".join(map(str, _cpus())))
         threads = threads_of(masks, self.node.rank)
         start_layer()
@@ -36,9 +53,31 @@ class Node:
         if MPI.COMM_WORLD.size > 1:
             _end_all_with_one()
 
+    def free(self) -> None:
+        """Give the communicators back."""
+        _nodes.remove(self)
+        for comm in (self.ranks.comm, self.node.comm, self.farewell):
+            comm.Free()
+
+
+_nodes: list[Node] = []
+"""Those whose communicators live."""
+
+
+def _free(comm: Any, keyval: int, node: Node) -> None:
+    if node in _nodes:
+        node.free()
+
+
+_keyval: int = MPI.Comm.Create_keyval(delete_fn=_free)
+"""Where a communicator keeps the :class:`Node` that was made of it, which ends with it."""
+
 
 def private(comm: Any) -> Node:
     """Communicator for calls that must not meet those of others, made once; all ranks call.
+
+    It is freed together with `comm`. After a call that has failed while other ranks were waiting
+    in it, there is a new one.
 
     Raises
     ------
@@ -48,7 +87,7 @@ def private(comm: Any) -> Node:
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be a communicator of mpi4py, got {type(comm).__name__}")
     found: Any = comm.Get_attr(_keyval)
-    if found is None:
+    if found is None or found.ranks.out_of_step():
         found = Node(comm)
         comm.Set_attr(_keyval, found)
     node: Node = found
@@ -84,29 +123,32 @@ def threads_of(masks: list[str], rank: int) -> int:
     return max(int(share + 1e-9), 1)
 
 
-def leader_first(node: Any, work: Callable[[], Any]) -> None:
+def leader_first(node: Ranks, work: Callable[[], Any]) -> None:
     """Let the first rank of a node do some work, then the others; all ranks call.
 
     Others sleep meanwhile: they would take the time that the first needs to compile.
     """
     if node.rank == 0:
         work()
-    waiting = node.Ibarrier()
-    while not waiting.Test():
-        time.sleep(0.001)
+    node.wait(node.comm.Ibarrier(), sleep=0.001)
     if node.rank != 0:
         work()
 
 
 @cache
 def _end_all_with_one() -> None:
-    """Have an error that nothing catches end the job, as the other ranks would wait forever."""
-    before = sys.excepthook
+    """Have an error that nothing catches, in any thread, end the job, and tell of a rank's end.
 
-    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    The other ranks would wait forever.
+    """
+    before, in_thread = sys.excepthook, threading.excepthook
+
+    def end(
+        kind: type[BaseException], error: BaseException | None, show: Callable[[], None]
+    ) -> None:
         world = MPI.COMM_WORLD
         try:
-            before(kind, error, trace)
+            show()
             who = f"rank {world.rank} of {world.size}"
             print(f"{who} ends the job: {kind.__name__}: {error}", file=sys.stderr)
             for file in (sys.stdout, sys.stderr):
@@ -114,7 +156,40 @@ def _end_all_with_one() -> None:
         finally:  # even if nobody can be told
             world.Abort(1)
 
-    sys.excepthook = end
+    def of_program(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        end(kind, error, lambda: before(kind, error, trace))
+
+    def of_thread(arguments: threading.ExceptHookArgs) -> None:
+        if issubclass(arguments.exc_type, SystemExit):
+            in_thread(arguments)
+        else:
+            end(arguments.exc_type, arguments.exc_value, lambda: in_thread(arguments))
+
+    sys.excepthook, threading.excepthook = of_program, of_thread
+    atexit.register(_say_farewell)
+
+
+def _say_farewell() -> None:
+    """Wait for the ends of all ranks, and meanwhile tell those that still call that this one ends.
+
+    They raise an error, which says so, in place of waiting forever.
+    """
+    if MPI.Is_finalized():
+        return
+    nodes = [node for node in _nodes if node.ranks.size > 1]
+    waiting = [node.farewell.Ibarrier() for node in nodes]
+    patient = time.monotonic() + PATIENCE
+    told = False
+    while not all(map(MPI.Request.Test, waiting)):
+        if not told and time.monotonic() > patient:
+            told = True
+            for node in nodes:
+                node.ranks.leave(ENDED)
+        for node in nodes:
+            node.ranks.read()
+        time.sleep(0.001)
 
 
 def await_reader(file: TextIO, limit: float = 10.0) -> None:

@@ -13,7 +13,10 @@ from fastopt.mpi.agreement import Facts
 from fastopt.mpi.placement import Placement
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["Bucket", "Group", "Part", "Plan", "flat"]
+__all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
+
+DEPTH = 2
+"""Buckets under way at a time: one is packed while the sums of another are on their way."""
 
 Part = tuple[int, int, int]
 """Place of a tensor in the list of the call, first element, and the one after the last."""
@@ -135,6 +138,8 @@ class Plan:
         self._headers = [_header(weight) for weight in weights]
         self.facts: Facts | None = None
         self.flats = [flat(weight) for weight in weights]
+        self.sizes = [weight.size for weight in weights]
+        self._windows: tuple[int, list[list[Part]]] = (0, [])
         self.copied = {k for k, each in enumerate(self.flats) if not isinstance(each, np.ndarray)}
         self.slices = [self._slice(place, rank) for place in range(len(weights))]
         by_dtype: dict[Any, list[int]] = {}
@@ -148,8 +153,9 @@ class Plan:
             self._enter(group, rank)
         self.buckets = [bucket for group in self.groups for bucket in group.buckets]
         self.work: tuple[Any, ...] = ()  # what the exchange remembers of the last call
-        self._spare: list[Array] = []
         self._room = max([b.starts[-1] * b.group.real.itemsize for b in self.buckets], default=0)
+        under_way = min(2 * DEPTH, 2 * len(self.buckets))
+        self._spare = [np.empty(self._room, np.uint8) for _ in range(under_way)]
 
     def _slice(self, place: int, rank: int) -> Array:
         """Slice of this rank."""
@@ -188,9 +194,17 @@ class Plan:
                 return place, other
         return None
 
+    def windows(self, count: int) -> list[list[Part]]:
+        """Parts of all weights, in at most `count` windows of equal size."""
+        if self._windows[0] != count:
+            step = max(-(-sum(self.sizes) // count), 1)
+            whole = [(place, 0, size) for place, size in enumerate(self.sizes)]
+            self._windows = count, list(_windows(whole, step))
+        return self._windows[1]
+
     def borrow(self, bucket: Bucket, dtype: Any) -> Array:
         """Memory for a bucket of numbers of this dtype, until it is given back."""
-        memory = self._spare.pop() if self._spare else np.empty(self._room, np.uint8)
+        memory = self._spare.pop()
         return memory[: bucket.starts[-1] * dtype.itemsize].view(dtype)
 
     def give_back(self, memory: Array) -> None:

@@ -1,6 +1,5 @@
 """From a list call to a plan: what a call must be given, and what all ranks must agree on."""
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ from fastopt.amp import LossScaler
 from fastopt.engine.mixed_precision import check_copy
 from fastopt.engine.overlap import Ranges, addresses, bounds
 from fastopt.engine.validate import as_lists, check, check_index, label
-from fastopt.mpi.agreement import Facts
+from fastopt.mpi.agreement import Fact, Facts, Numbers
+from fastopt.mpi.checksum import checksums
 from fastopt.mpi.job import leader_first
 from fastopt.mpi.placement import Form, Placement, placed
 from fastopt.mpi.plan import Plan, flat
@@ -22,6 +22,13 @@ from fastopt.sparse import RowSparse
 __all__ = ["Planning"]
 
 
+BUCKET = 1 << 22
+"""Bytes of gradients that are sent together, unless the user says otherwise."""
+
+BUCKET_OF_RANK = 1 << 18
+"""The same for each rank: with smaller shares, more time goes to messages than to bytes."""
+
+
 class Planning(Resumable):
     """Abstract base of :class:`~fastopt.mpi.ShardedUpdater`, which documents the arguments."""
 
@@ -31,11 +38,16 @@ class Planning(Resumable):
         comm: Any,
         loss_scaler: LossScaler | None,
         clip_global_norm: float | None,
-        bucket_bytes: int,
+        bucket_bytes: int | None,
+        timeout: float | None,
+        check_every: int,
     ) -> None:
-        super().__init__(optimizer, comm, loss_scaler, clip_global_norm)
-        self.bucket_bytes = bucket_bytes
+        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
+        self.bucket_bytes = bucket_bytes or max(BUCKET, BUCKET_OF_RANK * self.ranks)
+        self.check_every = check_every
         self._plan: Plan | None = None
+        self._turns: dict[Index, int] = {}
+        self._unsure: set[Index] = set()
         self._copies: dict[Index, Array] = {}
         leader_first(self._node, lambda: addresses([]))
 
@@ -108,8 +120,8 @@ class Planning(Resumable):
         rule = self.optimizer.rule_for(index)
         return "rows" if listed or (rule and rule.row) else "flat"
 
-    def _facts(self, plan: Plan, new: dict[Index, Placement]) -> Facts:
-        """What a call must have in common on all ranks."""
+    def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
+        """What a call must have in common on all ranks, besides the optimizer."""
         if plan.facts is None:
             names = self.optimizer.idx2name
             told = {"tensors": str(len(plan.indices)), "bucket_bytes": str(self.bucket_bytes)}
@@ -119,12 +131,31 @@ class Planning(Resumable):
                 rows = f", with a gradient that lists rows of {listed}" if listed else ""
                 told[f"tensor {k}"] = words + rows
             plan.facts = Facts(told)
-        values = {
-            f"the CRC32 of the values of {label(index, self.optimizer.idx2name)}": str(_crc(weight))
-            for index, weight in zip(plan.indices, plan.weights, strict=True)
-            if index in new
-        }
-        return plan.facts.plus(**values) if new else plan.facts
+        facts: list[Fact] = [plan.facts, self._values(plan, new)]
+        if not self.optimizer.native:
+            facts.append(self._fingerprint.rates(plan.indices))
+        return facts
+
+    def _values(self, plan: Plan, new: dict[Index, Placement]) -> Numbers:
+        """Checksums of weights that are new, or were loaded, and of a share of the others."""
+        unsure = new.keys() | self._unsure
+        parts = [(k, 0, plan.sizes[k]) for k, i in enumerate(plan.indices) if i in unsure]
+        if self.check_every:
+            windows = plan.windows(self.check_every)
+            turn = self._turns.get(plan.indices[0], 0) % self.check_every if windows else 0
+            parts += windows[turn] if turn < len(windows) else []
+        sums = [checksums(plan.flats[k][first:last]) for k, first, last in parts]
+
+        def in_words() -> dict[str, str]:
+            names = self.optimizer.idx2name
+            return {
+                f"checksum of values {first} to {last} of {label(plan.indices[k], names)}": hex(
+                    Numbers([found], dict).digest
+                )
+                for (k, first, last), found in zip(parts, sums, strict=True)
+            }
+
+        return Numbers(sums, in_words)
 
 
 def _check_numpy(words: str, role: str, array: Any) -> None:
@@ -149,7 +180,3 @@ def _check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict
     for k, other in Ranges(*bounds(weights)).overlapping():
         if np.shares_memory(weights[k], weights[other]):
             raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")
-
-
-def _crc(weight: Array) -> int:
-    return zlib.crc32(np.ascontiguousarray(weight).reshape(-1).view(np.uint8).data)

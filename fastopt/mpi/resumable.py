@@ -1,14 +1,16 @@
 """Sharded updaters and tables that can be saved and go on from what was saved."""
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from fastopt.checkpoint.describe import Stateful
 from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.restore import restore
-from fastopt.mpi.agreement import Facts, attempt, share_texts
-from fastopt.mpi.checkpoint import new_run, remove_others, write_index, write_shard
+from fastopt.mpi.agreement import Facts, attempt
+from fastopt.mpi.checkpoint import new_run, remove_others, shard_path, write_index, write_shard
+from fastopt.mpi.collectives import share_texts
 from fastopt.mpi.reading import Saved, read_saved
 from fastopt.mpi.sharded import Sharded
 from fastopt.optimizer.optimizer import Array, Index
@@ -67,16 +69,23 @@ class Resumable(Sharded):
         """
         facts = Facts(path=os.fspath(path))
         with self.optimizer.lock:
-            self._agree("save", facts, None)
-            run = share_texts(self.comm, new_run())[0]
-            _, error = attempt(write_shard, self, path, run, self._weights())
-            self._agree("save", facts, error)
+            self._begin("save")
+            self._agree(facts, None)
+            run = share_texts(self._ranks, new_run())[0]
+            try:
+                _, error = attempt(write_shard, self, path, run, self._weights())
+                self._agree(facts, error)
+                if self.rank == 0:
+                    _, error = attempt(write_index, self, path, run, self._kind, self._masters)
+                self._agree(facts, error)
+            except BaseException:
+                with suppress(OSError):
+                    shard_path(path, run, self.rank, self.ranks).unlink()
+                raise
             if self.rank == 0:
-                _, error = attempt(write_index, self, path, run, self._kind, self._masters)
-            self._agree("save", facts, error)
-            if self.rank == 0:
-                _, error = attempt(remove_others, path, run)
-            self._agree("save", facts, error)
+                with suppress(OSError):  # the next save tries again
+                    remove_others(path, run)
+            self._agree(facts, None)
 
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
         """Take up what :meth:`save` wrote on any number of ranks; all ranks call.
@@ -103,13 +112,14 @@ class Resumable(Sharded):
         """
         facts = Facts(path=os.fspath(path), strict=str(strict))
         with self.optimizer.lock:
+            self._begin("load")
             found, error = attempt(read_saved, self, path, self._kind)
-            self._agree("load", facts.plus(run=found[0] if found else ""), error)
+            self._agree(Facts({**facts, "run": found[0] if found else ""}), error)
             saved: Saved = found[1]
             before, trial = self._snapshot(), Trial(self)
             skipped, error = attempt(restore, trial, saved.updater, strict)
             try:
-                self._agree("load", facts, error)
+                self._agree(facts, error)
             except BaseException:
                 self._put_back(*before)
                 raise

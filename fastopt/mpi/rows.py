@@ -7,7 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.mpi.collectives import items_as_bytes, wait
+from fastopt.mpi.collectives import items_as_bytes
+from fastopt.mpi.ranks import Ranks
 
 __all__ = ["Owners", "Routes"]
 
@@ -81,18 +82,18 @@ class Routes:
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Comm
+    ranks : Ranks
         The ranks.
     targets : numpy.ndarray
         Rank that each item goes to.
     """
 
-    def __init__(self, comm: Any, targets: Ids) -> None:
-        self.comm = comm
+    def __init__(self, ranks: Ranks, targets: Ids) -> None:
+        self.ranks = ranks
         self.order = np.argsort(targets, kind="stable")
-        self.sent = np.bincount(targets, minlength=comm.size)
+        self.sent = np.bincount(targets, minlength=ranks.size)
         self.received = np.empty_like(self.sent)
-        wait(comm.Ialltoall(self.sent, self.received))
+        ranks.wait(ranks.comm.Ialltoall(self.sent, self.received))
 
     def there(self, items: Array) -> Array:
         """Items that the ranks have for this one, in the order of the ranks."""
@@ -109,5 +110,7 @@ class Routes:
         result = np.empty((int(received.sum()), *items.shape[1:]), items.dtype)
         with items_as_bytes(items, result) as (source, target, kind):
             if kind:
-                wait(self.comm.Ialltoallv([source, sent, kind], [target, received, kind]))
+                comm = self.ranks.comm
+                request = comm.Ialltoallv([source, sent, kind], [target, received, kind])
+                self.ranks.wait(request)
         return result

@@ -14,9 +14,12 @@ from fastopt.engine.plan import Plan
 from fastopt.engine.planner import Call
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.table import PARALLEL_FROM, Table, launch
-from fastopt.mpi.agreement import Facts, agree, attempt, facts_of
+from fastopt.mpi.agreement import Fact, Facts, agree, attempt
+from fastopt.mpi.fingerprint import Fingerprint
+from fastopt.mpi.gate import Gate, Stopped
 from fastopt.mpi.job import leader_first, private
 from fastopt.mpi.placement import Form, Placement
+from fastopt.mpi.ranks import time_limit
 from fastopt.mpi.sums import Sums
 from fastopt.optimizer import Optimizer, Updater
 from fastopt.optimizer.optimizer import Array, Index
@@ -32,14 +35,18 @@ class Shard(Updater):
     ----------
     sums : Sums
         The ranks.
+    gate : Gate
+        What all ranks agree at in the present call.
     receive : callable
         Completes the gradients of the present call.
     """
 
     sums: Sums
+    gate: Gate
     receive: Callable[[], None]
 
     def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> Array:
+        self.gate.add()
         self.receive()
         return self.sums.added(super()._squares(plan, calls))
 
@@ -62,6 +69,8 @@ class Sharded:
         The ranks.
     loss_scaler, clip_global_norm
         See :class:`~fastopt.optimizer.Updater`.
+    timeout : float, optional
+        Seconds that a rank waits for the others.
     """
 
     def __init__(
@@ -70,13 +79,17 @@ class Sharded:
         comm: Any,
         loss_scaler: LossScaler | None,
         clip_global_norm: float | None,
+        timeout: float | None,
     ) -> None:
+        self.timeout = time_limit(timeout)
         self.shard = Shard(optimizer, loss_scaler, clip_global_norm)
         node = private(comm)
-        self.comm, self._node = node.comm, node.node
-        self.rank: int = self.comm.rank
-        self.ranks: int = self.comm.size
-        self.shard.sums = Sums(self.comm)
+        self._ranks, self._node = node.ranks, node.node
+        self.rank, self.ranks = self._ranks.rank, self._ranks.size
+        self._number, self._calls = node.updaters, 0
+        node.updaters += 1
+        self._fingerprint = Fingerprint(self.optimizer)
+        self.shard.sums = Sums(self._ranks)
         self.placements: dict[Index, Placement] = {}
         self._masters: dict[Index, Array] = {}
 
@@ -105,28 +118,75 @@ class Sharded:
         """State of this rank's slice of each parameter."""
         return self.shard.states
 
-    def _agree(self, call: str, facts: Facts, error: Exception | None) -> None:
-        """Raise on all ranks unless all do the same `call` without an error."""
-        if self.ranks == 1:
-            agree(self.comm, (), error)
-            return
+    def _begin(self, call: str) -> None:
+        """Note that a call of all ranks begins."""
+        self._calls += 1
+        self._call = f"call {self._calls} of updater {self._number} ({call})"
+        for ranks in (self._ranks, self._node):
+            ranks.begin(self._call, self.timeout)
+
+    def _common(self) -> list[Fact]:
+        """What ranks must have in common in every call."""
         scaler, clip = self.loss_scaler, self.clip_global_norm
-        limits = {"loss scale": str(scaler and scaler.scale), "clip_global_norm": str(clip)}
-        rates, problem = attempt(facts_of, self.optimizer)
-        known = [Facts({"call": call, **limits}), facts, rates or Facts()]
-        agree(self.comm, known, error or problem)
+        scale = {} if scaler is None else {f"loss scaler's {k}": v for k, v in vars(scaler).items()}
+        limits = {"call": self._call, **scale, "clip_global_norm": clip}
+        if self._fingerprint.optimizer is not self.optimizer:
+            self._fingerprint = Fingerprint(self.optimizer)
+        facts = Facts({name: str(value) for name, value in limits.items()})
+        return [facts, *self._fingerprint.facts()]
+
+    def _agree(self, facts: Facts, error: Exception | None) -> None:
+        """Raise on all ranks unless all are in the same call without an error."""
+        if self.ranks == 1:
+            agree(self._ranks, (), error)
+            return
+        common, problem = attempt(self._common)
+        agree(self._ranks, [*(common or ()), facts], error or problem)
+
+    def _gate(self, facts: Callable[[], Sequence[Fact]], active: bool = True) -> Gate:
+        """What the ranks agree at in a call with these facts besides those of every call."""
+
+        def every() -> Sequence[Fact]:
+            call, *optimizer = self._common()
+            return [call, *facts(), *optimizer]
+
+        self.shard.gate = Gate(self._ranks, self.optimizer, every, active)
+        return self.shard.gate
 
     @contextmanager
     def _launching(
         self, launcher: Callable[[Sequence[Table]], None], receive: Callable[[], None]
     ) -> Iterator[None]:
-        """Let the optimizer launch kernels so while an update lasts."""
+        """Let the optimizer launch kernels so while an update lasts, once ranks have agreed."""
+
+        def launch_together(tables: Sequence[Table]) -> None:
+            self.shard.gate.launch(tables)
+            launcher(tables)
+
         self.shard.receive = receive
-        self.shard.planner.launcher = launcher
+        self.shard.planner.launcher = launch_together
         try:
             yield
         finally:
             self.shard.planner.launcher = launch
+
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        """Have errors of an update met by all ranks, or known to them."""
+        gate = self.shard.gate
+        try:
+            yield
+        except Stopped:
+            raise
+        except Exception as error:
+            if gate.launched or self._ranks.broken:
+                self._ranks.fail(f"failed: {type(error).__name__}: {error}")
+                raise
+            gate.enter(error)
+            raise
+        except BaseException as error:
+            self._ranks.fail(f"was interrupted: {type(error).__name__}")
+            raise
 
     def _compile(self, kinds: Iterable[tuple[Index, Placement, Any, bool]]) -> None:
         """Have the kernels of a call compiled by one rank of each node first.

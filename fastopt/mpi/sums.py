@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.kernels.table import Pieces
-from fastopt.mpi.collectives import wait
+from fastopt.mpi.ranks import Ranks
 
 __all__ = ["Sums"]
 
@@ -17,17 +17,17 @@ class Sums:
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Comm
+    ranks : Ranks
         The ranks.
     """
 
-    def __init__(self, comm: Any) -> None:
-        self.comm = comm
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
 
     def added(self, own: Array) -> Array:
         """Sum of an array of float64 over the ranks; all of them call."""
-        every = np.empty((self.comm.size, *own.shape))
-        wait(self.comm.Iallgather(np.ascontiguousarray(own), every))
+        every = np.empty((self.ranks.size, *own.shape))
+        self.ranks.wait(self.ranks.comm.Iallgather(np.ascontiguousarray(own), every))
         total = np.zeros(own.shape)
         for part in every:
             total += part

@@ -13,6 +13,7 @@ from fastopt.engine.validate import check_index, label, listed
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.table import launch
 from fastopt.mpi.agreement import Facts, attempt
+from fastopt.mpi.gate import Stopped
 from fastopt.mpi.placement import Placement
 from fastopt.mpi.reading import Saved
 from fastopt.mpi.resumable import Resumable
@@ -54,6 +55,8 @@ class ShardedTable(Resumable):
         Index of the table in the optimizer: multipliers, names and counts. Default 0.
     loss_scaler, clip_global_norm
         See :class:`~fastopt.optimizer.Updater`.
+    timeout : float, optional
+        See :class:`ShardedUpdater`.
 
     Attributes
     ----------
@@ -93,12 +96,14 @@ class ShardedTable(Resumable):
         index: Any = 0,
         loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
+        timeout: float | None = None,
     ) -> None:
-        super().__init__(optimizer, comm, loss_scaler, clip_global_norm)
+        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
+        self._begin("make a table")
         made, error = attempt(self._made, shape, values, np.dtype(dtype), owners, index)
         given = {"shape": shape, "dtype": np.dtype(dtype), "owners": owners, "index": index}
         facts = Facts({name: str(value) for name, value in given.items()})
-        self._agree("make a table", facts, error)
+        self._agree(facts, error)
         self.index: Index
         self.shape: tuple[int, ...]
         self.index, self.shape, self.owners, self.weight = made
@@ -155,10 +160,11 @@ class ShardedTable(Resumable):
         TypeError, ValueError
             A row is not one of the table, on some rank. All ranks raise it.
         """
+        self._begin("pull")
         ids, error = attempt(self._ids, row_ids)
-        self._agree("pull", Facts(shape=str(self.shape)), error)
+        self._agree(Facts(shape=str(self.shape)), error)
         wanted, positions = np.unique(ids, return_inverse=True)
-        routes = Routes(self.comm, self.owners.of(wanted))
+        routes = Routes(self._ranks, self.owners.of(wanted))
         found = self.weight[routes.there(self.owners.local(wanted))]
         pulled: Array = routes.back(found)[positions]
         return pulled
@@ -184,16 +190,24 @@ class ShardedTable(Resumable):
             nothing changes.
         """
         with self.optimizer.lock:
+            self._begin("push")
             given, error = attempt(self._listed, grad)
-            self._agree("push", self._facts(given), error)
-            assert given is not None
-            ids = given.indices.astype(np.int64)
-            routes = Routes(self.comm, self.owners.of(ids))
-            rows = routes.there(self.owners.local(ids))
-            values = routes.there(given.values)
-            pushed = RowSparse(values, rows, self.weight.shape)
-            with self._launching(partial(launch, combine=self.shard.sums.combined), _nothing):
-                self.shard([self.index], [pushed], [self.weight])
+            gate = self._gate(lambda: [self._facts(given)])
+            try:
+                gate.enter(error)
+                assert given is not None
+                ids = given.indices.astype(np.int64)
+                routes = Routes(self._ranks, self.owners.of(ids))
+                rows = routes.there(self.owners.local(ids))
+                values = routes.there(given.values)
+                pushed = RowSparse(values, rows, self.weight.shape)
+                launcher = partial(launch, combine=self.shard.sums.combined)
+                with self._updating(), self._launching(launcher, _nothing):
+                    self.shard([self.index], [pushed], [self.weight])
+            except Stopped as stopped:
+                error = stopped.error
+            if error is not None:
+                raise error
 
     def _listed(self, grad: Any) -> RowSparse:
         words = label(self.index, self.optimizer.idx2name)

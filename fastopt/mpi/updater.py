@@ -1,6 +1,8 @@
 """The sharded updater: data-parallel training with state that exists once over all ranks."""
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 
@@ -8,9 +10,10 @@ from fastopt.amp import LossScaler
 from fastopt.arguments import count
 from fastopt.engine.mixed_precision import round_into
 from fastopt.engine.validate import check_index, check_like, label
-from fastopt.mpi.agreement import Facts, attempt
+from fastopt.mpi.agreement import Facts, agree, attempt
 from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange
+from fastopt.mpi.gate import Stopped
 from fastopt.mpi.listed import Listed
 from fastopt.mpi.placement import Placement
 from fastopt.mpi.plan import Plan, flat
@@ -18,12 +21,14 @@ from fastopt.mpi.planning import Planning
 from fastopt.mpi.reading import Saved
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
-from fastopt.sparse import HALVES
+from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["ShardedUpdater"]
 
-BUCKET = 1 << 22
-"""Bytes of gradients that travel together, unless the user says otherwise."""
+Found = tuple[Plan, list[Any], dict[Index, Placement]]
+
+CHECK_EVERY = 100
+"""Calls in which all weights are compared once, unless the user says otherwise."""
 
 
 class ShardedUpdater(Planning):
@@ -59,8 +64,14 @@ class ShardedUpdater(Planning):
         See :class:`~fastopt.optimizer.Updater`; all ranks skip a step or none does.
     clip_global_norm : float, optional
         Largest norm of the gradients, which have been summed.
-    bucket_bytes : int
-        Bytes of gradients in a bucket. Default 4 MiB.
+    bucket_bytes : int, optional
+        Bytes of gradients in a bucket. Default 4 MiB, or 256 KiB for each rank if that is more.
+    timeout : float, optional
+        Seconds that a rank waits for others before it raises. Default: the environment variable
+        ``FASTOPT_MPI_TIMEOUT``, or 1800.
+    check_every : int
+        Calls in which every weight is compared between ranks once: each call compares checksums of
+        a share of the weights. 0 compares new and loaded weights only. Default 100.
 
     Attributes
     ----------
@@ -97,10 +108,13 @@ class ShardedUpdater(Planning):
         comm: Any,
         loss_scaler: LossScaler | None = None,
         clip_global_norm: float | None = None,
-        bucket_bytes: int = BUCKET,
+        bucket_bytes: int | None = None,
+        timeout: float | None = None,
+        check_every: int = CHECK_EVERY,
     ) -> None:
-        size = count("bucket_bytes", bucket_bytes)
-        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, size)
+        size = None if bucket_bytes is None else count("bucket_bytes", bucket_bytes)
+        every = count("check_every", check_every, least=0)
+        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, size, timeout, every)
         self.seconds: dict[str, float] = {}
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
@@ -122,12 +136,78 @@ class ShardedUpdater(Planning):
         TypeError, ValueError
             The arguments do not fit together on some rank, or differ between ranks, or an index
             comes twice. All ranks raise it, and no weight, state or count changes.
+        TimeoutError
+            Other ranks did not come within `timeout`; the message names them.
+        RuntimeError
+            Another rank has ended or failed after the ranks had agreed; the message names it. After
+            this and a TimeoutError the updater cannot be used any more.
         """
         with self.optimizer.lock:
+            self._update(index, grad, weight)
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Context for a loop of calls of which some ranks make fewer than others.
+
+        A rank that leaves it takes part in the calls that others still make, with gradients that
+        are zero, until all ranks have left it. All calls inside are of this updater, with the same
+        list of parameters.
+
+        Raises
+        ------
+        ValueError
+            A rank that leaves has made no call yet, while others have more, or they call with other
+            parameters. All ranks raise it.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> updater = ShardedUpdater(optimizer.SGD(learning_rate=0.5), MPI.COMM_WORLD)
+        >>> weight, batches = np.ones(2), [np.ones(2)] * (1 + MPI.COMM_WORLD.rank)
+        >>> with updater.join():
+        ...     for grad in batches:
+        ...         updater(0, grad, weight)
+        >>> weight
+        array([0.5, 0.5])
+        """
+        yield
+        with self.optimizer.lock:
+            while self.ranks > 1 and self._shadow():
+                pass
+
+    def _shadow(self) -> bool:
+        """Take part in a call of others; False if there is none."""
+        plan = self._plan
+        if plan is None:
+            return self._update(None, None, None, active=False)
+        grads: list[Any] = [
+            RowSparse(
+                np.zeros((0, *weight.shape[1:]), plan.listed[k]),
+                np.empty(0, np.int64),
+                weight.shape,
+            )
+            if k in plan.listed
+            else np.zeros(weight.shape, weight.dtype)
+            for k, weight in enumerate(plan.weights)
+        ]
+        return self._update(plan.indices, grads, plan.weights, active=False)
+
+    def _update(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
+        """Update as :meth:`__call__` does; False if no rank has work of its own."""
+        self._begin("update")
+        if index is None and not active:
+            error: Exception | None = ValueError("join() ends here, before the first update")
+            found = None
+        else:
             found, error = attempt(self._planned, index, grad, weight)
-            told = found is not None and self.ranks > 1
-            self._agree("update", self._facts(found[0], found[2]) if told else Facts(), error)
-            plan, grads, new = found
+        plan, grads, new = cast(Found, found or (None, [], {}))
+        gate = self._gate(lambda: self._facts(plan, new), active)
+        try:
+            if error is not None or self._needs_early(plan, new):
+                gate.enter(error)
             exchange = Exchange(self.shard.sums, plan, grads)
             if new:
                 self._compile(
@@ -135,14 +215,29 @@ class ShardedUpdater(Planning):
                     for k, i in enumerate(plan.indices)
                     if i in new
                 )
-            rows = {k: Listed(self.comm, plan.placements[k], grads[k]) for k in plan.listed}
+            rows = {k: Listed(self._ranks, plan.placements[k], grads[k]) for k in plan.listed}
             self._exchange(exchange, plan, new, rows)
+            gate.enter()
+        except Stopped as stopped:
+            if stopped.error is None:
+                return False
+            error = stopped.error
+        if error is not None:
+            raise error
+        return True
+
+    def _needs_early(self, plan: Plan, new: dict[Index, Placement]) -> bool:
+        """Whether the ranks must agree before the updater begins, not at its first operation."""
+        optimizer = self.optimizer
+        in_python = optimizer.accumulates or not optimizer.native
+        skips = optimizer.may_skip and optimizer.skips()
+        return bool(new or plan.listed or self._masters or in_python or skips or not plan.indices)
 
     def _exchange(
         self, exchange: Exchange, plan: Plan, new: dict[Index, Placement], rows: dict[int, Listed]
     ) -> None:
         """Update the slices of this rank, and all weights with those of the others."""
-        optimizer = self.optimizer
+        optimizer, problem = self.optimizer, None
         grads = [rows[k].grad if k in rows else grad for k, grad in enumerate(plan.grads)]
         if plan is not self._plan:
             for index, placement in zip(plan.indices, plan.placements, strict=True):
@@ -152,23 +247,46 @@ class ShardedUpdater(Planning):
                 flat(self._masters[index]), self.rank
             )
         plan.refresh(self.rank)
-        with self._launching(exchange.launch, exchange.receive):
+        before = None if optimizer.native else self._snapshot()
+        with self._updating(), self._launching(exchange.launch, exchange.receive):
+            if optimizer.accumulates or not optimizer.native:
+                exchange.receive()  # it may launch kernels with gradients of its own
             try:
-                if optimizer.accumulates or not optimizer.native:
-                    exchange.receive()  # it may launch kernels with gradients of its own
                 self.shard(plan.indices, grads, plan.slices)
+            except Exception as error:
+                if not self._is_in_python(error):
+                    raise
+                problem = error  # of the user's code, on the rank that has the tensor
+            exchange.receive()
+            self.placements.update(new)
+            if problem or self.info.stepped:
+                exchange.finish()
+                self._spread(plan, rows)
+        if before is not None and self.ranks > 1:
+            try:
+                agree(self._ranks, (), problem)
             except BaseException:
-                exchange.receive()
+                self._put_back(*before)
                 raise
-        exchange.receive()
-        self.placements.update(new)
-        if self.info.stepped:
-            exchange.finish()
-            for k, listed in rows.items():
-                listed.spread(plan.weights[k], plan.slices[k], self._touches_all(plan.indices[k]))
-            self._follow(plan)
+        elif problem is not None:
+            raise problem
+        for index in plan.indices[:1]:
+            self._turns[index] = self._turns.get(index, 0) + 1
+        self._unsure.difference_update(plan.indices)
         self.seconds = exchange.seconds
         self._plan = plan
+
+    def _is_in_python(self, error: Exception) -> bool:
+        """Whether an error is of an ``update()`` in NumPy, which comes after all sums of ranks."""
+        if self.optimizer.native or isinstance(error, Stopped) or self._ranks.broken:
+            return False
+        return self.shard.gate.added or not self.shard.planner.measures
+
+    def _spread(self, plan: Plan, rows: dict[int, Listed]) -> None:
+        """Give all ranks the rows of row-sparse gradients, and the copies their values."""
+        for k, listed in rows.items():
+            listed.spread(plan.weights[k], plan.slices[k], self._touches_all(plan.indices[k]))
+        self._follow(plan)
 
     def _touches_all(self, index: Index) -> bool:
         """Whether an update changes rows that its gradient does not list."""
@@ -186,6 +304,7 @@ class ShardedUpdater(Planning):
     def _take_up(self, saved: Saved) -> None:
         super()._take_up(saved)
         self._plan = None
+        self._unsure.update(self.placements)
 
     def flush(self, index: Any, weight: Array | None = None) -> None:
         """Give all rows the decay that they have missed; all ranks call.
@@ -205,11 +324,12 @@ class ShardedUpdater(Planning):
             No weight is given, and the last call did not update one.
         """
         with self.optimizer.lock:
+            self._begin("flush")
             found, error = attempt(self._known, index, weight)
-            self._agree("flush", Facts(index=repr(found[0]) if found else ""), error)
+            self._agree(Facts(index=repr(found[0]) if found else ""), error)
             known, weight, own = found
             self.shard.flush(known, own)
-            elements, _ = gathered(self.comm, own.reshape(-1))
+            elements, _ = gathered(self._ranks, own.reshape(-1))
             weight[...] = elements.reshape(weight.shape)
 
     def _known(self, index: Any, weight: Array | None) -> tuple[Index, Array, Array]:

@@ -1,0 +1,223 @@
+"""The ranks of a private communicator, and waits that end when a rank does not come."""
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from fastopt.arguments import number
+from fastopt.interrupts import uninterrupted
+
+__all__ = ["Ranks", "listing", "time_limit"]
+
+LIMIT = 1800.0
+"""Seconds that a rank waits for the others, unless the user says otherwise."""
+
+VARIABLE = "FASTOPT_MPI_TIMEOUT"
+"""Environment variable with another limit in seconds."""
+
+LOOK = 0.05
+"""Seconds between two looks at what other ranks say, while an operation does not end."""
+
+GRACE = 2.0
+"""Seconds in which ranks that wait too must answer."""
+
+TAG = 77
+
+_let_others: Any = getattr(os, "sched_yield", lambda: None)
+
+
+def time_limit(timeout: float | None) -> float:
+    """Seconds to wait: the argument, else the environment variable, else the default."""
+    if timeout is not None:
+        return number("timeout", timeout, least=0)
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return LIMIT
+    try:
+        return number(VARIABLE, float(text), least=0)
+    except ValueError:
+        raise ValueError(f"{VARIABLE} must be a number of seconds, got {text!r}") from None
+
+
+def listing(ranks: Iterable[int]) -> str:
+    """Ranks in words, neighbours as a range.
+
+    Examples
+    --------
+    >>> from fastopt.mpi.ranks import listing
+    >>> listing([3]), listing([0, 1, 2, 5])
+    ('rank 3', 'ranks 0-2, 5')
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = [f"{first}-{last}" if first < last else str(first) for first, last in runs]
+    single = len(runs) == 1 and runs[0][0] == runs[0][1]
+    return f"rank{'' if single else 's'} {', '.join(words)}"
+
+
+class Ranks:
+    """Ranks of a private communicator, which wait for each other for a limited time.
+
+    A rank that has waited for a while reads messages of the others: that one has left, or asks
+    where this one is. After the time limit it asks all of them, and names those that are missing.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        The communicator, which nobody else uses.
+
+    Attributes
+    ----------
+    timeout : float
+        Seconds to wait for an operation.
+    call : str
+        Present call, for messages.
+    waits : int
+        Operations that have been waited for, the same on all ranks that are in the same operation.
+    broken : str
+        Why the communicator cannot be used any more; empty while it can.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.timeout = time_limit(None)
+        self.call = "the first call"
+        self.waits = 0
+        self.broken = ""
+        self._left: dict[int, tuple[int, str]] = {}
+        self._here: dict[int, tuple[int, str]] = {}
+        self._sent: list[Any] = []
+        self._unfinished: list[Any] = []
+
+    def begin(self, call: str, timeout: float) -> None:
+        """Note the call that begins, for messages.
+
+        Raises
+        ------
+        RuntimeError
+            An earlier call has failed on some ranks while others were waiting.
+        """
+        if self.broken:
+            raise RuntimeError(
+                f"{call}: the ranks are no longer in step, since {self.broken}; make a new updater "
+                "on all ranks and load a checkpoint"
+            )
+        self.call, self.timeout = call, timeout
+
+    def wait(self, request: Any, sleep: float = 0.0) -> None:
+        """Wait until an operation has ended; a CPU that another process waits for is given to it.
+
+        MPI libraries wait in a loop that never lets go, which takes the time of the very ranks that
+        are waited for wherever there are more of them than CPUs. Where the others compile, `sleep`
+        is how many seconds to sleep between looks.
+
+        Raises
+        ------
+        TimeoutError
+            It did not end within the time limit; the message names the ranks that are missing.
+        RuntimeError
+            A rank has left, or failed, without taking part.
+        """
+        self.waits += 1
+        if request.Test():
+            return
+        start = time.monotonic()
+        look = start + LOOK
+        while not request.Test():
+            time.sleep(sleep) if sleep else _let_others()
+            now = time.monotonic()
+            if now >= look:
+                self._look(request, now - start)
+                look = time.monotonic() + LOOK
+
+    def out_of_step(self) -> bool:
+        """Whether a rank has left, as far as this one knows."""
+        self.read()
+        return bool(self.broken or self._left)
+
+    def leave(self, reason: str) -> None:
+        """Tell all other ranks that this one takes part in no operation after the present one."""
+        self._tell(self._others(), kind="left", text=reason)
+
+    def fail(self, reason: str) -> None:
+        """Leave, and refuse all later calls."""
+        if self.size > 1 and not self.broken:
+            self.broken = f"rank {self.rank} {reason}"
+            self.leave(reason)
+
+    def read(self) -> None:
+        """Read what other ranks say, and answer."""
+        status = MPI.Status()
+        while self.comm.Iprobe(MPI.ANY_SOURCE, TAG, status):
+            source = status.Get_source()
+            data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self.comm.Recv([data, MPI.BYTE], source, TAG)
+            told = json.loads(data.tobytes())
+            entry = told["waits"], told["text"]
+            if told["kind"] == "where":
+                self._tell([source], kind="here", text=self.call)
+            elif told["kind"] == "left":
+                self._left[source] = entry
+            else:
+                self._here[source] = entry
+        self._sent = [request for request in self._sent if not request.Test()]
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank and rank not in self._left]
+
+    def _tell(self, ranks: Iterable[int], **message: Any) -> None:
+        data = json.dumps({**message, "waits": self.waits}).encode()
+        self._sent += [self.comm.Isend([data, MPI.BYTE], rank, TAG) for rank in ranks]
+
+    def _look(self, request: Any, waited: float) -> None:
+        """Raise if the operation cannot end, or has not ended in time."""
+        self.read()
+        gone = {rank: text for rank, (waits, text) in self._left.items() if waits < self.waits}
+        if gone and not request.Test():
+            rank = min(gone)
+            self._give_up(request, RuntimeError(f"{self.call}: rank {rank} {gone[rank]}"))
+        if uninterrupted.pending:
+            self._give_up(request, KeyboardInterrupt())
+        if waited > self.timeout:
+            self._ask(request)
+
+    def _ask(self, request: Any) -> None:
+        """Ask all ranks where they are, and raise unless the operation ends meanwhile."""
+        self._here.clear()
+        self._tell(self._others(), kind="where", text=self.call)
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end:
+            self.read()
+            if request.Test():
+                return
+            time.sleep(0.001)
+        elsewhere: dict[str, list[int]] = {}
+        for rank in self._others():
+            waits, call = self._here.get(rank, (-1, ""))
+            if waits < 0:
+                where = "does not answer: it is stopped, or busy outside of fastopt.mpi"
+            elif waits < self.waits:
+                where = f"waits in {call}"
+            else:
+                continue
+            elsewhere.setdefault(where, []).append(rank)
+        found = [f"{listing(ranks)}, which {where}" for where, ranks in elsewhere.items()]
+        words = "; ".join(found) or "no rank: all of them wait for the same operation"
+        message = f"{self.call}: waited {self.timeout:g} s for {words}"
+        self._give_up(request, TimeoutError(message))
+
+    def _give_up(self, request: Any, error: BaseException) -> None:
+        self._unfinished.append(request)  # which may still read and write its arrays
+        self.fail(f"gave up: {error}" if str(error) else "was interrupted")
+        raise error

@@ -27,6 +27,7 @@ from fastopt.checkpoint.progress import (
     progress_of,
 )
 from fastopt.checkpoint.restore import restore
+from fastopt.checkpoint.shards import is_of_ranks, whole
 from fastopt.checkpoint.tree import chunks, dumps, loads, read
 from fastopt.optimizer.optimizer import Optimizer
 
@@ -189,7 +190,8 @@ class Resumable(Stateful):
         Parameters
         ----------
         path : str or os.PathLike
-            From :meth:`save` of an updater whose optimizer is of the same class.
+            From :meth:`save` of an updater whose optimizer is of the same class; also of a
+            :class:`fastopt.mpi.ShardedUpdater`, whose files are put together.
         strict : bool
             Refuse a file that lacks parameters of this updater or has others. Else those that it
             lacks begin anew, and the others are left out. Default True.
@@ -205,7 +207,10 @@ class Resumable(Stateful):
             The file is damaged, does not fit, or cannot be read. Nothing changes.
         """
         with read_from(path), open(os.fspath(path), "rb") as file:
-            return restore(self, read(file, self.optimizer), strict)
+            saved = read(file, self.optimizer)
+            if is_of_ranks(saved):
+                saved = whole(self.optimizer, path, saved)
+            return restore(self, saved, strict)
 
     def states_dict(self) -> dict[str, Any]:
         """Return what :meth:`save` writes as a dict, with copies of the arrays."""

@@ -1,6 +1,5 @@
 """Checkpoints of sharded updaters and tables: a file for each rank, then one that lists them."""
 
-import os
 import re
 import secrets
 import time
@@ -14,19 +13,12 @@ import numpy as np
 from fastopt.checkpoint.describe import describe
 from fastopt.checkpoint.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.parameters import keys_of, names_of
+from fastopt.checkpoint.shards import RUN, shard_path
 from fastopt.checkpoint.tree import chunks
 from fastopt.mpi.ranks import listing
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["RUN", "new_run", "remove_others", "shard_path", "write_index", "write_shard"]
-
-RUN = r"[0-9a-f]{16}"
-"""Pattern of the names that :func:`new_run` gives."""
-
-
-def shard_path(path: PathLike, run: str, rank: int, ranks: int) -> Path:
-    """Where the shard of a rank is."""
-    return Path(f"{os.fspath(path)}.{run}.{rank}-of-{ranks}")
+__all__ = ["new_run", "remove_others", "write_index", "write_shard"]
 
 
 def new_run() -> str:
@@ -56,11 +48,12 @@ def write_index(
     cut = _cut(whole["attributes"])
     common = {name: value for name, value in whole["attributes"].items() if name not in cut}
     placements = sharded.placements
+    uncut = {key: sharded.uncut[i] for key, i in keys.items() if i in sharded.uncut}
     index = {
         "run": run,
         "ranks": sharded.ranks,
         "kind": kind,
-        "updater": {**whole, "attributes": common, "parameters": keys, "states": {}},
+        "updater": {**whole, "attributes": common, "parameters": keys, "states": uncut},
         "placements": {k: asdict(placements[i]) for k, i in keys.items() if i in placements},
         "masters": {key: masters[i] for key, i in keys.items() if i in masters},
     }
@@ -89,6 +82,7 @@ def _keys(sharded: Any) -> dict[Index, Index]:
     """Index of each parameter by its key."""
     optimizer = sharded.optimizer
     known = [*sharded.placements, *optimizer._index_update_count, *sharded._masters]
+    known += sharded.uncut
     return keys_of(names_of(optimizer), known)
 
 

@@ -60,11 +60,11 @@ class Fingerprint:
     def _numbers(self) -> dict[str, str]:
         """Numbers by index, in words."""
         optimizer = self.optimizer
-        found = {name: str(getattr(optimizer, name)) for name in optimizer.in_arrays}
+        found: dict[str, str] = {}
         for name in optimizer.by_index:
             table = getattr(optimizer, name)
             found |= {f"{name} of {_label(i, optimizer)}": str(table[i]) for i in table}
-        return found
+        return found | {name: str(getattr(optimizer, name)) for name in optimizer.in_arrays}
 
     def rates(self, indices: Sequence[Index]) -> Facts:
         """Learning rate and weight decay that an ``update()`` in NumPy will find."""

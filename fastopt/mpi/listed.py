@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from fastopt.checkpoint.placement import Placement
 from fastopt.mpi.collectives import gathered
-from fastopt.mpi.placement import Placement
 from fastopt.mpi.ranks import Ranks
 from fastopt.mpi.rows import Routes
 from fastopt.optimizer.optimizer import Array

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fastopt.checkpoint.placement import Placement
 from fastopt.engine.overlap import Ranges, addresses, bounds
 from fastopt.kernels.layout import real_of
 from fastopt.mpi.agreement import Facts
-from fastopt.mpi.placement import Placement
 from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]

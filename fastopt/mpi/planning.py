@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from fastopt.amp import LossScaler
+from fastopt.checkpoint.placement import Form, Placement, placed
 from fastopt.engine.mixed_precision import check_copy
 from fastopt.engine.overlap import Ranges, addresses, bounds
 from fastopt.engine.validate import as_lists, check, check_index, label
 from fastopt.mpi.agreement import Fact, Facts, Numbers
 from fastopt.mpi.checksum import checksums
 from fastopt.mpi.job import leader_first
-from fastopt.mpi.placement import Form, Placement, placed
 from fastopt.mpi.plan import Plan, flat
 from fastopt.mpi.resumable import Resumable
 from fastopt.optimizer import Optimizer
@@ -73,6 +73,8 @@ class Planning(Resumable):
             new = self._placed(indices, weights, listed)
             places, limit = self.placements | new, self.bucket_bytes
             plan = Plan(indices, weights, places, self.rank, self.ranks, limit, listed)
+            for index in new.keys() & self.uncut.keys():
+                self._cut(index, new[index])  # whether it fits
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
         if shared := plan.shared(values):
             one, other = (label(indices[k], self.optimizer.idx2name) for k in shared)

@@ -1,17 +1,20 @@
 """Sharded updaters and tables that can be saved and go on from what was saved."""
 
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from fastopt.checkpoint.describe import Stateful
 from fastopt.checkpoint.files import PathLike
-from fastopt.checkpoint.parameters import Skipped
+from fastopt.checkpoint.parameters import Skipped, keys_of, match, names_of
+from fastopt.checkpoint.placement import Placement
 from fastopt.checkpoint.restore import restore
+from fastopt.checkpoint.shards import Saved, cut_state, read_saved, shard_path
+from fastopt.engine.validate import label
 from fastopt.mpi.agreement import Facts, attempt
-from fastopt.mpi.checkpoint import new_run, remove_others, shard_path, write_index, write_shard
+from fastopt.mpi.checkpoint import new_run, remove_others, write_index, write_shard
 from fastopt.mpi.collectives import share_texts
-from fastopt.mpi.reading import Saved, read_saved
 from fastopt.mpi.sharded import Sharded
 from fastopt.optimizer.optimizer import Array, Index
 
@@ -67,20 +70,26 @@ class Resumable(Sharded):
         >>> new.states[0]
         (array([0.1, 0.1]), array([0.001, 0.001]))
         """
+        self._save(path, self._weights)
+
+    def _save(self, path: PathLike, weights: Callable[[], Mapping[Index, Array]]) -> None:
+        """Save with the slices of weights that a function returns."""
         facts = Facts(path=os.fspath(path))
         with self.optimizer.lock:
             self._begin("save")
-            self._agree(facts, None)
+            slices, error = attempt(weights)
+            self._agree(facts, error)
             run = share_texts(self._ranks, new_run())[0]
             try:
-                _, error = attempt(write_shard, self, path, run, self._weights())
+                _, error = attempt(write_shard, self, path, run, slices)
                 self._agree(facts, error)
                 if self.rank == 0:
                     _, error = attempt(write_index, self, path, run, self._kind, self._masters)
                 self._agree(facts, error)
-            except BaseException:
-                with suppress(OSError):
-                    shard_path(path, run, self.rank, self.ranks).unlink()
+            except Exception:
+                if not self._ranks.broken:  # else others may have listed this shard
+                    with suppress(OSError):
+                        shard_path(path, run, self.rank, self.ranks).unlink()
                 raise
             if self.rank == 0:
                 with suppress(OSError):  # the next save tries again
@@ -89,6 +98,9 @@ class Resumable(Sharded):
 
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
         """Take up what :meth:`save` wrote on any number of ranks; all ranks call.
+
+        A :class:`ShardedUpdater` also loads files of :meth:`fastopt.optimizer.Updater.save`. Each
+        rank keeps their states whole until the first update of a weight.
 
         Parameters
         ----------
@@ -110,6 +122,10 @@ class Resumable(Sharded):
             A file is missing, damaged, of another run, or cannot be read, on some rank. All ranks
             raise it, and nothing changes.
         """
+        return self._load(path, strict, _nothing_more)
+
+    def _load(self, path: PathLike, strict: bool, check: Callable[[Saved], None]) -> Skipped:
+        """Load what a function of what was saved does not refuse."""
         facts = Facts(path=os.fspath(path), strict=str(strict))
         with self.optimizer.lock:
             self._begin("load")
@@ -117,17 +133,52 @@ class Resumable(Sharded):
             self._agree(Facts({**facts, "run": found[0] if found else ""}), error)
             saved: Saved = found[1]
             before, trial = self._snapshot(), Trial(self)
-            skipped, error = attempt(restore, trial, saved.updater, strict)
+            skipped, error = attempt(self._restored, trial, saved, strict)
+            _, problem = attempt(check, saved)
+            error = error or problem
             try:
                 self._agree(facts, error)
             except BaseException:
                 self._put_back(*before)
                 raise
+            known = self.placements.keys() | saved.placements.keys()
+            self.uncut = {i: state for i, state in trial.states.items() if i not in known}
+            for index in self.uncut:
+                del trial.states[index], trial.states_synced[index]
             for name, value in vars(trial).items():
                 setattr(self.shard, name, value)
             self._take_up(saved)
             result: Skipped = skipped
             return result
+
+    def _restored(self, trial: Trial, saved: Saved, strict: bool) -> Skipped:
+        """Restore what was saved, with slices of whole states where placements are known."""
+        optimizer, tree = self.optimizer, saved.updater
+        if isinstance(tree, dict) and isinstance(tree.get("parameters"), dict):
+            keys = tree["parameters"]
+            found = match(keys, keys_of(names_of(optimizer), self.placements)).index
+            for key, index in keys.items():
+                placement = self.placements.get(found.get(index, index))
+                if placement is None or key in saved.cut:
+                    continue
+                words = f"parameter {key!r}"
+                for table, name in [
+                    (tree["states"], key),
+                    *((t, index) for t in tree["attributes"].values()),
+                ]:
+                    if isinstance(table, dict) and name in table:
+                        table[name] = cut_state(table[name], placement, self.rank, words)
+            saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
+        return restore(trial, tree, strict)
+
+    def _cut(self, index: Index, placement: Placement) -> dict[str, Any]:
+        """Slices of what was loaded of a whole weight: state, and attributes that hold arrays."""
+        words = label(index, self.optimizer.idx2name)
+        found = {"states": cut_state(self.uncut[index], placement, self.rank, words)}
+        for name, table in vars(self.optimizer).items():
+            if isinstance(table, dict) and index in table and name != "param_dict":
+                found[name] = cut_state(table[index], placement, self.rank, words)
+        return found
 
     @property
     def _kind(self) -> str:
@@ -146,10 +197,13 @@ class Resumable(Sharded):
     def _snapshot(self) -> tuple[Any, ...]:
         """What :meth:`load` replaces before the ranks have agreed."""
         scaler = self.loss_scaler
-        return vars(self.optimizer).copy(), scaler.state_dict() if scaler else None
+        return self.optimizer.snapshot(), scaler.state_dict() if scaler else None
 
-    def _put_back(self, optimizer: dict[str, Any], scale: Any) -> None:
-        vars(self.optimizer).update(optimizer)
-        self.optimizer._changed_tables()
+    def _put_back(self, optimizer: Any, scale: Any) -> None:
+        self.optimizer.put_back(optimizer)
         if self.loss_scaler:
             self.loss_scaler.load_state_dict(scale)
+
+
+def _nothing_more(saved: Saved) -> None:
+    """Refuse nothing."""

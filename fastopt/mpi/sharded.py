@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.amp import LossScaler, StepInfo
+from fastopt.checkpoint.placement import Form, Placement
 from fastopt.engine.plan import Plan
 from fastopt.engine.planner import Call
 from fastopt.kernels.layout import real_of
@@ -18,7 +19,6 @@ from fastopt.mpi.agreement import Fact, Facts, agree, attempt
 from fastopt.mpi.fingerprint import Fingerprint
 from fastopt.mpi.gate import Gate, Stopped
 from fastopt.mpi.job import leader_first, private
-from fastopt.mpi.placement import Form, Placement
 from fastopt.mpi.ranks import time_limit
 from fastopt.mpi.sums import Sums
 from fastopt.optimizer import Optimizer, Updater
@@ -92,6 +92,8 @@ class Sharded:
         self.shard.sums = Sums(self._ranks)
         self.placements: dict[Index, Placement] = {}
         self._masters: dict[Index, Array] = {}
+        self.uncut: dict[Index, Any] = {}
+        """Whole states that were loaded, until their weights are known."""
 
     @property
     def optimizer(self) -> Optimizer:

@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
+from fastopt.checkpoint.placement import Placement
+from fastopt.checkpoint.shards import Saved
 from fastopt.engine.validate import check_index, label, listed
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.table import launch
 from fastopt.mpi.agreement import Facts, attempt
 from fastopt.mpi.gate import Stopped
-from fastopt.mpi.placement import Placement
-from fastopt.mpi.reading import Saved
 from fastopt.mpi.resumable import Resumable
 from fastopt.mpi.rows import MOST_ROWS, Owners, Routes
 from fastopt.optimizer import Optimizer

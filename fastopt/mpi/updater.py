@@ -1,6 +1,7 @@
 """The sharded updater: data-parallel training with state that exists once over all ranks."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -8,6 +9,11 @@ import numpy as np
 
 from fastopt.amp import LossScaler
 from fastopt.arguments import count
+from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.files import PathLike
+from fastopt.checkpoint.parameters import Skipped
+from fastopt.checkpoint.placement import Placement
+from fastopt.checkpoint.shards import Saved
 from fastopt.engine.mixed_precision import round_into
 from fastopt.engine.validate import check_index, check_like, label
 from fastopt.mpi.agreement import Facts, agree, attempt
@@ -15,10 +21,8 @@ from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.gate import Stopped
 from fastopt.mpi.listed import Listed
-from fastopt.mpi.placement import Placement
 from fastopt.mpi.plan import Plan, flat
 from fastopt.mpi.planning import Planning
-from fastopt.mpi.reading import Saved
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import HALVES, RowSparse
@@ -231,7 +235,8 @@ class ShardedUpdater(Planning):
         optimizer = self.optimizer
         in_python = optimizer.accumulates or not optimizer.native
         skips = optimizer.may_skip and optimizer.skips()
-        return bool(new or plan.listed or self._masters or in_python or skips or not plan.indices)
+        early = new or plan.listed or self._masters or in_python or skips or not plan.indices
+        return bool(early)
 
     def _exchange(
         self, exchange: Exchange, plan: Plan, new: dict[Index, Placement], rows: dict[int, Listed]
@@ -246,6 +251,8 @@ class ShardedUpdater(Planning):
             optimizer.masters_given[index] = (self.placements | new)[index].slice_of(
                 flat(self._masters[index]), self.rank
             )
+        for index in new.keys() & self.uncut.keys():
+            self._keep(index, self._cut(index, new[index]))
         plan.refresh(self.rank)
         before = None if optimizer.native else self._snapshot()
         with self._updating(), self._launching(exchange.launch, exchange.receive):
@@ -276,6 +283,14 @@ class ShardedUpdater(Planning):
         self.seconds = exchange.seconds
         self._plan = plan
 
+    def _keep(self, index: Index, slices: dict[str, Any]) -> None:
+        """Keep slices of what was loaded of a whole weight."""
+        self.shard.states[index] = slices.pop("states")
+        self.shard.states_synced[index] = False
+        for name, value in slices.items():
+            vars(self.optimizer)[name][index] = value
+        del self.uncut[index]
+
     def _is_in_python(self, error: Exception) -> bool:
         """Whether an error is of an ``update()`` in NumPy, which comes after all sums of ranks."""
         if self.optimizer.native or isinstance(error, Stopped) or self._ranks.broken:
@@ -300,6 +315,117 @@ class ShardedUpdater(Planning):
             del self._masters[index]
         for index in self._copies.keys() & set(plan.indices):
             round_into(self._copies[index], plan.weights[plan.indices.index(index)])
+
+    def save(self, path: PathLike, weights: Mapping[Any, Array] | None = None) -> None:
+        """Write all that a later run needs to go on; all ranks call. See :meth:`load`.
+
+        Each rank writes a file of its own next to `path`; the file `path`, which lists them, comes
+        last and takes the place of an older one, whose files are then removed. A job that ends at
+        any moment leaves the old checkpoint or the new one; a save that fails leaves the old one.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A safetensors file in a directory that all ranks share, the same on all ranks.
+        weights : mapping of index to numpy.ndarray, optional
+            Weights that are saved too, so that they are of the same step as the states: those that
+            this updater has updated. Each rank writes its slices.
+
+        Raises
+        ------
+        TypeError
+            See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
+        ValueError
+            A weight was not updated yet, or has another shape or dtype.
+        OSError
+            A file cannot be written on some rank, or rank 0 does not see the files of others. All
+            ranks raise it; the old checkpoint is as it was.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> old, new = (ShardedUpdater(optimizer.Adam(), MPI.COMM_WORLD) for _ in range(2))
+        >>> weight, other = np.ones(2), np.zeros(2)
+        >>> old(0, np.ones(2), weight)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     old.save(f"{folder}/adam.safetensors", {0: weight})
+        ...     new.load(f"{folder}/adam.safetensors", weights={0: other})
+        Skipped(missing=[], extra=[])
+        >>> other
+        array([0.999, 0.999])
+        """
+
+        def slices() -> dict[Index, Array]:
+            chosen = {check_index(index): array for index, array in (weights or {}).items()}
+            for index, array in chosen.items():
+                self._check_saved(index, array)
+            return {
+                index: np.ascontiguousarray(self.placements[index].slice_of(flat(array), self.rank))
+                for index, array in chosen.items()
+            }
+
+        self._save(path, slices)
+
+    def load(
+        self, path: PathLike, strict: bool = True, weights: Mapping[Any, Array] | None = None
+    ) -> Skipped:
+        """Take up what :meth:`save` wrote on any number of ranks; all ranks call.
+
+        It also loads files of :meth:`fastopt.optimizer.Updater.save`, which loads those of ranks.
+        Each rank keeps their states whole until the first update of a weight. Weights are compared
+        between ranks in the first update after a load.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            From :meth:`save`.
+        strict : bool
+            Refuse a checkpoint that lacks parameters of this updater or has others. Else those that
+            it lacks begin anew, and the others are left out. Default True.
+        weights : mapping of index to numpy.ndarray, optional
+            Arrays to write the weights of the checkpoint to.
+
+        Returns
+        -------
+        fastopt.checkpoint.Skipped
+            Names or indices of the parameters ``missing`` in the checkpoint, and of the ``extra``
+            ones.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError, OSError
+            A file is missing, damaged, of another run, or cannot be read, on some rank, or lacks
+            one of `weights`. All ranks raise it, and nothing changes.
+        """
+        chosen = dict(weights or {})
+        slices: dict[Index, Array] = {}
+
+        def check(saved: Saved) -> None:
+            slices.update(saved.weights)
+            for index, array in chosen.items():
+                words = label(check_index(index), self.optimizer.idx2name)
+                if index not in saved.weights or index not in saved.placements:
+                    raise CheckpointError(f"{os.fspath(path)}: it has no weight of {words}")
+                placement = saved.placements[index]
+                check_like(words, "weight", array, (placement.dtype,), placement.shape)
+
+        with self.optimizer.lock:
+            skipped = self._load(path, strict, check)
+            for index, array in chosen.items():
+                elements, _ = gathered(self._ranks, slices[index].reshape(-1))
+                array[...] = elements.reshape(array.shape)
+        return skipped
+
+    def _check_saved(self, index: Index, array: Any) -> None:
+        """Raise unless a weight to save is one that has been updated."""
+        words, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
+        if placement is None:
+            raise ValueError(f"{words}: a weight is saved after its first update")
+        check_like(words, "weight", array, (placement.dtype,), placement.shape, written=False)
 
     def _take_up(self, saved: Saved) -> None:
         super()._take_up(saved)

@@ -77,3 +77,9 @@ def raised(kind, *words):
         yield
     for word in words:
         assert word in str(caught.value)
+
+
+def told(*words):
+    """Check for the error of all ranks that the last one differs, with these words."""
+    others = "rank 0 has" if comm.size == 2 else f"ranks 0-{comm.size - 2} have"
+    return raised(ValueError, "ranks disagree", others, f"rank {comm.size - 1} has", *words)

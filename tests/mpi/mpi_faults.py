@@ -5,7 +5,7 @@ import os
 import threading
 
 import numpy as np
-from mpi_common import comm, raised
+from mpi_common import comm, raised, told
 
 from fastopt import optimizer
 from fastopt.lr_scheduler import FactorScheduler
@@ -17,12 +17,6 @@ LAST = comm.rank == comm.size - 1
 
 def updater(**arguments):
     return ShardedUpdater(optimizer.SGD(**arguments), comm)
-
-
-def told(*words):
-    """Every rank has the error, with these words and the rank that differs."""
-    others = "rank 0 has" if comm.size == 2 else f"ranks 0-{comm.size - 2} have"
-    return raised(ValueError, "ranks disagree", others, f"rank {comm.size - 1} has", *words)
 
 
 def check_a_master_that_is_no_array_is_refused_before_an_update_and_after():

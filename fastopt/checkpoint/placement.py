@@ -33,7 +33,7 @@ class Placement:
 
     Examples
     --------
-    >>> from fastopt.mpi.placement import Placement
+    >>> from fastopt.checkpoint.placement import Placement
     >>> placement = Placement((4, 3), "float32", "flat", position=5, share=10)
     >>> [placement.part(rank) for rank in range(3)]
     [(0, 5), (5, 12), (12, 12)]

@@ -1,9 +1,16 @@
-"""What a rank takes up of a checkpoint: slices for it, put together from files of other slices."""
+"""Checkpoints of ranks: slices for one rank, put together from files of other slices.
 
+An updater without ranks reads them as the only rank, and ranks read a file of such an updater as
+whole states, which are cut once the weights are known.
+"""
+
+import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +18,14 @@ import numpy as np
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import keys_of, match, names_of
+from fastopt.checkpoint.placement import Placement, placed
 from fastopt.checkpoint.tree import read
-from fastopt.mpi.checkpoint import RUN, shard_path
-from fastopt.mpi.placement import Placement, placed
-from fastopt.optimizer.optimizer import Array, Index
+from fastopt.optimizer.optimizer import Array, Index, Optimizer
 
-__all__ = ["Saved", "read_saved"]
+__all__ = ["RUN", "Saved", "cut_state", "is_of_ranks", "read_saved", "shard_path", "whole"]
+
+RUN = r"[0-9a-f]{16}"
+"""Pattern of the names of runs."""
 
 FIELDS = {
     "run": str,
@@ -41,10 +50,105 @@ class Saved:
     """Masters that no update has taken over yet."""
     placements: dict[Index, Placement] = field(default_factory=dict)
     """Placement of each parameter, by its present index."""
+    cut: frozenset[Index] = frozenset()
+    """Keys of parameters whose states are slices for this rank; others are whole."""
+
+
+def shard_path(path: PathLike, run: str, rank: int, ranks: int) -> Path:
+    """Where the shard of a rank is."""
+    return Path(f"{os.fspath(path)}.{run}.{rank}-of-{ranks}")
+
+
+def is_of_ranks(tree: Any) -> bool:
+    """Whether a checkpoint is one of ranks."""
+    return isinstance(tree, dict) and "ranks" in tree
+
+
+@dataclass
+class Alone:
+    """An updater without ranks, as the only rank."""
+
+    optimizer: Optimizer
+    rank: int = 0
+    ranks: int = 1
+    placements: Mapping[Index, Placement] = field(default_factory=dict)
+
+
+def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
+    """What ranks have saved, as :func:`fastopt.checkpoint.describe.describe` returns it.
+
+    Raises
+    ------
+    CheckpointError, OSError
+        See :func:`read_saved`.
+    """
+    _check(index, "ShardedUpdater")
+    reader = _Reader(Alone(optimizer), path, index)
+    tree = _checked(lambda: reader.saved().updater)
+    keys: Mapping[Index, Index] = tree["parameters"]
+    for key, placement in reader.before.items():
+        if key in tree["states"]:
+            tree["states"][key] = _reshaped(tree["states"][key], placement)
+        for table in tree["attributes"].values():
+            if isinstance(table, dict) and keys[key] in table:
+                table[keys[key]] = _reshaped(table[keys[key]], placement)
+    if index["masters"]:
+        waiting = {keys[key]: array for key, array in index["masters"].items()}
+        tree["attributes"]["masters_given"] = tree["attributes"]["masters_given"] | waiting
+    return tree
+
+
+def _reshaped(tree: Any, placement: Placement) -> Any:
+    """State with arrays of the tensor's shape in place of lists of its elements."""
+
+    def shaped(array: Array) -> Array:
+        flat = placement.form == "flat" and array.shape == (placement.size,)
+        return array.reshape(placement.shape) if flat else array
+
+    return _mapped(tree, shaped)
+
+
+def cut_state(tree: Any, placement: Placement, rank: int, words: str) -> Any:
+    """A rank's slice of a whole state.
+
+    Raises
+    ------
+    CheckpointError
+        An array of the state is not cut like the tensor.
+    """
+    rows = placement.shape[:1]
+
+    def cut(array: Array) -> Array:
+        if array.shape == placement.shape:
+            return placement.slice_of(array.reshape(-1), rank).copy()
+        if placement.form == "rows" and array.shape[:1] == rows:
+            first, last = (at // placement.unit for at in placement.part(rank))
+            return array[first:last].copy()
+        if placement.form == "whole" or array.ndim == 0:
+            return array
+        raise CheckpointError(
+            f"{words}: the checkpoint has an array of shape {array.shape} for a weight of shape "
+            f"{placement.shape}"
+        )
+
+    return _mapped(tree, cut)
+
+
+def _mapped(tree: Any, change: Callable[[Array], Array]) -> Any:
+    if isinstance(tree, np.ndarray):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {key: _mapped(part, change) for key, part in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([_mapped(part, change) for part in tree])
+    return tree
 
 
 def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
     """Name of the run of a checkpoint, and what this rank takes up of it.
+
+    States of an updater without ranks are whole, and the name is a digest of the file's header,
+    which has checksums of all arrays.
 
     Raises
     ------
@@ -53,18 +157,36 @@ def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
     """
     with read_from(path):
         with open(path, "rb") as file:
-            index = read(file)
+            index = read(file, sharded.optimizer)
+            file.seek(0)
+            size = int.from_bytes(file.read(8), "little")
+            header = hashlib.blake2b(file.read(size), digest_size=8).hexdigest()
+        if kind == "ShardedUpdater" and not is_of_ranks(index):
+            return header, _of_one(index)
         _check(index, kind)
-        try:
-            return index["run"], _Reader(sharded, path, index).saved()
-        except (CheckpointError, OSError, MemoryError):
-            raise
-        except Exception as error:  # whatever else foreign numbers lead to
-            raise CheckpointError(f"not a checkpoint of ranks: {error!r}") from error
+        return index["run"], _checked(_Reader(sharded, path, index).saved)
+
+
+def _of_one(tree: Any) -> Saved:
+    """What an updater without ranks has saved; :func:`~.restore.restore` checks it."""
+    masters = {}
+    if isinstance(tree, dict) and isinstance(tree.get("attributes"), dict):
+        masters = tree["attributes"].pop("masters_given", {})
+        tree["attributes"]["masters_given"] = {}
+    return Saved(tree, {}, masters if isinstance(masters, dict) else {})
+
+
+def _checked(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except (CheckpointError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever else foreign numbers lead to
+        raise CheckpointError(f"not a checkpoint of ranks: {error!r}") from error
 
 
 def _check(index: Any, kind: str) -> None:
-    if not isinstance(index, dict) or set(index) != set(FIELDS):
+    if not is_of_ranks(index) or set(index) != set(FIELDS):
         raise CheckpointError("not a checkpoint of ranks, which ShardedUpdater.save makes")
     for name, expected in FIELDS.items():
         if not isinstance(index[name], expected):
@@ -131,7 +253,7 @@ class _Reader:
         self.shard(min(self.rank, self.ranks - 1))  # so that a shard without use is missed too
         updater = self.index["updater"]
         keys: Mapping[Index, Index] = updater["parameters"]
-        states: dict[Index, Any] = {}
+        states: dict[Index, Any] = dict(updater["states"])
         weights: dict[Index, Array] = {}
         attributes = dict(updater["attributes"])
         for key in self.before:
@@ -150,6 +272,7 @@ class _Reader:
             weights,
             {self.found[keys[k]]: a for k, a in self.index["masters"].items()},
             {self.found[index]: self.after[key] for index, key in found.items()},
+            frozenset(self.before),
         )
 
     def _sources(self, key: Index) -> Iterator[tuple[dict[str, Any], int, int, int]]:

@@ -36,7 +36,7 @@ pytestmark = [
 def mpi():
     """Run Python on so many ranks; a job that takes too long, as for a deadlock, fails."""
 
-    def run(ranks, *command, check=True, **env):
+    def run(ranks, *command, check=True, timeout=300, **env):
         clean = {k: v for k, v in os.environ.items() if not k.startswith(STARTED)}
         done = subprocess.run(
             [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],
@@ -44,7 +44,7 @@ def mpi():
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=timeout,
         )
         if check and done.returncode:
             pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -69,8 +69,14 @@ def test_checks_pass(mpi, ranks, module):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_that_disagree_are_told_so(mpi, ranks):
-    assert passes(mpi(ranks, RUN, "mpi_faults"), "mpi_faults")
+@pytest.mark.parametrize("module", ["mpi_faults", "mpi_divergence"])
+def test_ranks_that_disagree_are_told_so(mpi, ranks, module):
+    assert passes(mpi(ranks, RUN, module), module)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_go_on_after_errors_and_with_unequal_batches(mpi, ranks):
+    assert passes(mpi(ranks, RUN, "mpi_join"), "mpi_join")
 
 
 @pytest.mark.parametrize("sizes", [(2, 4), (4, 1)], ids=str)
@@ -112,6 +118,75 @@ def test_a_rank_that_raises_ends_the_job_with_its_message(mpi, launcher):
     assert done.returncode != 0
     assert "rank 1 of 2 ends the job: LookupError: the data of this rank are gone" in done.stderr
     assert "not reached" not in done.stdout
+
+
+HANGS = """
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+from mpi4py import MPI
+from fastopt import optimizer
+from fastopt.mpi import ShardedUpdater
+
+comm, case = MPI.COMM_WORLD, sys.argv[1]
+last = comm.rank == comm.size - 1
+timeout = 1.0 if case == "stopped" else None
+updater = ShardedUpdater(optimizer.SGD(), comm, timeout=timeout)
+weight = np.ones(3, np.float32)
+
+
+def call():
+    updater(0, np.ones(3, np.float32), weight)
+
+
+def in_a_thread():
+    if last:
+        raise LookupError("in a thread of this rank")
+    call()
+
+
+call()
+if case == "exit":
+    if last:
+        sys.exit(3)
+    call()
+elif case == "batches":
+    for _ in range(3 if last else 4):
+        call()
+elif case == "thread":
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    time.sleep(1000)
+elif case == "variable":
+    if last:
+        time.sleep(1000)
+    call()
+else:
+    if last:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    call()
+"""
+
+SAYS = {
+    "exit": "call 2 of updater 0 (update): rank 2 has ended",
+    "batches": "call 5 of updater 0 (update): rank 2 has ended",
+    "thread": "rank 2 of 3 ends the job: LookupError: in a thread of this rank",
+    "stopped": "TimeoutError: call 2 of updater 0 (update): waited 1 s for rank 2, which does not",
+    "variable": "TimeoutError: call 2 of updater 0 (update): waited 2 s for rank 2, which does not",
+}
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_a_rank_that_does_not_come_ends_the_job(mpi, case):
+    limits = {"FASTOPT_MPI_TIMEOUT": "2"} if case == "variable" else {}
+    done = mpi(3, "-c", HANGS, case, check=False, timeout=60, **limits)
+    assert done.returncode != 0
+    assert SAYS[case] in done.stderr
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

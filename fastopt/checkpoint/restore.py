@@ -80,9 +80,7 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
 
 def _check_fields(saved: Any, optimizer: str) -> None:
     if isinstance(saved, dict) and "ranks" in saved:
-        raise CheckpointError(
-            "it was saved by ranks; load() reads it together with the other files"
-        )
+        raise CheckpointError("it was saved by ranks; load() reads all of its files")
     if not isinstance(saved, dict) or set(saved) - {"groups", *PROGRESS} != set(FIELDS):
         raise CheckpointError(
             "not the checkpoint of an updater, which save() or states_dict() make"

@@ -84,7 +84,7 @@ def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
     """
     _check(index, "ShardedUpdater")
     reader = _Reader(Alone(optimizer), path, index)
-    tree = _checked(lambda: reader.saved().updater)
+    tree: dict[str, Any] = _checked(lambda: reader.saved().updater)
     keys: Mapping[Index, Index] = tree["parameters"]
     for key, placement in reader.before.items():
         if key in tree["states"]:

@@ -144,7 +144,7 @@ def _end_all_with_one() -> None:
     before, in_thread = sys.excepthook, threading.excepthook
 
     def end(
-        kind: type[BaseException], error: BaseException | None, show: Callable[[], None]
+        kind: type[BaseException], error: BaseException | None, show: Callable[[], object]
     ) -> None:
         world = MPI.COMM_WORLD
         try:

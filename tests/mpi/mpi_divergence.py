@@ -1,5 +1,6 @@
 """Checks of ranks that are about to do different things: one error on all, and nothing changes."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -16,15 +17,15 @@ LAST = comm.rank == comm.size - 1
 ONES = np.ones(8, np.float32)
 
 
-def refused(made, weight, *words, start=True):
-    """Check that a call raises on all ranks and changes nothing; `start`: it is the first."""
+def refused(made, weight, *words):
+    """Check that a call raises on all ranks and changes nothing."""
     before = everything(made.shard, [weight])
     with told(*words):
         made(0, ONES, weight)
     assert everything(made.shard, [weight]) == before
 
 
-def both_ways(make, *words, ranks=1):
+def both_ways(make, *words):
     """The divergence is met whether or not sums of norms come before the launch."""
     for options in ({}, {"clip_global_norm": 1.0}, {"loss_scaler": LossScaler(8.0)}):
         refused(ShardedUpdater(make(), comm, **options), np.zeros(8, np.float32), *words)
@@ -165,16 +166,14 @@ def check_weights_that_change_between_steps():
         made(0, grad, weight)
     for place in range(8):
         made, weight = ShardedUpdater(optimizer.SGD(), comm, check_every=4), ONES.copy()
-        met = 0
-        for _ in range(5):
-            weight[place] = 3.0 if LAST else 1.0  # written again after each step
-            try:
+
+        def five_steps(made=made, weight=weight, place=place):
+            for _ in range(5):
+                weight[place] = 3.0 if LAST else 1.0  # written again after each step
                 made(0, ONES, weight)
-            except ValueError as error:
-                assert "checksum" in str(error)
-                met += 1
-                break
-        assert met == (0 if comm.size == 1 else 1)
+
+        with told("checksum of values"):
+            five_steps()
 
 
 def check_updaters_that_are_called_in_another_order():
@@ -206,13 +205,8 @@ def check_a_path_that_is_another_directory_on_each_rank():
         made, weight = ShardedUpdater(optimizer.Adam(), comm), np.ones(8, np.float32)
         made(0, ONES, weight)
         made.save(path)
-        link = mine / "here"
-        link.symlink_to(mine if LAST else common)
         before = sorted(p.name for p in Path(common).iterdir())
         comm.Barrier()
-        # The path is the same in words: each rank's working directory makes it another.
-        import os
-
         here = Path.cwd()
         os.chdir(mine if LAST else common)
         try:
@@ -222,7 +216,7 @@ def check_a_path_that_is_another_directory_on_each_rank():
             os.chdir(here)
         comm.Barrier()
         assert sorted(p.name for p in Path(common).iterdir()) == before
-        assert [p.name for p in mine.iterdir()] == ["here"]
+        assert [*mine.iterdir()] == []
         ShardedUpdater(optimizer.Adam(), comm).load(path)
         comm.Barrier()
 

@@ -54,7 +54,7 @@ class Exchange:
         """Pack a bucket and begin to sum it."""
         group = bucket.group
         packed = self.plan.borrow(bucket, group.real)
-        parts = [self.grads[k][first:last] for own in bucket.parts for k, first, last in own]
+        parts = [self.grads[k][first:last] for k, first, last, _ in bucket.sent]
         np.concatenate(parts, out=packed)
         first, last = bucket.own(self.rank)
         self._lap("packing")
@@ -152,12 +152,9 @@ class Exchange:
         self.ranks.wait(request)
         self._gathering.popleft()
         self._lap("communication")
-        for rank, parts in enumerate(bucket.parts):
-            at = bucket.starts[rank]
-            for place, first, last in parts:
-                if rank != self.rank or place in self.plan.copied:
-                    self.plan.flats[place][first:last] = packed[at : at + last - first]
-                at += last - first
+        flats = self.plan.flats
+        for place, first, last, at in bucket.received:
+            flats[place][first:last] = packed[at : at + last - first]
         self.plan.give_back(packed)
         self._lap("packing")
 

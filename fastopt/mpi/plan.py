@@ -1,6 +1,6 @@
 """How the tensors of a call are cut, packed into buckets and put together again."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, zip_longest
 from operator import is_
 from typing import Any
@@ -17,6 +17,9 @@ __all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
 
 DEPTH = 2
 """Buckets under way at a time: one is packed while the sums of another are on their way."""
+
+Run = tuple[int, int, int, int]
+"""Place of a tensor, first element, the one after the last, and where they start in a bucket."""
 
 Part = tuple[int, int, int]
 """Place of a tensor in the list of the call, first element, and the one after the last."""
@@ -50,10 +53,36 @@ class Bucket:
         self.first = first
         self.slices: list[Array] = []
         """Elements of the slices of this rank that it holds."""
+        self.sent = self.runs()
+        """Parts of all ranks, in order."""
+        self.received: list[Run] = []
+        """Those whose weights come from other ranks."""
+
+    def runs(self, but_of: int | None = None, keep: Collection[int] = ()) -> list[Run]:
+        """Parts, of which those that follow each other in a tensor and in the bucket are one.
+
+        Those of one rank are left out, but for the tensors `keep`.
+        """
+        runs: list[Run] = []
+        for rank, own in enumerate(self.parts):
+            at = self.starts[rank]
+            for place, first, last in own:
+                if rank != but_of or place in keep:
+                    start, begin = first, at
+                    if runs and _follows(runs[-1], place, first, at):
+                        _, start, _, begin = runs.pop()
+                    runs.append((place, start, last, begin))
+                at += last - first
+        return runs
 
     def own(self, rank: int) -> tuple[int, int]:
         """Where it begins and ends in the share of this rank."""
         return self.first, self.first + self.counts[rank]
+
+
+def _follows(run: Run, place: int, first: int, at: int) -> bool:
+    """Whether a part continues a run, in the tensor and in the bucket."""
+    return (place, first, at - first) == (run[0], run[2], run[3] - run[1])
 
 
 class Group:
@@ -174,6 +203,7 @@ class Plan:
                 begin = self.placements[place].cut(rank)
                 elements = self.slices[place].reshape(-1)
                 bucket.slices.append(elements[first - begin : last - begin])
+            bucket.received = bucket.runs(but_of=rank, keep=self.copied)
 
     def is_for(self, indices: list[Index], weights: list[Any]) -> bool:
         """Whether it was made for these indices and weights, which are as they were."""

@@ -60,9 +60,10 @@ def sent(size: int, ranks: int) -> float:
 def predicted(costs: Costs, size: int, ranks: int, bucket: int) -> dict[str, float]:
     """Seconds of the parts where each rank has a node like this machine, and the assumed network.
 
-    Reduce-scatter and all-gather take log2(ranks) messages one after the other for each bucket.
+    Reduce-scatter and all-gather take a message to each other rank, one after the other, for each
+    bucket.
     """
-    messages = 2 * math.ceil(math.log2(ranks)) * math.ceil(BYTES * size / bucket)
+    messages = 2 * (ranks - 1) * math.ceil(BYTES * size / bucket)
     parts = costs.step(size, ranks)
     parts["communication"] = sent(size, ranks) / NETWORK + messages * LATENCY
     return parts
@@ -192,7 +193,7 @@ def main() -> None:
         if MPI.COMM_WORLD.rank == 0:
             print(json.dumps(measured))
         return
-    from fastopt.mpi.updater import BUCKET
+    from fastopt.mpi.planning import BUCKET, BUCKET_OF_RANK
 
     for name, shapes in MODELS.items():
         size = elements(shapes)
@@ -204,7 +205,8 @@ def main() -> None:
             print(row("measured", ranks, found["parts"], found["step"]))
             print(row("model", ranks, costs[ranks].step(size, ranks)), flush=True)
         for ranks in (64, 1024):
-            print(row("prediction", ranks, predicted(costs[1], size, ranks, BUCKET)))
+            bucket = max(BUCKET, BUCKET_OF_RANK * ranks)
+            print(row("prediction", ranks, predicted(costs[1], size, ranks, bucket)))
         print(f"costs on one rank: {costs[1]}\n")
 
 

@@ -18,7 +18,7 @@ from fastopt.checkpoint.tree import chunks
 from fastopt.mpi.ranks import listing
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["new_run", "remove_others", "write_index", "write_shard"]
+__all__ = ["arrays_by_index", "new_run", "remove_others", "write_index", "write_shard"]
 
 
 def new_run() -> str:
@@ -33,7 +33,7 @@ def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, 
         "run": run,
         "rank": sharded.rank,
         "states": {key: states[i] for key, i in keys.items() if i in states},
-        "attributes": _cut(describe(sharded.shard)["attributes"]),
+        "attributes": arrays_by_index(describe(sharded.shard)["attributes"]),
         "weights": {key: weights[i] for key, i in keys.items() if i in weights},
     }
     write_part(shard_path(path, run, sharded.rank, sharded.ranks), path, chunks(shard))
@@ -45,10 +45,13 @@ def write_index(
     """Write what all ranks have in common, once this rank sees all of their shards."""
     _check_shards(path, run, sharded.ranks)
     whole, keys = describe(sharded.shard), _keys(sharded)
-    cut = _cut(whole["attributes"])
+    cut = arrays_by_index(whole["attributes"])
     common = {name: value for name, value in whole["attributes"].items() if name not in cut}
     placements = sharded.placements
-    uncut = {key: sharded.uncut[i] for key, i in keys.items() if i in sharded.uncut}
+    uncut = {key: sharded.uncut[i]["states"] for key, i in keys.items() if i in sharded.uncut}
+    for index, parts in sharded.uncut.items():
+        for name in parts.keys() - {"states"}:
+            common[name] = {**common.get(name, {}), index: parts[name]}
     index = {
         "run": run,
         "ranks": sharded.ranks,
@@ -96,7 +99,7 @@ def remove_others(path: PathLike, run: str) -> None:
             file.unlink(missing_ok=True)
 
 
-def _cut(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def arrays_by_index(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes that hold arrays by index: each rank has those of its own slices."""
     return {
         name: value

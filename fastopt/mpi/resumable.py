@@ -13,7 +13,7 @@ from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.shards import Saved, cut_state, read_saved, shard_path
 from fastopt.engine.validate import label
 from fastopt.mpi.agreement import Facts, attempt
-from fastopt.mpi.checkpoint import new_run, remove_others, write_index, write_shard
+from fastopt.mpi.checkpoint import arrays_by_index, new_run, remove_others, write_index, write_shard
 from fastopt.mpi.collectives import share_texts
 from fastopt.mpi.sharded import Sharded
 from fastopt.optimizer.optimizer import Array, Index
@@ -142,9 +142,13 @@ class Resumable(Sharded):
                 self._put_back(*before)
                 raise
             known = self.placements.keys() | saved.placements.keys()
-            self.uncut = {i: state for i, state in trial.states.items() if i not in known}
-            for index in self.uncut:
-                del trial.states[index], trial.states_synced[index]
+            self.uncut = {}
+            for index in [index for index in trial.states if index not in known]:
+                self.uncut[index] = {"states": trial.states.pop(index)}
+                del trial.states_synced[index]
+                for name, table in arrays_by_index(vars(self.optimizer)).items():
+                    if index in table:
+                        self.uncut[index][name] = table.pop(index)
             for name, value in vars(trial).items():
                 setattr(self.shard, name, value)
             self._take_up(saved)
@@ -174,11 +178,10 @@ class Resumable(Sharded):
     def _cut(self, index: Index, placement: Placement) -> dict[str, Any]:
         """Slices of what was loaded of a whole weight: state, and attributes that hold arrays."""
         words = label(index, self.optimizer.idx2name)
-        found = {"states": cut_state(self.uncut[index], placement, self.rank, words)}
-        for name, table in vars(self.optimizer).items():
-            if isinstance(table, dict) and index in table and name != "param_dict":
-                found[name] = cut_state(table[index], placement, self.rank, words)
-        return found
+        return {
+            name: cut_state(value, placement, self.rank, words)
+            for name, value in self.uncut[index].items()
+        }
 
     @property
     def _kind(self) -> str:

@@ -93,7 +93,7 @@ class Sharded:
         self.placements: dict[Index, Placement] = {}
         self._masters: dict[Index, Array] = {}
         self.uncut: dict[Index, Any] = {}
-        """Whole states that were loaded, until their weights are known."""
+        """What was loaded of whole weights, until these are known: state and attributes."""
 
     @property
     def optimizer(self) -> Optimizer:
@@ -173,15 +173,15 @@ class Sharded:
             self.shard.planner.launcher = launch
 
     @contextmanager
-    def _updating(self) -> Iterator[None]:
-        """Have errors of an update met by all ranks, or known to them."""
+    def _updating(self, too_late: Callable[[], bool]) -> Iterator[None]:
+        """Have errors of one rank raised by all of them, or known to them if it is too late."""
         gate = self.shard.gate
         try:
             yield
         except Stopped:
             raise
         except Exception as error:
-            if gate.launched or self._ranks.broken:
+            if too_late() or self._ranks.broken:
                 self._ranks.fail(f"failed: {type(error).__name__}: {error}")
                 raise
             gate.enter(error)

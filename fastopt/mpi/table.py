@@ -196,13 +196,16 @@ class ShardedTable(Resumable):
             try:
                 gate.enter(error)
                 assert given is not None
-                ids = given.indices.astype(np.int64)
-                routes = Routes(self._ranks, self.owners.of(ids))
-                rows = routes.there(self.owners.local(ids))
-                values = routes.there(given.values)
-                pushed = RowSparse(values, rows, self.weight.shape)
-                launcher = partial(launch, combine=self.shard.sums.combined)
-                with self._updating(), self._launching(launcher, _nothing):
+                with self._updating(lambda: gate.passed):
+                    ids = given.indices.astype(np.int64)
+                    routes = Routes(self._ranks, self.owners.of(ids))
+                    rows = routes.there(self.owners.local(ids))
+                    values = routes.there(given.values)
+                    pushed = RowSparse(values, rows, self.weight.shape)
+                launching = self._launching(
+                    partial(launch, combine=self.shard.sums.combined), _nothing
+                )
+                with self._updating(lambda: gate.launched), launching:
                     self.shard([self.index], [pushed], [self.weight])
             except Stopped as stopped:
                 error = stopped.error

@@ -212,14 +212,10 @@ class ShardedUpdater(Planning):
         try:
             if error is not None or self._needs_early(plan, new):
                 gate.enter(error)
-            exchange = Exchange(self.shard.sums, plan, grads)
-            if new:
-                self._compile(
-                    (i, plan.placements[k], plan.weights[k].dtype, k in plan.listed)
-                    for k, i in enumerate(plan.indices)
-                    if i in new
-                )
-            rows = {k: Listed(self._ranks, plan.placements[k], grads[k]) for k in plan.listed}
+            with self._updating(lambda: gate.passed):
+                self._prepare(plan, new)
+                exchange = Exchange(self.shard.sums, plan, grads)
+                rows = {k: Listed(self._ranks, plan.placements[k], grads[k]) for k in plan.listed}
             self._exchange(exchange, plan, new, rows)
             gate.enter()
         except Stopped as stopped:
@@ -238,12 +234,15 @@ class ShardedUpdater(Planning):
         early = new or plan.listed or self._masters or in_python or skips or not plan.indices
         return bool(early)
 
-    def _exchange(
-        self, exchange: Exchange, plan: Plan, new: dict[Index, Placement], rows: dict[int, Listed]
-    ) -> None:
-        """Update the slices of this rank, and all weights with those of the others."""
-        optimizer, problem = self.optimizer, None
-        grads = [rows[k].grad if k in rows else grad for k, grad in enumerate(plan.grads)]
+    def _prepare(self, plan: Plan, new: dict[Index, Placement]) -> None:
+        """Compile what is new, and have slices of what was given or loaded as a whole."""
+        optimizer = self.optimizer
+        if new:
+            self._compile(
+                (i, plan.placements[k], plan.weights[k].dtype, k in plan.listed)
+                for k, i in enumerate(plan.indices)
+                if i in new
+            )
         if plan is not self._plan:
             for index, placement in zip(plan.indices, plan.placements, strict=True):
                 self.shard.planner.offsets[index] = placement.cut(self.rank)
@@ -252,10 +251,23 @@ class ShardedUpdater(Planning):
                 flat(self._masters[index]), self.rank
             )
         for index in new.keys() & self.uncut.keys():
-            self._keep(index, self._cut(index, new[index]))
+            for name, value in self._cut(index, new[index]).items():
+                if name == "states":
+                    self.shard.states[index] = value
+                    self.shard.states_synced[index] = False
+                else:
+                    vars(optimizer)[name][index] = value
         plan.refresh(self.rank)
+
+    def _exchange(
+        self, exchange: Exchange, plan: Plan, new: dict[Index, Placement], rows: dict[int, Listed]
+    ) -> None:
+        """Update the slices of this rank, and all weights with those of the others."""
+        optimizer, gate, problem = self.optimizer, self.shard.gate, None
+        grads = [rows[k].grad if k in rows else grad for k, grad in enumerate(plan.grads)]
         before = None if optimizer.native else self._snapshot()
-        with self._updating(), self._launching(exchange.launch, exchange.receive):
+        launching = self._launching(exchange.launch, exchange.receive)
+        with self._updating(lambda: gate.launched), launching:
             if optimizer.accumulates or not optimizer.native:
                 exchange.receive()  # it may launch kernels with gradients of its own
             try:
@@ -264,8 +276,11 @@ class ShardedUpdater(Planning):
                 if not self._is_in_python(error):
                     raise
                 problem = error  # of the user's code, on the rank that has the tensor
+            gate.launched = True
             exchange.receive()
             self.placements.update(new)
+            for index in new.keys() & self.uncut.keys():
+                del self.uncut[index]
             if problem or self.info.stepped:
                 exchange.finish()
                 self._spread(plan, rows)
@@ -282,14 +297,6 @@ class ShardedUpdater(Planning):
         self._unsure.difference_update(plan.indices)
         self.seconds = exchange.seconds
         self._plan = plan
-
-    def _keep(self, index: Index, slices: dict[str, Any]) -> None:
-        """Keep slices of what was loaded of a whole weight."""
-        self.shard.states[index] = slices.pop("states")
-        self.shard.states_synced[index] = False
-        for name, value in slices.items():
-            vars(self.optimizer)[name][index] = value
-        del self.uncut[index]
 
     def _is_in_python(self, error: Exception) -> bool:
         """Whether an error is of an ``update()`` in NumPy, which comes after all sums of ranks."""

@@ -12,6 +12,7 @@ from fastopt import Parameter, RowSparse, Trainer, optimizer
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import LRScheduler, MultiFactorScheduler
 from fastopt.mpi import ShardedTable, ShardedUpdater
+from fastopt.mpi.fingerprint import Fingerprint
 
 LAST = comm.rank == comm.size - 1
 ONES = np.ones(8, np.float32)
@@ -247,3 +248,29 @@ def check_a_schedule_is_called_once_in_a_step():
         made(0, ONES, weight)
         comm.Barrier()
     assert asked[-2:] == [2, 3]
+
+
+def check_attributes_are_read_again_only_when_they_may_have_changed():
+    made = optimizer.Adam()
+    made.set_lr_mult({f"p{k}": 1.0 for k in range(1000)})
+    fingerprint = Fingerprint(made)
+
+    def digests():
+        return [fact.digest for fact in fingerprint.facts()]
+
+    first, before = digests(), (fingerprint._fixed, fingerprint._tables)
+    assert digests() == first
+    for now, then in zip((fingerprint._fixed, fingerprint._tables), before, strict=True):
+        assert now is then
+    seen = {tuple(first)}
+    for change in (
+        lambda: made.lr_mult.update(p3=0.5),
+        lambda: setattr(made, "beta1", 0.5),
+        lambda: setattr(made, "more", [1]),
+        lambda: made.more.append(2),
+        lambda: made._index_update_count.update({0: 3}),
+        lambda: made.idx2name.update({0: "w"}),
+    ):
+        change()
+        assert tuple(digests()) not in seen
+        seen.add(tuple(digests()))

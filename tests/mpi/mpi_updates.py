@@ -284,6 +284,20 @@ def check_state_is_shared_out():
     assert 0 < held - state_bytes(updater.states) - summed < 5 * (1 << 16) + 150_000, held
 
 
+def check_operations_of_a_step_are_two_a_bucket_and_one():
+    """Two more where a norm is needed first: its agreement and its sum."""
+    for more, options in ((1, {}), (3, {"clip_global_norm": 1.0})):
+        weights = [np.zeros(1000, np.float32), np.zeros((20, 30), np.float32)]
+        made = ShardedUpdater(optimizer.Adam(), comm, bucket_bytes=1000, **options)
+        for _ in range(3):
+            before = made._ranks.waits
+            made([0, 1], [np.ones_like(w) for w in weights], weights)
+            found = made._ranks.waits - before
+        if comm.size > 1:
+            assert found == 2 * len(made._plan.buckets) + more
+    assert ShardedUpdater(optimizer.Adam(), comm).bucket_bytes == 1 << 22
+
+
 class Device:
     """Stands for an array on a CUDA device."""
 

@@ -60,7 +60,9 @@ class Numbers:
     """
 
     def __init__(self, arrays: Sequence[Array], words: Callable[[], Mapping[str, str]]) -> None:
-        self.digest = _digest(np.ascontiguousarray(array).data.cast("B") for array in arrays)
+        self.digest = _digest(
+            np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays
+        )
         self.in_words = words
 
 

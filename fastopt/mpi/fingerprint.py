@@ -126,6 +126,8 @@ def described(value: Any, depth: int = DEPTH) -> str | None:
         return str(value.item())
     if _is_plain(value):
         return str(value)
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return described(value.tolist(), depth)
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.shape} {Numbers([value], dict).digest:x}"
     if isinstance(value, LRScheduler):

@@ -113,8 +113,9 @@ def check_attributes_that_are_containers():
 
 def check_arrays_among_the_attributes():
     made = ShardedUpdater(optimizer.SGD(), comm)
-    made.optimizer.scales = np.arange(3.0) + LAST
-    refused(made, np.zeros(8, np.float32), "for scales", "float64(3,)")
+    for scales in (np.arange(3.0) + LAST, np.array(["a", LAST], object), np.ones((LAST, 2))):
+        made.optimizer.scales = scales
+        refused(made, np.zeros(8, np.float32), "for scales")
 
 
 def check_an_update_in_python():

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import exhaustive
 
 HERE = Path(__file__).parent
 CHECKS = HERE / "mpi"
@@ -72,6 +73,11 @@ def test_checks_pass(mpi, ranks, module):
 @pytest.mark.parametrize("module", ["mpi_faults", "mpi_divergence"])
 def test_ranks_that_disagree_are_told_so(mpi, ranks, module):
     assert passes(mpi(ranks, RUN, module), module)
+
+
+@pytest.mark.parametrize("number", [20, *exhaustive(1100)])
+def test_private_communicators_are_freed(mpi, number):
+    assert passes(mpi(2, RUN, "mpi_communicators", number), "mpi_communicators")
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -1,15 +1,13 @@
-"""Checks of errors on one rank that users catch, of unequal numbers of batches, and of ends."""
+"""Checks of errors on one rank that users catch, and of unequal numbers of batches."""
 
 import numpy as np
 import pytest
 from many import everything, frozen
-from mpi4py import MPI
 from mpi_common import comm, exact, raised
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.mpi import ShardedUpdater
-from fastopt.mpi.job import _nodes
 
 LAST = comm.rank == comm.size - 1
 SHAPES = {"a": (5, 2), "b": (7,)}
@@ -117,17 +115,3 @@ def check_what_join_cannot_do_is_an_error():
             if LAST:
                 updater(1, weight.copy(), np.zeros(4, np.float32))
     updater(0, weight.copy(), weight)
-
-
-def check_private_communicators_end_with_those_of_the_user():
-    """MPICH has about 2,000 at a time."""
-    before = len(_nodes)
-    for _ in range(1100 if comm.size > 1 else 10):
-        other = comm.Dup()
-        ShardedUpdater(optimizer.SGD(), other)
-        other.Free()
-    assert len(_nodes) == before
-    other = MPI.COMM_WORLD.Dup()
-    updater, weight = ShardedUpdater(optimizer.SGD(), other), np.zeros(4, np.float32)
-    updater(0, np.ones(4, np.float32), weight)
-    assert (weight != 0).all()

@@ -113,7 +113,7 @@ def check_attributes_that_are_containers():
 
 def check_arrays_among_the_attributes():
     made = ShardedUpdater(optimizer.SGD(), comm)
-    for scales in (np.arange(3.0) + LAST, np.array(["a", LAST], object), np.ones((LAST, 2))):
+    for scales in (np.arange(3.0) + LAST, np.array(["a", LAST], object), np.ones((int(LAST), 2))):
         made.optimizer.scales = scales
         refused(made, np.zeros(8, np.float32), "for scales")
 

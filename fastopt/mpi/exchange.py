@@ -86,6 +86,7 @@ class Exchange:
 
     def launch(self, tables: Sequence[Table]) -> None:
         """Update slices: bucket by bucket where elements do not depend on each other."""
+        self._since = perf_counter()  # ranks have agreed until now, which belongs to the call
         waiting = self._reduced == 0 and self.plan.buckets
         if not (waiting and all(map(_separable, tables))):
             self.receive()

@@ -23,6 +23,8 @@ from fastopt.suggestions import no_attribute as _no_attribute
 from fastopt.trainer import Trainer as Trainer
 
 if typing.TYPE_CHECKING:
+    from fastopt.optimizer import ADOPT as ADOPT
+    from fastopt.optimizer import ASGD as ASGD
     from fastopt.optimizer import DCASGD as DCASGD
     from fastopt.optimizer import FTML as FTML
     from fastopt.optimizer import LAMB as LAMB
@@ -36,17 +38,23 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import AdaDelta as AdaDelta
     from fastopt.optimizer import AdaGrad as AdaGrad
     from fastopt.optimizer import Adam as Adam
+    from fastopt.optimizer import AdamAtan2 as AdamAtan2
     from fastopt.optimizer import Adamax as Adamax
     from fastopt.optimizer import AdamW as AdamW
+    from fastopt.optimizer import Adan as Adan
+    from fastopt.optimizer import AdEMAMix as AdEMAMix
     from fastopt.optimizer import Ftrl as Ftrl
     from fastopt.optimizer import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer import Lion as Lion
     from fastopt.optimizer import Muon as Muon
     from fastopt.optimizer import Nadam as Nadam
+    from fastopt.optimizer import NAdamW as NAdamW
     from fastopt.optimizer import RAdam as RAdam
     from fastopt.optimizer import RMSProp as RMSProp
+    from fastopt.optimizer import Rprop as Rprop
     from fastopt.optimizer import Signum as Signum
     from fastopt.optimizer import Test as Test
+    from fastopt.optimizer import Yogi as Yogi
     from fastopt.optimizer import ccSGD as ccSGD
 
 __version__ = "0.1.0"

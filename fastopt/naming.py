@@ -148,7 +148,8 @@ def _values(alias: str, names: tuple[str, ...], value: Any) -> dict[str, Any]:
     if len(names) == 1:
         return {names[0]: value}
     if not isinstance(value, (tuple, list)) or len(value) != len(names):
-        raise TypeError(f"{alias} must be a pair ({', '.join(names)}), got {brief(value)}")
+        kind = "pair" if len(names) == 2 else "tuple"
+        raise TypeError(f"{alias} must be a {kind} ({', '.join(names)}), got {brief(value)}")
     return dict(zip(names, value, strict=True))
 
 

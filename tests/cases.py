@@ -21,6 +21,8 @@ class Case:
     """Arguments with which a quadratic is minimized in 200 steps; None if it never is."""
     frozen_by_zero_lr: bool = True
     nan_spreads_to: str = "element"
+    recorded: bool = False
+    """By default only the comparison with recorded numbers or a formula runs; see `by_default`."""
 
     def __str__(self):
         return "-".join([self.name, *(f"{k}={v}" for k, v in self.kwargs.items())])
@@ -98,6 +100,41 @@ CASES = [
     Case("rmsprop", {"formula": "torch"}, converges={"learning_rate": 0.02}),
     Case("rmsprop", {"formula": "torch", "centered": True}, converges={"learning_rate": 0.002}),
     Case("nadam", {"formula": "torch"}, converges=FAST),
+    Case("adam", {"amsgrad": True}, converges=FAST, recorded=True),
+    Case("adam", {"amsgrad": True, "formula": "torch"}, converges=FAST, recorded=True),
+    Case("adamw", {"amsgrad": True}, converges=FAST, recorded=True),
+    Case("adamw", {"amsgrad": True, "formula": "torch"}, converges=FAST, recorded=True),
+    Case("nadam", {"amsgrad": True}, converges=FAST, recorded=True),
+    Case("nadam", {"amsgrad": True, "formula": "torch"}, converges=FAST, recorded=True),
+    Case("nadamw", converges=FAST, recorded=True),
+    Case("nadamw", {"amsgrad": True}, converges=FAST, recorded=True),
+    Case("yogi", converges=FAST, recorded=True),
+    Case("ademamix", converges={**FAST, "beta3": 0.99}, recorded=True),
+    Case("adopt", converges=FAST, recorded=True),
+    Case("adamatan2", converges=FAST, recorded=True),
+    Case("adan", converges=FAST, recorded=True),
+    Case("adan", {"proximal": False}, converges=FAST, recorded=True),
+    Case("rprop", converges=FAST, frozen_by_zero_lr=False, recorded=True),
+    Case("asgd", converges={"learning_rate": 0.1}, recorded=True),
+    Case("lion", {"cautious": True}, converges={"learning_rate": 0.05}, recorded=True),
+    Case("lion", {"cautious_decay": True}, converges={"learning_rate": 0.05}, recorded=True),
+    Case("adamw", {"cautious": True}, converges=FAST, recorded=True),
+    Case("adamw", {"cautious_decay": True}, converges=FAST, recorded=True),
+    Case("adamw", {"stable": True}, converges=FAST, nan_spreads_to="tensor", recorded=True),
+    Case(
+        "adamw",
+        {"formula": "torch", "cautious": True, "cautious_decay": True, "stable": True},
+        converges=FAST,
+        nan_spreads_to="tensor",
+        recorded=True,
+    ),
+    Case(
+        "nadamw",
+        {"cautious": True, "cautious_decay": True, "stable": True},
+        converges=FAST,
+        nan_spreads_to="tensor",
+        recorded=True,
+    ),
 ]
 
 OF_MATRICES = ("muon",)
@@ -119,6 +156,11 @@ FEW = ("adam", "lamb")
 def exhaustive(*values):
     """Parameters of exhaustive tests."""
     return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
+def by_default(cases):
+    """Parameters for tests of every form; those of `recorded` forms are exhaustive."""
+    return [exhaustive(case)[0] if case.recorded else case for case in cases]
 
 
 def sampled(cases):

@@ -120,3 +120,128 @@ def nadam_of_torch(w, lr, eps, wd, beta1=0.9, beta2=0.999, psi=0.004):
         v = beta2 * v + (1 - beta2) * g**2
         m_hat = ahead * m / (1 - product * ahead) + (1 - now) * g / (1 - product)
         w = w - lr * m_hat / (np.sqrt(v / (1 - beta2**t)) + eps)
+
+
+def amsgrad(w, lr, wd, amsgrad=True, beta1=0.9, beta2=0.999, eps=1e-8):
+    """arXiv:1904.09237, with decay in the gradient and the bias correction of MXNet's Adam."""
+    m, v, peak, t = 0.0, 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        g = g + wd * w
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        peak = np.maximum(peak, v)
+        rate = lr * np.sqrt(1 - beta2**t) / (1 - beta1**t)
+        w = w - rate * m / (np.sqrt(peak) + eps)
+
+
+def adamw_amsgrad(w, lr, wd, amsgrad=True, beta1=0.9, beta2=0.999, eps=1e-6):
+    """The same with MXNet's decoupled decay."""
+    m, v, peak, t = 0.0, 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        peak = np.maximum(peak, v)
+        rate = lr * np.sqrt(1 - beta2**t) / (1 - beta1**t)
+        w = w - rate * (m / (np.sqrt(peak) + eps) + wd * w)
+
+
+def nadam_amsgrad(w, lr, wd, amsgrad=True, formula="mxnet", beta1=0.9, beta2=0.999, eps=1e-8):
+    """Dozat 2016 for one parameter, over the largest second moment."""
+    m, v, peak, t, product = 0.0, 0.0, 0.0, 0, 1.0
+    while True:
+        g = yield w
+        t += 1
+        g = g + wd * w
+        now, ahead = (beta1 * (1 - 0.5 * 0.96 ** (n * 0.004)) for n in (t, t + 1))
+        product *= now
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        peak = np.maximum(peak, v)
+        m_hat = ahead * m / (1 - product * ahead) + (1 - now) * g / (1 - product)
+        w = w - lr * m_hat / (np.sqrt(peak / (1 - beta2**t)) + eps)
+
+
+def with_caution(w, u, g, ratio, lr, wd, cautious=False, cautious_decay=False, stable=False):
+    """Weight after the step `u` with decay, in the forms of 2411.16085, 2510.12402, 2304.13013."""
+    if stable:
+        lr = lr / max(1, np.sqrt(np.mean(ratio)))
+    decays = (u * w >= 0) if cautious_decay else 1.0
+    if cautious:
+        mask = (u * g > 0).astype(float)
+        u = u * mask / max(mask.mean(), 1e-3)
+    return w - lr * wd * decays * w - lr * u
+
+
+def nadamw(w, lr, wd, amsgrad=False, correction="next", **flags):
+    """optax.nadamw, and the baseline of AlgoPerf with the present correction."""
+    beta1, beta2, eps = 0.9, 0.999, 1e-8
+    m, v, peak, t = 0.0, 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        peak = np.maximum(peak, v)
+        if correction == "next":
+            ahead = beta1 * m / (1 - beta1 ** (t + 1)) + (1 - beta1) * g / (1 - beta1**t)
+        else:
+            ahead = (beta1 * m + (1 - beta1) * g) / (1 - beta1**t)
+        u = ahead / (np.sqrt((peak if amsgrad else v) / (1 - beta2**t)) + eps)
+        ratio = g**2 / np.maximum(v / (1 - beta2**t), eps**2)
+        w = with_caution(w, u, g, ratio, lr, wd, **flags)
+
+
+def adamw_cautious(w, lr, wd, formula, **flags):
+    """torch.optim.AdamW in its cautious and stable forms."""
+    beta1, beta2, eps = 0.9, 0.999, 1e-6
+    m, v, t = 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        v_hat = v / (1 - beta2**t)
+        u = m / (1 - beta1**t) / (np.sqrt(v_hat) + eps)
+        w = with_caution(w, u, g, g**2 / np.maximum(v_hat, eps**2), lr, wd, **flags)
+
+
+def lion_cautious(w, lr, wd, **flags):
+    """arXiv:2302.06675, algorithm 2, in its cautious forms."""
+    beta1, beta2, m = 0.9, 0.99, 0.0
+    while True:
+        g = yield w
+        u = np.sign(beta1 * m + (1 - beta1) * g)
+        w = with_caution(w, u, g, 0.0, lr, wd, **flags)
+        m = beta2 * m + (1 - beta2) * g
+
+
+def adamatan2(w, lr, wd, a, b, beta1=0.9, beta2=0.999):
+    """arXiv:2407.05872, with decoupled decay."""
+    m, v, t = 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        u = a * np.arctan2(m / (1 - beta1**t), b * np.sqrt(v / (1 - beta2**t)))
+        w = w - lr * (u + wd * w)
+
+
+def adan(w, lr, wd, beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-8):
+    """arXiv:2208.06677, algorithm 1, as the authors' code has it."""
+    m, n, v, t, last = 0.0, 0.0, 0.0, 0, None
+    while True:
+        g = yield w
+        t += 1
+        d = 0.0 if last is None else g - last
+        last = g
+        m = beta1 * m + (1 - beta1) * g
+        n = beta2 * n + (1 - beta2) * d
+        v = beta3 * v + (1 - beta3) * (g + beta2 * d) ** 2
+        root = np.sqrt(v / (1 - beta3**t)) + eps
+        step = (m / (1 - beta1**t) + beta2 * n / (1 - beta2**t)) / root
+        w = (w - lr * step) / (1 + lr * wd)

@@ -228,7 +228,7 @@ MISTAKES = {
     "fastopt.RMSProp(alpha=0.9)": (TypeError, "did you mean gamma1?"),
     "fastopt.RMSProp(momentum=0.9)": (TypeError, "did you mean gamma2?"),
     "fastopt.Nadam(momentum_decay=0.9)": (TypeError, "did you mean schedule_decay?"),
-    "fastopt.Adam(amsgrad=True)": (TypeError, "there is no AMSGrad"),
+    "fastopt.Lion(amsgrad=True)": (TypeError, "Adam, AdamW, NAdamW and Nadam have AMSGrad"),
     "fastopt.SGD(nesterov=True)": (TypeError, "NAG is SGD with Nesterov's momentum"),
     "fastopt.Adam(clipnorm=1)": (TypeError, "Updater.optimizer, clip_global_norm=...."),
     "fastopt.Adam(clipvalue=1)": (TypeError, "did you mean clip_gradient?"),

@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from cases import CASES, sampled
+from cases import CASES, by_default, sampled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +37,7 @@ def opposite(gradient):
     return -gradient
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", by_default(CASES), ids=str)
 def test_ascent_is_descent_along_the_opposite_gradient(case, rng):
     gradients = rng.normal(size=(4, *case.shape))
     updaters = both(case, wd=case.wd)

@@ -6,12 +6,12 @@ import pickle
 import numpy as np
 import oracles
 import pytest
-from cases import CASES, OF_MATRICES, SAMPLE, chosen, every_or_few, kept, sampled
+from cases import CASES, OF_MATRICES, SAMPLE, by_default, chosen, every_or_few, kept, sampled
 from numba.core import event
 
 from fastopt import optimizer
 
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_case = pytest.mark.parametrize("case", by_default(CASES), ids=str)
 
 
 def run(case, dtype, gradients, weight, **kwargs):
@@ -55,7 +55,7 @@ def test_new_rates_decays_and_shapes_compile_nothing(case, rng):
     assert not recorder.buffer
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.converges is not None], ids=str)
+@pytest.mark.parametrize("case", by_default(c for c in CASES if c.converges is not None), ids=str)
 def test_converges_on_a_convex_problem(case):
     updater = case.updater(**case.converges)
     target = np.linspace(-2, 2, 35).reshape(case.shape)
@@ -66,7 +66,7 @@ def test_converges_on_a_convex_problem(case):
     assert np.square(weight - target).sum() < 0.01 * start
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.frozen_by_zero_lr], ids=str)
+@pytest.mark.parametrize("case", by_default(c for c in CASES if c.frozen_by_zero_lr), ids=str)
 def test_a_rate_of_zero_freezes_the_weight(case, rng):
     start = rng.normal(size=case.shape)
     weight, _ = run(

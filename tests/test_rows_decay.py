@@ -14,18 +14,23 @@ from fastopt import optimizer
 from fastopt.engine.validate import leaves
 
 WD = 0.3
+DECOUPLED_NAMES = {"adagrad", "adadelta", "adamw", "adabelief", "radam", "lion"}
+DECOUPLED_NAMES |= {"nadamw", "ademamix", "adopt", "adamatan2", "adan"}
+CAUTIOUS = {"cautious_decay", "stable"}
+"""Forms whose decay depends on the gradient."""
 COUPLED = [
     case
     for case in CASES
-    if (
-        case.name not in ("adagrad", "adadelta", "adamw", "adabelief", "radam", "lion")
-        and case.kwargs != {"momentum": 0.0}
-    )
+    if (case.name not in DECOUPLED_NAMES and case.kwargs != {"momentum": 0.0})
     or str(case) == "adagrad-formula=torch"
 ]
-DECOUPLED = [case for case in CASES if case not in COUPLED]
+DECOUPLED = [case for case in CASES if case not in COUPLED and CAUTIOUS.isdisjoint(case.kwargs)]
 DECOUPLED.append(Case("signum", {"momentum": 0.0, "wd_lh": 0.2}))
-DECAYING = [case for case in CASES if case.name not in ("test", "groupadagrad")]
+DECAYING = [
+    case
+    for case in CASES
+    if case.name not in ("test", "groupadagrad") and CAUTIOUS.isdisjoint(case.kwargs)
+]
 DECAYING.append(Case("signum", {"wd_lh": 0.2}))
 
 decoupled = pytest.mark.parametrize("case", sampled(DECOUPLED), ids=str)
@@ -41,7 +46,12 @@ def share(case, t, lr, wd):
         return lr * (wd + case.kwargs.get("wd_lh", 0))
     if case.name == "adamw" and "eta" in case.kwargs:
         return case.kwargs["eta"] * wd
-    if case.name == "adamw" and case.kwargs.get("correct_bias", True):
+    if case.name == "adopt" and t == 1:
+        return 0.0
+    if case.name == "adan" and case.kwargs.get("proximal", True):
+        return lr * wd / (1 + lr * wd)
+    torch = case.kwargs.get("formula") == "torch"
+    if case.name == "adamw" and case.kwargs.get("correct_bias", True) and not torch:
         return lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * wd
     if case.kwargs.get("batch_scale") == 2:
         return 2 * lr * wd if t % 2 == 0 else 0  # after the warm-up the rate is doubled

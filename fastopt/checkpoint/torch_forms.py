@@ -78,6 +78,10 @@ BETAS = Option(("beta1", "beta2"), lambda *betas: betas, tuple)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+PLAIN = {"cautious": False, "cautious_decay": False, "stable": False}
+"""Forms of AdamW that torch has."""
+
+
 def of_each_formula(form: Form, **of_mxnet: Any) -> tuple[Form, ...]:
     """Forms of a class that has torch's formula, which is what a state dict of torch is for.
 
@@ -106,6 +110,24 @@ SGD = (
         with_rate="momentum_buffer",
     ),
 )
+
+
+def with_amsgrad(form: Form) -> tuple[Form, ...]:
+    """Forms of Adam with each formula, without AMSGrad and with it."""
+    return tuple(
+        one
+        for amsgrad in (False, True)
+        for one in of_each_formula(
+            replace(
+                form,
+                slots=(*form.slots, "max_exp_avg_sq") if amsgrad else form.slots,
+                fixed={"amsgrad": amsgrad, **form.fixed},
+                when={**form.when, "amsgrad": amsgrad},
+            )
+        )
+    )
+
+
 FORMS: dict[str, tuple[Form, ...]] = {
     "SGD": SGD,
     "ccSGD": SGD,
@@ -118,21 +140,21 @@ FORMS: dict[str, tuple[Form, ...]] = {
             {"dampening": 0, "nesterov": True},
         ),
     ),
-    "Adam": of_each_formula(
+    "Adam": with_amsgrad(
         Form(
             "Adam",
             MOMENTS,
             {"betas": BETAS, "eps": same("epsilon")},
-            {"amsgrad": False, "decoupled_weight_decay": False},
+            {"decoupled_weight_decay": False},
         )
     ),
-    "AdamW": of_each_formula(
+    "AdamW": with_amsgrad(
         Form(
             "AdamW",
             MOMENTS,
             {"betas": BETAS, "eps": same("epsilon")},
-            {"amsgrad": False, "decoupled_weight_decay": True},
-            when={"correct_bias": True, "eta": None},
+            {"decoupled_weight_decay": True},
+            when={"correct_bias": True, "eta": None, **PLAIN},
         )
     ),
     "AdaGrad": of_each_formula(
@@ -194,7 +216,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
                 "momentum_decay": same("schedule_decay"),
             },
             {"decoupled_weight_decay": False},
-            when=when,
+            when={**when, "amsgrad": False},
         )
         for when in ({"formula": "torch"}, {"formula": "mxnet", "per_parameter": True})
     ),

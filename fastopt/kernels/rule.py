@@ -158,12 +158,12 @@ class Rule:
     def reads(self) -> tuple[tuple[bool, ...], ...]:
         """Whether the sums of each pass depend on weight, gradient, and each state slot.
 
-        Found by passing NaN for one of them at a time.
+        Found by passing NaN for one of them at a time, which changes what depends on it.
         """
-        h = np.ones(1, self.record(np.float64))[0]
+        h, slots = np.ones(1, self.record(np.float64))[0], (1.0,) * len(self.state)
         numbers = np.where(np.eye(2 + len(self.state), dtype=bool), math.nan, 1.0)
         return tuple(
-            tuple(bool(np.isnan(sums(w, g, tuple(s), h)).any()) for w, g, *s in numbers)
+            tuple(sums(w, g, tuple(s), h) != sums(1.0, 1.0, slots, h) for w, g, *s in numbers)
             for sums, _ in self.passes
         )
 

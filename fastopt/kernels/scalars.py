@@ -2,7 +2,17 @@
 
 from fastopt.kernels.rule import Hyper, Scalar, State, scalar
 
-__all__ = ["COMMON", "clip", "clipped_decayed", "decayed", "moments", "rescaled", "sign"]
+__all__ = [
+    "COMMON",
+    "clip",
+    "clipped_decayed",
+    "decayed",
+    "moments",
+    "peak_moments",
+    "rescaled",
+    "same_sign",
+    "sign",
+]
 
 COMMON = ("lr", "wd", "rescale_grad", "clip_gradient")
 """Fields that :class:`~fastopt.optimizer.Optimizer` fills for every rule."""
@@ -30,6 +40,13 @@ def sign(x: Scalar) -> Scalar:
 
 
 @scalar
+def same_sign(x: Scalar, y: Scalar) -> bool:
+    """Whether both are positive or both negative; their product might underflow."""
+    zero = type(x)(0)
+    return (x > zero and y > zero) or (x < zero and y < zero)
+
+
+@scalar
 def rescaled(grad: Scalar, h: Hyper) -> Scalar:
     """Rescaled and clipped gradient."""
     return clip(h.rescale_grad * grad, h.clip_gradient)
@@ -54,3 +71,13 @@ def moments(grad: Scalar, state: State, h: Hyper) -> State:
     mean = h.beta1 * mean + h.one_minus_beta1 * grad
     var = h.beta2 * var + h.one_minus_beta2 * grad * grad
     return mean, var
+
+
+@scalar
+def peak_moments(grad: Scalar, state: State, h: Hyper) -> State:
+    """Moving averages as :func:`moments` has them, and the largest second one so far: AMSGrad."""
+    mean, var = moments(grad, (state[0], state[1]), h)
+    peak = state[2]
+    if not var <= peak:
+        peak = var
+    return mean, var, peak

@@ -14,8 +14,13 @@ from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
 from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
 from fastopt.optimizer.adagrad import AdaGrad as AdaGrad
 from fastopt.optimizer.adam import Adam as Adam
+from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2
 from fastopt.optimizer.adamax import Adamax as Adamax
 from fastopt.optimizer.adamw import AdamW as AdamW
+from fastopt.optimizer.adan import Adan as Adan
+from fastopt.optimizer.ademamix import AdEMAMix as AdEMAMix
+from fastopt.optimizer.adopt import ADOPT as ADOPT
+from fastopt.optimizer.asgd import ASGD as ASGD
 from fastopt.optimizer.dcasgd import DCASGD as DCASGD
 from fastopt.optimizer.ftml import FTML as FTML
 from fastopt.optimizer.ftrl import Ftrl as Ftrl
@@ -27,6 +32,7 @@ from fastopt.optimizer.lbsgd import LBSGD as LBSGD
 from fastopt.optimizer.lion import Lion as Lion
 from fastopt.optimizer.muon import Muon as Muon
 from fastopt.optimizer.nadam import Nadam as Nadam
+from fastopt.optimizer.nadamw import NAdamW as NAdamW
 from fastopt.optimizer.nag import NAG as NAG
 from fastopt.optimizer.optimizer import Optimizer as Optimizer
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
@@ -34,6 +40,7 @@ from fastopt.optimizer.optimizer import create as create
 from fastopt.optimizer.optimizer import register as register
 from fastopt.optimizer.radam import RAdam as RAdam
 from fastopt.optimizer.rmsprop import RMSProp as RMSProp
+from fastopt.optimizer.rprop import Rprop as Rprop
 from fastopt.optimizer.sgd import SGD as SGD
 from fastopt.optimizer.sgd import ccSGD as ccSGD
 from fastopt.optimizer.sgld import SGLD as SGLD
@@ -41,6 +48,7 @@ from fastopt.optimizer.signum import Signum as Signum
 from fastopt.optimizer.test import Test as Test
 from fastopt.optimizer.updater import Updater as Updater
 from fastopt.optimizer.updater import get_updater as get_updater
+from fastopt.optimizer.yogi import Yogi as Yogi
 from fastopt.suggestions import no_attribute as _no_attribute
 
 create_optimizer = Optimizer.create_optimizer

@@ -4,15 +4,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from fastopt.arguments import Descriptions
+from fastopt.arguments import Descriptions, Flag
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
-from fastopt.kernels.scalars import clipped_decayed, decayed, moments
+from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
 from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily
 from fastopt.optimizer.keywords import AdamArguments, Formula, Rate
 from fastopt.optimizer.optimizer import register
 
-__all__ = ["Adam", "adam", "adam_of_torch"]
+__all__ = ["Adam", "adam", "adam_of_torch", "amsgrad", "amsgrad_of_torch"]
 
 
 @rule(state=("mean", "var"), hyper=MOMENTS)
@@ -27,6 +27,29 @@ def adam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam with decay beside the clipped gradient; ``epsilon`` holds the bias correction too."""
     mean, var = moments(decayed(weight, grad, h), state, h)
     return weight - h.lr * mean / (math.sqrt(var) + h.epsilon), (mean, var)
+
+
+@rule(state=("mean", "var", "peak"), hyper=MOMENTS)
+def amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Adam over the root of the largest average of squares."""
+    mean, var, peak = peak_moments(clipped_decayed(weight, grad, h), state, h)
+    return weight - h.lr * mean / (math.sqrt(peak) + h.epsilon), (mean, var, peak)
+
+
+@rule(state=("mean", "var", "peak"), hyper=MOMENTS)
+def amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """The same with decay beside the clipped gradient."""
+    mean, var, peak = peak_moments(decayed(weight, grad, h), state, h)
+    return weight - h.lr * mean / (math.sqrt(peak) + h.epsilon), (mean, var, peak)
+
+
+RULES = {
+    ("mxnet", False): adam,
+    ("mxnet", True): amsgrad,
+    ("torch", False): adam_of_torch,
+    ("torch", True): amsgrad_of_torch,
+}
+"""Rule of each formula, without and with AMSGrad."""
 
 
 def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
@@ -59,10 +82,14 @@ class Adam(AdamFamily):
         w &\leftarrow w - \eta \frac{m}{1 - \beta_1^t}
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right)
 
-    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980:
-    algorithm 1 is torch's formula, the end of its section 2 is MXNet's.
+    With `amsgrad` the root is that of :math:`p \leftarrow \max(p, v)` in place of :math:`v`.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980:
+    algorithm 1 is torch's formula, the end of its section 2 is MXNet's. AMSGrad: Reddi, Kale and
+    Kumar, "On the Convergence of Adam and Beyond", ICLR 2018, arXiv:1904.09237.
+
+    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, with `amsgrad`
+    :math:`(m, v, p)`.
 
     Parameters
     ----------
@@ -76,6 +103,8 @@ class Adam(AdamFamily):
         Under row-sparse gradients touch only the rows they list. Default True.
     formula : str
         'mxnet' or 'torch'. Default 'mxnet'.
+    amsgrad : bool
+        Divide by the root of the largest :math:`v` so far. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -96,8 +125,8 @@ class Adam(AdamFamily):
     """
 
     lazy_by_default = True
-    arguments: ClassVar[Descriptions] = {"formula": FORMULA}
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet"}
+    arguments: ClassVar[Descriptions] = {"formula": FORMULA, "amsgrad": Flag()}
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False}
 
     def __init__(
         self,
@@ -108,16 +137,17 @@ class Adam(AdamFamily):
         lazy_update: bool | None = None,
         *,
         formula: Formula = "mxnet",
+        amsgrad: bool = False,
         **common: Unpack[AdamArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, lazy_update=lazy_update, **common)
-
         self.formula = formula
+        self.amsgrad = amsgrad
 
     @property
     def rule(self) -> Rule:
         """The rule of the formula."""
-        return adam_of_torch if self.formula == "torch" else adam
+        return RULES[self.formula, self.amsgrad]
 
     @corrected(corrected_rate, "corrects_epsilon")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

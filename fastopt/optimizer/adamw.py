@@ -1,18 +1,18 @@
 """AdamW: Adam with decoupled weight decay."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
 from fastopt.engine.hyper import corrected
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
-from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily
-from fastopt.optimizer.keywords import Formula, MomentArguments, Rate
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.scalars import moments, peak_moments, rescaled
+from fastopt.optimizer.families import FORMULA, MOMENTS, CautiousFamily, rate_times_decay
+from fastopt.optimizer.keywords import CautiousArguments, Formula, Rate
 from fastopt.optimizer.optimizer import register
 
-__all__ = ["AdamW", "adamw", "adamw_of_torch"]
+__all__ = ["AdamW", "adamw", "adamw_amsgrad", "adamw_amsgrad_of_torch", "adamw_of_torch"]
 
 
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "eta"))
@@ -30,19 +30,59 @@ def adamw_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step
     return h.shrink * weight - h.eta * mean / (math.sqrt(var) + h.epsilon), (mean, var)
 
 
+@rule(state=("mean", "var", "peak"), hyper=(*MOMENTS, "eta"))
+def adamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """The same as :func:`adamw` over the root of the largest average of squares."""
+    mean, var, peak = peak_moments(rescaled(grad, h), state, h)
+    step = h.lr * mean / (math.sqrt(peak) + h.epsilon) + h.wd * weight
+    return weight - h.eta * step, (mean, var, peak)
+
+
+@rule(state=("mean", "var", "peak"), hyper=(*MOMENTS, "eta", "shrink"))
+def adamw_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """The same as :func:`adamw_of_torch` over the root of the largest average of squares."""
+    mean, var, peak = peak_moments(rescaled(grad, h), state, h)
+    step = h.eta * mean / (math.sqrt(peak) + h.epsilon)
+    return h.shrink * weight - step, (mean, var, peak)
+
+
+RULES = {
+    ("mxnet", False): adamw,
+    ("mxnet", True): adamw_amsgrad,
+    ("torch", False): adamw_of_torch,
+    ("torch", True): adamw_amsgrad_of_torch,
+}
+"""Rule of each formula, without and with AMSGrad."""
+
+
+@scalar
+def eta_times_decay(h: Hyper) -> Scalar:
+    """Share of a weight that decay takes by MXNet's formula."""
+    return h.eta * h.wd
+
+
+@scalar
+def square_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
+    """Square of the gradient over its average, without the average's bias; 0 where both are."""
+    floor = h.epsilon * h.epsilon
+    var = state[1] if state[1] > floor else floor
+    return grad * grad * h.var_bias / var if var != type(var)(0) else var
+
+
 def corrected_eta(t: Scalar, h: Hyper, carried: Any) -> None:
     """Put the correction of both moving averages' bias towards 0 into ``eta``.
 
     An epsilon beside the root of the corrected average is one that depends on the step.
     """
-    root = math.sqrt(1 - h.beta2**t)
+    h.var_bias = 1 - h.beta2**t
+    root = math.sqrt(h.var_bias)
     h.eta = h.eta * root / (1 - h.beta1**t)
     if h.corrects_epsilon != 0:
         h.epsilon = h.epsilon * root
 
 
 @register
-class AdamW(AdamFamily):
+class AdamW(CautiousFamily):
     r"""Adam with decoupled weight decay.
 
     .. math::
@@ -63,9 +103,25 @@ class AdamW(AdamFamily):
         w \leftarrow (1 - \eta \lambda) w - \eta \frac{m}{1 - \beta_1^t}
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right)
 
-    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
+    With `amsgrad` the root is that of :math:`p \leftarrow \max(p, v)` in place of :math:`v`.
+    Other forms change the step, with :math:`u` what it subtracts from the weight besides decay:
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+    * `cautious`: :math:`u` is 0 where it has another sign than :math:`h`, and elsewhere it is
+      divided by the share of such elements of the tensor, or by 0.001 if that is larger;
+    * `cautious_decay`: only weights with :math:`u w \ge 0` decay;
+    * `stable`: the step, decay included, is divided by
+      :math:`\max(1, \sqrt{\mathrm{mean}(h^2 / \max(\hat v, \epsilon^2))})`, with
+      :math:`\hat v = v / (1 - \beta_2^t)` if the bias is corrected.
+
+    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
+    AMSGrad: Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", arXiv:1904.09237.
+    `cautious`: Liang et al., "Cautious Optimizers", arXiv:2411.16085, as in the authors' code.
+    `cautious_decay`: Chen et al., "Cautious Weight Decay", arXiv:2510.12402. `stable`: Wortsman et
+    al., "Stable and low-precision training for large-scale vision-language models", StableAdamW,
+    arXiv:2304.13013.
+
+    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, with `amsgrad`
+    :math:`(m, v, p)`.
 
     Parameters
     ----------
@@ -82,13 +138,21 @@ class AdamW(AdamFamily):
     formula : str
         'mxnet' or 'torch', which has neither `eta` nor ``correct_bias=False``. Default 'mxnet'.
         Torch's own defaults are ``eps=1e-8`` and ``weight_decay=0.01``.
+    amsgrad : bool
+        Divide by the root of the largest :math:`v` so far. Default False.
+    stable : bool
+        Bound the tensor's root mean square of steps. Default False.
+    cautious : bool
+        Move only elements whose step is along the gradient. Default False.
+    cautious_decay : bool
+        Decay only weights that do not move away from 0. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range, or does not go with torch's formula.
+        An argument is NaN or out of range, or does not go with the others.
 
     Examples
     --------
@@ -101,13 +165,16 @@ class AdamW(AdamFamily):
     array([0.8997, 1.0997])
     """
 
-    decoupled = True
+    ratio = staticmethod(square_ratio)
+    ratio_fields = ("var_bias",)
     arguments: ClassVar[Descriptions] = {
         "correct_bias": Flag(),
         "eta": OrNone(Real()),
         "formula": FORMULA,
+        "amsgrad": Flag(),
+        "stable": Flag(),
     }
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet"}
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False, "stable": False}
 
     def __init__(
         self,
@@ -119,17 +186,26 @@ class AdamW(AdamFamily):
         eta: float | None = None,
         *,
         formula: Formula = "mxnet",
-        **common: Unpack[MomentArguments],
+        amsgrad: bool = False,
+        stable: bool = False,
+        **common: Unpack[CautiousArguments],
     ) -> None:
         self.correct_bias = correct_bias
         self.eta = eta
         self.formula = formula
+        self.amsgrad = amsgrad
+        self.stable = stable
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
     @property
-    def rule(self) -> Rule:
+    def plain(self) -> Rule:
         """The rule of the formula."""
-        return adamw_of_torch if self.formula == "torch" else adamw
+        return RULES[self.formula, self.amsgrad]
+
+    @property
+    def share(self) -> Callable[[Any], Any]:
+        """See :class:`~fastopt.optimizer.families.CautiousFamily`."""
+        return rate_times_decay if self.formula == "torch" else eta_times_decay
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
@@ -140,11 +216,12 @@ class AdamW(AdamFamily):
     @corrected(
         corrected_eta,
         "corrects_epsilon",
+        "var_bias",
         when=lambda self: self.eta is None and self.correct_bias,
     )
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        fields = super().hyper(t, lr, wd)
+        fields = {**super().hyper(t, lr, wd), "var_bias": 1.0}
         fields["corrects_epsilon"] = float(self.formula == "torch")
         if self.formula == "torch":
             return {**fields, "eta": lr, "shrink": 1 - lr * wd}

@@ -1,12 +1,13 @@
 """What optimizers with the same arguments have in common."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Choice, Descriptions, Flag, OrNone, Real
 from fastopt.engine.hyper import constant, corrected
-from fastopt.kernels.rule import Hyper, Rule, Scalar
+from fastopt.kernels.rule import Hyper, Rule, Scalar, scalar
 from fastopt.kernels.scalars import COMMON
+from fastopt.kernels.variants import FIRST, varied
 from fastopt.optimizer.keywords import EpsilonArguments, MomentArguments, Rate
 from fastopt.optimizer.optimizer import Optimizer, bound
 
@@ -15,6 +16,7 @@ __all__ = [
     "MOMENTS",
     "TRUST",
     "AdamFamily",
+    "CautiousFamily",
     "MomentumFamily",
     "TrustRatioFamily",
     "mean_and_var",
@@ -85,6 +87,91 @@ class AdamFamily(Optimizer):
             "one_minus_beta2": 1 - self.beta2,
             "epsilon": self.epsilon,
         }
+
+
+@scalar
+def rate_times_decay(h: Hyper) -> Scalar:
+    """Share of a weight that decoupled decay takes."""
+    return h.lr * h.wd
+
+
+class CautiousFamily(AdamFamily):
+    """Abstract base of optimizers with decoupled decay that have cautious and stable forms.
+
+    Parameters
+    ----------
+    learning_rate, beta1, beta2, epsilon
+        See :class:`AdamFamily`.
+    cautious : bool
+        Move only elements whose move is downhill. Default False.
+    cautious_decay : bool
+        Decay only weights that do not move away from 0. Default False.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range, or does not go with the others.
+    """
+
+    decoupled = True
+    stable: bool = False
+    """Whether the rate is divided by the root of the mean ratio of squares."""
+    ratio: ClassVar[Callable[..., Any] | None] = None
+    """Scalar function of the square of the gradient over its average, for stable forms."""
+    ratio_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that it reads besides those of the rule."""
+    arguments: ClassVar[Descriptions] = {"cautious": Flag(), "cautious_decay": Flag()}
+    added: ClassVar[Mapping[str, Any]] = {"cautious": False, "cautious_decay": False}
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        *,
+        cautious: bool = False,
+        cautious_decay: bool = False,
+        **common: Unpack[MomentArguments],
+    ) -> None:
+        self.cautious = cautious
+        self.cautious_decay = cautious_decay
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+
+    @property
+    def plain(self) -> Rule:
+        """The rule that is neither cautious nor stable."""
+        raise NotImplementedError
+
+    @property
+    def share(self) -> Callable[[Any], Any]:
+        """Scalar function of the share of a weight that decay takes."""
+        return rate_times_decay
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of the form."""
+        flags = self.cautious, self.cautious_decay, self.stable
+        return varied(self.plain, self.share, self.ratio, self.ratio_fields, *flags)
+
+    def check_together(self) -> None:
+        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
+        super().check_together()
+        if self.cautious_decay and self.sparse_decay != "touched":
+            raise ValueError(
+                "cautious_decay=True decays by the gradient's sign, so it needs "
+                f"sparse_decay='touched', got {self.sparse_decay!r}"
+            )
+        if self.stable and self.sparse_decay == "catch_up":
+            raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        fields = super().hyper(t, lr, wd)
+        return {**fields, **FIRST} if self.cautious or self.stable else fields
 
 
 class MomentumFamily(Optimizer):

@@ -9,7 +9,10 @@ from fastopt.lr_scheduler.base import Schedule
 __all__ = [
     "AdamArguments",
     "BetaArguments",
+    "CautiousArguments",
+    "CautiousBetaArguments",
     "CommonArguments",
+    "Correction",
     "EpsArguments",
     "EpsilonArguments",
     "Formula",
@@ -22,12 +25,14 @@ __all__ = [
     "RatedArguments",
     "RatedEpsArguments",
     "ScaledArguments",
+    "TripleArguments",
 ]
 
 Rate = float | Schedule | None
 """A learning rate, or a schedule of it."""
 
 Formula = Literal["mxnet", "torch"]
+Correction = Literal["next", "present"]
 
 
 class Betas(TypedDict, total=False):
@@ -115,6 +120,27 @@ class BetaArguments(RatedArguments, Betas, total=False):
 
 class MomentArguments(BetaArguments, Eps, total=False):
     """Besides `learning_rate`, `beta1`, `beta2` and `epsilon`."""
+
+
+class Cautious(TypedDict, total=False):
+    """Forms of rules with decoupled decay."""
+
+    cautious: bool
+    cautious_decay: bool
+
+
+class CautiousArguments(MomentArguments, Cautious, total=False):
+    """Besides `learning_rate`, `beta1`, `beta2` and `epsilon`, where there are cautious forms."""
+
+
+class CautiousBetaArguments(BetaArguments, Cautious, total=False):
+    """Besides `learning_rate`, `beta1` and `beta2`, where there are cautious forms."""
+
+
+class TripleArguments(RatedArguments, Eps, total=False):
+    """Besides `learning_rate`, `beta1`, `beta2`, `beta3` and `epsilon`."""
+
+    betas: tuple[float, float, float]
 
 
 class AdamArguments(Precise, Betas, Eps, total=False):

@@ -4,8 +4,8 @@ from typing import Unpack
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled, sign
-from fastopt.optimizer.families import MOMENTS, AdamFamily
-from fastopt.optimizer.keywords import BetaArguments, Rate
+from fastopt.optimizer.families import MOMENTS, CautiousFamily
+from fastopt.optimizer.keywords import CautiousBetaArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["Lion", "lion"]
@@ -21,7 +21,7 @@ def lion(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class Lion(AdamFamily):
+class Lion(CautiousFamily):
     r"""Lion: steps of equal size along the sign of an average.
 
     .. math::
@@ -29,7 +29,8 @@ class Lion(AdamFamily):
         w &\leftarrow w - \eta (\mathrm{sign}(\beta_1 m + (1 - \beta_1) h) + \lambda w) \\
         m &\leftarrow \beta_2 m + (1 - \beta_2) h
 
-    The decay is decoupled. Source: Chen et al., "Symbolic Discovery of Optimization
+    The decay is decoupled. `cautious` and `cautious_decay` are those of
+    :class:`~fastopt.optimizer.AdamW`. Source: Chen et al., "Symbolic Discovery of Optimization
     Algorithms", arXiv:2302.06675.
 
     State of a parameter: the array :math:`m`, like the weight.
@@ -41,6 +42,10 @@ class Lion(AdamFamily):
     beta1, beta2 : float
         Decay rates of the step's average and of :math:`m`, at least 0 and below 1. Defaults
         0.9, 0.99.
+    cautious : bool
+        Move only elements whose step is along the gradient. Default False.
+    cautious_decay : bool
+        Decay only weights that do not move away from 0. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -60,14 +65,13 @@ class Lion(AdamFamily):
     array([0.9, 1. , 1.1])
     """
 
-    rule = lion
-    decoupled = True
+    plain = lion
 
     def __init__(
         self,
         learning_rate: Rate = 0.0001,
         beta1: float = 0.9,
         beta2: float = 0.99,
-        **common: Unpack[BetaArguments],
+        **common: Unpack[CautiousBetaArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, 0.0, **common)

@@ -11,35 +11,70 @@ from fastopt.arguments import Descriptions, Flag, Real, TableOf
 from fastopt.engine.hyper import corrected
 from fastopt.engine.per_index import PerIndex
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
-from fastopt.kernels.scalars import clipped_decayed, decayed, moments
+from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
 from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily
 from fastopt.optimizer.keywords import Formula, MomentArguments, Rate
 from fastopt.optimizer.optimizer import Index, register
 
-__all__ = ["Nadam", "nadam", "nadam_of_torch"]
+__all__ = [
+    "Nadam",
+    "look_ahead",
+    "nadam",
+    "nadam_amsgrad",
+    "nadam_amsgrad_of_torch",
+    "nadam_of_torch",
+]
 
 
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
 
 
 @scalar
-def look_ahead(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+def look_ahead(grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
     """Present gradient and looked-ahead average over the root of the square's average."""
-    mean, var = moments(grad, state, h)
     ahead = h.grad_scale * grad + h.mean_scale * mean
-    return weight - h.lr * ahead / (math.sqrt(var * h.var_scale) + h.epsilon), (mean, var)
+    return h.lr * ahead / (math.sqrt(var * h.var_scale) + h.epsilon)
 
 
 @rule(state=("mean", "var"), hyper=FIELDS)
 def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """A step of Nadam with decay inside the clipped gradient."""
-    return look_ahead(weight, clipped_decayed(weight, grad, h), state, h)
+    grad = clipped_decayed(weight, grad, h)
+    mean, var = moments(grad, state, h)
+    return weight - look_ahead(grad, mean, var, h), (mean, var)
 
 
 @rule(state=("mean", "var"), hyper=FIELDS)
 def nadam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """A step of Nadam with decay beside the clipped gradient."""
-    return look_ahead(weight, decayed(weight, grad, h), state, h)
+    grad = decayed(weight, grad, h)
+    mean, var = moments(grad, state, h)
+    return weight - look_ahead(grad, mean, var, h), (mean, var)
+
+
+@rule(state=("mean", "var", "peak"), hyper=FIELDS)
+def nadam_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """The same as :func:`nadam` over the root of the largest average of squares."""
+    grad = clipped_decayed(weight, grad, h)
+    mean, var, peak = peak_moments(grad, state, h)
+    return weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
+
+
+@rule(state=("mean", "var", "peak"), hyper=FIELDS)
+def nadam_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """The same as :func:`nadam_of_torch` over the root of the largest average of squares."""
+    grad = decayed(weight, grad, h)
+    mean, var, peak = peak_moments(grad, state, h)
+    return weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
+
+
+RULES = {
+    ("mxnet", False): nadam,
+    ("mxnet", True): nadam_amsgrad,
+    ("torch", False): nadam_of_torch,
+    ("torch", True): nadam_amsgrad_of_torch,
+}
+"""Rule of each formula, without and with AMSGrad."""
 
 
 class Products(PerIndex):
@@ -84,9 +119,14 @@ class Nadam(AdamFamily):
     With ``formula="torch"`` it is the formula of torch.optim.NAdam: a product for each
     parameter, and :math:`h = \mathrm{clip}(r g) + \lambda w`.
 
-    Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop.
+    With `amsgrad` the root is that of :math:`p \leftarrow \max(p, v)` in place of :math:`v`;
+    torch.optim.NAdam has no such form.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+    Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop. AMSGrad: Reddi,
+    Kale and Kumar, "On the Convergence of Adam and Beyond", ICLR 2018, arXiv:1904.09237.
+
+    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, with `amsgrad`
+    :math:`(m, v, p)`.
 
     Parameters
     ----------
@@ -103,6 +143,8 @@ class Nadam(AdamFamily):
         one in any case.
     formula : str
         'mxnet' or 'torch'. Default 'mxnet'.
+    amsgrad : bool
+        Divide by the root of the largest :math:`v` so far. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -126,8 +168,9 @@ class Nadam(AdamFamily):
         "schedule_decay": Real(least=0),
         "per_parameter": Flag(),
         "formula": FORMULA,
+        "amsgrad": Flag(),
     }
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet"}
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False}
     progress: ClassVar[Descriptions] = {
         "m_schedule": Real(least=0, most=1),
         "_m_schedules": TableOf(Real(least=0, most=1)),
@@ -143,19 +186,21 @@ class Nadam(AdamFamily):
         per_parameter: bool = False,
         *,
         formula: Formula = "mxnet",
+        amsgrad: bool = False,
         **common: Unpack[MomentArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self.schedule_decay = schedule_decay
         self.per_parameter = per_parameter
         self.formula = formula
+        self.amsgrad = amsgrad
         self._m_schedules = Products()
         self.m_schedule = 1.0
 
     @property
     def rule(self) -> Rule:
         """The rule of the formula."""
-        return nadam_of_torch if self.formula == "torch" else nadam
+        return RULES[self.formula, self.amsgrad]
 
     @property
     def m_schedule(self) -> float:

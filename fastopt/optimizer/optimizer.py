@@ -109,7 +109,7 @@ ADVICE = {
     **dict.fromkeys(("clipnorm", "global_clipnorm", "max_norm", "max_grad_norm"), CLIPS),
     **dict.fromkeys(("grad_clip", "grad_clip_norm", "clip_norm"), CLIPS),
     **dict.fromkeys(("foreach", "fused", "capturable", "jit_compile"), AUTOMATIC),
-    "amsgrad": "there is no AMSGrad",
+    "amsgrad": "Adam, AdamW, NAdamW and Nadam have AMSGrad",
     "nesterov": "NAG is SGD with Nesterov's momentum, and Nadam is Adam with it",
     "dampening": "with NAG and SGD the gradient enters the momentum undamped",
     "differentiable": "there is no automatic differentiation",

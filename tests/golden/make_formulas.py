@@ -1,14 +1,17 @@
-"""Write formulas.json: weights after each step of optimizers of torch and optax, in float64.
+"""Write formulas.json: weights after each step of optimizers of other packages, in float64.
 
-Run with torch, optax and jax installed: ``python tests/golden/make_formulas.py``.
+Run with torch, optax, jax and schedulefree installed: ``python tests/golden/make_formulas.py``.
 """
 
 import json
+from functools import reduce
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
+import schedulefree
 import torch
 
 jax.config.update("jax_enable_x64", True)
@@ -53,7 +56,7 @@ TORCH = [
     ),
     ("NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, **BETAS, "maximize": True}, {}),
 ]
-"""Class of torch, ours, arguments of torch, and ours in place of those that are called otherwise."""
+"""Class of torch, ours, arguments of torch, and ours in place of those called otherwise."""
 
 OPTAX = [
     ("adam", "Adam", {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01}),
@@ -62,10 +65,75 @@ OPTAX = [
         "AdamW",
         {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01, "weight_decay": 0.1},
     ),
-    ("rmsprop", "RMSProp", {"learning_rate": 0.05, "decay": 0.8, "eps": 0.01, "eps_in_sqrt": False}),
+    (
+        "rmsprop",
+        "RMSProp",
+        {"learning_rate": 0.05, "decay": 0.8, "eps": 0.01, "eps_in_sqrt": False},
+    ),
 ]
 REPLACED = ("alpha", "momentum", "centered", "momentum_decay")
-RENAMED = {"b1": "beta1", "b2": "beta2", "decay": "gamma1"}
+RENAMED = {"b1": "beta1", "b2": "beta2", "b3": "beta3", "decay": "gamma1"}
+LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root")
+
+FREE = {"lr": 0.05, "warmup_steps": 4, "weight_decay": 0.1}
+
+
+def slow_decay(count):
+    """Decay rate of AdEMAMix's slow average, as in its paper, from 0.8 to 0.99 in 8 steps."""
+    part = jax.numpy.minimum((count + 1) / 8, 1)
+    return jax.numpy.exp(1 / ((1 - part) / np.log(0.8) + part / np.log(0.99)))
+
+
+ADAM = {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED}
+MOMENTS = {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01}
+MIXED = {**MOMENTS, **DECAYED, "b3": 0.99, "alpha": 3.0}
+OTHERS = [
+    ("torch", "Adam", "Adam", {**ADAM, "amsgrad": True}, {"formula": "torch"}),
+    ("torch", "AdamW", "AdamW", {**ADAM, "amsgrad": True}, {"formula": "torch"}),
+    ("torch", "Rprop", "Rprop", {"lr": 0.05}, {}),
+    (
+        "torch",
+        "Rprop",
+        "Rprop",
+        {"lr": 0.05, "etas": (0.4, 1.3), "step_sizes": (0.03, 0.07), "maximize": True},
+        {"eta_minus": 0.4, "eta_plus": 1.3, "least_step": 0.03, "largest_step": 0.07},
+    ),
+    ("torch", "ASGD", "ASGD", {"lr": 0.01, "lambd": 0.2, "t0": 3, **DECAYED}, {}),
+    ("optax", "nadamw", "NAdamW", {**MOMENTS, **DECAYED}, {}),
+    ("optax", "yogi", "Yogi", {**MOMENTS, "eps": 1e-3}, {}),
+    ("optax", "contrib.ademamix", "AdEMAMix", MIXED, {}),
+    (
+        "optax",
+        "contrib.ademamix",
+        "AdEMAMix",
+        {
+            **MIXED,
+            "b3": slow_decay,
+            "alpha": lambda count: 3 * jax.numpy.minimum((count + 1) / 6, 1),
+        },
+        {"beta3": 0.99, "beta3_steps": 8, "alpha": 3.0, "alpha_steps": 6},
+    ),
+    ("optax", "contrib.adopt", "ADOPT", MOMENTS, {}),
+    ("optax", "contrib.adopt", "ADOPT", {**MOMENTS, "use_clipping": False}, {"clips": False}),
+    # With a b2 of 0.5 the factors of optax are those of the authors.
+    (
+        "optax",
+        "adan",
+        "Adan",
+        {**MOMENTS, **DECAYED, "b2": 0.5, "b3": 0.9, "eps_root": 0.0},
+        {"proximal": False},
+    ),
+    ("schedulefree", "AdamWScheduleFree", "ScheduleFreeAdamW", {**FREE, "eps": 0.01}, {}),
+    (
+        "schedulefree",
+        "AdamWScheduleFree",
+        "ScheduleFreeAdamW",
+        {"lr": 0.05, "betas": (0.8, 0.95), "r": 1.0, "weight_lr_power": 1.0},
+        {},
+    ),
+    ("schedulefree", "SGDScheduleFree", "ScheduleFreeSGD", {**FREE, "lr": 0.01}, {}),
+]
+"""Package, name there, our class, arguments there, and ours in place of those called otherwise."""
 
 
 def data():
@@ -87,12 +155,43 @@ def of_torch(name, arguments):
 
 def of_optax(name, arguments):
     weight, gradients = data()
-    optimizer = getattr(optax, name)(**arguments)
+    optimizer = reduce(getattr, name.split("."), optax)(**arguments)
     state = optimizer.init(weight)
     for gradient in gradients:
         step, state = optimizer.update(gradient, state, weight)
         weight = optax.apply_updates(weight, step)
         yield np.asarray(weight).tolist()
+
+
+def of_schedulefree(name, arguments):
+    """Weights that gradients are taken at, and averages."""
+    start, gradients = data()
+    weight = torch.nn.Parameter(torch.tensor(start))
+    optimizer = getattr(schedulefree, name)([weight], foreach=False, **arguments)
+    for gradient in gradients:
+        optimizer.train()
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        at = weight.detach().tolist()
+        optimizer.eval()
+        yield at, weight.detach().tolist()
+
+
+def others():
+    for library, name, ours, arguments, more in OTHERS:
+        kept = {k: v for k, v in arguments.items() if k not in LEFT_OUT}
+        case = {
+            "library": library,
+            "name": name,
+            "class": ours,
+            "arguments": {**{RENAMED.get(k, k): v for k, v in kept.items()}, **more},
+        }
+        if library == "schedulefree":
+            weights, averages = zip(*of_schedulefree(name, arguments), strict=True)
+            yield {**case, "weights": weights, "averages": averages}
+        else:
+            steps = {"torch": of_torch, "optax": of_optax}[library](name, arguments)
+            yield {**case, "weights": list(steps)}
 
 
 def cases():
@@ -119,10 +218,16 @@ def cases():
 if __name__ == "__main__":
     weight, gradients = data()
     made = {
-        "packages": {"torch": torch.__version__, "optax": optax.__version__, "jax": jax.__version__},
+        "packages": {
+            "torch": torch.__version__,
+            "optax": optax.__version__,
+            "jax": jax.__version__,
+        },
+        "more_packages": {"schedulefree": version("schedulefree")},
         "start": weight.tolist(),
         "gradients": gradients.tolist(),
         "cases": list(cases()),
+        "others": list(others()),
     }
     path = Path(__file__).with_name("formulas.json")
     path.write_text(json.dumps(made, indent=1) + "\n")

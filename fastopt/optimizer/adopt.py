@@ -1,0 +1,117 @@
+"""ADOPT: Adam that normalizes the gradient by the second moment of the steps before."""
+
+import math
+from typing import Any, ClassVar, Unpack
+
+from fastopt.arguments import Descriptions, Flag
+from fastopt.engine.hyper import corrected
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.scalars import clip, rescaled
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.optimizer import register
+
+__all__ = ["ADOPT", "adopt"]
+
+
+@rule(state=("mean", "var"), hyper=(*MOMENTS, "largest"))
+def adopt(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Average of normalized and clipped gradients; the second moment changes last."""
+    mean, var = state
+    grad, root = rescaled(grad, h), math.sqrt(var)
+    if root < h.epsilon:
+        root = h.epsilon
+    mean = h.beta1 * mean + h.one_minus_beta1 * clip(grad / root, h.largest)
+    var = h.beta2 * var + h.one_minus_beta2 * grad * grad
+    return weight - h.lr * (mean + h.wd * weight), (mean, var)
+
+
+def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
+    """The bound of this step; the first one does nothing but start the second moment."""
+    past = t - 1 - h.begun
+    if past < 1:
+        h.lr, h.largest = 0.0, 0.0
+        h.beta2, h.one_minus_beta2 = 0.0, 1.0
+    elif h.clips != 0:
+        h.largest = past**0.25
+
+
+@register
+class ADOPT(AdamFamily):
+    r"""ADOPT: Adam that converges with any :math:`\beta_2`.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) \max \left( -c_t, \min \left( c_t,
+            \frac{h}{\max(\sqrt{v}, \epsilon)} \right) \right) \\
+        w &\leftarrow w - \eta (m + \lambda w) \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) h^2
+
+    with :math:`c_t = (t - 1)^{1/4}`. The first update sets :math:`v = h^2` and nothing else; what
+    a lazy update touches later for the first time has :math:`v = 0`, and steps by the bound.
+
+    Source: Taniguchi et al., "ADOPT: Modified Adam Can Converge with Any :math:`\beta_2` with the
+    Optimal Rate", arXiv:2411.02853, with the bound of the authors' code.
+
+    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.001; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.9999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-6.
+    clips : bool
+        Bound normalized gradients by :math:`c_t`. Default True.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.ADOPT(learning_rate=0.1))
+    >>> weight = np.ones(2, np.float32)
+    >>> for _ in range(2):
+    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> print(weight.round(4))
+    [0.99 1.01]
+    """
+
+    decoupled = True
+    arguments: ClassVar[Descriptions] = {"clips": Flag()}
+
+    rule = adopt
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.9999,
+        epsilon: float = 1e-6,
+        clips: bool = True,
+        **common: Unpack[MomentArguments],
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+        self.clips = clips
+
+    @corrected(scheduled, "clips", "begun")
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            **super().hyper(t, lr, wd),
+            "largest": math.inf,
+            "clips": float(self.clips),
+            "begun": float(self.begin_num_update),
+        }
+
+    def decay(self, t: int, lr: float, wd: float) -> float:
+        """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""
+        return lr * wd if t > self.begin_num_update + 1 else 0.0

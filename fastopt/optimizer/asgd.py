@@ -1,0 +1,109 @@
+"""ASGD: gradient descent with a decaying rate, and the average of its weights."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+from fastopt.arguments import Descriptions, Real
+from fastopt.engine.hyper import corrected
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.scalars import COMMON, decayed
+from fastopt.optimizer.keywords import Rate, RatedArguments
+from fastopt.optimizer.optimizer import Optimizer, register
+
+__all__ = ["ASGD", "asgd"]
+
+
+@rule(state=("ax",), hyper=(*COMMON, "shrink", "share"))
+def asgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Gradient descent, and the average moved towards the new weight."""
+    weight = h.shrink * weight - h.lr * decayed(weight, grad, h)
+    ax = state[0] + h.share * (weight - state[0])
+    return weight, (weight if h.share == type(weight)(1) else ax,)
+
+
+def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Rate of this step, and share of its weight in the average."""
+    past = t - 1
+    h.lr = h.lr / (1 + h.lambd * h.lr * past) ** h.alpha
+    h.shrink = 1 - h.lambd * h.lr
+    h.share = 1 / max(1.0, past - h.t0)
+
+
+@register
+class ASGD(Optimizer):
+    r"""ASGD: gradient descent whose weights are averaged.
+
+    .. math::
+        \eta_t &= \eta / (1 + \lambda_0 \eta (t - 1))^\alpha \\
+        w &\leftarrow (1 - \lambda_0 \eta_t) w - \eta_t (\mathrm{clip}(r g) + \lambda w) \\
+        a &\leftarrow a + (w - a) / \max(1, t - 1 - t_0)
+
+    with :math:`\lambda_0` = `lambd`. The average :math:`a` is ``updater.states[index]``; until
+    :math:`t_0` it is the weight. This is torch.optim.ASGD. ``fastopt.SWA`` and ``fastopt.EMA``
+    average the weights of every optimizer, and swap them in.
+
+    Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM
+    Journal on Control and Optimization 30(4), 1992.
+
+    State of a parameter: the array :math:`a`, like the weight.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.01; None keeps a scheduler's own rate.
+    lambd : float
+        :math:`\lambda_0`, at least 0. Default 1e-4.
+    alpha : float
+        :math:`\alpha`, at least 0. Default 0.75.
+    t0 : float
+        :math:`t_0`, at least 0. Default 1e6.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.ASGD(learning_rate=0.1, lambd=0.0, t0=1))
+    >>> weight = np.ones(2, np.float32)
+    >>> for _ in range(4):
+    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> print(weight.round(4), updater.states[0].round(4))
+    [0.6 3. ] [0.65 2.75]
+    """
+
+    rule = asgd
+    arguments: ClassVar[Descriptions] = {
+        "lambd": Real(least=0),
+        "alpha": Real(least=0),
+        "t0": Real(least=0),
+    }
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        lambd: float = 1e-4,
+        alpha: float = 0.75,
+        t0: float = 1e6,
+        **common: Unpack[RatedArguments],
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
+        self.lambd = lambd
+        self.alpha = alpha
+        self.t0 = t0
+
+    @corrected(scheduled, "lambd", "alpha", "t0")
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            "shrink": 1.0,
+            "share": 1.0,
+            "lambd": self.lambd,
+            "alpha": self.alpha,
+            "t0": self.t0,
+        }

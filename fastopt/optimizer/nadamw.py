@@ -1,0 +1,150 @@
+"""NAdamW: Adam with Nesterov momentum and decoupled weight decay."""
+
+from typing import Any, ClassVar, Unpack
+
+from fastopt.arguments import Choice, Descriptions, Flag
+from fastopt.engine.hyper import corrected
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.scalars import moments, peak_moments, rescaled
+from fastopt.optimizer.families import MOMENTS, CautiousFamily
+from fastopt.optimizer.keywords import CautiousArguments, Correction, Rate
+from fastopt.optimizer.nadam import look_ahead
+from fastopt.optimizer.optimizer import register
+
+__all__ = ["NAdamW", "nadamw", "nadamw_amsgrad"]
+
+FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
+
+
+@rule(state=("mean", "var"), hyper=FIELDS)
+def nadamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Nesterov's Adam and decay side by side."""
+    grad = rescaled(grad, h)
+    mean, var = moments(grad, state, h)
+    return weight - (look_ahead(grad, mean, var, h) + h.lr * h.wd * weight), (mean, var)
+
+
+@rule(state=("mean", "var", "peak"), hyper=FIELDS)
+def nadamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """The same as :func:`nadamw` over the root of the largest average of squares."""
+    grad = rescaled(grad, h)
+    mean, var, peak = peak_moments(grad, state, h)
+    return weight - (look_ahead(grad, mean, peak, h) + h.lr * h.wd * weight), (mean, var, peak)
+
+
+@scalar
+def square_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
+    """Square of the gradient over its average, without the average's bias; 0 where both are."""
+    floor = h.epsilon * h.epsilon
+    var = state[1] * h.var_scale
+    if var < floor:
+        var = floor
+    return grad * grad / var if var != type(var)(0) else var
+
+
+def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Scales of the gradient and of both moving averages without their bias towards 0."""
+    h.grad_scale = h.one_minus_beta1 / (1 - h.beta1**t)
+    h.mean_scale = h.beta1 / (1 - h.beta1 ** (t + h.ahead))
+    h.var_scale = 1 / (1 - h.beta2**t)
+
+
+@register
+class NAdamW(CautiousFamily):
+    r"""Adam with Nesterov momentum and decoupled weight decay.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) h, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) h^2 \\
+        w &\leftarrow w - \eta \left( \left( \frac{\beta_1 m}{1 - \beta_1^{t + 1}}
+            + \frac{(1 - \beta_1) h}{1 - \beta_1^t} \right)
+            \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right) + \lambda w \right)
+
+    This is optax.nadamw. With ``correction="present"`` the first exponent is :math:`t` too, as in
+    the baselines of AlgoPerf. `amsgrad`, `stable`, `cautious` and `cautious_decay` are those of
+    :class:`~fastopt.optimizer.AdamW`.
+
+    Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop; Loshchilov and
+    Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101; Dahl et al., "Benchmarking
+    Neural Network Training Algorithms", arXiv:2306.07179.
+
+    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, with `amsgrad`
+    :math:`(m, v, p)`.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.001; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    correction : str
+        Bias correction of :math:`m`: 'next', that of the next step, or 'present'. Default 'next'.
+    amsgrad : bool
+        Divide by the root of the largest :math:`v` so far. Default False.
+    stable : bool
+        Bound the tensor's root mean square of steps. Default False.
+    cautious : bool
+        Move only elements whose step is along the gradient. Default False.
+    cautious_decay : bool
+        Decay only weights that do not move away from 0. Default False.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range, or does not go with the others.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.NAdamW(learning_rate=0.1, wd=0.01))
+    >>> weight = np.ones(2, np.float32)
+    >>> updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> print(weight.round(4))
+    [0.8516 1.1464]
+    """
+
+    ratio = staticmethod(square_ratio)
+    arguments: ClassVar[Descriptions] = {
+        "correction": Choice("next", "present"),
+        "amsgrad": Flag(),
+        "stable": Flag(),
+    }
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        *,
+        correction: Correction = "next",
+        amsgrad: bool = False,
+        stable: bool = False,
+        **common: Unpack[CautiousArguments],
+    ) -> None:
+        self.correction = correction
+        self.amsgrad = amsgrad
+        self.stable = stable
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+
+    @property
+    def plain(self) -> Rule:
+        """The rule without or with AMSGrad."""
+        return nadamw_amsgrad if self.amsgrad else nadamw
+
+    @corrected(corrected_scales, "ahead")
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            **super().hyper(t, lr, wd),
+            "grad_scale": 1.0,
+            "mean_scale": 1.0,
+            "var_scale": 1.0,
+            "ahead": float(self.correction == "next"),
+        }

@@ -1,0 +1,105 @@
+"""Yogi: Adam whose second moment changes by additions."""
+
+import math
+from typing import ClassVar, Unpack
+
+import numpy as np
+
+from fastopt.arguments import Descriptions, Real
+from fastopt.engine.hyper import corrected
+from fastopt.engine.validate import order_of
+from fastopt.kernels.device_memory import placed
+from fastopt.kernels.devices import header
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.scalars import decayed, sign
+from fastopt.optimizer.families import MOMENTS, AdamFamily, mean_and_var
+from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.optimizer import Array, Index, register
+
+__all__ = ["Yogi", "yogi"]
+
+
+@rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "var_scale"))
+def yogi(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Adam whose second moment moves by a share of the square, whatever the distance."""
+    mean, var = state
+    grad = decayed(weight, grad, h)
+    square = grad * grad
+    mean = h.beta1 * mean + h.one_minus_beta1 * grad
+    var = var - h.one_minus_beta2 * sign(var - square) * square
+    root = math.sqrt(var * h.var_scale) + h.epsilon
+    return weight - h.lr * (mean * h.mean_scale) / root, (mean, var)
+
+
+@register
+class Yogi(AdamFamily):
+    r"""Yogi: Adam whose second moment grows fast no more than it shrinks.
+
+    .. math::
+        h &= \mathrm{clip}(r g) + \lambda w \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) h \\
+        v &\leftarrow v - (1 - \beta_2)\, \mathrm{sign}(v - h^2)\, h^2 \\
+        w &\leftarrow w - \eta \frac{m}{1 - \beta_1^t}
+            \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right)
+
+    Source: Zaheer et al., "Adaptive Methods for Nonconvex Optimization", NeurIPS 2018, with the
+    bias correction and the first values of optax.yogi.
+
+    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, which start with
+    `initial_value` everywhere.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.001; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 0.001.
+    initial_value : float
+        First value of :math:`m` and :math:`v`, at least 0. Default 1e-6.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.Yogi(learning_rate=0.1))
+    >>> weight = np.ones(2, np.float32)
+    >>> updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> print(weight.round(4))
+    [0.9002 1.1   ]
+    """
+
+    rule = yogi
+    arguments: ClassVar[Descriptions] = {"initial_value": Real(least=0)}
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-3,
+        initial_value: float = 1e-6,
+        **common: Unpack[MomentArguments],
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+        self.initial_value = initial_value
+
+    @corrected(mean_and_var)
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "var_scale": 1.0}
+
+    def create_state(self, index: Index, weight: Array) -> tuple[Array, ...]:
+        """Both averages, filled with the first value."""
+        weight = header(weight)
+        dtype, order = self._state_dtype(weight), order_of(weight)
+        first = (np.full(weight.shape, self.initial_value, dtype, order) for _ in yogi.state)
+        return tuple(placed(array, weight) for array in first)

@@ -1,0 +1,118 @@
+"""Optimizers of other libraries than MXNet: steps as recorded of these, or by their formulas."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import oracles
+import pytest
+from cases import CASES
+
+import fastopt
+from fastopt import optimizer
+
+RECORDED = json.loads((Path(__file__).parent / "golden" / "formulas.json").read_text())
+OTHERS = RECORDED["others"]
+recorded = pytest.mark.parametrize(
+    "case", OTHERS, ids=[f"{i}-{case['name']}" for i, case in enumerate(OTHERS)]
+)
+SIZES = np.array([1e2, 1.0, 1e-1, 1e-2, 1e-4, 0.0])
+
+FORMULAS = {
+    "adam amsgrad": ("amsgrad", "adam", {"amsgrad": True}),
+    "adamw amsgrad": ("adamw_amsgrad", "adamw", {"amsgrad": True}),
+    "nadam amsgrad": ("nadam_amsgrad", "nadam", {"amsgrad": True}),
+    "nadam amsgrad of torch": ("nadam_amsgrad", "nadam", {"amsgrad": True, "formula": "torch"}),
+    "nadamw": ("nadamw", "nadamw", {"correction": "present"}),
+    "nadamw amsgrad": ("nadamw", "nadamw", {"amsgrad": True}),
+    "adamatan2": ("adamatan2", "adamatan2", {"a": 1.3, "b": 0.8}),
+    "adan": ("adan", "adan", {}),
+    "lion cautious": ("lion_cautious", "lion", {"cautious": True}),
+    "lion cautious decay": ("lion_cautious", "lion", {"cautious_decay": True}),
+    "adamw cautious": ("adamw_cautious", "adamw", {"formula": "torch", "cautious": True}),
+    "adamw cautious decay": (
+        "adamw_cautious",
+        "adamw",
+        {"formula": "torch", "cautious_decay": True},
+    ),
+    "adamw stable": ("adamw_cautious", "adamw", {"formula": "torch", "stable": True}),
+    "adamw all": (
+        "adamw_cautious",
+        "adamw",
+        {"formula": "torch", "cautious": True, "cautious_decay": True, "stable": True},
+    ),
+    "nadamw all": (
+        "nadamw",
+        "nadamw",
+        {"cautious": True, "cautious_decay": True, "stable": True},
+    ),
+}
+"""Function of oracles.py, optimizer and its arguments, which are those of the function too."""
+formulas = pytest.mark.parametrize("name", FORMULAS)
+
+
+def trained(made, start, gradients, dtype):
+    """Weights after each step, in another array each time: so only one kernel is compiled."""
+    updater, weight = fastopt.Updater(made), np.array(start, dtype)
+    for gradient in np.asarray(gradients, dtype):
+        weight = weight.copy()
+        updater(0, gradient, weight)
+        yield weight.copy(), updater
+
+
+def made_of(case):
+    return getattr(fastopt, case["class"])(**case["arguments"])
+
+
+def test_the_file_names_its_packages():
+    assert RECORDED["more_packages"].keys() == {"schedulefree"}
+    assert {case["library"] for case in OTHERS} == {"torch", "optax", "schedulefree"}
+
+
+def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula():
+    names = {case["class"].lower() for case in OTHERS} | {name for _, name, _ in FORMULAS.values()}
+    assert {case.name for case in CASES if case.recorded} <= names
+
+
+def check(case, dtype, **tolerance):
+    steps = list(trained(made_of(case), RECORDED["start"], RECORDED["gradients"], dtype))
+    np.testing.assert_allclose([weight for weight, _ in steps], case["weights"], **tolerance)
+    if "averages" in case:
+        updater, weight = steps[-1][1], steps[-1][0].copy()
+        with updater.averaged({0: weight}):
+            np.testing.assert_allclose(weight, case["averages"][-1], **tolerance)
+
+
+@recorded
+def test_float32_steps_are_those_of_the_library(case):
+    check(case, np.float32, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+@recorded
+def test_float64_steps_are_those_of_the_library(case):
+    check(case, np.float64, rtol=1e-11, atol=1e-15)
+
+
+def agrees(name, dtype, **tolerance):
+    oracle, klass, arguments = FORMULAS[name]
+    rng = np.random.default_rng(1)
+    start, gradients = rng.normal(size=6), rng.normal(size=(12, 6)) * SIZES
+    made = optimizer.create(klass, lr=0.05, wd=0.1, **arguments)
+    expected = getattr(oracles, oracle)(start, lr=0.05, wd=0.1, **arguments)
+    next(expected)
+    for (weight, _), gradient in zip(
+        trained(made, start, gradients, dtype), gradients, strict=True
+    ):
+        np.testing.assert_allclose(weight, expected.send(gradient), **tolerance)
+
+
+@formulas
+def test_float32_steps_are_those_of_the_formula(name):
+    agrees(name, np.float32, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+@formulas
+def test_float64_steps_are_those_of_the_formula(name):
+    agrees(name, np.float64, rtol=1e-11, atol=1e-15)

@@ -116,6 +116,9 @@ CASES = [
     Case("adan", {"proximal": False}, converges=FAST, recorded=True),
     Case("rprop", converges=FAST, frozen_by_zero_lr=False, recorded=True),
     Case("asgd", converges={"learning_rate": 0.1}, recorded=True),
+    Case("schedulefreeadamw", converges=FAST, recorded=True),
+    Case("schedulefreesgd", converges=FAST, recorded=True),
+    Case("schedulefreesgd", {"average_rate": 0.1}, converges=FAST, recorded=True),
     Case("lion", {"cautious": True}, converges={"learning_rate": 0.05}, recorded=True),
     Case("lion", {"cautious_decay": True}, converges={"learning_rate": 0.05}, recorded=True),
     Case("adamw", {"cautious": True}, converges=FAST, recorded=True),
@@ -161,6 +164,13 @@ def exhaustive(*values):
 def by_default(cases):
     """Parameters for tests of every form; those of `recorded` forms are exhaustive."""
     return [exhaustive(case)[0] if case.recorded else case for case in cases]
+
+
+def names_by_default(names):
+    """Parameters for tests of every optimizer; those of which all forms are `recorded` are not."""
+    usual = {case.name for case in CASES if not case.recorded}
+    known = {case.name for case in CASES}
+    return [exhaustive(name)[0] if name in known - usual else name for name in names]
 
 
 def sampled(cases):

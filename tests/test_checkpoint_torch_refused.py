@@ -7,7 +7,8 @@ from fastopt import lr_scheduler, optimizer
 from fastopt.checkpoint import CheckpointError, from_torch_state_dict, to_torch_state_dict
 
 REFUSED = [
-    (optimizer.Adam, {"amsgrad": True}, r"cannot have \['amsgrad=True'\]"),
+    (optimizer.Adam, {"amsgrad": 0.5}, r"cannot have \['amsgrad=0.5'\]"),
+    (optimizer.Nadam, {"amsgrad": True, "momentum_decay": 0.1}, "amsgrad=True"),
     (optimizer.Adam, {"decoupled_weight_decay": True}, "decoupled_weight_decay=True"),
     (optimizer.AdamW, {"decoupled_weight_decay": False}, "decoupled_weight_decay=False"),
     (optimizer.Adam, {"maximize": None}, "maximize must be True or False, got None"),
@@ -95,10 +96,12 @@ def test_a_schedule_stays(tmp_path):
         (lambda: optimizer.Ftrl(), "torch has no Ftrl"),
         (lambda: optimizer.AdamW(eta=0.5), "torch has no AdamW unless it has"),
         (lambda: optimizer.AdamW(correct_bias=False), "unless"),
+        (lambda: optimizer.AdamW(cautious=True), "unless"),
+        (lambda: optimizer.Nadam(per_parameter=True, amsgrad=True), "unless"),
         (lambda: optimizer.RMSProp(clip_weights=1.0), "unless"),
         (
             lambda: optimizer.Nadam(),
-            "unless it has {'formula': 'torch'} or .*'per_parameter': True}",
+            "unless it has {'formula': 'torch', .*} or .*'per_parameter': True, .*}",
         ),
         (lambda: optimizer.AdaGrad(wd=0.1), "wd must be 0, got 0.1"),
         (lambda: optimizer.AdaDelta(wd=0.1), "wd must be 0, got 0.1"),

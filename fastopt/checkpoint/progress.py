@@ -39,6 +39,10 @@ def progress_of(updater: Any, keys: Mapping[Index, Index]) -> dict[str, Any]:
             "calls": _under_keys(windows.calls, keys),
             "sums": _under_keys(windows.open_sums(), keys),
         }
+    if averages is not None and averages.average is None:
+        raise RuntimeError(
+            "the weights hold averages that the optimizer has computed: save outside of averaged()"
+        )
     if averages is not None:
         held = averages.held
         fields["averages"] = {

@@ -18,7 +18,7 @@ from fastopt.kernels.rule import Rule
 from fastopt.kernels.weights import joined
 from fastopt.sparse import REALS
 
-__all__ = ["Alternating", "Averages", "AveragingStep"]
+__all__ = ["Alternating", "Averages", "AveragingStep", "exact_copy"]
 
 Array = np.ndarray[Any, Any]
 Exact = tuple[Array, ...]
@@ -29,8 +29,8 @@ class Averages:
 
     Parameters
     ----------
-    average : Average
-        How weights are averaged.
+    average : Average or None
+        How weights are averaged; None if the state of the optimizer holds the averages.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Averages:
         While weights hold their averages: what they held, by index.
     """
 
-    def __init__(self, average: Average) -> None:
+    def __init__(self, average: Average | None) -> None:
         self.average: Any = average
         self.arrays: dict[Index, Any] = {}
         self.held: dict[Index, Array] | None = None
@@ -173,7 +173,7 @@ class AveragingStep:
         if average is None:
             average = self.new.get(index)
         if average is None:
-            average = self.new[index] = _start(exact)
+            average = self.new[index] = exact_copy(exact)
         else:
             words, dtype = label(index, self.names), np.dtype(real_of(exact[0].dtype)).name
             check_like(words, "average", header(average), (dtype,), exact[0].shape)
@@ -229,7 +229,7 @@ class Alternating:
         return 0 if plan.call_again(index, grad, weight) else -1
 
 
-def _start(exact: Exact) -> Any:
+def exact_copy(exact: Exact) -> Any:
     """Copy of a weight in the precision of the arithmetic, where the weight is."""
     weight = exact[0]
     values = host(weight)

@@ -41,6 +41,8 @@ from fastopt.optimizer.optimizer import register as register
 from fastopt.optimizer.radam import RAdam as RAdam
 from fastopt.optimizer.rmsprop import RMSProp as RMSProp
 from fastopt.optimizer.rprop import Rprop as Rprop
+from fastopt.optimizer.schedulefreeadamw import ScheduleFreeAdamW as ScheduleFreeAdamW
+from fastopt.optimizer.schedulefreesgd import ScheduleFreeSGD as ScheduleFreeSGD
 from fastopt.optimizer.sgd import SGD as SGD
 from fastopt.optimizer.sgd import ccSGD as ccSGD
 from fastopt.optimizer.sgld import SGLD as SGLD

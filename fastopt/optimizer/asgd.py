@@ -1,6 +1,6 @@
 """ASGD: gradient descent with a decaying rate, and the average of its weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Real
@@ -8,7 +8,7 @@ from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.keywords import Rate, RatedArguments
-from fastopt.optimizer.optimizer import Optimizer, register
+from fastopt.optimizer.optimizer import Array, Optimizer, register
 
 __all__ = ["ASGD", "asgd"]
 
@@ -38,9 +38,8 @@ class ASGD(Optimizer):
         w &\leftarrow (1 - \lambda_0 \eta_t) w - \eta_t (\mathrm{clip}(r g) + \lambda w) \\
         a &\leftarrow a + (w - a) / \max(1, t - 1 - t_0)
 
-    with :math:`\lambda_0` = `lambd`. The average :math:`a` is ``updater.states[index]``; until
-    :math:`t_0` it is the weight. This is torch.optim.ASGD. ``fastopt.SWA`` and ``fastopt.EMA``
-    average the weights of every optimizer, and swap them in.
+    with :math:`\lambda_0` = `lambd`. In ``with updater.averaged():`` the weights are the
+    averages :math:`a`; until :math:`t_0` these are the weights. This is torch.optim.ASGD.
 
     Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM
     Journal on Control and Optimization 30(4), 1992.
@@ -73,8 +72,9 @@ class ASGD(Optimizer):
     >>> weight = np.ones(2, np.float32)
     >>> for _ in range(4):
     ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
-    >>> print(weight.round(4), updater.states[0].round(4))
-    [0.6 3. ] [0.65 2.75]
+    >>> with updater.averaged():
+    ...     print(weight.round(4))
+    [0.65 2.75]
     """
 
     rule = asgd
@@ -107,3 +107,7 @@ class ASGD(Optimizer):
             "alpha": self.alpha,
             "t0": self.t0,
         }
+
+    def evaluated(self, weight: Array, state: Sequence[Array]) -> Array:
+        """See :meth:`Optimizer.evaluated <fastopt.optimizer.Optimizer.evaluated>`."""
+        return state[0]

@@ -304,6 +304,11 @@ class Groups:
         optimizers = [planner.optimizer for planner in self._planners.values()]
         return all(optimizer.folds for optimizer in (self.main, *optimizers))
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether an optimizer of a group has weights to evaluate."""
+        return any(planner.optimizer.evaluates for planner in self._planners.values())
+
     def prepare(
         self, calls: Sequence[Call], single: bool, masters: bool, key: Any
     ) -> "Joint | None":

@@ -307,6 +307,9 @@ class Optimizer(Checked):
     ascends: ClassVar[bool] = False
     """Whether an :meth:`update` in Python ascends with ``maximize``."""
 
+    evaluates: ClassVar[bool] = False
+    """Whether :meth:`evaluated` has weights to evaluate."""
+
     may_skip: ClassVar[bool] = False
     """Whether :meth:`skips` may be True."""
 
@@ -379,6 +382,7 @@ class Optimizer(Checked):
             cls.update is Optimizer.update
             and cls.update_multi_precision is Optimizer.update_multi_precision
         )
+        cls.evaluates = cls.evaluated is not Optimizer.evaluated
         cls.may_skip = cls.skips is not Optimizer.skips
         cls.rule_by_index = cls.rule_for is not Optimizer.rule_for
         cls.per_index = any(getattr(cls, name) is not getattr(Optimizer, name) for name in COUNTED)
@@ -677,6 +681,23 @@ class Optimizer(Checked):
             As :meth:`hyper` takes them.
         """
         return lr * wd
+
+    def evaluated(self, weight: Array, state: Sequence[Array]) -> Array | None:
+        """The weights that one evaluates, if they are others than those that are updated.
+
+        Parameters
+        ----------
+        weight : numpy.ndarray
+            A copy of the weight, or of its master, in the precision of the arithmetic.
+        state : sequence of numpy.ndarray
+            An array for each slot of the rule.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            None by default. Otherwise :meth:`Updater.averaged` writes it to the weight.
+        """
+        return None
 
     @property
     def rule(self) -> Rule | None:

@@ -14,10 +14,10 @@ from fastopt.arguments import brief, count, number
 from fastopt.arrays import Gradient, Weight
 from fastopt.averages import Average, check_average
 from fastopt.checkpoint.resumable import Resumable
-from fastopt.engine.averaging import Averages
+from fastopt.engine.averaging import Averages, exact_copy
 from fastopt.engine.clip import measured, overflow, scale_of, squares, times
 from fastopt.engine.clip_adaptive import UnitClip
-from fastopt.engine.mixed_precision import set_master
+from fastopt.engine.mixed_precision import has_master, set_master, split_state
 from fastopt.engine.plan import Plan
 from fastopt.engine.planner import Call, Planner
 from fastopt.engine.tracked import Tracked
@@ -845,7 +845,10 @@ class Updater(Resumable):
         inside is lost. Half-precision copies (:meth:`set_copy`) follow. It takes memory for a copy
         of the weights. Updates, :meth:`flush`, loads and another ``averaged()`` are errors inside.
 
-        :meth:`save` inside writes averages and what the weights held: after a load of such a file
+        Without `average` they hold the averages that the optimizer's own state has: ASGD and the
+        Schedule-Free optimizers have some. :meth:`save` is an error then.
+
+        With `average` :meth:`save` inside writes averages and what the weights held: after a load of such a file
         call :meth:`restore_weights`, whatever was saved of the weights.
 
         Parameters
@@ -857,7 +860,7 @@ class Updater(Resumable):
         Raises
         ------
         RuntimeError
-            The updater has no `average`, or the weights hold their averages already.
+            Neither updater nor optimizer has averages, or the weights hold them already.
         ValueError
             The weight of an index that has an average is not known, an index of `weights` has no
             average, or a weight has another shape than its average.
@@ -876,12 +879,18 @@ class Updater(Resumable):
         >>> weight
         array([1.])
         """
-        averages, entered = self._require_averages(), False
+        before, entered = self._averages, False
+        averages = self._require_averages() if before or not self._evaluates else Averages(None)
         try:
             with self.optimizer.lock, uninterrupted:
                 averages.check_free()
+                if before is None:
+                    averages.arrays = self._leading()
                 targets = self._targets(averages, averages.arrays, weights)
+                if before is None:
+                    averages.arrays = self._evaluated(targets)
                 entered = True
+                vars(self)["_averages"] = averages
                 averages.swap_in(targets)
                 vars(self)["_plans"] = {}  # every call is checked
             yield
@@ -889,7 +898,41 @@ class Updater(Resumable):
             if entered:
                 with self.optimizer.lock, uninterrupted:
                     averages.swap_out()
+                    vars(self)["_averages"] = before
                     vars(self)["_plans"] = self.planner.plans
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether an optimizer has other weights to evaluate than those that it updates."""
+        groups = self.planner.groups
+        return self.optimizer.evaluates or (groups is not None and groups.evaluates)
+
+    def _inner_state(self, index: Index, weight: Any) -> tuple[Any, list[Any]]:
+        """Exact parts of a weight, and the arrays of its state besides."""
+        of = self.planner.of(index).optimizer
+        words, weight, state = label(index, of.idx2name), header(weight), self.states[index]
+        if has_master(of, weight):
+            exact, state = split_state(of, words, weight, state)
+        else:
+            exact = (weight,)
+        return exact, [host(header(array)) for array in leaves(state)]
+
+    def _leading(self) -> dict[Index, Any]:
+        """Last array of each state from which weights to evaluate are found; it has their shape."""
+        return {
+            index: leaves(state)[-1]
+            for index, state in self.states.items()
+            if self.planner.of(index).optimizer.evaluates
+        }
+
+    def _evaluated(self, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
+        """Weights to evaluate, by index."""
+        found = {}
+        for index, (weight, *_) in targets.items():
+            exact, state = self._inner_state(index, weight)
+            of = self.planner.of(index).optimizer
+            found[index] = of.evaluated(host(exact_copy(exact)), state)
+        return found
 
     def restore_weights(self, weights: Mapping[Any, Any]) -> None:
         """Write what weights held when their averages were swapped in, and the state was saved.

@@ -1,0 +1,131 @@
+"""Schedule-Free optimizers: averages of the weights in place of a schedule of the rate."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt.arguments import Descriptions, Integer, OrNone, Real, TableOf
+from fastopt.engine.hyper import corrected
+from fastopt.engine.per_index import PerIndex
+from fastopt.kernels.rule import Hyper, Scalar, State, scalar
+from fastopt.kernels.scalars import COMMON
+from fastopt.optimizer.keywords import Rate, RatedArguments
+from fastopt.optimizer.optimizer import Array, Index, Optimizer
+
+__all__ = ["FREE", "ScheduleFreeFamily", "interpolated"]
+
+FREE = (*COMMON, "pull", "one_minus_pull", "weight_rate", "lead_rate")
+"""Fields that :meth:`ScheduleFreeFamily.hyper` and the base class fill."""
+
+
+@scalar
+def interpolated(weight: Scalar, step: Scalar, lead: Scalar, h: Hyper) -> State:
+    """The weight, and by how much the fast weight is ahead of it, after a step of the latter."""
+    moved = weight + h.pull * lead - h.weight_rate * step
+    return moved, h.one_minus_pull * (lead - h.lead_rate * step)
+
+
+def averaged(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Rate of this step, and share of its fast weight in the average."""
+    past = t - h.begun
+    if past < h.warmup_steps:
+        h.lr = h.lr * (past / h.warmup_steps)
+    share = h.average_rate
+    if share == 0:
+        part = past**h.r * h.lr**h.weight_lr_power
+        carried[0] = carried[0] + part
+        share = part / carried[0] if carried[0] > 0 else 0.0
+    h.pull = share
+    h.one_minus_pull = 1 - share
+    h.weight_rate = h.lr * (1 - h.inner * (1 - share))
+    h.lead_rate = h.lr * h.inner
+
+
+class ScheduleFreeFamily(Optimizer):
+    """Abstract base of Schedule-Free optimizers.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        None keeps a scheduler's own rate.
+    warmup_steps : int
+        Updates in which the rate rises linearly, at least 0. Default 0.
+    r, weight_lr_power : float
+        Powers of the number of the update and of its rate in the average. Defaults 0, 2.
+    average_rate : float, optional
+        Constant share of each fast weight in the average. Default None.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+    """
+
+    arguments: ClassVar[Descriptions] = {
+        "warmup_steps": Integer(least=0),
+        "r": Real(least=0),
+        "weight_lr_power": Real(least=0),
+        "average_rate": OrNone(Real(least=1e-9, most=1)),
+    }
+    progress: ClassVar[Descriptions] = {"_weight_sums": TableOf(Real(least=0))}
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        warmup_steps: int = 0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        average_rate: float | None = None,
+        **common: Unpack[RatedArguments],
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **common)
+        self.warmup_steps = warmup_steps
+        self.r = r
+        self.weight_lr_power = weight_lr_power
+        self.average_rate = average_rate
+        self._weight_sums = PerIndex()
+
+    @property
+    def inner(self) -> float:
+        """Share of the average in the weights that gradients are taken at."""
+        raise NotImplementedError
+
+    @property
+    def carried(self) -> PerIndex:
+        """Sums of the weights of the average so far."""
+        return self._weight_sums
+
+    def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
+        """See :meth:`Optimizer.carried_slots`; 0 before the first update."""
+        return self._weight_sums.slots(indices, 0.0)
+
+    @corrected(
+        averaged,
+        *("begun", "warmup_steps", "average_rate", "r", "weight_lr_power", "inner"),
+        carries=True,
+    )
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            **dict.fromkeys(("pull", "one_minus_pull", "weight_rate", "lead_rate"), 0.0),
+            "begun": float(self.begin_num_update),
+            "warmup_steps": float(self.warmup_steps),
+            "average_rate": self.average_rate or 0.0,
+            "r": self.r,
+            "weight_lr_power": self.weight_lr_power,
+            "inner": self.inner,
+        }
+
+    def evaluated(self, weight: Array, state: Sequence[Array]) -> Array:
+        """See :meth:`Optimizer.evaluated <fastopt.optimizer.Optimizer.evaluated>`."""
+        averages: Array = weight - (1 / self.inner - 1) * state[-1]
+        return averages
+
+    by_index: ClassVar[dict[str, type[PerIndex]]] = {
+        **Optimizer.by_index,
+        "_weight_sums": PerIndex,
+    }

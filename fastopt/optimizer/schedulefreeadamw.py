@@ -1,0 +1,151 @@
+"""Schedule-Free AdamW."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
+
+from fastopt.arguments import Descriptions, Real
+from fastopt.engine.hyper import corrected
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.scalars import rescaled
+from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, averaged, interpolated
+
+__all__ = ["ScheduleFreeAdamW", "schedulefree_adamw"]
+
+
+@rule(
+    state=("var", "lead"),
+    hyper=(*FREE, "beta2", "one_minus_beta2", "epsilon", "var_scale"),
+)
+def schedulefree_adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """A step of the fast weight along the normalized gradient with decay."""
+    grad = rescaled(grad, h)
+    var = h.beta2 * state[0] + h.one_minus_beta2 * grad * grad
+    step = grad / (math.sqrt(var * h.var_scale) + h.epsilon) + h.wd * weight
+    weight, lead = interpolated(weight, step, state[1], h)
+    return weight, (var, lead)
+
+
+def averaged_and_corrected(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Shares of this step, and the correction of the second moment's bias towards 0."""
+    averaged(t, h, carried)
+    h.var_scale = 1 / (1 - h.beta2**t)
+
+
+@register
+class ScheduleFreeAdamW(ScheduleFreeFamily):
+    r"""Schedule-Free AdamW: no schedule of the rate, and none of the number of steps.
+
+    .. math::
+        h &= \mathrm{clip}(r g), \qquad v \leftarrow \beta_2 v + (1 - \beta_2) h^2 \\
+        z &\leftarrow z - \eta_t \left( h \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon
+            \right) + \lambda w \right) \\
+        x &\leftarrow (1 - c_t) x + c_t z, \qquad
+        w = \beta_1 x + (1 - \beta_1) z
+
+    Gradients are taken at :math:`w`, the weight; in ``with updater.averaged():`` the weights are
+    :math:`x`, with which one evaluates. Weights of a checkpoint are saved outside of it. The rate
+    is :math:`\eta_t = \eta \min(1, t / T)` with :math:`T` = `warmup_steps`, and
+    :math:`c_t = a_t / \sum_{i \le t} a_i` with :math:`a_t = t^r \eta_t^p`, where :math:`r` is `r`
+    and :math:`p` is `weight_lr_power`. With `average_rate` :math:`c_t` is that constant, as in
+    generalized primal averaging.
+
+    This is AdamWScheduleFree of the package schedulefree, but that its :math:`a_t` has the largest
+    rate so far, which differs only after the rate has become smaller.
+
+    Source: Defazio et al., "The Road Less Scheduled", arXiv:2405.15682; generalized primal
+    averaging: arXiv:2512.17131.
+
+    State of a parameter: the tuple :math:`(v, z - w)` of arrays like the weight.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.0025; None keeps a scheduler's own rate.
+    beta1 : float
+        :math:`\beta_1`, at least 0.01 and below 1. Default 0.9.
+    beta2 : float
+        Decay rate of :math:`v`, at least 0 and below 1. Default 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    warmup_steps : int
+        :math:`T`, at least 0. Default 0: no warm-up.
+    r, weight_lr_power : float
+        :math:`r` and :math:`p`, at least 0. Defaults 0, 2.
+    average_rate : float, optional
+        Constant :math:`c_t`, above 0 and at most 1. Default None.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.ScheduleFreeAdamW(learning_rate=0.1))
+    >>> weight = np.ones(2, np.float32)
+    >>> for _ in range(3):
+    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> with updater.averaged():
+    ...     print(weight.round(4))
+    [0.8 1.2]
+    >>> print(weight.round(4))
+    [0.79 1.21]
+    """
+
+    rule = schedulefree_adamw
+    arguments: ClassVar[Descriptions] = {
+        "beta1": Real(least=0.01, below=1),
+        "beta2": Real(least=0, below=1),
+        "epsilon": Real(least=0),
+    }
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.0025,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        warmup_steps: int = 0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        average_rate: float | None = None,
+        **common: Unpack[MomentArguments],
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            warmup_steps,
+            r,
+            weight_lr_power,
+            average_rate,
+            **common,  # type: ignore[misc]
+        )
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+
+    @property
+    def inner(self) -> float:
+        """Share of the average in the weights that gradients are taken at."""
+        return self.beta1
+
+    @corrected(
+        averaged_and_corrected,
+        *("begun", "warmup_steps", "average_rate", "r", "weight_lr_power", "inner"),
+        carries=True,
+    )
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            **super().hyper(t, lr, wd),
+            "beta2": self.beta2,
+            "one_minus_beta2": 1 - self.beta2,
+            "epsilon": self.epsilon,
+            "var_scale": 1.0,
+        }

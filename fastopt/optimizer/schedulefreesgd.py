@@ -1,0 +1,92 @@
+"""Schedule-Free SGD."""
+
+from typing import ClassVar, Unpack
+
+from fastopt.arguments import Descriptions, Real
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.scalars import decayed
+from fastopt.optimizer.keywords import Rate, RatedArguments
+from fastopt.optimizer.optimizer import register
+from fastopt.optimizer.schedulefree import FREE, ScheduleFreeFamily, interpolated
+
+__all__ = ["ScheduleFreeSGD", "schedulefree_sgd"]
+
+
+@rule(state=("lead",), hyper=FREE)
+def schedulefree_sgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """A step of the fast weight along the gradient with decay."""
+    weight, lead = interpolated(weight, decayed(weight, grad, h), state[0], h)
+    return weight, (lead,)
+
+
+@register
+class ScheduleFreeSGD(ScheduleFreeFamily):
+    r"""Schedule-Free gradient descent: no schedule of the rate, and none of the number of steps.
+
+    .. math::
+        z &\leftarrow z - \eta_t (\mathrm{clip}(r g) + \lambda w) \\
+        x &\leftarrow (1 - c_t) x + c_t z, \qquad w = \mu x + (1 - \mu) z
+
+    Gradients are taken at :math:`w`, the weight; in ``with updater.averaged():`` the weights are
+    :math:`x`, with which one evaluates. :math:`\eta_t`, :math:`c_t` and the other arguments are
+    those of :class:`~fastopt.optimizer.ScheduleFreeAdamW`. This is SGDScheduleFree of the package
+    schedulefree.
+
+    Source: Defazio et al., "The Road Less Scheduled", arXiv:2405.15682.
+
+    State of a parameter: the array :math:`z - w`, like the weight.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 1; None keeps a scheduler's own rate.
+    momentum : float
+        :math:`\mu`, at least 0.01 and below 1. Default 0.9.
+    warmup_steps : int
+        Updates in which the rate rises linearly, at least 0. Default 0.
+    r, weight_lr_power : float
+        Powers of the number of the update and of its rate in the average, at least 0. Defaults 0,
+        2.
+    average_rate : float, optional
+        Constant :math:`c_t`, above 0 and at most 1. Default None.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.ScheduleFreeSGD(learning_rate=0.1))
+    >>> weight = np.ones(2, np.float32)
+    >>> for _ in range(3):
+    ...     updater(0, np.array([1.0, -5.0], np.float32), weight)
+    >>> with updater.averaged():
+    ...     print(weight.round(4))
+    [0.8 2. ]
+    """
+
+    rule = schedulefree_sgd
+    arguments: ClassVar[Descriptions] = {"momentum": Real(least=0.01, below=1)}
+
+    def __init__(
+        self,
+        learning_rate: Rate = 1.0,
+        momentum: float = 0.9,
+        warmup_steps: int = 0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        average_rate: float | None = None,
+        **common: Unpack[RatedArguments],
+    ) -> None:
+        super().__init__(learning_rate, warmup_steps, r, weight_lr_power, average_rate, **common)
+        self.momentum = momentum
+
+    @property
+    def inner(self) -> float:
+        """Share of the average in the weights that gradients are taken at."""
+        return self.momentum

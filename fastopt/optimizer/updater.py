@@ -848,8 +848,8 @@ class Updater(Resumable):
         Without `average` they hold the averages that the optimizer's own state has: ASGD and the
         Schedule-Free optimizers have some. :meth:`save` is an error then.
 
-        With `average` :meth:`save` inside writes averages and what the weights held: after a load of such a file
-        call :meth:`restore_weights`, whatever was saved of the weights.
+        With `average` :meth:`save` inside writes averages and what the weights held: after a load
+        of such a file call :meth:`restore_weights`, whatever was saved of the weights.
 
         Parameters
         ----------

@@ -536,3 +536,90 @@ def test_a_new_average_forgets_the_old_one():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made.load_states_dict(made.states_dict())
+
+
+# Averages in an optimizer's own state
+
+
+def schedule_free(**kwargs):
+    return optimizer.Updater(optimizer.ScheduleFreeSGD(learning_rate=0.1, **kwargs))
+
+
+def test_weights_of_schedule_free_optimizers_are_evaluated_as_averages_of_fast_weights(rng):
+    """By the sequences z, x and w of the paper."""
+    updater, weight = schedule_free(momentum=0.8), rng.normal(size=6).astype(np.float32)
+    fast = slow = weight.astype(np.float64)
+    for t in range(1, 6):
+        grad = rng.normal(size=6).astype(np.float32)
+        updater(0, grad, weight)
+        fast = fast - 0.1 * grad
+        slow = slow + (fast - slow) / t
+        np.testing.assert_allclose(weight, 0.8 * slow + 0.2 * fast, rtol=1e-5, atol=1e-6)
+        before = weight.copy()
+        with updater.averaged():
+            np.testing.assert_allclose(weight, slow, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(weight, before)
+
+
+def test_inside_nothing_is_updated_or_saved_and_an_error_gives_the_weights_back(tmp_path):
+    updater, weight = schedule_free(), np.ones(6, np.float32)
+    for _ in range(2):
+        updater(0, np.ones(6, np.float32), weight)
+    before = weight.copy()
+
+    def fail():
+        with updater.averaged():
+            assert not np.array_equal(weight, before)
+            with pytest.raises(RuntimeError, match="the weights hold their averages"):
+                updater(0, np.ones(6, np.float32), weight)
+            with pytest.raises(RuntimeError, match=r"save outside of averaged\(\)"):
+                updater.save(tmp_path / "run.safetensors")
+            with pytest.raises(RuntimeError, match="the weights hold"), updater.averaged():
+                pass
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    np.testing.assert_array_equal(weight, before)
+    updater.save(tmp_path / "run.safetensors")
+    updater(0, np.ones(6, np.float32), weight)
+    assert updater.averages == {}
+
+
+def test_averages_of_half_precision_weights_come_from_masters(rng):
+    updater, weight = schedule_free(multi_precision=True), rng.normal(size=6).astype(np.float16)
+    single, exact = schedule_free(), weight.astype(np.float32)
+    for _ in range(3):
+        grad = rng.normal(size=6).astype(np.float16)
+        updater(0, grad, weight)
+        single(0, grad.astype(np.float32), exact)
+    with updater.averaged(), single.averaged():
+        np.testing.assert_array_equal(weight, exact.astype(np.float16))
+
+
+def test_only_groups_whose_optimizer_has_averages_are_evaluated():
+    groups = {"free": {"optimizer": optimizer.ScheduleFreeSGD(learning_rate=0.1)}}
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1), groups=groups)
+    weights = {name: np.ones(6, np.float32) for name in ("free", "plain")}
+    for _ in range(2):
+        updater([*weights], [np.ones(6, np.float32)] * 2, [*weights.values()])
+    before = {name: weight.copy() for name, weight in weights.items()}
+    with updater.averaged():
+        assert not np.array_equal(weights["free"], before["free"])
+        np.testing.assert_array_equal(weights["plain"], before["plain"])
+
+
+def test_weights_that_the_updater_has_not_seen_are_passed(tmp_path):
+    old, new, weight = schedule_free(), schedule_free(), np.ones(6, np.float32)
+    for _ in range(2):
+        old(0, np.ones(6, np.float32), weight)
+    old.save(tmp_path / "run.safetensors")
+    new.load(tmp_path / "run.safetensors")
+    with pytest.raises(ValueError, match="its weight was not updated yet"), new.averaged():
+        pass
+    other = weight.copy()
+    with old.averaged(), new.averaged({0: other}):
+        np.testing.assert_array_equal(weight, other)
+    old(0, np.ones(6, np.float32), weight)
+    new(0, np.ones(6, np.float32), other)
+    np.testing.assert_array_equal(weight, other)

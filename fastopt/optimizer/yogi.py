@@ -74,7 +74,7 @@ class Yogi(AdamFamily):
     >>> weight = np.ones(2, np.float32)
     >>> updater(0, np.array([1.0, -5.0], np.float32), weight)
     >>> print(weight.round(4))
-    [0.9002 1.1   ]
+    [0.9001 1.1   ]
     """
 
     rule = yogi

@@ -17,8 +17,8 @@ PAIRS = [
     ("Adam", {"eps": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.1}, optimizer.Adam),
     ("Adam", {"eps": 0.1, "betas": (0.8, 0.95), "maximize": True}, optimizer.Adam),
     ("AdamW", {"eps": 0.1, "betas": (0.8, 0.95), "weight_decay": 0.1}, optimizer.AdamW),
-    ("Adam", {"eps": 0.1, "weight_decay": 0.1, "amsgrad": True}, optimizer.Adam),
-    ("AdamW", {"eps": 0.1, "weight_decay": 0.1, "amsgrad": True}, optimizer.AdamW),
+    ("Adam", {"eps": 0.1, "betas": (0.8, 0.95), "amsgrad": True}, optimizer.Adam),
+    ("AdamW", {"eps": 0.1, "betas": (0.8, 0.95), "amsgrad": True}, optimizer.AdamW),
     ("Adagrad", {"eps": 0.1, "weight_decay": 0.1}, optimizer.AdaGrad),
     ("RMSprop", {"eps": 0.1, "alpha": 0.8, "weight_decay": 0.1}, optimizer.RMSProp),
     (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit, typeof
+from numba.core import types
 
 from fastopt.kernels.rule import Rule, digest_of
 from fastopt.kernels.threads import start_layer
@@ -15,6 +16,19 @@ from fastopt.kernels.threads import start_layer
 __all__ = ["bind", "compiled", "compiled_kernels", "log_uncached", "name_entry"]
 
 log = logging.getLogger("fastopt")
+
+
+def _mangled(record: Any) -> tuple[str, tuple[str]]:
+    """Name of a record type in symbols: by its fields.
+
+    Numba's own has a number that each process counts anew. Kernels that were compiled in two
+    processes, with records that differ and have one number, then called each other's functions
+    once both were loaded from the cache, and wrote to wrong addresses.
+    """
+    return type(record).__name__, (hashlib.sha256(record.name.encode()).hexdigest()[:16],)
+
+
+types.Record.mangling_args = property(_mangled)  # type: ignore[assignment, method-assign]
 
 compiled_kernels: list[Any] = []
 """Every kernel that this process has made; its signatures are compiled when they are needed."""

@@ -159,22 +159,23 @@ def test_a_cell_of_a_notebook_is_cached_across_kernels(run_python, tmp_path):
 STEPS = """
 import sys
 import numpy as np
-from fastopt import Updater, optimizer
-for name in sys.argv[1:]:
-    kind, _, formula = name.partition("-")
-    made = optimizer.create(kind, learning_rate=0.01, wd=0.1, formula=formula)
-    updater, weight = Updater(made), np.linspace(-1, 1, 37, dtype=np.float32)
+from fastopt import optimizer
+for made in sys.argv[1:]:
+    updater = optimizer.get_updater(eval("optimizer." + made))
+    weight = np.linspace(-1, 1, 37, dtype=np.float32)
     for _ in range(3):
-        weight = weight.copy()
         updater(0, np.full(37, 0.5, np.float32), weight)
-    print(name, weight.tobytes().hex())
+    print(made, weight.tobytes().hex())
 """
 
 
 @pytest.mark.exhaustive
-def test_kernels_of_different_processes_do_not_mix(run_python, tmp_path):
-    names = ("adamw-torch", "adam-mxnet")
+@pytest.mark.parametrize("made", [
+    ("AdamW(formula='torch')", "Adam()"),  # records of equal number
+    ("SGD(momentum=0.9)", "NAG(momentum=0.9)"),  # functions of equal name, number and arguments
+], ids=str)  # fmt: skip
+def test_kernels_of_different_processes_do_not_mix(made, run_python, tmp_path):
     shared, own = ({"NUMBA_CACHE_DIR": str(tmp_path / part)} for part in ("shared", "own"))
-    for name in names:
-        run_python(STEPS, name, **shared)
-    assert run_python(STEPS, *names, **shared) == run_python(STEPS, *names, **own)
+    for one in made:
+        run_python(STEPS, one, **shared)
+    assert run_python(STEPS, *made, **shared) == run_python(STEPS, *made, **own)

@@ -2,33 +2,23 @@
 
 import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from numba import njit, typeof
-from numba.core import types
+from numba.core.bytecode import FunctionIdentity
 
 from fastopt.kernels.rule import Rule, digest_of
-from fastopt.kernels.threads import start_layer
+from fastopt.kernels.threads import in_forked_child, start_layer
 
 __all__ = ["bind", "compiled", "compiled_kernels", "log_uncached", "name_entry"]
 
 log = logging.getLogger("fastopt")
 
-
-def _mangled(record: Any) -> tuple[str, tuple[str]]:
-    """Name of a record type in symbols: by its fields.
-
-    Numba's own has a number that each process counts anew. Kernels that were compiled in two
-    processes, with records that differ and have one number, then called each other's functions
-    once both were loaded from the cache, and wrote to wrong addresses.
-    """
-    return type(record).__name__, (hashlib.sha256(record.name.encode()).hexdigest()[:16],)
-
-
-types.Record.mangling_args = property(_mangled)  # type: ignore[assignment, method-assign]
 
 compiled_kernels: list[Any] = []
 """Every kernel that this process has made; its signatures are compiled when they are needed."""
@@ -71,6 +61,20 @@ def bind(kernel: Any, *arguments: Any) -> Callable:
     signature = tuple(map(typeof, arguments))
     kernel.compile(signature)
     return kernel.overloads[signature].entry_point
+
+
+def number_functions() -> None:
+    """Have numba number the functions that it compiles from a random number on.
+
+    Numba counts from 1 in each process, and the number is all that tells apart the symbols of
+    functions with equal names and types of arguments. Kernels that two processes had compiled would
+    call each other's functions once a third has loaded both from the cache.
+    """
+    FunctionIdentity._unique_ids = count(secrets.randbits(62))
+
+
+number_functions()
+in_forked_child(number_functions)
 
 
 def name_entry(kernel: Callable, rule: Rule | None, variant: str) -> None:

@@ -178,8 +178,8 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         type=_rate,
         metavar="RATE",
         help="default 0.1 for sgd, ccsgd, nag, lbsgd and dcasgd, 2 for lars, 0.001 for signum, "
-        "0.0003 for lion, 0.0001 for sgld, else the optimizer's own; embeddings 0.1 for adagrad "
-        "and groupadagrad, 0.05 for sgd and ccsgd, 0.002 for adam",
+        "0.0003 for lion, 0.01 for muon, 0.0001 for sgld, else the optimizer's own; embeddings 0.1 "
+        "for adagrad and groupadagrad, 0.05 for sgd and ccsgd, 0.002 for adam",
     )
     add(
         "--momentum",

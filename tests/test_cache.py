@@ -8,6 +8,7 @@ import pytest
 from cases import exhaustive
 
 import fastopt
+from fastopt.kernels.compiling import KernelFiles
 
 STEP = """
 import sys, numpy as np
@@ -179,3 +180,16 @@ def test_kernels_of_different_processes_do_not_mix(made, run_python, tmp_path):
     for one in made:
         run_python(STEPS, one, **shared)
     assert run_python(STEPS, *made, **shared) == run_python(STEPS, *made, **own)
+
+
+def test_processes_that_save_at_once_never_exchange_kernels(tmp_path):
+    """Both look up a free name before either writes, and the first to look is the last to write."""
+    first, second, third = (KernelFiles(str(tmp_path), "kernel", 0) for _ in range(3))
+    late = []
+    first._save_data = lambda *saved: late.append(saved)
+    second._load_index = dict
+    first.save("float32", 32)
+    second.save("float64", 64)
+    KernelFiles._save_data(first, *late[0])
+    assert third.load("float64") == 64
+    assert third.load("float32") in (None, 32)

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -11,13 +12,37 @@ from typing import Any
 
 from numba import njit, typeof
 from numba.core.bytecode import FunctionIdentity
+from numba.core.caching import IndexDataCacheFile
 
 from fastopt.kernels.rule import Rule, digest_of
 from fastopt.kernels.threads import in_forked_child, start_layer
 
-__all__ = ["bind", "compiled", "compiled_kernels", "log_uncached", "name_entry"]
+__all__ = ["bind", "compiled", "compiled_kernels", "keep_apart", "log_uncached", "name_entry"]
 
 log = logging.getLogger("fastopt")
+
+
+class KernelFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """Files of a kernel in numba's cache, of which no two processes ever write the same.
+
+    Numba numbers the files of the forms of a kernel. Two processes that compile different forms at
+    once take the same number, and a later one would run one form in place of the other.
+    """
+
+    def _data_name(self, number: int) -> str:
+        return f"{Path(self._index_name).stem}.{os.getpid()}-{secrets.token_hex(4)}.{number}.nbc"
+
+
+def keep_apart(kernel: Any) -> None:
+    """Give a kernel with a disk cache files that processes do not share."""
+    if not hasattr(kernel, "_cache"):  # NUMBA_DISABLE_JIT
+        return
+    place = kernel._cache._impl.locator
+    kernel._cache._cache_file = KernelFiles(
+        cache_path=place.get_cache_path(),
+        filename_base=kernel._cache._impl.filename_base,
+        source_stamp=place.get_source_stamp(),
+    )
 
 
 compiled_kernels: list[Any] = []
@@ -44,6 +69,7 @@ def compiled(
     options["no_cfunc_wrapper"] = True
     try:
         made = njit(cache=True, **options)(kernel)
+        keep_apart(made)
     except RuntimeError:
         log_uncached()
         made = njit(**options)(kernel)

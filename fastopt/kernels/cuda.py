@@ -18,7 +18,7 @@ from numba import cuda
 from numba.core import config
 from numba.core.errors import NumbaError
 
-from fastopt.kernels.compiling import compiled_kernels, log_uncached, name_entry
+from fastopt.kernels.compiling import compiled_kernels, keep_apart, log_uncached, name_entry
 from fastopt.kernels.device_memory import stream_of
 from fastopt.kernels.elements import keep, keep_state, owed, pay
 from fastopt.kernels.lanes import BLOCK, LANES, put
@@ -75,6 +75,7 @@ def compiled(kernel: Callable, rule: Rule | None) -> Callable:
     name_entry(kernel, rule, "cuda")
     try:
         made = cuda.jit(cache=True)(kernel)
+        keep_apart(made)
     except RuntimeError:
         log_uncached()
         made = cuda.jit(kernel)

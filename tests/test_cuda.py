@@ -10,7 +10,7 @@ from cases import exhaustive
 
 ROOT = Path(__file__).parents[1]
 
-SAMPLE = "adam and steps"
+SAMPLE = "steps and ([adam] or [adam-lazy] or [adam-standard])"
 
 FAKE = """
 import numpy as np

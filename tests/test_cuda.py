@@ -10,7 +10,7 @@ from cases import exhaustive
 
 ROOT = Path(__file__).parents[1]
 
-SAMPLE = "steps and ([adam] or [adam-lazy] or [adam-standard])"
+SAMPLE = "steps and ([adam] or radam)"
 
 FAKE = """
 import numpy as np

@@ -32,7 +32,7 @@ def averaged(t: Scalar, h: Hyper, carried: Any) -> None:
     past = t - h.begun
     if past < h.warmup_steps:
         h.lr = h.lr * (past / h.warmup_steps)
-    share = h.average_rate
+    share = h.constant_share
     if share == 0:
         part = past**h.r * h.lr**h.weight_lr_power
         carried[0] = carried[0] + part
@@ -105,7 +105,7 @@ class ScheduleFreeFamily(Optimizer):
 
     @corrected(
         averaged,
-        *("begun", "warmup_steps", "average_rate", "r", "weight_lr_power", "inner"),
+        *("begun", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
         carries=True,
     )
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -114,7 +114,7 @@ class ScheduleFreeFamily(Optimizer):
             **dict.fromkeys(("pull", "one_minus_pull", "weight_rate", "lead_rate"), 0.0),
             "begun": float(self.begin_num_update),
             "warmup_steps": float(self.warmup_steps),
-            "average_rate": self.average_rate or 0.0,
+            "constant_share": self.average_rate or 0.0,
             "r": self.r,
             "weight_lr_power": self.weight_lr_power,
             "inner": self.inner,

@@ -137,7 +137,7 @@ class ScheduleFreeAdamW(ScheduleFreeFamily):
 
     @corrected(
         averaged_and_corrected,
-        *("begun", "warmup_steps", "average_rate", "r", "weight_lr_power", "inner"),
+        *("begun", "warmup_steps", "constant_share", "r", "weight_lr_power", "inner"),
         carries=True,
     )
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:

@@ -129,6 +129,8 @@ def test_adagrad_agrees_with_its_formula_in_numpy(how, rng):
 def test_only_listed_rows_are_written_before_a_flush_and_none_in_the_next(case, rng):
     updater = case.updater(wd=WD, sparse_decay="catch_up")
     weight = rng.normal(size=(9, 4))
+    if case.name == "adopt":  # its first update only measures
+        updater(0, rng.normal(size=(9, 4)), weight)
     for rows in ([0, 3, 8], [3, 5], []):
         before = weight.copy()
         updater(0, (rng.normal(size=(len(rows), 4)), np.array(rows, np.int64)), weight)
@@ -195,6 +197,7 @@ def test_arguments_that_do_not_fit_are_refused():
         pytest.param(case, how, marks=[pytest.mark.exhaustive] * (str(case) not in SAMPLE))
         for cases, how in ((DECAYING, "dense"), (DECOUPLED, "catch_up"))
         for case in cases
+        if case.name != "adan"  # whose share is below 1 at any rate
     ],
     ids=str,
 )

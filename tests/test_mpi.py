@@ -37,7 +37,7 @@ pytestmark = [
 def mpi():
     """Run Python on so many ranks; a job that takes too long, as for a deadlock, fails."""
 
-    def run(ranks, *command, check=True, timeout=300, **env):
+    def run(ranks, *command, check=True, timeout=900, **env):
         clean = {k: v for k, v in os.environ.items() if not k.startswith(STARTED)}
         done = subprocess.run(
             [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],

@@ -18,7 +18,7 @@ from fastopt.demo.common import Refused, Runner
 from fastopt.demo.digits import Options
 from fastopt.demo.perceptron import Perceptron
 
-UNTRAINABLE = {"test", "groupadagrad"}
+UNTRAINABLE = {"test", "groupadagrad", "rprop"}  # Rprop is for the gradient of all examples
 NAMES = sorted(
     cls.__name__.lower()
     for cls in vars(optimizer).values()

@@ -14,7 +14,9 @@ from fastopt import optimizer
 from fastopt.sparse import RowSparse
 
 
-@pytest.mark.parametrize("case", kept([c for c in CASES if c.name != "lars"], *FEW), ids=str)
+@pytest.mark.parametrize(
+    "case", kept([c for c in CASES if c.name != "lars"], *FEW, "groupadagrad"), ids=str
+)
 def test_a_master_moves_bit_for_bit_as_a_float32_weight(case, half, rng):
     single, mixed = case.updater(**lively(case)), case.updater(multi_precision=True, **lively(case))
     weight = rng.normal(size=case.shape).astype(half)

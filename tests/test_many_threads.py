@@ -4,7 +4,6 @@ import os
 import signal
 
 import pytest
-from cases import exhaustive
 
 from fastopt.interrupts import uninterrupted
 
@@ -103,16 +102,18 @@ def test_other_threads_go_on_while_kernels_run(run_python):
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to itself")
 @pytest.mark.parametrize(
-    "arguments", ["101, ('adam',)", *exhaustive("17")], ids=["sample", "every form"]
+    ("arguments", "least"),
+    [("101, ('adam',)", 100), pytest.param("17", 500, marks=pytest.mark.exhaustive)],
+    ids=["sample", "every form"],
 )
-def test_an_interrupt_anywhere_leaves_weights_states_and_counts_consistent(arguments, run_python):
+def test_an_interrupt_anywhere_leaves_all_consistent(arguments, least, run_python):
     code = "import sys; sys.path.insert(0, sys.argv[1]); import interrupted; "
     code += f"interrupted.main({arguments})"
     # What measures coverage would not let go of its lock after an interrupt.
     lines = run_python(code, HERE, COVERAGE_PROCESS_CONFIG=None).splitlines()
     told = [line.split() for line in lines]
     assert [line for line in lines if not line.startswith(("moments", "interrupts"))] == []
-    assert sum(int(count) for what, count in told if what == "moments") > 100
+    assert sum(int(count) for what, count in told if what == "moments") > least
     assert all(int(count) > 10 for what, count in told if what == "interrupts")
 
 

@@ -104,6 +104,18 @@ def test_every_rule_updates_as_without_an_average(case, average, rng):
     np.testing.assert_allclose(averaging.averages[0], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_field_that_averages_need_is_refused():
+    class Own(optimizer.SGD):
+        def hyper(self, t, lr, wd):
+            return {**super().hyper(t, lr, wd), "average_rate": 0.5}
+
+    weight, made = np.ones(2), optimizer.Updater(Own(), average=EMA(0.5))
+    with pytest.raises(ValueError, match="Own returns 'average_rate'"):
+        made(0, np.ones(2), weight)
+    assert (weight == 1).all()
+    assert made.optimizer.num_update == 0
+
+
 @given(k=st.integers(1, 4), alpha=st.floats(0.1, 1), steps=st.integers(1, 9))
 def test_lookahead_returns_to_the_slow_weights(k, alpha, steps):
     rng = np.random.default_rng(steps)

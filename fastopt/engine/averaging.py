@@ -87,6 +87,11 @@ class Averages:
 
         def given(optimizer: Any, t: int, lr: float, wd: float) -> Mapping[str, float]:
             fields = of.given(optimizer, t, lr, wd)
+            if "average_rate" in fields:
+                raise ValueError(
+                    f"hyper() of {type(optimizer).__name__} returns 'average_rate', which is the "
+                    "field of the updater's average: use another name"
+                )
             return {**fields, "average_rate": rate(t - optimizer.begin_num_update)}
 
         return of._replace(given=given, constant=of.constant and constant)

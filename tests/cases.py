@@ -143,6 +143,9 @@ CASES = [
 OF_MATRICES = ("muon",)
 """Optimizers of matrices, which have tests of their own."""
 
+FIRST = {case.name: case for case in reversed(CASES)}
+"""The first form of each optimizer."""
+
 SAMPLE = (
     "lbsgd-momentum=0.9-batch_scale=2-warmup_epochs=0",
     "sgld",
@@ -180,13 +183,21 @@ def sampled(cases):
 
     test_optimizers.py runs every form by default.
     """
-    first = {case.name: case for case in reversed(CASES)}
-    return kept([c for c in cases if not c.recorded or c is first[c.name]], *SAMPLE)
+    return kept([c for c in cases if not c.recorded or c is FIRST[c.name]], *SAMPLE)
 
 
 def kept(values, *names):
     """Parameters whose names are in `names`, and exhaustive ones for the rest of `values`."""
-    return [value if str(value) in names else exhaustive(value)[0] for value in values]
+    return [pytest.param(v, marks=() if str(v) in names else marks_of(v)) for v in values]
+
+
+def marks_of(value):
+    """Marks of an exhaustive test of a combination.
+
+    Where `value` is a form of an optimizer that has an earlier one, it is a `variant` too.
+    """
+    later = isinstance(value, Case) and value is not FIRST[value.name]
+    return [pytest.mark.exhaustive, *[pytest.mark.variant] * later]
 
 
 def chosen(every):

@@ -5,7 +5,7 @@ import warnings
 import numba
 import numpy as np
 import pytest
-from cases import CASES, FEW, kept
+from cases import CASES, FEW, kept, marks_of
 from hypothesis import given
 from hypothesis import strategies as st
 from resuming import WAYS, resumed
@@ -25,7 +25,7 @@ REFUSED = ("lbsgd", "groupadagrad")
 AVERAGED = [
     pytest.param(
         *(case, average),
-        marks=() if str(case) in FEW and average == SPECS[0] else pytest.mark.exhaustive,
+        marks=() if str(case) in FEW and average == SPECS[0] else marks_of(case),
     )
     for case in CASES
     for average in SPECS[:4]

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import CASES, SAMPLE, exhaustive
+from cases import CASES, SAMPLE, exhaustive, marks_of
 from halves import bits, flat, lively, silent
 
 from fastopt import checkpoint, optimizer
@@ -29,7 +29,7 @@ def updater_of(name="sgd", learning_rate=0.1, **kwargs):
         pytest.param(
             case,
             ("float16", "bfloat16")[k % 2],
-            marks=[pytest.mark.exhaustive] * (str(case) not in SAMPLE),
+            marks=() if str(case) in SAMPLE else marks_of(case),
         )
         for k, case in enumerate(CASES)
     ],

@@ -11,6 +11,8 @@ from fastopt.sparse import RowSparse
 pytestmark = pytest.mark.usefixtures("bfloat16")
 
 ROWS = 3000
+UNMOVED = {"signum", "lion", "test", "asgd"}
+"""Optimizers whose state decides signs alone, or nothing about the weight."""
 BY_NAME = {str(case): case for case in CASES}
 
 
@@ -43,8 +45,9 @@ def test_the_trajectory_is_that_of_float32_state_in_the_mean(case, bfloat16):
     if not theirs:
         np.testing.assert_array_equal(compressed, exact)
         return
-    assert agree_in_the_mean(compressed, exact)
-    assert compressed.std(axis=0).any() == (case.name not in {"signum", "lion", "test"})
+    if case.name != "adopt":  # which clips what it makes of its state: noise has a mean then
+        assert agree_in_the_mean(compressed, exact)
+    assert compressed.std(axis=0).any() == (case.name not in UNMOVED)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])

@@ -1,7 +1,7 @@
 """Collective operations on arrays of any dtype and length."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,21 +11,51 @@ from numpy.typing import NDArray
 
 from fastopt.mpi.ranks import Ranks
 
-__all__ = ["gathered", "items_as_bytes", "share_texts"]
+__all__ = ["exchanged", "gathered", "gathered_together", "share_texts"]
 
 Array = np.ndarray[Any, Any]
+Counts = NDArray[np.int64]
+"""Items of each array, in rows, for or from each rank, in columns."""
 
 
-def gathered(ranks: Ranks, items: Array) -> tuple[Array, NDArray[np.int64]]:
+def gathered(ranks: Ranks, items: Array) -> tuple[Array, Counts]:
     """Items of all ranks in their order, along the first axis, and how many each rank has."""
-    counts = np.empty(ranks.size, np.int64)
-    ranks.wait(ranks.comm.Iallgather(np.array([len(items)]), counts))
-    result = np.empty((int(counts.sum()), *items.shape[1:]), items.dtype)
-    with items_as_bytes(items, result) as (sent, received, kind):
+    (result,), counts = gathered_together(ranks, [items])
+    return result, counts[0]
+
+
+def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array], Counts]:
+    """Items of all ranks, of each of several arrays, in two operations."""
+    own = np.array([len(array) for array in arrays], np.int64)
+    every = np.empty((ranks.size, len(own)), np.int64)
+    ranks.wait(ranks.comm.Iallgather(own, every))
+    counts = every.T
+    results = _made(arrays, counts)
+    with _unit(arrays) as (size, kind):
         if kind:
-            request = ranks.comm.Iallgatherv([sent, len(items), kind], [received, counts, kind])
-            ranks.wait(request)
-    return result, counts
+            source, target = _packed(arrays, own[:, None]), _room(results)
+            units = _units(arrays, counts, size)
+            ranks.wait(
+                ranks.comm.Iallgatherv([source, units[ranks.rank], kind], [target, units, kind])
+            )
+            _unpack(target, results, counts)
+    return results, counts
+
+
+def exchanged(ranks: Ranks, arrays: Sequence[Array], sent: Counts, received: Counts) -> list[Array]:
+    """Items that the ranks have for this one, of each of several arrays, in one operation.
+
+    Items of an array are in the order of the ranks that they are for, and then of those that they
+    come from.
+    """
+    results = _made(arrays, received)
+    with _unit(arrays) as (size, kind):
+        if kind:
+            source, target = _packed(arrays, sent), _room(results)
+            there, here = (_units(arrays, counts, size) for counts in (sent, received))
+            ranks.wait(ranks.comm.Ialltoallv([source, there, kind], [target, here, kind]))
+            _unpack(target, results, received)
+    return results
 
 
 def share_texts(ranks: Ranks, text: str) -> list[str]:
@@ -34,14 +64,75 @@ def share_texts(ranks: Ranks, text: str) -> list[str]:
     return [part.tobytes().decode() for part in np.split(data, np.cumsum(sizes)[:-1])]
 
 
+def _item(array: Array) -> int:
+    """Bytes of an item."""
+    size: int = array.itemsize * math.prod(array.shape[1:])
+    return size
+
+
+def _bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _units(arrays: Sequence[Array], counts: Counts, size: int) -> list[int]:
+    """Units of so many bytes that go to each rank, or come from it."""
+    units: list[int] = (np.array([_item(array) // size for array in arrays]) @ counts).tolist()
+    return units
+
+
+def _made(arrays: Sequence[Array], counts: Counts) -> list[Array]:
+    """Arrays like these for what comes from all ranks."""
+    totals = counts.sum(axis=1).tolist()
+    return [np.empty((n, *a.shape[1:]), a.dtype) for a, n in zip(arrays, totals, strict=True)]
+
+
 @contextmanager
-def items_as_bytes(sent: Array, received: Array) -> Iterator[tuple[Array, Array, Any]]:
-    """Memory of two arrays, and a datatype for one item of them; None if items have no bytes."""
-    size = sent.itemsize * math.prod(sent.shape[1:])
-    source, target = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (sent, received))
+def _unit(arrays: Sequence[Array]) -> Iterator[tuple[int, Any]]:
+    """Bytes that divide all items, and a datatype for them; None if items have no bytes.
+
+    Counts of it stay below those of bytes, which MPI libraries limit to 2**31.
+    """
+    size = math.gcd(*map(_item, arrays))
     kind: Any = MPI.BYTE.Create_contiguous(size).Commit() if size else None
     try:
-        yield source, target, kind
+        yield size, kind
     finally:
         if kind:
             kind.Free()
+
+
+def _segments(counts: Counts) -> Iterator[tuple[int, int, int]]:
+    """Array, first item, and the one after the last, of what follows each other on the way."""
+    ends = np.cumsum(counts, axis=1)
+    for rank in range(counts.shape[1]):
+        for k in np.flatnonzero(counts[:, rank]).tolist():
+            yield k, int(ends[k, rank] - counts[k, rank]), int(ends[k, rank])
+
+
+def _packed(arrays: Sequence[Array], counts: Counts) -> Array:
+    """Bytes of all arrays, in the order of ranks."""
+    flat = [_bytes(array) for array in arrays]
+    if len(flat) == 1:
+        return flat[0]
+    sizes = [_item(array) for array in arrays]
+    parts = [flat[k][first * sizes[k] : last * sizes[k]] for k, first, last in _segments(counts)]
+    return np.concatenate([*parts, np.empty(0, np.uint8)])
+
+
+def _room(results: Sequence[Array]) -> Array:
+    """Memory for what comes, that of the result if there is one alone."""
+    if len(results) == 1:
+        return _bytes(results[0])
+    return np.empty(sum(result.nbytes for result in results), np.uint8)
+
+
+def _unpack(data: Array, results: Sequence[Array], counts: Counts) -> None:
+    """Put what has come where it belongs."""
+    if len(results) == 1:
+        return
+    flat = [_bytes(result) for result in results]
+    sizes, at = [_item(result) for result in results], 0
+    for k, first, last in _segments(counts):
+        size = (last - first) * sizes[k]
+        flat[k][first * sizes[k] : last * sizes[k]] = data[at : at + size]
+        at += size

@@ -16,6 +16,9 @@ __all__ = ["Exchange"]
 
 Array = np.ndarray[Any, Any]
 
+KINDS = {2: MPI.UINT16_T, 4: MPI.FLOAT, 8: MPI.DOUBLE}
+"""MPI's datatypes for gradients, by their bytes."""
+
 
 class Exchange:
     """Sums of gradients over the ranks, updates of slices as they come in, and new weights.
@@ -37,7 +40,7 @@ class Exchange:
         self.comm, self.rank = self.ranks.comm, self.ranks.rank
         self.grads = grads
         self._reduced = self._gathered = 0
-        self._reducing: deque[tuple[Bucket, Any, Array]] = deque()
+        self._reducing: deque[tuple[Bucket, Any, Array, Array]] = deque()
         self._gathering: deque[tuple[Bucket, Any, Array]] = deque()
         self.seconds = dict.fromkeys(("packing", "communication", "update"), 0.0)
         self._since = perf_counter()
@@ -51,30 +54,45 @@ class Exchange:
     # Gradients
 
     def _reduce(self, bucket: Bucket) -> None:
-        """Pack a bucket and begin to sum it."""
-        group = bucket.group
-        packed = self.plan.borrow(bucket, group.real)
+        """Pack a bucket and begin to send each rank its part."""
+        wire, counts = bucket.group.wire, bucket.counts
+        packed = self.plan.borrow(bucket.starts[-1], wire)
         parts = [self.grads[k][first:last] for k, first, last, _ in bucket.sent]
-        np.concatenate(parts, out=packed)
-        first, last = bucket.own(self.rank)
+        with np.errstate(over="ignore"):  # to infinity, which sums are checked for
+            np.concatenate(parts, out=packed, casting="unsafe")
+        size, own = self.ranks.size, counts[self.rank]
+        received = self.plan.borrow(own * size, wire)
         self._lap("packing")
-        target = group.grads[first:last]
-        request = self.comm.Ireduce_scatter(packed, target, bucket.counts, MPI.SUM)
-        self._reducing.append((bucket, request, packed))
+        kind, places = KINDS[wire.itemsize], [own * rank for rank in range(size)]
+        request = self.comm.Ialltoallv(
+            [packed, (counts, bucket.starts[:-1]), kind], [received, ([own] * size, places), kind]
+        )
+        self._reducing.append((bucket, request, packed, received))
         self._lap("communication")
 
     def arrivals(self) -> Iterator[Bucket]:
-        """Yield each bucket once the sums of this rank's part are there."""
+        """Yield each bucket once the sums of this rank's part are there.
+
+        They are added up in the order of the ranks: their bits do not depend on the MPI library.
+        """
         buckets = self.plan.buckets
         while self._reduced < len(buckets) or self._reducing:
             while self._reduced < len(buckets) and len(self._reducing) < DEPTH:
                 self._reduced += 1
                 self._reduce(buckets[self._reduced - 1])
-            bucket, request, packed = self._reducing[0]
+            bucket, request, packed, received = self._reducing[0]
             self.ranks.wait(request)
             self._reducing.popleft()
-            self.plan.give_back(packed)
             self._lap("communication")
+            first, last = bucket.own(self.rank)
+            total = bucket.group.grads[first:last]
+            head, *rest = received.reshape(self.ranks.size, -1)
+            total[...] = head
+            for part in rest:
+                np.add(total, part, out=total)
+            self.plan.give_back(packed)
+            self.plan.give_back(received)
+            self._lap("packing")
             yield bucket
 
     def receive(self) -> None:
@@ -98,8 +116,7 @@ class Exchange:
             for table, (own, total) in zip(tables, pieces, strict=True):
                 table.update(own, total)
             self._lap("update")
-            if self.ranks.size > 1:
-                self._gather(bucket)
+            self._gather(bucket)
 
     def _work(self, tables: Sequence[Table]) -> list[list[tuple[Pieces, int]]]:
         """Pieces of work of each bucket in each table; those of the last call if it was alike."""
@@ -134,7 +151,7 @@ class Exchange:
         """Begin to send this rank's new weights of a bucket to all, and to receive theirs."""
         if len(self._gathering) == DEPTH:
             self._unpack()
-        packed = self.plan.borrow(bucket, bucket.group.dtype)
+        packed = self.plan.borrow(bucket.starts[-1], bucket.group.dtype)
         if bucket.slices:
             first, last = bucket.starts[self.rank : self.rank + 2]
             np.concatenate(bucket.slices, out=packed[first:last])
@@ -162,8 +179,8 @@ class Exchange:
     def finish(self) -> None:
         """Gather the weights that have not been gathered yet."""
         self._lap("update")
-        if self.ranks.size == 1 and not self.plan.copied:
-            return  # nobody has other weights
+        if self.plan.alone:
+            self.plan.write_back()
         for bucket in self.plan.buckets[self._gathered :]:
             self._gather(bucket)
         while self._gathering:

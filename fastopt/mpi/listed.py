@@ -1,54 +1,72 @@
-"""Gradients that list rows of a weight which all ranks have, while its state is shared out."""
+"""Gradients that list rows of weights which all ranks have, while their state is shared out."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from fastopt.checkpoint.placement import Placement
-from fastopt.mpi.collectives import gathered
+from fastopt.mpi.collectives import gathered_together
 from fastopt.mpi.ranks import Ranks
 from fastopt.mpi.rows import Routes
 from fastopt.optimizer.optimizer import Array
-from fastopt.sparse import RowSparse
+from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["Listed"]
 
 
 class Listed:
-    """Rows that the ranks list for this rank's slice, in the order of the ranks.
+    """Rows that the ranks list for this rank's slices, in the order of the ranks.
 
-    All ranks make one together.
+    All ranks make one together. Rows that a rank lists more than once are summed before they
+    travel, unless their sum would be rounded to half precision.
 
     Parameters
     ----------
     ranks : Ranks
         The ranks.
-    placement : Placement
-        The weight, which is cut between rows.
-    grad : RowSparse
+    placements : sequence of Placement
+        The weights, which are cut between rows.
+    grads : sequence of RowSparse
         What this rank lists.
 
     Attributes
     ----------
-    grad : RowSparse
-        What all ranks list, of the rows of the slice.
+    grads : list of RowSparse
+        What all ranks list, of the rows of the slices.
     """
 
-    def __init__(self, ranks: Ranks, placement: Placement, grad: RowSparse) -> None:
+    def __init__(
+        self, ranks: Ranks, placements: Sequence[Placement], grads: Sequence[RowSparse]
+    ) -> None:
         self.ranks = ranks
-        cuts = np.array([placement.cut(rank) for rank in range(ranks.size + 1)]) // placement.unit
-        self.first = int(cuts[ranks.rank])
-        some = slice(None if placement.size else 0)  # rows without elements have no owner
-        rows, values = grad.indices[some].astype(np.int64), grad.values[some]
-        owners = np.searchsorted(cuts, rows, side="right") - 1
-        routes = Routes(ranks, owners)
-        local = routes.there(rows - cuts[owners])
-        self.grad = RowSparse(routes.there(values), local, placement.slice_shape(ranks.rank))
+        self.firsts: list[int] = []
+        owners, local, values = [], [], []
+        for placement, given in zip(placements, grads, strict=True):
+            grad = given if given.dtype.name in HALVES else given.coalesce()
+            cuts = np.array([placement.cut(rank) for rank in range(ranks.size + 1)])
+            cuts //= placement.unit
+            self.firsts.append(int(cuts[ranks.rank]))
+            some = slice(None if placement.size else 0)  # rows without elements have no owner
+            rows = grad.indices[some].astype(np.int64)
+            owners.append(np.searchsorted(cuts, rows, side="right") - 1)
+            local.append(rows - cuts[owners[-1]])
+            values.append(grad.values[some])
+        there = zip(placements, *Routes(ranks, owners).there(values, local), strict=True)
+        self.grads = [
+            RowSparse(came, rows, placement.slice_shape(ranks.rank))
+            for placement, came, rows in there
+        ]
 
-    def spread(self, weight: Array, own: Array, every: bool) -> None:
-        """Give all ranks the rows of slices that have changed: those listed, or every one.
-
-        `own` is the slice of this rank.
-        """
-        changed = np.arange(len(own)) if every else np.unique(self.grad.indices)
-        values, _ = gathered(self.ranks, own[changed])
-        rows, _ = gathered(self.ranks, changed + self.first)
-        weight[rows] = values
+    def spread(
+        self, weights: Sequence[Array], slices: Sequence[Array], every: Sequence[bool]
+    ) -> None:
+        """Give all ranks the rows of slices that have changed: those listed, or every one."""
+        changed = [
+            np.arange(len(own)) if whole else np.unique(grad.indices).astype(np.int64)
+            for own, grad, whole in zip(slices, self.grads, every, strict=True)
+        ]
+        values = [own[rows] for own, rows in zip(slices, changed, strict=True)]
+        rows = [own + first for own, first in zip(changed, self.firsts, strict=True)]
+        results, _ = gathered_together(self.ranks, [*values, *rows])
+        for k, weight in enumerate(weights):
+            weight[results[len(weights) + k]] = results[k]

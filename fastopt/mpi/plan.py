@@ -75,6 +75,11 @@ class Bucket:
                 at += last - first
         return runs
 
+    def room(self, rank: int) -> int:
+        """Bytes of the gradients that a rank sends or receives, whichever are more."""
+        most = max(self.starts[-1], self.counts[rank] * len(self.counts))
+        return most * int(self.group.real.itemsize)
+
     def own(self, rank: int) -> tuple[int, int]:
         """Where it begins and ends in the share of this rank."""
         return self.first, self.first + self.counts[rank]
@@ -94,11 +99,14 @@ class Group:
         Dtype of the weights; gradients are summed in that of the arithmetic.
     places : list of int
         Which tensors of the call they are.
+    wire : dtype or None
+        Dtype in which gradients travel; None for that of the arithmetic.
     """
 
-    def __init__(self, dtype: Any, places: list[int]) -> None:
+    def __init__(self, dtype: Any, places: list[int], wire: Any) -> None:
         self.dtype = np.dtype(dtype)
         self.real = np.dtype(real_of(self.dtype))
+        self.wire = self.real if wire is None else np.dtype(wire)
         self.places = places
         self.grads = np.empty(0, self.real)
 
@@ -148,6 +156,8 @@ class Plan:
     listed : dict of int to str
         Tensors, by place, whose gradients list rows and do not travel in buckets, with the dtype of
         the values.
+    wire : dtype, optional
+        Dtype in which gradients travel; that of the arithmetic by default.
     """
 
     def __init__(
@@ -159,6 +169,7 @@ class Plan:
         ranks: int,
         limit: int,
         listed: dict[int, str],
+        wire: Any = None,
     ) -> None:
         self.indices, self.weights, self.listed = indices, weights, listed
         self.placements = [placements[index] for index in indices]
@@ -175,16 +186,18 @@ class Plan:
         for place, weight in enumerate(weights):
             if place not in listed:
                 by_dtype.setdefault(weight.dtype, []).append(place)
-        self.groups = [Group(dtype, places) for dtype, places in by_dtype.items()]
+        self.alone = ranks == 1
+        """Whether gradients need not travel: they are used where they are."""
+        self.groups = [] if self.alone else [Group(*each, wire) for each in by_dtype.items()]
         self.grads: list[Any] = [None] * len(weights)
         for group in self.groups:
             group.cut(self.placements, rank, ranks, limit)
             self._enter(group, rank)
         self.buckets = [bucket for group in self.groups for bucket in group.buckets]
         self.work: tuple[Any, ...] = ()  # what the exchange remembers of the last call
-        self._room = max([b.starts[-1] * b.group.real.itemsize for b in self.buckets], default=0)
-        under_way = min(2 * DEPTH, 2 * len(self.buckets))
-        self._spare = [np.empty(self._room, np.uint8) for _ in range(under_way)]
+        room = max([b.room(rank) for b in self.buckets], default=0)
+        under_way = min(3 * DEPTH, 3 * len(self.buckets))
+        self._spare = [np.empty(room, np.uint8) for _ in range(under_way)]
 
     def _slice(self, place: int, rank: int) -> Array:
         """Slice of this rank."""
@@ -204,6 +217,16 @@ class Plan:
                 elements = self.slices[place].reshape(-1)
                 bucket.slices.append(elements[first - begin : last - begin])
             bucket.received = bucket.runs(but_of=rank, keep=self.copied)
+
+    def gradients(self, given: Sequence[Any]) -> list[Any]:
+        """Gradients for the slices of this rank, of the flat ones of the call."""
+        if not self.alone:
+            return [*self.grads]
+        pairs = enumerate(zip(given, self.slices, strict=True))
+        return [
+            None if k in self.listed else np.asarray(grad).reshape(own.shape)
+            for k, (grad, own) in pairs
+        ]
 
     def is_for(self, indices: list[Index], weights: list[Any]) -> bool:
         """Whether it was made for these indices and weights, which are as they were."""
@@ -232,15 +255,20 @@ class Plan:
             self._windows = count, list(_windows(whole, step))
         return self._windows[1]
 
-    def borrow(self, bucket: Bucket, dtype: Any) -> Array:
-        """Memory for a bucket of numbers of this dtype, until it is given back."""
+    def borrow(self, size: int, dtype: Any) -> Array:
+        """Memory for so many numbers of a bucket, until it is given back."""
         memory = self._spare.pop()
-        return memory[: bucket.starts[-1] * dtype.itemsize].view(dtype)
+        return memory[: size * dtype.itemsize].view(dtype)
 
     def give_back(self, memory: Array) -> None:
         """Let memory be borrowed again."""
         base: Any = memory.base
         self._spare.append(base)
+
+    def write_back(self) -> None:
+        """Copy slices to weights that are not contiguous."""
+        for place in self.copied:
+            self.flats[place][:] = self.slices[place].reshape(-1)
 
     def refresh(self, rank: int) -> None:
         """Copy slices again of weights that are not contiguous, of which there are no views."""

@@ -41,8 +41,10 @@ class Planning(Resumable):
         bucket_bytes: int | None,
         timeout: float | None,
         check_every: int,
+        wire: Any,
     ) -> None:
         super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
+        self.wire = wire
         self.bucket_bytes = bucket_bytes or max(BUCKET, BUCKET_OF_RANK * self.ranks)
         self.check_every = check_every
         self._plan: Plan | None = None
@@ -72,7 +74,8 @@ class Planning(Resumable):
             _check_apart(indices, weights, self.optimizer.idx2name)
             new = self._placed(indices, weights, listed)
             places, limit = self.placements | new, self.bucket_bytes
-            plan = Plan(indices, weights, places, self.rank, self.ranks, limit, listed)
+            shape = self.rank, self.ranks, limit
+            plan = Plan(indices, weights, places, *shape, listed, self.wire)
             for index in new.keys() & self.uncut.keys():
                 self._cut(index, new[index])  # whether it fits
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
@@ -126,7 +129,12 @@ class Planning(Resumable):
         """What a call must have in common on all ranks, besides the optimizer."""
         if plan.facts is None:
             names = self.optimizer.idx2name
-            told = {"tensors": str(len(plan.indices)), "bucket_bytes": str(self.bucket_bytes)}
+            wire = None if self.wire is None else self.wire.name
+            told = {
+                "tensors": str(len(plan.indices)),
+                "bucket_bytes": str(self.bucket_bytes),
+                "wire": str(wire),
+            }
             for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
                 words = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
                 listed = plan.listed.get(k)

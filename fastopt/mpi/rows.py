@@ -1,13 +1,14 @@
 """Rows on their way between those who need them and those who own them."""
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.mpi.collectives import items_as_bytes
+from fastopt.mpi.collectives import exchanged
 from fastopt.mpi.ranks import Ranks
 
 __all__ = ["Owners", "Routes"]
@@ -78,39 +79,42 @@ class Owners:
 
 
 class Routes:
-    """A way for items from this rank to others, and back; all ranks make one together.
+    """Ways for items of several arrays from this rank to others, and back.
+
+    All ranks make one together.
 
     Parameters
     ----------
     ranks : Ranks
         The ranks.
-    targets : numpy.ndarray
-        Rank that each item goes to.
+    targets : sequence of numpy.ndarray
+        Rank that each item goes to, for each array.
     """
 
-    def __init__(self, ranks: Ranks, targets: Ids) -> None:
+    def __init__(self, ranks: Ranks, targets: Sequence[Ids]) -> None:
         self.ranks = ranks
-        self.order = np.argsort(targets, kind="stable")
-        self.sent = np.bincount(targets, minlength=ranks.size)
-        self.received = np.empty_like(self.sent)
-        ranks.wait(ranks.comm.Ialltoall(self.sent, self.received))
+        self.orders = [np.argsort(each, kind="stable") for each in targets]
+        sent = np.array([np.bincount(each, minlength=ranks.size) for each in targets]).T
+        received = np.empty_like(sent, order="C")
+        ranks.wait(ranks.comm.Ialltoall(np.ascontiguousarray(sent), received))
+        self.sent, self.received = sent.T, received.T
 
-    def there(self, items: Array) -> Array:
-        """Items that the ranks have for this one, in the order of the ranks."""
-        return self._exchange(items[self.order], self.sent, self.received)
+    def there(self, *items: Sequence[Array]) -> list[list[Array]]:
+        """Items that the ranks have for this one, in the order of the ranks.
 
-    def back(self, answers: Array) -> Array:
+        Of each array there may be several kinds of items, which travel together.
+        """
+        kinds = len(items)
+        ordered = [a[order] for each in items for a, order in zip(each, self.orders, strict=True)]
+        sent, received = (np.tile(counts, (kinds, 1)) for counts in (self.sent, self.received))
+        came = exchanged(self.ranks, ordered, sent, received)
+        each = len(self.orders)
+        return [came[k * each : (k + 1) * each] for k in range(kinds)]
+
+    def back(self, answers: Sequence[Array]) -> list[Array]:
         """Answers to the items that this rank has sent, in their order."""
-        came = self._exchange(answers, self.received, self.sent)
-        ordered = np.empty_like(came)
-        ordered[self.order] = came
+        results = exchanged(self.ranks, answers, self.received, self.sent)
+        ordered = [np.empty_like(came) for came in results]
+        for target, order, came in zip(ordered, self.orders, results, strict=True):
+            target[order] = came
         return ordered
-
-    def _exchange(self, items: Array, sent: Array, received: Array) -> Array:
-        result = np.empty((int(received.sum()), *items.shape[1:]), items.dtype)
-        with items_as_bytes(items, result) as (source, target, kind):
-            if kind:
-                comm = self.ranks.comm
-                request = comm.Ialltoallv([source, sent, kind], [target, received, kind])
-                self.ranks.wait(request)
-        return result

@@ -195,7 +195,7 @@ class Sharded:
 
         `kinds` are index, placement, dtype, and whether gradients list rows, of new tensors.
         """
-        if not self.optimizer.native:
+        if self.ranks == 1 or not self.optimizer.native:
             return
         trials: dict[tuple[Any, ...], Index] = {}
         for index, placement, dtype, sparse in kinds:

@@ -164,10 +164,10 @@ class ShardedTable(Resumable):
         ids, error = attempt(self._ids, row_ids)
         self._agree(Facts(shape=str(self.shape)), error)
         wanted, positions = np.unique(ids, return_inverse=True)
-        routes = Routes(self._ranks, self.owners.of(wanted))
-        found = self.weight[routes.there(self.owners.local(wanted))]
-        pulled: Array = routes.back(found)[positions]
-        return pulled
+        routes = Routes(self._ranks, [self.owners.of(wanted)])
+        ((rows,),) = routes.there([self.owners.local(wanted)])
+        (pulled,) = routes.back([self.weight[rows]])
+        return pulled[positions]
 
     def _ids(self, row_ids: Any) -> Array:
         nothing = np.empty((np.size(row_ids), 0), np.float32)
@@ -198,9 +198,8 @@ class ShardedTable(Resumable):
                 assert given is not None
                 with self._updating(lambda: gate.passed):
                     ids = given.indices.astype(np.int64)
-                    routes = Routes(self._ranks, self.owners.of(ids))
-                    rows = routes.there(self.owners.local(ids))
-                    values = routes.there(given.values)
+                    routes = Routes(self._ranks, [self.owners.of(ids)])
+                    (rows,), (values,) = routes.there([self.owners.local(ids)], [given.values])
                     pushed = RowSparse(values, rows, self.weight.shape)
                 launching = self._launching(
                     partial(launch, combine=self.shard.sums.combined), _nothing

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from fastopt.amp import LossScaler
-from fastopt.arguments import count
+from fastopt.arguments import choice, count
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import Skipped
@@ -16,6 +16,7 @@ from fastopt.checkpoint.placement import Placement
 from fastopt.checkpoint.shards import Saved
 from fastopt.engine.mixed_precision import round_into
 from fastopt.engine.validate import check_index, check_like, label
+from fastopt.kernels.layout import bfloat16
 from fastopt.mpi.agreement import Facts, agree, attempt
 from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange
@@ -44,10 +45,11 @@ class ShardedUpdater(Planning):
         g &= \textstyle\sum_r g_r \\
         (w_r, s_r) &\leftarrow \mathrm{update}(w_r, g_{(r)}, s_r)
 
-    the gradients of all ranks are summed, each rank updates its slices :math:`w_r` of the weights
-    with its share :math:`s_r` of the state, and all ranks receive the new weights. Sums are those
-    of the arithmetic: float32 for weights of half precision. To divide by a batch, `rescale_grad`
-    of the optimizer is one over the number of examples on all ranks together.
+    the gradients of all ranks are summed in the order of the ranks, each rank updates its slices
+    :math:`w_r` of the weights with its share :math:`s_r` of the state, and all ranks receive the
+    new weights. Sums are those of the arithmetic: float32 for weights of half precision. Their bits
+    depend neither on the MPI library nor on the buckets. To divide by a batch, `rescale_grad` of
+    the optimizer is one over the number of examples on all ranks together.
 
     Tensors of one dtype are laid out in a line that is cut into equal shares, one for each rank;
     GroupAdaGrad's are cut between rows, and an optimizer with an ``update()`` in NumPy has whole
@@ -76,6 +78,10 @@ class ShardedUpdater(Planning):
     check_every : int
         Calls in which every weight is compared between ranks once: each call compares checksums of
         a share of the weights. 0 compares new and loaded weights only. Default 100.
+    wire : {'float16', 'bfloat16'}, optional
+        Round dense gradients to this dtype before they are sent, which halves their bytes; they are
+        still summed in the precision of the arithmetic. float16 gradients beyond 65,504 become
+        infinite, so that it needs a `loss_scaler`. Default: that of the arithmetic.
 
     Attributes
     ----------
@@ -115,10 +121,12 @@ class ShardedUpdater(Planning):
         bucket_bytes: int | None = None,
         timeout: float | None = None,
         check_every: int = CHECK_EVERY,
+        wire: Literal["float16", "bfloat16"] | None = None,
     ) -> None:
         size = None if bucket_bytes is None else count("bucket_bytes", bucket_bytes)
         every = count("check_every", check_every, least=0)
-        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, size, timeout, every)
+        kind = None if wire is None else _half(choice("wire", wire, *HALVES))
+        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, size, timeout, every, kind)
         self.seconds: dict[str, float] = {}
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
@@ -130,8 +138,9 @@ class ShardedUpdater(Planning):
             The parameters, the same on all ranks.
         grad : numpy.ndarray, or a list of them
             Gradients of this rank; they are not changed. Those that list rows, in the forms that
-            :class:`~fastopt.optimizer.Updater` takes, go to the ranks that have the rows' state,
-            which sum what rank 0 lists, then what rank 1 lists, and so on.
+            :class:`~fastopt.optimizer.Updater` takes, go to the ranks that have the rows' state:
+            each rank sums the rows that it lists, and their owners add these sums in the order of
+            the ranks. Rows of half precision are added by the owners alone, in float32.
         weight : numpy.ndarray, or a list of them
             The weights, equal on all ranks. Changed in place.
 
@@ -215,8 +224,8 @@ class ShardedUpdater(Planning):
             with self._updating(lambda: gate.passed):
                 self._prepare(plan, new)
                 exchange = Exchange(self.shard.sums, plan, grads)
-                rows = {k: Listed(self._ranks, plan.placements[k], grads[k]) for k in plan.listed}
-            self._exchange(exchange, plan, new, rows)
+                rows = self._listed(plan, grads)
+            self._exchange(exchange, plan, grads, new, rows)
             gate.enter()
         except Stopped as stopped:
             if stopped.error is None:
@@ -259,12 +268,27 @@ class ShardedUpdater(Planning):
                     vars(optimizer)[name][index] = value
         plan.refresh(self.rank)
 
+    def _listed(self, plan: Plan, grads: list[Any]) -> Listed | None:
+        """Rows that gradients list, where they belong."""
+        if not plan.listed:
+            return None
+        places = [*plan.listed]
+        return Listed(self._ranks, [plan.placements[k] for k in places], [grads[k] for k in places])
+
     def _exchange(
-        self, exchange: Exchange, plan: Plan, new: dict[Index, Placement], rows: dict[int, Listed]
+        self,
+        exchange: Exchange,
+        plan: Plan,
+        given: list[Any],
+        new: dict[Index, Placement],
+        rows: Listed | None,
     ) -> None:
         """Update the slices of this rank, and all weights with those of the others."""
         optimizer, gate, problem = self.optimizer, self.shard.gate, None
-        grads = [rows[k].grad if k in rows else grad for k, grad in enumerate(plan.grads)]
+        grads = plan.gradients(given)
+        if rows:
+            for k, grad in zip(plan.listed, rows.grads, strict=True):
+                grads[k] = grad
         before = None if optimizer.native else self._snapshot()
         launching = self._launching(exchange.launch, exchange.receive)
         with self._updating(lambda: gate.launched), launching:
@@ -304,10 +328,13 @@ class ShardedUpdater(Planning):
             return False
         return self.shard.gate.added or not self.shard.planner.measures
 
-    def _spread(self, plan: Plan, rows: dict[int, Listed]) -> None:
+    def _spread(self, plan: Plan, rows: Listed | None) -> None:
         """Give all ranks the rows of row-sparse gradients, and the copies their values."""
-        for k, listed in rows.items():
-            listed.spread(plan.weights[k], plan.slices[k], self._touches_all(plan.indices[k]))
+        if rows:
+            weights, slices = (
+                [each[k] for k in plan.listed] for each in (plan.weights, plan.slices)
+            )
+            rows.spread(weights, slices, [self._touches_all(plan.indices[k]) for k in plan.listed])
         self._follow(plan)
 
     def _touches_all(self, index: Index) -> bool:
@@ -548,3 +575,8 @@ class ShardedUpdater(Planning):
         words = label(index, self.optimizer.idx2name)
         check_like(words, "copy", array, HALVES, np.shape(array))
         self._copies[index] = array
+
+
+def _half(name: str) -> np.dtype[Any]:
+    """Dtype of half precision of this name."""
+    return np.dtype(np.float16) if name == "float16" else np.dtype(bfloat16())

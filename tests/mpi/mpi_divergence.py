@@ -52,6 +52,11 @@ def check_a_schedule_of_the_user():
     both_ways(lambda: optimizer.SGD(lr_scheduler=Table()), "lr_scheduler", "[0.5]")
 
 
+def check_the_dtype_on_the_wire():
+    made = ShardedUpdater(optimizer.SGD(), comm, wire="float16" if LAST else None)
+    refused(made, np.zeros(8, np.float32), "wire")
+
+
 def check_a_function_as_schedule():
     """Only what kernels read tells these apart."""
     rate = 0.5 if LAST else 0.25

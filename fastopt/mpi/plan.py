@@ -223,10 +223,7 @@ class Plan:
         if not self.alone:
             return [*self.grads]
         pairs = enumerate(zip(given, self.slices, strict=True))
-        return [
-            None if k in self.listed else np.asarray(grad).reshape(own.shape)
-            for k, (grad, own) in pairs
-        ]
+        return [None if k in self.listed else _like(grad, own) for k, (grad, own) in pairs]
 
     def is_for(self, indices: list[Index], weights: list[Any]) -> bool:
         """Whether it was made for these indices and weights, which are as they were."""
@@ -278,3 +275,10 @@ class Plan:
 
 def _header(weight: Array) -> tuple[Any, ...]:
     return weight.shape, weight.strides, weight.dtype, weight.flags.writeable
+
+
+def _like(grad: Any, weight: Array) -> Array:
+    """A flat gradient in the shape of a weight, and exact where it has the dtype of a copy."""
+    real = np.dtype(real_of(weight.dtype))
+    array = np.asarray(grad).reshape(weight.shape)
+    return array if array.dtype in (weight.dtype, real) else array.astype(real)

@@ -346,7 +346,7 @@ def check_gradients_may_travel_in_half_precision():
     weight = np.zeros(3, np.float32)
     sharded(0, np.full(3, 1e5, np.float32), weight)
     assert sharded.info.skipped == (comm.size > 1)
-    with raised(ValueError, "wire must be 'float16' or 'bfloat16', got 'float32'"):
+    with raised(ValueError, "wire must be one of ('float16', 'bfloat16'), got 'float32'"):
         ShardedUpdater(optimizer.SGD(), comm, wire="float32")
 
 

@@ -169,13 +169,6 @@ def by_default(cases):
     return [exhaustive(case)[0] if case.recorded else case for case in cases]
 
 
-def names_by_default(names):
-    """Parameters for tests of every optimizer; those of which all forms are `recorded` are not."""
-    usual = {case.name for case in CASES if not case.recorded}
-    known = {case.name for case in CASES}
-    return [exhaustive(name)[0] if name in known - usual else name for name in names]
-
-
 def sampled(cases):
     """Parameters for tests of combinations: :data:`SAMPLE`, and exhaustively the other forms.
 

@@ -33,14 +33,14 @@ REFUSED = (TypeError, ValueError)
 FEW = [
     ("sgd", {"momentum": 0.9}),
     ("adam", {}),
-    ("lbsgd", {"batch_scale": 4, "warmup_epochs": 0}),
     ("lbsgd", {"momentum": 0.9, "batch_scale": 3}),
-    ("nadam", {}),
     ("adamw", {"sparse_decay": "catch_up", "wd": 0.1}),
 ]
 """Optimizers of the short attack."""
 
 MORE = [
+    ("lbsgd", {"batch_scale": 4, "warmup_epochs": 0}),
+    ("nadam", {}),
     ("adamw", {"sparse_decay": "dense", "wd": 0.1}),
     ("adagrad", {"sparse_decay": "catch_up", "wd": 0.1}),
     ("lion", {"sparse_decay": "catch_up", "wd": 0.1}),

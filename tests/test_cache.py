@@ -124,7 +124,8 @@ def test_a_rule_typed_into_a_repl_works(run_python):
     assert result(run_python(typed))[0] == -3
 
 
-@pytest.mark.parametrize("home", [None, *exhaustive("/dev/null")], ids=["unset", "unusable"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("home", [None, "/dev/null"], ids=["unset", "unusable"])
 def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, home):
     """Directories are read-only for anyone; a file in place of the directory stops root too."""
     for folder in ("kernels", "optimizer"):

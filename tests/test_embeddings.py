@@ -139,6 +139,7 @@ def test_loss_falls_and_words_of_a_topic_become_neighbours(name, text, capsys):
     assert np.mean(same) > 0.95
 
 
+@pytest.mark.exhaustive
 def test_default_text_is_python_s_reference(capsys):
     embeddings.run(Options(epochs=1))
     shown = table(capsys.readouterr().out)

@@ -186,6 +186,7 @@ def test_demo_of_half_precision_takes_its_options(monkeypatch):
     ]
 
 
+@pytest.mark.exhaustive
 def test_demo_without_masters_does_not_warn_of_what_was_asked_for():
     command = "-W error -m fastopt demo --dtype float16 --no-master --epochs 1"
     done = python(*command.split())

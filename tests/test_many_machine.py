@@ -4,6 +4,7 @@ Between steps weights are replaced, resized and reshaped, states come and go, se
 """
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -134,7 +135,7 @@ class World:
 class Lists(RuleBasedStateMachine):
     """Operations on both worlds."""
 
-    @initialize(name=st.sampled_from(list(FORMS)))
+    @initialize(name=st.sampled_from(["sgd", "nadam", "lbsgd"]))
     def begin(self, name):
         self.name = name
         self.worlds = [World(way, name) for way in (as_list, one_by_one)]
@@ -315,5 +316,15 @@ def copied(state, nest):
     return state if state is None else nest(copied(part, nest) for part in state)
 
 
+class OfEveryForm(Lists):
+    """With each of the forms."""
+
+    @initialize(name=st.sampled_from(list(FORMS)))
+    def begin(self, name):
+        super().begin(name)
+
+
 TestLists = Lists.TestCase
 TestLists.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestEveryForm = pytest.mark.exhaustive(OfEveryForm.TestCase)
+TestEveryForm.settings = TestLists.settings

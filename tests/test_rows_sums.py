@@ -6,6 +6,7 @@ from operator import add
 import ml_dtypes
 import numpy as np
 import pytest
+from cases import exhaustive
 from hypothesis import given
 from hypothesis import strategies as st
 from listings import eighths, listing, problems, same_bits
@@ -50,7 +51,7 @@ def test_an_update_is_that_of_sgd_with_the_sum(lazy, momentum, problem, dense):
     same_bits(problem.run(lbsgd(**kwargs), grads), expected)
 
 
-@pytest.mark.parametrize("strategy", ["linear", "lars"])
+@pytest.mark.parametrize("strategy", ["linear", *exhaustive("lars")])
 @given(problem=problems(steps=2 * SUMMED), dense=FLAGS)
 def test_standard_updates_do_not_tell_listed_rows_from_dense_gradients(strategy, problem, dense):
     def updater():

@@ -36,17 +36,21 @@ class Costs:
     copy: float
     """Copying a number from one place in memory to another."""
     exchange: float
-    """Summing gradients with reduce-scatter and collecting weights with all-gather."""
+    """Sending gradients with all-to-all and collecting weights with all-gather."""
     update: float
     """Updating on one rank."""
     call: float
     """A call on as many tensors of one element."""
 
     def step(self, size: int, ranks: int) -> dict[str, float]:
-        """Seconds of the parts of a step: each number is packed, and one of others put back."""
+        """Seconds of the parts of a step.
+
+        On several ranks each number is packed, one of others added, and one put back.
+        """
+        several = ranks > 1
         return {
-            "packing": (1 + (ranks > 1)) * size * self.copy,
-            "communication": size * self.exchange,
+            "packing": 3 * several * size * self.copy,
+            "communication": several * size * self.exchange,
             "update": size / ranks * self.update,
             "call": self.call,
         }
@@ -60,7 +64,7 @@ def sent(size: int, ranks: int) -> float:
 def predicted(costs: Costs, size: int, ranks: int, bucket: int) -> dict[str, float]:
     """Seconds of the parts where each rank has a node like this machine, and the assumed network.
 
-    Reduce-scatter and all-gather take a message to each other rank, one after the other, for each
+    All-to-all and all-gather take a message to each other rank, one after the other, for each
     bucket.
     """
     messages = 2 * (ranks - 1) * math.ceil(BYTES * size / bucket)
@@ -93,7 +97,6 @@ def sharded(comm, shapes: Shapes):
 
 def probes(comm, size: int, bucket: int):
     """Work that shows the cost of a copy, an exchange and an update of `size` elements."""
-    from mpi4py import MPI
 
     from fastopt import optimizer
     from fastopt.mpi.ranks import Ranks
@@ -101,7 +104,7 @@ def probes(comm, size: int, bucket: int):
     wait = Ranks(comm).wait
     source, target = np.ones((2, size), np.float32)
     share = max(bucket // BYTES // comm.size, 1)
-    wholes = np.ones((3, share * comm.size), np.float32)  # in turn, as operations overlap
+    wholes, parts = np.ones((2, 3, share * comm.size), np.float32)  # in turn, as they overlap
     owns = np.ones((3, share), np.float32)
     buckets = math.ceil(size / wholes.shape[1])
     slices = np.ones((2, max(size // comm.size, 1)), np.float32)
@@ -118,8 +121,7 @@ def probes(comm, size: int, bucket: int):
         pending = deque()
         for k in range(buckets):
             own, whole = owns[k % 3], wholes[k % 3]
-            pending.append(comm.Ireduce_scatter(whole, own, [share] * comm.size, MPI.SUM))
-            wait(pending.popleft())
+            wait(comm.Ialltoall(whole, parts[k % 3]))
             pending.append(comm.Iallgather(own, whole))
             if len(pending) == 2:
                 wait(pending.popleft())

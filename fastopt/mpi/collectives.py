@@ -17,6 +17,9 @@ Array = np.ndarray[Any, Any]
 Counts = NDArray[np.int64]
 """Items of each array, in rows, for or from each rank, in columns."""
 
+MOST = 2**31 - 1
+"""Units in one operation; some MPI libraries count no further."""
+
 
 def gathered(ranks: Ranks, items: Array) -> tuple[Array, Counts]:
     """Items of all ranks in their order, along the first axis, and how many each rank has."""
@@ -25,21 +28,42 @@ def gathered(ranks: Ranks, items: Array) -> tuple[Array, Counts]:
 
 
 def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array], Counts]:
-    """Items of all ranks, of each of several arrays, in two operations."""
+    """Items of all ranks, of each of several arrays, in two operations.
+
+    There are more where they have more than :data:`MOST` units.
+    """
     own = np.array([len(array) for array in arrays], np.int64)
     every = np.empty((ranks.size, len(own)), np.int64)
     ranks.wait(ranks.comm.Iallgather(own, every))
     counts = every.T
+    rounds = -(-_units(arrays, counts, math.gcd(*map(_item, arrays))).sum() // MOST)
+    if rounds <= 1:
+        return _gather(ranks, arrays, counts), counts
+    results = _made(arrays, counts)
+    starts = np.cumsum(counts, axis=1) - counts
+    for k in range(rounds):
+        first, last = counts * k // rounds, counts * (k + 1) // rounds
+        slices = zip(arrays, first[:, ranks.rank], last[:, ranks.rank], strict=True)
+        came = _gather(ranks, [array[begin:end] for array, begin, end in slices], last - first)
+        for t, part in enumerate(came):
+            ends = np.cumsum(last[t] - first[t])
+            for each, begin in zip(np.split(part, ends[:-1]), starts[t] + first[t], strict=True):
+                results[t][begin : begin + len(each)] = each
+    return results, counts
+
+
+def _gather(ranks: Ranks, arrays: Sequence[Array], counts: Counts) -> list[Array]:
+    """Items of all ranks, of each of several arrays, in one operation."""
     results = _made(arrays, counts)
     with _unit(arrays) as (size, kind):
         if kind:
-            source, target = _packed(arrays, own[:, None]), _room(results)
-            units = _units(arrays, counts, size)
+            source, target = _packed(arrays, counts[:, [ranks.rank]]), _room(results)
+            units = _units(arrays, counts, size).tolist()
             ranks.wait(
                 ranks.comm.Iallgatherv([source, units[ranks.rank], kind], [target, units, kind])
             )
             _unpack(target, results, counts)
-    return results, counts
+    return results
 
 
 def exchanged(ranks: Ranks, arrays: Sequence[Array], sent: Counts, received: Counts) -> list[Array]:
@@ -52,7 +76,7 @@ def exchanged(ranks: Ranks, arrays: Sequence[Array], sent: Counts, received: Cou
     with _unit(arrays) as (size, kind):
         if kind:
             source, target = _packed(arrays, sent), _room(results)
-            there, here = (_units(arrays, counts, size) for counts in (sent, received))
+            there, here = (_units(arrays, counts, size).tolist() for counts in (sent, received))
             ranks.wait(ranks.comm.Ialltoallv([source, there, kind], [target, here, kind]))
             _unpack(target, results, received)
     return results
@@ -74,10 +98,10 @@ def _bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _units(arrays: Sequence[Array], counts: Counts, size: int) -> list[int]:
+def _units(arrays: Sequence[Array], counts: Counts, size: int) -> NDArray[np.int64]:
     """Units of so many bytes that go to each rank, or come from it."""
-    units: list[int] = (np.array([_item(array) // size for array in arrays]) @ counts).tolist()
-    return units
+    sizes: NDArray[np.int64] = np.array([_item(array) // max(size, 1) for array in arrays])
+    return sizes @ counts
 
 
 def _made(arrays: Sequence[Array], counts: Counts) -> list[Array]:
@@ -88,10 +112,7 @@ def _made(arrays: Sequence[Array], counts: Counts) -> list[Array]:
 
 @contextmanager
 def _unit(arrays: Sequence[Array]) -> Iterator[tuple[int, Any]]:
-    """Bytes that divide all items, and a datatype for them; None if items have no bytes.
-
-    Counts of it stay below those of bytes, which MPI libraries limit to 2**31.
-    """
+    """Bytes that divide all items, and a datatype for them; None if items have no bytes."""
     size = math.gcd(*map(_item, arrays))
     kind: Any = MPI.BYTE.Create_contiguous(size).Commit() if size else None
     try:

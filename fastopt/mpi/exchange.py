@@ -17,7 +17,7 @@ __all__ = ["Exchange"]
 Array = np.ndarray[Any, Any]
 
 KINDS = {2: MPI.UINT16_T, 4: MPI.FLOAT, 8: MPI.DOUBLE}
-"""MPI's datatypes for gradients, by their bytes."""
+"""MPI's datatypes for gradients and weights, by their bytes."""
 
 
 class Exchange:
@@ -65,7 +65,8 @@ class Exchange:
         self._lap("packing")
         kind, places = KINDS[wire.itemsize], [own * rank for rank in range(size)]
         request = self.comm.Ialltoallv(
-            [packed, (counts, bucket.starts[:-1]), kind], [received, ([own] * size, places), kind]
+            [packed.view(np.uint8), (counts, bucket.starts[:-1]), kind],
+            [received.view(np.uint8), ([own] * size, places), kind],
         )
         self._reducing.append((bucket, request, packed, received))
         self._lap("communication")
@@ -156,9 +157,8 @@ class Exchange:
             first, last = bucket.starts[self.rank : self.rank + 2]
             np.concatenate(bucket.slices, out=packed[first:last])
         self._lap("packing")
-        size = packed.itemsize
-        counts, starts = ([size * n for n in each] for each in (bucket.counts, bucket.starts[:-1]))
-        target = [packed.view(np.uint8), (counts, starts), MPI.BYTE]
+        kind = KINDS[packed.itemsize]
+        target = [packed.view(np.uint8), (bucket.counts, bucket.starts[:-1]), kind]
         request = self.comm.Iallgatherv(MPI.IN_PLACE, target)
         self._gathering.append((bucket, request, packed))
         self._gathered += 1

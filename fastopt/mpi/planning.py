@@ -28,6 +28,9 @@ BUCKET = 1 << 22
 BUCKET_OF_RANK = 1 << 18
 """The same for each rank: with smaller shares, more time goes to messages than to bytes."""
 
+MOST = 1 << 30
+"""The most that is sent together, on any number of ranks."""
+
 
 class Planning(Resumable):
     """Abstract base of :class:`~fastopt.mpi.ShardedUpdater`, which documents the arguments."""
@@ -45,7 +48,7 @@ class Planning(Resumable):
     ) -> None:
         super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
         self.wire = wire
-        self.bucket_bytes = bucket_bytes or max(BUCKET, BUCKET_OF_RANK * self.ranks)
+        self.bucket_bytes = bucket_bytes or min(max(BUCKET, BUCKET_OF_RANK * self.ranks), MOST)
         self.check_every = check_every
         self._plan: Plan | None = None
         self._turns: dict[Index, int] = {}

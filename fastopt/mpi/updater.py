@@ -71,7 +71,8 @@ class ShardedUpdater(Planning):
     clip_global_norm : float, optional
         Largest norm of the gradients, which have been summed.
     bucket_bytes : int, optional
-        Bytes of gradients in a bucket. Default 4 MiB, or 256 KiB for each rank if that is more.
+        Bytes of gradients in a bucket. Default 4 MiB, or 256 KiB for each rank if that is more,
+        and 1 GiB at most.
     timeout : float, optional
         Seconds that a rank waits for others before it raises. Default: the environment variable
         ``FASTOPT_MPI_TIMEOUT``, or 1800.

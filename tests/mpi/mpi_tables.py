@@ -5,7 +5,8 @@ from many import dtype_of, everything, frozen, normal
 from mpi_common import comm, raised, state_bytes
 
 from fastopt import RowSparse, optimizer
-from fastopt.mpi import ShardedTable
+from fastopt.mpi import ShardedTable, collectives
+from fastopt.mpi.job import private
 
 OPTIMIZERS = {
     "sgd": {"momentum": 0.9},
@@ -148,3 +149,18 @@ def check_calls_that_fail_change_nothing():
         ShardedTable(9, optimizer.Adam(), comm)
     assert everything(table.shard, [table.weight]) == before
     assert frozen(table.pull([])) == ("float32", (0, 2), b"")
+
+
+def check_what_is_gathered_beyond_the_largest_count_comes_in_parts():
+    arrays = [normal(comm.rank, (5 + comm.rank, 3), "float32"), np.arange(comm.rank * 4)]
+    ranks = private(comm).ranks
+    expected, counts = collectives.gathered_together(ranks, arrays)
+    before, collectives.MOST = collectives.MOST, 7
+    try:
+        found, again = collectives.gathered_together(ranks, arrays)
+    finally:
+        collectives.MOST = before
+    assert frozen(found) == frozen(expected)
+    assert frozen(again) == frozen(counts)
+    whole = np.concatenate([normal(rank, (5 + rank, 3), "float32") for rank in range(comm.size)])
+    assert frozen(found[0]) == frozen(whole)

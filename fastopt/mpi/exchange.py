@@ -60,13 +60,15 @@ class Exchange:
         parts = [self.grads[k][first:last] for k, first, last, _ in bucket.sent]
         with np.errstate(over="ignore"):  # to infinity, which sums are checked for
             np.concatenate(parts, out=packed, casting="unsafe")
-        size, own = self.ranks.size, counts[self.rank]
-        received = self.plan.borrow(own * size, wire)
+        kind, own = KINDS[wire.itemsize], counts[self.rank]
+        received = self.plan.borrow(own * self.ranks.size, wire)
         self._lap("packing")
-        kind, places = KINDS[wire.itemsize], [own * rank for rank in range(size)]
+        sent, taken = list(counts), [own] * self.ranks.size
+        sent[self.rank] = taken[self.rank] = 0  # that part is where it is
+        places = [own * rank for rank in range(self.ranks.size)]
         request = self.comm.Ialltoallv(
-            [packed.view(np.uint8), (counts, bucket.starts[:-1]), kind],
-            [received.view(np.uint8), ([own] * size, places), kind],
+            [packed.view(np.uint8), (sent, bucket.starts[:-1]), kind],
+            [received.view(np.uint8), (taken, places), kind],
         )
         self._reducing.append((bucket, request, packed, received))
         self._lap("communication")
@@ -85,16 +87,21 @@ class Exchange:
             self.ranks.wait(request)
             self._reducing.popleft()
             self._lap("communication")
-            first, last = bucket.own(self.rank)
-            total = bucket.group.grads[first:last]
-            head, *rest = received.reshape(self.ranks.size, -1)
-            total[...] = head
-            for part in rest:
-                np.add(total, part, out=total)
+            self._add(bucket, packed, received)
             self.plan.give_back(packed)
             self.plan.give_back(received)
             self._lap("packing")
             yield bucket
+
+    def _add(self, bucket: Bucket, packed: Array, received: Array) -> None:
+        """Add up what the ranks have sent."""
+        first, last = bucket.own(self.rank)
+        total, begin = bucket.group.grads[first:last], bucket.starts[self.rank]
+        parts = list(received.reshape(self.ranks.size, -1))
+        parts[self.rank] = packed[begin : begin + len(total)]
+        np.add(parts[0], parts[1], out=total, dtype=total.dtype)
+        for part in parts[2:]:
+            np.add(total, part, out=total)
 
     def receive(self) -> None:
         """Wait for all sums."""

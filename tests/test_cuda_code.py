@@ -1,10 +1,11 @@
 """What CUDA kernels are compiled to, which takes numba-cuda but neither a GPU nor a driver."""
 
+import itertools
 import re
 
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, SAMPLE
 from numba import from_dtype, types
 from numba.core import config
 
@@ -39,7 +40,10 @@ WEIGHTS = {
 }
 
 
-@pytest.fixture(autouse=True, params=[(8, 0), (9, 0)], ids=["cc80", "cc90"])
+CAPABILITIES = {(8, 0): "cc80", (9, 0): "cc90"}
+
+
+@pytest.fixture(autouse=True, params=[*CAPABILITIES], ids=CAPABILITIES.get)
 def capability(request, monkeypatch):
     """Compute capability of a device that is not there."""
 
@@ -89,8 +93,18 @@ def machine_code(text, capability):
     assert made.startswith(b"\x7fELF")
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def combinations():
+    """Every rule and kind of weight; by default all of some rules, and some of all rules."""
+    found, sample = [], {case.make().rule for case in CASES if str(case) in SAMPLE}
+    for rule, weights, capability in itertools.product(RULES, WEIGHTS, CAPABILITIES):
+        usual = weights in ("float32", "lazy rows") and capability == (8, 0)
+        marks = () if usual or rule in sample else pytest.mark.exhaustive
+        name = f"{rule.name}-{weights}-{CAPABILITIES[capability]}"
+        found.append(pytest.param(rule, weights, capability, marks=marks, id=name))
+    return found
+
+
+@pytest.mark.parametrize(("rule", "weights", "capability"), combinations(), indirect=["capability"])
 def test_a_rule_compiles_without_doubles_and_spills(rule, weights, capability):
     layout = layout_of(rule, **WEIGHTS[weights])
     factory = kernels.rows if rule.row else kernels.dense

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fastopt.arguments import brief, number
+from fastopt.checkpoint.resumable import HYPER_PARAMETERS
+from fastopt.naming import Constructor
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.parameter.gradient import Gradient
@@ -39,7 +41,7 @@ class StaleGradientError(RuntimeError, UserWarning):
     """
 
 
-class Trainer(Advised):
+class Trainer(Advised, metaclass=Constructor):
     """Updates the parameters of a model from their gradients.
 
     Parameters
@@ -95,6 +97,17 @@ class Trainer(Advised):
         "load_state_dict": "trainer.updater.load_state_dict() takes them, load_states() reads them",
         "param_groups": "a Parameter has lr_mult and wd_mult",
         "fit": "the loop is yours: compute gradients, add_grad() them, and call step()",
+    }
+    argument_advice: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(HYPER_PARAMETERS, "optimizer_params={name: value} takes it"),
+        **dict.fromkeys(
+            ("kvstore", "update_on_kvstore", "compression_params"),
+            "comm takes a communicator of mpi4py",
+        ),
+        **dict.fromkeys(
+            ("groups", "accumulate", "average", "clip_adaptive"),
+            "make an Updater(optimizer, ...) with it and pass that as comm",
+        ),
     }
 
     def __init__(

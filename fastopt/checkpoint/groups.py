@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fastopt.averages import Average
+from fastopt.averages import rebuilt as rebuilt_average
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.objects import (
     KEEP,
@@ -17,7 +19,7 @@ from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = [
-    "check_combination",
+    "check_average",
     "described_groups",
     "optimizers_of",
     "restored_groups",
@@ -124,17 +126,18 @@ def optimizers_of(optimizer: Optimizer, groups: Given | None) -> Callable[[Index
         raise CheckpointError(str(error)) from error
 
 
-def check_combination(updater: Any, groups: Any, clip_adaptive: Any) -> None:
-    """Raise CheckpointError if an updater with `groups` would have what cannot be combined.
+def check_average(
+    optimizer: Optimizer, groups: Given | None, average: Average | None, saved: Any
+) -> None:
+    """Raise CheckpointError unless an updater can average the weights of all groups.
 
-    `clip_adaptive` is that of the checkpoint.
+    `average` is that of the updater, `saved` the averages of the checkpoint.
     """
-    clips = clip_adaptive, getattr(updater, "clip_adaptive", None)
-    has = {
-        "accumulate": getattr(updater, "accumulate", 1) > 1,
-        "average": getattr(updater, "average", None) is not None,
-        "clip_adaptive": any(clip is not None for clip in clips),
-    }
-    if groups and any(has.values()):
-        names = ", ".join(name for name, value in has.items() if value)
-        raise CheckpointError(f"groups cannot be combined with {names}")
+    if not groups or average is None:
+        return
+    averages = [average, *([] if saved is None else [rebuilt_average(saved["average"])])]
+    try:
+        for each in averages:
+            Groups(groups, Planner(optimizer)).check_average(each)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(str(error)) from error

@@ -10,7 +10,7 @@ from fastopt.arguments import flag, number
 from fastopt.checkpoint.describe import SETTINGS, Stateful
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.fitting import check_states
-from fastopt.checkpoint.groups import check_combination, restored_groups, with_present
+from fastopt.checkpoint.groups import check_average, restored_groups, with_present
 from fastopt.checkpoint.objects import KEPT, is_kept, rebuilt
 from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.checkpoint.progress import PROGRESS, check_outside, checked_progress
@@ -56,7 +56,8 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
                 groups = restored_groups(saved["groups"], groups, matching.attribute)
             check_states(made, states, groups)
             present_of = {k: matching.index.get(i) for k, i in saved["parameters"].items()}
-            check_combination(updater, groups, saved["updater"].get("clip_adaptive"))
+            average = getattr(updater, "average", None)
+            check_average(made, groups, average, saved.get("averages"))
             restore_progress = checked_progress(updater, saved, present_of)
         except CheckpointError:
             raise

@@ -12,7 +12,7 @@ from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically
 from fastopt.checkpoint.fitting import check_states
 from fastopt.checkpoint.groups import (
-    check_combination,
+    check_average,
     described_groups,
     restored_groups,
     with_present,
@@ -29,12 +29,19 @@ from fastopt.checkpoint.progress import (
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.shards import is_of_ranks, whole
 from fastopt.checkpoint.tree import chunks, dumps, loads, read
+from fastopt.naming import Constructor
 from fastopt.optimizer.optimizer import Optimizer
 
-__all__ = ["Resumable"]
+__all__ = ["HYPER_PARAMETERS", "Resumable"]
+
+HYPER_PARAMETERS = (
+    *("learning_rate", "lr", "momentum", "wd", "weight_decay", "betas", "beta1", "beta2", "eps"),
+    *("epsilon", "lr_scheduler", "clip_gradient", "rescale_grad", "multi_precision"),
+)
+"""Arguments of optimizers that are often passed to what takes an optimizer."""
 
 
-class Resumable(Stateful):
+class Resumable(Stateful, metaclass=Constructor):
     """Abstract base of :class:`~fastopt.optimizer.Updater`: its states as bytes and files."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -55,6 +62,17 @@ class Resumable(Stateful):
         "set_learning_rate": "updater.optimizer.set_learning_rate() sets the rate",
         "compute_gradients": "gradients are computed by your code, and passed to the call",
     }
+
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(("clip_norm", "max_norm", "max_grad_norm"), ("clip_global_norm",)),
+        **dict.fromkeys(("scaler", "grad_scaler"), ("loss_scaler",)),
+        **dict.fromkeys(("ema", "use_ema", "ema_decay"), ("average",)),
+        **dict.fromkeys(("accumulation_steps", "gradient_accumulation_steps"), ("accumulate",)),
+        "param_groups": ("groups",),
+    }
+    argument_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        HYPER_PARAMETERS, "it is an argument of the optimizer: optimizer.create(name, ...)"
+    )
 
     def __repr__(self) -> str:
         own, arguments = vars(self), inspect.signature(type(self).__init__).parameters
@@ -129,7 +147,8 @@ class Resumable(Stateful):
                     if "groups" in tree:
                         groups = restored_groups(tree["groups"], groups)
                     check_states(made, tree["states"], groups)
-                    check_combination(self, groups, None)
+                    average = getattr(self, "average", None)
+                    check_average(made, groups, average, tree.get("averages"))
                     restore_progress = checked_progress(self, tree, None)
                 except CheckpointError:
                     raise

@@ -33,12 +33,13 @@ class Joint:
         Plans, and the positions of their tensors in the call.
     key : hashable
         Where it is kept.
+    averaging : AveragingStep or None
+        What the step averages.
     in_order : bool
         Whether each tensor must be updated before the next.
     """
 
     small = alternates = False
-    averaging = None
 
     def __init__(
         self,
@@ -47,9 +48,11 @@ class Joint:
         single: bool,
         parts: Sequence[tuple[Plan, Sequence[int]]],
         key: Any,
+        averaging: Any = None,
         in_order: bool = False,
     ) -> None:
-        self.groups, self.main = groups, groups.main
+        self.groups, self.optimizer = groups, groups.main
+        self.averaging = averaging
         self.generation = groups.generation()
         self.indices = [index for index, *_ in calls]
         self.weights = [weight for _, weight, *_ in calls]
@@ -73,11 +76,32 @@ class Joint:
         self.key = key
         self.version = -1
 
+    @property
+    def settled(self) -> bool:
+        """Whether no hyper-parameter is computed in Python in each step."""
+        return all(plan.settled for plan in self.plans)
+
+    @property
+    def filled(self) -> tuple[Any, ...]:
+        """Version that hyper-parameters were computed for, empty if an optimizer has changed."""
+        filled = all(plan.filled[:1] == (plan.optimizer.version,) for plan in self.plans)
+        return (self.optimizer.version,) if filled else ()
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Array of the counts, which all parts share."""
+        return self.plans[0].counts
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """Positions of the counts of all parts, one part after the other."""
+        return np.concatenate([plan.slots for plan in self.plans])
+
     def is_uneven(self) -> bool:
         """Whether a schedule is asked for several counts, so that the order of the list matters."""
         if self.only is not None or not any(p.optimizer.lr_scheduler for p in self.plans):
             return False
-        counts, start = self.main._index_update_count, self.main.begin_num_update
+        counts, start = self.optimizer._index_update_count, self.optimizer.begin_num_update
         return len({counts.get(index, start) for index in self.indices}) > 1
 
     def fits(self, index: Any, grad: Any, weight: Any) -> bool:
@@ -95,6 +119,12 @@ class Joint:
             plan.fits(take(index), take(grad), take(weight))
             for plan, take in zip(self.plans, self.takes, strict=True)
         )
+
+    def call_again(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Update by the shortest way, if the plan fits the call; else return False."""
+        if self.version == self.optimizer.version:
+            return self.quick_call((index, grad, weight))
+        return self.fits(index, grad, weight) and not self.step()
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
         """Update, if the plan fits the call, while the updater's optimizer is what it was.
@@ -117,7 +147,7 @@ class Joint:
     def _bind(self) -> None:
         """Bind the kernels that count and update small parts, once nothing in them can fail."""
         self.entries = []
-        if not (self.small_parts and self.kept and all(plan.settled for plan in self.plans)):
+        if not (self.small_parts and self.kept and self.settled):
             return
         for plan in self.plans:
             (group,) = plan.groups
@@ -134,14 +164,14 @@ class Joint:
             with uninterrupted:
                 self._step(factor)
                 self._bind()
-        stays = not (self.groups.planner.measures or self.main.unchecked)
-        self.version = self.main.version if stays and self.kept else -1
+        stays = not (self.groups.planner.measures or self.optimizer.unchecked)
+        self.version = self.optimizer.version if stays and self.kept else -1
         return 0
 
     def _step(self, factor: float) -> None:
         """Count and find the hyper-parameters of all parts, then launch all of them."""
         self.entries = []
-        counts, largest = self.main._index_update_count, self.main.num_update
+        counts, largest = self.optimizer._index_update_count, self.optimizer.num_update
         new = [[i for i in dict.fromkeys(plan.indices) if i not in counts] for plan in self.plans]
         tables: list[Any] = []
         before: list[Any] = []
@@ -150,15 +180,7 @@ class Joint:
                 plan._find_slots()
             before.extend(map(_before, self.plans))
             for plan in self.plans:
-                optimizer = plan.optimizer
-                plan.skips = optimizer.may_skip and optimizer.skips()
-                ordered = [[group] for group in plan.groups] if plan.in_order else [plan.groups]
-                for groups in ordered:
-                    plan._advance(groups, factor)
-                if plan.skips:
-                    plan.release()
-                else:
-                    tables += plan.tables
+                tables += plan.count(factor if plan.optimizer.folds else 1.0)
             if tables:
                 self.plans[0].planner.launch(tables, self.indices[0])
         except BaseException:

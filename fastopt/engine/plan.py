@@ -380,11 +380,15 @@ class Plan:
             raise
         return status
 
-    def count(self) -> list[Table]:
-        """Count the step and return the tables to launch; the caller rolls back."""
+    def count(self, factor: float = 1.0) -> list[Table]:
+        """Count a step with gradients times `factor`; the caller launches, or rolls back."""
         self._find_slots()
-        self._advance(self.groups)
-        return self.tables
+        self.skips = self.optimizer.may_skip and self.optimizer.skips()
+        for groups in [[group] for group in self.groups] if self.in_order else [self.groups]:
+            self._advance(groups, factor)
+        if self.skips:
+            self.release()
+        return [] if self.skips else self.tables
 
     def release(self) -> None:
         """Keep no gradient alive, for a call that ends without a launch."""

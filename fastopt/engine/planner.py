@@ -168,20 +168,26 @@ class Planner:
         """
         if key is None:
             key = calls[0][0] if single else tuple(index for index, *_ in calls)
+        indices = [index for index, *_ in calls]
+        averaging = self.averages.step(self.optimizer, indices) if self.averages else None
         plan: Any = None
         if self.groups is not None:
-            plan = self.groups.prepare(calls, single, masters, key)
+            plan = self.groups.prepare(calls, single, masters, key, averaging)
         if plan is None:
-            plan = self.plan_of(calls, single, masters, keep)
+            plan = self.plan_of(calls, single, masters, averaging, keep)
             plan.key = key
         return plan
 
     def plan_of(
-        self, calls: Sequence[Call], single: bool = False, masters: bool = True, keep: bool = True
+        self,
+        calls: Sequence[Call],
+        single: bool,
+        masters: bool,
+        averaging: AveragingStep | None,
+        keep: bool = True,
     ) -> Plan:
         """The plan of a call by the planner's own optimizer; see :meth:`prepare`."""
         indices = [index for index, *_ in calls]
-        averaging = self.averages.step(self.optimizer, indices) if self.averages else None
         tables = [self.table(*call, masters=masters, averaging=averaging) for call in calls]
         spread = [(table, [place]) for place, table in enumerate(tables)]
         in_order = len(set(indices)) < len(indices) or not disjoint(tables)
@@ -264,14 +270,19 @@ class Planner:
                 self.table(index, weight, grad, state)
 
     def update_all(
-        self, calls: Sequence[Call], single: bool = False, masters: bool = True, key: Any = None
+        self,
+        calls: Sequence[Call],
+        single: bool = False,
+        masters: bool = True,
+        key: Any = None,
+        factor: float = 1.0,
     ) -> None:
-        """Update tensors for which there is no plan."""
+        """Update tensors for which there is no plan, with gradients times `factor`."""
         if self.optimizer.accumulates:
             self._accumulate(calls, masters)
         elif calls:
             plan = self.prepare(calls, single, masters, key)
-            plan.step()
+            plan.step(factor)
             self.remember(plan)
 
     # Accumulation

@@ -13,11 +13,13 @@ from typing import Any
 from weakref import WeakMethod
 
 from fastopt.arguments import brief, flag, number
+from fastopt.averages import Average
 from fastopt.engine.joint import Joint
 from fastopt.engine.per_index import Index, PerIndex
 from fastopt.engine.planner import Call, Planner, disjoint
 from fastopt.naming import rename
 from fastopt.notices import warn_user
+from fastopt.optimizer.averaged import check_averaged, check_averaged_together
 from fastopt.optimizer.optimizer import TRANSIENT, Optimizer
 from fastopt.suggestions import closest
 
@@ -244,6 +246,21 @@ class Groups:
         found: Callable[[Sequence[Any]], list[Any]] | None = self._selectors[key]
         return found
 
+    def is_frozen(self, index: Index) -> bool:
+        """Whether a parameter is left alone."""
+        if not self.freezes:
+            return False
+        self.sync()
+        group = self.route(index)
+        return group is not None and group.frozen
+
+    def check_average(self, average: Average) -> None:
+        """Raise TypeError unless an average can be kept of the weights of all groups."""
+        for group in self.groups:
+            if group.is_other:
+                check_averaged(group.optimizer, average, f"{group.label}: ")
+                check_averaged_together(self.main, group.optimizer, group.label)
+
     def warn_of_unused(self, indices: Sequence[Index]) -> None:
         """Warn, once, of patterns that no known parameter matches, nor one of `indices`."""
         if not self.unchecked:
@@ -310,7 +327,7 @@ class Groups:
         return any(planner.optimizer.evaluates for planner in self._planners.values())
 
     def prepare(
-        self, calls: Sequence[Call], single: bool, masters: bool, key: Any
+        self, calls: Sequence[Call], single: bool, masters: bool, key: Any, averaging: Any
     ) -> "Joint | None":
         """The plan of a call with parameters of groups; None if they are all the main's."""
         for planner in self._planners.values():
@@ -327,19 +344,21 @@ class Groups:
         optimizers = [planner.optimizer for planner in by_id.values()]
 
         def planned(parts: Iterable[tuple[Planner, list[int]]]) -> list[tuple[Any, list[int]]]:
+            if averaging is not None:
+                averaging.whole.clear()
             return [
-                (planner.plan_of([calls[k] for k in own], single, masters), own)
+                (planner.plan_of([calls[k] for k in own], single, masters, averaging), own)
                 for planner, own in parts
             ]
 
         parts = planned(shared)
-        joint = Joint(self, calls, single, parts, key)
+        joint = Joint(self, calls, single, parts, key, averaging)
         ordered = any(optimizer.in_list_order for optimizer in optimizers)
         if len(parts) > 1:
             tables = [table for plan, _ in parts for table in plan.tables]
             if ordered or joint.is_uneven() or not disjoint(tables):
                 each = [(planner, [k]) for k, planner in enumerate(planners)]
-                joint = Joint(self, calls, single, planned(each), key, in_order=True)
+                joint = Joint(self, calls, single, planned(each), key, averaging, in_order=True)
         return joint
 
 

@@ -29,6 +29,7 @@ from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.pages import small_pages
 from fastopt.optimizer.accumulation import Entry, Waiting, Windows
+from fastopt.optimizer.averaged import check_averaged
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float, create
 from fastopt.sparse import RowSparse
@@ -102,12 +103,12 @@ class Updater(Resumable):
     TypeError
         `optimizer` is not an :class:`Optimizer`, or `loss_scaler` not a LossScaler; a group has a
         hyper-parameter that its optimizer lacks, or one of another type; `average` is of another
-        kind, or the optimizer has no rule that it could be computed with.
+        kind, or an optimizer has no rule that it could be computed with, or it alone has averages
+        in its own state.
     ValueError
         `clip_global_norm`, `clip_adaptive` or `clip_adaptive_eps` is negative, NaN or infinite, or
         `accumulate` is less than 1; a pattern is not a regular expression, a hyper-parameter of a
-        group is out of range; no class has the name `optimizer`; or `groups` come with
-        `accumulate`, `average` or `clip_adaptive`.
+        group is out of range; or no class has the name `optimizer`.
 
     Examples
     --------
@@ -166,7 +167,7 @@ class Updater(Resumable):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "groups":
-            self._group(value)
+            self._group(value, self.planner)
             return
         if name in ("states", "states_synced"):
             value = Tracked(value, self._forget_plans)
@@ -174,16 +175,10 @@ class Updater(Resumable):
             value = self._set(name, value)
         elif name == "optimizer":
             value = create(value)
-        changed = value is not vars(self).get(name)
+            if value is not vars(self).get(name):
+                self._plan_with(value)
         super().__setattr__(name, value)
-        if name == "optimizer" and changed:
-            before = vars(self).get("planner")
-            vars(self)["planner"] = Planner(value)
-            if before is not None:
-                self.planner.take_over(before)
-            vars(self)["_plans"] = self.planner.plans
-            self._group(vars(self).get("groups"))
-        elif name in ("states", "states_synced"):
+        if name in ("states", "states_synced"):
             self._forget_plans()
         elif name in ("loss_scaler", "clip_global_norm", *SETTINGS, *PARTS):
             parts = ("loss_scaler", "clip_global_norm", "_windows", "_units")
@@ -191,22 +186,29 @@ class Updater(Resumable):
             self.planner.averages = self._averages
             self._forget_plans()
 
-    def _group(self, groups: Any) -> None:
+    def _plan_with(self, optimizer: Optimizer) -> None:
+        """Plan updates with another optimizer; nothing changes unless the groups fit it."""
+        planner, before = Planner(optimizer), vars(self).get("planner")
+        if before is not None:
+            planner.take_over(before)
+        self._group(vars(self).get("groups"), planner)
+        vars(self)["planner"], vars(self)["_plans"] = planner, planner.plans
+
+    def _group(self, groups: Any, planner: Planner) -> None:
         """Let weights have the optimizers of `groups`."""
-        found = None if groups is None else Groups(groups, self.planner)
-        for name, part in zip(SETTINGS, PARTS, strict=False):
-            if found is not None and vars(self).get(part) is not None:
-                raise ValueError(f"groups cannot be combined with {name}")
-        self.planner.groups = found
+        found = None if groups is None else Groups(groups, planner)
+        average = vars(self).get("average")
+        if found is not None and average is not None:
+            found.check_average(average)
+        planner.groups = found
         vars(self)["groups"] = None if found is None else found.given
         if found is not None:
-            self.optimizer.unchecked = True  # patterns are checked with the names of multipliers
-        self._forget_plans()
+            found.main.unchecked = True  # patterns are checked with the names of multipliers
+        planner.plans.clear()
 
     def _set(self, name: str, value: Any) -> Any:
         """Check a setting, and make what works for it."""
         own = vars(self)
-        before = {part: own.get(part) for part in PARTS}
         if name == "accumulate":
             value = count(name, value)
             if self._windows is not None and self._windows.calls and value != self._windows.every:
@@ -219,7 +221,9 @@ class Updater(Resumable):
         elif name == "average":
             value = check_average(value)
             if value is not None:
-                _check_averaged(self.optimizer, value)
+                check_averaged(self.optimizer, value)
+                if self.planner.groups is not None:
+                    self.planner.groups.check_average(value)
             now = self._averages
             if value is None or now is None or type(now.average) is not type(value):
                 own["_averages"] = None if value is None else Averages(value)
@@ -234,9 +238,6 @@ class Updater(Resumable):
         else:
             value = number(name, value, least=0)
             own["_units"] = UnitClip(value, self.clip_adaptive_eps)
-        if own.get("groups") is not None and any(own.get(part) is not None for part in PARTS):
-            own.update(before)
-            raise ValueError(f"{name} cannot be combined with groups")
         return value
 
     def _forget_plans(self) -> None:
@@ -425,9 +426,10 @@ class Updater(Resumable):
             if self._averages is not None:
                 self._averages.check_free()
             if optimizer.unchecked and indices:
-                optimizer.check_multipliers(indices, self._windows.calls if self._windows else ())
+                waiting = self._windows.calls if self._windows else ()
+                optimizer.check_multipliers(indices, waiting)
                 if self.planner.groups is not None and not optimizer.unchecked:
-                    self.planner.groups.warn_of_unused(indices)
+                    self.planner.groups.warn_of_unused([*indices, *waiting])
             with uninterrupted:
                 if self.planner.measures:
                     self._measured_step(indices, grads, weights, single)
@@ -514,7 +516,7 @@ class Updater(Resumable):
             return False
         if self._units is not None or not plan.folds or not plan.fits(index, sums, weight):
             return False
-        steady = plan.settled and plan.filled[:1] == (self.optimizer.version,)
+        steady = plan.filled[:1] == (self.optimizer.version,) and plan.settled
         before = {} if steady else windows.before(indices)  # what is computed may raise
         if not adding.call_again(index, grad, sums):
             return False
@@ -590,9 +592,9 @@ class Updater(Resumable):
 
     def _check_summable(self, entries: Sequence[Entry]) -> None:
         """Raise unless gradients can be added to sums: an index once, rows on the host."""
-        optimizer, seen = self.optimizer, set[Index]()
+        names, seen = self.optimizer.idx2name, set[Index]()
         for index, weight, grad in entries:
-            words = label(index, optimizer.idx2name)
+            words, optimizer = label(index, names), self.planner.of(index).optimizer
             if index in seen:
                 raise ValueError(f"{words}: accumulate={self.accumulate} takes an index once")
             seen.add(index)
@@ -619,9 +621,13 @@ class Updater(Resumable):
                 self.planner.remember(plan)
             else:
                 factor *= share
-                calls = [(i, w, times(grad, factor), state) for i, w, grad, state in calls]
+                folds = {index: self.planner.of(index).optimizer.folds for index in indices}
+                calls = [
+                    (i, w, grad if folds[i] else times(grad, factor), state)
+                    for i, w, grad, state in calls
+                ]
                 if optimizer.native:
-                    self.planner.update_all(calls)
+                    self.planner.update_all(calls, factor=factor if any(folds.values()) else 1.0)
                 else:
                     self._update_in_python(calls)
             self._keep(calls)
@@ -844,6 +850,7 @@ class Updater(Resumable):
         At its end, also by an exception, they hold again what they held; what was written to them
         inside is lost. Half-precision copies (:meth:`set_copy`) follow. It takes memory for a copy
         of the weights. Updates, :meth:`flush`, loads and another ``averaged()`` are errors inside.
+        Weights of frozen groups keep their values.
 
         Without `average` they hold the averages that the optimizer's own state has: ASGD and the
         Schedule-Free optimizers have some. :meth:`save` is an error then.
@@ -886,7 +893,8 @@ class Updater(Resumable):
                 averages.check_free()
                 if before is None:
                     averages.arrays = self._leading()
-                targets = self._targets(averages, averages.arrays, weights)
+                needed = {i: a for i, a in averages.arrays.items() if not self._is_frozen(i)}
+                targets = self._targets(averages, needed, weights)
                 if before is None:
                     averages.arrays = self._evaluated(targets)
                 entered = True
@@ -974,6 +982,10 @@ class Updater(Resumable):
             targets = self._targets(averages, averages.held, weights)
             averages.restore({index: arrays[0] for index, arrays in targets.items()})
 
+    def _is_frozen(self, index: Index) -> bool:
+        """Whether the group of an index is frozen."""
+        return self.planner.groups is not None and self.planner.groups.is_frozen(index)
+
     def _require_averages(self) -> Averages:
         if self._averages is None:
             raise RuntimeError("the updater has no average: Updater(optimizer, average=EMA())")
@@ -987,7 +999,7 @@ class Updater(Resumable):
             raise TypeError(f"weights must map indices to arrays, got {brief(weights)}")
         own = {check_index(index): weight for index, weight in (weights or {}).items()}
         names = self.optimizer.idx2name
-        for index in own.keys() - needed.keys():
+        for index in [each for each in own if each not in needed and not self._is_frozen(each)]:
             raise ValueError(f"{label(index, names)}: the updater has no average of it")
         targets = {}
         for index in needed:
@@ -1066,26 +1078,6 @@ def _are(weights: Any, known: Sequence[Any], listed: bool) -> bool:
     if type(weights) not in (list, tuple) or len(weights) != len(known):
         return False
     return all(map(is_, weights, known))
-
-
-def _check_averaged(optimizer: Optimizer, average: Average) -> None:
-    """Raise TypeError unless the weights of an optimizer can be averaged in its updates."""
-    name = type(optimizer).__name__
-    if not optimizer.native:
-        raise TypeError(
-            f"average is computed in the pass of a rule, and {name} overrides update(): average "
-            "its weights in your own code"
-        )
-    if optimizer.accumulates:
-        raise TypeError(
-            f"{name} counts calls that update nothing, so its steps cannot be averaged; use "
-            "Updater(optimizer, accumulate=n) with another optimizer"
-        )
-    if not average.constant and type(optimizer)._update_count is not Optimizer._update_count:
-        raise TypeError(
-            f"{average} depends on the number of updates, and {name} counts them in its own way; "
-            "EMA(decay) does not"
-        )
 
 
 def _check_limits(loss_scaler: Any, clip_global_norm: Any) -> None:

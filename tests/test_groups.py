@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastopt import averages, lr_scheduler, optimizer
+from fastopt import lr_scheduler, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from fastopt.sparse import RowSparse
@@ -594,40 +594,3 @@ def test_a_pattern_may_match_a_name_that_comes_later():
     made = optimizer.Updater(sgd, groups={"bias": {"wd_mult": 0.0}})
     made(0, np.ones(1), np.ones(1))
     made(1, np.ones(1), np.ones(1))
-
-
-SETTINGS = [("accumulate", 2), ("average", averages.EMA(0.9)), ("clip_adaptive", 0.1)]
-
-
-@pytest.mark.parametrize(("name", "value"), SETTINGS, ids=[name for name, _ in SETTINGS])
-def test_groups_are_refused_beside_settings_that_do_not_know_them(name, value):
-    groups = {"a": {"lr_mult": 0.5}}
-    with pytest.raises(ValueError, match=f"groups cannot be combined with {name}"):
-        optimizer.Updater("adam", groups=groups, **{name: value})
-    grouped, other = optimizer.Updater("adam", groups=groups), optimizer.Updater("adam")
-    with pytest.raises(ValueError, match=f"{name} cannot be combined with groups"):
-        setattr(grouped, name, value)
-    setattr(other, name, value)
-    with pytest.raises(ValueError, match=f"groups cannot be combined with {name}"):
-        other.groups = groups
-    for updater in (grouped, other):
-        weight = np.ones(2)
-        for _ in range(2):
-            updater("a", np.ones(2), weight)
-        assert (weight < 1).all()
-
-
-@pytest.mark.parametrize(("name", "value"), SETTINGS, ids=[name for name, _ in SETTINGS])
-@pytest.mark.parametrize("way", ["load_states_dict", "set_states"])
-def test_a_checkpoint_with_groups_is_refused_beside_them_and_changes_nothing(name, value, way):
-    grouped = optimizer.Updater(optimizer.SGD(learning_rate=1.0), groups={"a": {"wd": 0.5}})
-    grouped("a", np.ones(2), np.ones(2))
-    other = optimizer.Updater(optimizer.SGD(learning_rate=3.0), **{name: value})
-    before = repr(other)
-    if way == "set_states":
-        saved = grouped.get_states(dump_optimizer=True)
-    else:
-        saved = grouped.states_dict()
-    with pytest.raises(CheckpointError, match=f"groups cannot be combined with {name}"):
-        getattr(other, way)(saved)
-    assert repr(other) == before

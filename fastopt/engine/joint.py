@@ -88,7 +88,7 @@ class Joint:
         return (self.optimizer.version,) if filled else ()
 
     @property
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> NDArray[Any]:
         """Array of the counts, which all parts share."""
         return self.plans[0].counts
 

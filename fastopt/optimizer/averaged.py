@@ -1,0 +1,56 @@
+"""Which optimizers an updater can average the weights of."""
+
+from fastopt.averages import Average
+from fastopt.optimizer.optimizer import Optimizer
+
+__all__ = ["check_averaged", "check_averaged_together"]
+
+
+def check_averaged(optimizer: Optimizer, average: Average, context: str = "") -> None:
+    """Raise TypeError unless the weights of an optimizer can be averaged in its updates.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The optimizer.
+    average : Average
+        How to average.
+    context : str
+        Start of the message.
+    """
+    name = type(optimizer).__name__
+    if not optimizer.native:
+        raise TypeError(
+            f"{context}average is computed in the pass of a rule, and {name} overrides update(): "
+            "average its weights in your own code"
+        )
+    if optimizer.accumulates:
+        raise TypeError(
+            f"{context}{name} counts calls that update nothing, so its steps cannot be averaged; "
+            "use Updater(optimizer, accumulate=n) with another optimizer"
+        )
+    if not average.constant and type(optimizer)._update_count is not Optimizer._update_count:
+        raise TypeError(
+            f"{context}{average} depends on the number of updates, and {name} counts them in its "
+            "own way; EMA(decay) does not"
+        )
+
+
+def check_averaged_together(main: Optimizer, other: Optimizer, label: str) -> None:
+    """Raise TypeError if only one of two optimizers has averages of weights in its own state.
+
+    Parameters
+    ----------
+    main : Optimizer
+        The optimizer of an updater with an average.
+    other : Optimizer
+        The optimizer of one of its groups.
+    label : str
+        Label of the group.
+    """
+    if main.evaluates != other.evaluates:
+        own, rest = (main, other) if main.evaluates else (other, main)
+        raise TypeError(
+            f"{label}: average cannot be combined with {type(own).__name__} beside "
+            f"{type(rest).__name__}: it has averages of its weights in its state; use two updaters"
+        )

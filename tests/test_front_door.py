@@ -273,6 +273,27 @@ MISTAKES = {
     ),
     "trainer.zero_grad()": (AttributeError, r"ParameterDict.zero_grad\(\)"),
     "trainer.state_dict()": (AttributeError, r"trainer.updater.state_dict\(\)"),
+    "fastopt.Updater('sgd', averge=1)": (
+        TypeError,
+        "Updater does not take averge; did you mean average?",
+    ),
+    "fastopt.Updater('sgd', group={})": (TypeError, "did you mean groups?"),
+    "fastopt.Updater('sgd', max_norm=1)": (TypeError, "did you mean clip_global_norm?"),
+    "fastopt.Updater('sgd', ema_decay=0.9)": (TypeError, "did you mean average?"),
+    "fastopt.Updater('sgd', accumulation_steps=2)": (TypeError, "did you mean accumulate?"),
+    "fastopt.Updater('sgd', lr=0.1)": (
+        TypeError,
+        r"does not take lr; it is an argument of the optimizer: optimizer.create\(name, ...\)",
+    ),
+    "fastopt.Updater('sgd', swing=1)": (TypeError, "it takes optimizer, loss_scaler, .*, average"),
+    "fastopt.Trainer([], loss_scaller=1)": (
+        TypeError,
+        "Trainer does not take loss_scaller; did you",
+    ),
+    "fastopt.Trainer([], optimizer_param={})": (TypeError, "did you mean optimizer_params?"),
+    "fastopt.Trainer([], kvstore='device')": (TypeError, "comm takes a communicator of mpi4py"),
+    "fastopt.Trainer([], 'sgd', learning_rate=1)": (TypeError, r"optimizer_params={name: value}"),
+    "fastopt.Trainer([], groups={})": (TypeError, r"Updater\(optimizer, ...\) with it .* as comm"),
 }
 NAMES = {"fastopt": fastopt, "optimizer": optimizer, "lr_scheduler": lr_scheduler, "ones": ones}
 
@@ -308,6 +329,21 @@ def test_names_of_a_users_class_are_its_own():
     with pytest.raises(TypeError, match=r"Mine does not take dampin; did you mean damping\?"):
         Mine(0.1, dampin=1)
     assert inspect.signature(Mine).parameters["weight_decay"].kind.name == "KEYWORD_ONLY"
+
+
+def test_arguments_of_updaters_are_shown_and_passed_on_by_a_users_class():
+    class Mine(fastopt.Updater):
+        def __init__(self, *arguments, verbose=False, **kwargs):
+            super().__init__(*arguments, **kwargs)
+            self.verbose = verbose
+
+    made = Mine("sgd", verbose=True, clip_global_norm=1.0)
+    assert (made.verbose, made.clip_global_norm) == (True, 1.0)
+    with pytest.raises(TypeError, match=r"Mine does not take averge; did you mean average\?"):
+        Mine("sgd", averge=1)
+    for klass in (fastopt.Updater, fastopt.Trainer):
+        own = list(inspect.signature(klass.__init__).parameters.values())[1:]
+        assert list(inspect.signature(klass).parameters.values()) == own
 
 
 def test_a_users_class_may_take_arguments_out_of_the_others():

@@ -71,7 +71,8 @@ class Joint:
             for plan in self.plans:
                 plan.small = False  # all parts are counted before any is updated
         self.in_order = in_order or any(plan.in_order for plan in self.plans)
-        self.folds = all(plan.folds for plan in self.plans) and not self.in_order
+        self.scaled = [plan.optimizer.folds for plan in self.plans]
+        self.folds = all(self.scaled) and not self.in_order
         self.kept = all(plan.kept for plan in self.plans) and not in_order
         self.key = key
         self.version = -1
@@ -147,7 +148,7 @@ class Joint:
     def _bind(self) -> None:
         """Bind the kernels that count and update small parts, once nothing in them can fail."""
         self.entries = []
-        if not (self.small_parts and self.kept and self.settled):
+        if not (self.small_parts and self.settled):
             return
         for plan in self.plans:
             (group,) = plan.groups
@@ -158,14 +159,15 @@ class Joint:
 
     def step(self, factor: float = 1.0) -> int:
         """Update, once :meth:`fits` has entered the arrays, with gradients times `factor`."""
+        stays = self.kept and not (self.groups.planner.measures or self.optimizer.unchecked)
         if self.only is not None:
             self.only.step(factor)
         else:
             with uninterrupted:
                 self._step(factor)
-                self._bind()
-        stays = not (self.groups.planner.measures or self.optimizer.unchecked)
-        self.version = self.optimizer.version if stays and self.kept else -1
+                if stays:
+                    self._bind()
+        self.version = self.optimizer.version if stays else -1
         return 0
 
     def _step(self, factor: float) -> None:
@@ -177,10 +179,11 @@ class Joint:
         before: list[Any] = []
         try:
             for plan in self.plans:  # a new index may move the counts of all
-                plan._find_slots()
+                if plan.counts_version != plan.optimizer.version:
+                    plan._find_slots()
             before.extend(map(_before, self.plans))
-            for plan in self.plans:
-                tables += plan.count(factor if plan.optimizer.folds else 1.0)
+            for plan, scaled in zip(self.plans, self.scaled, strict=True):
+                tables += plan.count(factor if scaled else 1.0)
             if tables:
                 self.plans[0].planner.launch(tables, self.indices[0])
         except BaseException:
@@ -216,6 +219,7 @@ def _before(plan: Plan) -> tuple[Any, ...]:
     """What a step of a plan changes, besides arrays."""
     for table in plan.tables:
         table.entry[0, DONE] = 0
-    plan._find_slots()
+    if plan.counts_version != plan.optimizer.version:
+        plan._find_slots()
     carried = plan.carried[plan.carried_slots] if plan.hyper.carries else None
     return plan.counts.item(0), plan.counts[plan.slots], carried, *plan._before()

@@ -382,8 +382,10 @@ class Plan:
 
     def count(self, factor: float = 1.0) -> list[Table]:
         """Count a step with gradients times `factor`; the caller launches, or rolls back."""
-        self._find_slots()
-        self.skips = self.optimizer.may_skip and self.optimizer.skips()
+        optimizer = self.optimizer
+        if self.counts_version != optimizer.version:
+            self._find_slots()
+        self.skips = optimizer.may_skip and optimizer.skips()
         for groups in [[group] for group in self.groups] if self.in_order else [self.groups]:
             self._advance(groups, factor)
         if self.skips:

@@ -332,6 +332,7 @@ class Groups:
         """The plan of a call with parameters of groups; None if they are all the main's."""
         for planner in self._planners.values():
             planner.measures = self.planner.measures
+            vars(planner.optimizer)["unchecked"] = False  # no names of its multipliers are unknown
         planners = [self.planner_of(index) for index, *_ in calls]
         self.sync()  # what new indices have changed
         if all(planner is self.planner for planner in planners):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cases import FEW, kept
 
-from fastopt import optimizer
+from fastopt import EMA, optimizer
 from fastopt.parameter import ParameterDict
 from fastopt.trainer import Trainer
 
@@ -96,6 +96,18 @@ def param_dict(name):
 def test_frames_of_a_warm_call(name, setting, single):
     found = warm(single, optimizer.Updater(setting(name)))
     assert len(found) <= (SINGLE if single else LIST), found
+
+
+@pytest.mark.parametrize("average", [None, EMA()], ids=str)
+@pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
+def test_frames_of_a_warm_call_with_groups(single, average):
+    """An average costs none, and a list three for each group besides."""
+    groups = {
+        "0": {"wd_mult": 0.0},
+        "1": {"optimizer": optimizer.SGD(learning_rate=0.1, momentum=0.9)},
+    }
+    found = warm(single, optimizer.Updater("adam", groups=groups, average=average))
+    assert len(found) <= (SINGLE if single else LIST + 3 * 3), found
 
 
 @pytest.mark.parametrize("name", kept(NAMES, *FEW))

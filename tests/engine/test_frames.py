@@ -103,10 +103,11 @@ def test_frames_of_a_warm_call(name, setting, single):
 def test_frames_of_a_warm_call_with_groups(single, average):
     """An average costs none, and a list three for each group besides."""
     groups = {
-        "0": {"wd_mult": 0.0},
-        "1": {"optimizer": optimizer.SGD(learning_rate=0.1, momentum=0.9)},
+        "a": {"wd_mult": 0.0},
+        "b": {"optimizer": optimizer.SGD(learning_rate=0.1, momentum=0.9)},
     }
-    found = warm(single, optimizer.Updater("adam", groups=groups, average=average))
+    adam = optimizer.Adam(param_idx2name=dict(enumerate("abcd")))
+    found = warm(single, optimizer.Updater(adam, groups=groups, average=average))
     assert len(found) <= (SINGLE if single else LIST + 3 * 3), found
 
 

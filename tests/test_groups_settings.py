@@ -289,6 +289,31 @@ def test_a_list_is_one_call_after_the_other(name, scheduled, settings):
     assert ends[0] == ends[1]
 
 
+@pytest.mark.parametrize("average", AVERAGES[1:], ids=str)
+@pytest.mark.filterwarnings("ignore:groups.* has no effect")
+def test_indices_may_come_twice_and_weights_share_memory(average):
+    ends = []
+    for way in WAYS[:2]:
+        made, weight = together(average=average), np.ones(SHAPE, np.float32)
+        tied = {
+            "embed.weight": weight,
+            "body.bias": weight[:1],
+            "head.weight": arrays(0)["embed.weight"],
+        }
+        one_by_one(made, {**arrays(9), "body.bias": weight[:1].copy()}, tied)  # averages start
+        for step in range(5):
+            grads = arrays(step)
+            grads["body.bias"] = grads["body.bias"][:1]
+            for names in (["head.weight", "body.bias", "embed.weight", "head.weight"], [*tied]):
+                if way is as_list:
+                    made(names, [grads[name] for name in names], [tied[name] for name in names])
+                else:
+                    for name in names:
+                        made(name, grads[name], tied[name])
+        ends.append((bits(tied), bits(made.averages)))
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize("scale", [None, 8.0])
 @MOST
 def test_the_norm_is_that_of_all_groups_together(scale, settings):

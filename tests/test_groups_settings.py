@@ -513,6 +513,21 @@ def test_a_run_goes_on_bit_for_bit(way, settings, calls, tmp_path):
     assert list(other.groups) == list(made.groups)
 
 
+def test_states_bring_groups_and_an_optimizer_that_present_groups_do_not_fit():
+    own = {"^head": {"momentum": 0.5}}
+    made = optimizer.Updater(optimizer.SGD(momentum=0.9), groups=own, **ALL)
+    weights, other = arrays(0), together(**ALL)
+    for step in range(3):
+        as_list(made, arrays(step), weights)
+    copies = copy.deepcopy(weights)
+    other.set_states(made.get_states(dump_optimizer=True))
+    for step in range(3, 6):
+        as_list(made, arrays(step), weights)
+        as_list(other, arrays(step), copies)
+    assert bits(weights) == bits(copies)
+    assert list(other.groups) == ["^head"]
+
+
 def test_what_is_saved_inside_of_averaged_restores_the_weights(tmp_path):
     made, weights = together(average=EMA(0.5)), arrays(0)
     for step in range(3):
@@ -543,7 +558,7 @@ MIXED = {
 def test_averages_beside_those_of_one_optimizer_are_one_error(main, other, words):
     main, other = (optimizer.create(x() if callable(x) else x) for x in (main, other))
     own = {"^b": {"optimizer": other}}
-    words = rf"groups\['\^b'\]: average cannot be combined with {words}: it has averages"
+    words = rf"groups\['\^b'\]: average cannot be combined with {words}, since the former has"
     with pytest.raises(TypeError, match=words):
         optimizer.Updater(main, groups=own, average=EMA(0.5))
     made, weights = optimizer.Updater(main, groups=own), arrays(0, "ab")

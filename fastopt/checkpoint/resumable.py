@@ -154,9 +154,12 @@ class Resumable(Stateful, metaclass=Constructor):
                     raise
                 except Exception as error:  # whatever else foreign numbers lead to
                     raise CheckpointError(f"not the states of an updater: {error}") from error
+                if "groups" in tree:
+                    groups = with_present(groups, self.groups)
+                    self.groups = None  # which need not fit the new optimizer
                 self.states, self.optimizer = tree["states"], made
                 if "groups" in tree:
-                    self.groups = with_present(groups, self.groups)
+                    self.groups = groups
                 self.states_synced = dict.fromkeys(self.states, False)
                 restore_progress()
             case _:

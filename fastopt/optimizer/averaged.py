@@ -52,5 +52,5 @@ def check_averaged_together(main: Optimizer, other: Optimizer, label: str) -> No
         own, rest = (main, other) if main.evaluates else (other, main)
         raise TypeError(
             f"{label}: average cannot be combined with {type(own).__name__} beside "
-            f"{type(rest).__name__}: it has averages of its weights in its state; use two updaters"
+            f"{type(rest).__name__}, since the former has averages in its state: use two updaters"
         )

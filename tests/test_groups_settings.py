@@ -174,7 +174,7 @@ KINDS = {
     "deferred decay": (lazy_rows, np.float32, {"lazy_update": True, "sparse_decay": "catch_up"}),
     "masters": (half_values, np.float16, {"multi_precision": True}),
     "split masters": (half_values, np.float16, {"multi_precision": True, "master": "split"}),
-    "half": (half_values, np.float16, {}),
+    "half": (half_values, np.float16, {"rounding": "stochastic"}),
 }
 KINDS_ = pytest.mark.parametrize(
     "kind",
@@ -221,7 +221,7 @@ def test_row_sparse_gradients_and_half_precision_in_one_group(kind, settings, rn
 
 
 @pytest.mark.parametrize("name", ["lamb", *exhaustive("sgld", "signum", "lars", "adadelta")])
-@MOST
+@pytest.mark.parametrize("settings", [ALL, SETTINGS["Lookahead"]], ids=["all", "Lookahead"])
 def test_rules_with_sums_and_noise_in_a_group(name, settings):
     def create():
         return optimizer.create(name, wd=0.1)

@@ -3,6 +3,7 @@
 Every optimizer that is registered is an attribute here too: ``fastopt.Adam``.
 """
 
+import importlib
 import typing
 
 from fastopt import initializer as initializer
@@ -58,8 +59,12 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Test as Test
     from fastopt.optimizer import Yogi as Yogi
     from fastopt.optimizer import ccSGD as ccSGD
+    from fastopt.table import EmbeddingTable as EmbeddingTable
 
 __version__ = "0.1.0"
+
+_LAZY = ("EmbeddingTable",)
+"""Names of :mod:`fastopt.table`, which is imported when one of them is used."""
 
 _ELSEWHERE = {
     "optim": "optimizer is the module of optimizers",
@@ -82,11 +87,13 @@ def _optimizers() -> list[str]:
 def __getattr__(name: str) -> typing.Any:
     if name in _optimizers():
         return getattr(optimizer, name)
+    if name in _LAZY:
+        return getattr(importlib.import_module("fastopt.table"), name)
     schedules = (f"lr_scheduler.{each}" for each in lr_scheduler.scheduler_registry)
     within = ("optimizer.create", "optimizer.register", "amp.LossScaler", "parameter.ParameterDict")
-    known = {*globals(), *_optimizers(), *schedules, *within}
+    known = {*globals(), *_optimizers(), *_LAZY, *schedules, *within}
     raise _no_attribute(f"module {__name__!r}", name, known, _ELSEWHERE)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_optimizers()})
+    return sorted({*globals(), *_optimizers(), *_LAZY})

@@ -18,7 +18,7 @@ from numba.extending import intrinsic, overload
 
 from fastopt.kernels.rule import scalar
 
-__all__ = ["dither_bits", "dither_key", "index_number", "key", "normal", "run", "stream_key"]
+__all__ = ["dither_bits", "dither_key", "index_number", "key", "mix", "normal", "run", "stream_key"]
 
 _MASK = (1 << 64) - 1
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -61,7 +61,7 @@ def key(seed: int, index: int, step: int) -> int:
     """Key of the stream for one update: a 64-bit hash of three integers."""
     hashed = 0
     for part in (seed, index, step):
-        hashed = int(_mix(np.uint64((hashed + part + int(_GAMMA)) & _MASK)))
+        hashed = int(mix(np.uint64((hashed + part + int(_GAMMA)) & _MASK)))
     return hashed
 
 
@@ -79,7 +79,7 @@ def stream_key(seed, index, step):
     """See :func:`key`, of three 64-bit integers."""
     hashed = np.uint64(0)
     for part in (seed, index, step):
-        hashed = _mix(_add(_add(hashed, np.uint64(part)), _GAMMA))
+        hashed = mix(_add(_add(hashed, np.uint64(part)), _GAMMA))
     return hashed
 
 
@@ -112,7 +112,7 @@ def normal(run, i):
 @scalar
 def dither_key(key, element):
     """Key of dithering for a run of elements from number `element` on."""
-    return _mix(_add(_add(key, _DITHER), _multiply(np.uint64(element) >> _WORD, _GAMMA)))
+    return mix(_add(_add(key, _DITHER), _multiply(np.uint64(element) >> _WORD, _GAMMA)))
 
 
 @scalar
@@ -221,7 +221,8 @@ def _signed_intrinsic(typingctx, x):
 
 
 @scalar
-def _mix(z):
+def mix(z):
+    """Hash of 64 bits, different for different bits."""
     z = _multiply(z ^ (z >> np.uint64(30)), _MIX_1)
     z = _multiply(z ^ (z >> np.uint64(27)), _MIX_2)
     return z ^ (z >> np.uint64(31))

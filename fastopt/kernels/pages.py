@@ -2,13 +2,14 @@
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-__all__ = ["small_pages"]
+__all__ = ["huge_pages", "reserved", "small_pages"]
 
 LARGE = 1 << 22
 """Bytes from which NumPy asks the kernel for huge pages."""
@@ -27,6 +28,40 @@ def small_pages(arrays: Iterable[Any]) -> None:
         begin = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
         size = (array.ctypes.data + array.nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
         advise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_NOHUGEPAGE)
+
+
+NORESERVE = {"linux": 0x4000, "darwin": 0x40}
+"""Flag that reserves addresses without memory, which Python's mmap does not name everywhere."""
+
+
+def reserved(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """Zeros that take memory page by page, as they are written to, and addresses until then.
+
+    Raises
+    ------
+    MemoryError
+        The platform does not give so many addresses.
+    """
+    dtype = np.dtype(dtype)
+    size = max(int(np.prod(shape, dtype=object)) * dtype.itemsize, 1)
+    flags: dict[str, Any] = {}
+    if hasattr(mmap, "MAP_ANONYMOUS"):
+        more = NORESERVE.get(sys.platform, 0)
+        flags["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | more
+    try:
+        pages = mmap.mmap(-1, size, **flags)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"cannot reserve {size} bytes of address space: {error}") from None
+    return np.ndarray(shape, dtype, pages)
+
+
+def huge_pages(array: np.ndarray[Any, Any]) -> None:
+    """Ask the kernel for huge pages below an array of :func:`reserved`, which is filled densely."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            array.base.madvise(mmap.MADV_HUGEPAGE)  # type: ignore[union-attr]
+        except OSError:
+            return  # a kernel without them
 
 
 @cache

@@ -1,0 +1,862 @@
+"""A table of embeddings that grows with the ids that it meets."""
+
+import copy
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fastopt.arguments import brief, count, flag, number
+from fastopt.checkpoint.errors import CheckpointError, read_from
+from fastopt.checkpoint.files import PathLike, write_atomically
+from fastopt.checkpoint.tree import chunks, read
+from fastopt.engine.validate import is_half
+from fastopt.initializer import Initializer
+from fastopt.interrupts import uninterrupted
+from fastopt.kernels.hashing import FREE
+from fastopt.kernels.layout import bfloat16, kind_of
+from fastopt.kernels.threads import in_forked_child
+from fastopt.optimizer import Optimizer, Updater, create
+from fastopt.sparse import REALS, RowSparse
+from fastopt.suggestions import Advised
+from fastopt.table.index import MOST_ROWS, Ids, RowIndex, Rows
+from fastopt.table.saved import FORMAT, checked
+from fastopt.table.start import Start
+from fastopt.table.storage import Storage, check_optimizer
+
+__all__ = ["EmbeddingTable"]
+
+Array = np.ndarray[Any, Any]
+Init = str | Initializer | Callable[[Array], ArrayLike]
+
+FEWEST = 1 << 16
+"""Rows that must be possible where no capacity is given."""
+
+LAST_STEP = int(FREE) - 1
+
+_locked: "WeakSet[EmbeddingTable]" = WeakSet()
+
+
+def _unlock() -> None:
+    for table in list(_locked):
+        table.lock = threading.RLock()  # maybe held by a thread that is not here
+
+
+in_forked_child(_unlock)
+
+
+class EmbeddingTable(Advised):
+    r"""A table of embeddings for any 64-bit ids, whose rows appear when an id does.
+
+    Row :math:`r(i)` of id :math:`i` starts with values that depend on the seed and :math:`i` alone,
+    and an update applies the optimizer's rule to it with the sum of its gradients,
+
+    .. math:: w_{r(i)} \leftarrow \mathrm{rule}\Big(w_{r(i)}, \sum_{j:\, i_j = i} g_j\Big),
+
+    as :class:`~fastopt.optimizer.Updater` does for row-sparse gradients, bit for bit. Ids are found
+    by open addressing. Rows are numbered by first appearance, the lowest free number first, and
+    never move: growth takes pages of address space that was reserved before.
+
+    Every method holds the table's lock: threads may look up while another updates, and see all of
+    an update or nothing of it. Whoever reads :attr:`weight` itself does so without the lock.
+
+    Parameters
+    ----------
+    dim : int
+        Length of a row.
+    optimizer : Optimizer or str
+        How to update, with any rule that updates indexed rows alone (``lazy_update=True``, which a
+        name implies). Tables may share one under different names. Not those that override
+        ``update()``, as Muon, or that sum the gradients of several calls, as LBSGD.
+    dtype : dtype_like
+        float32, float64, float16 or bfloat16. Default float32.
+    init : str, Initializer or callable
+        First values of a row: 'uniform', 'normal', 'zeros', 'ones', an
+        :class:`~fastopt.initializer.Uniform`, Normal or Constant with arguments of yours, or a
+        function of an array of ids that returns a row for each. Random values are drawn in float32
+        from a function of the id and of a seed, which comes from the initializer's generator.
+        Default 'uniform': from -0.07 to 0.07.
+    capacity : int, optional
+        Most rows, at most 2**31 - 2; the address space for them, and for their state, is reserved.
+        Default: 2**31 - 2, or as many as the system grants.
+    min_count : int
+        Appearances in :meth:`lookup` with which an id gets a row. Default 1: at once.
+    half_life : float, optional
+        Updates in which counts decay to a half. Default None: counts are exact.
+    name : str
+        Index of the table in the optimizer: counts, multipliers, errors. Default 'embedding'.
+
+    Attributes
+    ----------
+    dim, dtype, capacity, min_count, half_life, name
+        The arguments; `capacity` is the number of rows that are reserved.
+    optimizer : Optimizer
+        The optimizer. Its hyper-parameters may be changed at any time.
+    step : int
+        Number of updates so far.
+    id_dtype : numpy.dtype
+        int64, or uint64 if the first ids were of that.
+    lock : threading.RLock
+        Held by every method.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is not what it must be, or the optimizer counts a parameter `name` already.
+    MemoryError
+        The system does not reserve the address space for `capacity` rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastopt
+    >>> sgd = fastopt.SGD(learning_rate=0.5, lazy_update=True)
+    >>> table = fastopt.EmbeddingTable(2, sgd, init="zeros")
+    >>> ids = np.array([10**18, 7, 10**18])
+    >>> table.lookup(ids).shape
+    (3, 2)
+    >>> table.update(ids, np.ones((3, 2), np.float32))
+    >>> table.lookup(ids)
+    array([[-1. , -1. ],
+           [-0.5, -0.5],
+           [-1. , -1. ]], dtype=float32)
+    >>> table.rows(ids), table.ids()
+    (array([0, 1, 0]), array([1000000000000000000, 7]))
+    >>> table
+    EmbeddingTable(dim=2, optimizer=SGD(learning_rate=0.5, num_update=1), rows=2, dtype=float32)
+    """
+
+    elsewhere = {
+        **dict.fromkeys(("pull", "forward", "get", "embed"), "lookup(ids) returns the rows of ids"),
+        **dict.fromkeys(("push", "backward", "apply"), "update(ids, grads) updates rows"),
+        **dict.fromkeys(("keys", "items"), "ids() has the ids, to_arrays() ids and rows"),
+        "capacity_used": "len(table) is the number of ids",
+    }
+
+    def __init__(
+        self,
+        dim: int,
+        optimizer: Optimizer | str,
+        *,
+        dtype: Any = "float32",
+        init: Init = "uniform",
+        capacity: int | None = None,
+        min_count: int = 1,
+        half_life: float | None = None,
+        name: str = "embedding",
+    ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, got {brief(name)}")
+        made = create(optimizer, lazy_update=True) if isinstance(optimizer, str) else optimizer
+        made = create(made)
+        try:
+            check_optimizer(made)
+            if name in made._index_update_count:
+                raise ValueError(
+                    f"optimizer counts the updates of a parameter {name!r} already: pass name= "
+                    "of another"
+                )
+            self._begin(
+                name,
+                count("dim", dim),
+                made,
+                _dtype(dtype),
+                Start(init),
+                None if capacity is None else count("capacity", capacity, most=MOST_ROWS),
+                count("min_count", min_count),
+                None if half_life is None else _positive("half_life", half_life),
+            )
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"table {name!r}: {error}") from error
+        made._index_update_count[name] = made.begin_num_update  # so that no other table takes it
+
+    def _begin(
+        self,
+        name: str,
+        dim: int,
+        optimizer: Optimizer,
+        dtype: np.dtype[Any],
+        start: Start,
+        capacity: int | None,
+        min_count: int,
+        half_life: float | None,
+    ) -> None:
+        """Set attributes that are known to be right, and reserve the rows."""
+        self.name, self.dim, self.dtype, self.min_count = name, dim, dtype, min_count
+        self.half_life, self._start, self._limit = half_life, start, capacity
+        self.lock = threading.RLock()
+        self.step = 0
+        self._keys: np.dtype[Any] | None = None
+        rate = math.log(2) / half_life if half_life else 0.0
+
+        def reserve(rows: int) -> tuple[RowIndex, Storage, RowIndex | None]:
+            waiting = RowIndex(rows, rate) if min_count > 1 else None
+            return RowIndex(rows, rate), Storage(name, optimizer, rows, dim, dtype), waiting
+
+        self._index, self._storage, self._waiting = _granted(capacity, reserve)
+        self.capacity = self._index.capacity
+        self._updater = Updater(optimizer)
+        self._grow(1)
+        _locked.add(self)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        return self._updater.optimizer
+
+    @property
+    def id_dtype(self) -> np.dtype[Any]:
+        """Dtype of the ids."""
+        return np.dtype(np.int64) if self._keys is None else self._keys
+
+    @property
+    def weight(self) -> Array:
+        """The rows up to the last that was ever used, without a copy; free rows are zeros.
+
+        It may be written to. A later row is not in an array that was got before it appeared.
+        """
+        return self._storage.weight[: self._index.high]
+
+    # Ids
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, id: object) -> bool:
+        if isinstance(id, (bool, np.bool_)) or not isinstance(id, (int, np.integer)):
+            raise TypeError(
+                f"table {self.name!r}: an id must be an integer, got {brief(id)}; rows(ids) >= 0 "
+                "says it of an array"
+            )
+        bounds = np.iinfo(self.id_dtype)
+        if not bounds.min <= int(id) <= bounds.max:
+            return False
+        with self.lock:
+            bits = np.array([int(id)], self.id_dtype).view(np.int64)
+            return not self._index.find(bits)[1]
+
+    def __iter__(self) -> Iterator[int]:
+        """Ids in the order of their rows, as they are when the iteration starts."""
+        return iter(self.ids().tolist())
+
+    def ids(self) -> NDArray[Any]:
+        """Return the ids in the order of their rows: of first appearance, until rows are evicted.
+
+        Returns
+        -------
+        numpy.ndarray
+            A copy, int64 or uint64.
+        """
+        with self.lock:
+            return self._index.ids[self._index.in_use()].view(self.id_dtype)
+
+    def rows(self, ids: ArrayLike, create: bool = False) -> Rows:
+        """Return the row numbers of ids in :attr:`weight`.
+
+        Parameters
+        ----------
+        ids : array_like of int
+            int64 or uint64, or other integers, of any shape.
+        create : bool
+            Give ids without a row one, as :meth:`lookup` does. Default False: their number is -1.
+
+        Returns
+        -------
+        numpy.ndarray of int64
+            Of the shape of `ids`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As :meth:`lookup` does.
+
+        Examples
+        --------
+        >>> import fastopt
+        >>> table = fastopt.EmbeddingTable(2, "adam")
+        >>> table.rows([30, 20, 30], create=True), table.rows([20, 10])
+        (array([0, 1, 0]), array([ 1, -1]))
+        """
+        with self.lock:
+            bits, shape, keys = self._checked_ids(ids)
+            return self._rows(bits, keys, flag("create", create)).reshape(shape)
+
+    def lookup(self, ids: ArrayLike, create: bool = True) -> Array:
+        """Return the rows of ids.
+
+        Each occurrence of an id is an appearance: it is counted, and the present :attr:`step` is
+        the row's last use.
+
+        Parameters
+        ----------
+        ids : array_like of int
+            int64 or uint64, or other integers, of any shape.
+        create : bool
+            Give an id without a row one, at its `min_count`-th appearance. False changes nothing,
+            counts and last uses included. Default True.
+
+        Returns
+        -------
+        numpy.ndarray
+            A copy, of shape ``(*ids.shape, dim)``; ids without a row have zeros.
+
+        Raises
+        ------
+        TypeError
+            `ids` are not integers.
+        ValueError
+            An id does not fit into the table's :attr:`id_dtype`, there are more ids than
+            `capacity`, or a function `init` returns something else. Nothing changes.
+
+        Examples
+        --------
+        >>> import fastopt
+        >>> table = fastopt.EmbeddingTable(2, "adam", init="ones", min_count=2)
+        >>> table.lookup([5, 6, 5])
+        array([[1., 1.],
+               [0., 0.],
+               [1., 1.]], dtype=float32)
+        """
+        with self.lock:
+            bits, shape, keys = self._checked_ids(ids)
+            rows = self._rows(bits, keys, flag("create", create))
+            found = np.take(self._storage.weight, rows, axis=0, mode="clip")
+            if (absent := rows < 0).any():
+                found[absent] = 0
+            return found.reshape((*shape, self.dim))
+
+    def update(self, ids: ArrayLike, grads: ArrayLike) -> None:
+        """Update the rows of ids by the optimizer.
+
+        Gradients of a repeated id are summed in the order of the list. An id without a row gets one
+        first, unless `min_count` is more than 1: its gradients are left out then. The last use of
+        the rows is this update. It counts as one update of the table, also for no ids.
+
+        Parameters
+        ----------
+        ids : array_like of int
+            int64 or uint64, or other integers, of any shape.
+        grads : numpy.ndarray
+            Gradient of each, of shape ``(*ids.shape, dim)``, in the table's dtype, or float32 for
+            half precision.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `ids` or `grads` do not fit; see :meth:`lookup`. Nothing changes.
+        """
+        with self.lock:
+            self._update(*self._checked_update(ids, grads))
+
+    # Evicting rows
+
+    def counts(self, ids: ArrayLike | None = None) -> NDArray[Any]:
+        """Return how often ids have appeared, with what the half-life has left of it.
+
+        Parameters
+        ----------
+        ids : array_like of int, optional
+            Of any shape; ids without a row have 0. Default: :meth:`ids`.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64, or float64 with `half_life`.
+        """
+        with self.lock:
+            rows, shape = self._rows_of(ids)
+            counts = self._index.counts_at(np.maximum(rows, 0), self.step)
+            counts[rows < 0] = 0
+            return counts.reshape(shape)
+
+    def last_used(self, ids: ArrayLike | None = None) -> NDArray[np.int64]:
+        """Return the number of updates at the last use of ids.
+
+        Parameters
+        ----------
+        ids : array_like of int, optional
+            Of any shape; ids without a row have -1. Default: :meth:`ids`.
+        """
+        with self.lock:
+            rows, shape = self._rows_of(ids)
+            last = self._index.last[np.maximum(rows, 0)].astype(np.int64)
+            last[rows < 0] = -1
+            return last.reshape(shape)
+
+    def evict(
+        self,
+        unused_for: int | None = None,
+        count_below: float | None = None,
+        keep: ArrayLike | Callable[[Array], ArrayLike] | None = None,
+    ) -> NDArray[Any]:
+        """Remove ids whose rows are not used any more.
+
+        A row that is removed is free for other ids. Weight and state of the next id in it start
+        again, and so do those of the same id if it comes back. Ids that wait for their
+        `min_count`-th appearance go by the same conditions.
+
+        Parameters
+        ----------
+        unused_for : int, optional
+            Remove ids that no lookup or update has used in that many updates, 1 or more.
+        count_below : float, optional
+            Remove ids with a smaller count. With `unused_for` an id must meet both conditions.
+        keep : array_like of int or callable, optional
+            Ids that stay anyway; or a function that takes the array of ids that are to go, and
+            returns a bool for each, True for those that stay: a score of your own.
+
+        Returns
+        -------
+        numpy.ndarray
+            The ids that went, in the order of their rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No argument is given, or one is not what it must be. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fastopt
+        >>> table = fastopt.EmbeddingTable(1, "adagrad")
+        >>> _ = table.lookup([1, 2, 3, 2, 3])
+        >>> table.evict(count_below=2, keep=[7]), table.ids()
+        (array([1]), array([2, 3]))
+        >>> table.evict(keep=lambda ids: ids % 2 == 1), table.ids()
+        (array([2]), array([3]))
+        """
+        if unused_for is None and count_below is None and keep is None:
+            raise ValueError(f"table {self.name!r}: evict needs unused_for, count_below or keep")
+        with self.lock:
+            try:
+                if unused_for is not None:
+                    unused_for = count("unused_for", unused_for)
+                if count_below is not None:
+                    count_below = number("count_below", count_below, least=0)
+                gone = self._unused(self._index, unused_for, count_below)
+                ids = self._index.ids[gone]
+                if callable(keep):
+                    stays = np.asarray(keep(ids.view(self.id_dtype)))
+                    if stays.shape != ids.shape or stays.dtype != np.bool_:
+                        raise TypeError(
+                            f"keep must return an array of {len(ids)} bools, got {brief(stays)}"
+                        )
+                elif keep is not None:
+                    kept, *_ = self._checked_ids(keep, "keep")
+                    stays = np.isin(gone, self._index.find(kept)[0])
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"table {self.name!r}: {error}") from error
+            if keep is not None:
+                gone, ids = gone[~stays], ids[~stays]
+            with uninterrupted:
+                if self._waiting is not None and (unused_for or count_below):
+                    waiting = self._unused(self._waiting, unused_for, count_below)
+                    self._waiting.remove(waiting)
+                self._index.remove(gone)
+                self._storage.clear(gone)
+            return ids.view(self.id_dtype)
+
+    def _unused(
+        self, index: RowIndex, unused_for: int | None, count_below: float | None
+    ) -> Rows:
+        rows = index.in_use()
+        if unused_for is not None:
+            last = index.last[: index.high] if len(rows) == index.high else index.last[rows]
+            rows = rows[last + np.int64(unused_for) <= self.step]
+        if count_below is not None:
+            rows = rows[index.counts_at(rows, self.step) < count_below]
+        return rows
+
+    # Deferred decay, copies, files
+
+    def flush(self) -> None:
+        """Apply the deferred decay of all rows, see :meth:`Updater.flush`."""
+        with self.lock:
+            self._updater.flush(self.name, self._view)
+
+    def to_arrays(self) -> tuple[NDArray[Any], Array]:
+        """Return ids and weights as plain arrays, copies in the order of the rows.
+
+        Returns
+        -------
+        ids : numpy.ndarray
+            As :meth:`ids` returns them.
+        weight : numpy.ndarray
+            Of shape ``(len(ids), dim)``, without free rows.
+        """
+        with self.lock:
+            return self.ids(), self._storage.weight[self._index.in_use()]
+
+    def save(self, path: PathLike) -> None:
+        """Write the table with all that :meth:`load` needs to go on.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A safetensors file. It replaces an older one whole or not at all.
+
+        Raises
+        ------
+        TypeError
+            The optimizer has an attribute that cannot be saved.
+        OSError
+            The file cannot be written. The older one is as it was.
+        """
+        with self.lock, self.optimizer.lock:
+            write_atomically(path, chunks(self._described()))
+
+    @classmethod
+    def load(
+        cls, path: PathLike, optimizer: Optimizer | None = None, init: Init | None = None
+    ) -> Self:
+        """Return the table that :meth:`save` wrote, which goes on as the saved one would have.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file.
+        optimizer : Optimizer, optional
+            Gets the attributes of the saved one and is used in its place: for classes that are not
+            registered, and for tables that share an optimizer.
+        init : str, Initializer or callable, optional
+            First values from now on. It must be given if they came from a function, which is not
+            saved.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError, OSError
+            The file is damaged, does not fit, or cannot be read. `optimizer` has not changed.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import fastopt
+        >>> table = fastopt.EmbeddingTable(4, "adam")
+        >>> before = table.lookup([3, 1, 2])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     table.save(f"{folder}/table.safetensors")
+        ...     loaded = fastopt.EmbeddingTable.load(f"{folder}/table.safetensors")
+        >>> bool((loaded.lookup([3, 1, 2]) == before).all()), list(loaded)
+        (True, [3, 1, 2])
+        """
+        with read_from(path), open(os.fspath(path), "rb") as file:
+            return cls._restored(read(file, optimizer), optimizer, init)
+
+    def _described(self, init: Any = None) -> dict[str, Any]:
+        """All of the table, with live arrays."""
+        high, waiting = self._index.high, self._waiting
+        decay = self.optimizer.row_decay.get(self.name)
+        return {
+            "embedding_table": FORMAT,
+            "name": self.name,
+            "dim": self.dim,
+            "dtype": self.dtype.name,
+            "init": self._start.text if init is None else init,
+            "seed": self._start.seed,
+            "capacity": self._limit,
+            "min_count": self.min_count,
+            "half_life": self.half_life,
+            "id_dtype": None if self._keys is None else self._keys.name,
+            "step": self.step,
+            "ids": _records(self._index),
+            "waiting": None if waiting is None else _records(waiting),
+            "weight": self._storage.weight[:high],
+            "state": [array[:high] for array in self._storage.arrays],
+            "decay": None if decay is None else (decay[0][:high], decay[1]),
+            "optimizer": _alone(self.optimizer),
+        }
+
+    @classmethod
+    def _restored(cls, saved: Any, optimizer: Optimizer | None, init: Any) -> Self:
+        """Table of what :meth:`_described` said, once it is known to be right.
+
+        Raises
+        ------
+        CheckpointError
+            It is not what that says of a table.
+        """
+        table = cls.__new__(cls)
+        try:
+            fields = checked(saved, optimizer, init)
+            made: Optimizer = fields["optimizer"]
+            table._begin(
+                fields["name"],
+                fields["dim"],
+                made,
+                fields["dtype"],
+                fields["start"],
+                fields["capacity"],
+                fields["min_count"],
+                fields["half_life"],
+            )
+            table._take_up(fields)
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever else foreign numbers lead to
+            raise CheckpointError(f"not the checkpoint of a table: {error}") from error
+        if optimizer is not None:
+            others = {k: v for k, v in optimizer.row_decay.items() if k != table.name}
+            kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
+            state = {k: v for k, v in made.__getstate__().items() if k not in kept}
+            optimizer.restore({**state, "row_decay": {**others, **made.row_decay}})
+            table._storage.optimizer = optimizer
+            table._updater = Updater(optimizer)
+            table._show()
+        return table
+
+    def _take_up(self, fields: dict[str, Any]) -> None:
+        """Fill an empty table with checked records, weights and states."""
+        storage, weight = self._storage, fields["weight"]
+        high = len(weight)
+        if high > self.capacity:
+            raise CheckpointError(f"it has {high} rows for a capacity of {self.capacity}")
+        self.step, self._keys = fields["step"], fields["id_dtype"]
+        self._index.fill(*fields["ids"])
+        if self._waiting is not None:
+            self._waiting.fill(*fields["waiting"])
+        storage._check(fields["state"])
+        storage.weight[:high] = weight
+        for array, values in zip(storage.arrays, fields["state"], strict=True):
+            if len(values) != high:
+                raise CheckpointError(f"it has {high} rows, and {len(values)} of a state")
+            array[:high] = values
+        storage.used = high
+        storage.clear(np.flatnonzero(fields["ids"][2] == FREE))
+        if (storage.decay is None) != (fields["decay"] is None) and high:
+            raise CheckpointError("it must have the deferred decay that the optimizer keeps")
+        if storage.decay is not None and fields["decay"] is not None:
+            rows, total = fields["decay"]
+            storage.decay[:high] = rows
+            self.optimizer.row_decay[self.name] = storage.decay[:0], total
+        self._grow(high)
+        self._show()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self.lock, self.optimizer.lock:
+            given = self._start.given if self._start.function is not None else None
+            return _unpickled, (type(self), copy.deepcopy(self._described(init=given)))
+
+    def __repr__(self) -> str:
+        more = "".join(
+            f", {name}={value!r}"
+            for name, value, default in (
+                ("name", self.name, "embedding"),
+                ("min_count", self.min_count, 1),
+                ("half_life", self.half_life, None),
+                ("capacity", self._limit, None),
+            )
+            if value != default
+        )
+        return (
+            f"{type(self).__name__}(dim={self.dim}, optimizer={self.optimizer!r}, "
+            f"rows={len(self)}, dtype={self.dtype}{more})"
+        )
+
+    # What the methods have in common
+
+    def _checked_ids(
+        self, ids: Any, argument: str = "ids"
+    ) -> tuple[Ids, tuple[int, ...], np.dtype[Any]]:
+        """Bits of ids in one dimension, their shape, and the dtype that the table has with them."""
+        words = f"table {self.name!r}: {argument}"
+        if isinstance(ids, np.ma.MaskedArray):
+            raise TypeError(f"{words} must be an array without a mask, got a MaskedArray")
+        array = np.asarray(ids)
+        if not (isinstance(ids, np.ndarray) or array.size):
+            array = array.astype(np.int64)  # NumPy takes an empty list for floats
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{words} must be integers of 64 bits, got {array.dtype}")
+        keys = self._keys or np.dtype(np.uint64 if array.dtype == np.uint64 else np.int64)
+        if array.size and array.dtype.kind != keys.kind:
+            bounds = np.iinfo(keys)
+            wrong = array.min() if keys.kind == "u" else array.max()
+            if not bounds.min <= int(wrong) <= bounds.max:
+                raise ValueError(f"{words} must fit into the table's {keys}, got {wrong}")
+        flat = np.ascontiguousarray(array, keys).reshape(-1)
+        return flat.view(np.int64), array.shape, keys
+
+    def _checked_update(self, ids: Any, grads: Any) -> tuple[Ids, np.dtype[Any], Array]:
+        """Arguments of :meth:`_update`."""
+        bits, shape, keys = self._checked_ids(ids)
+        words = f"table {self.name!r}: grads"
+        if isinstance(grads, np.ma.MaskedArray):
+            raise TypeError(f"{words} must be an array without a mask, got a MaskedArray")
+        array = np.asarray(grads)
+        takes = [self.dtype.name] + ["float32"] * is_half(self._storage.weight)
+        if array.dtype.name not in takes or not array.dtype.isnative:
+            raise TypeError(f"{words} must have dtype {' or '.join(takes)}, got {array.dtype}")
+        if array.shape != (*shape, self.dim):
+            raise ValueError(f"{words} must have shape {(*shape, self.dim)}, got {array.shape}")
+        return bits, keys, array.reshape(-1, self.dim)
+
+    def _rows_of(self, ids: Any) -> tuple[Rows, tuple[int, ...]]:
+        """Row numbers of ids, by default of all, and their shape."""
+        if ids is None:
+            rows = self._index.in_use()
+            return rows, rows.shape
+        bits, shape, _ = self._checked_ids(ids)
+        return self._index.find(bits)[0], shape
+
+    def _rows(self, ids: Ids, keys: np.dtype[Any], create: bool) -> Rows:
+        """Row numbers of ids, which are used if rows may be created."""
+        rows, missing = self._index.find(ids)
+        if not create:
+            return rows
+        with uninterrupted:
+            if missing and self._waiting is not None:
+                rows = self._admit(self._waiting, ids, rows, keys)
+            elif missing:
+                self._insert(ids, rows, missing, keys)
+            self._index.touch(rows, self.step, counted=True)
+            self._keys = keys
+        return rows
+
+    def _update(self, ids: Ids, keys: np.dtype[Any], grads: Array) -> None:
+        """Update rows with checked gradients."""
+        rows, missing = self._index.find(ids)
+        new, high = rows[:0], self._index.high
+        with uninterrupted:
+            if missing and self.min_count == 1:
+                new = self._insert(ids, rows, missing, keys)
+            elif missing:
+                rows, grads = rows[rows >= 0], grads[rows >= 0]
+            try:
+                grad = RowSparse(grads, rows, self._view.shape)
+                self._updater(self.name, grad, self._view)
+            except BaseException:
+                if len(new):
+                    self._withdraw(new, high)
+                raise
+            self.step = min(self.step + 1, LAST_STEP)
+            self._index.touch(rows, self.step, counted=False)
+            self._keys = keys
+
+    def _insert(self, ids: Ids, rows: Rows, missing: int, keys: np.dtype[Any]) -> Rows:
+        """Give ids without a row one, with weight and state; return the new rows."""
+        index, high = self._index, self._index.high
+        self._check_room(ids, rows, missing)
+        ids = ids.copy()  # which another thread may write to
+        new = index.insert(ids, rows, missing)
+        try:
+            self._storage.start(new, index.ids[new], self._start, keys)
+            self._grow(index.high)
+        except BaseException as error:
+            self._withdraw(new, high)
+            if isinstance(error, (TypeError, ValueError)):
+                raise type(error)(f"table {self.name!r}: {error}") from error
+            raise
+        return new
+
+    def _withdraw(self, new: Rows, high: int) -> None:
+        self._storage.clear(new)
+        self._index.withdraw(new, high)
+
+    def _check_room(self, ids: Ids, rows: Rows, missing: int) -> None:
+        """Raise ValueError if there are more new ids than rows."""
+        if len(self) + missing > self.capacity:
+            needed = len(self) + len(np.unique(ids[rows < 0]))
+            if needed > self.capacity:
+                raise ValueError(
+                    f"table {self.name!r}: ids need {needed} rows, and capacity is {self.capacity}"
+                )
+
+    def _admit(self, waiting: RowIndex, ids: Ids, rows: Rows, keys: np.dtype[Any]) -> Rows:
+        """Rows of ids, some of which get one with this appearance; others are counted."""
+        absent = np.flatnonzero(rows < 0)
+        found = np.unique(ids[absent], return_index=True, return_inverse=True, return_counts=True)
+        distinct, first, inverse, times = found
+        places, unknown = waiting.find(distinct)
+        before = waiting.counts_at(np.maximum(places, 0), self.step)
+        before[places < 0] = 0
+        chosen = np.flatnonzero(before + times >= self.min_count)
+        chosen = chosen[np.argsort(first[chosen])]
+        stays = np.ones(len(distinct), bool)
+        stays[chosen] = False
+        if len(waiting) + unknown > waiting.capacity:
+            raise ValueError(
+                f"table {self.name!r}: {len(waiting) + unknown} ids wait for a row, and capacity "
+                f"is {waiting.capacity}"
+            )
+        admitted = np.full(len(distinct), -1)
+        if len(chosen):
+            own = admitted[chosen]
+            self._insert(distinct[chosen], own, len(chosen), keys)
+            admitted[chosen] = own
+            self._index.counts[own] = before[chosen]
+            self._index.last[own] = self.step
+            waiting.remove(places[chosen][places[chosen] >= 0])
+        left = ids[absent[stays[inverse]]]
+        places, missing = waiting.find(left)
+        if missing:
+            waiting.insert(left, places, missing)
+        waiting.touch(places, self.step, counted=True)
+        rows = rows.copy()
+        rows[absent] = admitted[inverse]
+        return rows
+
+    def _grow(self, rows: int) -> None:
+        """Let the updater see at least so many rows."""
+        if self._storage.grow(rows):
+            self._show()
+
+    def _show(self) -> None:
+        """Give the updater weight and state up to the present height."""
+        storage, optimizer = self._storage, self.optimizer
+        self._view = storage.weight[: storage.height]
+        self._updater.states[self.name] = storage.state()
+        self._updater.states_synced[self.name] = True
+        if storage.decay is not None:
+            total = optimizer.row_decay.get(self.name, (None, 0.0))[1]
+            optimizer.row_decay[self.name] = storage.decay[: storage.height], total
+
+
+def _granted(capacity: int | None, reserve: Callable[[int], Any]) -> Any:
+    """What `reserve` makes for the capacity, or for as many rows as the system grants."""
+    rows = MOST_ROWS if capacity is None else capacity
+    while True:
+        try:
+            return reserve(rows)
+        except MemoryError as error:
+            if capacity is not None or rows // 2 < FEWEST:
+                raise MemoryError(f"capacity of {rows} rows: {error}; pass a smaller one") from None
+            rows //= 2
+
+
+def _records(index: RowIndex) -> tuple[Array, Array, Array]:
+    """Ids, counts and last uses of all rows, in arrays of their own."""
+    high = index.high
+    records = index.ids[:high], index.counts[:high], index.last[:high]
+    return tuple(map(np.ascontiguousarray, records))  # type: ignore[return-value]
+
+
+def _alone(optimizer: Optimizer) -> Optimizer:
+    """Copy of an optimizer without what belongs to the rows of its parameters."""
+    alone = copy.copy(optimizer)
+    alone.row_decay, alone.masters_given = {}, {}
+    return alone
+
+
+def _unpickled(klass: type[EmbeddingTable], described: dict[str, Any]) -> EmbeddingTable:
+    """Table that was pickled or copied."""
+    init = described["init"]
+    return klass._restored(described, None, init if callable(init) else None)
+
+
+def _dtype(dtype: Any) -> np.dtype[Any]:
+    made = bfloat16() if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+    if kind_of(made) is None or not made.isnative:
+        raise TypeError(f"dtype must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {made}")
+    return made
+
+
+def _positive(name: str, value: Any) -> float:
+    exact = number(name, value, least=0)
+    if not exact:
+        raise ValueError(f"{name} must be more than 0, got {value}")
+    return exact

@@ -1,0 +1,142 @@
+"""What a checkpoint of a table holds, checked before it is used."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fastopt.arguments import count, number
+from fastopt.checkpoint.container import dtype_of
+from fastopt.checkpoint.errors import CheckpointError
+from fastopt.kernels.hashing import FREE
+from fastopt.kernels.layout import kind_of
+from fastopt.optimizer import Optimizer
+from fastopt.table.index import MOST_ROWS
+from fastopt.table.start import Start
+from fastopt.table.storage import check_optimizer
+
+__all__ = ["FORMAT", "checked"]
+
+Array = np.ndarray[Any, Any]
+
+FORMAT = 1
+
+FIELDS: dict[str, Any] = {
+    "embedding_table": int,
+    "name": str,
+    "dim": int,
+    "dtype": str,
+    "init": object,
+    "seed": int,
+    "capacity": (int, type(None)),
+    "min_count": int,
+    "half_life": (float, type(None)),
+    "id_dtype": (str, type(None)),
+    "step": int,
+    "ids": tuple,
+    "waiting": (tuple, type(None)),
+    "weight": np.ndarray,
+    "state": list,
+    "decay": (tuple, type(None)),
+    "optimizer": Optimizer,
+}
+
+
+def checked(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any]:
+    """Fields of a saved table, of the right types and shapes.
+
+    Parameters
+    ----------
+    saved : object
+        From a file.
+    optimizer : Optimizer or None
+        What takes the place of the saved one, of the same class.
+    init : str, Initializer, callable or None
+        What takes the place of the saved one.
+
+    Raises
+    ------
+    CheckpointError, TypeError, ValueError
+        It is something else.
+    """
+    if not isinstance(saved, Mapping) or saved.keys() != FIELDS.keys():
+        raise CheckpointError("not the checkpoint of a table, which EmbeddingTable.save() makes")
+    for field, kind in FIELDS.items():
+        if not isinstance(saved[field], kind) or isinstance(saved[field], bool):
+            raise CheckpointError(f"{field!r} is of type {type(saved[field]).__name__}")
+    if saved["embedding_table"] != FORMAT:
+        raise CheckpointError(f"format must be {FORMAT}, got {saved['embedding_table']}")
+    fields = dict(saved)
+    count("dim", saved["dim"])
+    if saved["capacity"] is not None:
+        count("capacity", saved["capacity"], most=MOST_ROWS)
+    count("min_count", saved["min_count"])
+    count("seed", saved["seed"], least=0, most=2**63 - 1)
+    step = count("step", saved["step"], least=0, most=int(FREE) - 1)
+    if saved["half_life"] is not None and not number("half_life", saved["half_life"], least=0):
+        raise CheckpointError("half_life must be more than 0")
+    if saved["id_dtype"] not in (None, "int64", "uint64"):
+        raise CheckpointError(f"id_dtype must be int64 or uint64, got {saved['id_dtype']!r}")
+    fields["id_dtype"] = saved["id_dtype"] and np.dtype(saved["id_dtype"])
+    fields["dtype"] = dtype = dtype_of(saved["dtype"])
+    if kind_of(dtype) is None:
+        raise CheckpointError(f"dtype must be of real numbers, got {dtype}")
+    fields["start"] = _start(saved["init"], saved["seed"], init)
+    made = saved["optimizer"]
+    check_optimizer(made)
+    if optimizer is not None and type(optimizer) is not type(made):
+        raise CheckpointError(
+            f"it was saved with {type(made).__name__}, optimizer is {type(optimizer).__name__}"
+        )
+    if saved["name"] not in made._index_update_count:
+        raise CheckpointError(f"the optimizer does not count the updates of {saved['name']!r}")
+    if made.row_decay or made.masters_given:
+        raise CheckpointError("the optimizer has arrays of parameters besides the table")
+    counts = "float32" if saved["half_life"] is not None else "uint32"
+    high = _check_records("ids", saved["ids"], counts, step)
+    if (saved["min_count"] > 1) != (saved["waiting"] is not None):
+        raise CheckpointError("ids wait for a row if min_count is more than 1 only")
+    if saved["waiting"] is not None:
+        _check_records("waiting", saved["waiting"], counts, step)
+    _check_array("weight", saved["weight"], dtype.name, (high, saved["dim"]))
+    if not all(isinstance(array, np.ndarray) for array in saved["state"]):
+        raise CheckpointError("'state' must hold arrays")
+    if saved["decay"] is not None:
+        rows, total = saved["decay"]
+        _check_array("decay", rows, "float64", (high,))
+        number("decay", total)
+        if not np.isfinite(rows).all():
+            raise CheckpointError("'decay' must be finite")
+    return fields
+
+
+def _start(saved: Any, seed: int, given: Any) -> Start:
+    if given is not None:
+        return Start(given)
+    if not isinstance(saved, str):
+        raise CheckpointError("its first values came from a function, pass it as init")
+    return Start(saved, seed)
+
+
+def _check_records(name: str, records: tuple[Any, ...], counts: str, step: int) -> int:
+    """Check ids, counts and last uses of rows; return how many there are."""
+    if len(records) != 3 or not all(isinstance(array, np.ndarray) for array in records):
+        raise CheckpointError(f"{name!r} must be three arrays")
+    ids, numbers, last = records
+    rows = len(ids) if ids.ndim else 0
+    _check_array(f"{name}: id", ids, "int64", (rows,))
+    _check_array(f"{name}: count", numbers, counts, (rows,))
+    _check_array(f"{name}: last use", last, "uint32", (rows,))
+    used = last != FREE
+    if rows > MOST_ROWS or (used & (last > step)).any():
+        raise CheckpointError(f"{name!r} has a last use after step {step}")
+    if len(np.unique(ids[used])) != np.count_nonzero(used):
+        raise CheckpointError(f"{name!r} has an id twice")
+    if not (np.isfinite(numbers) & (numbers >= 0)).all() or numbers[~used].any():
+        raise CheckpointError(f"{name!r} has a count that none is")
+    return rows
+
+
+def _check_array(name: str, array: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    if not isinstance(array, np.ndarray) or (array.dtype.name, array.shape) != (dtype, shape):
+        raise CheckpointError(f"{name} must be an array of {dtype} of shape {shape}")

@@ -1,0 +1,116 @@
+"""Several tables in one call."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from fastopt.arguments import brief, flag
+from fastopt.table.embedding import Array, EmbeddingTable
+
+__all__ = ["lookup", "update"]
+
+Tables = Mapping[str, EmbeddingTable]
+PerTable = Mapping[str, ArrayLike]
+
+
+def lookup(tables: Tables, ids: PerTable, create: bool = True) -> dict[str, Array]:
+    """Return the rows of ids of several tables, as :meth:`EmbeddingTable.lookup` does for each.
+
+    Parameters
+    ----------
+    tables : mapping of str to EmbeddingTable
+        The tables, each once.
+    ids : mapping of str to array_like of int
+        Ids for some or all of them.
+    create : bool
+        See :meth:`EmbeddingTable.lookup`. Default True.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        A row for each id.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Ids are for no table, or are not what they must be. Ids of all tables are checked before
+        any changes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastopt.table
+    >>> tables = {n: fastopt.EmbeddingTable(2, "adam", name=n) for n in ("users", "items")}
+    >>> batch = {"users": np.array([7, 9]), "items": np.array([[1, 2], [3, 1]])}
+    >>> rows = fastopt.table.lookup(tables, batch)
+    >>> rows["users"].shape, rows["items"].shape
+    ((2, 2), (2, 2, 2))
+    >>> fastopt.table.update(tables, batch, rows)
+    >>> [len(table) for table in tables.values()]
+    [2, 3]
+    """
+    _check(tables, ids)
+    with _locked([tables[name] for name in ids]):
+        for name, some in ids.items():
+            bits, *_ = tables[name]._checked_ids(some)
+            rows, missing = tables[name]._index.find(bits)
+            if flag("create", create) and tables[name].min_count == 1:
+                tables[name]._check_room(bits, rows, missing)
+        return {name: tables[name].lookup(some, create) for name, some in ids.items()}
+
+
+def update(tables: Tables, ids: PerTable, grads: PerTable) -> None:
+    """Update rows of several tables, as :meth:`EmbeddingTable.update` does for each.
+
+    Parameters
+    ----------
+    tables : mapping of str to EmbeddingTable
+        The tables, each once.
+    ids : mapping of str to array_like of int
+        Ids for some or all of them.
+    grads : mapping of str to numpy.ndarray
+        Gradients of the ids, under the same names.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Ids or gradients are for no table, or are not what they must be. Those of all tables are
+        checked before any changes.
+    """
+    _check(tables, ids)
+    if not isinstance(grads, Mapping) or grads.keys() != ids.keys():
+        got = sorted(grads) if isinstance(grads, Mapping) else brief(grads)
+        raise ValueError(f"grads must have the names of ids, {sorted(ids)}, got {got}")
+    with _locked([tables[name] for name in ids]):
+        calls = []
+        for name, some in ids.items():
+            table = tables[name]
+            bits, keys, values = table._checked_update(some, grads[name])
+            if table.min_count == 1:
+                table._check_room(bits, *table._index.find(bits))
+            calls.append((table, bits, keys, values))
+        for table, *arguments in calls:
+            table._update(*arguments)
+
+
+def _check(tables: Any, ids: Any) -> None:
+    for name, given in (("tables", tables), ("ids", ids)):
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{name} must be a mapping by name, got {brief(given)}")
+    for name, table in tables.items():
+        if not isinstance(table, EmbeddingTable):
+            raise TypeError(f"tables[{name!r}] must be an EmbeddingTable, got {brief(table)}")
+    if len({*map(id, tables.values())}) < len(tables):
+        raise ValueError("tables must be different, one is under two names")
+    if extra := sorted(ids.keys() - tables.keys()):
+        raise ValueError(f"ids are for tables {extra}, and tables has {sorted(tables)}")
+
+
+def _locked(tables: Sequence[EmbeddingTable]) -> ExitStack:
+    """Context that holds the locks of tables, always in the same order."""
+    stack = ExitStack()
+    for table in sorted(tables, key=id):
+        stack.enter_context(table.lock)
+    return stack

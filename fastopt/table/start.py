@@ -1,0 +1,97 @@
+"""Values that the rows of new ids start with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fastopt.arguments import brief
+from fastopt.initializer import Constant, Initializer, Normal, One, Uniform, Zero, create
+from fastopt.kernels import hashing
+from fastopt.table.index import Ids
+
+__all__ = ["Start"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Start:
+    """Values of new rows, each a function of its id alone.
+
+    Parameters
+    ----------
+    init : str, Initializer or callable
+        'uniform', 'normal', 'zeros', 'ones', or one of these initializers; or a function of an
+        array of ids that returns an array with a row for each.
+    seed : int, optional
+        Seed of random numbers. Default: drawn from the initializer's generator.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `init` is something else.
+    """
+
+    def __init__(self, init: Any, seed: int | None = None) -> None:
+        self.given = init
+        self.scale, self.kind = 0.0, "constant"
+        self.function: Callable[[Array], Any] | None = None
+        if isinstance(init, str):
+            init = self.given = create(init)
+        match init:
+            case Uniform():
+                self.kind, self.scale = "uniform", init.scale
+            case Normal():
+                self.kind, self.scale = "normal", init.sigma
+            case Zero():
+                pass
+            case One():
+                self.scale = 1.0
+            case Constant() if np.ndim(init.value) == 0:
+                self.scale = float(init.value)
+            case Initializer():
+                raise TypeError(
+                    f"init must be uniform, normal, zeros, ones, a constant, or a function of ids, "
+                    f"got {init!r}, whose values depend on the whole array"
+                )
+            case _ if callable(init):
+                self.function = init
+            case _:
+                raise TypeError(
+                    f"init must be the name of an initializer, an initializer, or a function of "
+                    f"ids, got {brief(init)}"
+                )
+        if seed is None:
+            drawn = self.kind != "constant"
+            seed = int(self.given.rng.integers(1 << 63)) if drawn else 0
+        self.seed = seed
+
+    @property
+    def text(self) -> str | None:
+        """What :func:`~fastopt.initializer.create` takes; None for a function."""
+        return None if self.function is not None else self.given.dumps()
+
+    def values(self, ids: Ids, like: Array, keys: Any) -> Array:
+        """Values of new rows that are to be written to `like`, of the ids with these bits.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The function returns something else than numbers of the rows' shape.
+        """
+        if self.function is not None:
+            made = np.asarray(self.function(ids.view(keys)))
+            if made.shape != like.shape:
+                raise ValueError(
+                    f"init must return an array of shape {like.shape}, got {made.shape}"
+                )
+            if made.dtype.kind not in "fiu" and made.dtype != like.dtype:
+                raise TypeError(f"init must return real numbers, got {made.dtype}")
+            return made
+        values = np.empty(like.shape, np.float64 if like.dtype == np.float64 else np.float32)
+        if self.kind == "constant":
+            values[...] = self.scale
+        else:
+            kernel = hashing.draw(self.kind == "normal")
+            kernel(ids, np.int64(self.seed), np.float32(self.scale), values)
+        return values

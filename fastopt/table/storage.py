@@ -1,0 +1,154 @@
+"""Memory of a table's rows: their weight and state, where they stay."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fastopt.arguments import brief
+from fastopt.engine.validate import leaves
+from fastopt.kernels.pages import LARGE, huge_pages, reserved
+from fastopt.optimizer.optimizer import Optimizer
+from fastopt.table.index import Ids, Rows
+from fastopt.table.start import Start
+
+__all__ = ["Storage", "check_optimizer"]
+
+Array = np.ndarray[Any, Any]
+
+BLOCK = 1 << 18
+"""Elements of rows that start at a time, few enough for a cache."""
+
+FEWEST = 1 << 10
+"""Rows of the arrays that an updater sees at least."""
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise TypeError or ValueError unless an optimizer can update single rows of a table."""
+    name = type(optimizer).__name__
+    if not optimizer.native or optimizer.rule_for("") is None:
+        raise TypeError(f"optimizer must update by a rule, and {name} has an update() in Python")
+    if optimizer.accumulates:
+        raise TypeError(
+            f"optimizer must update in each call, and {name} sums the gradients of several: a row "
+            "may be evicted in between"
+        )
+    if not (optimizer.lazy_update or optimizer.rule_for("").row):  # type: ignore[union-attr]
+        raise ValueError(
+            f"optimizer must update the indexed rows alone, got {name} with lazy_update=False; "
+            f"pass {name}(lazy_update=True)"
+        )
+
+
+class Storage:
+    """Weight and state of rows, in address space that is reserved for as many as there may be.
+
+    Rows never move. Pages take memory once they are written to.
+
+    Parameters
+    ----------
+    name : str
+        Index of the table in the optimizer.
+    optimizer : Optimizer
+        Makes the state.
+    capacity, dim : int
+        Most rows, and their length.
+    dtype : numpy.dtype
+        Of the weight.
+
+    Attributes
+    ----------
+    weight : numpy.ndarray
+        All rows, of which those that were never used are zeros without memory.
+    arrays : list of numpy.ndarray
+        Those of the state.
+    decay : numpy.ndarray or None
+        Deferred weight decay applied to each row, where the optimizer keeps it.
+    """
+
+    def __init__(
+        self, name: str, optimizer: Optimizer, capacity: int, dim: int, dtype: np.dtype[Any]
+    ) -> None:
+        self.name, self.optimizer = name, optimizer
+        self.weight = reserved((capacity, dim), dtype)
+        self.nested = optimizer.create_state_multi_precision(name, np.zeros((1, dim), dtype))
+        self.arrays = [
+            reserved((capacity, *array.shape[1:]), array.dtype) for array in leaves(self.nested)
+        ]
+        self.decay = None
+        if optimizer.sparse_decay != "touched":
+            self.decay = reserved((capacity,), np.float64)
+        self.used = 0
+        """Rows from 0 on that may have been written to."""
+        self.height = 0
+        """Rows of the arrays that an updater sees: more than there are, so that plans stay."""
+
+    def grow(self, rows: int) -> bool:
+        """Make :attr:`height` at least `rows`; return whether it has changed."""
+        if rows <= self.height:
+            return False
+        capacity = len(self.weight)
+        self.height = min(max(1 << (rows - 1).bit_length(), FEWEST), capacity)
+        for array in (self.weight, *self.arrays):
+            if array[: self.height].nbytes >= LARGE:
+                huge_pages(array)
+        return True
+
+    def state(self) -> Any:
+        """State of the rows up to :attr:`height`, nested as the optimizer makes it."""
+        arrays = iter(self.arrays)
+        return _mapped(lambda _: next(arrays)[: self.height], self.nested)
+
+    def start(self, rows: Rows, ids: Ids, start: Start, keys: Any) -> None:
+        """Give new rows their first weight and state.
+
+        Raises
+        ------
+        ValueError, TypeError
+            A function of the user's returns something else than rows, or the optimizer makes
+            another state than before.
+        """
+        step = max(BLOCK // self.weight.shape[1], 1)
+        for first in range(0, len(rows), step):
+            some = rows[first : first + step]
+            appended = len(some) == some[-1] - some[0] + 1 and bool((np.diff(some) == 1).all())
+            at: Any = slice(some[0], some[-1] + 1) if appended else some
+            fresh = appended and some[0] >= self.used
+            block = self.weight[at]
+            block[...] = start.values(ids[first : first + step], block, keys)
+            state = leaves(self.optimizer.create_state_multi_precision(self.name, block))
+            self._check(state)
+            if not appended:
+                self.weight[at] = block
+            for array, values in zip(self.arrays, state, strict=True):
+                if not fresh or values.any():
+                    array[at] = values
+            if self.decay is not None:
+                self.decay[at] = self.optimizer.row_decay.get(self.name, (None, 0.0))[1]
+            self.used = max(self.used, int(some.max()) + 1)
+
+    def clear(self, rows: Rows) -> None:
+        """Write zeros to rows that are free now; a state alone where a rule would read it."""
+        self.weight[rows] = 0
+        rule = self.optimizer.rule_for(self.name)
+        if rule is not None and rule.passes:
+            for array in self.arrays:
+                array[rows] = 0
+
+    def _check(self, state: tuple[Array, ...]) -> None:
+        kinds = [(array.dtype.name, array.shape[1:]) for array in state]
+        expected = [(array.dtype.name, array.shape[1:]) for array in self.arrays]
+        if kinds != expected:
+            raise ValueError(
+                f"optimizer makes a state of {brief(kinds)}, and made {brief(expected)} when the "
+                "table was made: an argument that decides about the state has changed"
+            )
+
+
+def _mapped(function: Callable[[Array], Any], state: Any) -> Any:
+    """The state with `function` of each array in its place."""
+    if state is None:
+        return None
+    if isinstance(state, (tuple, list)):
+        return type(state)([_mapped(function, part) for part in state])
+    return function(state)

@@ -213,5 +213,3 @@ def draw(gaussian: bool) -> Callable:
                     values[k, i] = scale * (np.float32(bits - 8388608) * _UNIT)
 
     return compiled(draw, None, parallel=False)
-
-

@@ -4,8 +4,8 @@ import copy
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self
 from weakref import WeakSet
 
 import numpy as np
@@ -131,12 +131,16 @@ class EmbeddingTable(Advised):
     EmbeddingTable(dim=2, optimizer=SGD(learning_rate=0.5, num_update=1), rows=2, dtype=float32)
     """
 
-    elsewhere = {
+    elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("pull", "forward", "get", "embed"), "lookup(ids) returns the rows of ids"),
         **dict.fromkeys(("push", "backward", "apply"), "update(ids, grads) updates rows"),
         **dict.fromkeys(("keys", "items"), "ids() has the ids, to_arrays() ids and rows"),
-        "capacity_used": "len(table) is the number of ids",
     }
+
+    _index: RowIndex
+    _storage: Storage
+    _waiting: RowIndex | None
+    """Ids that have appeared less than `min_count` times."""
 
     def __init__(
         self,
@@ -220,7 +224,8 @@ class EmbeddingTable(Advised):
 
         It may be written to. A later row is not in an array that was got before it appeared.
         """
-        return self._storage.weight[: self._index.high]
+        weight: Array = self._storage.weight[: self._index.high]
+        return weight
 
     # Ids
 
@@ -253,7 +258,7 @@ class EmbeddingTable(Advised):
             A copy, int64 or uint64.
         """
         with self.lock:
-            return self._index.ids[self._index.in_use()].view(self.id_dtype)
+            return self._index.ids_of(self._index.in_use(), self.id_dtype)
 
     def rows(self, ids: ArrayLike, create: bool = False) -> Rows:
         """Return the row numbers of ids in :attr:`weight`.
@@ -284,7 +289,7 @@ class EmbeddingTable(Advised):
         """
         with self.lock:
             bits, shape, keys = self._checked_ids(ids)
-            return self._rows(bits, keys, flag("create", create)).reshape(shape)
+            return np.reshape(self._rows(bits, keys, flag("create", create)), shape)
 
     def lookup(self, ids: ArrayLike, create: bool = True) -> Array:
         """Return the rows of ids.
@@ -372,7 +377,7 @@ class EmbeddingTable(Advised):
             rows, shape = self._rows_of(ids)
             counts = self._index.counts_at(np.maximum(rows, 0), self.step)
             counts[rows < 0] = 0
-            return counts.reshape(shape)
+            return np.reshape(counts, shape)
 
     def last_used(self, ids: ArrayLike | None = None) -> NDArray[np.int64]:
         """Return the number of updates at the last use of ids.
@@ -386,7 +391,7 @@ class EmbeddingTable(Advised):
             rows, shape = self._rows_of(ids)
             last = self._index.last[np.maximum(rows, 0)].astype(np.int64)
             last[rows < 0] = -1
-            return last.reshape(shape)
+            return np.reshape(last, shape)
 
     def evict(
         self,
@@ -460,11 +465,10 @@ class EmbeddingTable(Advised):
                     self._waiting.remove(waiting)
                 self._index.remove(gone)
                 self._storage.clear(gone)
-            return ids.view(self.id_dtype)
+            went: NDArray[Any] = ids.view(self.id_dtype)
+            return went
 
-    def _unused(
-        self, index: RowIndex, unused_for: int | None, count_below: float | None
-    ) -> Rows:
+    def _unused(self, index: RowIndex, unused_for: int | None, count_below: float | None) -> Rows:
         rows = index.in_use()
         if unused_for is not None:
             last = index.last[: index.high] if len(rows) == index.high else index.last[rows]
@@ -849,7 +853,9 @@ def _unpickled(klass: type[EmbeddingTable], described: dict[str, Any]) -> Embedd
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
-    made = bfloat16() if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+    made: np.dtype[Any] = (
+        bfloat16() if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+    )
     if kind_of(made) is None or not made.isnative:
         raise TypeError(f"dtype must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {made}")
     return made

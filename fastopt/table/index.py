@@ -68,6 +68,11 @@ class RowIndex:
             return np.arange(self.high)
         return np.flatnonzero(self.last[: self.high] != FREE)
 
+    def ids_of(self, rows: Rows, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Ids of rows, whose bits are those of this dtype."""
+        ids: NDArray[Any] = self.ids[rows].view(dtype)
+        return ids
+
     def find(self, ids: Ids) -> tuple[Rows, int]:
         """Row of each id, -1 where it has none; and how many have none."""
         rows = np.empty(len(ids), np.int64)

@@ -91,8 +91,8 @@ def update(tables: Tables, ids: PerTable, grads: PerTable) -> None:
             if table.min_count == 1:
                 table._check_room(bits, *table._index.find(bits))
             calls.append((table, bits, keys, values))
-        for table, *arguments in calls:
-            table._update(*arguments)
+        for table, bits, keys, values in calls:
+            table._update(bits, keys, values)
 
 
 def _check(tables: Any, ids: Any) -> None:

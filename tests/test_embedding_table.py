@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 import fastopt
 from fastopt import optimizer
@@ -32,10 +38,10 @@ class Oracle:
     def __init__(self, made, dtype, min_count, half_life):
         self.updater = optimizer.get_updater(made)
         self.weight = np.zeros((HEIGHT, DIM), dtype)
-        self.updater(0, RowSparse(np.zeros((0, DIM), dtype), [], (HEIGHT, DIM)), self.weight)
-        made._index_update_count[0] = 0
-        made.num_update = 0
-        made.row_decay.clear()
+        self.updater.states[0] = made.create_state_multi_precision(0, self.weight)
+        self.updater.states_synced[0] = True
+        if made.sparse_decay != "touched":
+            made.row_decay[0] = np.zeros(HEIGHT), 0.0
         self.row, self.count, self.last, self.waiting = {}, {}, {}, {}
         self.min_count, self.half_life, self.step, self.high = min_count, half_life, 0, 0
 
@@ -222,17 +228,18 @@ DEFAULT = ("adam", "min_count", "half_life", "masters")
 
 @pytest.mark.parametrize(
     "form",
-    [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.exhaustive) for name in FORMS],
+    [
+        name if name in DEFAULT else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in FORMS
+    ],
 )
 def test_a_table_is_a_dictionary_of_rows_and_an_updater(form):
     fields = {
         name: staticmethod(value) if callable(value) else value
         for name, value in FORMS[form].items()
     }
-    if form in ("split",):
+    if form == "split":
         pytest.importorskip("ml_dtypes")
     machine = type(f"Tables_{form}", (Tables,), fields)
     few = settings(max_examples=12, stateful_step_count=15, deadline=None, derandomize=True)
-    from hypothesis.stateful import run_state_machine_as_test
-
     run_state_machine_as_test(machine, settings=few)

@@ -835,8 +835,13 @@ def _granted(capacity: int | None, reserve: Callable[[int], Any]) -> Any:
 def _records(index: RowIndex) -> tuple[Array, Array, Array]:
     """Ids, counts and last uses of all rows, in arrays of their own."""
     high = index.high
-    records = index.ids[:high], index.counts[:high], index.last[:high]
-    return tuple(map(np.ascontiguousarray, records))  # type: ignore[return-value]
+    ids, counts, last = (
+        index.ids[:high].copy(),
+        index.counts[:high].copy(),
+        index.last[:high].copy(),
+    )
+    ids[last == FREE] = 0
+    return ids, counts, last
 
 
 def _alone(optimizer: Optimizer) -> Optimizer:

@@ -1,0 +1,221 @@
+"""What an EmbeddingTable refuses, and that nothing has changed then."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import checkpoint, initializer, optimizer
+
+
+def plain(dim=2, **kwargs):
+    return fastopt.EmbeddingTable(dim, fastopt.SGD(learning_rate=1.0), **kwargs)
+
+
+def contents(table):
+    """All of a table, as bytes."""
+    return checkpoint.dumps(table._described())
+
+
+class Own(optimizer.Optimizer):
+    def update(self, index, weight, grad, state):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"dim": 0}, ValueError, "table 'embedding': dim must be at least 1, got 0"),
+        ({"dim": 2.0}, TypeError, "dim must be an integer, got 2.0"),
+        ({"dtype": "int32"}, TypeError, "dtype must be float16, .*, got int32"),
+        ({"capacity": 0}, ValueError, "capacity must be at least 1, got 0"),
+        ({"capacity": 2**31}, ValueError, "capacity must be at most 2147483646, got"),
+        ({"min_count": 0}, ValueError, "min_count must be at least 1, got 0"),
+        ({"half_life": 0}, ValueError, "half_life must be more than 0, got 0"),
+        ({"half_life": float("nan")}, ValueError, "half_life must be a finite number"),
+        ({"name": 3}, TypeError, "name must be a string, got 3"),
+        ({"init": 3}, TypeError, "init must be the name of an initializer, .* got 3"),
+        ({"init": "xavier"}, TypeError, "init must be uniform, .* got Xavier"),
+        ({"optimizer": "nothing"}, ValueError, "Cannot find optimizer 'nothing'"),
+        ({"optimizer": fastopt.SGD}, TypeError, "call it, SGD()"),
+        (
+            {"optimizer": fastopt.RMSProp(), "name": "users"},
+            ValueError,
+            r"table 'users': .* got RMSProp with lazy_update=False; pass RMSProp\(lazy_update=True",
+        ),
+        ({"optimizer": fastopt.LBSGD(lazy_update=True)}, TypeError, "LBSGD sums the gradients"),
+        ({"optimizer": Own(lazy_update=True)}, TypeError, "by a rule, and Own has an update"),
+    ],
+    ids=str,
+)
+def test_a_table_is_not_made_of_what_does_not_fit(arguments, error, words):
+    arguments = {"dim": 2, "optimizer": fastopt.SGD(), **arguments}
+    with pytest.raises(error, match=words):
+        fastopt.EmbeddingTable(**arguments)
+
+
+def test_muon_is_refused_by_name():
+    with pytest.raises((TypeError, ValueError), match=r"table 'embedding': .*Muon"):
+        fastopt.EmbeddingTable(2, "muon")
+
+
+def test_two_tables_of_one_optimizer_need_two_names():
+    adam = fastopt.Adam()
+    fastopt.EmbeddingTable(2, adam)
+    with pytest.raises(ValueError, match="counts the updates of a parameter 'embedding' already"):
+        fastopt.EmbeddingTable(2, adam)
+    fastopt.EmbeddingTable(2, adam, name="items")
+
+
+ONES = np.ones((2, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda t: t.lookup([1.5]), TypeError, "table 'e': ids must be integers .* got float64"),
+        (lambda t: t.lookup([True]), TypeError, "got bool"),
+        (lambda t: t.lookup(np.ma.array([1])), TypeError, "without a mask"),
+        (lambda t: t.lookup([2**63, 8]), (TypeError, ValueError), "table 'e': ids must"),
+        (
+            lambda t: t.lookup(np.array([2**63], np.uint64)),
+            ValueError,
+            "ids must fit into the table's int64, got 9223372036854775808",
+        ),
+        (lambda t: t.lookup([1], create=1), TypeError, "create must be True or False"),
+        (lambda t: t.lookup([8, 9, 8, 10]), ValueError, "ids need 5 rows, and capacity is 4"),
+        (lambda t: t.rows([8, 9, 10], create=True), ValueError, "ids need 5 rows"),
+        (lambda t: t.update([1, 8], ONES[:1]), ValueError, r"grads must have shape \(2, 2\)"),
+        (lambda t: t.update([1], np.ones((1, 2))), TypeError, "dtype float32, got float64"),
+        (lambda t: t.update([1], np.ma.array(ONES[:1])), TypeError, "without a mask"),
+        (lambda t: t.update([8, 9, 10], np.ones((3, 2), np.float32)), ValueError, "need 5 rows"),
+        (lambda t: t.evict(), ValueError, "table 'e': evict needs unused_for, count_below or keep"),
+        (lambda t: t.evict(unused_for=0), ValueError, "unused_for must be at least 1, got 0"),
+        (lambda t: t.evict(count_below=-1), ValueError, "count_below must be .* at least 0"),
+        (lambda t: t.evict(keep=lambda ids: ids), TypeError, "must return an array of 2 bools"),
+        (lambda t: t.evict(keep=["a"]), TypeError, "keep must be integers"),
+        (lambda t: "a" in t, TypeError, "an id must be an integer, got 'a'"),
+        (lambda t: t.forward, AttributeError, r"lookup\(ids\) returns the rows"),
+    ],
+)
+def test_a_call_that_fails_changes_nothing(call, error, words):
+    table = plain(name="e", capacity=4)
+    table.lookup([1, 2, 3])
+    table.evict(keep=[1, 3])
+    before = contents(table)
+    with pytest.raises(error, match=words):
+        call(table)
+    assert contents(table) == before
+    assert list(table) == [1, 3]
+
+
+def test_rows_of_a_call_that_fails_later_are_taken_back():
+    """By the function of first values, or by the optimizer."""
+
+    def fails(ids):
+        if 13 in ids:
+            raise ValueError("no luck")
+        return np.ones((len(ids), 2))
+
+    sgd = fastopt.SGD(lr_scheduler=lambda n: 0.1 if n < 2 else float("nan"))
+    table = fastopt.EmbeddingTable(2, sgd, init=fails)
+    table.update([1, 2], ONES)
+    table.evict(keep=[2])
+    before = contents(table)
+    with pytest.raises(ValueError, match="table 'embedding': no luck"):
+        table.lookup([5, 13, 6])
+    assert contents(table) == before
+    with pytest.raises(ValueError, match="learning rate"):
+        table.update([2, 9], ONES)
+    assert contents(table) == before
+    assert table.lookup([9, 10]).tolist() == [[1, 1], [1, 1]]
+    assert table.rows([9, 2, 10]).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [([1.0], r"shape \(1, 2\), got \(1,\)"), ([["a", "b"]], "real numbers")]
+)
+def test_a_function_of_first_values_must_return_rows(values, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        plain(init=lambda ids: values).lookup([1])
+
+
+def test_an_optimizer_whose_state_changes_is_noticed():
+    table = plain()
+    table.lookup([1])
+    table.optimizer.momentum = 0.9
+    with pytest.raises(ValueError, match="an argument that decides about the state has changed"):
+        table.lookup([2])
+    assert list(table) == [1]
+
+
+def test_an_initializer_that_looks_at_the_whole_array_is_refused():
+    with pytest.raises(TypeError, match="whose values depend on the whole array"):
+        plain(init=initializer.Orthogonal())
+
+
+def test_the_table_is_at_hand_and_not_imported_before(run_python):
+    code = "import fastopt, sys; print('fastopt.table' in sys.modules); fastopt.EmbeddingTable"
+    assert run_python(code).strip() == "False"
+    assert "EmbeddingTable" in dir(fastopt)
+    assert "from fastopt.table import EmbeddingTable" in inspect.getsource(fastopt)
+
+
+def test_representation():
+    table = plain(3, name="users", capacity=9, min_count=2, half_life=1.5)
+    assert repr(table) == (
+        "EmbeddingTable(dim=3, optimizer=SGD(learning_rate=1.0), rows=0, dtype=float32, "
+        "name='users', min_count=2, half_life=1.5, capacity=9)"
+    )
+
+
+# Several tables
+
+
+def pair(**kwargs):
+    adam = fastopt.SGD(learning_rate=0.5, momentum=0.5, lr_scheduler=lambda n: 0.5 / n)
+    return {
+        name: fastopt.EmbeddingTable(2, adam, init="ones", name=name, **kwargs) for name in "ab"
+    }
+
+
+def test_several_tables_in_one_call_are_one_after_the_other(rng):
+    batch = {"b": np.array([[3, 4], [3, 5]]), "a": np.array([7])}
+    grads = {name: rng.normal(size=(*ids.shape, 2)).astype("f4") for name, ids in batch.items()}
+    at_once, singly = pair(), pair()
+    for _ in range(2):
+        rows = fastopt.table.lookup(at_once, batch)
+        fastopt.table.update(at_once, batch, grads)
+        for name in batch:
+            np.testing.assert_array_equal(singly[name].lookup(batch[name]), rows[name])
+            singly[name].update(batch[name], grads[name])
+    for name in batch:
+        assert contents(at_once[name]) == contents(singly[name])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t: fastopt.table.lookup(t, {"a": [1], "b": [5, 6, 7]}), "table 'b': ids need 3"),
+        (lambda t: fastopt.table.lookup(t, {"a": [1], "b": [0.5]}), "table 'b': ids must be int"),
+        (lambda t: fastopt.table.lookup(t, {"a": [1], "c": [5]}), r"ids are for tables \['c'\]"),
+        (lambda t: fastopt.table.lookup({**t, "c": t["a"]}, {}), "one is under two names"),
+        (lambda t: fastopt.table.lookup([*t.values()], [[1]]), "tables must be a mapping"),
+        (lambda t: fastopt.table.lookup({"a": 1}, {}), r"tables\['a'\] must be an EmbeddingTable"),
+        (
+            lambda t: fastopt.table.update(t, {"a": [1, 2], "b": [5]}, {"a": ONES, "b": ONES}),
+            r"table 'b': grads must have shape \(1, 2\)",
+        ),
+        (
+            lambda t: fastopt.table.update(t, {"a": [1, 2], "b": [5, 6, 7]}, {"a": ONES}),
+            r"grads must have the names of ids, \['a', 'b'\], got \['a'\]",
+        ),
+    ],
+)
+def test_if_one_table_refuses_no_table_changes(call, words):
+    tables = pair(capacity=2)
+    before = [contents(table) for table in tables.values()]
+    with pytest.raises((TypeError, ValueError), match=words):
+        call(tables)
+    assert [contents(table) for table in tables.values()] == before

@@ -1,0 +1,190 @@
+"""Files of an EmbeddingTable: it goes on from them, and refuses what is not whole."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastopt
+from fastopt import checkpoint
+from fastopt.checkpoint import CheckpointError
+
+
+def first(ids):
+    return np.ones((len(ids), 2))
+
+
+def trained(**kwargs):
+    """A table with some of everything in it."""
+    adam = fastopt.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
+    kwargs = {"min_count": 2, "half_life": 3.0, "capacity": 50, "name": "users", **kwargs}
+    table = fastopt.EmbeddingTable(2, adam, **kwargs)
+    for some in ([1, 2, 3, 1, 2, 3], [9, 8, 9], [1, 4]):
+        table.lookup(some)
+        table.update(some, np.ones((len(some), 2), np.float32))
+    table.evict(keep=[1, 3, 9, 77])
+    return table
+
+
+def stepped(table):
+    """What comes out of it later."""
+    for some in ([4, 5, 6], [1, 5, 6, 3], [4, 1, 10**15, 10**15]):
+        table.lookup(some)
+        table.update(some, np.full((len(some), 2), 0.5, np.float32))
+    table.evict(unused_for=2)
+    table.flush()
+    return checkpoint.dumps(table._described())
+
+
+def test_a_table_goes_on_from_its_file(tmp_path):
+    table = trained()
+    table.save(tmp_path / "file")
+    loaded = fastopt.EmbeddingTable.load(tmp_path / "file")
+    assert repr(loaded) == repr(table)
+    assert stepped(loaded) == stepped(table)
+
+
+def test_an_empty_table_goes_on_from_its_file(tmp_path):
+    fastopt.EmbeddingTable(3, "adam", dtype="float64").save(tmp_path / "file")
+    loaded = fastopt.EmbeddingTable.load(tmp_path / "file")
+    assert (len(loaded), loaded.dim, loaded.dtype) == (0, 3, np.float64)
+    assert loaded.lookup(np.array([2**64 - 1], np.uint64)).shape == (1, 3)
+
+
+def test_tables_that_share_an_optimizer_share_it_again(tmp_path):
+    adam = fastopt.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
+    tables = [fastopt.EmbeddingTable(2, adam, init="ones", name=name) for name in "ab"]
+    for table in tables:
+        table.update([1, 2], np.ones((2, 2), np.float32))
+        table.save(tmp_path / table.name)
+    for table in tables:
+        table.save(tmp_path / table.name)
+    present = fastopt.AdamW(learning_rate=0.7)
+    loaded = [fastopt.EmbeddingTable.load(tmp_path / name, optimizer=present) for name in "ab"]
+    assert loaded[0].optimizer is loaded[1].optimizer is present
+    assert present.learning_rate == 0.1
+    for old, new in zip(tables, loaded, strict=True):
+        for table in (old, new):
+            table.update([2, 3], np.ones((2, 2), np.float32))
+            table.flush()
+        np.testing.assert_array_equal(new.weight, old.weight)
+
+
+def test_a_function_of_first_values_is_passed_again(tmp_path):
+    table = trained(init=first)
+    table.save(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="its first values came from a function"):
+        fastopt.EmbeddingTable.load(tmp_path / "file")
+    loaded = fastopt.EmbeddingTable.load(tmp_path / "file", init=first)
+    assert stepped(loaded) == stepped(table)
+    assert stepped(copy.deepcopy(loaded)) == stepped(loaded)
+
+
+def test_export_to_plain_arrays():
+    table = trained()
+    ids, weight = table.to_arrays()
+    assert ids.tolist() == [1, 3, 9]
+    np.testing.assert_array_equal(weight, table.lookup(ids, create=False))
+    assert weight.flags.owndata
+    assert len(table.weight) == 4  # with the row of id 2, which is free
+    assert not table.weight[1].any()
+
+
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "file"
+    trained().save(path)
+    return path, path.read_bytes()
+
+
+@given(data=st.data())
+def test_a_damaged_file_is_refused(contents, data):
+    path, whole = contents
+    if data.draw(st.booleans()):
+        damaged = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    else:
+        at = data.draw(st.integers(0, len(whole) - 1))
+        other = data.draw(st.integers(0, 255).filter(lambda byte: byte != whole[at]))
+        damaged = whole[:at] + bytes([other]) + whole[at + 1 :]
+    target = path.with_name("damaged")
+    target.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="damaged: "):
+        fastopt.EmbeddingTable.load(target)
+
+
+SAVED = trained()._described()
+
+
+def records(**changes):
+    """Records of rows, some of which are others."""
+    parts = dict(zip(("ids", "counts", "last"), SAVED["ids"], strict=True))
+    parts |= {name: np.array(value, parts[name].dtype) for name, value in changes.items()}
+    return tuple(parts.values())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("embedding_table", 9, "format must be 1, got 9"),
+        ("name", 3, "'name' is of type int"),
+        ("name", "items", "does not count the updates of 'items'"),
+        ("dim", 3, "weight must be an array of float32 of shape"),
+        ("dim", 0, "dim must be at least 1"),
+        ("dim", 2**60, "weight must be"),
+        ("dim", True, "'dim' is of type bool"),
+        ("dtype", "int32", "dtype must be of real numbers"),
+        ("dtype", "object", "unknown dtype"),
+        ("init", "__import__('os')", "not the checkpoint of a table"),
+        ("init", None, "its first values came from a function"),
+        ("init", "xavier", "init must be uniform"),
+        ("seed", -1, "seed must be at least 0"),
+        ("capacity", 3, "it has 4 rows for a capacity of 3"),
+        ("capacity", 2**40, "capacity must be at most"),
+        ("min_count", 1, "ids wait for a row if min_count is more than 1 only"),
+        ("half_life", 0.0, "half_life must be more than 0"),
+        ("half_life", None, "count must be an array of uint32"),
+        ("id_dtype", "float64", "id_dtype must be int64 or uint64"),
+        ("step", -1, "step must be at least 0"),
+        ("step", 1, "has a last use after step 1"),
+        ("ids", records(ids=[1, 0, 1, 9]), "has an id twice"),
+        ("ids", records(counts=[1, 0, float("nan"), 1]), "has a count that none is"),
+        ("ids", records(counts=[1, 5, 1, 1]), "has a count that none is"),
+        ("ids", SAVED["ids"][:2], "'ids' must be three arrays"),
+        ("ids", (np.array(3), *SAVED["ids"][1:]), "id must be an array"),
+        ("waiting", records(ids=[1, 0, 1, 9]), "has an id twice"),
+        ("weight", SAVED["weight"][:3], "weight must be"),
+        ("weight", SAVED["weight"].astype("f8"), "weight must be"),
+        ("state", [], "optimizer makes a state"),
+        ("state", [3, 4], "'state' must hold arrays"),
+        ("state", [a.astype("f8") for a in SAVED["state"]], "optimizer makes a state"),
+        ("state", [a[:2] for a in SAVED["state"]], "it has 4 rows, and 2 of a state"),
+        ("state", [a[:, :1] for a in SAVED["state"]], "optimizer makes a state"),
+        ("decay", None, "must have the deferred decay"),
+        ("decay", (SAVED["decay"][0][:1], 0.0), "decay must be"),
+        ("decay", (SAVED["decay"][0], "a"), "decay must be a number"),
+        ("decay", (SAVED["decay"][0] * np.inf, 0.0), "'decay' must be finite"),
+        ("optimizer", fastopt.RMSProp(), "RMSProp with lazy_update=False"),
+        ("optimizer", 3, "'optimizer' is of type int"),
+        ("more", 3, r"which EmbeddingTable\.save"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_hostile_file_is_refused(field, value, words, tmp_path):
+    target = tmp_path / "hostile"
+    target.write_bytes(checkpoint.dumps({**SAVED, field: value}))
+    with pytest.raises(CheckpointError, match=words):
+        fastopt.EmbeddingTable.load(target)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    target = tmp_path / "file"
+    fastopt.Updater("adam").save(target)
+    with pytest.raises(CheckpointError, match=r"which EmbeddingTable\.save"):
+        fastopt.EmbeddingTable.load(target)
+    target.write_bytes(checkpoint.dumps(SAVED))
+    with pytest.raises(CheckpointError, match="it was saved with AdamW, optimizer is SGD"):
+        fastopt.EmbeddingTable.load(target, optimizer=fastopt.SGD())
+    with pytest.raises(OSError, match="missing"):
+        fastopt.EmbeddingTable.load(tmp_path / "missing")

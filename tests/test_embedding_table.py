@@ -172,7 +172,7 @@ class Tables(RuleBasedStateMachine):
             self.table = pickle.loads(pickle.dumps(self.table))
         else:
             self.table.flush()
-            self.oracle.updater.flush(0)
+            self.oracle.updater.flush(0, self.oracle.weight)
 
     @invariant()
     def is_the_dictionary(self):

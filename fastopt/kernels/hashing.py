@@ -11,13 +11,21 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 from fastopt.kernels.compiling import compiled
 from fastopt.kernels.noise import dither_bits, dither_key, mix, normal, run, stream_key
 from fastopt.kernels.rule import scalar
+from fastopt.kernels.storage import LINE
 
 __all__ = ["FREE", "draw", "find", "insert", "place", "remove", "touch"]
 __all__ += ["BITS", "DEAD", "HIGH", "HINT", "LIVE", "NUMBERS"]
+
+BLOCK = 32
+"""Ids that are looked up together, so that none waits for memory alone."""
 
 FREE = np.uint32(0xFFFFFFFF)
 """Last use of a row that has no id."""
@@ -31,6 +39,28 @@ _EMPTY = np.uint32(0)
 _WORD, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _UNIT, _MOST = np.float32(2.0**-23), 4294967040.0
 """Step of uniform numbers; where counts stop, the largest float32 below 2**32."""
+
+
+def fetch(address):
+    """Have the line of the cache at an address brought to it."""
+
+
+@overload(fetch)
+def _fetch(address):
+    return lambda address: _fetch_intrinsic(address)
+
+
+@intrinsic
+def _fetch_intrinsic(typingctx, address):
+    def codegen(context, builder, signature, args):
+        byte = ir.IntType(8).as_pointer()
+        flags = [ir.IntType(32)(flag) for flag in (1, 3, 1)]  # to be written to, keep, data
+        declared = ir.FunctionType(ir.VoidType(), [byte] + [flag.type for flag in flags])
+        prefetch = cgutils.get_or_insert_function(builder.module, declared, "llvm.prefetch.p0i8")
+        builder.call(prefetch, [builder.inttoptr(args[0], byte), *flags])
+        return context.get_dummy_value()
+
+    return types.none(types.intp), codegen
 
 
 @scalar
@@ -67,18 +97,65 @@ def _slot(hashed, row, bits):
     return np.uint32((tag << bits) | (row + 1))
 
 
+@scalar
+def _count(counts, last, row, now, rate):
+    """Count a use of a row at `now`; the count loses ``1 - exp(-rate)`` of it with each step."""
+    count = np.float64(counts[row])
+    if rate > 0 and last[row] < now:
+        count *= math.exp(rate * (np.int64(last[row]) - now))
+    counts[row] = min(count + 1, _MOST)
+
+
 @cache
 def find() -> Callable:
-    """Kernel ``(wanted, slots, ids, numbers, rows)`` that writes the row of each id, or -1.
+    """Kernel that finds the rows of ids, and uses and copies them in the same pass.
 
-    It returns how many ids have none.
+    Its arguments are ``(wanted, slots, ids, counts, last, numbers, rows, before, use, source,
+    target)``. It writes the row of each id, or -1, and returns how many have none. ``use`` is an
+    array ``(now, counted, rate)``: unless now is negative, it becomes the last use of the rows,
+    whose counts and last uses go to `before`. Rows of bytes of `source` are copied to `target`,
+    where ids without a row have zeros, if they have any.
     """
 
-    def find(wanted, slots, ids, numbers, rows):
-        bits, missing = numbers[BITS], 0
-        for k in range(len(wanted)):
-            rows[k] = _row(wanted[k], mix(np.uint64(wanted[k])), slots, ids, bits)
-            missing += rows[k] < 0
+    def find(wanted, slots, ids, counts, last, numbers, rows, before, use, source, target):
+        bits, missing, size = numbers[BITS], 0, len(slots)
+        mask = np.int64((1 << bits) - 1)
+        slot_at, id_at, step = slots.ctypes.data, ids.ctypes.data, ids.strides[0]
+        source_at, width = source.ctypes.data, source.shape[1]
+        now, counted, rate = np.int64(use[0]), use[1] > 0, use[2]
+        hashes = np.empty(BLOCK, np.uint64)
+        for first in range(0, len(wanted), BLOCK):
+            count = min(BLOCK, len(wanted) - first)
+            for k in range(count):
+                hashed = mix(np.uint64(wanted[first + k]))
+                hashes[k] = hashed
+                fetch(slot_at + 4 * _home(hashed, size))
+            for k in range(count):
+                # A first slot with the tag is nearly always that of the id.
+                slot = np.int64(slots[_home(hashes[k], size)])
+                row = (slot & mask) - 1
+                rows[first + k] = row
+                if row >= 0:
+                    fetch(id_at + step * row)
+                    for at in range(0, width, LINE):
+                        fetch(source_at + width * row + at)
+            for k in range(first, first + count):
+                row = rows[k]
+                if row < 0 or ids[row] != wanted[k]:
+                    row = _row(wanted[k], hashes[k - first], slots, ids, bits)
+                    rows[k] = row
+                if row < 0:
+                    missing += 1
+                    for i in range(width):
+                        target[k, i] = 0
+                    continue
+                for i in range(width):
+                    target[k, i] = source[row, i]
+                if now >= 0:
+                    before[k, 0], before[k, 1] = counts[row], last[row]
+                    if counted:
+                        _count(counts, last, row, now, rate)
+                    last[row] = now
         return missing
 
     return compiled(find, None, parallel=False)
@@ -172,21 +249,15 @@ def remove() -> Callable:
 
 @cache
 def touch() -> Callable:
-    """Kernel ``(rows, counts, last, now, rate)`` that counts a use at `now` of each row.
+    """Kernel ``(rows, counts, last, use)`` that uses rows, see :func:`find`."""
 
-    Negative rows are left out. A count loses a share of ``1 - exp(-rate)`` with each step.
-    """
-
-    def touch(rows, counts, last, now, rate):
+    def touch(rows, counts, last, use):
+        now = np.int64(use[0])
         for k in range(len(rows)):
-            row = rows[k]
-            if row < 0:
-                continue
-            count = np.float64(counts[row])
-            if rate > 0 and last[row] < now:
-                count *= math.exp(rate * (np.int64(last[row]) - now))
-            counts[row] = min(count + 1, _MOST)
-            last[row] = now
+            if rows[k] >= 0:
+                if use[1] > 0:
+                    _count(counts, last, rows[k], now, use[2])
+                last[rows[k]] = now
 
     return compiled(touch, None, parallel=False)
 

@@ -24,7 +24,7 @@ from fastopt.kernels.threads import in_forked_child
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.sparse import REALS, RowSparse
 from fastopt.suggestions import Advised
-from fastopt.table.index import MOST_ROWS, Ids, RowIndex, Rows
+from fastopt.table.index import MOST_ROWS, UNUSED, Ids, RowIndex, Rows
 from fastopt.table.saved import FORMAT, checked
 from fastopt.table.start import Start
 from fastopt.table.storage import Storage, check_optimizer
@@ -204,6 +204,7 @@ class EmbeddingTable(Advised):
 
         self._index, self._storage, self._waiting = _granted(capacity, reserve)
         self.capacity = self._index.capacity
+        self._bytes = self._storage.weight.view(np.uint8)
         self._updater = Updater(optimizer)
         self._grow(1)
         _locked.add(self)
@@ -243,7 +244,7 @@ class EmbeddingTable(Advised):
             return False
         with self.lock:
             bits = np.array([int(id)], self.id_dtype).view(np.int64)
-            return not self._index.find(bits)[1]
+            return not self._index.find(bits).missing
 
     def __iter__(self) -> Iterator[int]:
         """Ids in the order of their rows, as they are when the iteration starts."""
@@ -329,10 +330,8 @@ class EmbeddingTable(Advised):
         """
         with self.lock:
             bits, shape, keys = self._checked_ids(ids)
-            rows = self._rows(bits, keys, flag("create", create))
-            found = np.take(self._storage.weight, rows, axis=0, mode="clip")
-            if (absent := rows < 0).any():
-                found[absent] = 0
+            found: Array = np.empty((len(bits), self.dim), self.dtype)
+            self._rows(bits, keys, flag("create", create), found)
             return found.reshape((*shape, self.dim))
 
     def update(self, ids: ArrayLike, grads: ArrayLike) -> None:
@@ -454,7 +453,7 @@ class EmbeddingTable(Advised):
                         )
                 elif keep is not None:
                     kept, *_ = self._checked_ids(keep, "keep")
-                    stays = np.isin(gone, self._index.find(kept)[0])
+                    stays = np.isin(gone, self._index.find(kept).rows)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"table {self.name!r}: {error}") from error
             if keep is not None:
@@ -705,48 +704,68 @@ class EmbeddingTable(Advised):
             rows = self._index.in_use()
             return rows, rows.shape
         bits, shape, _ = self._checked_ids(ids)
-        return self._index.find(bits)[0], shape
+        return self._index.find(bits).rows, shape
 
-    def _rows(self, ids: Ids, keys: np.dtype[Any], create: bool) -> Rows:
-        """Row numbers of ids, which are used if rows may be created."""
-        rows, missing = self._index.find(ids)
-        if not create:
-            return rows
+    def _rows(
+        self, ids: Ids, keys: np.dtype[Any], create: bool, target: Array | None = None
+    ) -> Rows:
+        """Row numbers of ids, which are used if rows may be created; the rows go to `target`."""
+        index, use = self._index, (self.step, True) if create else UNUSED
+        copies = () if target is None else (self._bytes, target.view(np.uint8))
         with uninterrupted:
-            if missing and self._waiting is not None:
-                rows = self._admit(self._waiting, ids, rows, keys)
-            elif missing:
-                self._insert(ids, rows, missing, keys)
-            self._index.touch(rows, self.step, counted=True)
+            found = index.find(ids, use, *copies)
+            rows = found.rows
+            if not create:
+                return rows
+            if found.missing:
+                absent = np.flatnonzero(rows < 0)
+                try:
+                    own = self._created(ids[absent], keys)
+                except BaseException:
+                    index.unuse(found)
+                    raise
+                index.touch(own, use)
+                rows[absent] = own
+                if target is not None:
+                    target[absent[own >= 0]] = self._storage.weight[own[own >= 0]]
             self._keys = keys
         return rows
 
     def _update(self, ids: Ids, keys: np.dtype[Any], grads: Array) -> None:
         """Update rows with checked gradients."""
-        rows, missing = self._index.find(ids)
-        new, high = rows[:0], self._index.high
+        index, step = self._index, min(self.step + 1, LAST_STEP)
         with uninterrupted:
-            if missing and self.min_count == 1:
-                new = self._insert(ids, rows, missing, keys)
-            elif missing:
-                rows, grads = rows[rows >= 0], grads[rows >= 0]
+            found, high = index.find(ids, (step, False)), index.high
+            rows = found.rows
+            new = rows[:0]
             try:
+                if found.missing and self.min_count == 1:
+                    absent = np.flatnonzero(rows < 0)
+                    rows[absent], new = self._insert(ids[absent], keys)
+                elif found.missing:
+                    rows, grads = rows[rows >= 0], grads[rows >= 0]
                 grad = RowSparse(grads, rows, self._view.shape)
                 self._updater(self.name, grad, self._view)
             except BaseException:
                 if len(new):
                     self._withdraw(new, high)
+                    found.rows[absent] = -1
+                index.unuse(found)
                 raise
-            self.step = min(self.step + 1, LAST_STEP)
-            self._index.touch(rows, self.step, counted=False)
+            index.last[new] = self.step = step
             self._keys = keys
 
-    def _insert(self, ids: Ids, rows: Rows, missing: int, keys: np.dtype[Any]) -> Rows:
-        """Give ids without a row one, with weight and state; return the new rows."""
+    def _created(self, ids: Ids, keys: np.dtype[Any]) -> Rows:
+        """Rows of ids that have none; -1 for those that have not appeared often enough."""
+        if self._waiting is not None:
+            return self._admit(self._waiting, ids, keys)
+        return self._insert(ids, keys)[0]
+
+    def _insert(self, ids: Ids, keys: np.dtype[Any]) -> tuple[Rows, Rows]:
+        """Give ids that have no row one, with weight and state; return their and the new rows."""
         index, high = self._index, self._index.high
-        self._check_room(ids, rows, missing)
-        ids = ids.copy()  # which another thread may write to
-        new = index.insert(ids, rows, missing)
+        self._check_room(ids)
+        rows, new = index.insert(ids)
         try:
             self._storage.start(new, index.ids[new], self._start, keys)
             self._grow(index.high)
@@ -755,53 +774,48 @@ class EmbeddingTable(Advised):
             if isinstance(error, (TypeError, ValueError)):
                 raise type(error)(f"table {self.name!r}: {error}") from error
             raise
-        return new
+        return rows, new
 
     def _withdraw(self, new: Rows, high: int) -> None:
         self._storage.clear(new)
         self._index.withdraw(new, high)
 
-    def _check_room(self, ids: Ids, rows: Rows, missing: int) -> None:
-        """Raise ValueError if there are more new ids than rows."""
-        if len(self) + missing > self.capacity:
-            needed = len(self) + len(np.unique(ids[rows < 0]))
+    def _check_room(self, ids: Ids) -> None:
+        """Raise ValueError if there are more ids without a row than rows."""
+        if len(self) + len(ids) > self.capacity:
+            needed = len(self) + len(np.unique(ids))
             if needed > self.capacity:
                 raise ValueError(
                     f"table {self.name!r}: ids need {needed} rows, and capacity is {self.capacity}"
                 )
 
-    def _admit(self, waiting: RowIndex, ids: Ids, rows: Rows, keys: np.dtype[Any]) -> Rows:
+    def _admit(self, waiting: RowIndex, ids: Ids, keys: np.dtype[Any]) -> Rows:
         """Rows of ids, some of which get one with this appearance; others are counted."""
-        absent = np.flatnonzero(rows < 0)
-        found = np.unique(ids[absent], return_index=True, return_inverse=True, return_counts=True)
+        found = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
         distinct, first, inverse, times = found
-        places, unknown = waiting.find(distinct)
+        places, unknown, _ = waiting.find(distinct)
         before = waiting.counts_at(np.maximum(places, 0), self.step)
         before[places < 0] = 0
         chosen = np.flatnonzero(before + times >= self.min_count)
         chosen = chosen[np.argsort(first[chosen])]
-        stays = np.ones(len(distinct), bool)
-        stays[chosen] = False
         if len(waiting) + unknown > waiting.capacity:
             raise ValueError(
                 f"table {self.name!r}: {len(waiting) + unknown} ids wait for a row, and capacity "
                 f"is {waiting.capacity}"
             )
-        admitted = np.full(len(distinct), -1)
+        rows = np.full(len(distinct), -1)
         if len(chosen):
-            own = admitted[chosen]
-            self._insert(distinct[chosen], own, len(chosen), keys)
-            admitted[chosen] = own
-            self._index.counts[own] = before[chosen]
-            self._index.last[own] = self.step
+            own, _ = self._insert(distinct[chosen], keys)
+            rows[chosen] = own
+            self._index.counts[own], self._index.last[own] = before[chosen], self.step
             waiting.remove(places[chosen][places[chosen] >= 0])
-        left = ids[absent[stays[inverse]]]
-        places, missing = waiting.find(left)
+        rows = rows[inverse]
+        left = ids[rows < 0]
+        places, missing, _ = waiting.find(left, (self.step, True))
         if missing:
-            waiting.insert(left, places, missing)
-        waiting.touch(places, self.step, counted=True)
-        rows = rows.copy()
-        rows[absent] = admitted[inverse]
+            absent = places < 0
+            new, _ = waiting.insert(left[absent])
+            waiting.touch(new, (self.step, True))
         return rows
 
     def _grow(self, rows: int) -> None:

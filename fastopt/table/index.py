@@ -1,6 +1,6 @@
 """Ids of rows: which id has which row, how often each was used, and when last."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fastopt.kernels import hashing
 from fastopt.kernels.compiling import bind
 from fastopt.kernels.hashing import BITS, DEAD, FREE, HIGH, HINT, LIVE, NUMBERS
-from fastopt.kernels.pages import reserved
+from fastopt.kernels.pages import LARGE, huge_pages, reserved
 
 __all__ = ["MOST_ROWS", "Ids", "RowIndex", "Rows"]
 
@@ -22,6 +22,24 @@ LOAD, GROWTH, SPARE, FEWEST = 0.8, 1.4, 0.9, 1 << 10
 """Share of slots that may be used, by how much they grow where rows would take more than the third
 number of that share, and how many there are at least. A row takes 24 bytes: 16 of its own, and at
 most 4 * GROWTH / (LOAD * SPARE) for its slot."""
+
+
+Use = Any
+Array = np.ndarray[Any, Any]
+
+UNUSED = -1, False
+NOTHING = np.empty((0, 0), np.uint8)
+
+
+class Found(NamedTuple):
+    """What :meth:`RowIndex.find` has found."""
+
+    rows: Rows
+    """Row of each id, -1 where it has none."""
+    missing: int
+    """How many have none."""
+    before: Array
+    """Count and last use of each before."""
 
 
 class RowIndex:
@@ -45,7 +63,7 @@ class RowIndex:
 
     def __init__(self, capacity: int, rate: float = 0.0) -> None:
         self.capacity, self.rate = capacity, rate
-        records = reserved((capacity, 16), np.uint8)
+        self._records = records = reserved((capacity, 16), np.uint8)
         self.ids: Ids = records.view(np.int64)[:, 0]
         self.counts: NDArray[Any] = records.view(np.float32 if rate else np.uint32)[:, 2]
         self.last: NDArray[np.uint32] = records.view(np.uint32)[:, 3]
@@ -73,24 +91,52 @@ class RowIndex:
         ids: NDArray[Any] = self.ids[rows].view(dtype)
         return ids
 
-    def find(self, ids: Ids) -> tuple[Rows, int]:
-        """Row of each id, -1 where it has none; and how many have none."""
-        rows = np.empty(len(ids), np.int64)
-        missing = self._run(hashing.find, ids, self.slots, self.ids, self.numbers, rows)
-        return rows, missing
+    def find(
+        self,
+        ids: Ids,
+        use: Use = UNUSED,
+        source: Array = NOTHING,
+        target: Array = NOTHING,
+    ) -> Found:
+        """Find the rows of ids.
 
-    def insert(self, ids: Ids, rows: Rows, missing: int) -> Rows:
-        """Give ids whose entry in `rows` is -1 a row; return the new rows.
-
-        `missing` is the number of these entries, and there is capacity for them.
+        Parameters
+        ----------
+        ids : numpy.ndarray
+            Bits of the ids, in one dimension.
+        use : tuple of (now, counted)
+            Last use of the rows from now on, and whether each occurrence adds 1 to the count.
+            Default: they are not used.
+        source, target : numpy.ndarray
+            The rows of bytes of `source` are copied to `target`, zeros for ids without a row.
         """
-        if len(self) + self.numbers.item(DEAD) + missing > LOAD * len(self.slots):
-            distinct = len(np.unique(ids[rows < 0]))
-            if len(self) + self.numbers.item(DEAD) + distinct > LOAD * len(self.slots):
+        rows = np.empty(len(ids), np.int64)
+        before = np.empty((len(ids) if use[0] >= 0 else 0, 2))
+        arguments = ids, self.slots, self.ids, self.counts, self.last, self.numbers, rows, before
+        use = np.array([*use, self.rate], np.float64)
+        missing = self._run(hashing.find, *arguments, use, source, target)
+        return Found(rows, missing, before)
+
+    def unuse(self, found: Found) -> None:
+        """Forget the use of rows by :meth:`find`, before which nothing else has used them."""
+        known = np.flatnonzero(found.rows >= 0)[::-1]  # the first use of a row is undone last
+        rows, before = found.rows[known], found.before[known]
+        self.counts[rows] = before[:, 0]
+        self.last[rows] = before[:, 1]
+
+    def insert(self, ids: Ids) -> tuple[Rows, Rows]:
+        """Give ids without a row one, for which there is capacity; return their and the new rows.
+
+        An id may be repeated.
+        """
+        rows, new = np.full(len(ids), -1), np.empty(len(ids), np.int64)
+        used = len(self) + self.numbers.item(DEAD)
+        if used + len(ids) > LOAD * len(self.slots):
+            distinct = len(np.unique(ids))
+            if used + distinct > LOAD * len(self.slots):
                 self._make_room(len(self) + distinct)
-        new = np.empty(missing, np.int64)
         arguments = ids, self.slots, self.ids, self.last, self.numbers, rows, new
-        return new[: self._run(hashing.insert, *arguments)]
+        return rows, new[: self._run(hashing.insert, *arguments)]
 
     def remove(self, rows: Rows) -> None:
         """Free different rows that have an id."""
@@ -102,20 +148,18 @@ class RowIndex:
         self.remove(rows)
         self.numbers[[HIGH, HINT]] = high, min(self.numbers[HINT], high)
 
-    def touch(self, rows: Rows, now: int, counted: bool) -> None:
-        """Set the last use of rows; each occurrence adds 1 to the count if it is `counted`."""
-        if counted:
-            arguments = rows, self.counts, self.last, now, self.rate
-            self._run(hashing.touch, *arguments)
-        else:
-            self.last[rows] = now
+    def touch(self, rows: Rows, use: Use) -> None:
+        """Use rows, see :meth:`find`; negative ones are left out."""
+        use = np.array([*use, self.rate], np.float64)
+        self._run(hashing.touch, rows, self.counts, self.last, use)
 
     def counts_at(self, rows: Rows, now: int) -> NDArray[Any]:
         """Counts of rows, as they have decayed until `now`."""
         counts: NDArray[Any] = self.counts[rows]
         if not self.rate:
             return counts.astype(np.int64)
-        return counts * np.exp(-self.rate * (now - self.last[rows].astype(np.float64)))
+        age = np.maximum(now - self.last[rows].astype(np.float64), 0)  # of free rows too
+        return counts * np.exp(-self.rate * age)
 
     def fill(self, ids: Ids, counts: NDArray[Any], last: NDArray[np.uint32]) -> None:
         """Take over the records of rows from 0 on; a last use of FREE marks a free row."""
@@ -129,6 +173,8 @@ class RowIndex:
         needed, size = max(rows, self.high), max(len(self.slots), FEWEST)
         if max(needed, rows / SPARE) > LOAD * size:
             size = max(int(size * GROWTH), int(needed / LOAD) + 1)
+        if self._records[:size].nbytes >= LARGE:
+            huge_pages(self._records)
         slots = np.zeros(size, np.uint32)
         self.numbers[BITS] = int(LOAD * size + 2).bit_length()
         self.slots = slots

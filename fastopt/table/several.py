@@ -55,9 +55,8 @@ def lookup(tables: Tables, ids: PerTable, create: bool = True) -> dict[str, Arra
     with _locked([tables[name] for name in ids]):
         for name, some in ids.items():
             bits, *_ = tables[name]._checked_ids(some)
-            rows, missing = tables[name]._index.find(bits)
             if flag("create", create) and tables[name].min_count == 1:
-                tables[name]._check_room(bits, rows, missing)
+                tables[name]._check_room(bits[tables[name]._index.find(bits).rows < 0])
         return {name: tables[name].lookup(some, create) for name, some in ids.items()}
 
 
@@ -89,7 +88,7 @@ def update(tables: Tables, ids: PerTable, grads: PerTable) -> None:
             table = tables[name]
             bits, keys, values = table._checked_update(some, grads[name])
             if table.min_count == 1:
-                table._check_room(bits, *table._index.find(bits))
+                table._check_room(bits[table._index.find(bits).rows < 0])
             calls.append((table, bits, keys, values))
         for table, bits, keys, values in calls:
             table._update(bits, keys, values)

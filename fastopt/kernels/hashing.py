@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
@@ -21,7 +21,7 @@ from fastopt.kernels.noise import dither_bits, dither_key, mix, normal, run, str
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.storage import LINE
 
-__all__ = ["FREE", "draw", "find", "insert", "place", "remove", "touch"]
+__all__ = ["FREE", "draw", "find", "gather", "insert", "place", "remove", "touch"]
 __all__ += ["BITS", "DEAD", "HIGH", "HINT", "LIVE", "NUMBERS"]
 
 BLOCK = 32
@@ -98,30 +98,31 @@ def _slot(hashed, row, bits):
 
 
 @scalar
-def _count(counts, last, row, now, rate):
-    """Count a use of a row at `now`; the count loses ``1 - exp(-rate)`` of it with each step."""
-    count = np.float64(counts[row])
-    if rate > 0 and last[row] < now:
-        count *= math.exp(rate * (np.int64(last[row]) - now))
-    counts[row] = min(count + 1, _MOST)
+def _counted(count, age, rate):
+    """A count after one more use, of which each step since the last has left ``exp(-rate)``.
+
+    Arrays are not passed to scalar functions in loops: counting their references takes long.
+    """
+    count = np.float64(count)
+    if rate > 0 and age > 0:
+        count *= math.exp(-rate * age)
+    return min(count + 1, _MOST)
 
 
 @cache
 def find() -> Callable:
-    """Kernel that finds the rows of ids, and uses and copies them in the same pass.
+    """Kernel that finds the rows of ids, and uses them in the same pass.
 
-    Its arguments are ``(wanted, slots, ids, counts, last, numbers, rows, before, use, source,
-    target)``. It writes the row of each id, or -1, and returns how many have none. ``use`` is an
-    array ``(now, counted, rate)``: unless now is negative, it becomes the last use of the rows,
-    whose counts and last uses go to `before`. Rows of bytes of `source` are copied to `target`,
-    where ids without a row have zeros, if they have any.
+    Its arguments are ``(wanted, slots, ids, counts, last, numbers, rows, before, use)``. It writes
+    the row of each id, or -1, and returns how many have none. ``use`` is an array
+    ``(now, counted, rate)``: unless now is negative, it becomes the last use of the rows, whose
+    counts and last uses go to `before`.
     """
 
-    def find(wanted, slots, ids, counts, last, numbers, rows, before, use, source, target):
+    def find(wanted, slots, ids, counts, last, numbers, rows, before, use):
         bits, missing, size = numbers[BITS], 0, len(slots)
         mask = np.int64((1 << bits) - 1)
         slot_at, id_at, step = slots.ctypes.data, ids.ctypes.data, ids.strides[0]
-        source_at, width = source.ctypes.data, source.shape[1]
         now, counted, rate = np.int64(use[0]), use[1] > 0, use[2]
         hashes = np.empty(BLOCK, np.uint64)
         for first in range(0, len(wanted), BLOCK):
@@ -131,34 +132,51 @@ def find() -> Callable:
                 hashes[k] = hashed
                 fetch(slot_at + 4 * _home(hashed, size))
             for k in range(count):
-                # A first slot with the tag is nearly always that of the id.
-                slot = np.int64(slots[_home(hashes[k], size)])
-                row = (slot & mask) - 1
-                rows[first + k] = row
-                if row >= 0:
-                    fetch(id_at + step * row)
-                    for at in range(0, width, LINE):
-                        fetch(source_at + width * row + at)
+                at = _home(hashes[k], size)
+                tag = np.int64(hashes[k] & _LOW) >> bits
+                slot = np.int64(slots[at])
+                while slot != 0 and (slot >> bits != tag or slot & mask == 0):
+                    at += 1
+                    if at == size:
+                        at = 0
+                    slot = np.int64(slots[at])
+                rows[first + k] = (slot & mask) - 1
+                fetch(id_at + step * max((slot & mask) - 1, 0))
             for k in range(first, first + count):
                 row = rows[k]
-                if row < 0 or ids[row] != wanted[k]:
+                if row >= 0 and ids[row] != wanted[k]:  # of the same tag, which is rare
                     row = _row(wanted[k], hashes[k - first], slots, ids, bits)
                     rows[k] = row
                 if row < 0:
                     missing += 1
-                    for i in range(width):
-                        target[k, i] = 0
-                    continue
-                for i in range(width):
-                    target[k, i] = source[row, i]
-                if now >= 0:
+                elif now >= 0:
                     before[k, 0], before[k, 1] = counts[row], last[row]
                     if counted:
-                        _count(counts, last, row, now, rate)
+                        counts[row] = _counted(counts[row], now - np.int64(last[row]), rate)
                     last[row] = now
         return missing
 
     return compiled(find, None, parallel=False)
+
+
+@cache
+def gather() -> Callable:
+    """Kernel ``(source, rows, target)`` that copies rows of bytes by all threads."""
+
+    def gather(source, rows, target):
+        base, width = source.ctypes.data, source.shape[1]
+        step = source.strides[0]
+        for part in prange(-(-len(rows) // BLOCK)):
+            first = part * BLOCK
+            for k in range(first, min(first + BLOCK, len(rows))):
+                for at in range(0, step, LINE):
+                    fetch(base + step * max(rows[k], 0) + at)
+            for k in range(first, min(first + BLOCK, len(rows))):
+                row = max(rows[k], 0)
+                for i in range(width):
+                    target[k, i] = source[row, i]
+
+    return compiled(gather, None, parallel=True)
 
 
 @cache
@@ -252,12 +270,13 @@ def touch() -> Callable:
     """Kernel ``(rows, counts, last, use)`` that uses rows, see :func:`find`."""
 
     def touch(rows, counts, last, use):
-        now = np.int64(use[0])
+        now, counted, rate = np.int64(use[0]), use[1] > 0, use[2]
         for k in range(len(rows)):
-            if rows[k] >= 0:
-                if use[1] > 0:
-                    _count(counts, last, rows[k], now, use[2])
-                last[rows[k]] = now
+            row = rows[k]
+            if row >= 0:
+                if counted:
+                    counts[row] = _counted(counts[row], now - np.int64(last[row]), rate)
+                last[row] = now
 
     return compiled(touch, None, parallel=False)
 

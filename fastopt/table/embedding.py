@@ -204,7 +204,6 @@ class EmbeddingTable(Advised):
 
         self._index, self._storage, self._waiting = _granted(capacity, reserve)
         self.capacity = self._index.capacity
-        self._bytes = self._storage.weight.view(np.uint8)
         self._updater = Updater(optimizer)
         self._grow(1)
         _locked.add(self)
@@ -330,9 +329,8 @@ class EmbeddingTable(Advised):
         """
         with self.lock:
             bits, shape, keys = self._checked_ids(ids)
-            found: Array = np.empty((len(bits), self.dim), self.dtype)
-            self._rows(bits, keys, flag("create", create), found)
-            return found.reshape((*shape, self.dim))
+            rows = self._rows(bits, keys, flag("create", create))
+            return self._storage.taken(rows).reshape((*shape, self.dim))
 
     def update(self, ids: ArrayLike, grads: ArrayLike) -> None:
         """Update the rows of ids by the optimizer.
@@ -706,14 +704,11 @@ class EmbeddingTable(Advised):
         bits, shape, _ = self._checked_ids(ids)
         return self._index.find(bits).rows, shape
 
-    def _rows(
-        self, ids: Ids, keys: np.dtype[Any], create: bool, target: Array | None = None
-    ) -> Rows:
-        """Row numbers of ids, which are used if rows may be created; the rows go to `target`."""
+    def _rows(self, ids: Ids, keys: np.dtype[Any], create: bool) -> Rows:
+        """Row numbers of ids, which are used if rows may be created."""
         index, use = self._index, (self.step, True) if create else UNUSED
-        copies = () if target is None else (self._bytes, target.view(np.uint8))
         with uninterrupted:
-            found = index.find(ids, use, *copies)
+            found = index.find(ids, use)
             rows = found.rows
             if not create:
                 return rows
@@ -726,8 +721,6 @@ class EmbeddingTable(Advised):
                     raise
                 index.touch(own, use)
                 rows[absent] = own
-                if target is not None:
-                    target[absent[own >= 0]] = self._storage.weight[own[own >= 0]]
             self._keys = keys
         return rows
 
@@ -767,8 +760,8 @@ class EmbeddingTable(Advised):
         self._check_room(ids)
         rows, new = index.insert(ids)
         try:
-            self._storage.start(new, index.ids[new], self._start, keys)
             self._grow(index.high)
+            self._storage.start(new, index.ids[new], self._start, keys)
         except BaseException as error:
             self._withdraw(new, high)
             if isinstance(error, (TypeError, ValueError)):

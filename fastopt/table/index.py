@@ -28,7 +28,6 @@ Use = Any
 Array = np.ndarray[Any, Any]
 
 UNUSED = -1, False
-NOTHING = np.empty((0, 0), np.uint8)
 
 
 class Found(NamedTuple):
@@ -39,7 +38,7 @@ class Found(NamedTuple):
     missing: int
     """How many have none."""
     before: Array
-    """Count and last use of each before."""
+    """Count and last use of each before, until the next call."""
 
 
 class RowIndex:
@@ -70,6 +69,7 @@ class RowIndex:
         self.numbers = np.zeros(NUMBERS, np.int64)
         self.slots = np.empty(0, np.uint32)
         self._kernels: dict[Any, Any] = {}
+        self._before = np.empty((0, 2))
         self._make_room(0)
 
     def __len__(self) -> int:
@@ -91,13 +91,7 @@ class RowIndex:
         ids: NDArray[Any] = self.ids[rows].view(dtype)
         return ids
 
-    def find(
-        self,
-        ids: Ids,
-        use: Use = UNUSED,
-        source: Array = NOTHING,
-        target: Array = NOTHING,
-    ) -> Found:
+    def find(self, ids: Ids, use: Use = UNUSED) -> Found:
         """Find the rows of ids.
 
         Parameters
@@ -107,14 +101,14 @@ class RowIndex:
         use : tuple of (now, counted)
             Last use of the rows from now on, and whether each occurrence adds 1 to the count.
             Default: they are not used.
-        source, target : numpy.ndarray
-            The rows of bytes of `source` are copied to `target`, zeros for ids without a row.
         """
         rows = np.empty(len(ids), np.int64)
-        before = np.empty((len(ids) if use[0] >= 0 else 0, 2))
+        if len(self._before) < len(ids):
+            self._before = np.empty((len(ids), 2))  # which takes long where pages are new
+        before = self._before[: len(ids)]
         arguments = ids, self.slots, self.ids, self.counts, self.last, self.numbers, rows, before
         use = np.array([*use, self.rate], np.float64)
-        missing = self._run(hashing.find, *arguments, use, source, target)
+        missing = self._run(hashing.find, *arguments, use)
         return Found(rows, missing, before)
 
     def unuse(self, found: Found) -> None:

@@ -7,7 +7,11 @@ import numpy as np
 
 from fastopt.arguments import brief
 from fastopt.engine.validate import leaves
+from fastopt.kernels import hashing
+from fastopt.kernels.compiling import bind
 from fastopt.kernels.pages import LARGE, huge_pages, reserved
+from fastopt.kernels.table import PARALLEL_FROM
+from fastopt.kernels.threads import may_run_parallel, turn
 from fastopt.optimizer.optimizer import Optimizer
 from fastopt.table.index import Ids, Rows
 from fastopt.table.start import Start
@@ -78,6 +82,9 @@ class Storage:
         self.decay = None
         if optimizer.sparse_decay != "touched":
             self.decay = reserved((capacity,), np.float64)
+        whole = dim * dtype.itemsize % 8 == 0
+        self._bytes = self.weight.view(np.int64 if whole else np.uint8)
+        self._gather: Any = None
         self.used = 0
         """Rows from 0 on that may have been written to."""
         self.height = 0
@@ -98,6 +105,22 @@ class Storage:
         """State of the rows up to :attr:`height`, nested as the optimizer makes it."""
         arrays = iter(self.arrays)
         return _mapped(lambda _: next(arrays)[: self.height], self.nested)
+
+    def taken(self, rows: Rows) -> Array:
+        """Copies of rows, zeros for negative numbers; by all threads where that is faster."""
+        width = self.weight.shape[1]
+        if len(rows) * width < PARALLEL_FROM or not may_run_parallel():
+            copies: Array = np.take(self.weight, rows, axis=0, mode="clip")
+        else:
+            copies = np.empty((len(rows), width), self.weight.dtype)
+            arguments = self._bytes, rows, copies.view(self._bytes.dtype)
+            if self._gather is None:
+                self._gather = bind(hashing.gather(), *arguments)
+            with turn():
+                self._gather(*arguments)
+        if (absent := rows < 0).any():
+            copies[absent] = 0
+        return copies
 
     def start(self, rows: Rows, ids: Ids, start: Start, keys: Any) -> None:
         """Give new rows their first weight and state.

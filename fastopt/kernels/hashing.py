@@ -91,13 +91,6 @@ def _row(id, hashed, slots, ids, bits):
 
 
 @scalar
-def _slot(hashed, row, bits):
-    """Contents of the slot of a row."""
-    tag = np.int64(hashed & _LOW) >> bits
-    return np.uint32((tag << bits) | (row + 1))
-
-
-@scalar
 def _counted(count, age, rate):
     """A count after one more use, of which each step since the last has left ``exp(-rate)``.
 
@@ -181,44 +174,58 @@ def gather() -> Callable:
 
 @cache
 def insert() -> Callable:
-    """Kernel ``(wanted, slots, ids, last, numbers, rows, new)`` that gives ids without a row one.
+    """Kernel ``(wanted, slots, ids, last, numbers, rows, new, limit, first)`` that makes new rows.
 
-    These are the ids whose entry in `rows` is -1. A new id takes the free row with the lowest
-    number, else the next one. It returns the number of new rows, which are in `new`.
+    Ids from number `first` on that have no row get the free row with the lowest number, else the
+    next one, until as many slots as `limit` are used. The rows of all go to `rows`, those that are
+    new to `new`. It returns the number of new rows, and of the id that it has not come to.
     """
 
-    def insert(wanted, slots, ids, last, numbers, rows, new):
-        bits, count = numbers[BITS], 0
+    def insert(wanted, slots, ids, last, numbers, rows, new, limit, first):
+        bits, count, size = numbers[BITS], 0, len(slots)
         high, hint = numbers[HIGH], numbers[HINT]
         mask = np.int64((1 << bits) - 1)
-        for k in range(len(wanted)):
-            if rows[k] >= 0:
-                continue
+        room = limit - numbers[LIVE] - numbers[DEAD]
+        k = first
+        while k < len(wanted):
             hashed = mix(np.uint64(wanted[k]))
-            row = _row(wanted[k], hashed, slots, ids, bits)
+            tag = np.int64(hashed & _LOW) >> bits
+            at, free, row = _home(hashed, size), np.int64(-1), np.int64(-1)
+            slot = np.int64(slots[at])
+            while slot != 0:
+                number = slot & mask
+                if number == 0:
+                    if free < 0:
+                        free = at
+                elif slot >> bits == tag and ids[number - 1] == wanted[k]:
+                    row = number - 1
+                    break
+                at += 1
+                if at == size:
+                    at = 0
+                slot = np.int64(slots[at])
             if row < 0:
+                if count >= room:
+                    break
                 while hint < high and last[hint] != FREE:
                     hint += 1
                 row = hint
                 hint += 1
                 if row == high:
                     high += 1
-                at = _home(hashed, len(slots))
-                while np.int64(slots[at]) & mask:
-                    at += 1
-                    if at == len(slots):
-                        at = 0
-                if slots[at] != _EMPTY:
+                if free >= 0:
                     numbers[DEAD] -= 1
-                slots[at] = _slot(hashed, row, bits)
+                    at = free
+                slots[at] = np.uint32((tag << bits) | (row + 1))
                 ids[row] = wanted[k]
                 last[row] = 0
                 new[count] = row
                 count += 1
             rows[k] = row
+            k += 1
         numbers[HIGH], numbers[HINT] = high, hint
         numbers[LIVE] += count
-        return count
+        return count, k
 
     return compiled(insert, None, parallel=False)
 
@@ -237,7 +244,8 @@ def place() -> Callable:
                     at += 1
                     if at == len(slots):
                         at = 0
-                slots[at] = _slot(hashed, row, bits)
+                tag = np.int64(hashed & _LOW) >> bits
+                slots[at] = np.uint32((tag << bits) | (row + 1))
         numbers[DEAD] = 0
 
     return compiled(place, None, parallel=False)

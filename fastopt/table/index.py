@@ -124,13 +124,15 @@ class RowIndex:
         An id may be repeated.
         """
         rows, new = np.full(len(ids), -1), np.empty(len(ids), np.int64)
-        used = len(self) + self.numbers.item(DEAD)
-        if used + len(ids) > LOAD * len(self.slots):
-            distinct = len(np.unique(ids))
-            if used + distinct > LOAD * len(self.slots):
-                self._make_room(len(self) + distinct)
-        arguments = ids, self.slots, self.ids, self.last, self.numbers, rows, new
-        return rows, new[: self._run(hashing.insert, *arguments)]
+        count = done = 0
+        while done < len(ids):
+            limit = int(LOAD * len(self.slots))
+            arguments = ids, self.slots, self.ids, self.last, self.numbers, rows, new[count:]
+            made, done = self._run(hashing.insert, *arguments, limit, done)
+            count += made
+            if done < len(ids):
+                self._make_room(len(self) + 1)
+        return rows, new[:count]
 
     def remove(self, rows: Rows) -> None:
         """Free different rows that have an id."""

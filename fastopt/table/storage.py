@@ -20,7 +20,7 @@ __all__ = ["Storage", "check_optimizer"]
 
 Array = np.ndarray[Any, Any]
 
-BLOCK = 1 << 18
+BLOCK = 1 << 15
 """Elements of rows that start at a time, few enough for a cache."""
 
 FEWEST = 1 << 10

@@ -89,8 +89,8 @@ class Oracle:
         grad = RowSparse(grads[used], rows, (HEIGHT, DIM))
         self.updater(0, grad, self.weight)
         self.step += 1
-        for k in used:
-            self.last[ids[k]] = self.step
+        for id in {ids[k] for k in used}:
+            self.count[id], self.last[id] = self.decayed(id), self.step
 
     def evict(self, unused_for, count_below, keep):
         gone = [
@@ -218,7 +218,7 @@ FORMS = {
     "steps": {"make": lambda: optimizer.Rprop(lazy_update=True)},
     "schedule": {
         "make": lambda: optimizer.Adam(
-            lr_scheduler=fastopt.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.5)
+            lr=fastopt.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.5)
         )
     },
     "free": {"make": lambda: optimizer.ScheduleFreeAdamW(learning_rate=0.1, lazy_update=True)},

@@ -160,7 +160,7 @@ def test_counts_and_half_life():
     for _ in range(4):
         table.update([1], np.zeros((1, 2), np.float32))
     table.lookup([1])
-    np.testing.assert_allclose(table.counts([1, 2, 3]), [1 + 1, 2 / 4, 0])
+    np.testing.assert_allclose(table.counts([1, 2, 3]), [1 / 4 + 1, 2 / 4, 0])
     np.testing.assert_array_equal(table.last_used([1, 2, 3]), [4, 0, -1])
     assert table.evict(count_below=0.6).tolist() == [2]
 

@@ -91,15 +91,15 @@ def _row(id, hashed, slots, ids, bits):
 
 
 @scalar
-def _counted(count, age, rate):
-    """A count after one more use, of which each step since the last has left ``exp(-rate)``.
+def _counted(count, age, rate, more):
+    """A count, of which each step since the last use has left ``exp(-rate)``, with `more` uses.
 
     Arrays are not passed to scalar functions in loops: counting their references takes long.
     """
     count = np.float64(count)
     if rate > 0 and age > 0:
         count *= math.exp(-rate * age)
-    return min(count + 1, _MOST)
+    return min(count + more, _MOST)
 
 
 @cache
@@ -144,8 +144,9 @@ def find() -> Callable:
                     missing += 1
                 elif now >= 0:
                     before[k, 0], before[k, 1] = counts[row], last[row]
-                    if counted:
-                        counts[row] = _counted(counts[row], now - np.int64(last[row]), rate)
+                    if counted or rate > 0:
+                        age = now - np.int64(last[row])
+                        counts[row] = _counted(counts[row], age, rate, counted)
                     last[row] = now
         return missing
 
@@ -282,8 +283,9 @@ def touch() -> Callable:
         for k in range(len(rows)):
             row = rows[k]
             if row >= 0:
-                if counted:
-                    counts[row] = _counted(counts[row], now - np.int64(last[row]), rate)
+                if counted or rate > 0:
+                    age = now - np.int64(last[row])
+                    counts[row] = _counted(counts[row], age, rate, counted)
                 last[row] = now
 
     return compiled(touch, None, parallel=False)

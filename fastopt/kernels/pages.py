@@ -34,8 +34,15 @@ NORESERVE = {"linux": 0x4000, "darwin": 0x40}
 """Flag that reserves addresses without memory, which Python's mmap does not name everywhere."""
 
 
-def reserved(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+STAGGER = 273 * 64
+"""Bytes by which arrays are shifted against each other, so that their rows do not share cache sets:
+large mappings lie at equal distances, powers of two at worst."""
+
+
+def reserved(shape: tuple[int, ...], dtype: Any, number: int = 0) -> np.ndarray[Any, Any]:
     """Zeros that take memory page by page, as they are written to, and addresses until then.
+
+    `number` tells arrays apart that are used together.
 
     Raises
     ------
@@ -43,7 +50,8 @@ def reserved(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         The platform does not give so many addresses.
     """
     dtype = np.dtype(dtype)
-    size = max(int(np.prod(shape, dtype=object)) * dtype.itemsize, 1)
+    shift = number * STAGGER
+    size = max(int(np.prod(shape, dtype=object)) * dtype.itemsize, 1) + shift
     flags: dict[str, Any] = {}
     if hasattr(mmap, "MAP_ANONYMOUS"):
         more = NORESERVE.get(sys.platform, 0)
@@ -52,7 +60,7 @@ def reserved(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         pages = mmap.mmap(-1, size, **flags)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"cannot reserve {size} bytes of address space: {error}") from None
-    return np.ndarray(shape, dtype, pages)
+    return np.ndarray(shape, dtype, pages, shift)
 
 
 def huge_pages(array: np.ndarray[Any, Any]) -> None:

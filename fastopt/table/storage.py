@@ -77,7 +77,8 @@ class Storage:
         self.weight = reserved((capacity, dim), dtype)
         self.nested = optimizer.create_state_multi_precision(name, np.zeros((1, dim), dtype))
         self.arrays = [
-            reserved((capacity, *array.shape[1:]), array.dtype) for array in leaves(self.nested)
+            reserved((capacity, *array.shape[1:]), array.dtype, number)
+            for number, array in enumerate(leaves(self.nested), 1)
         ]
         self.decay = None
         if optimizer.sparse_decay != "touched":

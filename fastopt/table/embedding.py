@@ -466,13 +466,16 @@ class EmbeddingTable(Advised):
             return went
 
     def _unused(self, index: RowIndex, unused_for: int | None, count_below: float | None) -> Rows:
-        rows = index.in_use()
+        """Rows that meet the conditions, in ascending order."""
+        last = index.last[: index.high]
+        chosen = last != FREE
         if unused_for is not None:
-            last = index.last[: index.high] if len(rows) == index.high else index.last[rows]
-            rows = rows[last + np.int64(unused_for) <= self.step]
-        if count_below is not None:
-            rows = rows[index.counts_at(rows, self.step) < count_below]
-        return rows
+            chosen &= last <= self.step - unused_for
+        if count_below is not None and index.rate:
+            chosen &= index.counts_at(slice(index.high), self.step) < count_below
+        elif count_below is not None:
+            chosen &= index.counts[: index.high] < count_below
+        return np.flatnonzero(chosen)
 
     # Deferred decay, copies, files
 

@@ -149,7 +149,7 @@ class RowIndex:
         use = np.array([*use, self.rate], np.float64)
         self._run(hashing.touch, rows, self.counts, self.last, use)
 
-    def counts_at(self, rows: Rows, now: int) -> NDArray[Any]:
+    def counts_at(self, rows: Rows | slice, now: int) -> NDArray[Any]:
         """Counts of rows, as they have decayed until `now`."""
         counts: NDArray[Any] = self.counts[rows]
         if not self.rate:

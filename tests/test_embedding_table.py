@@ -223,7 +223,7 @@ FORMS = {
     },
     "free": {"make": lambda: optimizer.ScheduleFreeAdamW(learning_rate=0.1, lazy_update=True)},
 }
-DEFAULT = ("adam", "min_count", "half_life")
+DEFAULT = ("adam", "min_count")
 
 
 @pytest.mark.parametrize(

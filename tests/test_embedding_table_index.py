@@ -217,6 +217,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc 
 
 
 @on_linux
+@pytest.mark.exhaustive
 def test_without_address_space_a_table_reserves_less_or_says_so(run_python):
     rows, error = run_python(LIMITED).splitlines()
     assert 1 << 20 <= int(rows) < 1 << 25

@@ -140,7 +140,7 @@ CASES = [
     ),
 ]
 
-OF_MATRICES = ("muon",)
+OF_MATRICES = ("muon", "soap")
 """Optimizers of matrices, which have tests of their own."""
 
 FIRST = {case.name: case for case in reversed(CASES)}

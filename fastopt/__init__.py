@@ -50,6 +50,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Muon as Muon
     from fastopt.optimizer import Nadam as Nadam
     from fastopt.optimizer import NAdamW as NAdamW
+    from fastopt.optimizer import NovoGrad as NovoGrad
     from fastopt.optimizer import RAdam as RAdam
     from fastopt.optimizer import RMSProp as RMSProp
     from fastopt.optimizer import Rprop as Rprop

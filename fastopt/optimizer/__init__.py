@@ -34,6 +34,7 @@ from fastopt.optimizer.muon import Muon as Muon
 from fastopt.optimizer.nadam import Nadam as Nadam
 from fastopt.optimizer.nadamw import NAdamW as NAdamW
 from fastopt.optimizer.nag import NAG as NAG
+from fastopt.optimizer.novograd import NovoGrad as NovoGrad
 from fastopt.optimizer.optimizer import Optimizer as Optimizer
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
 from fastopt.optimizer.optimizer import create as create

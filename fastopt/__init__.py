@@ -37,6 +37,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import SOAP as SOAP
     from fastopt.optimizer import AdaBelief as AdaBelief
     from fastopt.optimizer import AdaDelta as AdaDelta
+    from fastopt.optimizer import Adafactor as Adafactor
     from fastopt.optimizer import AdaGrad as AdaGrad
     from fastopt.optimizer import Adam as Adam
     from fastopt.optimizer import AdamAtan2 as AdamAtan2

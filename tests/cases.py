@@ -141,8 +141,8 @@ CASES = [
     ),
 ]
 
-OF_MATRICES = ("muon", "soap")
-"""Optimizers of matrices, which have tests of their own."""
+OF_MATRICES = ("adafactor", "muon", "soap")
+"""Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
 FIRST = {case.name: case for case in reversed(CASES)}
 """The first form of each optimizer."""

@@ -113,6 +113,7 @@ def test_it_goes_on_from_the_state_of_the_authors_code(case, dtype, rtol):
     check(case, updater, weight, 4, dtype, rtol)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("every", [1, 3])
 def test_it_agrees_with_the_formula_in_float64(every, rng):
     weight, gradients = single(rng, steps=8)

@@ -12,6 +12,7 @@ from fastopt.engine.hyper import constant as constant
 from fastopt.engine.hyper import corrected as corrected
 from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
 from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
+from fastopt.optimizer.adafactor import Adafactor as Adafactor
 from fastopt.optimizer.adagrad import AdaGrad as AdaGrad
 from fastopt.optimizer.adam import Adam as Adam
 from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2

@@ -20,15 +20,19 @@ from fastopt.kernels.table import Table, launch
 from fastopt.notices import warn_user
 from fastopt.optimizer.keywords import MatrixFamilyArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
+from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
 
-__all__ = ["Directions", "MatrixFamily", "Part", "Shape", "descent", "pattern"]
+__all__ = ["Directions", "MatrixFamily", "Part", "Rescaled", "Shape", "descent", "pattern"]
 
 Shape = tuple[int, ...]
 
 COUNTED = ("_index_update_count", "begin_num_update", "idx2name", "param_dict")
 TABLES = ("lr_mult", "wd_mult")
 RATES = ("lr", "lr_scheduler", "wd", "seed", "rounding")
+SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
+"""Attributes that the part which rescales gradients has of the optimizer."""
+
 SHARED = (*COUNTED, *TABLES, "rescale_grad", "row_decay", "masters_given")
 """Attributes that a fallback has of the optimizer, whatever its arguments."""
 
@@ -61,7 +65,9 @@ class Directions(Protocol):
     def reserve(self, main: Any, index: Index, direction: Array) -> None:
         """Make room for the step of a weight, before anything changes."""
 
-    def write(self, main: Any, index: Index, direction: Array, grad: Array, state: Any) -> bool:
+    def write(
+        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+    ) -> bool:
         """Write the direction and the state, and return whether the weight descends along it."""
 
 
@@ -102,6 +108,27 @@ class Part:
         optimizer._direct().update(index, weight, grad, state, masters=False)
 
 
+class Rescaled:
+    """Gradients, rescaled and clipped: steps of SGD from 0 at a learning rate of 1."""
+
+    def __init__(self) -> None:
+        self._descent = Part(SGD(learning_rate=1.0), SCALES)
+        self._kept: dict[Any, Array] = {}
+
+    def reserve(self, direction: Array) -> None:
+        """Make room for a gradient with the shape and dtype of `direction`, in C order."""
+        if (direction.shape, direction.dtype) not in self._kept:
+            made = np.empty(direction.shape, direction.dtype)
+            self._kept[direction.shape, direction.dtype] = made
+
+    def __call__(self, main: Any, index: Index, direction: Array, grad: Array) -> Array:
+        """The gradient, in memory that serves the next one of this shape too."""
+        gradient = self._kept[direction.shape, direction.dtype]
+        gradient.fill(0)
+        self._descent.step(main, index, 0, gradient, grad, None)
+        return np.negative(gradient, out=gradient)
+
+
 class _Work:
     """Buffers and parts of an optimizer of matrices, which are made again in another process.
 
@@ -137,7 +164,7 @@ class _Work:
             direction = np.empty(weight.shape, real, order="F" if fortran else "C")
             self._kept[weight.shape, real, fortran] = direction
         self._directions.reserve(main, index, direction)
-        self._now = main, index, direction, grad, state
+        self._now = main, index, weight, direction, grad, state
         try:
             last = self._descent.follow(main)._direct()
             last.update(index, weight, direction, None, masters=False)
@@ -216,6 +243,8 @@ class MatrixFamily(Optimizer):
     ascends = True
     decays_last: ClassVar[bool] = False
     """Whether weight decay takes its share after the step along the direction."""
+    takes_vectors: ClassVar[bool] = False
+    """Whether weights with fewer than two dimensions are updated too."""
     rounds_state: ClassVar[bool] = True
     """Whether the state may be kept in bfloat16."""
     arguments: ClassVar[Descriptions] = {
@@ -259,7 +288,7 @@ class MatrixFamily(Optimizer):
             raise ValueError(f"{kind} keeps masters in float32: master must be 'float32'")
         if self.state_dtype is not None and not self.rounds_state:
             kind = type(self).__name__
-            raise ValueError(f"{kind} decomposes its state: state_dtype must be None")
+            raise ValueError(f"{kind} computes with its state in NumPy: state_dtype must be None")
         if self.fallback is None and self.fallback_for:
             raise ValueError("fallback_for needs a fallback: fallback='adamw' or an Optimizer")
         if isinstance(self.fallback, Optimizer) and self.fallback.maximize != self.maximize:
@@ -283,10 +312,11 @@ class MatrixFamily(Optimizer):
             The weight is not a matrix, and there is no fallback.
         """
         shape = header(weight).shape
+        other = len(shape) < 2 and not self.takes_vectors
         if self.fallback is not None:
             name = self.name_of(index)
-            return len(shape) < 2 or any(re.search(each, name) for each in self.fallback_for or ())
-        if len(shape) < 2:
+            return other or any(re.search(each, name) for each in self.fallback_for or ())
+        if other:
             raise ValueError(
                 f"{label(index, self.idx2name)}: {type(self).__name__} updates weights of two or "
                 f"more dimensions, got shape {shape}; pass fallback='adamw', or an Optimizer, for "

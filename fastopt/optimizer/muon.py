@@ -64,7 +64,9 @@ class _Orthogonal:
         for matrix in main.matrices(index, direction):
             self._orthogonalize.reserve(matrix)
 
-    def write(self, main: Any, index: Index, direction: Array, grad: Array, state: Any) -> bool:
+    def write(
+        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+    ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
         count = main._index_update_count[index] - 1
         self._momentum.step(main, index, count, direction, grad, state)

@@ -10,14 +10,10 @@ from fastopt.engine.buffers import Buffers
 from fastopt.engine.eigenbases import axes, blended, eigenbasis, iterated, rotated
 from fastopt.optimizer.adam import Adam
 from fastopt.optimizer.keywords import MomentArguments, Rate
-from fastopt.optimizer.matrices import MatrixFamily, Part, Shape
+from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
-from fastopt.optimizer.sgd import SGD
 
 __all__ = ["SOAP"]
-
-SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
-"""Attributes that the part which rescales gradients has of a SOAP."""
 
 MOMENTS = ("beta1", "beta2", "epsilon", "idx2name")
 """Attributes that the Adam in the eigenbasis has of it."""
@@ -27,10 +23,10 @@ class _Rotated:
     """Directions: steps of Adam in the eigenbases, from 0 at a learning rate of 1."""
 
     def __init__(self) -> None:
-        self._rescaled = Part(SGD(learning_rate=1.0), SCALES)
+        self._rescaled = Rescaled()
         self._adam = Part(Adam(learning_rate=1.0), MOMENTS)
         self._buffers = Buffers()
-        self._kept: dict[Any, tuple[Array, Array, Array]] = {}
+        self._kept: dict[Any, tuple[Array, Array]] = {}
 
     def reserve(self, main: "SOAP", index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
@@ -41,19 +37,19 @@ class _Rotated:
             if name.startswith("factor"):
                 self._buffers(name, size, dtype)
         if (shape, dtype) not in self._kept:
-            arrays = np.empty(shape, dtype), np.empty(shape, dtype), np.empty(shape, dtype)
-            self._kept[shape, dtype] = arrays
+            self._kept[shape, dtype] = np.empty(shape, dtype), np.empty(shape, dtype)
+        self._rescaled.reserve(direction)
 
-    def write(self, main: "SOAP", index: Index, direction: Array, grad: Array, state: Any) -> bool:
+    def write(
+        self, main: "SOAP", index: Index, weight: Array, direction: Array, grad: Array, state: Any
+    ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`.
 
         Decompositions come before the state changes, so that nothing has if one fails.
         """
         mean, var, steps, *pairs = state
-        gradient, inside, step = self._kept[direction.shape, direction.dtype]
-        gradient.fill(0)
-        self._rescaled.step(main, index, 0, gradient, grad, None)
-        np.negative(gradient, out=gradient)
+        inside, step = self._kept[direction.shape, direction.dtype]
+        gradient = self._rescaled(main, index, direction, grad)
         lengths, count = main.axes(direction.shape), int(steps[0])
         factors, bases = (_by_axis(main, lengths, pairs[first::2]) for first in (0, 1))
         with np.errstate(all="ignore"):  # NaN and infinity spread without a warning

@@ -164,7 +164,7 @@ def test_a_gradient_that_is_not_finite_spreads_without_a_warning(shape, rng):
         (
             {"clip_threshold": 0},
             ValueError,
-            "clip_threshold must be a finite number, at least 1e-30",
+            "clip_threshold must be a finite number, at least",
         ),
         ({"eps1": "small"}, TypeError, "eps1 must be a number"),
         ({"master": "split"}, ValueError, "Adafactor keeps masters in float32"),

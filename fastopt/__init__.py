@@ -35,8 +35,10 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import NAG as NAG
     from fastopt.optimizer import SGD as SGD
     from fastopt.optimizer import SGLD as SGLD
+    from fastopt.optimizer import SOAP as SOAP
     from fastopt.optimizer import AdaBelief as AdaBelief
     from fastopt.optimizer import AdaDelta as AdaDelta
+    from fastopt.optimizer import Adafactor as Adafactor
     from fastopt.optimizer import AdaGrad as AdaGrad
     from fastopt.optimizer import Adam as Adam
     from fastopt.optimizer import AdamAtan2 as AdamAtan2
@@ -50,6 +52,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Muon as Muon
     from fastopt.optimizer import Nadam as Nadam
     from fastopt.optimizer import NAdamW as NAdamW
+    from fastopt.optimizer import NovoGrad as NovoGrad
     from fastopt.optimizer import RAdam as RAdam
     from fastopt.optimizer import RMSProp as RMSProp
     from fastopt.optimizer import Rprop as Rprop

@@ -12,6 +12,7 @@ from fastopt.kernels import table
 from fastopt.kernels.compiling import compiled_kernels
 from fastopt.kernels.layout import bfloat16
 from fastopt.optimizer.families import MomentumFamily
+from fastopt.optimizer.matrices import MatrixFamily
 from fastopt.sparse import RowSparse
 
 __all__ = ["DTYPES", "names", "run", "warm"]
@@ -24,10 +25,12 @@ def names() -> list[str]:
     return [
         name
         for name, klass in sorted(optimizer.opt_registry.items())
-        if (klass.native or klass is optimizer.Muon)
-        and klass.rule is not optimizer.Optimizer.rule
-        and name != "ccsgd"
+        if name != "ccsgd" and (issubclass(klass, MatrixFamily) or _has_rule(klass))
     ]
+
+
+def _has_rule(klass: type[optimizer.Optimizer]) -> bool:
+    return klass.native and klass.rule is not optimizer.Optimizer.rule
 
 
 def warm(name: str, dtype: str, rows: bool) -> None:
@@ -47,7 +50,7 @@ def warm(name: str, dtype: str, rows: bool) -> None:
     >>> from fastopt.warmup import warm
     >>> warm("sgd", "float32", rows=False)
     """
-    if rows and name == "muon":
+    if rows and issubclass(optimizer.opt_registry[name], MatrixFamily):
         return  # it takes dense gradients
     kind: Any = bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
     for momentum, height in product(_momenta(name), (1, table.PARALLEL_FROM)):

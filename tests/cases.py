@@ -114,6 +114,7 @@ CASES = [
     Case("adamatan2", converges=FAST, recorded=True),
     Case("adan", converges=FAST, recorded=True),
     Case("adan", {"proximal": False}, converges=FAST, recorded=True),
+    Case("novograd", converges={"learning_rate": 0.05}, nan_spreads_to="tensor", recorded=True),
     Case("rprop", converges=FAST, frozen_by_zero_lr=False, recorded=True),
     Case("asgd", converges={"learning_rate": 0.1}, recorded=True),
     Case("schedulefreeadamw", converges=FAST, recorded=True),
@@ -140,8 +141,8 @@ CASES = [
     ),
 ]
 
-OF_MATRICES = ("muon",)
-"""Optimizers of matrices, which have tests of their own."""
+OF_MATRICES = ("adafactor", "muon", "soap")
+"""Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
 FIRST = {case.name: case for case in reversed(CASES)}
 """The first form of each optimizer."""

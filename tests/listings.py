@@ -58,6 +58,11 @@ def all_rows(grad):
     return RowSparse(grad, np.arange(len(grad)), grad.shape)
 
 
+def with_rows(arrays):
+    """Arrays of a weight and its state, without numbers that are kept once for the tensor."""
+    return tuple(array for array in arrays if array.ndim)
+
+
 def same_bits(actual, expected):
     """Assert that arrays, or tuples of arrays, are equal bit for bit."""
     pairs = (

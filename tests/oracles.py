@@ -35,6 +35,17 @@ def lans(w, lr=0.001, beta1=0.9, beta2=0.999, eps=1e-6, wd=0.0):
         w = w - lr * d
 
 
+def novograd(w, lr=0.01, beta1=0.95, beta2=0.98, eps=1e-8, wd=0.0):
+    """arXiv:1905.11286, algorithm 1, for one layer."""
+    m, v = 0.0, None
+    while True:
+        g = yield w
+        square = np.sum(g**2)
+        v = square if v is None else beta2 * v + (1 - beta2) * square
+        m = beta1 * m + (g / (np.sqrt(v) + eps) + wd * w)
+        w = w - lr * m
+
+
 def radam(w, lr=0.001, beta1=0.9, beta2=0.999, eps=1e-8, wd=0.0):
     """arXiv:1908.03265, algorithm 2, with decoupled decay and epsilon beside the root."""
     m, v, t = 0.0, 0.0, 0

@@ -124,7 +124,7 @@ def test_its_sums_compile(rule, weights, capability):
     for step in range(len(rule.passes)):
         kernel = kernels.sums(layout, step)
         check(kernel, capability, PIECES, TABLE, told, SUMS, doubles=True)
-        check(kernels.finish(rule, step), capability, told, SUMS, doubles=True)
+        check(kernels.finish(layout, step), capability, TABLE, told, SUMS, doubles=True)
 
 
 def test_what_belongs_to_no_rule_compiles(capability):

@@ -231,6 +231,7 @@ def test_command_line_trains_on_a_text_of_one_s_own(text, tmp_path, capsys):
         (["--momentum", "0.9"], "--task embeddings does not take --momentum"),
         (["--optimizer", "adum"], "Cannot find optimizer 'adum'"),
         (["--optimizer", "muon"], "muon takes dense gradients; those of this demo are row-sparse"),
+        (["--optimizer", "soap"], "soap takes dense gradients; those of this demo are row-sparse"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

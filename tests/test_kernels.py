@@ -27,6 +27,7 @@ def compile_anew(kernel, name, real, *more):
     """Compile without the disk cache, which holds no LLVM code to read."""
     r = RULES[name]
     arrays = [np.ones((4, 8), real) for _ in range(2 + len(r.state))]
+    arrays += [np.ones((), real) for _ in r.kept]
     layout = Layout(r, real, (real,), real, (real,) * len(r.state))
     made = table.Table(layout, (arrays[0],), tuple(arrays[2:]), arrays[1])
     made.fields[:] = 1

@@ -37,6 +37,7 @@ FORMULAS = {
     "nadamw amsgrad": ("nadamw", "nadamw", {"amsgrad": True}),
     "adamatan2": ("adamatan2", "adamatan2", {"a": 1.3, "b": 0.8}),
     "adan": ("adan", "adan", {}),
+    "novograd": ("novograd", "novograd", {}),
     "lion cautious": ("lion_cautious", "lion", {"cautious": True}),
     "lion cautious decay": ("lion_cautious", "lion", {"cautious_decay": True}),
     "adamw cautious": ("adamw_cautious", "adamw", {"formula": "torch", "cautious": True}),

@@ -7,7 +7,7 @@ import pytest
 from cases import CASES, chosen, every_or_few, exhaustive, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from listings import ARGUMENTS, all_rows, eighths, listing, problems, same_bits
+from listings import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
 
 from fastopt import optimizer
 from fastopt.engine.validate import leaves
@@ -98,8 +98,8 @@ def test_rows_that_are_not_listed_keep_weight_and_state_under_lazy_updates(case,
     if "batch_scale" in case.kwargs:
         assert case.kwargs["batch_scale"] == len(first) == len(last)
     before = problem.run(updater, first)
-    before = tuple(array.copy() for array in before)
-    after = (before[0].copy(), *leaves(updater.states[0]))
+    before = tuple(array.copy() for array in with_rows(before))
+    after = with_rows((before[0].copy(), *leaves(updater.states[0])))
     for grad in last:
         updater(0, grad, after[0])
     listed = np.concatenate([grad.indices for grad in last])
@@ -113,10 +113,11 @@ def test_a_gradient_without_rows_is_counted_but_changes_nothing_under_lazy_updat
     nothing = RowSparse(np.empty((0, 5)), [], case.shape)
     for _ in range(2):
         updater(0, rng.normal(size=case.shape), weight)
-    before = tuple(array.copy() for array in (weight, *leaves(updater.states[0])))
+    arrays = with_rows((weight, *leaves(updater.states[0])))
+    before = tuple(array.copy() for array in arrays)
     for _ in range(2):
         updater(0, nothing, weight)
-    same_bits((weight, *leaves(updater.states[0])), before)
+    same_bits(arrays, before)
     counts = updater.optimizer._index_update_count.get(0, 0), updater.optimizer.num_update
     assert counts == ((0, 0) if case.name == "test" else (4, 4))
 

@@ -39,7 +39,9 @@ def test_after_a_warmup_nothing_is_compiled(arguments, least, run_python, tmp_pa
 
 
 def test_all_optimizers_with_rules_can_be_warmed():
-    assert {"adam", "groupadagrad", "lbsgd", "muon", "sgld"} <= set(warmup.names())
+    assert {"adafactor", "adam", "groupadagrad", "lbsgd", "muon", "sgld", "soap"} <= set(
+        warmup.names()
+    )
     assert "ccsgd" not in warmup.names()
 
 

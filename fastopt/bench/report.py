@@ -162,7 +162,8 @@ def _cells(standing: Standing) -> list[str]:
 
 
 def _names(given: Sequence[str] | None) -> list[str]:
-    known = [name for name in warmup.names() if name != "muon"]  # which multiplies matrices
+    registry = fastopt.optimizer.opt_registry
+    known = [name for name in warmup.names() if registry[name].native]
     every = dict.fromkeys([*FIRST, *known])
     names = list(dict.fromkeys(name.lower() for name in given or every))
     for name in names:

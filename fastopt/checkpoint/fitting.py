@@ -54,7 +54,7 @@ def _check_arrays(words: str, rule: Rule, state: Any, masters: bool) -> list[Arr
     arrays: list[Any] = list(leaves(state))
     if not all(isinstance(array, np.ndarray) for array in arrays):
         raise CheckpointError(f"{words} must hold arrays, got {state!r:.100}")
-    count = len(rule.state)
+    count = len(rule.slots)
     paired = masters and isinstance(state, (tuple, list)) and len(state) == 2
     paired = paired and len(arrays) == count + 1
     if len(arrays) != count and not paired:
@@ -65,6 +65,11 @@ def _check_arrays(words: str, rule: Rule, state: Any, masters: bool) -> list[Arr
     if paired:  # the pair of master and state, in one order or the other
         last = isinstance(state[1], np.ndarray) and leaves(state[0]) == tuple(arrays[:-1])
         master = arrays.pop(-1 if last else 0)
+    for number in arrays[len(rule.state) :]:
+        _check_dtype(words, number, SLOTS)
+        if number.shape:
+            raise CheckpointError(f"{words} must have one number for the tensor, got {number!r}")
+    arrays = arrays[: len(rule.state)]
     for array in arrays:
         _check_dtype(words, array, SLOTS)
         if array.shape != arrays[0].shape:

@@ -17,6 +17,7 @@ from fastopt.demo import common, plot
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.skipgram import Corpus, SkipGram, nearest
 from fastopt.kernels.threads import use_threads
+from fastopt.optimizer.matrices import MatrixFamily
 from fastopt.plain import Array
 from fastopt.sparse import HALVES, RowSparse
 
@@ -117,8 +118,8 @@ def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
     given = {"learning_rate": options.learning_rate}
     fixed = {"param_idx2name": NAMES, "seed": options.seed, "lazy_update": True}
     made = common.create(name, suited, given, **fixed)
-    if isinstance(made, optimizer.Muon):
-        raise Refused("muon takes dense gradients; those of this demo are row-sparse")
+    if isinstance(made, MatrixFamily):
+        raise Refused(f"{name} takes dense gradients; those of this demo are row-sparse")
     return made
 
 

@@ -164,7 +164,8 @@ class AveragingStep:
                 f"{words}: rule {rule.name} keeps one state number for each row, an average needs "
                 "one for each element"
             )
-        return self.average.derive(rule), (*arrays, header(self.array(index, exact)))
+        slots, average = len(rule.state), header(self.array(index, exact))
+        return self.average.derive(rule), (*arrays[:slots], average, *arrays[slots:])
 
     def rate(self, index: Index) -> float:
         """Rate of the next update of an index."""

@@ -111,7 +111,7 @@ def set_master(optimizer: Any, index: Index, array: Array, state: Any) -> None:
     paired = isinstance(state, (tuple, list)) and len(state) == 2
     rule = optimizer.rule_for(index)
     if rule is not None:  # without a master, the arrays of two slots are a pair too
-        paired = paired and len(leaves(state)) == len(rule.state) + 1
+        paired = paired and len(leaves(state)) == len(rule.slots) + 1
     if optimizer.master == "split" or not paired:
         raise ValueError(f"{words}: a split or missing master cannot be set after the first update")
     held = header(state[optimizer.master_last])

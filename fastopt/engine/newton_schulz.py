@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from fastopt.engine.buffers import Buffers
+
 __all__ = ["COEFFICIENTS", "GRAM_FROM", "QUINTIC", "NewtonSchulz"]
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +46,7 @@ class NewtonSchulz:
     """Orthogonalizes matrices in buffers that are kept for the next matrix."""
 
     def __init__(self) -> None:
-        self._memory: dict[tuple[str, Any], Array] = {}
+        self._buffers = Buffers()
 
     def __call__(
         self,
@@ -84,7 +86,7 @@ class NewtonSchulz:
             squares = float(np.einsum("ij,ij->", source, source, dtype=np.float64))
             norm = math.sqrt(squares)
             divisor = norm if norm > eps or norm != norm else eps
-            x = self._room("x", rows, columns, matrix.dtype)
+            x = self._buffers("x", (rows, columns), matrix.dtype)
             np.divide(source, matrix.dtype.type(divisor * safety), out=x)
             if gram if gram is not None else columns >= GRAM_FROM * rows:
                 x = self._gram(x, chosen)
@@ -96,21 +98,13 @@ class NewtonSchulz:
         """Make room for matrices like this one, so that no call with one allocates memory."""
         rows, columns = sorted(matrix.shape)
         for name, size in {"x": columns, "y": columns, **dict.fromkeys("gpsq", rows)}.items():
-            self._room(name, rows, size, matrix.dtype)
-
-    def _room(self, name: str, rows: int, columns: int, dtype: Any) -> Array:
-        """Matrix of this shape in a buffer that grows as it must."""
-        size = rows * columns
-        flat = self._memory.get((name, dtype))
-        if flat is None or flat.size < size:
-            flat = self._memory[name, dtype] = np.empty(size, dtype)
-        return flat[:size].reshape(rows, columns)
+            self._buffers(name, (rows, size), matrix.dtype)
 
     def _plain(self, x: Array, polynomials: Sequence[Polynomial]) -> Array:
         """Iterate on the matrix."""
         rows, columns = x.shape
-        other = self._room("y", rows, columns, x.dtype)
-        gram, p, scratch = (self._room(name, rows, rows, x.dtype) for name in "gps")
+        other = self._buffers("y", (rows, columns), x.dtype)
+        gram, p, scratch = (self._buffers(name, (rows, rows), x.dtype) for name in "gps")
         for polynomial in polynomials:
             np.matmul(x, x.T, out=gram)
             _even_part(gram, polynomial, p, scratch)
@@ -121,8 +115,8 @@ class NewtonSchulz:
     def _gram(self, x: Array, polynomials: Sequence[Polynomial]) -> Array:
         """Iterate on the products of rows: all factors are polynomials of one symmetric matrix."""
         rows, columns = x.shape
-        other = self._room("y", rows, columns, x.dtype)
-        gram, p, scratch, q = (self._room(name, rows, rows, x.dtype) for name in "gpsq")
+        other = self._buffers("y", (rows, columns), x.dtype)
+        gram, p, scratch, q = (self._buffers(name, (rows, rows), x.dtype) for name in "gpsq")
         last = len(polynomials) - 1
         for step, polynomial in enumerate(polynomials):
             starts = step in (0, RESTART)

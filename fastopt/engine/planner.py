@@ -466,7 +466,7 @@ def table_of(
     grad : numpy.ndarray or RowSparse
         The gradient.
     state : tuple of numpy.ndarray
-        One array for each slot of the rule.
+        One array for each slot of the rule, and for each number that a tensor keeps.
     lead : numpy.ndarray, optional
         The array whose stream is worked on, on a device. Default: the exact weight.
     **options
@@ -483,7 +483,7 @@ def table_of(
     values = values if isinstance(values, np.ndarray) else np.asarray(values)
     arrays = (*weight, *state, values)
     named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
-    slots = (f"state {slot!r}" for slot in rule.state)
+    slots = (f"state {slot!r}" for slot in rule.slots)
     named |= dict(zip(slots, state, strict=True))
     check_together(words, named)
     if sparse:
@@ -496,7 +496,7 @@ def table_of(
         real_of(arrays[0].dtype),
         tuple(kinds[:parts]) if arrays[parts - 1].dtype != np.uint16 else SPLIT,
         kinds[-1],
-        tuple(kinds[parts:-1]),
+        tuple(kinds[parts : parts + len(rule.state)]),
         sparse=sparse,
         **options,
     )

@@ -227,13 +227,14 @@ def check_state(words: str, rule: Rule, like: Array, dtypes: Any, arrays: tuple[
         A part of the state is not an array of such a dtype.
     ValueError
         The state has another number of arrays than the rule has slots, an array does not have
-        the weight's shape (one number for each row under a row rule), or is read-only; a row
+        the weight's shape (one number for each row under a row rule; none for a number that is
+        kept for the tensor), or is read-only; a row
         rule meets a weight that does not have two dimensions.
     """
-    if len(arrays) != len(rule.state):
+    if len(arrays) != len(rule.slots):
         raise ValueError(
-            f"{words}: rule {rule.name} needs {len(rule.state)} state arrays "
-            f"{rule.state}, got {len(arrays)}"
+            f"{words}: rule {rule.name} needs {len(rule.slots)} state arrays "
+            f"{rule.slots}, got {len(arrays)}"
         )
     if rule.row and like.ndim != 2:
         raise ValueError(
@@ -241,8 +242,11 @@ def check_state(words: str, rule: Rule, like: Array, dtypes: Any, arrays: tuple[
             f"dimensions, got shape {like.shape}"
         )
     shape = (len(like), 1) if rule.row else like.shape
-    for slot, array in zip(rule.state, arrays, strict=True):
-        check_like(words, f"state {slot!r}", array, dtypes, shape)
+    for k, (slot, array) in enumerate(zip(rule.slots, arrays, strict=True)):
+        if k < len(rule.state):
+            check_like(words, f"state {slot!r}", array, dtypes, shape)
+        else:
+            check_like(words, f"state {slot!r}", array, dtypes[:1], ())
 
 
 def check_like(

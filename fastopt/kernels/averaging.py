@@ -85,6 +85,7 @@ def _derived(of: Rule, follow: Follow) -> Rule:
         hyper=(*of.hyper, "average_rate"),
         noise=of.noise,
         passes=passes,
+        kept=of.kept,
     )
     return declare(follower)
 

@@ -33,7 +33,7 @@ from fastopt.kernels.layout import (
 )
 from fastopt.kernels.noise import dither_key, normal, run
 from fastopt.kernels.numpy_abi import FITS, admit
-from fastopt.kernels.rule import Rule, scalar
+from fastopt.kernels.rule import scalar
 from fastopt.kernels.segments import collect, gather, listed
 from fastopt.kernels.storage import checked, inside, load, locate, prefetch, private, store
 from fastopt.kernels.weights import read_weight
@@ -183,7 +183,7 @@ def _passes(layout: Layout) -> Callable:
 
 def _after(before: Callable, layout: Layout, step: int) -> Callable:
     """Function of the passes in `before` and of the one that follows."""
-    add_up, end = scalar(_sums(layout, step)), scalar(_finish(layout.rule, step))
+    add_up, end = scalar(_sums(layout, step)), scalar(_finish(layout, step))
     place = PARTIALS + step
 
     def reduce(context, table, hyper):
@@ -192,7 +192,7 @@ def _after(before: Callable, layout: Layout, step: int) -> Callable:
         partial = matrix(context, place, np.float64)
         partial[:] = 0
         add_up(flat, table, hyper, partial)
-        end(flat, hyper, partial)
+        end(flat, table, hyper, partial)
 
     return scalar(reduce)
 
@@ -529,22 +529,30 @@ def _sums(layout: Layout, step: int) -> Callable:
 
 
 @cache
-def finish(rule: Rule, step: int) -> Callable:
-    """Kernel ``(chunks, hyper, partial)`` that ends pass `step`: totals in order of the chunks."""
-    return compiled(_finish(rule, step), rule, parallel=False)
+def finish(layout: Layout, step: int) -> Callable:
+    """Kernel ``(chunks, table, hyper, partial)`` that ends pass `step`.
+
+    Totals are in order of the chunks.
+    """
+    return compiled(_finish(layout, step), layout.rule, parallel=False)
 
 
-def _finish(rule: Rule, step: int) -> Callable:
-    fill, count = rule.passes[step][1], rule.sums[step]
+def _finish(layout: Layout, step: int) -> Callable:
+    fill, count = layout.rule.passes[step][1], layout.rule.sums[step]
+    first_kept, kinds, keeps = layout.first_kept, layout.kept, bool(layout.kept)
 
-    def finish(chunks, hyper, partial):
+    def finish(chunks, table, hyper, partial):
         first = 0
         for tensor in range(len(hyper)):
             total = np.zeros(count)
             while first < len(chunks) and chunks[first, 0] == tensor:
                 total += partial[first]
                 first += 1
-            fill(total, hyper[tensor])
+            if keeps:
+                numbers = locate(table, tensor, first_kept, 0, kinds)
+                store(numbers, 0, fill(total, hyper[tensor], load(numbers, 0)))
+            else:
+                fill(total, hyper[tensor])
 
     return finish
 

@@ -387,16 +387,21 @@ def totals(count: int) -> Callable:
 
 
 @cache
-def finish(rule: Rule, step: int) -> Callable:
-    """Kernel ``(hyper, total)`` that ends pass `step` for each tensor."""
-    fill = rule.passes[step][1]
+def finish(layout: Layout, step: int) -> Callable:
+    """Kernel ``(table, hyper, total)`` that ends pass `step` for each tensor."""
+    fill = layout.rule.passes[step][1]
+    first_kept, kinds, keeps = layout.first_kept, layout.kept, bool(layout.kept)
 
-    def finish(hyper, total):
+    def finish(table, hyper, total):
         tensor = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if tensor < len(hyper):
-            fill(total[tensor], hyper[tensor])
+            if keeps:
+                numbers = locate(table, tensor, first_kept, 0, kinds)
+                store(numbers, 0, fill(total[tensor], hyper[tensor], load(numbers, 0)))
+            else:
+                fill(total[tensor], hyper[tensor])
 
-    return compiled(finish, rule)
+    return compiled(finish, layout.rule)
 
 
 @cache

@@ -253,7 +253,7 @@ class CudaTable(Table):
                 total = self._added(adding, count, self._blocks(), entry, records)
                 threads = kernels.THREADS
                 grid = -(-len(self.sizes) // threads)
-                self._launch(kernels.finish(rule, step), grid, threads, records, total)
+                self._launch(kernels.finish(layout, step), grid, threads, entry, records, total)
             if self.total:
                 threads = (LANES, kernels.WARPS) if rule.row else self._threads()
                 factory = kernels.rows if rule.row else kernels.dense

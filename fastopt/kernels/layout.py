@@ -124,7 +124,17 @@ class Layout:
     @property
     def first_grad(self) -> int:
         """Column of a table with the address of the gradient."""
+        return self.first_kept + len(self.rule.kept)
+
+    @property
+    def first_kept(self) -> int:
+        """Column of a table with the address of the first number that a tensor keeps."""
         return self.first_state + len(self.state)
+
+    @property
+    def kept(self) -> tuple[Any, ...]:
+        """Kind of each of these numbers."""
+        return (self.real,) * len(self.rule.kept)
 
     @property
     def summed(self) -> tuple[int, tuple[Any, ...]]:

@@ -96,11 +96,17 @@ class Rule:
     noise: bool
     passes: tuple[tuple[Function, Function], ...]
     row: Function | None
+    kept: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """Name of the scalar function."""
         return self.fn.__name__
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the arrays of a state: one for each slot, and for each number that is kept."""
+        return (*self.state, *self.kept)
 
     @property
     def elementwise(self) -> bool:
@@ -189,6 +195,7 @@ def rule(
     noise: bool = False,
     passes: Sequence[tuple[Function, Function]] = (),
     row: Function | None = None,
+    kept: Sequence[str] = (),
 ) -> Callable[[Function], Rule]:
     """Declare a scalar function as an update rule.
 
@@ -218,6 +225,9 @@ def rule(
     row : callable
         ``row(grad, h)``; its mean over the row is the function's fifth argument, and each
         state slot holds one number for each row. Not together with `noise` or `passes`.
+    kept : sequence of str
+        Names of numbers that the state holds once for each tensor, none by default. The functions
+        `finish` then take a tuple of them as a third argument, and return the new ones.
 
     Returns
     -------
@@ -228,8 +238,8 @@ def rule(
     ------
     TypeError
         A name is not an identifier, is repeated, or is an attribute of NumPy's records; `row` comes
-        with `noise` or `passes`; or the function takes another number of arguments, or has a
-        ``raise`` or ``assert``.
+        with `noise` or `passes`, or `kept` without `passes`; or the function takes another number
+        of arguments, or has a ``raise`` or ``assert``.
 
     Examples
     --------
@@ -244,13 +254,15 @@ def rule(
     >>> heavy_ball(np.float32(3), np.float32(0.5), (np.float32(0),), h)
     (np.float32(2.5), (np.float32(-0.5),))
     """
-    for kind, names in (("state", state), ("hyper", hyper)):
+    for kind, names in (("state", state), ("hyper", hyper), ("kept", kept)):
         _check_names(kind, names)
 
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in passes):
         raise TypeError(f"passes must be pairs of functions (sums, finish), got {passes!r}")
     if row and (noise or passes):
         raise TypeError("row cannot be together with noise or passes, which are for each element")
+    if kept and not passes:
+        raise TypeError("kept needs passes, whose functions finish(sums, h, kept) change it")
     takes = 4 + bool(noise or row)
 
     def declare(fn: Function) -> Rule:
@@ -266,7 +278,7 @@ def rule(
         fn.__qualname__ = f"{fn.__qualname__}.fn"
         for f in (fn, *(f for pair in passes for f in pair), *([row] if row else [])):
             scalar(f)
-        return Rule(fn, tuple(state), tuple(hyper), noise, tuple(passes), row)
+        return Rule(fn, tuple(state), tuple(hyper), noise, tuple(passes), row, tuple(kept))
 
     return declare
 

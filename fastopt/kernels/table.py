@@ -67,7 +67,7 @@ class Table:
     weight : tuple of numpy.ndarray
         The exact weight, and its rounded copy or its remainder if there is one.
     state : tuple of numpy.ndarray
-        One array for each slot of the rule.
+        One array for each slot of the rule, and for each number that a tensor keeps.
     grad : numpy.ndarray
         The gradient, or the values of the rows that it lists.
 
@@ -341,7 +341,7 @@ class Table:
                 self._call(cpu.sums, (layout, step), total, *arguments)
                 summed = combine(pieces, partials, len(self.entry)) if combine else None
                 first, sums = summed or (pieces, partials)
-                self._call(cpu.finish, (rule, step), 0, first, self.records, sums)
+                self._call(cpu.finish, (layout, step), 0, first, self.entry, self.records, sums)
         self.update(self.pieces, self.total)
         if self.at_once:
             self.settle()

@@ -12,6 +12,7 @@ from fastopt.engine.hyper import constant as constant
 from fastopt.engine.hyper import corrected as corrected
 from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
 from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
+from fastopt.optimizer.adafactor import Adafactor as Adafactor
 from fastopt.optimizer.adagrad import AdaGrad as AdaGrad
 from fastopt.optimizer.adam import Adam as Adam
 from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2
@@ -34,6 +35,7 @@ from fastopt.optimizer.muon import Muon as Muon
 from fastopt.optimizer.nadam import Nadam as Nadam
 from fastopt.optimizer.nadamw import NAdamW as NAdamW
 from fastopt.optimizer.nag import NAG as NAG
+from fastopt.optimizer.novograd import NovoGrad as NovoGrad
 from fastopt.optimizer.optimizer import Optimizer as Optimizer
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
 from fastopt.optimizer.optimizer import create as create
@@ -47,6 +49,7 @@ from fastopt.optimizer.sgd import SGD as SGD
 from fastopt.optimizer.sgd import ccSGD as ccSGD
 from fastopt.optimizer.sgld import SGLD as SGLD
 from fastopt.optimizer.signum import Signum as Signum
+from fastopt.optimizer.soap import SOAP as SOAP
 from fastopt.optimizer.test import Test as Test
 from fastopt.optimizer.updater import Updater as Updater
 from fastopt.optimizer.updater import get_updater as get_updater

@@ -6,41 +6,47 @@ from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Flag
 from fastopt.engine.hyper import corrected
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
 from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily
 from fastopt.optimizer.keywords import AdamArguments, Formula, Rate
 from fastopt.optimizer.optimizer import register
 
-__all__ = ["Adam", "adam", "adam_of_torch", "amsgrad", "amsgrad_of_torch"]
+__all__ = ["Adam", "adam", "adam_of_torch", "amsgrad", "amsgrad_of_torch", "descended"]
+
+
+@scalar
+def descended(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
+    """Descent along the average of gradients over the root of that of squares."""
+    return weight - h.lr * mean / (math.sqrt(var) + h.epsilon)
 
 
 @rule(state=("mean", "var"), hyper=MOMENTS)
 def adam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam with decay inside the clipped gradient; ``lr`` holds the bias correction."""
     mean, var = moments(clipped_decayed(weight, grad, h), state, h)
-    return weight - h.lr * mean / (math.sqrt(var) + h.epsilon), (mean, var)
+    return descended(weight, mean, var, h), (mean, var)
 
 
 @rule(state=("mean", "var"), hyper=MOMENTS)
 def adam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam with decay beside the clipped gradient; ``epsilon`` holds the bias correction too."""
     mean, var = moments(decayed(weight, grad, h), state, h)
-    return weight - h.lr * mean / (math.sqrt(var) + h.epsilon), (mean, var)
+    return descended(weight, mean, var, h), (mean, var)
 
 
 @rule(state=("mean", "var", "peak"), hyper=MOMENTS)
 def amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam over the root of the largest average of squares."""
     mean, var, peak = peak_moments(clipped_decayed(weight, grad, h), state, h)
-    return weight - h.lr * mean / (math.sqrt(peak) + h.epsilon), (mean, var, peak)
+    return descended(weight, mean, peak, h), (mean, var, peak)
 
 
 @rule(state=("mean", "var", "peak"), hyper=MOMENTS)
 def amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """The same with decay beside the clipped gradient."""
     mean, var, peak = peak_moments(decayed(weight, grad, h), state, h)
-    return weight - h.lr * mean / (math.sqrt(peak) + h.epsilon), (mean, var, peak)
+    return descended(weight, mean, peak, h), (mean, var, peak)
 
 
 RULES = {

@@ -15,35 +15,45 @@ from fastopt.optimizer.optimizer import register
 __all__ = ["AdamW", "adamw", "adamw_amsgrad", "adamw_amsgrad_of_torch", "adamw_of_torch"]
 
 
+@scalar
+def beside_decay(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
+    """Descent by Adam and decay side by side, both scaled by ``eta``."""
+    step = h.lr * mean / (math.sqrt(var) + h.epsilon) + h.wd * weight
+    return weight - h.eta * step
+
+
+@scalar
+def after_decay(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
+    """Decay by ``shrink``, then descent by Adam at the rate ``eta``."""
+    return h.shrink * weight - h.eta * mean / (math.sqrt(var) + h.epsilon)
+
+
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "eta"))
 def adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam and decay side by side, both scaled by ``eta``."""
+    """A step by MXNet's formula."""
     mean, var = moments(rescaled(grad, h), state, h)
-    step = h.lr * mean / (math.sqrt(var) + h.epsilon) + h.wd * weight
-    return weight - h.eta * step, (mean, var)
+    return beside_decay(weight, mean, var, h), (mean, var)
 
 
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "eta", "shrink"))
 def adamw_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Decay by ``shrink``, then Adam at the rate ``eta``."""
+    """A step by torch's formula."""
     mean, var = moments(rescaled(grad, h), state, h)
-    return h.shrink * weight - h.eta * mean / (math.sqrt(var) + h.epsilon), (mean, var)
+    return after_decay(weight, mean, var, h), (mean, var)
 
 
 @rule(state=("mean", "var", "peak"), hyper=(*MOMENTS, "eta"))
 def adamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """The same as :func:`adamw` over the root of the largest average of squares."""
     mean, var, peak = peak_moments(rescaled(grad, h), state, h)
-    step = h.lr * mean / (math.sqrt(peak) + h.epsilon) + h.wd * weight
-    return weight - h.eta * step, (mean, var, peak)
+    return beside_decay(weight, mean, peak, h), (mean, var, peak)
 
 
 @rule(state=("mean", "var", "peak"), hyper=(*MOMENTS, "eta", "shrink"))
 def adamw_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """The same as :func:`adamw_of_torch` over the root of the largest average of squares."""
     mean, var, peak = peak_moments(rescaled(grad, h), state, h)
-    step = h.eta * mean / (math.sqrt(peak) + h.epsilon)
-    return h.shrink * weight - step, (mean, var, peak)
+    return after_decay(weight, mean, peak, h), (mean, var, peak)
 
 
 RULES = {

@@ -163,5 +163,9 @@ class LayerArguments(MomentumArguments, Epsilon, total=False):
     """Besides `eps` and `lazy_update`."""
 
 
+class MatrixFamilyArguments(RatedArguments, Betas, Eps, Epsilon, total=False):
+    """Besides `learning_rate`, and other names of what a class of matrices may take."""
+
+
 class MatrixArguments(RatedArguments, Epsilon, total=False):
     """Besides `learning_rate` and `eps`."""

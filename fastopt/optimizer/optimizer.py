@@ -758,7 +758,8 @@ class Optimizer(Checked):
         """Make the state of one parameter: zeros for each slot of the rule.
 
         They have the weight's shape, under a row rule (rows, 1), and dtype: float32 for weights
-        of half precision, `state_dtype` if it is given.
+        of half precision, `state_dtype` if it is given. A number that a rule keeps for the tensor
+        is an array without dimensions, in the precision of the arithmetic.
 
         Parameters
         ----------
@@ -776,6 +777,8 @@ class Optimizer(Checked):
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype, order = self._state_dtype(weight), order_of(weight)
         slots = tuple(like(weight, shape, dtype, order) for _ in (rule.state if rule else ()))
+        real = real_of(weight.dtype)
+        slots += tuple(like(weight, (), real, order) for _ in (rule.kept if rule else ()))
         return slots if len(slots) > 1 else slots[0] if slots else None
 
     def _state_dtype(self, weight: Array) -> Any:

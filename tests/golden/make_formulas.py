@@ -123,6 +123,7 @@ OTHERS = [
         {**MOMENTS, **DECAYED, "b2": 0.5, "b3": 0.9, "eps_root": 0.0},
         {"proximal": False},
     ),
+    ("optax", "novograd", "NovoGrad", {**MOMENTS, **DECAYED}, {}),
     ("schedulefree", "AdamWScheduleFree", "ScheduleFreeAdamW", {**FREE, "eps": 0.01}, {}),
     (
         "schedulefree",

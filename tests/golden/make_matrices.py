@@ -1,4 +1,4 @@
-"""Write matrices.json: weights after each step of Muon of torch and optax, in float64.
+"""Write matrices.json: steps of Muon and Adafactor of torch and optax, in float64.
 
 Run with torch, optax and jax installed: ``python tests/golden/make_matrices.py``. Torch rounds to
 bfloat16 before it iterates; that alone is left out.
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import optax.contrib
 import torch
 
@@ -52,10 +53,47 @@ OPTAX = [
 """The same of optax, which has another momentum of Nesterov's."""
 
 
+SMALL = {"eps": (1e-30, 1e-3)}
+ADAFACTOR_SHAPES = (*SHAPES, (3, 4, 2), (5,))
+ADAFACTOR = [
+    ("torch", {"lr": 0.05, **SMALL}, {"eps1": 1e-30}),
+    (
+        "torch",
+        {"lr": 0.5, "eps": (1e-30, 0.5), "d": 1.2, "weight_decay": 0.1, "beta2_decay": -0.5},
+        {"eps1": 1e-30, "eps2": 0.5, "clip_threshold": 1.2, "decay_rate": 0.5},
+    ),
+    (
+        "optax",
+        {"learning_rate": 0.05, "min_dim_size_to_factor": 1, "clipping_threshold": 0.3},
+        {"lr": 0.05, "relative_step": False, "clip_threshold": 0.3},
+    ),
+    (
+        "optax",
+        {
+            "learning_rate": 0.05,
+            "min_dim_size_to_factor": 1,
+            "multiply_by_parameter_scale": False,
+            "clipping_threshold": None,
+            "decay_rate": 0.6,
+            "eps": 1e-3,
+        },
+        {
+            "lr": 0.05,
+            "relative_step": False,
+            "scale_parameter": False,
+            "clip_threshold": None,
+            "decay_rate": 0.6,
+            "eps1": 1e-3,
+        },
+    ),
+]
+"""Library, its arguments of Adafactor, and ours in place of those that are called otherwise."""
+
 def data(shape):
     """First weights, and gradients from large to small."""
-    rng = np.random.default_rng(len(shape) * 100 + shape[1])
-    scale = np.geomspace(1, 1e-2, shape[1]) * np.geomspace(1e2, 1e-4, STEPS)[:, None, None]
+    rng = np.random.default_rng(len(shape) * 100 + shape[-1])
+    steps = np.geomspace(1e2, 1e-4, STEPS).reshape(-1, *[1] * len(shape))
+    scale = np.geomspace(1, 1e-2, shape[-1]) * steps
     return rng.normal(size=shape), rng.normal(size=(STEPS, *shape)) * scale
 
 
@@ -79,6 +117,39 @@ def of_optax(shape, arguments):
         step, state = optimizer.update(gradient.T, state, weight)
         weight = optax.apply_updates(weight, step)
         yield np.asarray(weight).T.tolist()
+
+
+def adafactor(library, shape, arguments):
+    weight, gradients = data(shape)
+    if library == "torch":
+        parameter = torch.nn.Parameter(torch.tensor(weight))
+        optimizer = torch.optim.Adafactor([parameter], **arguments)
+        for gradient in gradients:
+            parameter.grad = torch.tensor(gradient)
+            optimizer.step()
+            yield parameter.detach().tolist()
+        return
+    optimizer = optax.adafactor(**arguments)
+    weight = jax.numpy.asarray(weight)
+    state = optimizer.init(weight)
+    for gradient in gradients:
+        step, state = optimizer.update(jax.numpy.asarray(gradient), state, weight)
+        weight = optax.apply_updates(weight, step)
+        yield np.asarray(weight).tolist()
+
+
+def adafactor_cases():
+    for shape in ADAFACTOR_SHAPES:
+        for library, arguments, renamed in ADAFACTOR:
+            if library == "optax" and len(shape) > 2:
+                continue  # which takes the two longest axes for rows and columns
+            same = {k: v for k, v in arguments.items() if k in ("lr", "weight_decay")}
+            yield {
+                "library": library,
+                "shape": shape,
+                "arguments": {**same, **renamed},
+                "weights": list(adafactor(library, shape, arguments)),
+            }
 
 
 def cases():
@@ -111,9 +182,11 @@ if __name__ == "__main__":
             "jax": jax.__version__,
         },
         "data": {
-            f"{shape[0]}x{shape[1]}": [part.tolist() for part in data(shape)] for shape in SHAPES
+            "x".join(map(str, shape)): [part.tolist() for part in data(shape)]
+            for shape in ADAFACTOR_SHAPES
         },
         "cases": list(cases()),
+        "adafactor": list(adafactor_cases()),
     }
     path = Path(__file__).with_name("matrices.json")
     path.write_text(json.dumps(made) + "\n")

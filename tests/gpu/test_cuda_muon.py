@@ -1,4 +1,4 @@
-"""Muon on the device: matrices are refused, a fallback updates the others."""
+"""Optimizers of matrices on the device: matrices are refused, a fallback updates the others."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,13 @@ from fastopt import optimizer
 pytestmark = pytest.mark.cuda
 
 
-def test_matrices_are_refused_and_nothing_changes():
-    updater = optimizer.Updater(optimizer.Muon(fallback="sgd"))
+@pytest.mark.parametrize("name", ["Muon", "SOAP"])
+def test_matrices_are_refused_and_nothing_changes(name):
+    updater = optimizer.Updater(getattr(optimizer, name)(fallback="sgd"))
     weights = [on_device(np.ones(shape, np.float32)) for shape in ((3,), (2, 3))]
     grads = [on_device(np.ones(shape, np.float32)) for shape in ((3,), (2, 3))]
     for index, grad, weight in (("b", grads[1], weights[1]), (["a", "b"], grads, weights)):
-        with pytest.raises(TypeError, match="index 'b': Muon computes with NumPy"):
+        with pytest.raises(TypeError, match=f"index 'b': {name} computes with NumPy"):
             updater(index, grad, weight)
     assert not updater.states
     for weight in weights:

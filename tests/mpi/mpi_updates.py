@@ -253,19 +253,20 @@ def check_optimizers_written_in_numpy_see_whole_tensors():
         assert dict(ours._index_update_count) == dict(theirs._index_update_count)
 
 
-def check_each_matrix_of_muon_is_updated_by_one_rank():
-    """And weights of its fallback too; a row-sparse gradient of a matrix is an error."""
+def check_each_matrix_is_updated_by_one_rank():
+    """And weights of the fallback too; a row-sparse gradient of a matrix is an error."""
     shapes = [(4, 3), (50,), (3, 8), (6,)]
     weights = [normal(k, s, "float32") for k, s in enumerate(shapes)]
-    pair = Pair(lambda: optimizer.Muon(learning_rate=0.1, fallback="sgd"), weights)
-    for step in range(2):
-        slopes = lambda k, r, s=step: exact(3 * s + r, shapes[k], np.float32)  # noqa: E731
-        pair.step([*range(4)], slopes)
-    assert pair.same()
-    assert dict(pair.sharded.optimizer._index_update_count) == dict.fromkeys(range(4), 2)
-    rows = np.ones((1, 3), np.float32), np.array([0])
-    with raised(TypeError, "index 0: Muon takes dense gradients of matrices"):
-        pair.sharded(0, rows, pair.ours[0])
+    for klass in (optimizer.Muon, optimizer.SOAP):
+        pair = Pair(lambda made=klass: made(learning_rate=0.1, fallback="sgd"), weights)
+        for step in range(3):
+            slopes = lambda k, r, s=step: exact(3 * s + r, shapes[k], np.float32)  # noqa: E731
+            pair.step([*range(4)], slopes)
+        assert pair.same()
+        assert dict(pair.sharded.optimizer._index_update_count) == dict.fromkeys(range(4), 3)
+        rows = np.ones((1, 3), np.float32), np.array([0])
+        with raised(TypeError, f"index 0: {klass.__name__} takes dense gradients of matrices"):
+            pair.sharded(0, rows, pair.ours[0])
 
 
 def check_state_is_shared_out():

@@ -1,0 +1,211 @@
+"""Adafactor: second moments of rows and columns in place of one for each element."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+
+from fastopt.arguments import Descriptions, Flag, OrNone, Real
+from fastopt.engine.buffers import Buffers
+from fastopt.optimizer.keywords import Rate, RatedArguments
+from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+
+__all__ = ["Adafactor"]
+
+
+class _Factored:
+    """Directions: gradients over the root of the second moment, as far as it is known."""
+
+    def __init__(self) -> None:
+        self._rescaled = Rescaled()
+        self._buffers = Buffers()
+
+    def reserve(self, main: "Adafactor", index: Index, direction: Array) -> None:
+        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
+        self._buffers("squares", direction.shape, direction.dtype)
+        self._rescaled.reserve(direction)
+
+    def write(
+        self,
+        main: "Adafactor",
+        index: Index,
+        weight: Array,
+        direction: Array,
+        grad: Array,
+        state: Any,
+    ) -> bool:
+        """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`."""
+        if not direction.size:
+            return False
+        squares = self._buffers("squares", direction.shape, direction.dtype)
+        gradient = self._rescaled(main, index, direction, grad)
+        count = main._index_update_count[index] - main.begin_num_update
+        share = count**-main.decay_rate
+        with np.errstate(all="ignore"):  # NaN and infinity spread without a warning
+            size = _root_mean_square(weight, squares)
+            np.multiply(gradient, gradient, out=squares)
+            squares += direction.dtype.type(main.eps1)
+            if direction.ndim < 2:
+                _blend(state, squares, share)
+                np.divide(gradient, np.sqrt(state, out=squares), out=direction)
+            else:
+                rows, columns = state
+                _blend(rows, squares.mean(-1, dtype=np.float64), share)
+                _blend(columns, squares.mean(-2, dtype=np.float64), share)
+                part = rows / rows.mean(-1, keepdims=True, dtype=np.float64)
+                np.multiply(gradient, _inverse_root(part, direction)[..., np.newaxis], direction)
+                direction *= _inverse_root(columns, direction)[..., np.newaxis, :]
+            factor = main.factor(count, main._get_lr(index), size)
+            if main.clip_threshold is not None:
+                own = _root_mean_square(direction, squares) / main.clip_threshold
+                factor = factor if own <= 1 else factor / own
+            direction *= direction.dtype.type(factor)
+        return True
+
+
+def _root_mean_square(array: Array, squares: Array) -> float:
+    """Root of the mean of squares, which are added up in float64."""
+    squares[...] = array
+    np.multiply(squares, squares, out=squares)
+    return math.sqrt(squares.sum(dtype=np.float64) / squares.size)
+
+
+def _blend(average: Array, new: Array, share: float) -> None:
+    """Move an average by a share of the way to a new value."""
+    average += (new - average) * share
+
+
+def _inverse_root(moment: Array, direction: Array) -> Array:
+    found: Array = (1 / np.sqrt(moment, dtype=np.float64)).astype(direction.dtype)
+    return found
+
+
+@register
+class Adafactor(MatrixFamily):
+    r"""Adafactor: second moments of rows and columns in place of one for each element.
+
+    .. math::
+        h &= \mathrm{clip}(r g), \qquad \beta = 1 - t^{-c} \\
+        R_i &\leftarrow \beta R_i + (1 - \beta) \frac{1}{m} \sum_j (h_{ij}^2 + \epsilon_1) \\
+        C_j &\leftarrow \beta C_j + (1 - \beta) \frac{1}{n} \sum_i (h_{ij}^2 + \epsilon_1) \\
+        u_{ij} &= h_{ij} \Big/ \sqrt{R_i C_j \Big/ \frac{1}{n} \sum_k R_k} \\
+        \alpha &= \min(\eta, t^{-1/2}) \max(\epsilon_2, \mathrm{RMS}(w)) \\
+        w &\leftarrow (1 - \eta \lambda) w
+            - \alpha \frac{u}{\max(1, \mathrm{RMS}(u) / d)}
+
+    with :math:`c` = `decay_rate`, :math:`d` = `clip_threshold` and the root of the mean square
+    :math:`\mathrm{RMS}`. Of weights with more than two dimensions, rows and columns are the last
+    two. Weights with fewer have a second moment for each element:
+    :math:`v \leftarrow \beta v + (1 - \beta) (h^2 + \epsilon_1)` and :math:`u = h / \sqrt v`.
+
+    Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
+    arXiv:1804.04235. torch.optim.Adafactor has a floor in place of :math:`\epsilon_1`, and agrees
+    where both are small; optax.adafactor has :math:`\alpha` without :math:`t^{-1/2}`, as
+    ``relative_step=False``.
+
+    Means are computed by NumPy in float64, on one thread: the sums of columns go across the order
+    of memory, which kernels of rules follow.
+
+    State of a parameter: the tuple of arrays :math:`R` and :math:`C`, of the weight's shape without
+    its last axis and without the last but one; of weights with fewer than two dimensions the array
+    :math:`v`.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.01; None keeps a scheduler's own rate.
+    decay_rate : float
+        Exponent :math:`c`, at least 0. Default 0.8.
+    eps1 : float
+        :math:`\epsilon_1`, what squares of gradients are increased by, at least 0. Default 1e-30.
+    eps2 : float
+        :math:`\epsilon_2`, least size of a weight, at least 0. Default 0.001.
+    clip_threshold : float, optional
+        Largest root mean square :math:`d` of :math:`u`, at least 1e-30; None for no limit.
+        Default 1.
+    scale_parameter : bool
+        Scale steps by the size of the weight; otherwise :math:`\alpha` has no second factor.
+        Default True.
+    relative_step : bool
+        Bound the rate by :math:`t^{-1/2}`. Default True.
+    fallback : Optimizer or str, optional
+        What updates weights of `fallback_for`, see :class:`~fastopt.optimizer.Muon`. Default None.
+    fallback_for : str or sequence of str, optional
+        Regular expressions over names of weights that the fallback updates.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range, or a pattern is not a regular expression; or
+        `fallback_for` comes without `fallback`.
+    TypeError
+        An argument has the wrong type, or the fallback has no rule. In an update: the gradient is
+        row-sparse, or the weight is on a CUDA device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.Adafactor(learning_rate=0.1))
+    >>> weight = np.ones((2, 3), np.float32)
+    >>> updater(0, np.array([[1, -2, 3], [2, -4, 6]], np.float32), weight)
+    >>> weight.round(3)
+    array([[0.9, 1.1, 0.9],
+           [0.9, 1.1, 0.9]], dtype=float32)
+    >>> [array.shape for array in updater.states[0]]
+    [(2,), (3,)]
+    """
+
+    takes_vectors = True
+    rounds_state = False
+    arguments: ClassVar[Descriptions] = {
+        "decay_rate": Real(least=0),
+        "eps1": Real(least=0),
+        "eps2": Real(least=0),
+        "clip_threshold": OrNone(Real(least=1e-30)),
+        "scale_parameter": Flag(),
+        "relative_step": Flag(),
+    }
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        decay_rate: float = 0.8,
+        eps1: float = 1e-30,
+        eps2: float = 0.001,
+        clip_threshold: float | None = 1.0,
+        scale_parameter: bool = True,
+        relative_step: bool = True,
+        fallback: Optimizer | str | None = None,
+        fallback_for: str | Sequence[str] | None = None,
+        **common: Unpack[RatedArguments],
+    ) -> None:
+        self.decay_rate = decay_rate
+        self.eps1 = eps1
+        self.eps2 = eps2
+        self.clip_threshold = clip_threshold
+        self.scale_parameter = scale_parameter
+        self.relative_step = relative_step
+        super().__init__(learning_rate, fallback, fallback_for, **common)
+
+    def factor(self, count: int, lr: float, size: float) -> float:
+        """Factor of the learning rate in a step of a weight whose root mean square is `size`."""
+        bound = 1 / math.sqrt(count)
+        factor = bound / lr if self.relative_step and lr > bound else 1.0
+        if self.scale_parameter:
+            factor *= size if not size < self.eps2 else self.eps2
+        return factor
+
+    def directions(self) -> _Factored:
+        """See :meth:`MatrixFamily.directions`."""
+        return _Factored()
+
+    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+        """See :meth:`MatrixFamily.slots`."""
+        if len(shape) < 2:
+            return {"var": shape}
+        return {"rows": shape[:-1], "columns": (*shape[:-2], shape[-1])}

@@ -1,0 +1,456 @@
+"""Which weights are those of an optimizer of matrices, and another optimizer for the rest."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, Unpack
+
+import numpy as np
+
+from fastopt.arguments import Descriptions, brief
+from fastopt.engine.hyper import constant
+from fastopt.engine.mixed_precision import has_master, split_state, to_float32
+from fastopt.engine.planner import Call
+from fastopt.engine.validate import check_like, is_fortran, is_half, label, leaves, order_of
+from fastopt.interrupts import uninterrupted
+from fastopt.kernels.device_memory import like
+from fastopt.kernels.devices import header, headers, is_cuda
+from fastopt.kernels.layout import real_of
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.table import Table, launch
+from fastopt.notices import warn_user
+from fastopt.optimizer.keywords import MatrixFamilyArguments, Rate
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
+from fastopt.optimizer.sgd import SGD
+from fastopt.sparse import RowSparse
+
+__all__ = ["Directions", "MatrixFamily", "Part", "Rescaled", "Shape", "descent", "pattern"]
+
+Shape = tuple[int, ...]
+
+COUNTED = ("_index_update_count", "begin_num_update", "idx2name", "param_dict")
+TABLES = ("lr_mult", "wd_mult")
+RATES = ("lr", "lr_scheduler", "wd", "seed", "rounding")
+SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
+"""Attributes that the part which rescales gradients has of the optimizer."""
+
+SHARED = (*COUNTED, *TABLES, "rescale_grad", "row_decay", "masters_given")
+"""Attributes that a fallback has of the optimizer, whatever its arguments."""
+
+NAMED = (*RATES, "clip_gradient", "multi_precision", "state_dtype", "maximize")
+"""Attributes that it has of it too if it is given by name."""
+
+
+@rule(hyper=("lr", "shrink"))
+def descent(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Decay, and descent along a direction."""
+    return h.shrink * weight - h.lr * grad, ()
+
+
+class _Descent(Optimizer):
+    """Last part of a step, along the direction; it counts the step and finds its rate."""
+
+    rule = descent
+    decays_last: bool
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        shrink = 1 - lr * wd
+        return {"shrink": shrink, "lr": lr * shrink if self.decays_last else lr}
+
+
+class Directions(Protocol):
+    """What computes the direction of a step, in buffers of this process."""
+
+    def reserve(self, main: Any, index: Index, direction: Array) -> None:
+        """Make room for the step of a weight, before anything changes."""
+
+    def write(
+        self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
+    ) -> bool:
+        """Write the direction and the state, and return whether the weight descends along it."""
+
+
+class Part:
+    """An optimizer that has some attributes of another one.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        It must not be used but through this.
+    names : sequence of str
+        The attributes.
+    """
+
+    def __init__(self, optimizer: Optimizer, names: Sequence[str]) -> None:
+        self.optimizer, self.names = optimizer, names
+        self._version = self._tables = -1
+
+    def follow(self, main: Any) -> Any:
+        """The optimizer, with the attributes that `main` has now."""
+        if self._version != main.version:
+            own, found = vars(self.optimizer), vars(main)
+            own.update((name, found[name]) for name in self.names)
+            own["unchecked"] = False  # the names of multipliers are checked for all
+            if self._tables != main.multipliers_version:
+                self.optimizer._changed_tables()
+            else:
+                self.optimizer._changed()
+            self._version, self._tables = main.version, main.multipliers_version
+        return self.optimizer
+
+    def step(
+        self, main: Any, index: Index, count: int, weight: Array, grad: Array, state: Any
+    ) -> None:
+        """Update `weight`, which has been updated `count` times."""
+        optimizer = self.follow(main)
+        optimizer._index_update_count[index] = count
+        optimizer._direct().update(index, weight, grad, state, masters=False)
+
+
+class Rescaled:
+    """Gradients, rescaled and clipped: steps of SGD from 0 at a learning rate of 1."""
+
+    def __init__(self) -> None:
+        self._descent = Part(SGD(learning_rate=1.0), SCALES)
+        self._kept: dict[Any, Array] = {}
+
+    def reserve(self, direction: Array) -> None:
+        """Make room for a gradient with the shape and dtype of `direction`, in C order."""
+        if (direction.shape, direction.dtype) not in self._kept:
+            made = np.empty(direction.shape, direction.dtype)
+            self._kept[direction.shape, direction.dtype] = made
+
+    def __call__(self, main: Any, index: Index, direction: Array, grad: Array) -> Array:
+        """The gradient, in memory that serves the next one of this shape too."""
+        gradient = self._kept[direction.shape, direction.dtype]
+        gradient.fill(0)
+        self._descent.step(main, index, 0, gradient, grad, None)
+        return np.negative(gradient, out=gradient)
+
+
+class _Work:
+    """Buffers and parts of an optimizer of matrices, which are made again in another process.
+
+    Parameters
+    ----------
+    main : MatrixFamily
+        The optimizer.
+    """
+
+    def __init__(self, main: "MatrixFamily") -> None:
+        self.given = main.fallback
+        self.fallback: Part | None = None
+        if isinstance(main.fallback, Optimizer):
+            self.fallback = Part(main.fallback, SHARED)
+        elif main.fallback is not None:
+            self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
+        last = _Descent()
+        last.decays_last = main.decays_last
+        self._descent = Part(last, (*COUNTED, *TABLES, *RATES))
+        self._descent.optimizer._direct().launcher = self._launch
+        self._directions = main.directions()
+        self._kept: dict[Any, Array] = {}
+        self._now: Any = None
+
+    def step(
+        self, main: "MatrixFamily", index: Index, weight: Array, grad: Any, state: Any
+    ) -> None:
+        """Update a weight; its direction is computed once the step is counted."""
+        real = np.dtype(real_of(weight.dtype))
+        fortran = weight.ndim == 2 and is_fortran(weight)
+        direction = self._kept.get((weight.shape, real, fortran))
+        if direction is None:
+            direction = np.empty(weight.shape, real, order="F" if fortran else "C")
+            self._kept[weight.shape, real, fortran] = direction
+        self._directions.reserve(main, index, direction)
+        self._now = main, index, weight, direction, grad, state
+        try:
+            last = self._descent.follow(main)._direct()
+            last.update(index, weight, direction, None, masters=False)
+        finally:
+            self._now = None
+
+    def _launch(self, tables: Sequence[Table]) -> None:
+        """Compute the direction, then descend along it."""
+        if self._directions.write(*self._now):
+            launch(tables)
+
+
+def _check_fallback(name: str, value: Any) -> Any:
+    """None, the name of an optimizer, or an optimizer with a rule."""
+    if value is None:
+        return None
+    made = create(value)
+    kind = type(made).__name__
+    if not made.native:
+        raise TypeError(f"{name} must be an optimizer with a rule, got {kind}")
+    if made.accumulates:
+        raise TypeError(f"{name} cannot be {kind}, which adds up gradients of several calls")
+    if made.sparse_decay != "touched":
+        raise ValueError(f"{name} must have sparse_decay='touched', got {made.sparse_decay!r}")
+    return value
+
+
+def pattern(name: str, value: Any) -> str:
+    """A regular expression, checked."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a regular expression, got {brief(value)}")
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{name} is not a regular expression: {error}") from None
+    return value
+
+
+def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
+    """Regular expressions: one, several or none."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{name} must be regular expressions, got {brief(value)}")
+    return tuple(pattern(f"{name}[{k}]", each) for k, each in enumerate(value))
+
+
+class MatrixFamily(Optimizer):
+    """Abstract base of optimizers of weights with two or more dimensions.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        None keeps a scheduler's own rate.
+    fallback : Optimizer or str, optional
+        What updates weights with fewer than two dimensions, and those of `fallback_for`. It
+        counts with this optimizer, whose `rescale_grad`, names and multipliers hold for it too.
+        A name stands for an optimizer with the same learning rate, schedule, weight decay, clip
+        and precision; an Optimizer must serve this one alone. Default None: such weights are
+        errors.
+    fallback_for : str or sequence of str, optional
+        Regular expressions over names of weights that the fallback updates.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of range, or `fallback_for` comes without `fallback`.
+    TypeError
+        An argument has the wrong type, or the fallback has no rule.
+    """
+
+    ascends = True
+    decays_last: ClassVar[bool] = False
+    """Whether weight decay takes its share after the step along the direction."""
+    takes_vectors: ClassVar[bool] = False
+    """Whether weights with fewer than two dimensions are updated too."""
+    rounds_state: ClassVar[bool] = True
+    """Whether the state may be kept in bfloat16."""
+    arguments: ClassVar[Descriptions] = {
+        "fallback": _check_fallback,
+        "fallback_for": _check_patterns,
+    }
+
+    def __init__(
+        self,
+        learning_rate: Rate,
+        fallback: Optimizer | str | None,
+        fallback_for: str | Sequence[str] | None,
+        **common: Unpack[MatrixFamilyArguments],
+    ) -> None:
+        self.fallback = fallback
+        self.fallback_for: Any = fallback_for
+        super().__init__(learning_rate=learning_rate, **common)
+
+    # What a class writes
+
+    def directions(self) -> Directions:
+        """What computes directions, for one process."""
+        raise NotImplementedError
+
+    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+        """Shape of each array of the state of a weight, by name."""
+        raise NotImplementedError
+
+    def check_shape(self, index: Index, shape: Shape) -> None:
+        """Raise ValueError unless a weight of this shape can be updated."""
+
+    def patterns(self) -> Mapping[str, Sequence[str]]:
+        """Regular expressions over names of weights, by argument."""
+        return {"fallback_for": self.fallback_for or ()}
+
+    def check_together(self) -> None:
+        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
+        super().check_together()
+        if self.master != "float32":
+            kind = type(self).__name__
+            raise ValueError(f"{kind} keeps masters in float32: master must be 'float32'")
+        if self.state_dtype is not None and not self.rounds_state:
+            kind = type(self).__name__
+            raise ValueError(f"{kind} computes with its state in NumPy: state_dtype must be None")
+        if self.fallback is None and self.fallback_for:
+            raise ValueError("fallback_for needs a fallback: fallback='adamw' or an Optimizer")
+        if isinstance(self.fallback, Optimizer) and self.fallback.maximize != self.maximize:
+            raise ValueError(
+                f"maximize is {self.maximize}, that of the fallback {self.fallback.maximize}"
+            )
+
+    # Which weights
+
+    def name_of(self, index: Index) -> str:
+        """Name of a parameter, or its index."""
+        own = getattr(self.param_dict.get(index), "name", None)
+        return self.idx2name.get(index, own if isinstance(own, str) else str(index))
+
+    def falls_back(self, index: Index, weight: Array) -> bool:
+        """Whether the fallback updates a weight.
+
+        Raises
+        ------
+        ValueError
+            The weight is not a matrix, and there is no fallback.
+        """
+        shape = header(weight).shape
+        other = len(shape) < 2 and not self.takes_vectors
+        if self.fallback is not None:
+            name = self.name_of(index)
+            return other or any(re.search(each, name) for each in self.fallback_for or ())
+        if other:
+            raise ValueError(
+                f"{label(index, self.idx2name)}: {type(self).__name__} updates weights of two or "
+                f"more dimensions, got shape {shape}; pass fallback='adamw', or an Optimizer, for "
+                "others"
+            )
+        return False
+
+    def check_multipliers(self, indices: Sequence[Index], also: Collection[Index] = ()) -> None:
+        """See :meth:`Optimizer.check_multipliers`; patterns that match no name warn too."""
+        super().check_multipliers(indices, also)
+        if self.unchecked:
+            return
+        known = {*indices, *also, *self._index_update_count, *self.idx2name, *self.param_dict}
+        names = sorted(map(self.name_of, known))
+        for role, patterns in self.patterns().items():
+            for each in patterns:
+                if not any(re.search(each, name) for name in names):
+                    words = f"{role}: {each!r} has no effect: it matches none of {brief(names)}"
+                    warn_user(words)
+
+    def _check_matrix(self, index: Index, weight: Array) -> None:
+        """Raise unless a weight can be updated, whatever its gradient and state."""
+        if is_cuda(weight):
+            raise TypeError(
+                f"{label(index, self.idx2name)}: {type(self).__name__} computes with NumPy, and "
+                "the weight is on a CUDA device"
+            )
+        self.check_shape(index, weight.shape)
+
+    def _check_slots(self, words: str, exact: Array, state: Any) -> None:
+        """Raise unless a state is one of a weight like `exact`."""
+        slots, arrays = self.slots(exact.shape), tuple(headers(leaves(state)))
+        if len(arrays) != len(slots):
+            raise ValueError(
+                f"{words}: {type(self).__name__} needs {len(slots)} state arrays {tuple(slots)}, "
+                f"got {len(arrays)}"
+            )
+        dtypes = [np.dtype(real_of(exact.dtype)).name] + ["bfloat16"] * self.rounds_state
+        for (slot, shape), array in zip(slots.items(), arrays, strict=True):
+            check_like(words, f"state {slot!r}", array, dtypes, shape)
+
+    def dense_gradient(self, index: Index, weight: Array, grad: RowSparse) -> Any:
+        """See :meth:`Optimizer.dense_gradient`; a fallback takes row-sparse gradients."""
+        if self.falls_back(index, weight):
+            return grad
+        raise TypeError(
+            f"{label(index, self.idx2name)}: {type(self).__name__} takes dense gradients of "
+            "matrices, got a row-sparse one; pass fallback='adamw', or an Optimizer, and "
+            "fallback_for= a pattern of its name"
+        )
+
+    # States
+
+    def create_state(self, index: Index, weight: Array) -> Any:
+        """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""
+        if self.falls_back(index, weight):
+            return self._fallback().create_state(index, weight)
+        weight = header(weight)
+        self._check_matrix(index, weight)
+        dtype, order = self._state_dtype(weight), order_of(weight)
+        arrays = tuple(
+            like(weight, shape, dtype, order) for shape in self.slots(weight.shape).values()
+        )
+        return arrays if len(arrays) > 1 else arrays[0]
+
+    def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
+        """See :meth:`Optimizer.create_state_multi_precision`."""
+        if self.falls_back(index, weight):
+            return self._fallback().create_state_multi_precision(index, weight)
+        return super().create_state_multi_precision(index, weight)
+
+    def _warn_of_halves(self, weight: Array) -> None:
+        if self.rounding != "stochastic":
+            super()._warn_of_halves(weight)
+
+    def restore(self, attributes: Mapping[str, Any]) -> None:
+        """See :meth:`Optimizer.restore`; a fallback stays the same object."""
+        now, saved = vars(self).get("fallback"), attributes.get("fallback")
+        if isinstance(now, Optimizer) and isinstance(saved, type(now)) and now is not saved:
+            now.restore(saved.__getstate__())
+            attributes = {**attributes, "fallback": now}
+        super().restore(attributes)
+
+    # Steps
+
+    def _working(self) -> _Work:
+        """Buffers and parts of this process."""
+        work = vars(self).get("work")
+        if work is None or work.given is not self.fallback:
+            work = vars(self)["work"] = _Work(self)
+        return work
+
+    def _fallback(self) -> Any:
+        """The fallback, which must be there, with what it has of this optimizer."""
+        part = self._working().fallback
+        assert part is not None
+        return part.follow(self)
+
+    def check_calls(self, calls: Sequence[Call]) -> None:
+        """See :meth:`Optimizer.check_calls <fastopt.optimizer.Optimizer.check_calls>`."""
+        for index, weight, grad, state in calls:
+            if self.falls_back(index, weight):
+                if grad.dtype != weight.dtype and not is_half(weight):
+                    grad = to_float32(grad)  # of a weight with a half-precision copy
+                self._fallback().check_calls([(index, weight, grad, state)])
+                continue
+            words, inner = label(index, self.idx2name), state
+            self._get_lr(index), self._get_wd(index)
+            self._check_matrix(index, weight)
+            exact = weight
+            if has_master(self, weight):
+                (exact, *_), inner = split_state(self, words, weight, state)
+            self._check_slots(words, exact, inner)
+
+    def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
+        """See :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
+        with self.lock, uninterrupted:
+            if self.falls_back(index, weight):
+                self._fallback().update(index, weight, grad, state)
+                return
+            self._check_matrix(index, weight)
+            self._check_slots(label(index, self.idx2name), weight, state)
+            if isinstance(grad, RowSparse):
+                self.dense_gradient(index, weight, grad)
+            if is_half(weight):
+                grad = to_float32(grad)
+            self._working().step(self, index, weight, grad, state)
+
+    def update_in_python(
+        self, index: Index, weight: Array, grad: Any, state: Any, copy: Array | None
+    ) -> None:
+        """See :meth:`Optimizer.update_in_python`; a fallback has masters of its own."""
+        if copy is None and self.falls_back(index, weight):
+            with self.lock:
+                self._fallback().update_multi_precision(index, weight, grad, state)
+        else:
+            super().update_in_python(index, weight, grad, state, copy)

@@ -1,0 +1,104 @@
+"""NovoGrad: momentum over gradients that are divided by a norm for each tensor."""
+
+import math
+from typing import Any, Unpack
+
+from fastopt.engine.hyper import corrected
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule
+from fastopt.kernels.scalars import rescaled
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.optimizer import register
+
+__all__ = ["NovoGrad", "novograd"]
+
+
+def square(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
+    """Square of the gradient."""
+    grad = rescaled(grad, h)
+    return (grad * grad,)
+
+
+def norm(sums: Sums, h: Hyper, kept: State) -> State:
+    """Average of the squares of the norm, and the factor that divides by its root."""
+    var = h.beta2 * kept[0] + h.one_minus_beta2 * sums[0]
+    h.inverse = 1 / (math.sqrt(var) + h.epsilon)
+    return (var,)
+
+
+@rule(state=("mom",), hyper=(*MOMENTS, "inverse"), passes=((square, norm),), kept=("var",))
+def novograd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Momentum of normalized gradients, with decay as a part of them."""
+    mom = h.beta1 * state[0] + (h.inverse * rescaled(grad, h) + h.wd * weight)
+    return weight - h.lr * mom, (mom,)
+
+
+def started(t: Scalar, h: Hyper, carried: Any) -> None:
+    """The first average is the first square."""
+    if t - h.begun < 2:
+        h.beta2, h.one_minus_beta2 = 0.0, 1.0
+
+
+@register
+class NovoGrad(AdamFamily):
+    r"""NovoGrad: momentum over gradients that are divided by a norm for each tensor.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) \|h\|^2 \\
+        m &\leftarrow \beta_1 m + \frac{h}{\sqrt{v} + \epsilon} + \lambda w \\
+        w &\leftarrow w - \eta m
+
+    with one number :math:`v` for each tensor; the first update sets it to :math:`\|h\|^2`. The norm
+    is that of the whole gradient, also in a lazy update, and is added up in float64 in an order
+    that does not depend on the number of threads.
+
+    Source: Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive Moments for
+    Training of Deep Networks", arXiv:1905.11286.
+
+    State of a parameter: the tuple :math:`(m, v)` of an array like the weight and one without
+    dimensions.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.01; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.95, 0.98.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.NovoGrad(learning_rate=0.1))
+    >>> weight = np.ones(2)
+    >>> updater(0, np.array([3.0, -4.0]), weight)
+    >>> print(weight.round(4), updater.states[0][1])
+    [0.94 1.08] 25.0
+    """
+
+    rule = novograd
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        beta1: float = 0.95,
+        beta2: float = 0.98,
+        epsilon: float = 1e-8,
+        **common: Unpack[MomentArguments],
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+
+    @corrected(started, "begun")
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {**super().hyper(t, lr, wd), "inverse": 1.0, "begun": float(self.begin_num_update)}

@@ -1,0 +1,252 @@
+"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner, for weight matrices."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+
+from fastopt.arguments import Descriptions, Flag, Integer, OrNone, Real
+from fastopt.engine.buffers import Buffers
+from fastopt.engine.eigenbases import axes, blended, eigenbasis, iterated, rotated
+from fastopt.optimizer.adam import Adam
+from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+
+__all__ = ["SOAP"]
+
+MOMENTS = ("beta1", "beta2", "epsilon", "idx2name")
+"""Attributes that the Adam in the eigenbasis has of it."""
+
+
+class _Rotated:
+    """Directions: steps of Adam in the eigenbases, from 0 at a learning rate of 1."""
+
+    def __init__(self) -> None:
+        self._rescaled = Rescaled()
+        self._adam = Part(Adam(learning_rate=1.0), MOMENTS)
+        self._buffers = Buffers()
+        self._kept: dict[Any, tuple[Array, Array]] = {}
+
+    def reserve(self, main: "SOAP", index: Index, direction: Array) -> None:
+        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
+        shape, dtype = direction.shape, direction.dtype
+        for name in ("rotated 0", "rotated 1"):
+            self._buffers(name, shape, dtype)
+        for name, size in main.slots(shape).items():
+            if name.startswith("factor"):
+                self._buffers(name, size, dtype)
+        if (shape, dtype) not in self._kept:
+            self._kept[shape, dtype] = np.empty(shape, dtype), np.empty(shape, dtype)
+        self._rescaled.reserve(direction)
+
+    def write(
+        self, main: "SOAP", index: Index, weight: Array, direction: Array, grad: Array, state: Any
+    ) -> bool:
+        """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`.
+
+        Decompositions come before the state changes, so that nothing has if one fails.
+        """
+        mean, var, steps, *pairs = state
+        inside, step = self._kept[direction.shape, direction.dtype]
+        gradient = self._rescaled(main, index, direction, grad)
+        lengths, count = main.axes(direction.shape), int(steps[0])
+        factors, bases = (_by_axis(main, lengths, pairs[first::2]) for first in (0, 1))
+        with np.errstate(all="ignore"):  # NaN and infinity spread without a warning
+            averages = self._averages(main, gradient.reshape(lengths), factors)
+            new, orders = _next_bases(lengths, averages, bases, count, main.precondition_frequency)
+            if count:
+                rotated(gradient.reshape(lengths), bases, False, self._buffers, inside)
+                step.fill(0)
+                self._adam.step(main, index, count - 1, step, inside, (mean, var))
+                rotated(step.reshape(lengths), bases, True, self._buffers, direction)
+                np.negative(direction, out=direction)
+            if orders is not None:
+                rotated(mean.reshape(lengths), bases, True, self._buffers, inside)
+                rotated(inside.reshape(lengths), new, False, self._buffers, mean)
+                var[...] = var.reshape(lengths)[np.ix_(*orders)].reshape(var.shape)
+        for targets, values in ((factors, averages), (bases, new)):
+            for target, value in zip(targets, values, strict=True):
+                if target is not None and target is not value:
+                    target[...] = value
+        steps += 1
+        return count > 0
+
+    def _averages(
+        self, main: "SOAP", gradient: Array, factors: Sequence[Array | None]
+    ) -> list[Array | None]:
+        """Moving averages of the products of the gradient along each axis."""
+        beta = main.beta2 if main.shampoo_beta is None else main.shampoo_beta
+        found: list[Array | None] = []
+        for axis, factor in enumerate(factors):
+            if factor is None:
+                found.append(None)
+                continue
+            out = self._buffers(f"factor {axis}", factor.shape, factor.dtype)
+            blended(factor, gradient, axis, 1 - beta, out)
+            found.append(out)
+        return found
+
+
+def _by_axis(main: "SOAP", lengths: Shape, arrays: Sequence[Array]) -> list[Array | None]:
+    """An array for each axis that has one, and None for the others."""
+    rest = iter(arrays)
+    return [next(rest) if length <= main.max_precond_dim else None for length in lengths]
+
+
+def _next_bases(
+    lengths: Shape,
+    factors: Sequence[Array | None],
+    bases: Sequence[Array | None],
+    count: int,
+    every: int,
+) -> tuple[Sequence[Array | None], list[Array] | None]:
+    """Bases of the next step, and for each axis the old columns that they come from, if others."""
+    if count == 0:
+        return [None if factor is None else eigenbasis(factor) for factor in factors], None
+    if count % every:
+        return bases, None
+    new, orders = list(bases), [np.arange(length) for length in lengths]
+    for axis, (factor, basis) in enumerate(zip(factors, bases, strict=True)):
+        if factor is not None and basis is not None:
+            new[axis], orders[axis] = iterated(factor, basis)
+    return new, orders
+
+
+@register
+class SOAP(MatrixFamily):
+    r"""Adam in the eigenbasis of Shampoo's preconditioner, for weight matrices.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        p &= Q_L^T h Q_R \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) p \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2) p^2 \\
+        w &\leftarrow (1 - \eta \lambda) \left( w - \eta \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}
+            Q_L \frac{m}{\sqrt{v} + \epsilon} Q_R^T \right) \\
+        L &\leftarrow \beta_s L + (1 - \beta_s) h h^T \\
+        R &\leftarrow \beta_s R + (1 - \beta_s) h^T h
+
+    The columns of :math:`Q_L` and :math:`Q_R` are the eigenvectors of L and R. The first update of
+    a weight starts L and R and computes them, and does not change the weight; so t counts the
+    updates from the second one on. Every `precondition_frequency` updates both are replaced by
+    the orthogonal factor of the QR decomposition of :math:`L Q_L` and :math:`R Q_R`, the columns
+    sorted by their eigenvalues; m is rotated into the new bases, and v sorted like them.
+
+    Weights with more than two dimensions have a basis for each. An axis that is longer than
+    `max_precond_dim` has none: it is left as it is.
+
+    Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", arXiv:2409.11321,
+    with the order of the authors' code.
+
+    Weights with fewer dimensions, embeddings and output layers belong to a `fallback`: they raise
+    an error, or are chosen by `fallback_for`.
+
+    Products and decompositions are those of NumPy, in float32, and in float64 for float64 weights
+    and where LAPACK fails in float32. Their last bits may depend on the number of threads of
+    NumPy's BLAS. A gradient that is not finite makes all of the weight NaN.
+
+    State of a parameter: the tuple of m and v, like the weight, an array of the number of updates,
+    of shape (1,), and for each axis with a basis the matrices L and :math:`Q_L`.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.003; None keeps a scheduler's own rate.
+    beta1, beta2 : float
+        Decay rates of m and v, at least 0 and below 1. Defaults 0.95, 0.95.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    shampoo_beta : float, optional
+        Decay rate :math:`\beta_s` of L and R, at least 0 and below 1. Default None: `beta2`.
+    precondition_frequency : int
+        Updates for one of the bases, at least 1. Default 10.
+    max_precond_dim : int
+        Length of the longest axis that has a basis, at least 1. Default 10000.
+    merge_dims : bool
+        Merge neighbouring axes as long as the product of their lengths is at most
+        `max_precond_dim`. Default False.
+    fallback : Optimizer or str, optional
+        What updates weights with fewer than two dimensions, and those of `fallback_for`, see
+        :class:`~fastopt.optimizer.Muon`. Default None: such weights are errors.
+    fallback_for : str or sequence of str, optional
+        Regular expressions over names of weights that the fallback updates.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range, or a pattern is not a regular expression; or
+        `fallback_for` comes without `fallback`. In an update: a weight has fewer than two
+        dimensions and there is no fallback.
+    TypeError
+        An argument has the wrong type, or the fallback has no rule. In an update: the gradient of
+        a matrix is row-sparse, or the matrix is on a CUDA device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> updater = optimizer.get_updater(optimizer.SOAP(learning_rate=0.1, fallback="adamw"))
+    >>> weight, bias = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)
+    >>> grads = [np.array([[3, 0], [0, -1]], np.float32), np.ones(2, np.float32)]
+    >>> for _ in range(2):
+    ...     updater([0, 1], grads, [weight, bias])
+    >>> weight.round(2) + 0
+    array([[-0.1,  0. ],
+           [ 0. ,  0.1]], dtype=float32)
+    >>> bias.round(2)
+    array([-0.2, -0.2], dtype=float32)
+    """
+
+    decays_last = True
+    rounds_state = False
+    arguments: ClassVar[Descriptions] = {
+        "beta1": Real(least=0, below=1),
+        "beta2": Real(least=0, below=1),
+        "epsilon": Real(least=0),
+        "shampoo_beta": OrNone(Real(least=0, below=1)),
+        "precondition_frequency": Integer(least=1),
+        "max_precond_dim": Integer(least=1),
+        "merge_dims": Flag(),
+    }
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.003,
+        beta1: float = 0.95,
+        beta2: float = 0.95,
+        epsilon: float = 1e-8,
+        shampoo_beta: float | None = None,
+        precondition_frequency: int = 10,
+        max_precond_dim: int = 10000,
+        merge_dims: bool = False,
+        fallback: Optimizer | str | None = None,
+        fallback_for: str | Sequence[str] | None = None,
+        **common: Unpack[MomentArguments],
+    ) -> None:
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.shampoo_beta = shampoo_beta
+        self.precondition_frequency = precondition_frequency
+        self.max_precond_dim = max_precond_dim
+        self.merge_dims = merge_dims
+        super().__init__(learning_rate, fallback, fallback_for, **common)
+
+    def axes(self, shape: Shape) -> Shape:
+        """Lengths of the axes that may have a basis."""
+        return axes(shape, self.max_precond_dim, self.merge_dims)
+
+    def directions(self) -> _Rotated:
+        """See :meth:`MatrixFamily.directions`."""
+        return _Rotated()
+
+    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+        """See :meth:`MatrixFamily.slots`."""
+        found: dict[str, Shape] = {"mean": shape, "var": shape, "steps": (1,)}
+        for axis, length in enumerate(self.axes(shape)):
+            if length <= self.max_precond_dim:
+                found[f"factor {axis}"] = found[f"basis {axis}"] = (length, length)
+        return found

@@ -1,0 +1,86 @@
+"""Write soap.json: weights after each step of the authors' SOAP, in float64.
+
+Run with torch installed and with the authors' file ``soap.py``, of
+https://github.com/nikhilvyas/SOAP at commit a1e553530fde97d0e6b307d7c82ac6d38b072340:
+``python tests/golden/make_soap.py path/to/soap.py``. It rounds matrices to float32 before it
+decomposes them; that alone is left out.
+"""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+COMMIT = "a1e553530fde97d0e6b307d7c82ac6d38b072340"
+STEPS = 12
+USUAL = {"lr": 0.05, "betas": (0.9, 0.95), "precondition_frequency": 3, "weight_decay": 0.1}
+
+CASES = [
+    ((5, 5), {}),
+    ((5, 5), {"precondition_frequency": 1, "eps": 0.01, "shampoo_beta": 0.5}),
+    ((4, 6), {"max_precond_dim": 4}),
+    ((6, 4), {"max_precond_dim": 4, "weight_decay": 0.0}),
+    ((6, 6), {"max_precond_dim": 5}),
+    ((3, 4, 2), {}),
+    ((2, 3, 2, 3), {"merge_dims": True, "max_precond_dim": 6}),
+]
+"""Shapes and arguments where every matrix that is decomposed has full rank from the start.
+
+Otherwise eigenvectors of the eigenvalue 0 are arbitrary, and the steps depend on them.
+"""
+
+GOES_ON = [((4, 6), {}), ((7, 3), {"precondition_frequency": 2})]
+"""Where they are arbitrary: the state is recorded after some steps, to go on from it."""
+
+
+def data(shape):
+    """First weights, and gradients from large to small, whose singular values are alike."""
+    rng = np.random.default_rng(sum(shape) * 10 + len(shape))
+    gradients = rng.normal(size=(STEPS, *shape))
+    if len(shape) == 2:
+        left, values, right = np.linalg.svd(gradients, full_matrices=False)
+        gradients = left * np.linspace(2, 1, values.shape[-1]) @ right
+    sizes = np.geomspace(1e2, 1e-4, STEPS).reshape(-1, *[1] * len(shape))
+    return rng.normal(size=shape), gradients * sizes
+
+
+def recorded(soap, shape, arguments, state_after=None):
+    start, gradients = data(shape)
+    weight = torch.nn.Parameter(torch.tensor(start))
+    optimizer = soap([weight], **{**USUAL, **arguments})
+    case = {"shape": shape, "arguments": {**USUAL, **arguments}, "weights": []}
+    for step, gradient in enumerate(gradients, 1):
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        case["weights"].append(weight.detach().tolist())
+        if step == state_after:
+            state = optimizer.state[weight]
+            pairs = [part for pair in zip(state["GG"], state["Q"], strict=True) for part in pair]
+            arrays = [state["exp_avg"], state["exp_avg_sq"], torch.tensor([step]), *pairs]
+            case["state"] = [array.tolist() for array in arrays]
+    return case
+
+
+def main(path):
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.clone
+    soap = runpy.run_path(path)["SOAP"]
+    made = {
+        "packages": {"torch": torch.__version__},
+        "repository": "https://github.com/nikhilvyas/SOAP",
+        "commit": COMMIT,
+        "data": {
+            "x".join(map(str, shape)): [part.tolist() for part in data(shape)]
+            for shape, _ in [*CASES, *GOES_ON]
+        },
+        "cases": [recorded(soap, *case) for case in CASES],
+        "goes_on": [recorded(soap, *case, state_after=4) for case in GOES_ON],
+    }
+    Path(__file__).with_name("soap.json").write_text(json.dumps(made) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

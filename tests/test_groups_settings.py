@@ -37,7 +37,7 @@ SETTINGS = {
 EACH = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 MOST = pytest.mark.parametrize(
     "settings",
-    [SETTINGS["all"], SETTINGS["all with SWA"], *exhaustive(*list(SETTINGS.values())[:5])],
+    [SETTINGS["all"], *exhaustive(SETTINGS["all with SWA"], *list(SETTINGS.values())[:5])],
     ids=["all", "all with SWA", *list(SETTINGS)[:5]],
 )
 
@@ -221,7 +221,9 @@ def test_row_sparse_gradients_and_half_precision_in_one_group(kind, settings, rn
 
 
 @pytest.mark.parametrize("name", ["lamb", *exhaustive("sgld", "signum", "lars", "adadelta")])
-@pytest.mark.parametrize("settings", [ALL, SETTINGS["Lookahead"]], ids=["all", "Lookahead"])
+@pytest.mark.parametrize(
+    "settings", [ALL, *exhaustive(SETTINGS["Lookahead"])], ids=["all", "Lookahead"]
+)
 def test_rules_with_sums_and_noise_in_a_group(name, settings):
     def create():
         return optimizer.create(name, wd=0.1)

@@ -15,6 +15,9 @@ from fastopt.engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.sparse import RowSparse
 
+# Multipliers may come before the first update of their parameter.
+pytestmark = pytest.mark.filterwarnings("ignore:lr_mult of .* has no effect")
+
 FORMS = {
     "sgd": {"momentum": 0.9, "multi_precision": True},
     "adam": {"multi_precision": True},

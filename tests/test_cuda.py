@@ -11,6 +11,8 @@ from cases import exhaustive
 ROOT = Path(__file__).parents[1]
 
 SAMPLE = "steps and ([adam] or radam)"
+OVERVIEW = "(not every_rule and not float64 or [lamb] or [groupadagrad]) and not in_the_order"
+"""What runs each part once, where :data:`SAMPLE` is quick, and all of it has every rule too."""
 
 FAKE = """
 import numpy as np
@@ -30,7 +32,9 @@ print(updater.optimizer.num_update, updater.states)
 """
 
 
-@pytest.mark.parametrize("chosen", [SAMPLE, *exhaustive("")], ids=["sample", "all"])
+@pytest.mark.parametrize(
+    "chosen", [SAMPLE, *exhaustive(OVERVIEW, "")], ids=["sample", "overview", "all"]
+)
 def test_it_holds_in_the_simulator(chosen):
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
     environment.pop("PYTEST_ADDOPTS", None)  # they are for the whole suite

@@ -36,7 +36,7 @@ def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array
     every = np.empty((ranks.size, len(own)), np.int64)
     ranks.wait(ranks.comm.Iallgather(own, every))
     counts = every.T
-    rounds = -(-_units(arrays, counts, math.gcd(*map(_item, arrays))).sum() // MOST)
+    rounds = -(-_units(arrays, counts, _common(arrays)).sum() // MOST)
     if rounds <= 1:
         return _gather(ranks, arrays, counts), counts
     results = _made(arrays, counts)
@@ -94,6 +94,11 @@ def _item(array: Array) -> int:
     return size
 
 
+def _common(arrays: Sequence[Array]) -> int:
+    """Most bytes that divide the items of all arrays."""
+    return math.gcd(*map(_item, arrays))
+
+
 def _bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -113,7 +118,7 @@ def _made(arrays: Sequence[Array], counts: Counts) -> list[Array]:
 @contextmanager
 def _unit(arrays: Sequence[Array]) -> Iterator[tuple[int, Any]]:
     """Bytes that divide all items, and a datatype for them; None if items have no bytes."""
-    size = math.gcd(*map(_item, arrays))
+    size = _common(arrays)
     kind: Any = MPI.BYTE.Create_contiguous(size).Commit() if size else None
     try:
         yield size, kind

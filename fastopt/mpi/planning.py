@@ -133,7 +133,7 @@ class Planning(Resumable):
         if plan.facts is None:
             names = self.optimizer.idx2name
             wire = None if self.wire is None else self.wire.name
-            told = {
+            compared = {
                 "tensors": str(len(plan.indices)),
                 "bucket_bytes": str(self.bucket_bytes),
                 "wire": str(wire),
@@ -142,8 +142,8 @@ class Planning(Resumable):
                 words = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
                 listed = plan.listed.get(k)
                 rows = f", with a gradient that lists rows of {listed}" if listed else ""
-                told[f"tensor {k}"] = words + rows
-            plan.facts = Facts(told)
+                compared[f"tensor {k}"] = words + rows
+            plan.facts = Facts(compared)
         facts: list[Fact] = [plan.facts, self._values(plan, new)]
         if not self.optimizer.native:
             facts.append(self._fingerprint.rates(plan.indices))

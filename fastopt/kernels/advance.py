@@ -89,31 +89,59 @@ def advance(
         Position of ``rescale_grad`` in the fields; -1 without it.
     """
     table[0, DONE] = 0
-    stamp = groups.shape[2] - 1
     for k in range(len(slots)):
-        slot, group = slots[k, COUNT], slots[k, GROUP]
-        t = np.int64(0)
-        if slot >= 0:
-            t = counts[slot] + 1
-            counts[slot] = t
-            counts[0] = max(counts[0], t)
-        if correct is None:
-            for f in range(fields.shape[1]):
-                fields[k, f] = groups[0, group, f]
-        else:
-            if carries or groups[1, group, stamp] != t:
-                for f in range(stamp):
-                    groups[1, group, f] = groups[0, group, f]
-                groups[1, group, stamp] = t
-                place = slots[k, CARRIED]
-                correct(np.float64(t), record_of(groups, group, dtype), carried[place : place + 1])
-            for f in range(fields.shape[1]):
-                fields[k, f] = groups[1, group, f]
-        if rescale >= 0:
-            source = 0 if correct is None else 1
-            fields[k, rescale] = groups[source, group, rescale] * groups[0, group, stamp]
+        t = count(slots, counts, k)
+        if correct is not None and renewed(groups, slots[k, GROUP], t, carries):
+            h = record_of(groups, slots[k, GROUP], dtype)
+            correct(np.float64(t), h, carried_by(carried, slots, k))
+        hand_over(fields, groups, slots, k, correct is not None, rescale)
         if keyed:
             table[k, KEY] = stream_key(slots[k, SEED], slots[k, NUMBER], t)
+
+
+# What follows does not depend on the rule, so that it is compiled once for all of them.
+
+
+@scalar
+def count(slots: Any, counts: Any, k: Any) -> Any:
+    """Count an update of tensor `k`; its count, 0 if it is not counted."""
+    slot = slots[k, COUNT]
+    if slot < 0:
+        return np.int64(0)
+    t = counts[slot] + 1
+    counts[slot] = t
+    counts[0] = max(counts[0], t)
+    return t
+
+
+@scalar
+def renewed(groups: Any, group: Any, t: Any, carries: Any) -> Any:
+    """Whether the fields of a group have to be corrected for count `t`; they are as given then."""
+    stamp = groups.shape[2] - 1
+    if groups[1, group, stamp] == t and not carries:
+        return False
+    for f in range(stamp):
+        groups[1, group, f] = groups[0, group, f]
+    groups[1, group, stamp] = t
+    return True
+
+
+@scalar
+def carried_by(carried: Any, slots: Any, k: Any) -> Any:
+    """Array of the number that tensor `k` carries."""
+    place = slots[k, CARRIED]
+    return carried[place : place + 1]
+
+
+@scalar
+def hand_over(fields: Any, groups: Any, slots: Any, k: Any, source: Any, rescale: Any) -> Any:
+    """Write the fields of tensor `k`, as given or corrected."""
+    group, source = slots[k, GROUP], np.int64(source)
+    for f in range(fields.shape[1]):
+        fields[k, f] = groups[source, group, f]
+    if rescale >= 0:
+        factor = groups[0, group, groups.shape[2] - 1]
+        fields[k, rescale] = groups[source, group, rescale] * factor
 
 
 def step(

@@ -141,7 +141,7 @@ def whole(layout: Layout, correct: Any, dtype: Any, carries: bool, measures: boo
                     return SKIPPED
                 groups = cube(context, GROUPS, np.float64)
                 groups[0, :, groups.shape[2] - 1] = norm[FACTOR]
-        count(context, table, real, correct, dtype, carries, keyed, rescale)
+        advance(table, *counted(context, real), correct, dtype, carries, keyed, rescale)
         reduce(context, table, hyper)
         update(matrix(context, CHUNKS, np.int64), table, hyper)
         return FITS
@@ -252,7 +252,7 @@ def start(
             status = check(context, table, objects)
             if status < 0:
                 return status
-        count(context, table, real, correct, dtype, carries, keyed, rescale)
+        advance(table, *counted(context, real), correct, dtype, carries, keyed, rescale)
         return FITS
 
     return compiled(start, None, parallel=False, nogil=False, also=(correct,))
@@ -268,23 +268,11 @@ def check(context: Any, table: Any, objects: Any) -> Any:
 
 
 @scalar
-def count(
-    context: Any,
-    table: Any,
-    real: Any,
-    correct: Any,
-    dtype: Any,
-    carries: Any,
-    keyed: Any,
-    rescale: Any,
-) -> Any:
-    """Count a call, and find its fields."""
+def counted(context: Any, real: Any) -> Any:
+    """Arrays of a context that count a call and find its fields."""
     fields, tensors = matrix(context, FIELDS, real), matrix(context, TENSORS, np.int64)
     counts, groups = line(context, COUNTS, np.int64), cube(context, GROUPS, np.float64)
-    carried = line(context, CARRIED, np.float64)
-    advance(
-        table, fields, tensors, counts, groups, carried, correct, dtype, carries, keyed, rescale
-    )
+    return fields, tensors, counts, groups, line(context, CARRIED, np.float64)
 
 
 @cache

@@ -79,7 +79,7 @@ def scalar(fn: F) -> F:
     _jitable.add(fn)
     # With Python's error model every division is followed by a check for zero that keeps the loop
     # around it from being vectorized.
-    register_jitable(error_model="numpy")(fn)
+    register_jitable(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(fn)
     return fn
 
 

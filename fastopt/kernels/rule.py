@@ -67,7 +67,7 @@ def scalar(fn: F) -> F:
     _check_function(fn)
     if fn in _jitable:
         return fn
-    if any(step.opname == "RAISE_VARARGS" for step in dis.get_instructions(fn)):
+    if dis.opmap["RAISE_VARARGS"] in fn.__code__.co_code[::2]:
         raise TypeError(f"{fn.__name__} may not raise or assert: kernels would lose the error")
     if _module_text(fn.__code__.co_filename) is None:
         # Numba's cache pickles such a function by value; IPython's file names have a process id.

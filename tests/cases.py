@@ -156,6 +156,9 @@ SAMPLE = (
 )
 """A form of each kind of rule: summing, with noise, plain, with reductions, with a row's mean."""
 
+LIGHT = SAMPLE[:3]
+"""Those of them that compile fast."""
+
 FEW = ("adam", "lamb")
 """Forms that child processes of the default run compile: one elementwise, one with reductions."""
 
@@ -170,14 +173,14 @@ def by_default(cases):
     return [exhaustive(case)[0] if case.recorded else case for case in cases]
 
 
-def sampled(cases):
-    """Parameters for tests of combinations: :data:`SAMPLE`, and exhaustively the other forms.
+def sampled(cases, sample=SAMPLE):
+    """Parameters for tests of combinations: those in `sample`, and exhaustively the other forms.
 
     Of recorded forms it takes the first of each class.
 
     test_optimizers.py runs every form by default.
     """
-    return kept([c for c in cases if not c.recorded or c is FIRST[c.name]], *SAMPLE)
+    return kept([c for c in cases if not c.recorded or c is FIRST[c.name]], *sample)
 
 
 def kept(values, *names):

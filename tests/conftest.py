@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from cases import exhaustive
 from hypothesis import settings
 
 settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
@@ -46,7 +47,7 @@ def bfloat16():
     return np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
 
 
-@pytest.fixture(params=["float16", "bfloat16"])
+@pytest.fixture(params=["float16", *exhaustive("bfloat16")])
 def half(request):
     """The dtypes of half precision in turn."""
     if request.param == "bfloat16":

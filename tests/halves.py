@@ -1,9 +1,9 @@
 """What the tests of half precision have in common."""
 
 import pytest
-from cases import CASES, sampled
+from cases import CASES, LIGHT, sampled
 
-every_case = pytest.mark.parametrize("case", sampled(CASES), ids=str)
+every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
 
 FORMS = {
     "masters": {"multi_precision": True},

@@ -218,7 +218,7 @@ def image(updater):
     return copy.deepcopy((updater.states, updater.states_synced, made.__getstate__()))
 
 
-@settings(max_examples=800)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_states_are_taken_up_or_refused_whole(data):
     updater = adam(param_idx2name={0: "a_weight", 1: "b_bias"})

@@ -33,7 +33,7 @@ print(updater.optimizer.num_update, updater.states)
 
 
 @pytest.mark.parametrize(
-    "chosen", [SAMPLE, *exhaustive(OVERVIEW, "")], ids=["sample", "overview", "all"]
+    "chosen", exhaustive(SAMPLE, OVERVIEW, ""), ids=["sample", "overview", "all"]
 )
 def test_it_holds_in_the_simulator(chosen):
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}

@@ -75,6 +75,7 @@ def test_half_precision_is_that_of_weights_and_gradients_alone(dtype):
     assert hidden.forward(images).dtype == np.float32
 
 
+@pytest.mark.exhaustive
 def test_default_demo_trains_two_networks_and_says_first_what_was_shown(capsys):
     accuracy = demo.run(Options())
     assert accuracy >= 0.96

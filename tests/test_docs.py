@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from cases import CASES, OF_MATRICES
+from cases import CASES, OF_MATRICES, kept
 
 import fastopt
 from fastopt import lr_scheduler, optimizer
@@ -22,6 +22,8 @@ PAGES.remove(ROOT / "docs" / "cuda.md")  # see tests/gpu
 WORKED = ROOT / "docs" / "add-an-optimizer.md"
 QUOTING = ("recipes.md",)
 """Pages that quote scripts, which have tests of their own."""
+FIRST_READ = (str(ROOT / "README.md"), str(ROOT / "docs" / "quick-start.md"))
+"""What a newcomer sees first."""
 
 
 @pytest.fixture
@@ -55,7 +57,9 @@ def test_every_page_is_found():
 
 @pytest.mark.usefixtures("_registries")
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name not in QUOTING], ids=lambda page: page.name
+    "page",
+    kept([page for page in PAGES if page.name not in QUOTING], *FIRST_READ),
+    ids=lambda page: page.name,
 )
 def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -147,6 +147,7 @@ def test_default_text_is_python_s_reference(capsys):
     assert set(shown["exception"]) & {"raised", "handler", "clause", "raise", "caught", "except"}
 
 
+@pytest.mark.exhaustive
 def test_equal_seeds_repeat_the_run_and_others_do_not(text, capsys):
     first, again, other = (
         (embeddings.run(Options(text=text, epochs=1, seed=seed)), table(capsys.readouterr().out))
@@ -213,6 +214,7 @@ def test_dense_updates_get_the_same_gradients(monkeypatch, text):
             np.testing.assert_array_equal(one.to_dense(), other)
 
 
+@pytest.mark.exhaustive
 def test_command_line_trains_on_a_text_of_one_s_own(text, tmp_path, capsys):
     plot = tmp_path / "loss.png"
     arguments = ["--epochs", "1", "--batch-size", "512", "--dtype", "float64", "--plot", str(plot)]

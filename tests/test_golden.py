@@ -42,7 +42,7 @@ def right(case):
     return "raises-like-mxnet" if "error" in case else "pass"
 
 
-@pytest.mark.parametrize("name", kept(names("optimizer_cases"), "adam", "sgd", "groupadagrad"))
+@pytest.mark.parametrize("name", kept(names("optimizer_cases"), "adam", "sgd"))
 def test_trajectories_and_states(name, replay):
     """Every case: all dtypes, dense and row-sparse gradients and weights, nothing skipped."""
     cases = {case["id"]: case for case in manifest()["optimizer_cases"]}

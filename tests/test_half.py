@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from cases import CASES, FEW, exhaustive, kept
+from cases import CASES, LIGHT, exhaustive, kept
 from halves import FORMS, bits, every_case, flat, lively, master_of, silent
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +14,7 @@ from fastopt import optimizer
 from fastopt.sparse import RowSparse
 
 
-@pytest.mark.parametrize(
-    "case", kept([c for c in CASES if c.name != "lars"], *FEW, "groupadagrad"), ids=str
-)
+@pytest.mark.parametrize("case", kept([c for c in CASES if c.name != "lars"], *LIGHT), ids=str)
 def test_a_master_moves_bit_for_bit_as_a_float32_weight(case, half, rng):
     single, mixed = case.updater(**lively(case)), case.updater(multi_precision=True, **lively(case))
     weight = rng.normal(size=case.shape).astype(half)

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from cases import exhaustive
 from halves import FORMS, bits, flat, master_of, silent
 
 import fastopt
@@ -118,7 +119,7 @@ def test_odd_shapes_work_in_every_form(form, shape, bfloat16):
 
 
 @every_form
-@pytest.mark.parametrize("name", ["sgd", "adam", "groupadagrad"])
+@pytest.mark.parametrize("name", ["sgd", *exhaustive("adam", "groupadagrad")])
 def test_nan_and_infinity_go_where_they_go_in_float32(form, name, bfloat16):
     updater, single = (
         optimizer.get_updater(optimizer.create(name, learning_rate=0.1, **kwargs))

@@ -6,6 +6,7 @@ import sys
 from textwrap import dedent
 
 import pytest
+from cases import exhaustive
 
 import fastopt
 from fastopt.__main__ import main
@@ -212,7 +213,7 @@ def test_missing_extra_is_one_line_and_exit_code_2(package):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows reports a closed pipe in another way")
-@pytest.mark.parametrize("arguments", [["demo", "--epochs", "1"], ["info"]])
+@pytest.mark.parametrize("arguments", [*exhaustive(["demo", "--epochs", "1"]), ["info"]])
 def test_closed_pipe_shows_no_traceback(arguments):
     reading, writing = os.pipe()
     os.close(reading)

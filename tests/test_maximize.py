@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from cases import CASES, by_default, sampled
+from cases import CASES, LIGHT, by_default, sampled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +45,7 @@ def test_ascent_is_descent_along_the_opposite_gradient(case, rng):
     np.testing.assert_array_equal(up, down)
 
 
-@pytest.mark.parametrize("case", sampled(CASES), ids=str)
+@pytest.mark.parametrize("case", sampled(CASES, LIGHT[2:]), ids=str)
 def test_row_sparse_gradients_of_half_precision_weights_too(case, rng):
     indices = np.array([4, 1])
     rows = [(rng.normal(size=(2, 5)).astype(np.float16), indices) for _ in range(3)]

@@ -37,6 +37,7 @@ def test_a_line_has_a_time_and_ratios_and_blanks_for_what_was_not_measured(peers
     assert lines[1] == ["lazy Adam", "1.25 ms", "", "", "8.00"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="measures compiled kernels")
 def test_one_command_prints_one_table_and_draws_it(peers, monkeypatch, tmp_path, capfd):
     """In the libraries that are always there; the others are skipped with a line."""

@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from cases import exhaustive
+from cases import exhaustive, kept
 from test_threads import installed
 
 LAYERS = ["omp", "workqueue"] + ["tbb"] * installed("tbb")
@@ -79,18 +79,18 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no 
 
 
 @forks
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", BEST)
 def test_a_forked_child_goes_on_with_the_bits_of_its_parent(layer, run_python):
     assert run_python(CHILD + FORK, NUMBA_THREADING_LAYER=layer).strip() == "True"
 
 
 @forks
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", BEST)
 def test_locks_are_fresh_in_a_forked_child(layer, run_python):
     assert run_python(CHILD + HELD, NUMBA_THREADING_LAYER=layer).strip() == "0"
 
 
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize("method", kept(multiprocessing.get_all_start_methods(), "spawn"))
 @pytest.mark.parametrize("layer", BEST)
 def test_pools_of_every_start_method_work(layer, method, run_python, tmp_path):
     script = tmp_path / "pool.py"
@@ -130,7 +130,7 @@ print(len(results), len(set(results)))
 """
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", BEST)
 def test_several_updaters_may_run_at_once(layer, run_python):
     """Without turns numba's workqueue layer ends the process."""
     assert run_python(CHILD + SEVERAL, NUMBA_THREADING_LAYER=layer).strip() == "4 1"

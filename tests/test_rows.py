@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import CASES, chosen, every_or_few, exhaustive, sampled
+from cases import CASES, LIGHT, chosen, every_or_few, exhaustive, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from listings import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
@@ -13,7 +13,8 @@ from fastopt import optimizer
 from fastopt.engine.validate import leaves
 from fastopt.sparse import RowSparse
 
-every_case = pytest.mark.parametrize("case", sampled(CASES), ids=str)
+every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
+every_kind = pytest.mark.parametrize("case", sampled(CASES), ids=str)
 few = settings(max_examples=12)
 
 
@@ -21,7 +22,7 @@ def made(case, lazy):
     return case.updater(wd=case.wd, lazy_update=lazy, **ARGUMENTS)
 
 
-@every_case
+@every_kind
 @few
 @given(data=st.data())
 def test_a_lazy_update_that_lists_all_rows_is_the_dense_one(case, data):

@@ -50,6 +50,7 @@ def test_one_row_in_a_hundred_takes_its_pages_alone(name, how, run_python):
     assert share(run_python, name, how, "first") <= 0.05
 
 
+@pytest.mark.exhaustive
 def test_all_rows_take_all_memory(run_python):
     """Standard updates write the whole state: the measurement above can fail."""
     code = STEP.replace("sparse_decay=how", "lazy_update=False")

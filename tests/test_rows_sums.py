@@ -61,7 +61,9 @@ def test_standard_updates_do_not_tell_listed_rows_from_dense_gradients(strategy,
     same_bits(problem.run(updater(), dense_where(dense, problem.grads)), expected)
 
 
-@pytest.mark.parametrize("half", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "half", [np.dtype("float16"), *exhaustive(np.dtype(ml_dtypes.bfloat16))], ids=str
+)
 @given(dense=FLAGS)
 def test_sums_for_weights_of_half_precision_are_exact(half, dense):
     rng = np.random.default_rng(0)

@@ -19,6 +19,7 @@ from fastopt.optimizer import Updater
 from fastopt.sparse import RowSparse
 
 every_case = pytest.mark.parametrize("case", kept(CASES, *FEW), ids=str)
+adam_by_default = pytest.mark.parametrize("case", kept(CASES, "adam"), ids=str)
 NAMES = {0: "conv_weight", 8: "table_weight"}
 
 
@@ -62,7 +63,7 @@ def slopes(tensors, step):
     return [tensor.slope(100 * step + k) for k, tensor in enumerate(tensors.values())]
 
 
-@every_case
+@adam_by_default
 def test_a_power_of_two_as_scale_changes_no_bit(case):
     tensors = {i: t for i, t in tensors_of(case).items() if t.dtype != "float16"}
     outcomes = []
@@ -95,7 +96,7 @@ def test_gradients_in_float16_are_divided_in_float32(name):
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@every_case
+@adam_by_default
 def test_an_overflow_changes_nothing_and_tells_who(case, bad):
     tensors = tensors_of(case)
     schedule = lr_scheduler.FactorScheduler(step=2, factor=0.7)

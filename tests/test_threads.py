@@ -5,6 +5,7 @@ import sys
 from importlib import metadata
 
 import pytest
+from cases import exhaustive
 
 from fastopt.kernels import threads
 
@@ -114,7 +115,7 @@ print(set(weight.tolist()), updater.optimizer.num_update)
 """
 
 
-@pytest.mark.parametrize("layer", ["default", "workqueue"])
+@pytest.mark.parametrize("layer", ["default", *exhaustive("workqueue")])
 def test_threads_may_share_an_updater(run_python, layer):
     """Without the lock numba's workqueue layer ends the process."""
     assert run_python(THREADS, NUMBA_THREADING_LAYER=layer).strip() == "{-400.0} 400"

@@ -7,7 +7,7 @@ import warnings
 import numba
 import numpy as np
 import pytest
-from cases import FEW, OF_MATRICES, kept
+from cases import FEW, OF_MATRICES, exhaustive, kept
 
 from fastopt import EMA, optimizer
 from fastopt.parameter import ParameterDict
@@ -92,13 +92,13 @@ def param_dict(name):
 
 @pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
 @pytest.mark.parametrize("setting", [plain, schedule, multipliers, param_dict])
-@pytest.mark.parametrize("name", kept(NAMES, *FEW))
+@pytest.mark.parametrize("name", kept(NAMES, "adam"))
 def test_frames_of_a_warm_call(name, setting, single):
     found = warm(single, optimizer.Updater(setting(name)))
     assert len(found) <= (SINGLE if single else LIST), found
 
 
-@pytest.mark.parametrize("average", [None, EMA()], ids=str)
+@pytest.mark.parametrize("average", [None, *exhaustive(EMA())], ids=str)
 @pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
 def test_frames_of_a_warm_call_with_groups(single, average):
     """An average costs none, and a list three for each group besides."""

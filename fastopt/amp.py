@@ -1,8 +1,7 @@
 """Mixed precision: the scale of the loss that keeps small gradients from becoming zero."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +12,7 @@ __all__ = ["LossScaler", "StepInfo"]
 _LEAST, _MOST = 2.0**-126, 2.0**126  # within float32, and so is the inverse
 
 
-@dataclass(frozen=True, slots=True)
-class StepInfo:
+class StepInfo(NamedTuple):
     """What the last call of an updater did.
 
     Parameters
@@ -174,7 +172,8 @@ class LossScaler:
         TypeError
             `overflow` is not a bool.
         """
-        overflow = flag("overflow", overflow)
+        if type(overflow) is not bool:
+            overflow = flag("overflow", overflow)
         if not self.dynamic:
             return
         self._good_steps = 0 if overflow else self._good_steps + 1

@@ -107,6 +107,7 @@ def test_counts_and_schedules_advance_with_updates(rng):
     assert sorted(set(asked)) == [1, 2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("multi_precision", [True, *exhaustive(False)])
 def test_gradients_of_half_precision_are_summed_in_float32(half, multi_precision, rng):
     kwargs = {"multi_precision": multi_precision, "rounding": "stochastic"}
@@ -330,6 +331,7 @@ def test_weights_of_any_layout_are_taken(rng):
         np.testing.assert_array_equal(array, expected)
 
 
+@pytest.mark.exhaustive
 def test_averages_follow_updates():
     made = adam(accumulate=2, average=EMA(decay=0.5))
     weight = np.ones(2)

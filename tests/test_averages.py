@@ -198,6 +198,7 @@ def test_half_precision_weights_average_their_masters(average, half, rng):
     np.testing.assert_array_equal(weight, exact.astype(half))
 
 
+@pytest.mark.exhaustive
 def test_split_masters_are_averaged(bfloat16, rng):
     kwargs = {"multi_precision": True}
     split, whole = adam(EMA(0.5), **kwargs, master="split"), adam(EMA(0.5), **kwargs)
@@ -210,6 +211,7 @@ def test_split_masters_are_averaged(bfloat16, rng):
     np.testing.assert_array_equal(split.averages[0], whole.averages[0])
 
 
+@pytest.mark.exhaustive
 def test_state_in_bfloat16_leaves_the_average_in_float32(bfloat16, rng):
     weight = rng.normal(size=30).astype(np.float32)
     made = adam(EMA(0.5), state_dtype="bfloat16")
@@ -234,6 +236,7 @@ def test_a_lazy_ema_is_that_of_the_updates_of_each_row(rng):
         np.testing.assert_allclose(made.averages[0][row], expected, rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("lazy", [True, *exhaustive(False)])
 @pytest.mark.parametrize("average", kept(SPECS[3:], str(SPECS[3])), ids=str)
 def test_row_sparse_gradients_average_all_rows_every_so_many_steps(average, lazy, rng):
@@ -319,6 +322,7 @@ def test_a_weight_in_fortran_order_is_averaged(rng):
     np.testing.assert_allclose(made.averages[0], oracle(EMA(decay=0.5), history))
 
 
+@pytest.mark.exhaustive
 def test_deferred_decay_is_applied_before_the_average(rng):
     made = optimizer.Updater(
         optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up"), average=EMA(0.5)
@@ -366,6 +370,7 @@ def test_weights_are_restored_after_an_exception():
         pass
 
 
+@pytest.mark.exhaustive
 def test_half_precision_weights_and_copies_hold_rounded_averages(half):
     made, weight = adam(EMA(decay=0.5), multi_precision=True), np.ones(3, half)
     made(0, np.ones(3, half), weight)
@@ -598,6 +603,7 @@ def test_inside_nothing_is_updated_or_saved_and_an_error_gives_the_weights_back(
     assert updater.averages == {}
 
 
+@pytest.mark.exhaustive
 def test_averages_of_half_precision_weights_come_from_masters(rng):
     updater, weight = schedule_free(multi_precision=True), rng.normal(size=6).astype(np.float16)
     single, exact = schedule_free(), weight.astype(np.float32)

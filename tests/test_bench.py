@@ -70,6 +70,7 @@ def bench(monkeypatch, capsys):
     return printed
 
 
+@pytest.mark.exhaustive
 @compiled
 def test_report_has_the_memory_the_threads_the_standings_and_advice(bench):
     arguments = ["--sizes", "1000", "70000", "--optimizers", "Adam", "groupadagrad"]

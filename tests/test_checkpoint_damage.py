@@ -234,7 +234,7 @@ def test_any_states_are_taken_up_or_refused_whole(data):
         updater.states_dict()
 
 
-@settings(max_examples=800)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_text_is_read_or_refused(data):
     def change(document):

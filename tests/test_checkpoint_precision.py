@@ -40,7 +40,10 @@ def train(updater, weights, steps, kind):
             updater(index, gradient, weight)
 
 
-@pytest.mark.parametrize(("name", "kwargs", "dtype", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("name", "kwargs", "dtype", "kind"),
+    [*CASES[:2], *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in CASES[2:])],
+)
 def test_the_next_steps_are_the_same_bits(name, kwargs, dtype, kind, tmp_path):
     def fresh(**more):
         made = optimizer.create(name, **{"learning_rate": 0.05, **kwargs, **more})

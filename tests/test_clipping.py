@@ -130,6 +130,7 @@ def test_the_value_is_clipped_last(rng):
     assert (expected == 0.7).any()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("in_float32", [False, True])
 def test_half_precision_gradients_are_clipped_in_float32(half, in_float32, rng):
     weight = rng.normal(size=(4, 3)).astype(half)

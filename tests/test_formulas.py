@@ -43,6 +43,7 @@ def test_each_step_is_that_of_the_library(case):
         np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-15, err_msg=f"step {step}")
 
 
+@pytest.mark.exhaustive
 @every_case
 def test_float32_is_as_near_as_rounding_allows(case):
     steps = trained(made_of(case), RECORDED["start"], RECORDED["gradients"], np.float32)
@@ -159,6 +160,7 @@ def test_decay_of_torchs_adagrad_cannot_be_deferred():
         fastopt.AdaGrad(sparse_decay="catch_up", formula="torch")
 
 
+@pytest.mark.exhaustive
 def test_deferred_decay_of_adamw_is_that_of_each_step(rng):
     """Rows that were not touched are decayed by rate times decay, without bias correction."""
     updater = fastopt.Updater(

@@ -185,6 +185,7 @@ KINDS_ = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.exhaustive
 @KINDS_
 @MOST
 def test_row_sparse_gradients_and_half_precision_in_one_group(kind, settings, rng):
@@ -220,6 +221,7 @@ def test_row_sparse_gradients_and_half_precision_in_one_group(kind, settings, rn
     assert weights["x"].tobytes() == expected["x"].tobytes()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["signum", *exhaustive("lamb", "sgld", "lars", "adadelta")])
 @pytest.mark.parametrize(
     "settings", [ALL, *exhaustive(SETTINGS["Lookahead"])], ids=["all", "Lookahead"]
@@ -291,6 +293,7 @@ def test_a_list_is_one_call_after_the_other(name, scheduled, settings):
     assert ends[0] == ends[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("average", AVERAGES[1:], ids=str)
 @pytest.mark.filterwarnings("ignore:groups.* has no effect")
 def test_indices_may_come_twice_and_weights_share_memory(average):
@@ -556,6 +559,7 @@ MIXED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("main", "other", "words"), MIXED.values(), ids=MIXED)
 def test_averages_beside_those_of_one_optimizer_are_one_error(main, other, words):
     main, other = (optimizer.create(x() if callable(x) else x) for x in (main, other))
@@ -580,6 +584,7 @@ def test_averages_beside_those_of_one_optimizer_are_one_error(main, other, words
     as_list(averaging, arrays(1, "ab"), arrays(0, "ab"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", [{"accumulate": 2}, {"clip_adaptive": 0.05}], ids=str)
 def test_averages_of_an_optimizer_go_with_other_settings(settings):
     made = optimizer.Updater("adam", groups={"b": {"optimizer": free()}}, **settings)

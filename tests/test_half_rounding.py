@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import CASES, SAMPLE, exhaustive, marks_of
+from cases import CASES, LIGHT, exhaustive, marks_of
 from halves import bits, flat, lively, silent
 
 from fastopt import checkpoint, optimizer
@@ -29,7 +29,7 @@ def updater_of(name="sgd", learning_rate=0.1, **kwargs):
         pytest.param(
             case,
             ("float16", "bfloat16")[k % 2],
-            marks=() if str(case) in SAMPLE else marks_of(case),
+            marks=() if str(case) in LIGHT else marks_of(case),
         )
         for k, case in enumerate(CASES)
     ],
@@ -80,7 +80,7 @@ def test_the_warning_as_an_error_changes_nothing(half):
     assert (updater.states, updater.optimizer.num_update) == ({}, 0)
 
 
-@pytest.mark.parametrize("start", [1.0, -3.14159, 300.1, 1e-4, 1.2e-6])
+@pytest.mark.parametrize("start", [1.0, *exhaustive(-3.14159, 300.1, 1e-4, 1.2e-6)])
 @pytest.mark.parametrize("kind", ["dense", *exhaustive("lazy", "rows", "passes")])
 def test_stochastic_rounding_is_right_in_the_mean(kind, start, half):
     """Two numbers are next to the exact one; the nearer one comes up the more often."""
@@ -132,7 +132,7 @@ def run(updater, steps, weight, index=0):
 
 
 @pytest.mark.parametrize("form", DITHERED)
-@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("order", ["C", *exhaustive("F")])
 @pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad")])
 def test_rounding_goes_on_alike_after_a_checkpoint(name, order, form, rng, bfloat16):
     updater = updater_of(name, **DITHERED[form])

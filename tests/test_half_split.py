@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from cases import exhaustive
 from halves import bits, every_case, flat, lively, master_of
 
 from fastopt import optimizer
@@ -116,7 +117,7 @@ def test_a_remainder_that_does_not_fit_is_refused(bfloat16):
             updater(0, np.ones(3, bfloat16), weight)
 
 
-@pytest.mark.parametrize("way", ["deepcopy", "pickle", "bytes"])
+@pytest.mark.parametrize("way", ["pickle", *exhaustive("deepcopy", "bytes")])
 def test_split_masters_go_on_alike_in_copies(way, rng, bfloat16):
     updater, weight = sgd(momentum=0.9), rng.normal(size=(5, 4)).astype(bfloat16)
     gradients = rng.normal(size=(4, 5, 4)).astype(bfloat16)

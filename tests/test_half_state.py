@@ -52,7 +52,7 @@ def test_the_trajectory_is_that_of_float32_state_in_the_mean(case, bfloat16):
     assert compressed.std(axis=0).any() == (case.name not in UNMOVED)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", *exhaustive("float64", "bfloat16")])
 @pytest.mark.parametrize("listed", [False, True], ids=["dense", "listed"])
 @pytest.mark.parametrize("name", ["adam", *exhaustive("sgd-momentum=0.9", "groupadagrad", "lamb")])
 def test_every_kind_of_weight_and_gradient_works(name, listed, dtype, bfloat16):
@@ -88,7 +88,7 @@ def test_what_is_not_finite_is_kept(bfloat16):
     np.testing.assert_array_equal(weight, [np.nan, -np.inf, np.inf, -1])
 
 
-@pytest.mark.parametrize("form", ["adam", "groupadagrad", "dcasgd"])
+@pytest.mark.parametrize("form", ["adam", *exhaustive("groupadagrad", "dcasgd")])
 def test_state_takes_half_the_memory(form):
     sizes = []
     for state_dtype in (None, "bfloat16"):

@@ -83,6 +83,7 @@ def test_threading_layer_is_the_one_that_numba_runs():
     assert described.split(",")[0] == numba.threading_layer()
 
 
+@pytest.mark.exhaustive
 def test_settings_of_the_environment_are_reported():
     described = report_of_process(
         NUMBA_CPU_NAME="generic", NUMBA_THREADING_LAYER="workqueue", NUMBA_NUM_THREADS="1"

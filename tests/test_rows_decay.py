@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from cases import CASES, SAMPLE, Case, sampled
+from cases import CASES, LIGHT, SAMPLE, Case, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from listings import listing, problems, same_bits
@@ -35,7 +35,7 @@ DECAYING.append(Case("signum", {"wd_lh": 0.2}))
 
 decoupled = pytest.mark.parametrize("case", sampled(DECOUPLED), ids=str)
 coupled = pytest.mark.parametrize("case", sampled(COUPLED), ids=str)
-decaying = pytest.mark.parametrize("case", sampled(DECAYING), ids=str)
+decaying = pytest.mark.parametrize("case", sampled(DECAYING, LIGHT), ids=str)
 
 
 def share(case, t, lr, wd):

@@ -18,8 +18,8 @@ def updater(name, **kwargs):
 
 
 HALVES = [np.dtype("float16"), *exhaustive(np.dtype(ml_dtypes.bfloat16))]
-MASTERED = ["adam", "groupadagrad"]
-MASTERED += exhaustive("sgd", "adagrad", "ftrl", "dcasgd", "lamb", "sgld")
+MASTERED = ["adam"]
+MASTERED += exhaustive("groupadagrad", "sgd", "adagrad", "ftrl", "dcasgd", "lamb", "sgld")
 
 
 @pytest.mark.parametrize("half", HALVES, ids=str)
@@ -44,7 +44,7 @@ def test_a_weight_with_a_master_is_the_rounded_float32_weight(name, lazy, half, 
 def test_rows_that_are_not_listed_keep_masters_copies_and_remainders(half, rng):
     grad = listing(rng, (9, 5), half, 4)
     spared = np.setdiff1d(np.arange(9), grad.indices)
-    for master in ["float32", "split"][: 1 + (half is not np.float16)]:
+    for master in ["float32", "split"][: 1 + (half != np.float16)]:
         made = updater("adam", multi_precision=True, master=master)
         weight = rng.normal(size=(9, 5)).astype(half)
         made.set_master(0, weight.astype(np.float32) + np.float32(2**-20))
@@ -62,6 +62,7 @@ def test_rows_that_are_not_listed_keep_masters_copies_and_remainders(half, rng):
     assert (beside[spared] == 7).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kwargs", [{}, {"state_dtype": "bfloat16"}], ids=["weight", "state"])
 def test_what_is_rounded_at_random_is_rounded_alike_whatever_lists_it(kwargs, rng):
     """The draws belong to elements of the table, not to the order of the rows."""

@@ -39,7 +39,7 @@ FLAGS = st.lists(st.booleans(), min_size=2 * SUMMED, max_size=2 * SUMMED)
 
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [0.9, *exhaustive(0.0)])
 @given(problem=problems(steps=2 * SUMMED), dense=FLAGS)
 def test_an_update_is_that_of_sgd_with_the_sum(lazy, momentum, problem, dense):
     """At three times the rate with a third of the sum; rows of a sum of listed rows are listed."""

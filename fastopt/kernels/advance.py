@@ -49,11 +49,7 @@ def _record_intrinsic(typingctx: Any, groups: Any, group: Any, dtype: Any) -> An
 @scalar
 def advance(
     table: Any,
-    fields: Any,
-    slots: Any,
-    counts: Any,
-    groups: Any,
-    carried: Any,
+    arrays: Any,
     correct: Any,
     dtype: Any,
     carries: Any,
@@ -66,17 +62,12 @@ def advance(
     ----------
     table : numpy.ndarray
         Arguments of the kernels, see :mod:`fastopt.kernels.layout`.
-    fields : numpy.ndarray
-        Hyper-parameters of each tensor, written in the precision of the arithmetic.
-    slots : numpy.ndarray
-        A row for each tensor.
-    counts : numpy.ndarray
-        Update counts; the first is the largest of all.
-    groups : numpy.ndarray
-        Hyper-parameters of each group: as given, with a factor for the gradients in the last
-        column; and corrected for the step in the last column.
-    carried : numpy.ndarray
-        Numbers that tensors carry from step to step.
+    arrays : tuple of numpy.ndarray
+        Hyper-parameters of each tensor, written in the precision of the arithmetic; the ``slots``,
+        a row for each tensor; update counts, of which the first is the largest of all;
+        hyper-parameters of each group, as given with a factor for the gradients in the last
+        column, and corrected for the step in the last column; and numbers that tensors carry from
+        step to step.
     correct : callable or None
         ``correct(t, h, carried)`` writes the fields of `h` that depend on the step.
     dtype : numpy.dtype
@@ -88,6 +79,7 @@ def advance(
     rescale : int
         Position of ``rescale_grad`` in the fields; -1 without it.
     """
+    fields, slots, counts, groups, carried = arrays
     table[0, DONE] = 0
     for k in range(len(slots)):
         t = count(slots, counts, k)

@@ -141,7 +141,7 @@ def whole(layout: Layout, correct: Any, dtype: Any, carries: bool, measures: boo
                     return SKIPPED
                 groups = cube(context, GROUPS, np.float64)
                 groups[0, :, groups.shape[2] - 1] = norm[FACTOR]
-        advance(table, *counted(context, real), correct, dtype, carries, keyed, rescale)
+        advance(table, counted(context, real), correct, dtype, carries, keyed, rescale)
         reduce(context, table, hyper)
         update(matrix(context, CHUNKS, np.int64), table, hyper)
         return FITS
@@ -252,7 +252,7 @@ def start(
             status = check(context, table, objects)
             if status < 0:
                 return status
-        advance(table, *counted(context, real), correct, dtype, carries, keyed, rescale)
+        advance(table, counted(context, real), correct, dtype, carries, keyed, rescale)
         return FITS
 
     return compiled(start, None, parallel=False, nogil=False, also=(correct,))

@@ -167,7 +167,7 @@ class LRScheduler(Checked):
 
     def __call__(self, num_update: int) -> float:
         """Return the rate at update `num_update`."""
-        if not isinstance(num_update, numbers.Real) or num_update != num_update:
+        if type(num_update) is not int and not _is_number(num_update):
             raise TypeError(f"num_update must be a number of updates, got {num_update!r}")
         if num_update < self.warmup_steps or num_update < 0:
             return float(self.get_warmup_lr(num_update))
@@ -239,6 +239,10 @@ def _default(klass: type, argument: str) -> Any:
         if argument in parameters:
             return parameters[argument].default
     return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and value == value
 
 
 def between(first: float, second: float, share: float) -> float:

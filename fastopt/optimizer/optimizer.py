@@ -1157,19 +1157,19 @@ class Optimizer(Checked):
         self,
         rule: Rule,
         names: Sequence[str],
-        rate: float,
-        lr: float,
-        wd: float,
+        rates: Mapping[str, float],
         hyper: Mapping[str, float],
     ) -> list[float]:
-        """Values of the fields `names` for a rule; `rate` is the learning rate unmultiplied."""
+        """Values of the fields `names` for a rule.
+
+        `rates` has the learning rate ``lr``, the weight decay ``wd``, and the learning rate without
+        multipliers, ``rate``.
+        """
         turned = "rescale_grad" in names or ("direction" in names and "direction" not in hyper)
         if self.maximize and not turned:
             raise ValueError(f"rule {rule.name} reads no rescale_grad, so it cannot maximize")
         fields = {
-            "rate": rate,
-            "lr": lr,
-            "wd": wd,
+            **rates,
             "rescale_grad": self.rescale_grad,
             "clip_gradient": self.clip_gradient or inf,
             "direction": -1.0 if self.maximize else 1.0,

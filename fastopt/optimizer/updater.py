@@ -656,7 +656,7 @@ class Updater(Resumable):
 
     def _report(self, info: StepInfo) -> None:
         """Keep what a call did."""
-        self.info = info
+        vars(self)["info"] = info  # past the checks of other attributes
         if self.loss_scaler is not None:
             self.loss_scaler.update(overflow=info.skipped)
 

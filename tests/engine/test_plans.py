@@ -153,3 +153,37 @@ def test_user_code_that_raises_changes_nothing(size, what):
         for _ in range(3):
             updater([0, 1], [np.ones(size)] * 2, weights)
             updater(0, np.ones(size), weights[0])
+
+
+class Tenth(optimizer.SGD):
+    """What it gives depends on the rate, or on an attribute, as `given` says."""
+
+    given = "rate"
+
+    @optimizer.constant
+    def hyper(self, t, lr, wd):
+        return {"momentum": 0.0, "lr": (lr if self.given == "rate" else self.own) / 10}
+
+
+@pytest.mark.parametrize("given", ["rate", "own"])
+def test_what_hyper_gives_is_followed_under_a_schedule(given):
+    rates = [0.5, 0.25, 0.25, 2.0, 1.0, 0.5]
+    made = Tenth(lr_scheduler=lambda update: rates[update - 1])
+    made.given, made.own = given, 3.0
+    updater, weight, expected = optimizer.Updater(made), np.zeros(3), 0.0
+    for step, rate in enumerate(rates):
+        if step == 3:
+            made.own = 5.0
+        updater(0, np.ones(3), weight)
+        expected -= (rate if given == "rate" else made.own) / 10
+        np.testing.assert_allclose(weight, expected, rtol=1e-15)
+
+
+def test_decay_that_a_schedule_multiplies_is_followed():
+    rates = [0.5, 0.25, 0.125]
+    made = optimizer.AdamW(lr_scheduler=lambda update: rates[update - 1], wd=0.5, formula="torch")
+    updater, weight, expected = optimizer.Updater(made), np.ones(3), 1.0
+    for rate in rates:
+        updater(0, np.zeros(3), weight)
+        expected *= 1 - rate * 0.5
+        np.testing.assert_allclose(weight, expected, rtol=1e-15)

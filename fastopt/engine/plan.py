@@ -67,6 +67,7 @@ class Group:
             self.tensors[:, SEED] = index_number(plan.optimizer.seed)
         names = (*rule.hyper, *(name for name in hyper.extra if name not in rule.hyper))
         self.names = names
+        self.rates = [(name, names.index(name)) for name in RATES if name in names]
         self.compiled: tuple[Any, ...] = None, None, False
         if hyper.correct and not plan.optimizer.per_index:
             dtype = np.dtype((np.record, [(name, np.float64) for name in names]))
@@ -75,6 +76,7 @@ class Group:
         self.given: list[Any] = []
         self.partitioned: Any = None
         self.values = np.zeros((2, 0, len(names) + 1))
+        self.stamps = self.values[1, :, -1]
         self.arrays: tuple[Any, ...] = ()
         self.bound: bool | None = None
         self.context = np.empty(0, np.uint64)
@@ -95,6 +97,7 @@ class Group:
         self.tensors[:, GROUP] = [numbers[key] for key in own]
         if self.values.shape[1] != len(numbers):
             self.values = np.zeros((2, len(numbers), len(self.names) + 1))
+            self.stamps = self.values[1, :, -1]
             self.bound = None
         self.partitioned = keys  # last, as Ctrl-C may come before
 
@@ -111,9 +114,9 @@ class Group:
         `again` says that no attribute of the optimizer has changed since the last time.
         """
         if again and given == self.given[row]:  # as under most schedules
-            for name in RATES:
-                if name in self.names and name not in given:
-                    self.values[0, row, self.names.index(name)] = rates[name]
+            for name, column in self.rates:
+                if name not in given:
+                    self.values[0, row, column] = rates[name]
             return
         rule = self.table.layout.rule
         self.values[0, row, :-1] = optimizer.record(rule, self.names, rates, given)
@@ -606,7 +609,7 @@ class Plan:
                 words = label(self._first(group, row), optimizer.idx2name)
                 raise ValueError(f"{words}: {error}") from error
             group.fill(row, optimizer, {"rate": base, "lr": lr, "wd": wd}, values, again)
-        group.values[1, :, -1] = -1
+        group.stamps.fill(-1)
 
     def _first(self, group: Group, row: int) -> Index:
         """Index of the first tensor of a group of equal hyper-parameters."""

@@ -96,7 +96,7 @@ def _add_warmup(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.set_defaults(command=_warmup)
     add = partial(parser.add_argument, metavar="NAME")
     add("names", nargs="*", help="optimizers by registered name, default all")
-    add("--optimizers", nargs="+", default=[], help="more of them")
+    add("--optimizers", nargs="+", default=[], help="the same as an option")
     add(
         "--dtypes",
         nargs="+",
@@ -108,6 +108,7 @@ def _add_warmup(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 def _warmup(args: argparse.Namespace) -> int:
     from fastopt import warmup
+    from fastopt.console import unknown
 
     known = warmup.names()
     given = [name.lower() for name in (*args.names, *args.optimizers)]
@@ -115,7 +116,7 @@ def _warmup(args: argparse.Namespace) -> int:
     for given, there in ((optimizers, known), (args.dtypes, list(warmup.DTYPES))):
         for name in given:
             if name not in there:
-                print(f"fastopt warmup: no {name!r}; there are {', '.join(there)}", file=sys.stderr)
+                print(f"fastopt warmup: {unknown(name, there)}", file=sys.stderr)
                 return 2
     warmup.run(optimizers, args.dtypes, args.rows)
     return 0
@@ -134,7 +135,8 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="elements of the weight, default 1000 1000000 10000000; the largest takes about 50 "
         "bytes of memory for each",
     )
-    add("--optimizers", nargs="+", metavar="NAME", help="registered names, default all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="optimizers, default all")
+    add("--optimizers", nargs="+", metavar="NAME", help="the same as an option")
     add("--threads", type=_positive, metavar="N", help="default all that numba has")
     add(
         "--seconds",
@@ -149,7 +151,11 @@ def _bench(args: argparse.Namespace) -> int:
     from fastopt.bench.report import Options, run
     from fastopt.console import Refused
 
-    options = {name: value for name, value in vars(args).items() if name != "command"}
+    options = {
+        name: value for name, value in vars(args).items() if name not in ("command", "names")
+    }
+    if args.names:
+        options["optimizers"] = [*args.names, *options.get("optimizers", ())]
     try:
         run(Options(**options))
     except Refused as error:
@@ -226,7 +232,7 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add(
         "--mpi",
         action="store_true",
-        help="share batches and state out among the ranks of mpiexec; digits only",
+        help="divide batches and state among the ranks of mpiexec; digits only",
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastopt.arguments import brief, count, flag, number
+from fastopt.naming import Constructor
 
 __all__ = ["LossScaler", "StepInfo"]
 
@@ -39,7 +40,7 @@ class StepInfo(NamedTuple):
     culprits: tuple[str, ...] = ()
 
 
-class LossScaler:
+class LossScaler(metaclass=Constructor):
     r"""Scale of the loss, and so of its gradients, that adapts to what float16 can hold.
 
     Gradients below 3e-8 are zero in float16. Those of a loss that is multiplied by a large number

@@ -33,6 +33,7 @@ __all__ = [
     "flag",
     "inherited",
     "number",
+    "without_address",
 ]
 
 Description = Callable[[str, Any], Any]
@@ -49,6 +50,13 @@ def brief(value: Any) -> str:
     """Return the value as messages quote it: on one line, and the beginning of a long one."""
     words = " ".join(repr(value).split())
     return words if len(words) <= LENGTH else f"{words[:LENGTH]}..."
+
+
+def without_address(words: str, value: Any) -> str:
+    """Return a representation; where it has an address, the name of a function or a class."""
+    if " at 0x" not in words:
+        return words
+    return f"<{getattr(value, '__name__', type(value).__name__).strip('<>')}>"
 
 
 def number(

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fastopt.arguments import brief, count, flag, number
 from fastopt.kernels.averaging import averaged, averaged_alone, synced, synced_alone
+from fastopt.naming import Constructor
 
 __all__ = ["EMA", "SWA", "Lookahead"]
 
 
 @dataclass(frozen=True)
-class EMA:
+class EMA(metaclass=Constructor):
     r"""Exponential moving average of the weights, computed in the pass of the update.
 
     With :math:`w_t` the weight after update :math:`t` and :math:`a_0 = w_0`,
@@ -60,6 +61,10 @@ class EMA:
     bias_correction: bool = False
     warmup: bool = False
 
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("beta", "momentum", "ema_momentum", "ema_decay"), ("decay",)
+    )
+
     def __post_init__(self) -> None:
         _set(self, "decay", number("decay", self.decay, least=0, below=1))
         _set(self, "bias_correction", flag("bias_correction", self.bias_correction))
@@ -93,7 +98,7 @@ class EMA:
 
 
 @dataclass(frozen=True)
-class SWA:
+class SWA(metaclass=Constructor):
     r"""Stochastic weight averaging: the mean of the weights of every so many steps.
 
     With :math:`w_t` the weight after update :math:`t`, :math:`s` = `start` and
@@ -137,6 +142,13 @@ class SWA:
     start: int = 1
     every: int = 1
 
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(("begin", "swa_start", "start_averaging"), ("start",)),
+        **dict.fromkeys(
+            ("freq", "swa_freq", "update_freq", "period", "average_period"), ("every",)
+        ),
+    }
+
     def __post_init__(self) -> None:
         _set(self, "start", count("start", self.start))
         _set(self, "every", count("every", self.every))
@@ -161,7 +173,7 @@ class SWA:
 
 
 @dataclass(frozen=True)
-class Lookahead:
+class Lookahead(metaclass=Constructor):
     r"""Lookahead: slow weights that follow the fast ones, and to which these return.
 
     Every `k` updates, with :math:`w` the fast weight, which the optimizer updates, and :math:`a`
@@ -203,6 +215,11 @@ class Lookahead:
 
     k: int = 5
     alpha: float = 0.5
+
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(("sync_period", "la_steps", "period", "every"), ("k",)),
+        **dict.fromkeys(("slow_step_size", "la_alpha"), ("alpha",)),
+    }
 
     def __post_init__(self) -> None:
         _set(self, "k", count("k", self.k))

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
-__all__ = ["Refused", "Table", "duration", "need", "progress", "say", "table"]
+from fastopt.suggestions import closest
+
+__all__ = ["Refused", "Table", "duration", "need", "progress", "say", "table", "unknown"]
 
 T = TypeVar("T")
 
@@ -18,6 +20,20 @@ EXTRAS = {
 
 class Refused(Exception):
     """A command cannot run as asked; the message is one line that says what to do."""
+
+
+def unknown(name: str, known: Sequence[str]) -> str:
+    """Sentence about a name that is not one of `known`.
+
+    Examples
+    --------
+    >>> from fastopt.console import unknown
+    >>> unknown("adma", ["adam", "sgd"])
+    "no 'adma'; there are adam, sgd; did you mean adam?"
+    """
+    near = closest(name, known)
+    hint = f"; did you mean {near}?" if near else ""
+    return f"no {name!r}; there are {', '.join(known)}{hint}"
 
 
 def need(*modules: str, extra: str = "demo") -> list[Any]:

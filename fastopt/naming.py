@@ -3,15 +3,16 @@
 Names are resolved once, before ``__init__`` is called, which sees those of this library alone.
 """
 
+import functools
 import inspect
 from abc import ABCMeta
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args
 
 from fastopt.arguments import brief
 from fastopt.suggestions import closest
 
-__all__ = ["Constructor", "Same", "rename", "unknown_arguments"]
+__all__ = ["Constructor", "Same", "constructs", "rename", "unknown_arguments"]
 
 
 class Same:
@@ -153,7 +154,12 @@ def _values(alias: str, names: tuple[str, ...], value: Any) -> dict[str, Any]:
     return dict(zip(names, value, strict=True))
 
 
-def unknown_arguments(cls: Any, unknown: Iterable[str]) -> TypeError:
+def unknown_arguments(
+    cls: Any,
+    unknown: Iterable[str],
+    caller: str | None = None,
+    taken: Sequence[str] | None = None,
+) -> TypeError:
     """Error of arguments that a class does not take, with what may be meant.
 
     Parameters
@@ -162,20 +168,49 @@ def unknown_arguments(cls: Any, unknown: Iterable[str]) -> TypeError:
         The class.
     unknown : iterable of str
         Names of the arguments.
+    caller : str, optional
+        What was called, where it is not the class itself.
+    taken : sequence of str, optional
+        Names that are taken, where they are not all of those of the class.
     """
-    parameters = cls.__signature__.parameters.values()
-    taken = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    if taken is None:
+        parameters = cls.__signature__.parameters.values()
+        taken = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     unknown = list(unknown)
-    advice = [words for name in unknown if (words := _advice(cls, name, taken))]
-    if len(advice) < len(unknown):
-        advice.append(f"it takes {', '.join(taken)}")
-    return TypeError(f"{cls.__name__} does not take {', '.join(unknown)}; {'; '.join(advice)}")
+    advice = {
+        name: str(cls.argument_advice[name]) for name in unknown if name in cls.argument_advice
+    }
+    names = [name for name in unknown if name not in advice]
+    meant = [each for name in names if (each := _meant(cls, name, taken))]
+    words = list(dict.fromkeys(advice.values()))
+    words += [f"did you mean {', '.join(meant)}?"] * bool(meant)
+    words += [f"it takes {', '.join(taken)}"] * (len(meant) < len(names))
+    caller = caller or cls.__name__
+    return TypeError(f"{caller} does not take {', '.join(unknown)}; {'; '.join(words)}")
 
 
-def _advice(cls: Any, name: str, taken: list[str]) -> str | None:
-    """What to write in place of one argument, if that can be said."""
-    if name in cls.argument_advice:
-        return str(cls.argument_advice[name])
+def _meant(cls: Any, name: str, taken: Sequence[str]) -> str | None:
+    """Argument that may be meant by another name."""
     meant = [each for each in cls.argument_names.get(name, ()) if each in taken]
-    near = meant[0] if meant else closest(name, taken)
-    return f"did you mean {near}?" if near else None
+    return meant[0] if meant else closest(name, taken)
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def constructs(
+    cls: Any,
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Decorator of a function that takes the arguments of a class, and explains others alike."""
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(function)
+        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            if unknown := [name for name in kwargs if name not in cls.__signature__.parameters]:
+                raise unknown_arguments(cls, unknown, function.__name__)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate

@@ -1,6 +1,6 @@
 """Nested structures of weights and gradients: their leaves, named by their paths."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from dataclasses import fields, is_dataclass
 from numbers import Integral
 from operator import attrgetter, itemgetter
@@ -139,6 +139,12 @@ def _walk(
     if below is None:
         if weights is None:
             raise ValueError(f"gradient {path!r} has no weight, which is None")
+        if isinstance(weights, (Iterator, MappingView)):
+            at = f" at {path!r}" if path else ""
+            raise TypeError(
+                f"weights{at} must be arrays, or dicts, lists, tuples or dataclasses of them, got "
+                f"{type(weights).__name__}: make a list or dict of it"
+            )
         leaves.append((path, grads, weights))
         return None
     beside = _items(path, grads)

@@ -26,11 +26,17 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None
     >>> from fastopt.suggestions import closest
     >>> closest("momentun", ["momentum", "wd"]), closest("RMSprop", ["RMSProp"])
     ('momentum', 'RMSProp')
+    >>> closest("adma", ["adamax", "adam"])
+    'adam'
     >>> closest("amsgrad", ["momentum", "wd"]) is None
     True
     """
-    plain = {_plain(each): each for each in sorted(known, reverse=True)}
-    found = get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
+    plain, typed = {_plain(each): each for each in sorted(known, reverse=True)}, _plain(name)
+    if typed not in plain:  # letters that are swapped come before one that is missing
+        for each in plain:
+            if len(typed) > 2 and sorted(each) == sorted(typed):
+                return plain[each]
+    found = get_close_matches(typed, plain, n=1, cutoff=cutoff)
     return plain[found[0]] if found else None
 
 

@@ -98,6 +98,7 @@ class Trainer(Advised, metaclass=Constructor):
         "param_groups": "a Parameter has lr_mult and wd_mult",
         "fit": "the loop is yours: compute gradients, add_grad() them, and call step()",
     }
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Updater.argument_names
     argument_advice: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(HYPER_PARAMETERS, "optimizer_params={name: value} takes it"),
         **dict.fromkeys(

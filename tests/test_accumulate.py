@@ -215,6 +215,23 @@ def test_a_checkpoint_within_a_window_needs_the_same_setting():
             adam(accumulate=every).load_states_dict(made.states_dict())
 
 
+def test_a_checkpoint_with_another_accumulate_warns_or_is_refused(tmp_path):
+    made, weight = adam(accumulate=2), np.ones(2)
+    for path, calls in (("between", 3), ("closed", 1)):
+        for _ in range(calls):
+            made(0, np.ones(2), weight)
+        made.save(tmp_path / path)
+    for new in (adam(), adam(accumulate=3)):
+        with pytest.raises(CheckpointError, match="saved between two updates of accumulate=2"):
+            new.load(tmp_path / "between")
+        with pytest.warns(UserWarning, match=f"accumulate=2, .* keeps accumulate={new.accumulate}"):
+            new.load(tmp_path / "closed")
+        assert new.optimizer.num_update == 2
+    same = adam(accumulate=2)
+    same.load(tmp_path / "closed")
+    assert same.optimizer.num_update == 2
+
+
 @pytest.mark.parametrize("damage", [
     {"every": 0}, {"calls": {0: 2}}, {"calls": {}}, {"sums": {0: "a"}},
     {"sums": {0: np.ones(2, np.int64)}}, {"sums": 3}, {"calls": {5: 1}},
@@ -226,7 +243,7 @@ def test_damaged_sums_are_refused(damage):
     saved["accumulation"] |= damage
     with pytest.raises(CheckpointError):
         new.load_states_dict(saved)
-    assert not new.states_dict().get("accumulation")
+    assert not new.states_dict()["accumulation"]["calls"]
 
 
 def error_of(made, *args):

@@ -213,12 +213,12 @@ def test_report_goes_without_a_progress_bar_where_tqdm_is_missing(monkeypatch, c
     [
         ({}, "updates of these sizes use 1"),
         ({10**6: {1: 1.0}}, "1 is used, --threads, NUMBA_NUM_THREADS and the CPUs allowed"),
-        ({10**6: {1: 2.0, 2: 1.0}}, "all 2 are worth it"),
+        ({10**6: {1: 2.0, 2: 1.0}}, "all 2 pay off"),
         ({10**6: {1: 1.0, 2: 0.99}}, "1 of 2 is enough for these sizes: set NUMBA_NUM_THREADS=1"),
         ({1: {1: 2.0, 2: 1.0, 4: 1.2}, 2: {1: 1.0, 2: 1.0, 4: 1.0}}, "2 of 4 are enough"),
         (
             {10**6: {1: 2.0, 2: 1.0}, 10**7: {1: 121.0, 2: 132.0}},
-            "how many are worth it depends on the elements of a weight: 2 at 1,000,000, 1 at 10,",
+            "how many pay off depends on the elements of a weight: 2 at 1,000,000, 1 at 10,",
         ),
     ],
     ids=["small", "one", "all", "memory", "largest", "contradiction"],

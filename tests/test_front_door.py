@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import fastopt
 from fastopt import initializer, lr_scheduler, optimizer
+from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from fastopt.naming import Same
 from fastopt.optimizer import keywords
@@ -193,7 +194,7 @@ def test_a_trainer_steps_without_a_batch_size():
 # What gets an error that says what to write
 
 GIVEN = "not both: they are the same argument"
-WEIGHTS = r"weights go to each call of an updater: Updater\(optimizer\)\(index, gradient, weight\)"
+WEIGHTS = r"weights go to each call of an updater: Updater\(optimizer\)\(index, grad, weight\)"
 MISTAKES = {
     "fastopt.Adamm": (AttributeError, "has no attribute 'Adamm'; did you mean Adam?"),
     "fastopt.RMSprop": (AttributeError, "did you mean RMSProp?"),
@@ -208,7 +209,10 @@ MISTAKES = {
         "'fastopt.optimizer' has no attribute 'Adamm'; did you mean",
     ),
     "optimizer.create('adamm')": (ValueError, "did you mean 'adam'?"),
-    "optimizer.create(fastopt.Adam(), lr=1)": (ValueError, "lr must be given to the class of Adam"),
+    "optimizer.create(fastopt.Adam(), lr=1)": (
+        ValueError,
+        r"lr must be passed with a name, got the optimizer Adam\(.*set its attributes",
+    ),
     "fastopt.Updater(fastopt.Adam)": (TypeError, r"got the class Adam: call it, Adam\(\)"),
     "fastopt.Updater(3)": (TypeError, "optimizer must be an Optimizer or its name, got 3"),
     "fastopt.Adam(lr=1, learning_rate=1)": (TypeError, f"Adam takes lr or learning_rate, {GIVEN}"),
@@ -226,11 +230,37 @@ MISTAKES = {
     "fastopt.Adam(step_size=0.9)": (TypeError, "did you mean learning_rate?"),
     "fastopt.Adam(momentum=0.9)": (TypeError, "did you mean beta1?"),
     "fastopt.RMSProp(alpha=0.9)": (TypeError, "did you mean gamma1?"),
-    "fastopt.RMSProp(momentum=0.9)": (TypeError, "did you mean gamma2?"),
+    "fastopt.RMSProp(momentum=0.9)": (TypeError, "gamma2 with centered=True is its momentum"),
     "fastopt.Nadam(momentum_decay=0.9)": (TypeError, "did you mean schedule_decay?"),
     "fastopt.Lion(amsgrad=True)": (TypeError, "Adam, AdamW, NAdamW and Nadam have AMSGrad"),
     "fastopt.SGD(nesterov=True)": (TypeError, "NAG is SGD with Nesterov's momentum"),
     "fastopt.Adam(clipnorm=1)": (TypeError, "Updater.optimizer, clip_global_norm=...."),
+    "fastopt.Adam(beta_1=0.9, b2=0.9)": (TypeError, "beta_1, b2; did you mean beta1, beta2?$"),
+    "fastopt.Adam(use_ema=True)": (TypeError, r"Updater\(optimizer, average=EMA\(decay=...\)\)"),
+    "fastopt.Adam(gradient_accumulation_steps=2)": (TypeError, r"Updater\(optimizer, accumulate=n"),
+    "fastopt.Adam(groups={})": (TypeError, r"Updater\(optimizer, groups=...\)"),
+    "fastopt.Adam(trainable=False)": (TypeError, "'frozen': True"),
+    "fastopt.Adma": (AttributeError, "did you mean Adam?"),
+    "fastopt.get_updater('adma')": (ValueError, "did you mean 'adam'?"),
+    "fastopt.get_updater('sgd', clip_norm=1)": (
+        TypeError,
+        "get_updater does not take clip_norm; did you mean clip_global_norm?",
+    ),
+    "optimizer.get_updater('sgd', acumulate=2)": (TypeError, "did you mean accumulate?"),
+    "fastopt.EMA(deacy=0.9)": (TypeError, "EMA does not take deacy; did you mean decay?"),
+    "fastopt.EMA(beta=0.9)": (TypeError, "did you mean decay?"),
+    "fastopt.SWA(swa_start=9)": (TypeError, "did you mean start?"),
+    "fastopt.Lookahead(sync_period=9)": (TypeError, "did you mean k?"),
+    "LossScaler(init_scal=9)": (
+        TypeError,
+        "LossScaler does not take init_scal; did you mean init_",
+    ),
+    "fastopt.EmbeddingTable(8, 'sgd', capcity=9)": (
+        TypeError,
+        "EmbeddingTable does not take capci",
+    ),
+    "Parameter('w', requires_grad=False)": (TypeError, "Parameter 'w' does not take .*grad_req="),
+    "Parameter('w', shap=3)": (TypeError, "did you mean shape?"),
     "fastopt.Adam(clipvalue=1)": (TypeError, "did you mean clip_gradient?"),
     "fastopt.Adam(fused=True)": (TypeError, "nothing has to be chosen"),
     "fastopt.SGD(formula='torch')": (TypeError, "this class has one formula alone"),
@@ -243,16 +273,30 @@ MISTAKES = {
     "fastopt.SGD(0.1)": (UserWarning, r"SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1"),
     "fastopt.AdaGrad(0.1)": (UserWarning, r"AdaGrad\(0.1\) sets eps"),
     "fastopt.SGLD(0.1)": (UserWarning, r"SGLD\(0.1\) sets rescale_grad"),
-    "fastopt.Adam().step()": (AttributeError, r"Updater\(optimizer\)\(index, gradient, weight\)"),
-    "fastopt.Adam().zero_grad()": (AttributeError, "nothing is added up between calls"),
+    "fastopt.Adam().step()": (AttributeError, r"Updater\(optimizer\)\(index, grad, weight\)"),
+    "fastopt.Adam().zero_grad()": (AttributeError, "arguments of each call, there are none to set"),
     "fastopt.Adam().state_dict()": (AttributeError, r"Updater\(optimizer\).state_dict\(\)"),
-    "fastopt.Adam().param_groups": (AttributeError, "set_lr_mult and set_wd_mult"),
+    "fastopt.Adam().param_groups": (AttributeError, r"Updater\(optimizer, groups={pattern"),
     "fastopt.Adam().learning_rat": (AttributeError, "did you mean learning_rate?"),
     "fastopt.Adam().momentum": (AttributeError, "'Adam' object has no attribute 'momentum'$"),
-    "updater.zero_grad()": (AttributeError, "nothing is added up between calls"),
-    "updater.param_groups": (AttributeError, "updater.optimizer has the hyper-parameters"),
-    "updater.update(ones(), ones())": (AttributeError, r"updater\(index, gradient, weight\)"),
-    "updater.apply_gradients([])": (AttributeError, r"updater\(index, gradient, weight\)"),
+    "updater.zero_grad()": (AttributeError, "arguments of each call, there are none to set"),
+    "updater.param_groups": (AttributeError, "updater.groups those of groups of weights"),
+    "updater.add_param_group({})": (AttributeError, "assign updater.groups to change groups"),
+    "updater.lr": (AttributeError, "updater.optimizer.learning_rate is the rate"),
+    "setattr(updater, 'lr', 0.1)": (AttributeError, "set updater.optimizer.learning_rate"),
+    "setattr(updater, 'learning_rate', 0.1)": (AttributeError, "set updater.optimizer.learning_ra"),
+    "updater({'w': ones()}, {'w': ones()})": (TypeError, r"updater.step\(grads, weights\) takes"),
+    "updater([ones()], [ones()])": (TypeError, r"updater.step\(grads, weights\) takes nested"),
+    "updater('w', ones())": (TypeError, "a call takes index, grad and weight"),
+    "updater('w', None, ones())": (TypeError, "index 'w': .* got None; leave the index out"),
+    "updater.step({'w': None}, iter([ones()]))": (TypeError, "list_iterator: make a list or dict"),
+    "updater.step([ones()], {'w': ones()}.values())": (TypeError, "dict_values: make a list or"),
+    "updater.load_state_dict({'state': {}, 'param_groups': []})": (
+        CheckpointError,
+        r"from_torch_state_dict\(\) loads those of torch",
+    ),
+    "updater.update(ones(), ones())": (AttributeError, r"updater\(index, grad, weight\)"),
+    "updater.apply_gradients([])": (AttributeError, r"updater\(index, grad, weight\)"),
     "updater.init(ones())": (AttributeError, "states are made at the first update of an index"),
     "updater.statse": (AttributeError, "did you mean states?"),
     "schedule.step()": (AttributeError, "updates are counted by the optimizer"),
@@ -286,6 +330,7 @@ MISTAKES = {
         r"does not take lr; it is an argument of the optimizer: optimizer.create\(name, ...\)",
     ),
     "fastopt.Updater('sgd', swing=1)": (TypeError, "it takes optimizer, loss_scaler, .*, average"),
+    "fastopt.Trainer([], clip_norm=1)": (TypeError, "did you mean clip_global_norm?"),
     "fastopt.Trainer([], loss_scaller=1)": (
         TypeError,
         "Trainer does not take loss_scaller; did you",
@@ -295,7 +340,14 @@ MISTAKES = {
     "fastopt.Trainer([], 'sgd', learning_rate=1)": (TypeError, r"optimizer_params={name: value}"),
     "fastopt.Trainer([], groups={})": (TypeError, r"Updater\(optimizer, ...\) with it .* as comm"),
 }
-NAMES = {"fastopt": fastopt, "optimizer": optimizer, "lr_scheduler": lr_scheduler, "ones": ones}
+NAMES = {
+    "fastopt": fastopt,
+    "optimizer": optimizer,
+    "lr_scheduler": lr_scheduler,
+    "ones": ones,
+    "LossScaler": LossScaler,
+    "Parameter": Parameter,
+}
 
 
 @pytest.mark.parametrize("code", MISTAKES)

@@ -75,7 +75,7 @@ def plain(weight, grad, state, h):
     return weight, ()
 
 
-FORMS = r"or list rows: a RowSparse, a pair \(values, indices\) of arrays"
+FORMS = r"or row-sparse: a RowSparse, a pair \(values, indices\) of arrays"
 FLAG = "must be True or False, got"
 
 MISTAKES = {
@@ -397,14 +397,14 @@ def test_bytes_of_a_file_in_place_of_states_are_told(tmp_path):
     ],
 )
 @pytest.mark.parametrize("before", [0, 1], ids=["first", "second"])
-def test_limits_that_are_set_later_are_checked_before_anything_changes(name, value, error, before):
+def test_limits_are_checked_when_they_are_set_later(name, value, error, before):
     made, weight = updater(), ones()
     for _ in range(before):
         made(0, ones(), weight)
-    setattr(made, name, value)
     expected = weight.copy()
     with pytest.raises(error, match=f"{name} must be"):
-        made(0, ones(), weight)
+        setattr(made, name, value)
+    assert getattr(made, name) is None
     assert np.array_equal(weight, expected)
     assert made.optimizer.num_update == len(made.states) == before
 

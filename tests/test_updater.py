@@ -57,7 +57,7 @@ BAD_CALLS = {
     "read-only weight": (0, f32(2), readonly(f32(2)), ValueError, "read-only"),
     "list as gradient": (0, [1.0, 1.0], f32(2), TypeError, "NumPy array, or list .* got list"),
     "list as weight": (0, f32(2), [1.0, 1.0], TypeError, "NumPy array, got list"),
-    "None as gradient": (0, None, f32(2), TypeError, "NoneType"),
+    "None as gradient": (0, None, f32(2), TypeError, "got None; leave the index out"),
     "float as index": (0.5, f32(2), f32(2), TypeError, "index must be"),
     "True as index": (True, f32(2), f32(2), TypeError, "index must be an int, .* got bool"),
     "NumPy's True as index": (np.True_, f32(2), f32(2), TypeError, "index must be an int"),

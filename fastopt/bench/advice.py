@@ -36,9 +36,9 @@ def on_threads(times: Mapping[int, Mapping[int, float]]) -> str:
     slower = [size for size, by_count in times.items() if _slower(by_count, enough)]
     if slower:
         counts = ", ".join(f"{number} at {size:,}" for size, number in best.items())
-        return f"threads: how many are worth it depends on the elements of a weight: {counts}"
+        return f"threads: how many pay off depends on the elements of a weight: {counts}"
     if enough == most:
-        return f"threads: all {most} are worth it"
+        return f"threads: all {most} pay off"
     are = "is" if enough == 1 else "are"
     return (
         f"threads: {enough} of {most} {are} enough for these sizes: set NUMBA_NUM_THREADS={enough}"

@@ -20,7 +20,7 @@ from fastopt.bench.measurements import (
     prepare,
     standings,
 )
-from fastopt.console import Refused, Table, duration, progress
+from fastopt.console import Refused, Table, duration, progress, unknown
 from fastopt.kernels.table import PARALLEL_FROM
 from fastopt.kernels.threads import thread_count, use_threads
 
@@ -35,7 +35,7 @@ TIME = "100.0 us"
 
 LEGEND = """
 compile: time to compile the kernels or to load them from the cache. limit: time of a loop that
-moves the same memory, over that of the update; at 1.00 only memory is left. NumPy: time of plain
+moves the same memory, over that of the update; 1.00 is purely bandwidth-bound. NumPy: time of plain
 NumPy code over that of the update. Momentum is 0.9 where there is one.
 """
 
@@ -168,7 +168,7 @@ def _names(given: Sequence[str] | None) -> list[str]:
     names = list(dict.fromkeys(name.lower() for name in given or every))
     for name in names:
         if name not in known:
-            raise Refused(f"no {name!r}; there are {', '.join(known)}")
+            raise Refused(unknown(name, known))
     return names
 
 

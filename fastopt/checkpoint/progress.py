@@ -33,7 +33,7 @@ def progress_of(updater: Any, keys: Mapping[Index, Index]) -> dict[str, Any]:
     """Sums of open windows, and averages, under the keys of their parameters."""
     windows, averages = _parts(updater)
     fields: dict[str, Any] = {}
-    if windows is not None and windows.calls:
+    if windows is not None:
         fields["accumulation"] = {
             "every": windows.every,
             "calls": _under_keys(windows.calls, keys),
@@ -111,15 +111,21 @@ def _checked_sums(
     if not isinstance(saved, dict) or set(saved) != {"every", "calls", "sums"}:
         raise CheckpointError("'accumulation' must have every, calls and sums")
     every = count("every", saved["every"])
-    if windows is None or windows.every != every:
-        raise CheckpointError(
-            f"it was saved between two updates of accumulate={every}, the updater has "
-            f"accumulate={1 if windows is None else windows.every}"
-        )
     calls = _of_parameters("calls", saved["calls"], index)
     sums = _of_parameters("sums", saved["sums"], index)
     if calls.keys() != sums.keys():
         raise CheckpointError("'accumulation' must have calls and sums of the same parameters")
+    own = 1 if windows is None else windows.every
+    if own != every and saved["calls"]:
+        raise CheckpointError(
+            f"it was saved between two updates of accumulate={every}, the updater has "
+            f"accumulate={own}"
+        )
+    if own != every:
+        warnings.warn(
+            f"the checkpoint was saved with accumulate={every}, the updater keeps accumulate={own}",
+            stacklevel=5,
+        )
     for key, number in calls.items():
         count(f"calls[{key!r}]", number, most=every - 1)
         _check_real(f"sums[{key!r}]", sums[key])

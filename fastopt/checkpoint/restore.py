@@ -83,9 +83,10 @@ def _check_fields(saved: Any, optimizer: str) -> None:
     if isinstance(saved, dict) and "ranks" in saved:
         raise CheckpointError("it was saved by ranks; load() reads all of its files")
     if not isinstance(saved, dict) or set(saved) - {"groups", *PROGRESS} != set(FIELDS):
-        raise CheckpointError(
-            "not the checkpoint of an updater, which save() or states_dict() make"
-        )
+        words = "not the checkpoint of an updater, which save() or state_dict() make"
+        if isinstance(saved, dict) and saved.keys() == {"state", "param_groups"}:
+            words += "; fastopt.checkpoint.from_torch_state_dict() loads those of torch"
+        raise CheckpointError(words)
     for field, kind in FIELDS.items():
         if not isinstance(saved[field], kind):
             raise CheckpointError(f"{field!r} is of type {type(saved[field]).__name__}")

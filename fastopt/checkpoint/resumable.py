@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fastopt.arguments import flag
+from fastopt.arguments import flag, without_address
 from fastopt.checkpoint.describe import Stateful, describe
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically
@@ -46,16 +46,16 @@ class Resumable(Stateful, metaclass=Constructor):
 
     elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
-            ("update", "apply_gradients", "apply", "minimize", "step"),
-            "call the updater: updater(index, gradient, weight), or with lists of them",
+            ("update", "apply_gradients", "apply", "minimize"),
+            "updater.step(grads, weights) updates nested weights, updater(index, grad, weight) "
+            "an array or lists",
         ),
-        **dict.fromkeys(
-            ("init", "build", "add_param_group"),
-            "states are made at the first update of an index",
-        ),
-        "zero_grad": "gradients are arguments of the call, and nothing is added up between calls",
-        "param_groups": "updater.optimizer has the hyper-parameters; its set_lr_mult() and "
-        "set_wd_mult() set those of single parameters",
+        **dict.fromkeys(("init", "build"), "states are made at the first update of an index"),
+        "zero_grad": "gradients are arguments of each call, there are none to set to zero",
+        "param_groups": "updater.optimizer has the hyper-parameters, updater.groups those of "
+        "groups of weights",
+        "add_param_group": "a weight is new with its first update; assign updater.groups to "
+        "change groups",
         "state": "updater.states has the state of each index",
         "lr": "updater.optimizer.learning_rate is the rate",
         "learning_rate": "updater.optimizer.learning_rate is the rate",
@@ -80,8 +80,7 @@ class Resumable(Stateful, metaclass=Constructor):
         for name, parameter in list(arguments.items())[2:]:
             value = own.get(name)
             if value is not None and value != parameter.default:
-                value = dict(value) if isinstance(value, Mapping) else value
-                words += f"{name}={value!r}, "
+                words += f"{name}={_shown(value)}, "
         number = len(own.get("states", ()))
         return f"{type(self).__name__}({own.get('optimizer')!r}, {words}states={number})"
 
@@ -283,3 +282,10 @@ class Resumable(Stateful, metaclass=Constructor):
             As :func:`~fastopt.checkpoint.load_mxnet_states` takes it.
         """
         return restore(self, described_by_mxnet(self, path, max_bytes), strict)
+
+
+def _shown(value: Any) -> str:
+    """Representation of an argument, without addresses."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_shown(part)}' for key, part in value.items())}}}"
+    return without_address(repr(value), value)

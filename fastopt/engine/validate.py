@@ -119,11 +119,16 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         values = header(grad.values)
     elif isinstance(grad, (tuple, list)) or hasattr(grad, "tocsr"):
         raise TypeError(
-            f"{words}: gradient must be a NumPy array, or list rows: a RowSparse, a pair (values, "
+            f"{words}: gradient must be a NumPy array, or row-sparse: a RowSparse, a pair (values, "
             "indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
             f"{type(grad).__name__}"
         )
     else:
+        if grad is None:
+            raise TypeError(
+                f"{words}: gradient must be a NumPy array, got None; leave the index out, or call "
+                "updater.step(grads, weights), where None leaves a weight alone"
+            )
         values = described(words, "gradient", grad)
         _check_array(words, "gradient", values, (np.ndarray, np.generic))
     if values.dtype != weight.dtype:

@@ -2,10 +2,10 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from fastopt.mpi.gate import Gate, Stopped
 from fastopt.mpi.job import leader_first, private
 from fastopt.mpi.ranks import time_limit
 from fastopt.mpi.sums import Sums
+from fastopt.naming import Constructor
 from fastopt.optimizer import Optimizer, Updater
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
+from fastopt.suggestions import Advised
 
 __all__ = ["Shard", "Sharded"]
 
@@ -58,7 +60,7 @@ class Shard(Updater):
         super()._update_in_python([call for call in calls if call[1].size])
 
 
-class Sharded:
+class Sharded(Advised, metaclass=Constructor):
     """Abstract base of what all ranks of a communicator call together.
 
     Parameters
@@ -72,6 +74,26 @@ class Sharded:
     timeout : float, optional
         Seconds that a rank waits for the others.
     """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **Updater.elsewhere,
+        **dict.fromkeys(
+            ("step", "update", "apply_gradients", "apply", "minimize"),
+            "call the updater: updater(index, grad, weight), or with lists of them",
+        ),
+    }
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **Updater.argument_names,
+        **dict.fromkeys(("communicator", "ranks", "process_group"), ("comm",)),
+        **dict.fromkeys(("bucket_size", "bucket_cap_mb"), ("bucket_bytes",)),
+    }
+    argument_advice: ClassVar[Mapping[str, str]] = {
+        **Updater.argument_advice,
+        **dict.fromkeys(
+            ("groups", "accumulate", "average", "clip_adaptive"),
+            "it is an argument of fastopt.Updater, which works in one process",
+        ),
+    }
 
     def __init__(
         self,

@@ -17,11 +17,10 @@ from fastopt.averages import Average
 from fastopt.engine.joint import Joint
 from fastopt.engine.per_index import Index, PerIndex
 from fastopt.engine.planner import Call, Planner, disjoint
-from fastopt.naming import rename
+from fastopt.naming import Same, rename, unknown_arguments
 from fastopt.notices import warn_user
 from fastopt.optimizer.averaged import check_averaged, check_averaged_together
-from fastopt.optimizer.optimizer import TRANSIENT, Optimizer
-from fastopt.suggestions import closest
+from fastopt.optimizer.optimizer import TRANSIENT, Optimizer, create
 
 __all__ = ["Groups"]
 
@@ -62,8 +61,8 @@ class Group:
             raise ValueError(f"{self.label} is not a regular expression: {error}") from None
         if not isinstance(given, Mapping):
             raise TypeError(f"{self.label} must be a dict of hyper-parameters, got {brief(given)}")
-        rest = dict(given)
-        self.given: Mapping[str, Any] = MappingProxyType(dict(given))
+        rest = self._completed(given)
+        self.given: Mapping[str, Any] = MappingProxyType(dict(rest))
         self.frozen = flag(f"{self.label}: frozen", rest.pop("frozen", False))
         if self.frozen and rest:
             raise ValueError(f"{self.label} is frozen and cannot have {', '.join(rest)} too")
@@ -81,13 +80,28 @@ class Group:
             _check_optimizer(self.label, self.optimizer)
             if rest:
                 raise ValueError(
-                    f"{self.label} has an optimizer, whose arguments {', '.join(rest)} must be"
+                    f"{self.label} has an optimizer: pass {', '.join(rest)} to that one"
                 )
         elif self.frozen or not (rest or self.multipliers):
             self.optimizer = main
         else:
             self.optimizer = self._twin(main, rest)
         self.follows = self.optimizer is not main
+
+    def _completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What was given, with an optimizer in place of its name and a schedule as such."""
+        rest = dict(given)
+        try:
+            if isinstance(rest.get("optimizer"), str):
+                rest["optimizer"] = create(rest["optimizer"])
+        except ValueError as error:
+            raise ValueError(f"{self.label}: {error}") from None
+        for name in ("lr", "learning_rate"):
+            if callable(rest.get(name)):
+                if "lr_scheduler" in rest:
+                    raise TypeError(f"{self.label}: {name} is a schedule, and lr_scheduler another")
+                rest["lr_scheduler"] = rest.pop(name)
+        return rest
 
     def _twin(self, main: Any, overrides: dict[str, Any]) -> Any:
         """Optimizer of the same class with other hyper-parameters."""
@@ -99,11 +113,17 @@ class Group:
         for name in overrides:
             if name in SHARED:
                 raise TypeError(f"{self.label}: {name} is the same in all groups")
-            if name not in taken:
-                known = [*taken, *MULTIPLIERS, "frozen", "optimizer"]
-                near = closest(str(name), known, 0.6)
-                hint = f"; did you mean {near}?" if near else f"; it takes {', '.join(known)}"
-                raise TypeError(f"{self.label}: {type(main).__name__} has no {name!r}{hint}")
+        if unknown := [str(name) for name in overrides if name not in taken]:
+            others = [
+                name
+                for name, parameter in type(main).__signature__.parameters.items()
+                if isinstance(parameter.default, Same)
+            ]
+            known = [*dict.fromkeys([*taken, *others, *MULTIPLIERS, "frozen", "optimizer"])]
+            caller = f"a group of {type(main).__name__}"
+            raise TypeError(
+                f"{self.label}: {unknown_arguments(type(main), unknown, caller, known)}"
+            )
         kind: Any = type(main)
         twin = kind.__new__(kind)
         twin._start()
@@ -180,7 +200,10 @@ class Groups:
 
     def __init__(self, groups: Mapping[str, Any], planner: Planner) -> None:
         if not isinstance(groups, Mapping):
-            raise TypeError(f"groups must map patterns to hyper-parameters, got {brief(groups)}")
+            raise TypeError(
+                "groups must map patterns to hyper-parameters, such as "
+                f'{{"bias$": {{"wd_mult": 0.0}}}}, got {brief(groups)}'
+            )
         self.main, self.planner = planner.optimizer, planner
         _check_optimizer("groups", self.main)
         self.groups = [Group(pattern, given, self.main) for pattern, given in groups.items()]
@@ -404,6 +427,12 @@ def _check_optimizer(label: str, optimizer: Any) -> None:
         raise TypeError(f"{label}: optimizer must be an Optimizer, got {brief(optimizer)}")
     kind = type(optimizer).__name__
     if not optimizer.native:
-        raise TypeError(f"{label}: {kind} overrides update(); groups need optimizers with a rule")
+        raise TypeError(
+            f"{label}: {kind} overrides update(), and groups need optimizers with a rule: use an "
+            f"updater of its own for the weights of {kind}"
+        )
     if optimizer.accumulates:
-        raise TypeError(f"{label}: {kind} accumulates gradients of calls, which groups do not")
+        raise TypeError(
+            f"{label}: {kind} accumulates gradients, which groups do not: use an updater of its "
+            f"own for the weights of {kind}"
+        )

@@ -27,6 +27,7 @@ from fastopt.arguments import (
     TableOf,
     brief,
     number,
+    without_address,
 )
 from fastopt.checked import Checked
 from fastopt.engine.hyper import constant
@@ -96,19 +97,38 @@ NAMES = {
     "adam_epsilon": ("epsilon",),
     "names": ("param_idx2name",),
     "random_state": ("seed",),
+    "freeze": ("frozen",),
 }
 """Arguments of other libraries, and ours."""
 
+LIMITS = ("clip_adaptive", "clip_global_norm", "loss_scaler")
 CLIPS = "Updater(optimizer, clip_global_norm=...) limits the norm of all gradients together"
 AUTOMATIC = "nothing has to be chosen: updates run compiled, in lists as well"
 ADVICE = {
     **dict.fromkeys(
         ("params", "parameters", "weights", "model"),
-        "weights go to each call of an updater: Updater(optimizer)(index, gradient, weight)",
+        "weights go to each call of an updater: Updater(optimizer)(index, grad, weight)",
     ),
     **dict.fromkeys(("clipnorm", "global_clipnorm", "max_norm", "max_grad_norm"), CLIPS),
     **dict.fromkeys(("grad_clip", "grad_clip_norm", "clip_norm"), CLIPS),
     **dict.fromkeys(("foreach", "fused", "capturable", "jit_compile"), AUTOMATIC),
+    **{
+        name: f"it is an argument of an updater: Updater(optimizer, {name}=...)"
+        for name in ("groups", "accumulate", "average", *LIMITS)
+    },
+    **dict.fromkeys(
+        ("use_ema", "ema_momentum", "ema_decay", "ema_overwrite_frequency"),
+        "Updater(optimizer, average=EMA(decay=...)) averages the weights",
+    ),
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "every_k_schedule", "accumulation_steps"),
+        "Updater(optimizer, accumulate=n) averages the gradients of n calls",
+    ),
+    "loss_scale_factor": "Updater(optimizer, loss_scaler=LossScaler(...)) scales gradients back",
+    **dict.fromkeys(
+        ("requires_grad", "trainable"),
+        "Updater(optimizer, groups={pattern: {'frozen': True}}) leaves weights alone",
+    ),
     "amsgrad": "Adam, AdamW, NAdamW and Nadam have AMSGrad",
     "nesterov": "NAG is SGD with Nesterov's momentum, and Nadam is Adam with it",
     "dampening": "with NAG and SGD the gradient enters the momentum undamped",
@@ -122,16 +142,17 @@ ADVICE = {
 }
 """What to write in place of arguments of other libraries that have no counterpart."""
 
-STEPS = "an optimizer is called by an updater: Updater(optimizer)(index, gradient, weight)"
+STEPS = "an optimizer is called by an updater: Updater(optimizer)(index, grad, weight)"
 STATES = "an updater has the states: Updater(optimizer).state_dict()"
 ELSEWHERE = {
     **dict.fromkeys(("step", "apply_gradients", "apply", "minimize", "init", "build"), STEPS),
     **dict.fromkeys(("states", "save", "load", "get_states", "set_states"), STATES),
     **dict.fromkeys(("state_dict", "load_state_dict", "state"), STATES),
-    "zero_grad": "gradients are arguments of the call, and nothing is added up between calls",
-    "param_groups": "rates of single parameters are set by set_lr_mult and set_wd_mult",
-    "add_param_group": "an index is new with its first update; set_lr_mult and set_wd_mult set its "
-    "rates",
+    "zero_grad": "gradients are arguments of each call, there are none to set to zero",
+    **dict.fromkeys(
+        ("param_groups", "add_param_group"),
+        "Updater(optimizer, groups={pattern: {name: value}}) has groups of parameters",
+    ),
 }
 """What to call instead of methods of other libraries' optimizers."""
 
@@ -589,7 +610,10 @@ class Optimizer(Checked):
         if isinstance(name, Optimizer):
             if kwargs:
                 words = ", ".join(kwargs)
-                raise ValueError(f"{words} must be given to the class of {name}, which is made")
+                raise ValueError(
+                    f"{words} must be passed with a name, got the optimizer {name}: set its "
+                    "attributes instead"
+                )
             return name
         if isinstance(name, type) and issubclass(name, Optimizer):
             raise TypeError(
@@ -644,7 +668,9 @@ class Optimizer(Checked):
         for name in ("lr_mult", "wd_mult", "num_update"):
             if "_index_update_count" in own and getattr(self, name):
                 shown[name] = getattr(self, name)
-        words = ", ".join(f"{name}={_without_address(value)}" for name, value in shown.items())
+        words = ", ".join(
+            f"{name}={without_address(brief(value), value)}" for name, value in shown.items()
+        )
         return f"{type(self).__name__}({words})"
 
     # What an author writes
@@ -1266,14 +1292,6 @@ def _attribute_of(optimizer: Optimizer, argument: str) -> str:
         if isinstance(description, Renamed) and description.argument == argument:
             return attribute
     return argument
-
-
-def _without_address(value: Any) -> str:
-    """Representation of a value; of functions the name, of other objects without one the class."""
-    words = brief(value)
-    if " at 0x" not in words:
-        return words
-    return f"<{getattr(value, '__name__', type(value).__name__).strip('<>')}>"
 
 
 def _multipliers(name: str, given: Mapping[Index, float]) -> dict[Index, float]:

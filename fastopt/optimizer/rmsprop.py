@@ -144,6 +144,10 @@ class RMSProp(Optimizer):
     array([0.8, 1.2])
     """
 
+    argument_advice: ClassVar[Mapping[str, str]] = {
+        **Optimizer.argument_advice,
+        "momentum": "gamma2 with centered=True is its momentum",
+    }
     arguments: ClassVar[Descriptions] = {
         "gamma1": Real(least=0, below=1),
         "gamma2": Real(),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.amp import LossScaler, StepInfo
-from fastopt.arguments import brief, count, number
+from fastopt.arguments import Instance, OrNone, Real, brief, count, number
 from fastopt.arrays import Gradient, Weight
 from fastopt.averages import Average, check_average
 from fastopt.checkpoint.resumable import Resumable
@@ -28,6 +28,7 @@ from fastopt.kernels.cpu import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header, is_cuda
 from fastopt.kernels.pages import small_pages
+from fastopt.naming import constructs
 from fastopt.optimizer.accumulation import Entry, Waiting, Windows
 from fastopt.optimizer.averaged import check_averaged
 from fastopt.optimizer.groups import Groups
@@ -42,6 +43,13 @@ OURS = {np.ndarray, RowSparse}
 STEPPED = StepInfo(stepped=True, skipped=False)
 ACCUMULATED = StepInfo(stepped=False, skipped=False)
 """A call whose gradients were added to their sums."""
+
+LIMITS = {
+    "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
+    "clip_global_norm": OrNone(Real(least=0)),
+}
+RATES = ("lr", "learning_rate")
+"""What the optimizer has."""
 
 SETTINGS = ("accumulate", "average", "clip_adaptive", "clip_adaptive_eps")
 """Attributes that are checked when they are set."""
@@ -62,15 +70,15 @@ class Updater(Resumable):
         call with a gradient that is not finite updates nothing and makes the scale smaller.
     clip_global_norm : float, optional
         Largest norm of all gradients of a call together, rescaled and divided by the loss scale;
-        longer ones are shortened to it, all to nothing by 0. Default None: no limit. A call with a
-        gradient that is not finite updates nothing.
+        gradients with a larger norm are scaled down to it, 0 zeroes them. Default None: no limit. A
+        call with a gradient that is not finite updates nothing.
     groups : dict of str to dict, optional
         Hyper-parameters of groups of weights, by a regular expression: a weight belongs to the
         first group whose pattern ``re.search`` finds in its name, which is that of ``idx2name`` or
         the index. A group has any argument of the optimizer, which it overrides, ``lr_mult`` and
         ``wd_mult``; or ``"frozen": True``: its weights are left alone and their gradients may be
-        None; or ``"optimizer"``: another one, whose counts, names and `rescale_grad` are
-        those of `optimizer`, and whose multipliers are its own. Default: none.
+        None; or ``"optimizer"``: another one or its name, whose counts, names and `rescale_grad`
+        are those of `optimizer`, and whose multipliers are its own. Default: none.
     accumulate : int
         Calls of an index for one update, with the mean of their gradients. Default 1. See
         ``docs/accumulation.md``.
@@ -144,7 +152,6 @@ class Updater(Resumable):
         optimizer = create(optimizer)
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
-        _check_limits(loss_scaler, clip_global_norm)
         self.optimizer = optimizer
         self.loss_scaler = loss_scaler
         self.clip_global_norm = clip_global_norm
@@ -166,13 +173,21 @@ class Updater(Resumable):
     _averages: Averages | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "info":  # which calls assign
+            vars(self)[name] = value
+            return
         if name == "groups":
             self._group(value, self.planner)
             return
+        if name in RATES:
+            own = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{own} to set; set updater.optimizer.learning_rate")
         if name in ("states", "states_synced"):
             value = Tracked(value, self._forget_plans)
         elif name in SETTINGS:
             value = self._set(name, value)
+        elif name in LIMITS:
+            value = LIMITS[name](name, value)
         elif name == "optimizer":
             value = create(value)
             if value is not vars(self).get(name):
@@ -180,7 +195,7 @@ class Updater(Resumable):
         super().__setattr__(name, value)
         if name in ("states", "states_synced"):
             self._forget_plans()
-        elif name in ("loss_scaler", "clip_global_norm", *SETTINGS, *PARTS):
+        elif name in (*LIMITS, *SETTINGS, *PARTS):
             parts = ("loss_scaler", "clip_global_norm", "_windows", "_units")
             self.planner.measures = any(vars(self).get(part) is not None for part in parts)
             self.planner.averages = self._averages
@@ -273,7 +288,7 @@ class Updater(Resumable):
         weight: Sequence[Weight] | ValuesView[Weight],
     ) -> None: ...
 
-    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
+    def __call__(self, index: Any, grad: Any, weight: Any = None) -> None:
         """Update `weight` in place.
 
         Parameters
@@ -283,7 +298,7 @@ class Updater(Resumable):
             views of dictionaries, as in ``updater(w.keys(), g.values(), w.values())``.
         grad : numpy.ndarray or CUDA array, or a list of them
             Gradient with the weight's shape and dtype; float32 too for weights of half precision.
-            It is not changed. A gradient that lists rows may be a
+            It is not changed. A row-sparse gradient may be a
             :class:`~fastopt.sparse.RowSparse`, a pair ``(values, indices)``, or a
             scipy.sparse array in CSR or COO format.
         weight : numpy.ndarray or CUDA array, or a list of them
@@ -326,6 +341,11 @@ class Updater(Resumable):
                     if self.info is not STEPPED:
                         self.info = STEPPED
                     return
+        if weight is None:
+            raise TypeError(
+                "a call takes index, grad and weight; updater.step(grads, weights) takes nested "
+                "gradients and weights, named by their paths"
+            )
         single = not is_listed(index)
         if single:
             indices, grads, weights = [check_index(index)], [grad], [weight]
@@ -559,7 +579,6 @@ class Updater(Resumable):
 
         With sums, the plan is that of the parameters whose sums are complete.
         """
-        _check_limits(self.loss_scaler, self.clip_global_norm)  # which may have been assigned
         if self._windows is None:
             self._apply(self._checked(indices, grads, weights), single)
         else:
@@ -1033,6 +1052,7 @@ class Updater(Resumable):
         return placed(state, header(context))
 
 
+@constructs(Updater)
 def get_updater(
     optimizer: Optimizer | str,
     loss_scaler: LossScaler | None = None,
@@ -1078,10 +1098,3 @@ def _are(weights: Any, known: Sequence[Any], listed: bool) -> bool:
     if type(weights) not in (list, tuple) or len(weights) != len(known):
         return False
     return all(map(is_, weights, known))
-
-
-def _check_limits(loss_scaler: Any, clip_global_norm: Any) -> None:
-    if loss_scaler is not None and not isinstance(loss_scaler, LossScaler):
-        raise TypeError(f"loss_scaler must be a LossScaler, got {loss_scaler!r}")
-    if clip_global_norm is not None:
-        number("clip_global_norm", clip_global_norm, least=0)

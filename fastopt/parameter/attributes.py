@@ -1,8 +1,8 @@
 """What a parameter is apart from its numbers: name, shape, type, multipliers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -10,14 +10,20 @@ from fastopt.arguments import brief, choice, number
 from fastopt.initializer import Initializer, create
 from fastopt.kernels.device_memory import host, placed
 from fastopt.kernels.devices import header
+from fastopt.naming import Constructor, unknown_arguments
 from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, merged
 from fastopt.parameter.gradient import Gradient
 
 __all__ = ["Attributes"]
 
 
-class Attributes:
+class Attributes(metaclass=Constructor):
     """Base of :class:`~fastopt.parameter.Parameter`, which documents the arguments."""
+
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"initializer": ("init",)}
+    argument_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("requires_grad", "trainable"), "grad_req='null' is for parameters that are not trained"
+    )
 
     _data: list[Array] | None = None
     _gradient: Gradient | None = None
@@ -40,7 +46,7 @@ class Attributes:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, got {brief(name)}")
         if unknown:
-            raise TypeError(f"Parameter {name!r} does not take {', '.join(unknown)}")
+            raise unknown_arguments(type(self), unknown, f"Parameter {name!r}")
         self._name = name
         self.differentiable, self.allow_deferred_init = differentiable, allow_deferred_init
         with self._named():

@@ -21,6 +21,7 @@ from fastopt.interrupts import uninterrupted
 from fastopt.kernels.hashing import FREE
 from fastopt.kernels.layout import bfloat16, kind_of
 from fastopt.kernels.threads import in_forked_child
+from fastopt.naming import Constructor
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.sparse import REALS, RowSparse
 from fastopt.suggestions import Advised
@@ -50,7 +51,7 @@ def _unlock() -> None:
 in_forked_child(_unlock)
 
 
-class EmbeddingTable(Advised):
+class EmbeddingTable(Advised, metaclass=Constructor):
     r"""A table of embeddings for any 64-bit ids, whose rows appear when an id does.
 
     Row :math:`r(i)` of id :math:`i` starts with values that depend on the seed and :math:`i` alone,

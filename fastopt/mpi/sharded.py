@@ -81,6 +81,11 @@ class Sharded(Advised, metaclass=Constructor):
             ("step", "update", "apply_gradients", "apply", "minimize"),
             "call the updater: updater(index, grad, weight), or with lists of them",
         ),
+        **dict.fromkeys(
+            ("param_groups", "add_param_group", "groups"),
+            "updater.optimizer has the hyper-parameters; its set_lr_mult() and set_wd_mult() set "
+            "those of single parameters",
+        ),
     }
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **Updater.argument_names,
@@ -116,6 +121,10 @@ class Sharded(Advised, metaclass=Constructor):
         self._masters: dict[Index, Array] = {}
         self.uncut: dict[Index, Any] = {}
         """What was loaded of whole weights, until these are known: state and attributes."""
+
+    def __repr__(self) -> str:
+        ranks = f"rank={self.rank}, ranks={self.ranks}, states={len(self.states)}"
+        return f"{type(self).__name__}({self.optimizer!r}, {ranks})"
 
     @property
     def optimizer(self) -> Optimizer:

@@ -4,6 +4,7 @@ import tracemalloc
 from typing import ClassVar
 
 import numpy as np
+import pytest
 from cases import CASES
 from many import Tensor, dtype_of, everything, frozen, normal, tensors_of
 from mpi_common import Pair, comm, exact, raised, state_bytes, summed
@@ -11,7 +12,7 @@ from mpi_common import Pair, comm, exact, raised, state_bytes, summed
 from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.engine.validate import leaves
-from fastopt.mpi import ShardedUpdater
+from fastopt.mpi import ShardedTable, ShardedUpdater
 
 NORMS = ("lars", "lamb", "lans", "lbsgd")
 
@@ -397,3 +398,26 @@ def check_calls_that_fail_change_nothing():
     good[0].flags.writeable = False
     updater([0, 1], good, weights)
     assert everything(updater.shard, weights) != before
+
+
+def check_misspelled_names_get_a_suggestion():
+    for name, words in {
+        "clip_norm": "did you mean clip_global_norm",
+        "bucket_byts": "ShardedUpdater does not take bucket_byts; did you mean bucket_bytes",
+        "groups": "an argument of fastopt.Updater, which works in one process",
+        "lr": "an argument of the optimizer",
+    }.items():
+        with pytest.raises(TypeError, match=words):
+            ShardedUpdater("adam", comm, **{name: 1})
+    with pytest.raises(TypeError, match="ShardedTable does not take onwers; did you mean owners"):
+        ShardedTable((3, 2), "adam", comm, onwers="hash")
+    made = ShardedUpdater("adam", comm)
+    for name, words in {
+        "step": r"updater\(index, grad, weight\), or with lists",
+        "param_groups": "set_lr_mult",
+        "clip_global_nrm": "did you mean clip_global_norm",
+    }.items():
+        with pytest.raises(AttributeError, match=words):
+            getattr(made, name)
+    ranks = f"rank={comm.rank}, ranks={comm.size}"
+    assert repr(made) == f"ShardedUpdater(Adam(learning_rate=0.001), {ranks}, states=0)"

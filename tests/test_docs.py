@@ -97,6 +97,21 @@ def test_a_page_lists_every_optimizer_of_the_library():
     assert sorted(listed) == sorted({case.name for case in CASES} | {*OF_MATRICES})
 
 
+def test_pages_count_the_optimizers():
+    names = {
+        klass for klass in optimizer.opt_registry.values() if klass.__module__[:8] == "fastopt."
+    }
+    count = len(names - {optimizer.Test, optimizer.ccSGD})
+    for page, words in {
+        "README.md": f"Adam, SGD and {count - 2} other optimizers",
+        "docs/index.md": f"Adam, SGD and {count - 2} other optimizers",
+        "docs/quick-start.md": f"[All {count} optimizers]",
+    }.items():
+        assert words in (ROOT / page).read_text(encoding="utf-8")
+    assert f"All {count}, and which" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    assert f"[{count}](docs/optimizers.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_schedules_page_lists_every_schedule_of_the_library():
     text = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
     library = {

@@ -86,6 +86,14 @@ def test_both_names_mean_the_same(theirs, ours):
     np.testing.assert_array_equal(stepped(one), stepped(other))
 
 
+@every_class
+def test_every_class_takes_a_schedule_as_its_rate(klass):
+    for name in ("lr", "learning_rate"):
+        made = quiet(klass, **{name: lambda n: 0.25 / (n + 1)})
+        assert made.learning_rate == 0.25
+        assert made.lr_scheduler is not None
+
+
 def test_a_schedule_as_the_rate_sets_the_first_step():
     made = fastopt.Adam(lr=lr_scheduler.FactorScheduler(step=1000, base_lr=0.3))
     assert made.learning_rate == 0.3
@@ -287,6 +295,10 @@ MISTAKES = {
     "setattr(updater, 'learning_rate', 0.1)": (AttributeError, "set updater.optimizer.learning_ra"),
     "updater({'w': ones()}, {'w': ones()})": (TypeError, r"updater.step\(grads, weights\) takes"),
     "updater([ones()], [ones()])": (TypeError, r"updater.step\(grads, weights\) takes nested"),
+    "updater('w', [ones()], [ones()])": (
+        TypeError,
+        "got list; updater.step.* takes nested weights",
+    ),
     "updater('w', ones())": (TypeError, "a call takes index, grad and weight"),
     "updater('w', None, ones())": (TypeError, "index 'w': .* got None; leave the index out"),
     "updater.step({'w': None}, iter([ones()]))": (TypeError, "list_iterator: make a list or dict"),
@@ -497,20 +509,22 @@ SGD(momentum=0.9, learning_rate=0.1, wd=0.1, clip_gradient=1.0, maximize=True)
 """Six mistakes, and calls without one."""
 
 
-def test_mypy_finds_six_planted_mistakes_and_no_other(tmp_path):
-    pytest.importorskip("mypy")
+CHECKERS = {
+    "mypy": ("--strict", "--config-file=", "--cache-dir=.", "--follow-imports=silent"),
+    "pyright": ("--pythonpath", sys.executable),
+}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_checkers_find_six_planted_mistakes_and_no_other(checker, tmp_path):
+    pytest.importorskip(checker)
     script = tmp_path / "planted.py"
     script.write_text(PLANTED)
-    options = [
-        "--strict",
-        "--config-file=",
-        "--cache-dir",
-        str(tmp_path),
-        "--follow-imports=silent",
-    ]
-    command = [sys.executable, "-m", "mypy", *options, str(script)]
+    command = [sys.executable, "-m", checker, *CHECKERS[checker], str(script)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    found = {int(line) for line in re.findall(r"planted\.py:(\d+): error", done.stdout)}
+    if checker == "pyright" and not re.search(r"\d+ errors?, ", done.stdout):
+        pytest.skip("pyright has no Node.js to run on")
+    found = {int(line) for line in re.findall(r"planted\.py:(\d+):.* error", done.stdout)}
     marked = {n for n, line in enumerate(PLANTED.splitlines(), 1) if re.search(r"# \d:", line)}
     assert found == marked, done.stdout + done.stderr
     assert len(marked) == 6

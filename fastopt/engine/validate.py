@@ -168,7 +168,9 @@ def listed(words: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
 def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
     """Raise TypeError unless `array` is of this kind, and not masked."""
     if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}")
+        nested = role == "weight" and isinstance(array, (list, tuple, Mapping))
+        hint = "; updater.step(grads, weights) takes nested weights" if nested else ""
+        raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}{hint}")
 
 
 def _check_writeable(words: str, role: str, array: Array) -> None:

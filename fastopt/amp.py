@@ -26,18 +26,21 @@ class StepInfo(NamedTuple):
         Euclidean norm of all gradients of the call together, as far as it was computed.
     culprits : tuple of str
         Names of the parameters whose gradients were not finite.
+    d : float or None
+        Estimate of the distance that :class:`~fastopt.optimizer.Prodigy` updated with.
 
     Examples
     --------
     >>> from fastopt.amp import StepInfo
     >>> StepInfo(stepped=False, skipped=True, culprits=("fc_weight",))
-    StepInfo(stepped=False, skipped=True, global_norm=None, culprits=('fc_weight',))
+    StepInfo(stepped=False, skipped=True, global_norm=None, culprits=('fc_weight',), d=None)
     """
 
     stepped: bool
     skipped: bool
     global_norm: float | None = None
     culprits: tuple[str, ...] = ()
+    d: float | None = None
 
 
 class LossScaler(metaclass=Constructor):

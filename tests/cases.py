@@ -120,6 +120,7 @@ CASES = [
     Case("schedulefreeadamw", converges=FAST, recorded=True),
     Case("schedulefreesgd", converges=FAST, recorded=True),
     Case("schedulefreesgd", {"average_rate": 0.1}, converges=FAST, recorded=True),
+    Case("prodigy", converges={"d0": 1e-2}, recorded=True),
     Case("lion", {"cautious": True}, converges={"learning_rate": 0.05}, recorded=True),
     Case("lion", {"cautious_decay": True}, converges={"learning_rate": 0.05}, recorded=True),
     Case("adamw", {"cautious": True}, converges=FAST, recorded=True),

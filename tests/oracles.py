@@ -256,3 +256,23 @@ def adan(w, lr, wd, beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-8):
         root = np.sqrt(v / (1 - beta3**t)) + eps
         step = (m / (1 - beta1**t) + beta2 * n / (1 - beta2**t)) / root
         w = (w - lr * step) / (1 + lr * wd)
+
+
+def prodigy(weights, d=1e-6, lr=1.0, wd=0.0, beta1=0.9, beta2=0.999, eps=1e-8):
+    """arXiv:2306.06101, algorithm 4, over a list of tensors."""
+    first, beta3, r = weights, np.sqrt(beta2), 0.0
+    m, v, s = ([np.zeros_like(w) for w in weights] for _ in range(3))
+    while True:
+        gs = yield weights, d
+        rate = lr * d
+        m = [beta1 * a + (1 - beta1) * d * g for a, g in zip(m, gs, strict=True)]
+        v = [beta2 * a + (1 - beta2) * (d * g) ** 2 for a, g in zip(v, gs, strict=True)]
+        r = beta3 * r + (1 - beta3) * rate * d * sum(
+            np.sum(g * (a - w)) for g, a, w in zip(gs, first, weights, strict=True)
+        )
+        s = [beta3 * a + (1 - beta3) * rate * d * g for a, g in zip(s, gs, strict=True)]
+        weights = [
+            (1 - rate * wd) * w - rate * a / (np.sqrt(b) + d * eps)
+            for w, a, b in zip(weights, m, v, strict=True)
+        ]
+        d = max(d, r / sum(np.abs(a).sum() for a in s))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt.engine.plan import Plan
+from fastopt.engine.step_sums import SummedPlan
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels import cpu
 from fastopt.kernels.layout import DONE
@@ -58,6 +59,7 @@ class Joint:
         self.weights = [weight for _, weight, *_ in calls]
         self.length = 0 if single else len(calls)
         self.plans = [plan for plan, _ in parts]
+        self.summed = [plan for plan in self.plans if isinstance(plan, SummedPlan)]
         self.places = [list(places) for _, places in parts]
         self.takes = [
             itemgetter(*own) if len(own) > 1 else itemgetter(slice(own[0], own[0] + 1))
@@ -177,7 +179,9 @@ class Joint:
         new = [[i for i in dict.fromkeys(plan.indices) if i not in counts] for plan in self.plans]
         tables: list[Any] = []
         before: list[Any] = []
+        begun: list[Any] = []
         try:
+            begun.extend((plan, plan.begin(self.indices)) for plan in self.summed)
             for plan in self.plans:  # a new index may move the counts of all
                 if plan.counts_version != plan.optimizer.version:
                     plan._find_slots()
@@ -189,9 +193,13 @@ class Joint:
         except BaseException:
             if not (tables and tables[-1].done):
                 self._roll_back(before, new, largest)
+                for plan, changed in reversed(begun):
+                    plan.optimizer.step_sums.put_back(changed)
             raise
         for plan in self.plans:
             plan.new = []
+        for plan in self.summed:
+            plan.collect()
 
     def _roll_back(self, before: Sequence[Any], new: Sequence[Any], largest: int) -> None:
         with uninterrupted:

@@ -15,6 +15,7 @@ from fastopt.engine.mixed_precision import arrays_of
 from fastopt.engine.overlap import Ranges
 from fastopt.engine.per_index import Index
 from fastopt.engine.plan import Plan
+from fastopt.engine.step_sums import SummedPlan
 from fastopt.engine.validate import (
     check,
     check_apart,
@@ -194,7 +195,8 @@ class Planner:
         in_order |= not keep  # the caller launches
         weights, states = [call[1] for call in calls], [call[3] for call in calls]
         groups = spread if in_order else self._grouped(tables)
-        plan = Plan(self, indices, weights, states, groups, single, in_order, averaging)
+        kind = Plan if self.optimizer.step_sums is None else SummedPlan
+        plan = kind(self, indices, weights, states, groups, single, in_order, averaging)
         keep = keep and not in_order and all(table.direct for table in tables)
         keep = keep and not (averaging is not None and averaging.whole)
         plan.kept = keep and all(map(is_fixed, states)) and readable()

@@ -40,6 +40,7 @@ from fastopt.optimizer.optimizer import Optimizer as Optimizer
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
 from fastopt.optimizer.optimizer import create as create
 from fastopt.optimizer.optimizer import register as register
+from fastopt.optimizer.prodigy import Prodigy as Prodigy
 from fastopt.optimizer.radam import RAdam as RAdam
 from fastopt.optimizer.rmsprop import RMSProp as RMSProp
 from fastopt.optimizer.rprop import Rprop as Rprop

@@ -111,7 +111,7 @@ class Group:
         except TypeError as error:
             raise TypeError(f"{self.label}: {error}") from None
         for name in overrides:
-            if name in SHARED:
+            if name in (*SHARED, *main.same_in_groups):
                 raise TypeError(f"{self.label}: {name} is the same in all groups")
         if unknown := [str(name) for name in overrides if name not in taken]:
             others = [

@@ -41,6 +41,7 @@ from fastopt.engine.mixed_precision import (
 )
 from fastopt.engine.per_index import Counts, Index, PerIndex
 from fastopt.engine.planner import Planner
+from fastopt.engine.step_sums import StepSums
 from fastopt.engine.tracked import Tracked, weakly
 from fastopt.engine.validate import Array, is_half, label, order_of
 from fastopt.kernels import noise
@@ -336,6 +337,9 @@ class Optimizer(Checked):
 
     rule_by_index: ClassVar[bool] = False
     """Whether parameters have rules of their own."""
+
+    same_in_groups: ClassVar[tuple[str, ...]] = ()
+    """Arguments that a group of an updater cannot override."""
 
     per_index: ClassVar[bool] = False
     """Whether the class overrides how it counts or finds rates, so that it is asked each time."""
@@ -757,6 +761,11 @@ class Optimizer(Checked):
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
         """Positions of these numbers in :attr:`carried`."""
         return np.zeros(len(indices), np.int64)
+
+    @property
+    def step_sums(self) -> StepSums | None:
+        """What adds up the numbers that a rule keeps, where it needs those of all tensors."""
+        return None
 
     @property
     def folds(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import is_
 from typing import Any, overload
 
@@ -159,7 +160,7 @@ class Updater(Resumable):
         self.average = average
         self.clip_adaptive_eps = clip_adaptive_eps
         self.clip_adaptive = clip_adaptive
-        self.info = StepInfo(stepped=False, skipped=False)
+        self._info = StepInfo(stepped=False, skipped=False)
         self.states = {}
         self.states_synced = {}
         self.groups = groups
@@ -167,10 +168,17 @@ class Updater(Resumable):
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     planner: Planner
+    _info: StepInfo
     _plans: dict[Any, Any]
     _windows: Windows | None = None
     _units: UnitClip | None = None
     _averages: Averages | None = None
+
+    @property
+    def info(self) -> StepInfo:
+        """What the last call did, with the estimate of an optimizer that makes one."""
+        sums = self.optimizer.step_sums
+        return self._info if sums is None else replace(self._info, d=sums.d)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "info":  # which calls assign
@@ -325,8 +333,8 @@ class Updater(Resumable):
             with optimizer.lock:
                 if plan.version == optimizer.version:
                     if plan.quick_call((index, grad, weight)):
-                        if self.info is not STEPPED:
-                            self.info = STEPPED
+                        if self._info is not STEPPED:
+                            self._info = STEPPED
                         return
                 elif optimizer.unchecked:
                     pass  # names of multipliers are checked below
@@ -338,8 +346,8 @@ class Updater(Resumable):
                     if plan.small
                     else plan.fits(index, grad, weight) and not plan.step()
                 ):
-                    if self.info is not STEPPED:
-                        self.info = STEPPED
+                    if self._info is not STEPPED:
+                        self._info = STEPPED
                     return
         if weight is None:
             raise TypeError(
@@ -362,7 +370,7 @@ class Updater(Resumable):
                 if indices := taken(indices):
                     self(indices, taken(grads), taken(weights))
                 else:
-                    self.info = StepInfo(stepped=False, skipped=False)
+                    self._info = StepInfo(stepped=False, skipped=False)
                 return
         if {*map(type, grads), *map(type, weights)} <= OURS:
             self._update(indices, grads, weights, single)
@@ -455,7 +463,7 @@ class Updater(Resumable):
                     self._measured_step(indices, grads, weights, single)
                 else:
                     self._step(indices, grads, weights, single)
-                    self.info = STEPPED
+                    self._info = STEPPED
 
     def _step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
@@ -529,8 +537,8 @@ class Updater(Resumable):
             if not adding.call_again(index, grad, sums):
                 return False
             windows.count(indices)
-            if self.info is not ACCUMULATED:
-                self.info = ACCUMULATED
+            if self._info is not ACCUMULATED:
+                self._info = ACCUMULATED
             return True
         if plan.alternates and (plan := plan.chosen()) is None:
             return False
@@ -603,7 +611,7 @@ class Updater(Resumable):
         windows.close(complete)
         windows.count([index for index in indices if index not in complete])
         if not last:
-            self.info = ACCUMULATED
+            self._info = ACCUMULATED
             waiting = Waiting(indices, [weight for _, weight, _ in entries], single)
             plan = self._plans.get(waiting.key)
             if plan is None or not all(map(is_, waiting.weights, plan.weights)):
@@ -675,7 +683,7 @@ class Updater(Resumable):
 
     def _report(self, info: StepInfo) -> None:
         """Keep what a call did."""
-        vars(self)["info"] = info  # past the checks of other attributes
+        vars(self)["_info"] = info  # past the checks of other attributes
         if self.loss_scaler is not None:
             self.loss_scaler.update(overflow=info.skipped)
 

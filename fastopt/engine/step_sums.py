@@ -1,0 +1,86 @@
+"""The plan of a call whose rule needs numbers of all tensors of a step."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fastopt.engine.per_index import Index
+from fastopt.engine.plan import Plan
+from fastopt.engine.validate import label, leaves
+from fastopt.interrupts import uninterrupted
+from fastopt.kernels.device_memory import host
+from fastopt.kernels.devices import header
+
+__all__ = ["StepSums", "SummedPlan"]
+
+
+class StepSums(Protocol):
+    """What adds up the numbers that a rule keeps for each tensor, over the tensors of a step."""
+
+    @property
+    def d(self) -> float:
+        """Estimate of the present step."""
+
+    def begin(self, indices: Sequence[Index]) -> Any:
+        """Start a step if one of the indices is in the present one; return what has changed."""
+
+    def put_back(self, before: Any) -> None:
+        """Undo what :meth:`begin` has changed."""
+
+    def add(self, indices: Sequence[Index], numbers: Sequence[tuple[float, ...]]) -> None:
+        """Add the numbers that tensors kept in their update."""
+
+
+class SummedPlan(Plan):
+    """Plan of an optimizer with :attr:`~fastopt.optimizer.Optimizer.step_sums`.
+
+    It is a :class:`~fastopt.engine.plan.Plan` whose hyper-parameters are computed in every step.
+    """
+
+    @property
+    def settled(self) -> bool:
+        """Never, as hyper-parameters depend on the sums."""
+        return False
+
+    def begin(self, indices: Sequence[Index]) -> Any:
+        """Start a step with these tensors, of this plan and of others; return what has changed.
+
+        Raises
+        ------
+        ValueError
+            An index comes twice. Nothing has changed.
+        """
+        optimizer = self.optimizer
+        if len(set(indices)) < len(indices):
+            twice = next(index for k, index in enumerate(indices) if index in indices[:k])
+            raise ValueError(
+                f"{label(twice, optimizer.idx2name)}: {type(optimizer).__name__} takes an index "
+                "once in a list, which is one step"
+            )
+        self.filled = ()
+        return optimizer.step_sums.begin(indices)
+
+    def collect(self) -> None:
+        """Add the numbers that tensors kept in the step that has been made."""
+        count = len(self.tables[0].layout.rule.kept)
+        kept = [leaves(state)[-count:] for state in self.states]
+        numbers = [tuple(float(_on_host(array)) for array in own) for own in kept]
+        self.optimizer.step_sums.add(self.indices, numbers)
+
+    def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
+        """See :meth:`Plan.step <fastopt.engine.plan.Plan.step>`."""
+        with uninterrupted:
+            before, status = self.begin(self.indices), -1
+            try:
+                status = super().step(factor, objects, shielded=True)
+            finally:
+                if status:
+                    self.optimizer.step_sums.put_back(before)
+            if not status:
+                self.collect()
+        return status
+
+
+def _on_host(array: Any) -> Any:
+    return array if type(array) is np.ndarray else host(header(array))

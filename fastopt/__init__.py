@@ -53,6 +53,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Nadam as Nadam
     from fastopt.optimizer import NAdamW as NAdamW
     from fastopt.optimizer import NovoGrad as NovoGrad
+    from fastopt.optimizer import Prodigy as Prodigy
     from fastopt.optimizer import RAdam as RAdam
     from fastopt.optimizer import RMSProp as RMSProp
     from fastopt.optimizer import Rprop as Rprop

@@ -145,6 +145,12 @@ CASES = [
 OF_MATRICES = ("adafactor", "muon", "soap")
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
+OF_STEPS = ("prodigy",)
+"""Optimizers whose hyper-parameters are computed from all tensors of a step.
+
+An index is in it once, with a multiplier of the rate of 0 or 1; state and decay are exact.
+"""
+
 FIRST = {case.name: case for case in reversed(CASES)}
 """The first form of each optimizer."""
 

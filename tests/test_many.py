@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cases import CASES, exhaustive, kept
+from cases import CASES, OF_STEPS, exhaustive, kept
 from many import Tensor, as_list, everything, frozen, one_by_one, tensors_of
 
 from fastopt import lr_scheduler, optimizer
 from fastopt.sparse import RowSparse
 
+ALIKE = [case for case in CASES if case.name not in OF_STEPS]
+"""Optimizers that update a tensor whatever the others are."""
 every_case = pytest.mark.parametrize("case", kept(CASES, "adam"), ids=str)
 NAMES = {0: "conv_weight", 2: "norm_gamma", 4: "empty", 8: "table_weight", 14: "fc_bias"}
 
@@ -33,7 +35,7 @@ def train(way, updater, weights, tensors, steps, change=lambda step: None, seed=
             one_by_one(updater, alone, grads[1:4], [weights[index] for index in alone])
 
 
-@every_case
+@pytest.mark.parametrize("case", kept(ALIKE, "adam"), ids=str)
 def test_lists_have_the_bits_of_single_calls(case):
     """For mixed tensors, multipliers of every origin that change, a schedule, unequal counts."""
 

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import CASES, LIGHT, chosen, every_or_few, exhaustive, sampled
+from cases import CASES, LIGHT, OF_STEPS, chosen, every_or_few, exhaustive, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from listings import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
@@ -169,7 +169,7 @@ def test_a_list_with_sparse_and_dense_gradients_equals_single_calls(case, many, 
         same_bits(*(leaves(updater.states[index]) for updater in (lists, singles)))
 
 
-@every_case
+@pytest.mark.parametrize("case", sampled(c for c in CASES if c.name not in OF_STEPS), ids=str)
 def test_an_index_may_come_twice_in_a_list_with_sparse_gradients(case, rng):
     lists, singles = made(case, None), made(case, None)
     weight, other = np.ones(case.shape), np.ones(case.shape)

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from cases import CASES, LIGHT, SAMPLE, Case, sampled
+from cases import CASES, LIGHT, OF_STEPS, SAMPLE, Case, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from listings import listing, problems, same_bits
@@ -29,7 +29,7 @@ DECOUPLED.append(Case("signum", {"momentum": 0.0, "wd_lh": 0.2}))
 DECAYING = [
     case
     for case in CASES
-    if case.name not in ("test", "groupadagrad") and CAUTIOUS.isdisjoint(case.kwargs)
+    if case.name not in ("test", "groupadagrad", *OF_STEPS) and CAUTIOUS.isdisjoint(case.kwargs)
 ]
 DECAYING.append(Case("signum", {"wd_lh": 0.2}))
 

@@ -1,9 +1,8 @@
 """The plan of a call whose rule needs numbers of all tensors of a step."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
-
-import numpy as np
 
 from fastopt.engine.per_index import Index
 from fastopt.engine.plan import Plan
@@ -28,7 +27,7 @@ class StepSums(Protocol):
     def put_back(self, before: Any) -> None:
         """Undo what :meth:`begin` has changed."""
 
-    def add(self, indices: Sequence[Index], numbers: Sequence[tuple[float, ...]]) -> None:
+    def add(self, indices: Sequence[Index], numbers: Sequence[Sequence[float]]) -> None:
         """Add the numbers that tensors kept in their update."""
 
 
@@ -37,6 +36,12 @@ class SummedPlan(Plan):
 
     It is a :class:`~fastopt.engine.plan.Plan` whose hyper-parameters are computed in every step.
     """
+
+    @cached_property
+    def numbers(self) -> list[tuple[Any, ...]]:
+        """Arrays of the numbers that each tensor keeps."""
+        count = len(self.tables[0].layout.rule.kept)
+        return [leaves(state)[-count:] for state in self.states]
 
     @property
     def settled(self) -> bool:
@@ -63,9 +68,10 @@ class SummedPlan(Plan):
 
     def collect(self) -> None:
         """Add the numbers that tensors kept in the step that has been made."""
-        count = len(self.tables[0].layout.rule.kept)
-        kept = [leaves(state)[-count:] for state in self.states]
-        numbers = [tuple(float(_on_host(array)) for array in own) for own in kept]
+        if self.on_device:
+            numbers = [[float(host(header(array))) for array in own] for own in self.numbers]
+        else:
+            numbers = [[array.item() for array in own] for own in self.numbers]
         self.optimizer.step_sums.add(self.indices, numbers)
 
     def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
@@ -80,7 +86,3 @@ class SummedPlan(Plan):
             if not status:
                 self.collect()
         return status
-
-
-def _on_host(array: Any) -> Any:
-    return array if type(array) is np.ndarray else host(header(array))

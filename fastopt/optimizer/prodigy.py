@@ -313,6 +313,6 @@ class Prodigy(AdamFamily):
             self.estimate.update(before[0])
             self.shares.update(before[1])
 
-    def add(self, indices: Sequence[Index], numbers: Sequence[tuple[float, ...]]) -> None:
+    def add(self, indices: Sequence[Index], numbers: Sequence[Sequence[float]]) -> None:
         """Add the shares of tensors in the sums of a step."""
-        self.shares.update(zip(indices, numbers, strict=True))
+        self.shares.update(zip(indices, map(tuple, numbers), strict=True))

@@ -7,7 +7,7 @@ import warnings
 import numba
 import numpy as np
 import pytest
-from cases import OF_MATRICES, exhaustive, kept
+from cases import OF_MATRICES, OF_STEPS, exhaustive, kept
 
 from fastopt import EMA, optimizer
 from fastopt.parameter import ParameterDict
@@ -15,8 +15,8 @@ from fastopt.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
 
-IN_PYTHON = {"lbsgd", *OF_MATRICES, "test"}
-"""LBSGD adds up gradients in Python, some multiply matrices; Test overrides how it counts."""
+IN_PYTHON = {"lbsgd", *OF_MATRICES, *OF_STEPS, "test"}
+"""LBSGD adds up gradients in Python, others compute matrices or rates; Test overrides counts."""
 
 SINGLE, LIST = 10, 12
 """Most frames of a call for one parameter and for a list of four, a schedule's own included."""

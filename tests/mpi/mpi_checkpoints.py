@@ -58,6 +58,7 @@ def cases_of_all_kinds():
         "groupadagrad",
         "lamb",
         "novograd",
+        "prodigy",
     )
     return [*(case for case in CASES if str(case) in chosen), Case("normalized", wd=0.0)]
 
@@ -274,7 +275,7 @@ def check_a_write_that_fails_leaves_the_old_checkpoint(folder):
 def check_an_updater_without_ranks_goes_on_from_ranks_and_back(folder):
     """The bits of one updater that never stopped, on any number of ranks."""
     for case in cases_of_all_kinds():
-        if case.name in ("lamb", "lbsgd", "novograd"):
+        if case.name in ("lamb", "lbsgd", "novograd", "prodigy"):
             continue  # norms of whole tensors have other last bits on several ranks
         make = lambda case=case: case.make(param_idx2name=NAMES, wd=case.wd)  # noqa: E731
         path, back = (Path(folder, f"{n}_{case.name}_{comm.size}") for n in ("to", "back"))

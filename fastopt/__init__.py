@@ -35,6 +35,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import NAG as NAG
     from fastopt.optimizer import SGD as SGD
     from fastopt.optimizer import SGLD as SGLD
+    from fastopt.optimizer import SM3 as SM3
     from fastopt.optimizer import SOAP as SOAP
     from fastopt.optimizer import AdaBelief as AdaBelief
     from fastopt.optimizer import AdaDelta as AdaDelta

@@ -142,7 +142,7 @@ CASES = [
     ),
 ]
 
-OF_MATRICES = ("adafactor", "muon", "soap")
+OF_MATRICES = ("adafactor", "muon", "sm3", "soap")
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
 OF_STEPS = ("prodigy",)

@@ -1,4 +1,4 @@
-"""Write matrices.json: steps of Muon and Adafactor of torch and optax, in float64.
+"""Write matrices.json: steps of Muon, Adafactor and SM3 of torch and optax, in float64.
 
 Run with torch, optax and jax installed: ``python tests/golden/make_matrices.py``. Torch rounds to
 bfloat16 before it iterates; that alone is left out.
@@ -89,6 +89,13 @@ ADAFACTOR = [
 ]
 """Library, its arguments of Adafactor, and ours in place of those that are called otherwise."""
 
+SM3 = [
+    ({"momentum": 0.9}, {"eps": 1e-8}),
+    ({"momentum": 0.0}, {"eps": 1e-8}),
+]
+"""Arguments of optax, and ours besides."""
+
+
 def data(shape):
     """First weights, and gradients from large to small."""
     rng = np.random.default_rng(len(shape) * 100 + shape[-1])
@@ -152,6 +159,27 @@ def adafactor_cases():
             }
 
 
+def sm3(shape, arguments):
+    weight, gradients = data(shape)
+    weight = jax.numpy.asarray(weight)
+    optimizer = optax.sm3(0.05, **arguments)
+    state = optimizer.init(weight)
+    for gradient in gradients:
+        step, state = optimizer.update(jax.numpy.asarray(gradient), state, weight)
+        weight = optax.apply_updates(weight, step)
+        yield np.asarray(weight).tolist()
+
+
+def sm3_cases():
+    for shape in ADAFACTOR_SHAPES:
+        for arguments, ours in SM3:
+            yield {
+                "shape": shape,
+                "arguments": {"lr": 0.05, **arguments, **ours},
+                "weights": list(sm3(shape, arguments)),
+            }
+
+
 def cases():
     for shape in SHAPES:
         for arguments, renamed in TORCH:
@@ -187,6 +215,7 @@ if __name__ == "__main__":
         },
         "cases": list(cases()),
         "adafactor": list(adafactor_cases()),
+        "sm3": list(sm3_cases()),
     }
     path = Path(__file__).with_name("matrices.json")
     path.write_text(json.dumps(made) + "\n")

@@ -1,4 +1,4 @@
-"""One step in several libraries, as one table: dense, many tensors, row-sparse, half precision.
+"""One step in several libraries, as one table: dense, lists, row-sparse, half precision, rules.
 
 Every library runs in a process of its own, on its own warm memory and with the same number of
 threads and CPUs. The processes take turns. The first number of a line is fastopt's median time of
@@ -24,6 +24,7 @@ import list_steps
 import llvmlite.binding
 import numba
 import row_steps
+import rule_steps
 import steps
 from bars import all_bars
 from race import Make, Race, note
@@ -34,7 +35,7 @@ from fastopt.info import FEATURES, processor
 
 COLUMNS = {
     column: library
-    for module in (steps, row_steps, list_steps, half_steps)
+    for module in (steps, row_steps, list_steps, half_steps, rule_steps)
     for column, (library, _) in module.PEERS.items()
 }
 """Library by the column of the table."""
@@ -55,7 +56,7 @@ def installed() -> dict[str, str]:
 
 def cases(quick: bool) -> Iterator[tuple[str, dict[str, Make]]]:
     """What is measured, and the steps by column."""
-    for module in (steps, list_steps, row_steps, half_steps):
+    for module in (steps, list_steps, row_steps, half_steps, rule_steps):
         for words, arguments in module.CASES.items():
             if not (quick and any(isinstance(a, int) and a > 1_000_000 for a in arguments)):
                 yield words, {c: partial(make, *arguments) for c, (_, make) in module.PEERS.items()}

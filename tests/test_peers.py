@@ -100,3 +100,20 @@ def test_numpy_code_steps_rows_as_fastopt_does(peers):
         updater(0, (values, ids), weight)
     assert abs(weight).max() > 1e-3
     np.testing.assert_allclose(arrays[0], weight, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", ["fastopt", "torch", "optax"])
+def test_every_rule_steps_in_the_libraries_that_have_it(library, peers):
+    pytest.importorskip(library)
+    rules = importlib.import_module("rule_steps")
+    done = set()
+    for name, _ in rules.CASES.values():
+        try:
+            rules.PEERS[library][1](name, (4, 3))()
+        except NotImplementedError:
+            continue
+        done.add(name)
+    of_all = {name for name, _ in rules.CASES.values()}
+    assert done == {"fastopt": of_all, "torch": {*rules.TORCH}, "optax": {*rules.OPTAX}}[library]

@@ -35,7 +35,7 @@ OPTAX = {
     **{name: f"contrib.{name}" for name in ("ademamix", "adopt", "muon")},
     "nadam": "nadam",
 }
-"""Functions of optax. Its Prodigy starts with weights in its state, whose memory jit cannot take."""
+"""Functions of optax; its Prodigy keeps the weights themselves, whose memory jit cannot take."""
 
 
 def fastopt_step(name: str, shape: tuple[int, int]) -> Call:

@@ -169,7 +169,9 @@ def test_a_list_with_sparse_and_dense_gradients_equals_single_calls(case, many, 
         same_bits(*(leaves(updater.states[index]) for updater in (lists, singles)))
 
 
-@pytest.mark.parametrize("case", sampled(c for c in CASES if c.name not in OF_STEPS), ids=str)
+@pytest.mark.parametrize(
+    "case", sampled((c for c in CASES if c.name not in OF_STEPS), LIGHT), ids=str
+)
 def test_an_index_may_come_twice_in_a_list_with_sparse_gradients(case, rng):
     lists, singles = made(case, None), made(case, None)
     weight, other = np.ones(case.shape), np.ones(case.shape)

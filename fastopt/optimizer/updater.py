@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
-from dataclasses import replace
 from operator import is_
 from typing import Any, overload
 
@@ -177,8 +176,10 @@ class Updater(Resumable):
     @property
     def info(self) -> StepInfo:
         """What the last call did, with the estimate of an optimizer that makes one."""
-        sums = self.optimizer.step_sums
-        return self._info if sums is None else replace(self._info, d=sums.d)
+        sums, info = self.optimizer.step_sums, self._info
+        if sums is None:
+            return info
+        return StepInfo(info.stepped, info.skipped, info.global_norm, info.culprits, sums.d)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "info":  # which calls assign

@@ -42,6 +42,7 @@ numpydoc_validation_exclude = {
     r"\.(Rule|Scope|SGLD|Test)$",  # made by functions; or with the constructor of the base class
     r"\.ShardedUpdater\.",  # its methods take what those of Updater do
     r"\.kernels\.scalars\.",  # arguments of rules, all of them
+    r"\.StepInfo\.",  # fields of a named tuple, whose docstrings are its own
     r"\.MXNetStates\.optimizer$",  # None, whose class has no docstring
 }
 

@@ -110,7 +110,7 @@ class Prodigy(AdamFamily):
     estimate. A gradient that is not finite stays in the sums, and so ends the growth of :math:`d`;
     a `loss_scaler` or `clip_global_norm` of the updater skips it. Lazy updates leave :math:`s` of
     rows that are not indexed as it is; it counts with :math:`\beta_3 |s|`, which makes the estimate
-    smaller.
+    smaller; `sparse_decay` must be 'touched'.
 
     Source: Mishchenko and Defazio, "Prodigy: An Expeditiously Adaptive Parameter-Free Learner",
     arXiv:2306.06101, algorithm 4, with the sums of the authors' package prodigyopt. That has
@@ -143,8 +143,7 @@ class Prodigy(AdamFamily):
     safeguard_warmup : bool
         Leave the learning rate out of :math:`s`, for schedules that warm up. Default False.
     **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None, and
-        `sparse_decay` 'touched'.
+        Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 
     Raises
     ------

@@ -177,9 +177,7 @@ class Updater(Resumable):
     def info(self) -> StepInfo:
         """What the last call did, with the estimate of an optimizer that makes one."""
         sums, info = self.optimizer.step_sums, self._info
-        if sums is None:
-            return info
-        return StepInfo(info.stepped, info.skipped, info.global_norm, info.culprits, sums.d)
+        return info if sums is None else info._replace(d=sums.d)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "info":  # which calls assign

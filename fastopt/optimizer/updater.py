@@ -180,7 +180,7 @@ class Updater(Resumable):
         return info if sums is None else info._replace(d=sums.d)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "info":  # which calls assign
+        if name == "_info":  # which calls assign
             vars(self)[name] = value
             return
         if name == "groups":

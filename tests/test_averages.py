@@ -116,6 +116,7 @@ def test_a_field_that_averages_need_is_refused():
     assert made.optimizer.num_update == 0
 
 
+@pytest.mark.exhaustive
 @given(k=st.integers(1, 4), alpha=st.floats(0.1, 1), steps=st.integers(1, 9))
 def test_lookahead_returns_to_the_slow_weights(k, alpha, steps):
     rng = np.random.default_rng(steps)
@@ -305,6 +306,7 @@ def test_a_failed_call_changes_nothing(average, rng):
         np.testing.assert_array_equal(made.averages[0], twin.averages[0])
 
 
+@pytest.mark.exhaustive
 def test_a_skipped_step_leaves_the_average_alone():
     made = optimizer.Updater(optimizer.Adam(), loss_scaler=LossScaler(), average=EMA(decay=0.5))
     weight = np.ones(2, np.float32)

@@ -155,6 +155,7 @@ def test_report_says_that_a_machine_is_busy(load, monkeypatch, bench):
     assert said == (load == 12.0)
 
 
+@pytest.mark.exhaustive
 @compiled
 def test_report_uses_as_many_threads_as_it_is_told_to_and_then_all_again(bench):
     before = numba.get_num_threads()

@@ -170,6 +170,7 @@ def test_report_has_both_times_and_says_that_the_weights_agree(text, capsys):
     assert re.findall(words, out, re.MULTILINE) == lines
 
 
+@pytest.mark.exhaustive
 def test_progress_is_one_line_of_a_terminal(text, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     embeddings.run(Options(text=text, epochs=1))

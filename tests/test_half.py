@@ -31,6 +31,7 @@ def test_a_master_moves_bit_for_bit_as_a_float32_weight(case, half, rng):
     assert not np.array_equal(exact, exact.astype(half)) or case.name == "test"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("momentum", [0.0, *exhaustive(0.5)])
 def test_lars_takes_the_norm_of_the_rounded_weight(momentum, half, rng):
     exact = np.full((4, 3), 1 + float(np.spacing(half.type(1))) * 0.49, np.float32)

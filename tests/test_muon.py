@@ -628,7 +628,7 @@ def test_accumulated_gradients_give_the_step_of_their_mean(rng):
 def test_what_it_cannot_be_combined_with_is_refused():
     with pytest.raises(TypeError, match=r"Muon overrides update\(\)"):
         fastopt.Updater(Muon(), average=fastopt.EMA())
-    with pytest.raises(TypeError, match=r"Muon overrides update\(\); groups need optimizers"):
+    with pytest.raises(TypeError, match=r"Muon overrides update\(\), and groups need optimizers"):
         fastopt.Updater(Muon(), groups={"bias": {"lr_mult": 2.0}})
 
 

@@ -113,6 +113,7 @@ print(set(joblib.Parallel(2, backend="loky")(joblib.delayed(work)(k) for k in ra
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layer", BEST)
 def test_joblib_workers_work(layer, run_python):
     pytest.importorskip("joblib")

@@ -79,6 +79,7 @@ def test_each_step_is_that_of_the_library(case, dtype, tolerance, of_d):
             np.testing.assert_allclose(weight, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("wd", [0.0, *exhaustive(0.1)])
 def test_each_step_is_that_of_the_paper(wd):
     weights, steps = start(F64)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import oracles
 import pytest
-from cases import CASES, exhaustive
+from cases import CASES, OF_STEPS, exhaustive
 
 import fastopt
 from fastopt import optimizer
@@ -85,7 +85,7 @@ def test_the_file_names_its_packages():
 
 def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula():
     names = {case["class"].lower() for case in OTHERS} | {name for _, name, _ in FORMULAS.values()}
-    assert {case.name for case in CASES if case.recorded} <= names
+    assert {case.name for case in CASES if case.recorded} - {*OF_STEPS} <= names
 
 
 def check(case, dtype, **tolerance):

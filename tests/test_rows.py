@@ -14,7 +14,6 @@ from fastopt.engine.validate import leaves
 from fastopt.sparse import RowSparse
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
-every_kind = pytest.mark.parametrize("case", sampled(CASES), ids=str)
 few = settings(max_examples=12)
 
 
@@ -22,7 +21,7 @@ def made(case, lazy):
     return case.updater(wd=case.wd, lazy_update=lazy, **ARGUMENTS)
 
 
-@every_kind
+@every_case
 @few
 @given(data=st.data())
 def test_a_lazy_update_that_lists_all_rows_is_the_dense_one(case, data):

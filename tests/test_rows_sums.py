@@ -61,6 +61,7 @@ def test_standard_updates_do_not_tell_listed_rows_from_dense_gradients(strategy,
     same_bits(problem.run(updater(), dense_where(dense, problem.grads)), expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "half", [np.dtype("float16"), *exhaustive(np.dtype(ml_dtypes.bfloat16))], ids=str
 )

@@ -99,7 +99,7 @@ def test_frames_of_a_warm_call(name, setting, single):
 
 
 @pytest.mark.parametrize("average", [None, *exhaustive(EMA())], ids=str)
-@pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
+@pytest.mark.parametrize("single", [True, *exhaustive(False)], ids=["single", "list"])
 def test_frames_of_a_warm_call_with_groups(single, average):
     """An average costs none, and a list three for each group besides."""
     groups = {

@@ -132,6 +132,7 @@ def test_a_rate_that_cannot_be_found_changes_nothing():
     assert everything(updater, weights) == before
 
 
+@pytest.mark.exhaustive
 def test_lars_remembers_the_rate_that_each_tensor_of_a_list_had():
     """Counts differ, and the schedule steps between the updates of the two."""
     ends = []

@@ -10,12 +10,14 @@ from fastopt.checkpoint.describe import foreign_part
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.groups import optimizers_of
 from fastopt.engine.validate import label, leaves
+from fastopt.kernels.codes import is_coded, scales_shape, split_scales
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["check_states"]
 
 SLOTS = ("float32", "float64", "bfloat16")
+SCALES = ("float32", "float64")
 MASTERS = ("float32", "uint16")
 
 
@@ -51,7 +53,7 @@ def check_states(
 
 def _check_arrays(words: str, rule: Rule, state: Any, masters: bool) -> list[Array]:
     """Return the arrays of the slots, without a master."""
-    arrays: list[Any] = list(leaves(state))
+    arrays, scales = split_scales(leaves(state))
     if not all(isinstance(array, np.ndarray) for array in arrays):
         raise CheckpointError(f"{words} must hold arrays, got {state!r:.100}")
     count = len(rule.slots)
@@ -63,19 +65,26 @@ def _check_arrays(words: str, rule: Rule, state: Any, masters: bool) -> list[Arr
         )
     master = None
     if paired:  # the pair of master and state, in one order or the other
-        last = isinstance(state[1], np.ndarray) and leaves(state[0]) == tuple(arrays[:-1])
+        inner = split_scales(leaves(state[0]))[0]
+        last = isinstance(state[1], np.ndarray) and inner == arrays[:-1]
         master = arrays.pop(-1 if last else 0)
     for number in arrays[len(rule.state) :]:
         _check_dtype(words, number, SLOTS)
         if number.shape:
             raise CheckpointError(f"{words} must have one number for the tensor, got {number!r}")
     arrays = arrays[: len(rule.state)]
-    for array in arrays:
-        _check_dtype(words, array, SLOTS)
+    codes = rule.codes
+    for slot, array in zip(rule.state, arrays, strict=True):
+        _check_dtype(words, array, (*SLOTS, codes[slot]) if slot in codes else SLOTS)
         if array.shape != arrays[0].shape:
             raise CheckpointError(
                 f"{words} has arrays of shapes {arrays[0].shape} and {array.shape}"
             )
+    of = [array.shape for array in arrays if is_coded(array)]
+    if [array.shape for array in scales] != list(map(scales_shape, of)):
+        raise CheckpointError(f"{words} has codes of shapes {of}, whose scales do not fit")
+    for array in scales:
+        _check_dtype(f"{words}: scales", array, SCALES)
     if master is not None:
         _check_dtype(f"{words}: master", master, MASTERS)
         if arrays and not rule.row and master.shape != arrays[0].shape:

@@ -8,6 +8,7 @@ import numpy as np
 from fastopt.checkpoint.describe import Stateful, check_updater
 from fastopt.checkpoint.torch_forms import FORMS, Form
 from fastopt.engine.validate import label, leaves
+from fastopt.kernels.codes import numbers_of
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["to_torch_state_dict"]
@@ -100,7 +101,7 @@ def _group(form: Form, optimizer: Optimizer, lr: float, wd: float) -> dict[str, 
 def _to_torch(form: Form, updater: Stateful, index: Index, lr: float) -> dict[str, Any]:
     """State of one parameter."""
     optimizer = updater.optimizer
-    arrays = leaves(updater.states[index])
+    arrays = numbers_of(leaves(updater.states[index]))
     words = label(index, optimizer.idx2name)
     if len(arrays) != len(form.slots):
         raise ValueError(f"{words}: torch keeps {form.slots}, the state has {len(arrays)} arrays")

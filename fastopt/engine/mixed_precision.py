@@ -6,6 +6,7 @@ import numpy as np
 
 from fastopt.engine.per_index import Index
 from fastopt.engine.validate import check_like, check_state, is_half, label, leaves, order_of
+from fastopt.kernels.codes import split_scales
 from fastopt.kernels.device_memory import assign, host, placed
 from fastopt.kernels.devices import header, headers
 from fastopt.kernels.layout import real_of
@@ -17,6 +18,7 @@ __all__ = [
     "arrays_of",
     "check_copy",
     "has_master",
+    "holds_master",
     "round_into",
     "set_master",
     "split_state",
@@ -85,7 +87,10 @@ def arrays_of(
     copy: Array | None,
     masters: bool,
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """The exact weight with its copy or low bits, and the arrays of the rule's state, checked."""
+    """The exact weight with its copy or low bits, and the arrays of the rule's state, checked.
+
+    Scales of codes follow all other arrays of the state.
+    """
     exact: tuple[Array, ...] = (weight,)
     if copy is not None:
         copy = header(copy)
@@ -94,9 +99,16 @@ def arrays_of(
     if masters and has_master(optimizer, weight):
         exact, state = split_state(optimizer, words, weight, state)
     arrays = tuple(headers(leaves(state)))
+    arrays, scales = map(tuple, split_scales(arrays))
     dtypes = np.dtype(real_of(weight.dtype)).name, "bfloat16"
-    check_state(words, rule, weight, dtypes, arrays)
-    return exact, arrays
+    check_state(words, rule, weight, dtypes, arrays, scales)
+    return exact, (*arrays, *scales)
+
+
+def holds_master(rule: Rule, state: Any) -> bool:
+    """Whether a state is a pair with a master, besides the slots of `rule`."""
+    paired = isinstance(state, (tuple, list)) and len(state) == 2
+    return paired and len(split_scales(leaves(state))[0]) == len(rule.slots) + 1
 
 
 def set_master(optimizer: Any, index: Index, array: Array, state: Any) -> None:
@@ -108,10 +120,11 @@ def set_master(optimizer: Any, index: Index, array: Array, state: Any) -> None:
     if state is None:
         optimizer.masters_given[index] = array.copy()
         return
-    paired = isinstance(state, (tuple, list)) and len(state) == 2
     rule = optimizer.rule_for(index)
-    if rule is not None:  # without a master, the arrays of two slots are a pair too
-        paired = paired and len(leaves(state)) == len(rule.slots) + 1
+    if rule is None:
+        paired = isinstance(state, (tuple, list)) and len(state) == 2
+    else:  # without a master, the arrays of two slots are a pair too
+        paired = holds_master(rule, state)
     if optimizer.master == "split" or not paired:
         raise ValueError(f"{words}: a split or missing master cannot be set after the first update")
     held = header(state[optimizer.master_last])

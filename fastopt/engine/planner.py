@@ -27,10 +27,11 @@ from fastopt.engine.validate import (
     label,
 )
 from fastopt.interrupts import uninterrupted
+from fastopt.kernels.codes import is_coded
 from fastopt.kernels.compiling import bind
 from fastopt.kernels.device_memory import contiguous, like
 from fastopt.kernels.devices import Header, header
-from fastopt.kernels.layout import OFFSET, SPLIT, Layout, kind_of, real_of
+from fastopt.kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
 from fastopt.kernels.numpy_abi import C_ORDER, F_ORDER, readable
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table, launch
@@ -468,7 +469,8 @@ def table_of(
     grad : numpy.ndarray or RowSparse
         The gradient.
     state : tuple of numpy.ndarray
-        One array for each slot of the rule, and for each number that a tensor keeps.
+        One array for each slot of the rule, for each number that a tensor keeps, and for the
+        scales of each slot of codes.
     lead : numpy.ndarray, optional
         The array whose stream is worked on, on a device. Default: the exact weight.
     **options
@@ -485,14 +487,16 @@ def table_of(
     values = values if isinstance(values, np.ndarray) else np.asarray(values)
     arrays = (*weight, *state, values)
     named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
-    slots = (f"state {slot!r}" for slot in rule.slots)
+    slots = [f"state {slot!r}" for slot in rule.slots]
+    of = zip(rule.state, state, strict=False)
+    slots += [f"scales of state {slot!r}" for slot, array in of if is_coded(array)]
     named |= dict(zip(slots, state, strict=True))
     check_together(words, named)
     if sparse:
         del named["gradient"]  # list_rows() copies values that lie in a state
     check_apart(words, named)
     parts = len(weight)
-    kinds = [kind_of(array.dtype) for array in arrays]
+    kinds = [state_kind(array.dtype) for array in arrays]
     layout = Layout(
         rule,
         real_of(arrays[0].dtype),
@@ -506,8 +510,13 @@ def table_of(
         lead = weight[0] if lead is None else lead
         return _on_device(layout, arrays, parts, lead)
     checked = arrays[:-1] if sparse else arrays
-    order = C_ORDER
-    if rule.elementwise and not (sparse or layout.keyed) and is_fortran(weight[0]):
+    if layout.coded and sparse and weight[0].ndim < 2:
+        raise TypeError(
+            f"{words}: state in 8 bits of a weight of one dimension needs a dense gradient, as its "
+            "blocks are not those of rows"
+        )
+    order, in_place = C_ORDER, not (sparse or layout.keyed or layout.coded)
+    if rule.elementwise and in_place and is_fortran(weight[0]):
         order = F_ORDER  # no draw belongs to a place: any common order will do
     if all(map(_in_c_order if order == C_ORDER else _in_f_order, checked)):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1], order)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fastopt.kernels.codes import is_coded, scales_shape
 from fastopt.kernels.devices import device_of, header
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.rule import Rule
@@ -222,11 +223,18 @@ def leaves(state: Any) -> tuple[Any, ...]:
     return tuple(arrays)
 
 
-def check_state(words: str, rule: Rule, like: Array, dtypes: Any, arrays: tuple[Any, ...]) -> None:
+def check_state(
+    words: str,
+    rule: Rule,
+    like: Array,
+    dtypes: Any,
+    arrays: tuple[Any, ...],
+    scales: tuple[Any, ...] = (),
+) -> None:
     """Check the arrays of a state against the slots of `rule`.
 
-    `like` is the weight in the precision of the arithmetic, and `dtypes` the dtypes that the arrays
-    may have.
+    `like` is the weight in the precision of the arithmetic, `dtypes` the dtypes that the arrays may
+    have, besides those of codes, and `scales` the arrays that follow arrays of codes.
 
     Raises
     ------
@@ -251,9 +259,18 @@ def check_state(words: str, rule: Rule, like: Array, dtypes: Any, arrays: tuple[
     shape = (len(like), 1) if rule.row else like.shape
     for k, (slot, array) in enumerate(zip(rule.slots, arrays, strict=True)):
         if k < len(rule.state):
-            check_like(words, f"state {slot!r}", array, dtypes, shape)
+            own = (*dtypes, rule.codes[slot]) if is_coded(array) and slot in rule.codes else dtypes
+            check_like(words, f"state {slot!r}", array, own, shape)
         else:
             check_like(words, f"state {slot!r}", array, dtypes[:1], ())
+    coded = [slot for slot, array in zip(rule.state, arrays, strict=False) if is_coded(array)]
+    if len(coded) != len(scales):
+        raise ValueError(f"{words}: state {coded[-1]!r} has codes without scales")
+    for slot, array in zip(coded, scales, strict=True):
+        words_of = f"scales of state {slot!r}"
+        check_like(words, words_of, array, dtypes[:1], scales_shape(like.shape))
+    if coded and any(array.dtype.name == "bfloat16" for array in arrays):
+        raise TypeError(f"{words}: state slots are in bfloat16 and in 8 bits, use one of them")
 
 
 def check_like(

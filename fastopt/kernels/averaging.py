@@ -86,6 +86,8 @@ def _derived(of: Rule, follow: Follow) -> Rule:
         noise=of.noise,
         passes=passes,
         kept=of.kept,
+        signed=of.signed,
+        nonnegative=of.nonnegative,
     )
     return declare(follower)
 

@@ -15,6 +15,14 @@ from numba import prange
 
 from fastopt.kernels import numpy_abi, segments
 from fastopt.kernels.advance import advance
+from fastopt.kernels.blocks import (
+    CODE_BLOCK,
+    decode,
+    encode,
+    extent,
+    higher,
+    lowest,
+)
 from fastopt.kernels.compiling import compiled
 from fastopt.kernels.context import cube, line, matrix
 from fastopt.kernels.elements import gradient, keep, keep_state, missed
@@ -106,7 +114,12 @@ SKIPPED = 1
 @cache
 def dense(layout: Layout, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper)`` that applies the rule to every element."""
-    return compiled(_dense(layout), layout.rule, parallel)
+    return compiled(_by_element(layout), layout.rule, parallel)
+
+
+def _by_element(layout: Layout) -> Callable:
+    """Function that applies a rule without a row term."""
+    return _blocks(layout) if layout.coded else _dense(layout)
 
 
 @cache
@@ -121,7 +134,7 @@ def whole(layout: Layout, correct: Any, dtype: Any, carries: bool, measures: boo
     If it `measures`, gradients are scaled, clipped by their norm, and skipped if it is not finite.
     """
     rule, real, keyed, record = layout.rule, layout.real, layout.keyed, layout.record
-    update, rescale = scalar(_rows(layout) if rule.row else _dense(layout)), rule.rescale
+    update, rescale = scalar(_rows(layout) if rule.row else _by_element(layout)), rule.rescale
     reduce = _passes(layout)
     squares = scalar(_squares((layout.grad,), real, layout.first_grad, False))
 
@@ -237,6 +250,95 @@ def _dense(layout: Layout) -> Callable:
     return dense
 
 
+def _blocks(layout: Layout) -> Callable:
+    """Like :func:`_dense` and :func:`lazy`, of slots of codes, which change block by block.
+
+    Start and size of a chunk count blocks, or indexed rows in a lazy update.
+    """
+    rule, real, sparse, lazy = layout.rule, layout.real, layout.sparse, layout.lazy
+    catch_up, reals, direct = layout.catch_up, (real,), layout.grad == layout.real
+    update, noise, slots = rule.fn, rule.noise, len(rule.state)
+    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
+    dither, scale_kinds = layout.dither or None, layout.scales
+    first_state, first_grad = layout.first_state, layout.first_grad
+    first_scale = layout.first_scale
+
+    def blocks(chunks, table, hyper):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            width: Any = np.int64(table[tensor, WIDTH])
+            in_row = (width + CODE_BLOCK - 1) // CODE_BLOCK
+            h, key = private(hyper, tensor), table[tensor, KEY]
+            offset: Any = np.int64(table[tensor, OFFSET])
+            values = scratch(slots, CODE_BLOCK, real)
+            if lazy:
+                buffer, items = np.empty((1, width), real), size
+            elif sparse:
+                buffer, items = np.empty((1, CODE_BLOCK), real), 1
+            else:
+                buffer, items = None, 1
+            factor = real(1)
+            for k in range(start, start + items):
+                if lazy:
+                    if k + AHEAD < table[tensor, SEGMENTS]:
+                        ahead = listed(table, tensor, ROWS, k + AHEAD)
+                        there, scaled = ahead * width, ahead * in_row
+                        prefetch(locate(table, tensor, ADDRESS, there, kinds), width, True)
+                        prefetch(
+                            locate(table, tensor, first_state, there, state_kinds), width, True
+                        )
+                        prefetch(
+                            locate(table, tensor, first_scale, scaled, scale_kinds), in_row, True
+                        )
+                    one = listed(table, tensor, STARTS, k)
+                    if direct and listed(table, tensor, STARTS, k + 1) == one + 1:
+                        start_of = listed(table, tensor, ORDER, one) * width
+                        source = locate(table, tensor, first_grad, start_of, reals)
+                    else:
+                        source = inside(buffer)
+                        grads = locate(table, tensor, first_grad, 0, grad_kinds)
+                        collect(table, tensor, grads, k, 0, width, source, 0)
+                    listed_row = listed(table, tensor, ROWS, k)
+                    if catch_up:
+                        factor = real(missed(table, tensor, listed_row))
+                    first, last = listed_row * in_row, (listed_row + 1) * in_row
+                else:
+                    first, last = start, start + size
+                for block in range(first, last):
+                    place, column, count = extent(block, in_row, width)
+                    weights = locate(table, tensor, ADDRESS, place, kinds)
+                    states = locate(table, tensor, first_state, place, state_kinds)
+                    scales = locate(table, tensor, first_scale, block, scale_kinds)
+                    if lazy:
+                        at = column
+                    elif sparse:
+                        grads = locate(table, tensor, first_grad, 0, grad_kinds)
+                        source, at = inside(buffer), 0
+                        gather(table, tensor, grads, place, count, source)
+                    else:
+                        source, at = locate(table, tensor, first_grad, place, grad_kinds), 0
+                    element = offset + place
+                    rounding, draw = dither_key(key, element), run(key, element)
+                    before, tops = load(scales, 0), lowest(values)
+                    for i in range(count):
+                        weight, grad = read_weight(weights, i), load(source, at + i)[0]
+                        state = decode(states, i, before)
+                        if catch_up:
+                            weight = weight * factor
+                        if noise:
+                            new = update(weight, grad, state, h, normal(draw, i))
+                        else:
+                            new = update(weight, grad, state, h)
+                        weight, state = checked(new, slots)
+                        keep(weights, i, weight, rounding, element + i, dither)
+                        store(values, i, state)
+                        tops = higher(states, tops, state)
+                    encode(states, scales, values, count, tops)
+        table[0, DONE] = 1
+
+    return blocks
+
+
 @cache
 def start(
     rescale: int, real: Any, keyed: bool, correct: Any, dtype: Any, carries: bool
@@ -281,6 +383,8 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
 
     Start and size of a chunk count listed rows.
     """
+    if layout.coded:
+        return compiled(_blocks(layout), layout.rule, parallel)
     rule, real, catch_up = layout.rule, layout.real, layout.catch_up
     reals, direct = (real,), layout.grad == layout.real
     update, noise, slots = rule.fn, rule.noise, len(rule.state)
@@ -469,21 +573,26 @@ def _sums(layout: Layout, step: int) -> Callable:
     read_weights = kinds if reads[0] else ()
     read_grads = grad_kinds if reads[1] and not sparse else ()
     read_states = state_kinds if any(reads[2:]) else ()
+    coded, slots = layout.coded, len(rule.state)
+    decode_part: Any = _decode_part(layout) if coded else None
 
     def sums(chunks, table, hyper, partial):
         many = len(chunks) >= MANY
 
-        def add_part(part, n, weights, states, grads, gathered, k, h, values, lanes):
+        def add_part(part, n, weights, states, first, grads, gathered, k, h, values, lanes):
             for i in range(n):
                 grad = gradient(grads, part + i, gathered, k + i)
-                weight, state = read_weight(weights, part + i), load(states, part + i)
+                weight, state = read_weight(weights, part + i), load(states, first + i)
                 store(values, i, terms(weight, grad, state, h))
             add(lanes, values, n)
 
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             weights = locate(table, tensor, first_weight, start, kinds)
-            states = locate(table, tensor, first_state, start, state_kinds)
+            if coded:
+                states = scratch(slots, PART, real)
+            else:
+                states = locate(table, tensor, first_state, start, state_kinds)
             grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
             h, values = private(hyper, tensor), scratch(count, PART, real)
             lanes, far = scratch(count, LANES, np.float64), size - FAR if many else 0
@@ -504,16 +613,44 @@ def _sums(layout: Layout, step: int) -> Callable:
                             locate(table, tensor, first_state, ahead, read_states), PART, False
                         )
                         prefetch(locate(table, tensor, first_grad, ahead, read_grads), PART, False)
-                    k = part - first
+                    k, at = part - first, part
+                    if coded:
+                        at = 0
+                        decode_part(table, tensor, start + part, n, states)
                     if n == PART:
-                        add_part(part, PART, weights, states, grads, gathered, k, h, values, lanes)
+                        add_part(
+                            part, PART, weights, states, at, grads, gathered, k, h, values, lanes
+                        )
                     else:
-                        add_part(part, n, weights, states, grads, gathered, k, h, values, lanes)
+                        add_part(part, n, weights, states, at, grads, gathered, k, h, values, lanes)
                 totals = total(lanes)
                 for k in range(count):
                     partial[c, k] += totals[k]
 
     return sums
+
+
+def _decode_part(layout: Layout) -> Callable:
+    """Function ``(table, tensor, first, count, target)`` that decodes elements of each slot."""
+    first_state, state_kinds = layout.first_state, layout.state
+    first_scale, scale_kinds = layout.first_scale, layout.scales
+
+    def decode_part(table, tensor, first, count, target):
+        width = np.int64(table[tensor, WIDTH])
+        in_row = (width + CODE_BLOCK - 1) // CODE_BLOCK
+        states = locate(table, tensor, first_state, first, state_kinds)
+        done = 0
+        while done < count:
+            row = (first + done) // width
+            column = first + done - row * width
+            number = column // CODE_BLOCK
+            end = min(done + min((number + 1) * CODE_BLOCK, width) - column, count)
+            scales = load(locate(table, tensor, first_scale, row * in_row + number, scale_kinds), 0)
+            for i in range(done, end):
+                store(target, i, decode(states, i, scales))
+            done = end
+
+    return scalar(decode_part)
 
 
 @cache

@@ -11,6 +11,7 @@ from fastopt.kernels.rule import Rule
 __all__ = [
     "ADDRESS",
     "BFLOAT16",
+    "CODES",
     "DECAY",
     "DONE",
     "FLOAT16",
@@ -27,6 +28,7 @@ __all__ = [
     "bfloat16",
     "kind_of",
     "real_of",
+    "state_kind",
 ]
 
 DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, ADDRESS = range(11)
@@ -39,7 +41,8 @@ SEGMENTS in number, in ascending order at address ROWS; the values for the k-th 
 places ``order[starts[k]:starts[k + 1]]``, with ``starts`` at STARTS and ``order`` at ORDER. PAID
 and DECAY are addresses too, of what each row's decay has come to and of the totals before and after
 the step. From ADDRESS on come the addresses of the weight (and its rounded copy or remainder), of
-each state slot, and of the gradient.
+each state slot, of the numbers that the tensor keeps, of the scales of each slot of codes, and of
+the gradient.
 """
 
 FLOAT16, BFLOAT16 = np.uint16, np.int16
@@ -48,6 +51,9 @@ FLOAT16, BFLOAT16 = np.uint16, np.int16
 SPLIT = (BFLOAT16, np.uint16)
 """Kinds of a weight that is a bfloat16 and, beside it, the 16 bits that this lacks of a float32."""
 
+CODES = {"int8": np.int8, "uint8": np.uint8}
+"""Types of the codes of signed and of nonnegative numbers, by their names."""
+
 _KINDS = {"float32": np.float32, "float64": np.float64, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
@@ -55,6 +61,11 @@ _KINDS = {"float32": np.float32, "float64": np.float64, "float16": FLOAT16, "bfl
 def kind_of(dtype: Any) -> Any:
     """Type that stands for `dtype` in memory; None if kernels do not know it."""
     return _KINDS.get(dtype.name) if dtype.isnative else None
+
+
+def state_kind(dtype: Any) -> Any:
+    """Type that stands for `dtype` in the memory of a state, which may hold codes."""
+    return kind_of(dtype) or CODES.get(dtype.name)
 
 
 def bfloat16() -> Any:
@@ -92,7 +103,7 @@ class Layout:
     grad : type
         Kind of the gradient.
     state : tuple of type
-        Kind of each state slot; halves are rounded stochastically.
+        Kind of each state slot; halves are rounded stochastically, bytes are codes.
     dither : bool
         The weight is rounded stochastically.
     sparse : bool
@@ -124,6 +135,11 @@ class Layout:
     @property
     def first_grad(self) -> int:
         """Column of a table with the address of the gradient."""
+        return self.first_scale + len(self.scales)
+
+    @property
+    def first_scale(self) -> int:
+        """Column of a table with the address of the scales of the first slot of codes."""
         return self.first_kept + len(self.rule.kept)
 
     @property
@@ -135,6 +151,16 @@ class Layout:
     def kept(self) -> tuple[Any, ...]:
         """Kind of each of these numbers."""
         return (self.real,) * len(self.rule.kept)
+
+    @property
+    def scales(self) -> tuple[Any, ...]:
+        """Kind of the scales of each slot of codes."""
+        return (self.real,) * sum(kind in CODES.values() for kind in self.state)
+
+    @cached_property
+    def coded(self) -> bool:
+        """Whether a state slot holds codes, see :mod:`fastopt.kernels.blocks`."""
+        return bool(self.scales)
 
     @property
     def summed(self) -> tuple[int, tuple[Any, ...]]:

@@ -97,6 +97,8 @@ class Rule:
     passes: tuple[tuple[Function, Function], ...]
     row: Function | None
     kept: tuple[str, ...] = ()
+    signed: tuple[str, ...] = ()
+    nonnegative: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -107,6 +109,11 @@ class Rule:
     def slots(self) -> tuple[str, ...]:
         """Names of the arrays of a state: one for each slot, and for each number that is kept."""
         return (*self.state, *self.kept)
+
+    @property
+    def codes(self) -> dict[str, str]:
+        """Dtype of the codes of each slot that may be kept in 8 bits."""
+        return dict.fromkeys(self.signed, "int8") | dict.fromkeys(self.nonnegative, "uint8")
 
     @property
     def elementwise(self) -> bool:
@@ -196,6 +203,8 @@ def rule(
     passes: Sequence[tuple[Function, Function]] = (),
     row: Function | None = None,
     kept: Sequence[str] = (),
+    signed: Sequence[str] = (),
+    nonnegative: Sequence[str] = (),
 ) -> Callable[[Function], Rule]:
     """Declare a scalar function as an update rule.
 
@@ -228,6 +237,11 @@ def rule(
     kept : sequence of str
         Names of numbers that the state holds once for each tensor, none by default. The functions
         `finish` then take a tuple of them as a third argument, and return the new ones.
+    signed, nonnegative : sequence of str
+        State slots that ``state_dtype="int8"`` keeps in 8 bits, none by default: moving averages of
+        numbers of both signs, and of numbers of at least 0. Others stay in the precision of the
+        arithmetic: 8 bits freeze a sum that grows by small steps, and lose the digits that
+        differences of weights or of averages need. Not together with `row`.
 
     Returns
     -------
@@ -238,8 +252,9 @@ def rule(
     ------
     TypeError
         A name is not an identifier, is repeated, or is an attribute of NumPy's records; `row` comes
-        with `noise` or `passes`, or `kept` without `passes`; or the function takes another number
-        of arguments, or has a ``raise`` or ``assert``.
+        with `noise` or `passes`, or `kept` without `passes`; `signed` or `nonnegative` has a name
+        that `state` lacks, or that the other has, or comes with `row`; or the function takes
+        another number of arguments, or has a ``raise`` or ``assert``.
 
     Examples
     --------
@@ -254,13 +269,20 @@ def rule(
     >>> heavy_ball(np.float32(3), np.float32(0.5), (np.float32(0),), h)
     (np.float32(2.5), (np.float32(-0.5),))
     """
-    for kind, names in (("state", state), ("hyper", hyper), ("kept", kept)):
+    given = {"state": state, "hyper": hyper, "kept": kept}
+    given |= {"signed": signed, "nonnegative": nonnegative}
+    for kind, names in given.items():
         _check_names(kind, names)
+    for name in (*signed, *nonnegative):
+        if name not in state or (name in signed and name in nonnegative):
+            raise TypeError(f"{name!r} must be in state, and in one of signed and nonnegative")
 
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in passes):
         raise TypeError(f"passes must be pairs of functions (sums, finish), got {passes!r}")
     if row and (noise or passes):
         raise TypeError("row cannot be together with noise or passes, which are for each element")
+    if row and (signed or nonnegative):
+        raise TypeError("row keeps a number for each row, which signed or nonnegative are not for")
     if kept and not passes:
         raise TypeError("kept needs passes, whose functions finish(sums, h, kept) change it")
     takes = 4 + bool(noise or row)
@@ -278,7 +300,17 @@ def rule(
         fn.__qualname__ = f"{fn.__qualname__}.fn"
         for f in (fn, *(f for pair in passes for f in pair), *([row] if row else [])):
             scalar(f)
-        return Rule(fn, tuple(state), tuple(hyper), noise, tuple(passes), row, tuple(kept))
+        return Rule(
+            fn,
+            tuple(state),
+            tuple(hyper),
+            noise,
+            tuple(passes),
+            row,
+            tuple(kept),
+            tuple(signed),
+            tuple(nonnegative),
+        )
 
     return declare
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fastopt.device import Device
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels import cpu
+from fastopt.kernels.codes import scales_shape
 from fastopt.kernels.compiling import bind
 from fastopt.kernels.devices import header
 from fastopt.kernels.layout import (
@@ -101,6 +102,11 @@ class Table:
         self.width = size // max(height, 1)
         self.sizes: tuple[int, ...] = (size,)
         item = (height, self.width) if layout.rule.row else (size, 1)
+        if layout.coded:
+            if weight[0].ndim < 2 and not layout.sparse:
+                self.width = size
+            rows, in_row = scales_shape(weight[0].shape)
+            item = (rows * in_row, size // max(rows * in_row, 1))
         self.items: tuple[tuple[int, int], ...] = (item,)
         self.entry = np.zeros((1, ADDRESS + len(self.arrays) + 1), np.uint64)
         self.entry[0, WIDTH] = self.width

@@ -131,4 +131,11 @@ def varied(
     marks = "_cautious" * cautious + "_cautious_decay" * cautious_decay + "_stable" * stable
     variant.__name__ = variant.__qualname__ = of.name + marks
     more = (*("aligned_scale",) * cautious, *("trust", *fields) * stable)
-    return rule(state=of.state, hyper=(*of.hyper, *more), passes=passes)(variant)
+    declare = rule(
+        state=of.state,
+        hyper=(*of.hyper, *more),
+        passes=passes,
+        signed=of.signed,
+        nonnegative=of.nonnegative,
+    )
+    return declare(variant)

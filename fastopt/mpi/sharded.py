@@ -108,6 +108,7 @@ class Sharded(Advised, metaclass=Constructor):
         clip_global_norm: float | None,
         timeout: float | None,
     ) -> None:
+        _check_state(optimizer)
         self.timeout = time_limit(timeout)
         self.shard = Shard(optimizer, loss_scaler, clip_global_norm)
         node = private(comm)
@@ -153,6 +154,7 @@ class Sharded(Advised, metaclass=Constructor):
 
     def _begin(self, call: str) -> None:
         """Note that a call of all ranks begins."""
+        _check_state(self.optimizer)
         self._calls += 1
         self._call = f"call {self._calls} of updater {self._number} ({call})"
         for ranks in (self._ranks, self._node):
@@ -256,3 +258,12 @@ class Sharded(Advised, metaclass=Constructor):
                 trial = Updater(made, scaler, clip)
                 trial.planner.launcher = partial(launch, combine=None)  # as a shard's calls are
                 trial([index], [grad], [weight])
+
+
+def _check_state(optimizer: Any) -> None:
+    """Raise ValueError if the state is in 8 bits, whose blocks are not cut between ranks."""
+    if getattr(optimizer, "state_dtype", None) == "int8":
+        raise ValueError(
+            "state that is sharded between ranks cannot have state_dtype='int8', as shards are not "
+            "cut at its blocks; use 'bfloat16' or None"
+        )

@@ -11,7 +11,7 @@ from fastopt.optimizer.optimizer import register
 __all__ = ["AdaBelief", "adabelief"]
 
 
-@rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "var_scale"))
+@rule(state=("mean", "var"), signed=("mean",), hyper=(*MOMENTS, "mean_scale", "var_scale"))
 def adabelief(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Average gradient over the root of its squared surprise's average."""
     mean, var = state

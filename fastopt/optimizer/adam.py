@@ -21,28 +21,28 @@ def descended(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
     return weight - h.lr * mean / (math.sqrt(var) + h.epsilon)
 
 
-@rule(state=("mean", "var"), hyper=MOMENTS)
+@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
 def adam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam with decay inside the clipped gradient; ``lr`` holds the bias correction."""
     mean, var = moments(clipped_decayed(weight, grad, h), state, h)
     return descended(weight, mean, var, h), (mean, var)
 
 
-@rule(state=("mean", "var"), hyper=MOMENTS)
+@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
 def adam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam with decay beside the clipped gradient; ``epsilon`` holds the bias correction too."""
     mean, var = moments(decayed(weight, grad, h), state, h)
     return descended(weight, mean, var, h), (mean, var)
 
 
-@rule(state=("mean", "var", "peak"), hyper=MOMENTS)
+@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
 def amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam over the root of the largest average of squares."""
     mean, var, peak = peak_moments(clipped_decayed(weight, grad, h), state, h)
     return descended(weight, mean, peak, h), (mean, var, peak)
 
 
-@rule(state=("mean", "var", "peak"), hyper=MOMENTS)
+@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
 def amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """The same with decay beside the clipped gradient."""
     mean, var, peak = peak_moments(decayed(weight, grad, h), state, h)

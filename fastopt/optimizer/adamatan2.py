@@ -46,6 +46,8 @@ def angle(y: Scalar, x: Scalar) -> Scalar:
 
 @rule(
     state=("mean", "var"),
+    signed=("mean",),
+    nonnegative=("var",),
     hyper=(*FIELDS, "mean_scale", "var_scale", "scale"),
 )
 def adam_atan2(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

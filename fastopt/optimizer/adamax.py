@@ -12,7 +12,12 @@ from fastopt.optimizer.optimizer import register
 __all__ = ["Adamax", "adamax"]
 
 
-@rule(state=("mean", "norm"), hyper=tuple(f for f in MOMENTS if f != "one_minus_beta2"))
+@rule(
+    state=("mean", "norm"),
+    signed=("mean",),
+    nonnegative=("norm",),
+    hyper=tuple(f for f in MOMENTS if f != "one_minus_beta2"),
+)
 def adamax(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Moving average of the gradient over its decaying maximum; no step where that is 0."""
     mean, norm = state

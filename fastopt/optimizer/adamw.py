@@ -28,28 +28,37 @@ def after_decay(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
     return h.shrink * weight - h.eta * mean / (math.sqrt(var) + h.epsilon)
 
 
-@rule(state=("mean", "var"), hyper=(*MOMENTS, "eta"))
+@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "eta"))
 def adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """A step by MXNet's formula."""
     mean, var = moments(rescaled(grad, h), state, h)
     return beside_decay(weight, mean, var, h), (mean, var)
 
 
-@rule(state=("mean", "var"), hyper=(*MOMENTS, "eta", "shrink"))
+@rule(
+    state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "eta", "shrink")
+)
 def adamw_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """A step by torch's formula."""
     mean, var = moments(rescaled(grad, h), state, h)
     return after_decay(weight, mean, var, h), (mean, var)
 
 
-@rule(state=("mean", "var", "peak"), hyper=(*MOMENTS, "eta"))
+@rule(
+    state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "eta")
+)
 def adamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """The same as :func:`adamw` over the root of the largest average of squares."""
     mean, var, peak = peak_moments(rescaled(grad, h), state, h)
     return beside_decay(weight, mean, peak, h), (mean, var, peak)
 
 
-@rule(state=("mean", "var", "peak"), hyper=(*MOMENTS, "eta", "shrink"))
+@rule(
+    state=("mean", "var", "peak"),
+    signed=("mean",),
+    nonnegative=("var",),
+    hyper=(*MOMENTS, "eta", "shrink"),
+)
 def adamw_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """The same as :func:`adamw_of_torch` over the root of the largest average of squares."""
     mean, var, peak = peak_moments(rescaled(grad, h), state, h)

@@ -79,7 +79,8 @@ class Shared(CommonNames, total=False):
     sparse_decay: Literal["touched", "catch_up", "dense"]
     rounding: Literal["nearest", "stochastic"]
     master: Literal["float32", "split"]
-    state_dtype: Literal["bfloat16"] | None
+    state_dtype: Literal["bfloat16", "int8"] | None
+    state_min_size: int | None
     maximize: bool
 
 

@@ -43,7 +43,13 @@ def lamb_finish(sums: Sums, h: Hyper) -> None:
     h.lr = h.lr * trust_ratio(sums[0], sums[1], h)
 
 
-@rule(state=("mean", "var"), hyper=TRUST, passes=((lamb_sums, lamb_finish),))
+@rule(
+    state=("mean", "var"),
+    signed=("mean",),
+    nonnegative=("var",),
+    hyper=TRUST,
+    passes=((lamb_sums, lamb_finish),),
+)
 def lamb(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam's step at the layer's own rate."""
     step, mean, var = direction(weight, grad, state, h)

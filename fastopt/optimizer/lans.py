@@ -48,6 +48,8 @@ def trust_finish(sums: Sums, h: Hyper) -> None:
 
 @rule(
     state=("mean", "var"),
+    signed=("mean",),
+    nonnegative=("var",),
     hyper=(*TRUST, "inverse_norm", "mean_rate", "grad_rate"),
     passes=((norm_sums, norm_finish), (trust_sums, trust_finish)),
 )

@@ -44,6 +44,7 @@ def lars(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @rule(
     state=("mom",),
+    signed=("mom",),
     hyper=(*FIELDS, "momentum"),
     passes=((lars_sums, lars_finish),),
 )

@@ -42,7 +42,9 @@ def lbsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return descend(weight, grad, h), ()
 
 
-@rule(state=("mom",), hyper=(*FIELDS, "momentum"), passes=((lars_sums, lars_finish),))
+@rule(
+    state=("mom",), signed=("mom",), hyper=(*FIELDS, "momentum"), passes=((lars_sums, lars_finish),)
+)
 def lbsgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent with momentum at the layer's rate."""
     weight, mom = roll(weight, grad, state[0], h)

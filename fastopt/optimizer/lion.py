@@ -11,7 +11,7 @@ from fastopt.optimizer.optimizer import register
 __all__ = ["Lion", "lion"]
 
 
-@rule(state=("mom",), hyper=tuple(f for f in MOMENTS if f != "epsilon"))
+@rule(state=("mom",), signed=("mom",), hyper=tuple(f for f in MOMENTS if f != "epsilon"))
 def lion(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Sign of one average as the step, another average as the state."""
     (mom,) = state

@@ -289,6 +289,11 @@ class MatrixFamily(Optimizer):
         if self.state_dtype is not None and not self.rounds_state:
             kind = type(self).__name__
             raise ValueError(f"{kind} computes with its state in NumPy: state_dtype must be None")
+        if self.state_dtype == "int8":
+            kind = type(self).__name__
+            raise ValueError(
+                f"{kind} computes with its state in NumPy: state_dtype cannot be 'int8'"
+            )
         if self.fallback is None and self.fallback_for:
             raise ValueError("fallback_for needs a fallback: fallback='adamw' or an Optimizer")
         if isinstance(self.fallback, Optimizer) and self.fallback.maximize != self.maximize:

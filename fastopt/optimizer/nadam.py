@@ -36,7 +36,7 @@ def look_ahead(grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
     return h.lr * ahead / (math.sqrt(var * h.var_scale) + h.epsilon)
 
 
-@rule(state=("mean", "var"), hyper=FIELDS)
+@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """A step of Nadam with decay inside the clipped gradient."""
     grad = clipped_decayed(weight, grad, h)
@@ -44,7 +44,7 @@ def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - look_ahead(grad, mean, var, h), (mean, var)
 
 
-@rule(state=("mean", "var"), hyper=FIELDS)
+@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """A step of Nadam with decay beside the clipped gradient."""
     grad = decayed(weight, grad, h)
@@ -52,7 +52,7 @@ def nadam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step
     return weight - look_ahead(grad, mean, var, h), (mean, var)
 
 
-@rule(state=("mean", "var", "peak"), hyper=FIELDS)
+@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadam_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """The same as :func:`nadam` over the root of the largest average of squares."""
     grad = clipped_decayed(weight, grad, h)
@@ -60,7 +60,7 @@ def nadam_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
 
 
-@rule(state=("mean", "var", "peak"), hyper=FIELDS)
+@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadam_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """The same as :func:`nadam_of_torch` over the root of the largest average of squares."""
     grad = decayed(weight, grad, h)

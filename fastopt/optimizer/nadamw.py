@@ -16,7 +16,7 @@ __all__ = ["NAdamW", "nadamw", "nadamw_amsgrad"]
 FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
 
 
-@rule(state=("mean", "var"), hyper=FIELDS)
+@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Nesterov's Adam and decay side by side."""
     grad = rescaled(grad, h)
@@ -24,7 +24,7 @@ def nadamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - (look_ahead(grad, mean, var, h) + h.lr * h.wd * weight), (mean, var)
 
 
-@rule(state=("mean", "var", "peak"), hyper=FIELDS)
+@rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """The same as :func:`nadamw` over the root of the largest average of squares."""
     grad = rescaled(grad, h)

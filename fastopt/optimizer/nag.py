@@ -12,7 +12,7 @@ from fastopt.optimizer.sgd import sgd
 __all__ = ["NAG", "nag"]
 
 
-@rule(state=("mom",), hyper=(*COMMON, "momentum"))
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum"))
 def nag(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Look ahead along the buffer; the rate is outside of it."""
     (mom,) = state

@@ -26,7 +26,13 @@ def norm(sums: Sums, h: Hyper, kept: State) -> State:
     return (var,)
 
 
-@rule(state=("mom",), hyper=(*MOMENTS, "inverse"), passes=((square, norm),), kept=("var",))
+@rule(
+    state=("mom",),
+    signed=("mom",),
+    hyper=(*MOMENTS, "inverse"),
+    passes=((square, norm),),
+    kept=("var",),
+)
 def novograd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Momentum of normalized gradients, with decay as a part of them."""
     mom = h.beta1 * state[0] + (h.inverse * rescaled(grad, h) + h.wd * weight)

@@ -45,8 +45,9 @@ from fastopt.engine.step_sums import StepSums
 from fastopt.engine.tracked import Tracked, weakly
 from fastopt.engine.validate import Array, is_half, label, order_of
 from fastopt.kernels import noise
+from fastopt.kernels.codes import is_worth_codes, scales_shape
 from fastopt.kernels.device_memory import host, like
-from fastopt.kernels.devices import header, is_cuda
+from fastopt.kernels.devices import Header, header, is_cuda
 from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
@@ -274,7 +275,11 @@ class Optimizer(Checked):
         weight lacks of a float32. Default 'float32'.
     state_dtype : str, optional
         'bfloat16' keeps the state of every slot in bfloat16, rounded stochastically; needs the
-        package ml_dtypes. Default None: the precision of the arithmetic.
+        package ml_dtypes. 'int8' keeps moving averages in 8 bits, with a scale for each 128
+        elements, see ``docs/8-bit-state.md``. Default None: the precision of the arithmetic.
+    state_min_size : int, optional
+        Elements that a weight has at least where ``state_dtype="int8"`` keeps its state in 8 bits.
+        Default: 4096, and weights of one dimension stay in the precision of the arithmetic.
     maximize : bool
         Ascend: every gradient is taken with the opposite sign. Weight decay still makes weights
         smaller. Default False.
@@ -354,7 +359,7 @@ class Optimizer(Checked):
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = NAMES
     argument_advice: ClassVar[Mapping[str, str]] = ADVICE
     elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
-    added: ClassVar[Mapping[str, Any]] = {"maximize": False}
+    added: ClassVar[Mapping[str, Any]] = {"maximize": False, "state_min_size": None}
 
     arguments: ClassVar[Descriptions] = {
         "lr": RATE,
@@ -369,7 +374,8 @@ class Optimizer(Checked):
         "lazy_update": Flag(),
         "rounding": Choice("nearest", "stochastic"),
         "master": Choice("float32", "split"),
-        "state_dtype": OrNone(Choice("bfloat16")),
+        "state_dtype": OrNone(Choice("bfloat16", "int8")),
+        "state_min_size": OrNone(Integer(least=1)),
         "maximize": Flag(),
     }
     progress: ClassVar[Descriptions] = {
@@ -429,8 +435,9 @@ class Optimizer(Checked):
         sparse_decay: Literal["touched", "catch_up", "dense"] = "touched",
         rounding: Literal["nearest", "stochastic"] = "nearest",
         master: Literal["float32", "split"] = "float32",
-        state_dtype: Literal["bfloat16"] | None = None,
+        state_dtype: Literal["bfloat16", "int8"] | None = None,
         maximize: bool = False,
+        state_min_size: int | None = None,
         **unknown: Unpack[Names],
     ) -> None:
         if unknown:
@@ -471,6 +478,7 @@ class Optimizer(Checked):
         self.rounding = rounding
         self.master = master
         self.state_dtype = state_dtype
+        self.state_min_size = state_min_size
         self.maximize = maximize
         self.row_decay: dict[Index, tuple[Array, float]] = {}
         self.masters_given: dict[Index, Array] = {}
@@ -529,7 +537,7 @@ class Optimizer(Checked):
 
     def check_together(self) -> None:
         """Raise ValueError unless the arguments fit together."""
-        if self.state_dtype is not None:
+        if self.state_dtype == "bfloat16":
             bfloat16()
         if self.maximize and not (self.native or self.ascends):
             raise ValueError(
@@ -793,8 +801,10 @@ class Optimizer(Checked):
         """Make the state of one parameter: zeros for each slot of the rule.
 
         They have the weight's shape, under a row rule (rows, 1), and dtype: float32 for weights
-        of half precision, `state_dtype` if it is given. A number that a rule keeps for the tensor
-        is an array without dimensions, in the precision of the arithmetic.
+        of half precision, `state_dtype` if it is given. A slot in 8 bits is a pair: codes of the
+        weight's shape, and their scales, with a row for each row of the weight. A number that a
+        rule keeps for the tensor is an array without dimensions, in the precision of the
+        arithmetic.
 
         Parameters
         ----------
@@ -807,17 +817,53 @@ class Optimizer(Checked):
         -------
         None, numpy.ndarray or tuple
             None without slots, the array itself for one slot, else a tuple.
+
+        Raises
+        ------
+        ValueError
+            `state_dtype` is 'int8', and the rule has no slot that 8 bits can hold.
+        TypeError
+            `state_dtype` is 'int8', and the weight is on a device.
         """
         rule, weight = self.rule, header(weight)
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype, order = self._state_dtype(weight), order_of(weight)
-        slots = tuple(like(weight, shape, dtype, order) for _ in (rule.state if rule else ()))
+        codes = self.codes_of(rule, weight)
+        slots: tuple[Any, ...] = tuple(
+            (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
+            if slot in codes
+            else like(weight, shape, dtype, order)
+            for slot in (rule.state if rule else ())
+        )
         real = real_of(weight.dtype)
         slots += tuple(like(weight, (), real, order) for _ in (rule.kept if rule else ()))
         return slots if len(slots) > 1 else slots[0] if slots else None
 
     def _state_dtype(self, weight: Array) -> Any:
-        return bfloat16() if self.state_dtype else real_of(weight.dtype)
+        self.codes_of(self.rule, weight)  # where a class makes its own state, it needs a check too
+        return bfloat16() if self.state_dtype == "bfloat16" else real_of(weight.dtype)
+
+    def codes_of(self, rule: Rule | None, weight: Array) -> dict[str, str]:
+        """Dtype of the codes of each slot that is kept in 8 bits for this weight.
+
+        Raises
+        ------
+        ValueError
+            The rule has no slot that 8 bits can hold.
+        TypeError
+            The weight is on a device.
+        """
+        if self.state_dtype != "int8" or rule is None or not rule.state:
+            return {}
+        if not rule.codes:
+            raise ValueError(
+                f"state_dtype='int8' is for moving averages, and rule {rule.name} declares none "
+                f"among its state slots {rule.state}: 8 bits would freeze sums that grow by small "
+                "steps, and lose the digits that differences need"
+            )
+        if isinstance(weight, Header):
+            raise TypeError("state_dtype='int8' is for weights on the host, got one on a device")
+        return rule.codes if is_worth_codes(weight.shape, self.state_min_size) else {}
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
         """Make the state of one parameter, with a float32 master if it is kept in half precision.

@@ -12,7 +12,12 @@ from fastopt.optimizer.optimizer import register
 __all__ = ["RAdam", "radam"]
 
 
-@rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "rectified"))
+@rule(
+    state=("mean", "var"),
+    signed=("mean",),
+    nonnegative=("var",),
+    hyper=(*MOMENTS, "mean_scale", "rectified"),
+)
 def radam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Adam's step times ``rectified``, or the average alone while that is 0."""
     mean, var = moments(rescaled(grad, h), state, h)

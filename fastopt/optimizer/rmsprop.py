@@ -23,7 +23,7 @@ __all__ = [
 FIELDS = (*COMMON, "gamma1", "one_minus_gamma1", "epsilon", "clip_weights")
 
 
-@rule(state=("n",), hyper=FIELDS)
+@rule(state=("n",), nonnegative=("n",), hyper=FIELDS)
 def rmsprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient over the root of its square's moving average."""
     grad = clipped_decayed(weight, grad, h)
@@ -52,7 +52,7 @@ def rmsprop_centered(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> St
     return clip(weight + delta, h.clip_weights), (n, mean, delta)
 
 
-@rule(state=("n",), hyper=FIELDS)
+@rule(state=("n",), nonnegative=("n",), hyper=FIELDS)
 def rmsprop_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient over the root of its square's moving average, with epsilon beside the root."""
     grad = decayed(weight, grad, h)

@@ -31,7 +31,7 @@ def sgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return descend(weight, grad, h), ()
 
 
-@rule(state=("mom",), hyper=(*COMMON, "momentum"))
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum"))
 def sgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent with momentum."""
     weight, mom = roll(weight, grad, state[0], h)

@@ -20,7 +20,7 @@ def signsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return h.shrink * weight - h.lr * h.direction * sign(grad), ()
 
 
-@rule(state=("mom",), hyper=(*COMMON, "momentum", "one_minus_momentum", "shrink"))
+@rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum", "one_minus_momentum", "shrink"))
 def signum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Sign of the momentum, whose buffer points downhill."""
     mom = h.momentum * state[0] - h.one_minus_momentum * decayed(weight, grad, h)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
 from operator import is_
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from fastopt.engine.clip_adaptive import UnitClip
 from fastopt.engine.mixed_precision import has_master, set_master, split_state
 from fastopt.engine.plan import Plan
 from fastopt.engine.planner import Call, Planner
+from fastopt.engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt.engine.tracked import Tracked
 from fastopt.engine.validate import as_lists, check, check_index, is_listed, label, leaves
 from fastopt.foreign import as_gradient, as_weight, latest, written
@@ -782,6 +783,97 @@ class Updater(Resumable):
         """
         index = check_index(index)
         set_master(self.planner.of(index).optimizer, index, array, self.states.get(index))
+
+    def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
+        """Copy of the state of a parameter in another precision.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter.
+        dtype : dtype_like
+            Floating-point type of the copies. Default float32.
+
+        Returns
+        -------
+        None, numpy.ndarray, tuple or list
+            The state as `states` has it, with an array of the weight's shape for each slot, also
+            where that is in 8 bits. A master is copied as it is.
+
+        Raises
+        ------
+        KeyError
+            The parameter has no state yet.
+        TypeError
+            `dtype` is not a floating-point type, the state is on a device, or the optimizer updates
+            by Python code.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.Adam(state_dtype="int8", state_min_size=1))
+        >>> updater(0, np.array([1.0, -0.5], np.float32), np.zeros(2, np.float32))
+        >>> codes, scales = updater.states[0][0]
+        >>> codes
+        array([127, -64], dtype=int8)
+        >>> updater.state_as(0)[0].round(4)
+        array([ 0.1   , -0.0504], dtype=float32)
+        """
+        index, dtype = check_index(index), np.dtype(dtype)
+        if not (np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"):
+            raise TypeError(f"dtype must be a floating-point type, got {dtype}")
+        with self.optimizer.lock:
+            of = self.planner.of(index).optimizer
+            return mapped_slots(of, index, self.states[index], lambda _, slot: slot.astype(dtype))
+
+    def set_state_dtype(self, state_dtype: Literal["bfloat16", "int8"] | None) -> None:
+        """Keep states in another precision from now on; those that exist are converted.
+
+        Parameters
+        ----------
+        state_dtype : str or None
+            As :class:`~fastopt.optimizer.Optimizer` takes it. It becomes the optimizer's, and that
+            of groups that do not have one of their own.
+
+        Raises
+        ------
+        ValueError, TypeError
+            There is no such precision, the rule has no slot that 8 bits can hold, a state is on a
+            device, or the optimizer updates by Python code. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fastopt
+        >>> updater = fastopt.Updater(fastopt.SGD(momentum=0.9))
+        >>> updater(0, np.ones((64, 64), np.float32), np.ones((64, 64), np.float32))
+        >>> updater.set_state_dtype("int8")
+        >>> [(array.dtype.name, array.shape) for array in updater.states[0]]
+        [('int8', (64, 64)), ('float32', (64, 1))]
+        """
+        optimizer = self.optimizer
+        with optimizer.lock, uninterrupted:
+            before = optimizer.state_dtype
+            optimizer.state_dtype = state_dtype
+            try:
+                optimizer.check_together()
+                if self.planner.groups is not None:
+                    self.planner.groups.generation()
+                states = {
+                    index: in_dtype_of(
+                        self.planner.of(index).optimizer,
+                        index,
+                        state,
+                        self.planner.updated.get(index),
+                    )
+                    for index, state in self.states.items()
+                }
+            except BaseException:
+                optimizer.state_dtype = before
+                raise
+            dict.update(self.states, states)
+            self._forget_plans()
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Keep a half-precision copy of a float32 weight: each update writes it too.

@@ -37,6 +37,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"optimizer must update in each call, and {name} sums the gradients of several: a row "
             "may be evicted in between"
         )
+    if optimizer.state_dtype == "int8":
+        raise ValueError("the state of a table that grows cannot have state_dtype='int8'")
     if not (optimizer.lazy_update or optimizer.rule_for("").row):  # type: ignore[union-attr]
         raise ValueError(
             f"optimizer must update the indexed rows alone, got {name} with lazy_update=False; "

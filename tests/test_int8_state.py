@@ -1,0 +1,480 @@
+"""state_dtype='int8': moving averages in 8 bits, with a scale for each block of a row."""
+
+import copy
+
+import numba
+import numpy as np
+import pytest
+from cases import exhaustive
+from halves import bits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastopt
+from fastopt import amp, optimizer
+from fastopt.engine.validate import leaves
+from fastopt.kernels.codes import decoded, encoded, scales_shape
+
+BLOCK = 128
+SHAPES = [(40, 200), (3, 5, 300), (16, 4096)]
+
+NAMES = {
+    "adam": {},
+    "sgd": {"momentum": 0.9},
+    "nag": {"momentum": 0.9},
+    "signum": {},
+    "lion": {},
+    "lars": {"momentum": 0.9},
+    "lbsgd": {"momentum": 0.9, "warmup_strategy": "lars"},
+    "novograd": {},
+    "rmsprop": {},
+    "adamw": {"cautious": True, "cautious_decay": True},
+    "adamax": {},
+    "adabelief": {},
+    "adopt": {},
+    "ademamix": {},
+    "adamatan2": {},
+    "nadam": {"amsgrad": True},
+    "nadamw": {},
+    "radam": {},
+    "lamb": {},
+    "lans": {},
+}
+"""Optimizers with moving averages, and arguments with which they have some."""
+
+REFUSED = {
+    "adagrad": {},
+    "adadelta": {},
+    "adan": {},
+    "asgd": {},
+    "dcasgd": {"momentum": 0.9},
+    "ftml": {},
+    "ftrl": {},
+    "groupadagrad": {},
+    "rmsprop": {"centered": True},
+    "rprop": {},
+    "schedulefreeadamw": {},
+    "schedulefreesgd": {},
+    "test": {},
+    "yogi": {},
+}
+
+
+def made(name="adam", state_dtype="int8", **kwargs):
+    arguments = {"learning_rate": 0.01, **NAMES.get(name, {}), **kwargs}
+    return fastopt.Updater(optimizer.create(name, state_dtype=state_dtype, **arguments))
+
+
+def gradients(shape, steps, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(dtype) for _ in range(steps)]
+
+
+def trained(updater, shape, steps=3, dtype=np.float32):
+    weight = np.random.default_rng(1).normal(size=shape).astype(dtype)
+    for gradient in gradients(shape, steps, dtype):
+        updater(0, gradient, weight)
+    return weight
+
+
+def exact_twin(updater):
+    """Updater whose state is what the codes of another stand for."""
+    twin = fastopt.Updater(copy.deepcopy(updater.optimizer))
+    twin.optimizer.state_dtype = None
+    twin.states = {index: updater.state_as(index) for index in updater.states}
+    return twin
+
+
+def pairs(state):
+    """Codes and scales of each slot of codes."""
+    arrays = leaves(state)
+    following = zip(arrays, (*arrays[1:], None), strict=True)
+    return [(one, other) for one, other in following if one.dtype.name in ("int8", "uint8")]
+
+
+def same_bits(one, other):
+    return all(
+        a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        for a, b in zip(leaves(one), leaves(other), strict=True)
+    )
+
+
+# Encoding
+
+
+def blocks_of(array):
+    """Blocks of an array, each as a vector."""
+    rows = array.reshape(len(array) if array.ndim > 1 else 1, -1)
+    return [row[k : k + BLOCK] for row in rows for k in range(0, len(row), BLOCK)]
+
+
+@settings(max_examples=60)
+@given(
+    shape=st.sampled_from([(1,), (127,), (300,), (4, 7), (3, 128), (2, 257), (5, 2, 70)]),
+    kind=st.sampled_from([np.int8, np.uint8]),
+    real=st.sampled_from([np.float32, np.float64]),
+    exponent=st.integers(-12, 12),
+    seed=st.integers(0, 1000),
+)
+def test_numbers_are_within_half_a_code(shape, kind, real, exponent, seed):
+    rng = np.random.default_rng(seed)
+    numbers = (rng.normal(size=shape) * np.exp(rng.normal(0, 3, shape))).astype(real)
+    numbers *= real(10.0) ** exponent
+    numbers[rng.random(shape) < 0.2] = 0
+    if kind == np.uint8:
+        numbers = numbers * numbers
+    codes, scales = encoded(numbers, kind)
+    assert (codes.shape, codes.dtype) == (shape, kind)
+    assert (scales.shape, scales.dtype) == (scales_shape(shape), real)
+    restored = decoded(codes, scales)
+    assert (restored[numbers == 0] == 0).all()
+    for exact, found in zip(blocks_of(numbers), blocks_of(restored), strict=True):
+        power = 4 if kind == np.uint8 else 1
+        most = 255 if kind == np.uint8 else 127
+        linear = [np.sign(x) * np.abs(x).astype(float) ** (1 / power) for x in (exact, found)]
+        half = np.abs(linear[0]).max(initial=0) / most / 2
+        assert np.abs(linear[0] - linear[1]).max(initial=0) <= half * 1.2
+        np.testing.assert_allclose(np.abs(found).max(), np.abs(exact).max(), rtol=1e-6)
+
+
+def test_the_smallest_code_of_the_root_is_far_below_that_of_the_mean():
+    """So a second moment never vanishes before its first moment does."""
+    numbers = np.logspace(-12, 0, 100).astype(np.float32)
+    mean = np.stack([np.append(x, np.float32(1)) for x in numbers])
+    kept_mean, kept_root = (
+        decoded(*encoded(array, kind))[:, 0] > 0
+        for array, kind in ((mean, np.int8), (mean * mean, np.uint8))
+    )
+    assert numbers[kept_mean].min() > 500 * numbers[kept_root].min()
+
+
+def test_a_block_that_is_not_finite_is_nan_and_others_are_not():
+    numbers = np.ones((2, 300), np.float32)
+    numbers[0, 130] = np.inf
+    numbers[1, 299] = np.nan
+    for kind in (np.int8, np.uint8):
+        lost = np.isnan(decoded(*encoded(numbers, kind)))
+        assert lost[0, 128:256].all()
+        assert lost[1, 256:].all()
+        assert lost.sum() == 128 + 44
+
+
+def test_rows_do_not_share_blocks():
+    numbers = np.random.default_rng(0).normal(size=(4, 200)).astype(np.float32)
+    changed = numbers.copy()
+    changed[2] *= 1000
+    for one, other in zip(encoded(numbers, np.int8), encoded(changed, np.int8), strict=True):
+        assert (one[[0, 1, 3]] == other[[0, 1, 3]]).all()
+
+
+# Updates
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["adam", "sgd", *exhaustive(*list(NAMES)[2:])])
+def test_a_step_is_the_one_of_float32_from_what_the_codes_stand_for(name, shape):
+    updater = made(name, wd=0.1)
+    weight = trained(updater, shape)
+    twin, other = exact_twin(updater), weight.copy()
+    gradient = gradients(shape, 1, seed=5)[0]
+    updater(0, gradient, weight)
+    twin(0, gradient, other)
+    np.testing.assert_array_equal(bits(weight), bits(other))
+    expected = iter(leaves(twin.states[0]))
+    for array in leaves(updater.state_as(0)):
+        exact = next(expected)
+        if array.ndim == 0:
+            np.testing.assert_array_equal(array, exact)
+    rule = updater.optimizer.rule
+    slots = dict(zip(rule.state, leaves(twin.states[0]), strict=False))
+    found = iter(pairs(updater.states[0]))
+    for slot, kind in rule.codes.items():
+        codes, scales = next(found)
+        wanted = encoded(slots[slot], np.dtype(kind))
+        np.testing.assert_array_equal(codes, wanted[0])
+        np.testing.assert_array_equal(scales, wanted[1])
+
+
+@pytest.mark.parametrize("dtype", exhaustive("float64", "float16", "bfloat16"))
+@pytest.mark.parametrize("master", [None, "float32", "split"])
+def test_other_weights_step_alike(dtype, master):
+    if (master == "split" and dtype != "bfloat16") or (master and dtype == "float64"):
+        pytest.skip("no such master")
+    dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    masters = {"rounding": "stochastic"}
+    if master:
+        masters = {"multi_precision": True, "master": master}
+    updater = made(**masters)
+    weight = trained(updater, (40, 200), dtype=dtype)
+    twin, other = exact_twin(updater), weight.copy()
+    if dtype == np.float64:
+        twin.states = {0: updater.state_as(0, np.float64)}
+    gradient = gradients((40, 200), 1, dtype, seed=5)[0]
+    updater(0, gradient, weight)
+    twin(0, gradient, other)
+    np.testing.assert_array_equal(bits(weight), bits(other))
+    assert len(pairs(updater.states[0])) == 2
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    before, results = numba.get_num_threads(), []
+    try:
+        for threads in range(1, before + 1):
+            numba.set_num_threads(threads)
+            updater = made()
+            weight = trained(updater, (301, 417))
+            results.append((weight, updater.states[0]))
+    finally:
+        numba.set_num_threads(before)
+    assert all(same_bits(result, results[0]) for result in results)
+
+
+def test_a_list_is_single_calls():
+    shapes = [(40, 200), (64, 64), (5000,), (70, 1000)]
+    one, other = made(), made()
+    weights = [np.ones(shape, np.float32) for shape in shapes]
+    others = [weight.copy() for weight in weights]
+    for step in range(3):
+        grads = [gradients(shape, 1, seed=step)[0] for shape in shapes]
+        one(list(range(4)), grads, weights)
+        for k in range(4):
+            other(k, grads[k], others[k])
+    assert same_bits(weights, others)
+    assert all(same_bits(one.states[k], other.states[k]) for k in range(4))
+
+
+@pytest.mark.parametrize("order", ["F", "strided"])
+def test_weights_of_other_layouts_step_alike(order):
+    updater, plain = made(), made()
+    weight = trained(plain, (40, 200))
+    start = np.random.default_rng(1).normal(size=(40, 200)).astype(np.float32)
+    if order == "F":
+        other = np.asfortranarray(start)
+    else:
+        other = np.zeros((40, 400), np.float32)[:, ::2]
+        other[...] = start
+    for gradient in gradients((40, 200), 3):
+        updater(0, gradient, other)
+    np.testing.assert_array_equal(weight, other)
+    assert same_bits(updater.states[0], plain.states[0])
+
+
+# Which weights, and how much memory
+
+
+@pytest.mark.parametrize(
+    ("shape", "least", "coded"),
+    [
+        ((64, 64), None, True),
+        ((63, 64), None, False),
+        ((100_000,), None, False),
+        ((100_000,), 4096, True),
+        ((4, 20), 80, True),
+        ((4, 20), 81, False),
+        ((5000, 15), 1, False),
+        ((5000, 16), None, True),
+        ((), 1, True),
+    ],
+    ids=str,
+)
+def test_small_weights_vectors_and_narrow_rows_stay_float32(shape, least, coded):
+    state = optimizer.Adam(state_dtype="int8", state_min_size=least).create_state(
+        0, np.ones(shape, np.float32)
+    )
+    assert len(pairs(state)) == 2 * coded
+    assert {a.dtype.name for a in leaves(state)} == (
+        {"int8", "uint8", "float32"} if coded else {"float32"}
+    )
+
+
+@pytest.mark.parametrize(("shape", "most"), [((1000, 1000), 2.2), ((20_000, 64), 2.3)])
+def test_adam_keeps_little_more_than_two_bytes_a_parameter(shape, most):
+    weight = np.ones(shape, np.float32)
+    state = optimizer.Adam(state_dtype="int8").create_state(0, weight)
+    assert 2 <= sum(array.nbytes for array in leaves(state)) / weight.size <= most
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_state_that_8_bits_cannot_hold_is_refused(name):
+    updater = fastopt.Updater(optimizer.create(name, state_dtype="int8", **REFUSED[name]))
+    weight = np.ones((64, 64), np.float32)
+    with pytest.raises(ValueError, match=r"moving averages, and rule .* declares none"):
+        updater(0, np.ones_like(weight), weight)
+    assert (weight == 1).all()
+    assert not updater.states
+    assert updater.optimizer.num_update == 0
+
+
+def test_rules_without_state_work():
+    updater = made("sgd", momentum=0.0)
+    weight = np.ones((64, 64), np.float32)
+    updater(0, weight.copy(), weight)
+    assert updater.states[0] is None
+
+
+@pytest.mark.parametrize("name", ["muon", "soap"])
+def test_matrix_optimizers_refuse(name):
+    with pytest.raises(ValueError, match="state_dtype"):
+        optimizer.create(name, state_dtype="int8")
+
+
+def test_tables_that_grow_refuse():
+    with pytest.raises(ValueError, match="cannot have state_dtype='int8'"):
+        fastopt.EmbeddingTable(8, optimizer.Adam(state_dtype="int8"))
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        ({"signed": ("other",)}, "'other' must be in state"),
+        ({"signed": ("mom",), "nonnegative": ("mom",)}, "in one of signed and nonnegative"),
+        ({"signed": "mom"}, "signed must be a sequence of names"),
+        ({"signed": ("mom",), "row": lambda grad, h: grad}, "number for each row"),
+    ],
+)
+def test_rules_declare_their_own_slots(slots, message):
+    with pytest.raises(TypeError, match=message):
+        fastopt.rule(state=("mom",), hyper=("lr",), **slots)
+
+
+# States that users set
+
+
+def test_states_that_do_not_fit_are_refused():
+    updater = made()
+    weight = trained(updater, (64, 64), 1)
+    (m, m_scales), (v, v_scales) = updater.states[0]
+    wrong = [
+        ((m, (v, v_scales)), ValueError, "state 'var' must have shape"),
+        (((m, m_scales[:-1]), (v, v_scales)), ValueError, "scales of state 'mean' must have shape"),
+        (((m, m_scales.astype(float)), (v, v_scales)), TypeError, "scales of state 'mean' must"),
+        (((v, m_scales), (v, v_scales)), TypeError, "state 'mean' must have dtype"),
+        (((m[:-1], m_scales), (v, v_scales)), ValueError, "state 'mean' must have shape"),
+        (((m, m_scales), (v, m_scales)), ValueError, "share memory"),
+    ]
+    before = weight.copy()
+    for state, error, message in wrong:
+        updater.states[0] = state
+        with pytest.raises(error, match=message):
+            updater(0, np.ones_like(weight), weight)
+    np.testing.assert_array_equal(weight, before)
+
+
+def test_slots_in_float32_and_in_8_bits_work_together():
+    updater, plain = made(), made(state_dtype=None)
+    weight, other = (trained(each, (64, 64), 0) for each in (updater, plain))
+    zeros = np.zeros((64, 64), np.float32)
+    updater.states = {0: (zeros, encoded(zeros, np.uint8))}
+    for gradient in gradients((64, 64), 3):
+        updater(0, gradient, weight)
+        plain(0, gradient, other)
+    np.testing.assert_array_equal(updater.states[0][0], plain.states[0][0])
+    np.testing.assert_allclose(weight, other, atol=3e-3)
+
+
+# Numbers that are not finite
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_gradient_spreads_over_its_block_with_the_next_step(bad):
+    updater = made()
+    weight = trained(updater, (40, 200))
+    gradient = np.ones((40, 200), np.float32)
+    gradient[3, 7] = bad
+    updater(0, gradient, weight)
+    assert np.isnan(weight).sum() == 1
+    updater(0, np.ones_like(gradient), weight)
+    lost = np.isnan(weight)
+    assert lost[3, :128].all()
+    assert lost.sum() == 128
+
+
+@pytest.mark.parametrize("guard", ["scaler", "norm"])
+def test_with_a_guard_a_bad_gradient_changes_nothing(guard):
+    updater = made()
+    if guard == "scaler":
+        updater.loss_scaler = amp.LossScaler(2.0)
+    else:
+        updater.clip_global_norm = 1e9
+    weight = trained(updater, (40, 200))
+    before = weight.copy(), copy.deepcopy(updater.states[0])
+    gradient = np.ones((40, 200), np.float32)
+    gradient[3, 7] = np.inf
+    updater(0, gradient, weight)
+    assert updater.info.skipped
+    assert same_bits(before, (weight, updater.states[0]))
+
+
+# Checkpoints and conversion
+
+
+def test_the_steps_after_a_load_are_the_same_bits(tmp_path):
+    old, new, third = made(seed=3), made(), made()
+    weight = trained(old, (40, 200))
+    old.save(tmp_path / "file")
+    new.load(tmp_path / "file")
+    third.set_states(old.get_states(dump_optimizer=True))
+    others = [weight.copy(), weight.copy()]
+    for gradient in gradients((40, 200), 3, seed=9):
+        old(0, gradient, weight)
+        for each, other in zip((new, third), others, strict=True):
+            each(0, gradient, other)
+    for each, other in zip((new, third), others, strict=True):
+        assert same_bits((weight, old.states[0]), (other, each.states[0]))
+
+
+def test_a_checkpoint_with_other_scales_is_refused():
+    updater = made()
+    trained(updater, (40, 200))
+    for damaged in ("shape", "dtype", "missing"):
+        saved = updater.states_dict()
+        (m, scales), var = next(iter(saved["states"].values()))
+        part = {"shape": (m, scales[1:]), "dtype": (m, scales.astype(np.int64)), "missing": m}
+        key = next(iter(saved["states"]))
+        saved["states"][key] = (part[damaged], var)
+        with pytest.raises(fastopt.checkpoint.CheckpointError, match="state of index 0"):
+            made().load_states_dict(saved)
+
+
+@pytest.mark.parametrize("masters", [{}, {"multi_precision": True}])
+def test_states_are_converted_between_all_precisions(masters, bfloat16):
+    dtype = np.float16 if masters else np.float32
+    updater = made(state_dtype=None, **masters)
+    weight = trained(updater, (64, 64), dtype=dtype)
+    exact = updater.state_as(0)
+    kinds = {"int8": {"int8", "uint8", "float32"}, "bfloat16": {"bfloat16"}, None: {"float32"}}
+    for state_dtype in ("int8", "bfloat16", "int8", None, "bfloat16", None):
+        updater.set_state_dtype(state_dtype)
+        inner = updater.states[0][1] if masters else updater.states[0]
+        assert {array.dtype.name for array in leaves(inner)} == kinds[state_dtype]
+        assert updater.optimizer.state_dtype == state_dtype
+        updater(0, np.zeros((64, 64), dtype), weight.copy())
+    found = updater.state_as(0)
+    if masters:
+        np.testing.assert_allclose(found[0], exact[0], atol=0.1)
+        found, exact = found[1], exact[1]
+    np.testing.assert_allclose(found[0], exact[0] * 0.9**6, atol=0.05 * exact[0].max())
+    np.testing.assert_allclose(found[1], exact[1] * 0.999**6, atol=0.1 * exact[1].max())
+
+
+def test_conversion_to_8_bits_and_back_is_that_of_the_arrays():
+    updater = made(state_dtype=None)
+    trained(updater, (40, 200))
+    m, v = updater.states[0]
+    updater.set_state_dtype("int8")
+    assert same_bits(updater.states[0], (encoded(m, np.int8), encoded(v, np.uint8)))
+    as_float32 = updater.state_as(0)
+    updater.set_state_dtype(None)
+    assert same_bits(updater.states[0], as_float32)
+
+
+def test_conversion_of_state_that_8_bits_cannot_hold_changes_nothing():
+    updater = made("adagrad", state_dtype=None)
+    trained(updater, (64, 64))
+    before = updater.states[0]
+    with pytest.raises(ValueError, match="declares none"):
+        updater.set_state_dtype("int8")
+    assert updater.states[0] is before
+    assert updater.optimizer.state_dtype is None
+    with pytest.raises(TypeError, match="floating-point"):
+        updater.state_as(0, np.int8)

@@ -28,6 +28,7 @@ NAMES = {
     "lbsgd": {"momentum": 0.9, "warmup_strategy": "lars"},
     "novograd": {},
     "rmsprop": {},
+    "adadelta": {},
     "adamw": {"cautious": True, "cautious_decay": True},
     "adamax": {},
     "adabelief": {},
@@ -44,7 +45,6 @@ NAMES = {
 
 REFUSED = {
     "adagrad": {},
-    "adadelta": {},
     "adan": {},
     "asgd": {},
     "dcasgd": {"momentum": 0.9},
@@ -478,3 +478,164 @@ def test_conversion_of_state_that_8_bits_cannot_hold_changes_nothing():
     assert updater.optimizer.state_dtype is None
     with pytest.raises(TypeError, match="floating-point"):
         updater.state_as(0, np.int8)
+
+
+# Row-sparse gradients
+
+
+def listed(rows, shape, seed, dtype=np.float32):
+    values = np.random.default_rng(seed).normal(size=(len(rows), *shape[1:])).astype(dtype)
+    return fastopt.RowSparse(values, np.array(rows), shape)
+
+
+@pytest.mark.parametrize("shape", [(300, 64), (40, 200), (20, 2, 150)], ids=str)
+def test_a_lazy_update_is_the_one_of_float32_and_touches_its_rows_alone(shape):
+    updater = made(wd=0.1)
+    weight = trained(updater, shape, 1)
+    for step, rows in enumerate([[1, 4, 9], [9, 1, 9, 3], [0, len(weight) - 1]]):
+        twin, other = exact_twin(updater), weight.copy()
+        before = copy.deepcopy(updater.states[0])
+        gradient = listed(rows, shape, step)
+        updater(0, gradient, weight)
+        twin(0, gradient, other)
+        np.testing.assert_array_equal(bits(weight), bits(other))
+        kept = np.setdiff1d(np.arange(len(weight)), rows)
+        for now, old in zip(leaves(updater.states[0]), leaves(before), strict=True):
+            assert now[kept].tobytes() == old[kept].tobytes()
+        m, v = twin.states[0]
+        assert same_bits(updater.states[0], (encoded(m, np.int8), encoded(v, np.uint8)))
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_rows_on_all_rows_are_a_dense_gradient(lazy):
+    shape = (300, 200)
+    one, other = made(lazy_update=lazy), made()
+    weight, expected = (trained(each, shape, 1) for each in (one, other))
+    rows = np.random.default_rng(0).permutation(len(weight))
+    gradient = listed(rows, shape, 3)
+    one(0, gradient, weight)
+    other(0, gradient.to_dense(), expected)
+    assert same_bits((weight, one.states[0]), (expected, other.states[0]))
+
+
+@pytest.mark.parametrize("decay", exhaustive("catch_up", "dense"))
+def test_deferred_decay_works(decay):
+    updater = made("adamw", wd=0.5, sparse_decay=decay, cautious=False, cautious_decay=False)
+    weight = trained(updater, (100, 64), 1)
+    twin, other = exact_twin(updater), weight.copy()
+    for step in range(3):
+        updater(0, listed([1, 5 + step], weight.shape, step), weight)
+        twin(0, listed([1, 5 + step], weight.shape, step), other)
+    for each, array in ((updater, weight), (twin, other)):
+        each.flush(0, array)
+    np.testing.assert_allclose(weight, other, atol=2e-3)
+    assert len(pairs(updater.states[0])) == 2
+
+
+def test_rows_of_a_vector_are_refused():
+    updater = made(state_min_size=1)
+    weight = np.ones(500, np.float32)
+    gradient = fastopt.RowSparse(np.ones(2, np.float32), np.array([1, 5]), (500,))
+    with pytest.raises(TypeError, match="weight of one dimension needs a dense gradient"):
+        updater(0, gradient, weight)
+    assert (weight == 1).all()
+
+
+# What works around an update
+
+
+def test_averages_copies_and_sums_of_gradients_work():
+    plain = made()
+    expected = trained(plain, (40, 200), 4)
+    with_average = made()
+    with_average.average = fastopt.EMA(decay=0.5)
+    copied = made()
+    half = np.zeros((40, 200), np.float16)
+    copied.set_copy(0, half)
+    for updater in (with_average, copied):
+        np.testing.assert_array_equal(trained(updater, (40, 200), 4), expected)
+        assert same_bits(updater.states[0], plain.states[0])
+    np.testing.assert_array_equal(half, expected.astype(np.float16))
+    assert abs(with_average.averages[0] - expected).max() < 0.05
+    summing = made()
+    summing.accumulate = 2
+    weight = np.random.default_rng(1).normal(size=(40, 200)).astype(np.float32)
+    for gradient in gradients((40, 200), 4):
+        summing(0, gradient, weight)
+        summing(0, gradient, weight)
+    np.testing.assert_allclose(weight, expected, atol=1e-6)
+
+
+PLAIN = """
+import numpy as np
+import fastopt
+made = fastopt.optimizer.create("{name}", lr=0.1, state_dtype="int8", state_min_size=1)
+updater, rng = fastopt.Updater(made), np.random.default_rng(0)
+weight = rng.normal(size=(3, 150)).astype(np.float32)
+for step in range(3):
+    updater(0, rng.normal(size=weight.shape).astype(np.float32), weight)
+    values = rng.normal(size=(2, 150)).astype(np.float32)
+    updater(0, fastopt.RowSparse(values, np.array([2, 0]), weight.shape), weight)
+print((weight.tolist(), [[a.tolist() for a in slot] for slot in updater.states[0]]))
+"""
+
+
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb")])
+def test_plain_python_gives_the_same_numbers(name, run_python):
+    code = PLAIN.format(name=name)
+    weight, state = eval(run_python(code))
+    plain, its = eval(run_python(code, NUMBA_DISABLE_JIT="1"))
+    np.testing.assert_allclose(plain, weight, rtol=1e-5, atol=1e-6)
+    for one, other in zip(its, state, strict=True):
+        assert np.abs(np.subtract(one[0], other[0])).max() <= 1
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-5)
+
+
+# Accuracy
+
+STREAMS = {"mild": (0.5, 1.0), "wide": (2.0, 1.0), "sparse": (2.0, 0.05)}
+"""Spread of the gradients' scales (sigma of the logarithm), and share of steps with a gradient."""
+
+
+def moves(name, spread, density, seed, steps=400, size=16_384):
+    """Relative error of the updates against float32, and the largest ones, in learning rates."""
+    rng = np.random.default_rng(seed)
+    updaters = [made(name, state_dtype, learning_rate=1.0) for state_dtype in ("int8", None)]
+    scales = 1e-3 * np.exp(rng.normal(0, spread, size))
+    drift = rng.normal(0, 0.3, size)
+    difference = total = 0.0
+    largest = [0.0, 0.0]
+    weights = [np.zeros((16, size // 16), np.float32) for _ in updaters]
+    for step in range(steps):
+        present = rng.random(size) < density
+        gradient = scales * (drift + rng.normal(0, 1, size)) * present
+        for updater, weight in zip(updaters, weights, strict=True):
+            weight[...] = 0
+            updater(0, gradient.astype(np.float32).reshape(weight.shape), weight)
+        if step >= 50:
+            one, other = (weight.astype(float) for weight in weights)
+            difference += ((one - other) ** 2).sum()
+            total += (other**2).sum()
+            largest = [max(x, abs(w).max()) for x, w in zip(largest, (one, other), strict=True)]
+    return (difference / total) ** 0.5, *largest
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("seed", [11, *exhaustive(12, 13)])
+def test_updates_of_adam_stay_near_those_of_float32(stream, seed):
+    error, largest, exact = moves("adam", *STREAMS[stream], seed)
+    assert exact < 2.6
+    assert largest <= 10
+    assert stream != "mild" or error <= 0.06
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize(
+    "name",
+    exhaustive("rmsprop", "adadelta", "adamax", "adopt", "adamatan2", "nadam", "radam", "ademamix")
+    + exhaustive("adabelief", "novograd", "sgd", "nag"),
+)
+def test_updates_of_others_stay_near_those_of_float32(name, stream):
+    error, largest, exact = moves(name, *STREAMS[stream], 11)
+    assert largest <= max(10, 1.2 * exact)
+    assert stream != "mild" or error <= 0.06

@@ -16,6 +16,7 @@ __all__ = ["AdaDelta", "adadelta"]
 
 @rule(
     state=("acc_g", "acc_delta"),
+    nonnegative=("acc_g", "acc_delta"),
     hyper=("wd", "rescale_grad", "clip_gradient", "rho", "one_minus_rho", "epsilon"),
 )
 def adadelta(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:

@@ -17,9 +17,7 @@ __all__ = ["AdEMAMix", "ademamix"]
 FIELDS = ("mean_scale", "var_scale", "beta3", "one_minus_beta3", "mix")
 
 
-@rule(
-    state=("mean", "slow", "var"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, *FIELDS)
-)
+@rule(state=("mean", "slow", "var"), signed=("mean",), hyper=(*MOMENTS, *FIELDS))
 def ademamix(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Both averages over the root of the square's average, and decay beside them."""
     grad = rescaled(grad, h)

@@ -14,7 +14,7 @@ from fastopt.optimizer.optimizer import register
 __all__ = ["ADOPT", "adopt"]
 
 
-@rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "largest"))
+@rule(state=("mean", "var"), signed=("mean",), hyper=(*MOMENTS, "largest"))
 def adopt(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Average of normalized and clipped gradients; the second moment changes last."""
     mean, var = state

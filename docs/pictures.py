@@ -172,6 +172,62 @@ def _rates(schedule: schedules.LRScheduler) -> list[float]:
     return found
 
 
+LINES = {
+    "m, linear": ("int8", 1),
+    "√v, squares of codes": ("uint8", 2),
+}
+"""Numbers in 8 bits: dtype of their codes, and the power of what is drawn that is kept."""
+
+
+def code_errors() -> dict[str, tuple[Any, Any]]:
+    """Relative errors of numbers in 8 bits, by their share of the block's largest; a pair of each.
+
+    Those that become zero have the error 1.
+    """
+    import numpy as np
+
+    from fastopt.kernels.codes import decoded, encoded
+
+    shares = np.logspace(-6, 0, 3001)
+    found = {}
+    for name, (kind, power) in LINES.items():
+        rows = np.ones((len(shares), 2), np.float32)
+        rows[:, 0] = shares**power
+        kept = decoded(*encoded(rows, np.dtype(kind)))[:, 0].astype(float) ** (1 / power)
+        found[name] = shares, abs(kept / shares - 1)
+    linear = np.rint(shares * 255) / 255
+    found["√v, linear"] = shares, abs(linear / shares - 1)
+    return found
+
+
+def code_files(theme: str = "light") -> list[str]:
+    """Path of the picture of these errors, relative to the documentation."""
+    return [f"_static/schedules/codes-{theme}.svg"]
+
+
+def draw_codes(directory: Path = DOCS) -> None:
+    """Draw the largest error of numbers in 8 bits around each share of the block's largest."""
+    import numpy as np
+
+    for theme, colors in THEMES.items():
+        (path,) = code_files(theme)
+        with _axes(directory / path, theme, 6.2, 3.2, 9) as plot:
+            styles = zip(
+                (colors["bar"], colors["text"], colors["soft"]), ("-", "-", ":"), strict=True
+            )
+            for (name, (shares, errors)), (color, line) in zip(
+                code_errors().items(), styles, strict=True
+            ):
+                around = np.lib.stride_tricks.sliding_window_view(errors, 61).max(axis=1)
+                plot.loglog(shares[30:-30], around, line, color=color, linewidth=2, label=name)
+            plot.set_position((0.1, 0.17, 0.87, 0.7))
+            plot.set(xlim=(1e-6, 1), ylim=(1e-3, 1.5), xlabel="share of the block's largest")
+            plot.spines[["top", "right"]].set_visible(False)
+            plot.legend(frameon=False, labelcolor=colors["text"], loc="lower left")
+            title = "relative error in 8 bits; 1: the number becomes 0"
+            plot.set_title(title, size=10, loc="left", color=colors["text"], weight="bold")
+
+
 def main() -> int:
     """Draw the comparison again."""
     draw_comparison(rows((DOCS / "performance.md").read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""An extension of Sphinx: draws the pictures of schedules, and shows dark ones on dark pages."""
+"""An extension of Sphinx: draws pictures from the library, and shows dark ones on dark pages."""
 
 from typing import Any
 
@@ -26,7 +26,8 @@ class DarkPictures(SphinxTransform):
 
 
 def setup(app: Any) -> dict[str, Any]:
-    """Draw the schedules before pages are read, and copy images while they are."""
+    """Draw the pictures before pages are read, and copy images while they are."""
     app.add_transform(DarkPictures)
     app.connect("builder-inited", lambda _: pictures.draw_schedules())
+    app.connect("builder-inited", lambda _: pictures.draw_codes())
     return {"parallel_read_safe": True}

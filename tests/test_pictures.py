@@ -71,6 +71,19 @@ def test_every_schedule_is_drawn_and_shown(pictures, tmp_path):
         assert words(tmp_path / light)[-1] == Path(light).stem.removesuffix("-light")
 
 
+def test_errors_in_8_bits_are_drawn_and_shown(pictures, tmp_path):
+    pictures.draw_codes(tmp_path)
+    page = (DOCS / "8-bit-state.md").read_text(encoding="utf-8")
+    for light, dark in zip(pictures.code_files(), pictures.code_files("dark"), strict=True):
+        assert f"]({light})" in page
+        assert words(tmp_path / light) == words(tmp_path / dark)
+        assert {"m, linear", "√v, squares of codes", "√v, linear"} <= {*words(tmp_path / light)}
+    errors = {name: dict(zip(*pair, strict=True)) for name, pair in pictures.code_errors().items()}
+    assert all(error[1.0] < 1e-6 for error in errors.values())
+    lost = {name: max(x for x, e in pair.items() if e > 0.99) for name, pair in errors.items()}
+    assert lost["√v, squares of codes"] < lost["√v, linear"] / 100
+
+
 def test_equal_pictures_are_equal_files(pictures, tmp_path):
     for k in "ab":
         pictures.draw_comparison(pictures.rows(PAGE), tmp_path / k)

@@ -21,6 +21,7 @@ FORMS = {
     "float16, stochastic": ("float16", {"rounding": "stochastic"}),
     "bfloat16, stochastic": ("bfloat16", {"rounding": "stochastic"}),
     "float32, bfloat16 state": ("float32", {"state_dtype": "bfloat16"}),
+    "float32, 8-bit state": ("float32", {"state_dtype": "int8", "state_min_size": 1}),
     "bfloat16, masters, bfloat16 state": ("bfloat16", {**MASTERS, "state_dtype": "bfloat16"}),
 }
 
@@ -68,12 +69,15 @@ class Forms:
 
 
 class CompressedState:
-    """In memory for sure: state of two bytes a number instead of four."""
+    """In memory for sure: state of two bytes a number, or one, instead of four."""
 
-    def setup(self):
-        self.step = of_form("float32, bfloat16 state", LARGE)
+    params = ("float32, bfloat16 state", "float32, 8-bit state")
+    param_names = ("form",)
 
-    def track_time(self):
+    def setup(self, form):
+        self.step = of_form(form, LARGE)
+
+    def track_time(self, form):
         return ns_per_element(self.step, LARGE)
 
     track_time.unit = "ns per element"

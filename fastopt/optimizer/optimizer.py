@@ -277,12 +277,12 @@ class Optimizer(Checked):
         'bfloat16' keeps the state of every slot in bfloat16, rounded stochastically; needs the
         package ml_dtypes. 'int8' keeps moving averages in 8 bits, with a scale for each 128
         elements, see ``docs/8-bit-state.md``. Default None: the precision of the arithmetic.
-    state_min_size : int, optional
-        Elements that a weight has at least where ``state_dtype="int8"`` keeps its state in 8 bits.
-        Default: 4096, and weights of one dimension stay in the precision of the arithmetic.
     maximize : bool
         Ascend: every gradient is taken with the opposite sign. Weight decay still makes weights
         smaller. Default False.
+    state_min_size : int, optional
+        Elements that a weight has at least where ``state_dtype="int8"`` keeps its state in 8 bits.
+        Default: 4096, and weights of one dimension stay in the precision of the arithmetic.
     lr : float or callable, optional
         Another name of `learning_rate`.
     weight_decay : float, optional

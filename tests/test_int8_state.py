@@ -318,6 +318,13 @@ def test_matrix_optimizers_refuse(name):
         optimizer.create(name, state_dtype="int8")
 
 
+def test_sharded_state_is_refused():
+    mpi = pytest.importorskip("fastopt.mpi")
+    pytest.importorskip("mpi4py")
+    with pytest.raises(ValueError, match="sharded between ranks cannot have state_dtype='int8'"):
+        mpi.ShardedUpdater(optimizer.Adam(state_dtype="int8"), comm=None)
+
+
 def test_tables_that_grow_refuse():
     with pytest.raises(ValueError, match="cannot have state_dtype='int8'"):
         fastopt.EmbeddingTable(8, optimizer.Adam(state_dtype="int8"))
@@ -637,5 +644,5 @@ def test_updates_of_adam_stay_near_those_of_float32(stream, seed):
 )
 def test_updates_of_others_stay_near_those_of_float32(name, stream):
     error, largest, exact = moves(name, *STREAMS[stream], 11)
-    assert largest <= max(10, 1.2 * exact)
+    assert largest <= max(12, 1.2 * exact)
     assert stream != "mild" or error <= 0.06

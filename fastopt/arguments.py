@@ -128,7 +128,7 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, match_args=False)
 class Real:
     """A real number, kept as a float; see :func:`number`."""
 
@@ -145,7 +145,7 @@ class Real:
         return number(name, value, **vars(self))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, match_args=False)
 class Integer:
     """An integer, kept as an int; see :func:`count`."""
 
@@ -157,7 +157,6 @@ class Integer:
         return count(name, value, **vars(self))
 
 
-@dataclass(frozen=True)
 class Flag:
     """True or False."""
 
@@ -177,7 +176,7 @@ class Choice:
         return choice(name, value, *self.choices)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, match_args=False)
 class Instance:
     """An instance of a class; `kind` says what that is in errors."""
 
@@ -191,7 +190,7 @@ class Instance:
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, match_args=False)
 class OrNone:
     """None, or what another description admits."""
 
@@ -202,7 +201,7 @@ class OrNone:
         return None if value is None else self.of(name, value)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, match_args=False)
 class Renamed:
     """What another description admits; errors have the name of the argument."""
 
@@ -214,7 +213,7 @@ class Renamed:
         return self.of(self.argument, value)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, match_args=False)
 class ListOf:
     """A list of what another description admits."""
 
@@ -227,7 +226,7 @@ class ListOf:
         return [self.of(f"{name}[{i}]", part) for i, part in enumerate(value)]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, match_args=False)
 class TableOf:
     """A mapping by index or name of what another description admits."""
 
@@ -243,7 +242,7 @@ class TableOf:
         return {key: self.of(f"{name}[{key!r}]", part) for key, part in value.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, match_args=False)
 class PairOf:
     """A tuple of two, each of which another description admits."""
 
@@ -257,7 +256,7 @@ class PairOf:
         return self.first(f"{name}[0]", value[0]), self.second(f"{name}[1]", value[1])
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, match_args=False)
 class ArrayOf:
     """An array of one of these dtypes, of the machine's byte order."""
 

@@ -31,6 +31,7 @@ def adam(**kwargs):
     return optimizer.Updater(optimizer.Adam(learning_rate=0.1, wd=0.01), **kwargs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", kept(NATIVE, "adam"), ids=str)
 def test_every_optimizer_takes_the_step_of_the_mean(case, rng):
     weight = rng.normal(size=case.shape).astype(np.float32)

@@ -617,6 +617,7 @@ def test_averages_of_half_precision_weights_come_from_masters(rng):
         np.testing.assert_array_equal(weight, exact.astype(np.float16))
 
 
+@pytest.mark.exhaustive
 def test_only_groups_whose_optimizer_has_averages_are_evaluated():
     groups = {"free": {"optimizer": optimizer.ScheduleFreeSGD(learning_rate=0.1)}}
     updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1), groups=groups)

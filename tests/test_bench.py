@@ -165,6 +165,7 @@ def test_report_uses_as_many_threads_as_it_is_told_to_and_then_all_again(bench):
     assert numba.get_num_threads() == before
 
 
+@pytest.mark.exhaustive
 @compiled
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="has no threads to compare")
 def test_threads_are_compared_where_updates_use_them(bench):

@@ -35,6 +35,7 @@ def plain(**kwargs):
     return optimizer.Updater(optimizer.Test(rescale_grad=rescale_grad), **kwargs)
 
 
+@pytest.mark.exhaustive
 @given(
     shape=st.sampled_from(SHAPES),
     dtype=st.sampled_from([np.float32, np.float64]),

@@ -188,6 +188,7 @@ def test_report_does_not_compare_numbers_that_are_not_meant_to_agree(text, capsy
     assert "dense updates with adam also move rows whose gradient is zero" in out
 
 
+@pytest.mark.exhaustive
 def test_updates_are_compared_on_one_thread(monkeypatch, text):
     """Otherwise a busy machine would slow down the dense updates alone."""
     counts, step, before = [], embeddings.Dense.step, numba.get_num_threads()

@@ -270,6 +270,7 @@ def test_rules_that_do_not_scale_gradients_take_scaled_ones(name, settings):
     is_equal(made, each, weights, expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["adam", *exhaustive("nadam", "lamb", "sgld")])
 @pytest.mark.parametrize("scheduled", [False, True])
 @MOST

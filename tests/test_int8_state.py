@@ -318,13 +318,6 @@ def test_matrix_optimizers_refuse(name):
         optimizer.create(name, state_dtype="int8")
 
 
-def test_sharded_state_is_refused():
-    mpi = pytest.importorskip("fastopt.mpi")
-    pytest.importorskip("mpi4py")
-    with pytest.raises(ValueError, match="sharded between ranks cannot have state_dtype='int8'"):
-        mpi.ShardedUpdater(optimizer.Adam(state_dtype="int8"), comm=None)
-
-
 def test_tables_that_grow_refuse():
     with pytest.raises(ValueError, match="cannot have state_dtype='int8'"):
         fastopt.EmbeddingTable(8, optimizer.Adam(state_dtype="int8"))
@@ -443,6 +436,7 @@ def test_a_checkpoint_with_other_scales_is_refused():
             made().load_states_dict(saved)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("masters", [{}, {"multi_precision": True}])
 def test_states_are_converted_between_all_precisions(masters, bfloat16):
     dtype = np.float16 if masters else np.float32

@@ -103,7 +103,7 @@ def test_other_threads_go_on_while_kernels_run(run_python):
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to itself")
 @pytest.mark.parametrize(
     ("arguments", "least"),
-    [("301, ('adam',)", 30), pytest.param("17", 500, marks=pytest.mark.exhaustive)],
+    [("701, ('adam',)", 10), pytest.param("17", 500, marks=pytest.mark.exhaustive)],
     ids=["sample", "every form"],
 )
 def test_an_interrupt_anywhere_leaves_all_consistent(arguments, least, run_python):

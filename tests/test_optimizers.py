@@ -209,6 +209,7 @@ def test_threads_do_not_change_a_bit(every, run_python):
     assert [line for line in lines if not line.endswith(":same")] == []
 
 
+@pytest.mark.exhaustive
 @every_or_few
 def test_rules_run_in_plain_python(every, run_python):
     """The same trajectory without any compiler, so that the rules can be read, stepped, covered."""

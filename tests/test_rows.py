@@ -198,6 +198,7 @@ IN_A_PROCESS = "import sys; sys.path.insert(0, sys.argv[1]); import row_bits; ro
 HERE = __file__.rsplit("/", 1)[0]
 
 
+@pytest.mark.exhaustive
 @every_or_few
 def test_any_number_of_threads_gives_the_same_bits(every, run_python):
     """Cases lazy and standard, with repeated rows, above and below the serial limit."""
@@ -206,6 +207,7 @@ def test_any_number_of_threads_gives_the_same_bits(every, run_python):
     assert [line for line in lines if not line.endswith(":same")] == []
 
 
+@pytest.mark.exhaustive
 @every_or_few
 def test_row_sparse_updates_run_in_plain_python(every, run_python):
     code = IN_A_PROCESS + f"print_numbers({every})"

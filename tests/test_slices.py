@@ -19,6 +19,7 @@ DRAWING = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", DRAWING)
 def test_slices_draw_the_numbers_of_the_whole_tensor(kind, bfloat16):
     name, arguments, dtype = DRAWING[kind]

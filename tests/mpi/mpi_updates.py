@@ -421,3 +421,8 @@ def check_misspelled_names_get_a_suggestion():
             getattr(made, name)
     ranks = f"rank={comm.rank}, ranks={comm.size}"
     assert repr(made) == f"ShardedUpdater(Adam(learning_rate=0.001), {ranks}, states=0)"
+
+
+def check_state_in_8_bits_is_refused():
+    with pytest.raises(ValueError, match="sharded between ranks cannot have state_dtype='int8'"):
+        ShardedUpdater(optimizer.Adam(state_dtype="int8"), comm)

@@ -24,8 +24,7 @@ main(["warmup", *sys.argv[1:]])
 @pytest.mark.parametrize(
     ("arguments", "least"),
     [
-        pytest.param("Adam --dtypes float32", 3, marks=pytest.mark.exhaustive, id="as typed"),
-        pytest.param("Adam", 9, marks=pytest.mark.exhaustive, id="all dtypes"),
+        pytest.param("Adam", 3, marks=pytest.mark.exhaustive, id="as typed"),
         pytest.param("--optimizers Adam sgd --rows", 10, marks=pytest.mark.exhaustive, id="rows"),
     ],
 )

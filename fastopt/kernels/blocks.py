@@ -25,6 +25,7 @@ __all__ = [
     "CODE_BLOCK",
     "NONNEGATIVE",
     "SIGNED",
+    "blocks_of",
     "decode",
     "encode",
     "extent",
@@ -45,6 +46,12 @@ SIGNED, NONNEGATIVE = 127, 255 * 255
 
 LEAST = 1e-30
 """Numbers below which a block is zero, as the inverse of its scale could overflow."""
+
+
+@scalar
+def blocks_of(width):
+    """Number of blocks in a row of `width` elements."""
+    return (width + CODE_BLOCK - 1) // CODE_BLOCK
 
 
 @scalar

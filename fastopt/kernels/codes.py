@@ -10,6 +10,7 @@ from fastopt.kernels.blocks import (
     CODE_BLOCK,
     NONNEGATIVE,
     SIGNED,
+    blocks_of,
     nonnegative_code,
     nonnegative_value,
     scale_of,
@@ -47,7 +48,7 @@ def scales_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """
     rows = shape[0] if len(shape) > 1 else 1
     width = math.prod(shape[1:] if len(shape) > 1 else shape)
-    return rows, -(-width // CODE_BLOCK)
+    return rows, blocks_of(width)
 
 
 def is_worth_codes(shape: tuple[int, ...], least: int | None) -> bool:

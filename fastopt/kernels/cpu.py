@@ -17,6 +17,7 @@ from fastopt.kernels import numpy_abi, segments
 from fastopt.kernels.advance import advance
 from fastopt.kernels.blocks import (
     CODE_BLOCK,
+    blocks_of,
     decode,
     encode,
     extent,
@@ -267,7 +268,7 @@ def _blocks(layout: Layout) -> Callable:
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             width: Any = np.int64(table[tensor, WIDTH])
-            in_row = (width + CODE_BLOCK - 1) // CODE_BLOCK
+            in_row = blocks_of(width)
             h, key = private(hyper, tensor), table[tensor, KEY]
             offset: Any = np.int64(table[tensor, OFFSET])
             values = scratch(slots, CODE_BLOCK, real)
@@ -637,7 +638,7 @@ def _decode_part(layout: Layout) -> Callable:
 
     def decode_part(table, tensor, first, count, target):
         width = np.int64(table[tensor, WIDTH])
-        in_row = (width + CODE_BLOCK - 1) // CODE_BLOCK
+        in_row = blocks_of(width)
         states = locate(table, tensor, first_state, first, state_kinds)
         done = 0
         while done < count:

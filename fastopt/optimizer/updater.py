@@ -49,7 +49,7 @@ LIMITS = {
     "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
     "clip_global_norm": OrNone(Real(least=0)),
 }
-RATES = ("lr", "learning_rate")
+OF_OPTIMIZER = ("lr", "learning_rate")
 """What the optimizer has."""
 
 SETTINGS = ("accumulate", "average", "clip_adaptive", "clip_adaptive_eps")
@@ -181,13 +181,10 @@ class Updater(Resumable):
         return info if sums is None else info._replace(d=sums.d)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_info":  # which calls assign
-            vars(self)[name] = value
-            return
         if name == "groups":
             self._group(value, self.planner)
             return
-        if name in RATES:
+        if name in OF_OPTIMIZER:
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{own} to set; set updater.optimizer.learning_rate")
         if name in ("states", "states_synced"):

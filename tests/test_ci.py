@@ -27,6 +27,18 @@ def test_what_the_readme_leaves_out_runs_afterwards(command):
 
 
 @pytest.mark.exhaustive
+def test_exhaustive_tests_need_no_gpu(run_python):
+    code = """
+import sys
+import pytest
+options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "exhaustive and cuda"]
+sys.exit(pytest.main([*options, sys.argv[1]]))
+"""
+    done = run_python(code, ROOT / "tests" / "gpu", check=False, cwd=ROOT, PYTEST_ADDOPTS="")
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
+
+
+@pytest.mark.exhaustive
 def test_tests_are_collected_without_mpi4py_from_any_directory(run_python):
     code = """
 import sys

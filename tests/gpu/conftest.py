@@ -1,5 +1,17 @@
-"""Threads of the simulator take turns more often: each waits in a loop for the others."""
+"""The simulator's threads take turns, and all of these tests run wherever the mark ``cuda`` does."""
 
 import sys
 
+import numpy as np
+import pytest
+
+# More often than by default: each waits in a loop for the others.
 sys.setswitchinterval(1e-4)
+
+
+@pytest.fixture(params=["float16", "bfloat16"])
+def half(request):
+    """The dtypes of half precision in turn: here none is left to the exhaustive tests."""
+    if request.param == "bfloat16":
+        return request.getfixturevalue("bfloat16")
+    return np.dtype(request.param)

@@ -1,4 +1,4 @@
-"""The simulator's threads take turns, and all of these tests run wherever the mark ``cuda`` does."""
+"""The simulator's threads take turns more often, and no test is left to the exhaustive ones."""
 
 import sys
 

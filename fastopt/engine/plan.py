@@ -120,7 +120,7 @@ class Group:
             return
         rule = self.table.layout.rule
         self.values[0, row, :-1] = optimizer.record(rule, self.names, rates, given)
-        immutable = all(type(value) in (float, int) for value in given.values())
+        immutable = {float, int}.issuperset(map(type, given.values()))
         self.given[row] = given if immutable else None
 
     def bind_enter(self, plan: "Plan") -> None:

@@ -92,7 +92,7 @@ def param_dict(name):
 
 @pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
 @pytest.mark.parametrize("setting", [plain, schedule, multipliers, param_dict])
-@pytest.mark.parametrize("name", kept(NAMES, "adam"))
+@pytest.mark.parametrize("name", kept(NAMES, "adam", "adamw"))
 def test_frames_of_a_warm_call(name, setting, single):
     found = warm(single, optimizer.Updater(setting(name)))
     assert len(found) <= (SINGLE if single else LIST), found
@@ -111,7 +111,7 @@ def test_frames_of_a_warm_call_with_groups(single, average):
     assert len(found) <= (SINGLE if single else LIST + 3 * 3), found
 
 
-@pytest.mark.parametrize("name", kept(NAMES, "adam"))
+@pytest.mark.parametrize("name", kept(NAMES, "adam", "adamw"))
 def test_frames_of_a_trainer(name):
     params = ParameterDict()
     for letter in "abcd":

@@ -59,6 +59,8 @@ def parameter_of(klass, attribute):
 def test_what_a_constructor_refuses_no_assignment_and_no_checkpoint_brings_in(name, odd):
     klass = OPTIMIZERS[name]
     for attribute, check in klass._arguments.items():
+        if name != "Adam" and Optimizer._arguments.get(attribute) is check:
+            continue  # one description serves all of them
         made = klass()
         before = made.__getstate__()
         error = refusal(check, attribute, odd)

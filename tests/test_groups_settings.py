@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 
+import hypothesis
 import numpy as np
 import pytest
 from cases import exhaustive
@@ -119,6 +120,7 @@ def is_equal(made, each, weights, expected):
     assert made.states.keys() <= each.keys()
 
 
+@hypothesis.settings(max_examples=10)
 @given(
     st.sampled_from([1, 2, 3]),
     st.sampled_from(AVERAGES),

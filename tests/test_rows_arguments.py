@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
+from cases import exhaustive
 from hypothesis import given
 from hypothesis import strategies as st
 from listings import listing, problems, same_bits
@@ -40,7 +41,7 @@ SOURCES = LAYOUTS | st.just("read-only")
 
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
-@pytest.mark.parametrize("name", ["adam", "lamb"])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb")])
 @given(problem=problems(), layout=LAYOUTS, sources=st.tuples(SOURCES, SOURCES))
 def test_every_layout_gives_the_same_bits(name, lazy, problem, layout, sources):
     expected = problem.run(updater(name, wd=0.1, lazy_update=lazy))

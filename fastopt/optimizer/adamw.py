@@ -217,6 +217,11 @@ class AdamW(CautiousFamily):
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
     @property
+    def bounded(self) -> bool:
+        """Whether the form is stable."""
+        return self.stable
+
+    @property
     def plain(self) -> Rule:
         """The rule of the formula."""
         return RULES[self.formula, self.amsgrad]

@@ -116,8 +116,6 @@ class CautiousFamily(AdamFamily):
     """
 
     decoupled = True
-    stable: bool = False
-    """Whether the rate is divided by the root of the mean of :attr:`ratio`."""
     ratio: ClassVar[Callable[..., Any] | None] = None
     """Scalar function of the square of the gradient over its average, for stable forms."""
     ratio_fields: ClassVar[tuple[str, ...]] = ()
@@ -146,6 +144,11 @@ class CautiousFamily(AdamFamily):
         raise NotImplementedError
 
     @property
+    def bounded(self) -> bool:
+        """Whether the form is stable: its rate is divided by the root of the mean ratio."""
+        return False
+
+    @property
     def share(self) -> Callable[[Any], Any]:
         """Scalar function of the share of a weight that decay takes."""
         return rate_times_decay
@@ -153,7 +156,7 @@ class CautiousFamily(AdamFamily):
     @property
     def rule(self) -> Rule:
         """The rule of the form."""
-        flags = self.cautious, self.cautious_decay, self.stable
+        flags = self.cautious, self.cautious_decay, self.bounded
         return varied(self.plain, self.share, self.ratio, self.ratio_fields, *flags)
 
     def check_together(self) -> None:
@@ -164,14 +167,13 @@ class CautiousFamily(AdamFamily):
                 "cautious_decay=True decays by the gradient's sign, so it needs "
                 f"sparse_decay='touched', got {self.sparse_decay!r}"
             )
-        if self.stable and self.sparse_decay == "catch_up":
+        if self.bounded and self.sparse_decay == "catch_up":
             raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        fields = super().hyper(t, lr, wd)
-        return {**fields, **FIRST} if self.cautious or self.stable else fields
+        return {**super().hyper(t, lr, wd), **FIRST}  # which plain forms do not read
 
 
 class MomentumFamily(Optimizer):

@@ -134,6 +134,11 @@ class NAdamW(CautiousFamily):
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
     @property
+    def bounded(self) -> bool:
+        """Whether the form is stable."""
+        return self.stable
+
+    @property
     def plain(self) -> Rule:
         """The rule without or with AMSGrad."""
         return nadamw_amsgrad if self.amsgrad else nadamw

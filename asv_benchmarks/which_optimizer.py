@@ -348,7 +348,9 @@ def _seconds(results: Results, name: str, model: str) -> str:
 
 
 def _words(arguments: Mapping[str, float]) -> str:
-    return ", ".join(f"{name.replace('learning_rate', 'lr')} {n:g}" for name, n in arguments.items())
+    return ", ".join(
+        f"{name.replace('learning_rate', 'lr')} {n:g}" for name, n in arguments.items()
+    )
 
 
 def statement(results: Results) -> str:
@@ -410,7 +412,9 @@ def run(options: argparse.Namespace) -> None:
     names = [name for name in CONTENDERS if re.search(options.only, name) or name == BASELINE]
     models = [model for model in WORKLOADS if re.search(options.models, model)]
     if not models:
-        raise Refused(f"--models: none matches {options.models!r}; there are {', '.join(WORKLOADS)}")
+        raise Refused(
+            f"--models: none matches {options.models!r}; there are {', '.join(WORKLOADS)}"
+        )
     kept = options.directory / f"{NAME}.json"
     with np.errstate(all="ignore"):
         if options.times or options.tables:

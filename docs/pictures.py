@@ -310,7 +310,9 @@ def _losses(plot: Any, found: Any, colors: dict[str, str]) -> None:
         panel.set(xlim=(0, facts["steps"]), xlabel="steps", yscale="log")
         panel.set_ylim(0.8 * min(loss for loss in first if loss is not None), 1.05 * first[0])
         panel.minorticks_off()
-        panel.set_yticks([tick for tick in TICKS if panel.get_ylim()[0] < tick < panel.get_ylim()[1]])
+        panel.set_yticks(
+            [tick for tick in TICKS if panel.get_ylim()[0] < tick < panel.get_ylim()[1]]
+        )
         panel.set_yticklabels([f"{tick:g}" for tick in panel.get_yticks()])
         panel.spines[["top", "right"]].set_visible(False)
         panel.set_title(f"{model}, held-out loss", size=9, loc="left", color=colors["soft"])

@@ -105,9 +105,7 @@ class NewtonSchulz:
                     x = self._gram(x, chosen)
                 else:
                     x = self._plain(x, chosen)
-                np.multiply(
-                    x if wide else x.swapaxes(1, 2), matrix.dtype.type(scale), out=target
-                )
+                np.multiply(x if wide else x.swapaxes(1, 2), matrix.dtype.type(scale), out=target)
 
     def reserve(self, matrix: Array) -> None:
         """Make room for matrices like these, so that no call with them allocates memory."""

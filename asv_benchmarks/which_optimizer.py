@@ -256,7 +256,7 @@ def conclude(results: Results) -> None:
             },
             "scores": {
                 # The mean height of the profile over ratios from 1 to the largest one.
-                name: round(float(np.mean((LARGEST - np.minimum(each, LARGEST)) / (LARGEST - 1))), 3)
+                name: round(float((LARGEST - np.minimum(each, LARGEST)).mean() / (LARGEST - 1)), 3)
                 for name, each in ratios.items()
             },
         }  # fmt: skip
@@ -373,9 +373,10 @@ def conditions(results: Results) -> str:
     """What the numbers depend on."""
     budgets = ", ".join(f"{model} {facts['steps']}" for model, facts in results["models"].items())
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    seeds = ", ".join(map(str, results["seeds"]))
     return (
-        f"Trials for each optimizer and model: {results['trials']}, with seed 0. Seeds of the runs: "
-        f"{', '.join(map(str, results['seeds']))}. Steps: {budgets}; the loss is evaluated every "
+        f"Trials for each optimizer and model: {results['trials']}, with seed 0. Seeds of the "
+        f"runs: {seeds}. Steps: {budgets}; the loss is evaluated every "
         f"{results['every']}. {results['machine']}, one thread; {versions}; {results['date']}."
     )
 

@@ -271,29 +271,29 @@ def steps_to_target(found: Any, name: str, model: str) -> float:
 
 def losses_title(found: Any) -> str:
     """What the picture of losses says."""
-    theirs, *others = (
+    base, *others = (
         [steps_to_target(found, name, model) for model in _drawn_models(found)] for name in DRAWN
     )
-    shares = [
-        " and ".join(_share(a, b) for a, b in zip(own, theirs, strict=True)) for own in others
-    ]
-    parts = [f"{name} {share}" for name, share in zip(DRAWN[1:], shares, strict=True)]
-    return f"Steps to the loss of {DRAWN[0]}: {', '.join(parts)}"
+    first, second = (list(map(_share, own, base)) for own in others)
+    return (
+        f"{DRAWN[1]} takes {first[0]} of {DRAWN[0]}'s steps on digits, {first[1]} on characters; "
+        f"{DRAWN[2]} {second[0]}, {second[1]}"
+    )
 
 
 def _share(own: float, theirs: float) -> str:
-    return f"{100 * own / theirs:.0f}%" if own < float("inf") else "more than all"
+    return f"{100 * own / theirs:.0f}%" if own < float("inf") else "more than 100%"
 
 
 def _drawn_models(found: Any) -> list[str]:
-    return [model for model in ("digits", "characters") if model in found["models"]]
+    return [model for model in found["models"] if model in ("digits", "characters")]
 
 
 def _losses(plot: Any, found: Any, colors: dict[str, str]) -> None:
     models = _drawn_models(found)
     styles = ((colors["soft"], "-"), (colors["bar"], "-"), (colors["text"], "--"))
     figure = plot.figure
-    figure.text(0.03, 0.93, losses_title(found), size=10.5, weight="bold")
+    figure.text(0.03, 0.93, losses_title(found), size=9.5, weight="bold")
     for k, model in enumerate(models):
         facts = found["models"][model]
         panel = figure.add_axes((0.08 + 0.49 * k, 0.14, 0.4, 0.64))
@@ -306,9 +306,10 @@ def _losses(plot: Any, found: Any, colors: dict[str, str]) -> None:
             panel.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
             panel.plot(steps, middle, line, color=color, linewidth=1.6, label=name)
         panel.axhline(facts["target"], color=colors["soft"], linewidth=0.8, linestyle=":")
-        first = found["curves"][model][DRAWN[0]][1]
+        middles = [found["curves"][model][name][1] for name in DRAWN]
+        least = min(loss for each in middles for loss in each if loss is not None)
         panel.set(xlim=(0, facts["steps"]), xlabel="steps", yscale="log")
-        panel.set_ylim(0.8 * min(loss for loss in first if loss is not None), 1.05 * first[0])
+        panel.set_ylim(0.9 * least, 1.05 * middles[0][0])
         panel.minorticks_off()
         panel.set_yticks(
             [tick for tick in TICKS if panel.get_ylim()[0] < tick < panel.get_ylim()[1]]
@@ -321,7 +322,7 @@ def _losses(plot: Any, found: Any, colors: dict[str, str]) -> None:
     plot.set_axis_off()
 
 
-TICKS = (0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 2.5, 3, 3.5, 4)
+TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 2.5, 3, 3.5, 4)
 
 
 def profiles_title(found: Any) -> str:
@@ -338,8 +339,10 @@ def profiles_title(found: Any) -> str:
 def _profiles(plot: Any, found: Any, colors: dict[str, str]) -> None:
     figure = plot.figure
     figure.text(0.03, 0.94, profiles_title(found), size=10.5, weight="bold")
-    words = "share of runs in which an optimizer takes at most so many times the least; grey: others; score"
-    figure.text(0.03, 0.89, words, color=colors["soft"])
+    words = (
+        "share of runs in which an optimizer takes at most so many times the least; grey: others"
+    )
+    figure.text(0.03, 0.89, f"{words}; score", color=colors["soft"])
     for k, measure in enumerate(("steps", "seconds")):
         panel = figure.add_axes((0.06 + 0.5 * k, 0.1, 0.26, 0.68))
         scores, bounds = found[measure]["scores"], found[measure]["bounds"]
@@ -353,7 +356,10 @@ def _profiles(plot: Any, found: Any, colors: dict[str, str]) -> None:
         for name in chosen:
             kind = "text-" if name == DRAWN[0] else next(kinds)
             color, line = colors[kind.rstrip("-:")], kind.lstrip("abelprtx")
-            own, label = found[measure]["profiles"][name], f"{name} {scores[name]:.2f}"
+            own, label = (
+                found[measure]["profiles"][name],
+                f"{name.removesuffix(' AdamW')} {scores[name]:.2f}",
+            )
             panel.plot(bounds, own, line, color=color, linewidth=1.8, label=label, zorder=3)
         legend = {"frameon": False, "labelcolor": colors["text"], "fontsize": 8}
         panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), handlelength=1.5, **legend)

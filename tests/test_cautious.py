@@ -31,8 +31,8 @@ def moves(name, gradients):
 
 
 @pytest.mark.parametrize("name", ["adamatan2", *exhaustive(*(FORMS.keys() - {"adamatan2"}))])
-@pytest.mark.parametrize("cautious", exhaustive(False) + [True])
-@pytest.mark.parametrize("cautious_decay", exhaustive(False) + [True])
+@pytest.mark.parametrize("cautious", [*exhaustive(False), True])
+@pytest.mark.parametrize("cautious_decay", [*exhaustive(False), True])
 def test_a_cautious_form_masks_the_move_and_the_decay_of_the_plain_one(
     name, cautious, cautious_decay, rng
 ):

@@ -114,7 +114,7 @@ def test_titles_of_the_comparison_say_what_its_numbers_say(pictures):
         "seconds": {"scores": {"AdamW": 0.8, "Muon": 0.1}},
     }
     assert pictures.losses_title(found) == (
-        "Steps to the loss of AdamW: Muon 50% and 50%, SOAP 75% and more than all"
+        "Muon takes 50% of AdamW's steps on digits, 50% on characters; SOAP 75%, more than 100%"
     )
     assert pictures.profiles_title(found) == "Muon is ahead by steps, AdamW by seconds"
 

@@ -344,7 +344,7 @@ def _profiles(plot: Any, found: Any, colors: dict[str, str]) -> None:
     )
     figure.text(0.03, 0.89, f"{words}; score", color=colors["soft"])
     for k, measure in enumerate(("steps", "seconds")):
-        panel = figure.add_axes((0.06 + 0.5 * k, 0.1, 0.26, 0.68))
+        panel = figure.add_axes((0.06 + 0.49 * k, 0.1, 0.25, 0.68))
         scores, bounds = found[measure]["scores"], found[measure]["bounds"]
         names = sorted(scores, key=lambda name: -scores[name])
         chosen = [*names[:NAMED], *[name for name in DRAWN if name not in names[:NAMED]]]

@@ -77,7 +77,8 @@ def test_the_kept_results_say_what_they_depend_on(which, kept):
 def test_one_command_writes_the_page_again(which, monkeypatch, tmp_path, capsys):
     pytest.importorskip("sklearn")
     (tmp_path / PAGE.name).write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    small = ["--trials", "2", "--seeds", "2", "--steps", "20", "--only", "^(Schedule-|Muon|SOAP)"]
+    small = ["--trials", "1", "--seeds", "2", "--steps", "10", "--models", "digits"]
+    small += ["--only", "^(Schedule-|Muon|SOAP)"]
     arguments = ["which_optimizer.py", "--write", "--directory", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*arguments, *small])
     assert which.main() == 0

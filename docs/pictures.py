@@ -1,20 +1,31 @@
 """Pictures of the documentation, each for light and for dark pages.
 
 ``python docs/pictures.py`` draws the comparison with other libraries again, from the tables of
-``docs/performance.md``, into ``docs/_static``. The build of the documentation draws the schedules.
+``docs/performance.md``, into ``docs/_static``. The build of the documentation draws the schedules,
+the errors of numbers in 8 bits, and the optimizers from the results in ``which-optimizer.json``.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fastopt import lr_scheduler as schedules
 
-__all__ = ["Row", "draw_comparison", "draw_schedules", "rows", "schedule_files"]
+__all__ = [
+    "Row",
+    "draw_codes",
+    "draw_compared",
+    "draw_comparison",
+    "draw_schedules",
+    "rows",
+    "schedule_files",
+]
 
 DOCS = Path(__file__).parent
 STATIC = DOCS / "_static"
@@ -226,6 +237,139 @@ def draw_codes(directory: Path = DOCS) -> None:
             plot.legend(frameon=False, labelcolor=colors["text"], loc="lower left")
             title = "relative error in 8 bits; 1: the number becomes 0"
             plot.set_title(title, size=10, loc="left", color=colors["text"], weight="bold")
+
+
+COMPARED = DOCS / "which-optimizer.json"
+DRAWN = ("AdamW", "Muon", "SOAP")
+"""Optimizers whose losses are drawn."""
+
+NAMED = 4
+"""Optimizers of the highest scores that are named in a picture of profiles."""
+
+
+def compared_files(theme: str = "light") -> list[str]:
+    """Paths of the pictures of the comparison of optimizers, relative to the documentation."""
+    return [f"_static/schedules/{name}-{theme}.svg" for name in ("losses", "profiles")]
+
+
+def draw_compared(directory: Path = DOCS, path: Path = COMPARED) -> None:
+    """Draw losses and profiles of the comparison of optimizers."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for theme, colors in THEMES.items():
+        losses, profiles = (directory / file for file in compared_files(theme))
+        with _axes(losses, theme, 6.6, 3.3, 9) as plot:
+            _losses(plot, found, colors)
+        with _axes(profiles, theme, 7.2, 3.9, 9) as plot:
+            _profiles(plot, found, colors)
+
+
+def steps_to_target(found: Any, name: str, model: str) -> float:
+    """Median of the steps to the target; infinite where most seeds do not get there."""
+    steps = found["optimizers"][name][model]["steps"]
+    return median(float("inf") if n is None else n for n in steps)
+
+
+def losses_title(found: Any) -> str:
+    """What the picture of losses says."""
+    base, *others = (
+        [steps_to_target(found, name, model) for model in _drawn_models(found)] for name in DRAWN
+    )
+    first, second = (list(map(_share, own, base)) for own in others)
+    return (
+        f"{DRAWN[1]} takes {first[0]} of {DRAWN[0]}'s steps on digits, {first[1]} on characters; "
+        f"{DRAWN[2]} {second[0]}, {second[1]}"
+    )
+
+
+def _share(own: float, theirs: float) -> str:
+    return f"{100 * own / theirs:.0f}%" if own < float("inf") else "more than 100%"
+
+
+def _drawn_models(found: Any) -> list[str]:
+    return [model for model in found["models"] if model in ("digits", "characters")]
+
+
+def _losses(plot: Any, found: Any, colors: dict[str, str]) -> None:
+    models = _drawn_models(found)
+    styles = ((colors["soft"], "-"), (colors["bar"], "-"), (colors["text"], "--"))
+    figure = plot.figure
+    figure.text(0.03, 0.93, losses_title(found), size=9.5, weight="bold")
+    for k, model in enumerate(models):
+        facts = found["models"][model]
+        panel = figure.add_axes((0.08 + 0.49 * k, 0.14, 0.4, 0.64))
+        steps = range(found["every"], facts["steps"] + 1, found["every"])
+        for name, (color, line) in zip(DRAWN, styles, strict=True):
+            low, middle, high = (
+                [float("nan") if loss is None else loss for loss in losses]
+                for losses in found["curves"][model][name]
+            )
+            panel.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+            panel.plot(steps, middle, line, color=color, linewidth=1.6, label=name)
+        panel.axhline(facts["target"], color=colors["soft"], linewidth=0.8, linestyle=":")
+        middles = [found["curves"][model][name][1] for name in DRAWN]
+        least = min(loss for each in middles for loss in each if loss is not None)
+        panel.set(xlim=(0, facts["steps"]), xlabel="steps", yscale="log")
+        panel.set_ylim(0.9 * least, 1.05 * middles[0][0])
+        panel.minorticks_off()
+        panel.set_yticks(
+            [tick for tick in TICKS if panel.get_ylim()[0] < tick < panel.get_ylim()[1]]
+        )
+        panel.set_yticklabels([f"{tick:g}" for tick in panel.get_yticks()])
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_title(f"{model}, held-out loss", size=9, loc="left", color=colors["soft"])
+        if not k:
+            panel.legend(frameon=False, labelcolor=colors["text"], loc="upper right")
+    plot.set_axis_off()
+
+
+TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 2.5, 3, 3.5, 4)
+
+
+def profiles_title(found: Any) -> str:
+    """What the picture of profiles says."""
+    best = {
+        measure: max(found[measure]["scores"], key=found[measure]["scores"].get)
+        for measure in ("steps", "seconds")
+    }
+    if best["steps"] == best["seconds"]:
+        return f"{best['steps']} is ahead by steps and by seconds"
+    return f"{best['steps']} is ahead by steps, {best['seconds']} by seconds"
+
+
+def _profiles(plot: Any, found: Any, colors: dict[str, str]) -> None:
+    figure = plot.figure
+    figure.text(0.03, 0.94, profiles_title(found), size=10.5, weight="bold")
+    words = (
+        "share of runs in which an optimizer takes at most so many times the least; grey: others"
+    )
+    figure.text(0.03, 0.89, f"{words}; score", color=colors["soft"])
+    for k, measure in enumerate(("steps", "seconds")):
+        panel = figure.add_axes((0.06 + 0.49 * k, 0.1, 0.25, 0.68))
+        scores, bounds = found[measure]["scores"], found[measure]["bounds"]
+        names = sorted(scores, key=lambda name: -scores[name])
+        chosen = [*names[:NAMED], *[name for name in DRAWN if name not in names[:NAMED]]]
+        for name in names[NAMED:]:
+            if name not in chosen:
+                own = found[measure]["profiles"][name]
+                panel.plot(bounds, own, color=colors["soft"], linewidth=0.5, alpha=0.6)
+        kinds = iter(("bar-", "bar--", "bar:", "pale-", "pale--", "pale:"))
+        for name in chosen:
+            kind = "text-" if name == DRAWN[0] else next(kinds)
+            color, line = colors[kind.rstrip("-:")], kind.lstrip("abelprtx")
+            own, label = (
+                found[measure]["profiles"][name],
+                f"{name.removesuffix(' AdamW')} {scores[name]:.2f}",
+            )
+            panel.plot(bounds, own, line, color=color, linewidth=1.8, label=label, zorder=3)
+        legend = {"frameon": False, "labelcolor": colors["text"], "fontsize": 8}
+        panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), handlelength=1.5, **legend)
+        panel.set(xlim=(1, bounds[-1]), ylim=(0, 1.02), xscale="log")
+        panel.minorticks_off()
+        panel.set_xticks([1, 2, 3, 4])
+        panel.set_xticklabels(["1", "2", "3", "4"])
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_title(f"{measure} to the target", size=9, loc="left", color=colors["soft"])
+    plot.set_axis_off()
 
 
 def main() -> int:

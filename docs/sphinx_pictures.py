@@ -30,4 +30,5 @@ def setup(app: Any) -> dict[str, Any]:
     app.add_transform(DarkPictures)
     app.connect("builder-inited", lambda _: pictures.draw_schedules())
     app.connect("builder-inited", lambda _: pictures.draw_codes())
+    app.connect("builder-inited", lambda _: pictures.draw_compared())
     return {"parallel_read_safe": True}

@@ -97,6 +97,25 @@ def test_a_page_lists_every_optimizer_of_the_library():
     assert sorted(listed) == sorted({case.name for case in CASES} | {*OF_MATRICES})
 
 
+def test_the_table_of_optimizers_says_what_each_one_takes():
+    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    head = "| name | algorithm | half | 8 bits | rows | CUDA | source |"
+    assert head in text
+    found, expected = {}, {}
+    for line in re.findall(r"^\| `\w+` \|.*$", text[text.index(head) :].partition("\n\n")[0], re.M):
+        name, _, *takes, _ = (cell.strip() for cell in line.split("|")[1:-1])
+        found[name.strip("`")] = takes
+    for name in found:
+        made = optimizer.create(name) if name != "ccsgd" else optimizer.SGD(momentum=0.9)
+        if hasattr(made, "momentum") and made.native:
+            made = type(made)(momentum=0.9)
+        coded = made.native and bool(made.rule.codes)
+        expected[name] = [
+            "yes" if which else "" for which in (True, coded, made.native, made.native)
+        ]
+    assert found == expected
+
+
 def test_pages_count_the_optimizers():
     names = {
         klass for klass in optimizer.opt_registry.values() if klass.__module__[:8] == "fastopt."

@@ -1,6 +1,7 @@
 """The pictures of the documentation show what its tables say."""
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -82,6 +83,40 @@ def test_errors_in_8_bits_are_drawn_and_shown(pictures, tmp_path):
     assert all(error[1.0] < 1e-6 for error in errors.values())
     lost = {name: max(x for x, e in pair.items() if e > 0.99) for name, pair in errors.items()}
     assert lost["√v, squares of codes"] < lost["√v, linear"] / 100
+
+
+def test_the_comparison_of_optimizers_is_drawn_and_shown(pictures, tmp_path):
+    pictures.draw_compared(tmp_path)
+    page = (DOCS / "which-optimizer.md").read_text(encoding="utf-8")
+    found = json.loads(pictures.COMPARED.read_text(encoding="utf-8"))
+    titles = pictures.losses_title(found), pictures.profiles_title(found)
+    files = zip(pictures.compared_files(), pictures.compared_files("dark"), titles, strict=True)
+    for light, dark, title in files:
+        assert f"]({light})" in page
+        drawn = words(tmp_path / light)
+        assert drawn == words(tmp_path / dark)
+        assert title in drawn
+        assert any("Muon" in each for each in drawn)
+
+
+def test_titles_of_the_comparison_say_what_its_numbers_say(pictures):
+    steps = {"AdamW": (100, 200), "Muon": (50, 100), "SOAP": (75, None)}
+    found = {
+        "models": {"digits": {}, "characters": {}},
+        "optimizers": {
+            name: {
+                model: {"steps": [own] * 3}
+                for model, own in zip(("digits", "characters"), pair, strict=True)
+            }
+            for name, pair in steps.items()
+        },
+        "steps": {"scores": {"AdamW": 0.2, "Muon": 0.9}},
+        "seconds": {"scores": {"AdamW": 0.8, "Muon": 0.1}},
+    }
+    assert pictures.losses_title(found) == (
+        "Muon takes 50% of AdamW's steps on digits, 50% on characters; SOAP 75%, more than 100%"
+    )
+    assert pictures.profiles_title(found) == "Muon is ahead by steps, AdamW by seconds"
 
 
 def test_equal_pictures_are_equal_files(pictures, tmp_path):

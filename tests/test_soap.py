@@ -11,7 +11,9 @@ from cases import exhaustive
 from resuming import WAYS, resumed
 
 import fastopt
+from fastopt import optimizer
 from fastopt.engine.eigenbases import axes, eigenbasis, iterated
+from fastopt.engine.plan import Plan
 from fastopt.engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer import SOAP
@@ -180,6 +182,24 @@ def test_products_that_overflow_in_float32_are_taken_in_float64():
     assert sorted(order) == [0, 1, 2]
 
 
+def test_an_iteration_that_fails_in_float32_is_done_in_float64(monkeypatch):
+    qr, asked = np.linalg.qr, []
+
+    def failing(matrix):
+        asked.append(matrix.dtype.name)
+        if matrix.dtype == np.float32:
+            raise np.linalg.LinAlgError("did not converge")
+        return qr(matrix)
+
+    factor, basis = np.diag(np.array([3, 2, 1], F32)), np.eye(3, dtype=F32)
+    expected, _ = iterated(factor, basis)
+    monkeypatch.setattr(np.linalg, "qr", failing)
+    got, order = iterated(factor, basis)
+    assert asked == ["float32", "float64"]
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+    assert list(order) == [0, 1, 2]
+
+
 def test_a_decomposition_that_fails_changes_nothing(rng, monkeypatch):
     weight, gradients = single(rng)
     updater, got = trained(SOAP(lr=0.1, precondition_frequency=1), weight, gradients[:2])
@@ -272,6 +292,25 @@ def test_any_layout_gives_the_same_weights(form, shape, rng):
         updater(0, laid(grad), got)
     _, expected = trained(SOAP(**arguments), weight, gradients)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["soap", *exhaustive("muon", "adafactor", "sm3")])
+def test_the_plans_of_its_parts_are_made_once(name, rng, monkeypatch):
+    """Which takes longer than a step of a small weight."""
+    weights, gradients = drawn(rng, (4, 6), (6, 4), steps=6)
+    updater, made = fastopt.Updater(optimizer.create(name)), []
+    start = Plan.__init__
+
+    def counted(self, *arguments, **options):
+        made.append(self)
+        start(self, *arguments, **options)
+
+    monkeypatch.setattr(Plan, "__init__", counted)
+    for step, grads in enumerate(gradients):
+        updater([0, 1], grads, weights)
+        if step < 2:
+            made.clear()
+    assert not made
 
 
 def test_empty_weights_single_elements_and_zero_gradients_are_updated():

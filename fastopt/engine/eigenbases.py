@@ -80,7 +80,12 @@ def iterated(factor: Array, basis: Array) -> tuple[Array, Array]:
     """One power iteration: the next basis, and the columns of `basis` that its columns come from.
 
     Columns are sorted by their estimated eigenvalues, the largest one first. Where float32
-    overflows, it is done in float64.
+    overflows or LAPACK fails in it, it is done in float64.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        LAPACK fails in float64.
     """
     with np.errstate(all="ignore"):
         products = factor @ basis
@@ -89,7 +94,13 @@ def iterated(factor: Array, basis: Array) -> tuple[Array, Array]:
             products = factor @ basis
         estimates = np.einsum("ij,ij->j", basis, products)
         order = np.argsort(-estimates, kind="stable")
-        return np.linalg.qr(products[:, order])[0], order
+        products = products[:, order]
+        try:
+            return np.linalg.qr(products)[0], order
+        except np.linalg.LinAlgError:
+            if products.dtype == np.float64:
+                raise
+            return np.linalg.qr(products.astype(np.float64))[0], order
 
 
 def rotated(

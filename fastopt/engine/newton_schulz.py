@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt.engine.buffers import Buffers
 
-__all__ = ["COEFFICIENTS", "GRAM_FROM", "QUINTIC", "NewtonSchulz"]
+__all__ = ["BATCHED", "COEFFICIENTS", "GRAM_FROM", "QUINTIC", "NewtonSchulz"]
 
 Array = np.ndarray[Any, Any]
 Polynomial = tuple[float, float, float]
@@ -42,8 +42,19 @@ Rounding leaves eigenvalues of the Gram matrix that are slightly negative, which
 """
 
 
+BATCHED = 2**14
+"""Most elements of a matrix that is multiplied together with others of its shape.
+
+Calls take most of the time of smaller ones; larger ones leave the cache between two products.
+"""
+
+
 class NewtonSchulz:
-    """Orthogonalizes matrices in buffers that are kept for the next matrix."""
+    """Orthogonalizes matrices in buffers that are kept for the next matrix.
+
+    A product of several matrices is one call of ``numpy.matmul``, which calls the same routine of
+    BLAS for each: a matrix has the same bits alone and among others.
+    """
 
     def __init__(self) -> None:
         self._buffers = Buffers()
@@ -63,7 +74,7 @@ class NewtonSchulz:
         Parameters
         ----------
         matrix : numpy.ndarray
-            Two dimensions, float32 or float64.
+            Two dimensions, float32 or float64; or three, of which the first counts matrices.
         out : numpy.ndarray
             Array of the same shape and dtype, which may be `matrix`.
         coefficients : str
@@ -77,36 +88,39 @@ class NewtonSchulz:
         gram : bool, optional
             Whether to iterate on products of rows. Default: where that takes fewer operations.
         """
-        wide = matrix.shape[0] <= matrix.shape[1]
-        source = matrix if wide else matrix.T
-        rows, columns = source.shape
+        wide = matrix.shape[-2] <= matrix.shape[-1]
         polynomials, safety = COEFFICIENTS[coefficients]
         chosen = [*polynomials[:steps], *[polynomials[-1]] * (steps - len(polynomials))]
         with np.errstate(all="ignore"):  # NaN and infinity spread without a warning
-            squares = float(np.einsum("ij,ij->", source, source, dtype=np.float64))
-            norm = math.sqrt(squares)
-            divisor = norm if norm > eps or norm != norm else eps
-            x = self._buffers("x", (rows, columns), matrix.dtype)
-            np.divide(source, matrix.dtype.type(divisor * safety), out=x)
-            if gram if gram is not None else columns >= GRAM_FROM * rows:
-                x = self._gram(x, chosen)
-            else:
-                x = self._plain(x, chosen)
-            np.multiply(x if wide else x.T, matrix.dtype.type(scale), out=out)
+            for part, target in zip(_stacks(matrix), _stacks(out), strict=True):
+                source = part if wide else part.swapaxes(1, 2)
+                rows, columns = source.shape[1:]
+                x = self._buffers("x", source.shape, matrix.dtype)
+                for each, scaled in zip(source, x, strict=True):
+                    squares = float(np.einsum("ij,ij->", each, each, dtype=np.float64))
+                    norm = math.sqrt(squares)
+                    divisor = norm if norm > eps or norm != norm else eps
+                    np.divide(each, matrix.dtype.type(divisor * safety), out=scaled)
+                if gram if gram is not None else columns >= GRAM_FROM * rows:
+                    x = self._gram(x, chosen)
+                else:
+                    x = self._plain(x, chosen)
+                np.multiply(x if wide else x.swapaxes(1, 2), matrix.dtype.type(scale), out=target)
 
     def reserve(self, matrix: Array) -> None:
-        """Make room for matrices like this one, so that no call with one allocates memory."""
-        rows, columns = sorted(matrix.shape)
+        """Make room for matrices like these, so that no call with them allocates memory."""
+        count = len(_stacks(matrix)[0])
+        rows, columns = sorted(matrix.shape[-2:])
         for name, size in {"x": columns, "y": columns, **dict.fromkeys("gpsq", rows)}.items():
-            self._buffers(name, (rows, size), matrix.dtype)
+            self._buffers(name, (count, rows, size), matrix.dtype)
 
     def _plain(self, x: Array, polynomials: Sequence[Polynomial]) -> Array:
-        """Iterate on the matrix."""
-        rows, columns = x.shape
-        other = self._buffers("y", (rows, columns), x.dtype)
-        gram, p, scratch = (self._buffers(name, (rows, rows), x.dtype) for name in "gps")
+        """Iterate on the matrices."""
+        count, rows, _ = x.shape
+        other = self._buffers("y", x.shape, x.dtype)
+        gram, p, scratch = (self._buffers(name, (count, rows, rows), x.dtype) for name in "gps")
         for polynomial in polynomials:
-            np.matmul(x, x.T, out=gram)
+            np.matmul(x, x.swapaxes(1, 2), out=gram)
             _even_part(gram, polynomial, p, scratch)
             np.matmul(p, x, out=other)
             x, other = other, x
@@ -114,9 +128,9 @@ class NewtonSchulz:
 
     def _gram(self, x: Array, polynomials: Sequence[Polynomial]) -> Array:
         """Iterate on the products of rows: all factors are polynomials of one symmetric matrix."""
-        rows, columns = x.shape
-        other = self._buffers("y", (rows, columns), x.dtype)
-        gram, p, scratch, q = (self._buffers(name, (rows, rows), x.dtype) for name in "gpsq")
+        count, rows, _ = x.shape
+        other = self._buffers("y", x.shape, x.dtype)
+        gram, p, scratch, q = (self._buffers(name, (count, rows, rows), x.dtype) for name in "gpsq")
         last = len(polynomials) - 1
         for step, polynomial in enumerate(polynomials):
             starts = step in (0, RESTART)
@@ -124,7 +138,7 @@ class NewtonSchulz:
                 if step:
                     np.matmul(q, x, out=other)
                     x, other = other, x
-                np.matmul(x, x.T, out=gram)
+                np.matmul(x, x.swapaxes(1, 2), out=gram)
             _even_part(gram, polynomial, p, scratch)
             if starts:
                 q[...] = p
@@ -132,18 +146,27 @@ class NewtonSchulz:
                 np.matmul(p, q, out=scratch)
                 q, scratch = scratch, q
             if step + 1 not in (RESTART, last + 1):
-                np.matmul(p, p.T, out=scratch)
+                np.matmul(p, p.swapaxes(1, 2), out=scratch)
                 np.matmul(gram, scratch, out=p)
                 gram, p = p, gram
         np.matmul(q, x, out=other)
         return other
 
 
+def _stacks(matrix: Array) -> Sequence[Array]:
+    """Arrays of three dimensions, each of matrices that are multiplied together."""
+    if matrix.ndim == 2:
+        return [matrix[np.newaxis]]
+    together = math.prod(matrix.shape[1:]) <= BATCHED or len(matrix) < 2
+    return [matrix] if together else [matrix[k : k + 1] for k in range(len(matrix))]
+
+
 def _even_part(gram: Array, polynomial: Polynomial, out: Array, scratch: Array) -> None:
-    """Write ``a + b G + c G**2`` of a symmetric matrix G."""
+    """Write ``a + b G + c G**2`` of symmetric matrices G."""
     a, b, c = map(gram.dtype.type, polynomial)
-    np.matmul(gram, gram.T, out=out)
+    np.matmul(gram, gram.swapaxes(1, 2), out=out)
     out *= c
     np.multiply(gram, b, out=scratch)
     out += scratch
-    out.reshape(-1)[:: len(out) + 1] += a
+    count, rows, _ = out.shape
+    out.reshape(count, rows * rows)[:, :: rows + 1] += a

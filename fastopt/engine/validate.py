@@ -2,6 +2,7 @@
 
 from array import array as BufferOf
 from collections.abc import Mapping, MappingView, Sequence
+from functools import cache
 from itertools import combinations
 from typing import Any, Literal
 
@@ -273,6 +274,13 @@ def check_state(
         raise TypeError(f"{words}: state slots are in bfloat16 and in 8 bits, use one of them")
 
 
+@cache
+def _name(dtype: Any) -> str:
+    """Name of a dtype, which NumPy computes from others each time."""
+    name: str = dtype.name
+    return name
+
+
 def check_like(
     words: str, role: str, array: Any, dtypes: Any, shape: tuple[int, ...], written: bool = True
 ) -> None:
@@ -281,7 +289,7 @@ def check_like(
     If it is `written` to, it must be writeable.
     """
     _check_array(words, role, array, np.ndarray)
-    if array.dtype.name not in dtypes or not array.dtype.isnative:
+    if _name(array.dtype) not in dtypes or not array.dtype.isnative:
         raise TypeError(f"{words}: {role} must have dtype {_either(dtypes)}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")

@@ -5,7 +5,7 @@ import math
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.families import MOMENTS, AdamFamily, mean_and_var
+from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["AdaBelief", "adabelief"]
@@ -24,7 +24,7 @@ def adabelief(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class AdaBelief(AdamFamily):
+class AdaBelief(CautiousFamily):
     r"""AdaBelief: Adam that divides by the gradient's distance from its average.
 
     .. math::
@@ -47,6 +47,8 @@ class AdaBelief(AdamFamily):
         Decay rates of :math:`m` and :math:`s`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
+    cautious, cautious_decay : bool
+        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -66,8 +68,7 @@ class AdaBelief(AdamFamily):
     array([0.9, 1.1])
     """
 
-    rule = adabelief
-    decoupled = True
+    plain = adabelief
 
     @corrected(mean_and_var)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

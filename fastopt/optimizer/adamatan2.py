@@ -7,8 +7,8 @@ from fastopt.arguments import Descriptions, Real
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.families import MOMENTS, AdamFamily, mean_and_var
-from fastopt.optimizer.keywords import BetaArguments, Rate
+from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var
+from fastopt.optimizer.keywords import CautiousBetaArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["AdamAtan2", "adam_atan2"]
@@ -64,7 +64,7 @@ def mean_and_angle(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class AdamAtan2(AdamFamily):
+class AdamAtan2(CautiousFamily):
     r"""Adam with an arctangent in place of the division, so that no epsilon is needed.
 
     .. math::
@@ -88,6 +88,8 @@ class AdamAtan2(AdamFamily):
     a, b : float
         :math:`a` and :math:`b`, at least 0. Defaults 1.27, with which a ratio of 1 is a step of
         nearly 1, and 1.
+    cautious, cautious_decay : bool
+        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -107,10 +109,9 @@ class AdamAtan2(AdamFamily):
     [0.9003 1.0997]
     """
 
-    decoupled = True
     arguments: ClassVar[Descriptions] = {"a": Real(least=0), "b": Real(least=0)}
 
-    rule = adam_atan2
+    plain = adam_atan2
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class AdamAtan2(AdamFamily):
         beta2: float = 0.999,
         a: float = 1.27,
         b: float = 1.0,
-        **common: Unpack[BetaArguments],
+        **common: Unpack[CautiousBetaArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, 0.0, **common)
         self.a = a

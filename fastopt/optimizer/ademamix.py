@@ -8,8 +8,8 @@ from fastopt.arguments import Descriptions, Integer, Real
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.families import MOMENTS, AdamFamily
-from fastopt.optimizer.keywords import Rate, TripleArguments
+from fastopt.optimizer.families import MOMENTS, CautiousFamily
+from fastopt.optimizer.keywords import CautiousTripleArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["AdEMAMix", "ademamix"]
@@ -41,7 +41,7 @@ def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class AdEMAMix(AdamFamily):
+class AdEMAMix(CautiousFamily):
     r"""AdEMAMix: Adam with a mixture of a fast and a slow moving average of the gradient.
 
     .. math::
@@ -76,6 +76,8 @@ class AdEMAMix(AdamFamily):
         :math:`\epsilon`, at least 0. Default 1e-8.
     alpha_steps, beta3_steps : int
         :math:`T_\alpha` and :math:`T_\beta`, at least 0. Default 0: no warm-up.
+    cautious, cautious_decay : bool
+        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -95,9 +97,8 @@ class AdEMAMix(AdamFamily):
     [0.895 1.105]
     """
 
-    decoupled = True
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **AdamFamily.aliases,
+        **CautiousFamily.aliases,
         "betas": ("beta1", "beta2", "beta3"),
     }
     arguments: ClassVar[Descriptions] = {
@@ -107,7 +108,7 @@ class AdEMAMix(AdamFamily):
         "beta3_steps": Integer(least=0),
     }
 
-    rule = ademamix
+    plain = ademamix
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class AdEMAMix(AdamFamily):
         epsilon: float = 1e-8,
         alpha_steps: int = 0,
         beta3_steps: int = 0,
-        **common: Unpack[TripleArguments],
+        **common: Unpack[CautiousTripleArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)  # type: ignore[arg-type]
         self.beta3 = beta3

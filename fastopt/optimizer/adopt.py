@@ -7,8 +7,8 @@ from fastopt.arguments import Descriptions, Flag
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clip, rescaled
-from fastopt.optimizer.families import MOMENTS, AdamFamily
-from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.families import MOMENTS, CautiousFamily
+from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["ADOPT", "adopt"]
@@ -37,7 +37,7 @@ def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class ADOPT(AdamFamily):
+class ADOPT(CautiousFamily):
     r"""ADOPT: Adam that converges with any :math:`\beta_2`.
 
     .. math::
@@ -65,6 +65,8 @@ class ADOPT(AdamFamily):
         :math:`\epsilon`, at least 0. Default 1e-6.
     clips : bool
         Bound normalized gradients by :math:`c_t`. Default True.
+    cautious, cautious_decay : bool
+        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -85,10 +87,9 @@ class ADOPT(AdamFamily):
     [0.99 1.01]
     """
 
-    decoupled = True
     arguments: ClassVar[Descriptions] = {"clips": Flag()}
 
-    rule = adopt
+    plain = adopt
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class ADOPT(AdamFamily):
         beta2: float = 0.9999,
         epsilon: float = 1e-6,
         clips: bool = True,
-        **common: Unpack[MomentArguments],
+        **common: Unpack[CautiousArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self.clips = clips

@@ -11,6 +11,7 @@ __all__ = [
     "BetaArguments",
     "CautiousArguments",
     "CautiousBetaArguments",
+    "CautiousTripleArguments",
     "CommonArguments",
     "Correction",
     "EpsArguments",
@@ -142,6 +143,10 @@ class TripleArguments(RatedArguments, Eps, total=False):
     """Besides `learning_rate`, `beta1`, `beta2`, `beta3` and `epsilon`."""
 
     betas: tuple[float, float, float]
+
+
+class CautiousTripleArguments(TripleArguments, Cautious, total=False):
+    """The same, where there are cautious forms."""
 
 
 class AdamArguments(Precise, Betas, Eps, total=False):

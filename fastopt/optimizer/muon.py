@@ -53,7 +53,7 @@ class _Momentum(Optimizer):
 
 
 class _Orthogonal:
-    """Directions: the momentum, whose matrices are made orthogonal one by one."""
+    """Directions: the momentum, whose matrices are made orthogonal, each by itself."""
 
     def __init__(self) -> None:
         self._momentum = Part(_Momentum(), SCALES)
@@ -71,7 +71,7 @@ class _Orthogonal:
         count = main._index_update_count[index] - 1
         self._momentum.step(main, index, count, direction, grad, state)
         for matrix in main.matrices(index, direction):
-            scale = main.scale(*matrix.shape)
+            scale = main.scale(*matrix.shape[-2:])
             self._orthogonalize(matrix, matrix, main.coefficients, main.steps, main.eps, scale)
         return True
 
@@ -262,9 +262,15 @@ class Muon(MatrixFamily):
         return sizes
 
     def matrices(self, index: Index, array: Array) -> list[Array]:
-        """Views of the matrices in an array like a weight, which are orthogonalized one by one."""
+        """Views of the matrices in an array like a weight, which are orthogonalized by themselves.
+
+        Equal parts of a weight are one view of three dimensions.
+        """
         flat = array if array.ndim == 2 else array.reshape(len(array), math.prod(array.shape[1:]))
-        ends = accumulate(sizes := self._sizes(index, array.shape))
+        sizes = self._sizes(index, array.shape)
+        if len({*sizes}) == 1 and len(sizes) > 1:
+            return [flat.reshape(len(sizes), sizes[0], flat.shape[1])]
+        ends = accumulate(sizes)
         return [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def scale(self, rows: int, columns: int) -> float:

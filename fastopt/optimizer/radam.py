@@ -6,7 +6,7 @@ from typing import Any
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.families import MOMENTS, CautiousFamily
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["RAdam", "radam"]
@@ -40,7 +40,7 @@ def rectified(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class RAdam(AdamFamily):
+class RAdam(CautiousFamily):
     r"""RAdam: Adam that waits for its second moment to be known before it divides by it.
 
     .. math::
@@ -70,6 +70,8 @@ class RAdam(AdamFamily):
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
+    cautious, cautious_decay : bool
+        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -89,8 +91,7 @@ class RAdam(AdamFamily):
     array([0.9, 1.5])
     """
 
-    rule = radam
-    decoupled = True
+    plain = radam
 
     @corrected(rectified)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

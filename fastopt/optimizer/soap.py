@@ -27,6 +27,7 @@ class _Rotated:
         self._adam = Part(Adam(learning_rate=1.0), MOMENTS)
         self._buffers = Buffers()
         self._kept: dict[Any, tuple[Array, Array]] = {}
+        self._moments: dict[Index, tuple[Array, Array]] = {}
 
     def reserve(self, main: "SOAP", index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
@@ -58,7 +59,7 @@ class _Rotated:
             if count:
                 rotated(gradient.reshape(lengths), bases, False, self._buffers, inside)
                 step.fill(0)
-                self._adam.step(main, index, count - 1, step, inside, (mean, var))
+                self._adam.step(main, index, count - 1, step, inside, self._pair(index, mean, var))
                 rotated(step.reshape(lengths), bases, True, self._buffers, direction)
                 np.negative(direction, out=direction)
             if orders is not None:
@@ -71,6 +72,13 @@ class _Rotated:
                     target[...] = value
         steps += 1
         return count > 0
+
+    def _pair(self, index: Index, mean: Array, var: Array) -> tuple[Array, Array]:
+        """Both moments in a tuple that stays the same object, as the plan of a step needs it."""
+        pair = self._moments.get(index)
+        if pair is None or pair[0] is not mean or pair[1] is not var:
+            pair = self._moments[index] = mean, var
+        return pair
 
     def _averages(
         self, main: "SOAP", gradient: Array, factors: Sequence[Array | None]

@@ -110,6 +110,36 @@ def test_buffers_serve_matrices_of_all_shapes_in_turn():
             np.testing.assert_array_equal(out, orthogonal(matrix))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 5), shapes, st.integers(0, 2**32), kinds, st.sampled_from([False, None]))
+def test_a_matrix_has_the_same_bits_among_others_of_its_shape(count, shape, seed, dtype, gram):
+    rng = np.random.default_rng(seed)
+    stack = rng.normal(size=(count, *shape)).astype(dtype)
+    rows = stack.reshape(count * shape[0], shape[1])
+    for form in (rows, np.asfortranarray(rows)):
+        view = form.copy(order="K").reshape(count, *shape)
+        alone, work = [orthogonal(each, gram=gram) for each in view], NewtonSchulz()
+        work.reserve(view)
+        work(view, view, "polar", 5, 1e-7, gram=gram)
+        for got, expected in zip(view, alone, strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_large_matrices_of_a_stack_are_orthogonalized_one_by_one(monkeypatch):
+    stack, counts = np.random.default_rng(0).normal(size=(3, 8, 9)), []
+    plain = NewtonSchulz._plain
+
+    def counted(self, x, polynomials):
+        counts.append(len(x))
+        return plain(self, x, polynomials)
+
+    monkeypatch.setattr(NewtonSchulz, "_plain", counted)
+    together = orthogonal(stack)
+    monkeypatch.setattr("fastopt.engine.newton_schulz.BATCHED", 71)
+    np.testing.assert_array_equal(orthogonal(stack), together)
+    assert counts == [3, 1, 1, 1]
+
+
 @pytest.mark.parametrize("shape", [(3, 4), (2, 20)])
 def test_zeros_stay_zeros_and_nan_spreads_without_a_warning(shape):
     assert not orthogonal(np.zeros(shape, np.float32)).any()

@@ -242,6 +242,7 @@ def refuse_capture(stream: int) -> None:
     """
     if SIMULATED:
         return
+    cuda_target()
     error, status = _driver().cuStreamIsCapturing(stream)
     if error in CAPTURES or (not error and status):
         raise RuntimeError(

@@ -1,11 +1,14 @@
 """The plan of a call whose arrays are on a CUDA device."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastopt.engine.plan import Plan
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels.layout import DONE
 from fastopt.kernels.table import launch
+
+if TYPE_CHECKING:
+    from fastopt.kernels.cuda_table import CudaTable
 
 __all__ = ["DevicePlan"]
 
@@ -19,7 +22,7 @@ class DevicePlan(Plan):
 
     def __init__(self, planner: Any, *arguments: Any) -> None:
         super().__init__(planner, *arguments)
-        only = self.tables[0]
+        only = self.only = cast("CudaTable", self.tables[0])
         self.repeats = (
             len(self.tables) == 1
             and not self.in_order
@@ -30,7 +33,7 @@ class DevicePlan(Plan):
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
         """See :meth:`Plan.quick_call`."""
-        grads, table = objects[1], self.tables[0]
+        grads, table = objects[1], self.only
         if not self.length:
             grads = (grads,)
         elif type(grads) is not tuple or len(grads) != self.length:

@@ -278,11 +278,13 @@ class Plan:
         row = grad if self.length else (grad,)
         if self.length and (type(grad) not in (list, tuple) or len(grad) != self.length):
             return False
-        return all(
-            group.table.take_grads([row[k] for k in group.places], self.written)
-            for group in self.groups
-            if group.table.device is not None
-        )
+        for group in self.groups:
+            table: Any = group.table
+            if table.device is not None and not table.take_grads(
+                [row[k] for k in group.places], self.written
+            ):
+                return False
+        return True
 
     def _take_rows(self, table: Table, grad: Any) -> bool:
         """Set the row-sparse gradient of the only tensor, if its rows ascend."""

@@ -41,7 +41,7 @@ __all__ = [
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
 WORDS = 128
-"""Most words of the arguments of a kernel, of 8 bytes each; the driver takes at least 4096 bytes."""
+"""Most words of the arguments of a kernel, of 8 bytes each; the driver takes 4096 bytes."""
 
 SMALLEST = 256
 """Bytes of the smallest pinned buffer."""
@@ -139,7 +139,7 @@ def values(dtype: Any, count: int) -> Callable[[list[int]], Values]:
 
 
 class _Arguments(local):
-    """Memory for the arguments of a launch, of each thread: the driver reads it before it returns."""
+    """Memory of each thread for the arguments of a launch, which reads it before it returns."""
 
     def __init__(self) -> None:
         self.values = np.zeros(WORDS, np.uint64)
@@ -147,7 +147,7 @@ class _Arguments(local):
         self.pointers = pointers.astype(np.uint64)
         self.address = self.pointers.ctypes.data
         self.pack = [Struct(f"{count}Q").pack_into for count in range(WORDS + 1)]
-        self.buffer = memoryview(self.values).cast("B")
+        self.buffer: Any = self.values.view(np.uint8)
 
 
 _arguments = _Arguments()
@@ -189,9 +189,7 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
     x, y = threads if isinstance(threads, tuple) else (threads, 1)
     memory = _arguments
     memory.pack[len(words)](memory.buffer, 0, *words)
-    result = _driver().cuLaunchKernel(
-        handle, blocks, 1, 1, x, y, 1, 0, stream, memory.address, 0
-    )
+    result = _driver().cuLaunchKernel(handle, blocks, 1, 1, x, y, 1, 0, stream, memory.address, 0)
     if result[0]:
         _checked(result, "cuLaunchKernel")
 
@@ -342,4 +340,3 @@ def hold(objects: Any, stream: int) -> None:
     """Keep objects alive until what has been launched on a stream is done."""
     if not SIMULATED:
         _device(_context()).hold(objects, stream)
-

@@ -74,6 +74,7 @@ class CudaTable(Table):
         self.grad_bytes = np.array([grad.nbytes], np.uint64)
         self.grad_kinds: list[Any] = []
         self.watched: list[Header] = []
+        self.watched_at: tuple[list[int], list[Any]] = [], []
         self.leads: list[Any] = []
 
     def _begin(self) -> None:
@@ -101,6 +102,8 @@ class CudaTable(Table):
     def watch(self, arrays: Sequence[Header]) -> None:
         """Note the arrays whose owners might move them; numba's stay where they are."""
         self.watched = [each for each in arrays if each.kept is None and not stays(each.array())]
+        addresses = [each.ctypes.data for each in self.watched]
+        self.watched_at = addresses, readings([each.array() for each in self.watched]).kinds
 
     @classmethod
     def joined(cls, tables: Sequence[Any]) -> Any:
@@ -109,6 +112,10 @@ class CudaTable(Table):
         made.grad_bytes = np.concatenate([table.grad_bytes for table in tables])
         made.grad_kinds = [kind for table in tables for kind in table.grad_kinds]
         made.watched = [array for table in tables for array in table.watched]
+        addresses, kinds = (
+            [each for table in tables for each in table.watched_at[k]] for k in range(2)
+        )
+        made.watched_at = addresses, kinds
         made.leads = [lead for table in tables for lead in table.leads]
         made._streams = {stream for table in tables for stream in table._streams}
         return made
@@ -140,13 +147,6 @@ class CudaTable(Table):
         self.driver.refuse_capture(self.stream_handle)
 
     @cached_property
-    def _watched(self) -> tuple[list[int], list[Any]]:
-        """Addresses and kinds of the watched arrays."""
-        found = readings([each.array() for each in self.watched])
-        addresses = [each.ctypes.data for each in self.watched]
-        return addresses, found.kinds
-
-    @cached_property
     def _moving(self) -> list[Any]:
         """Arrays whose streams are followed."""
         return [lead for lead in self.leads if any(lead is each for each in self.watched)]
@@ -160,7 +160,7 @@ class CudaTable(Table):
         """Whether weight and state are where they were, and used on one stream."""
         try:
             found = readings([each.array() for each in self.watched])
-            if (found.addresses, found.kinds) != self._watched:
+            if (found.addresses, found.kinds) != self.watched_at:
                 return False
         except UNREADABLE:
             return False
@@ -264,7 +264,7 @@ class CudaTable(Table):
         return memory
 
     def _send_hyper(self) -> Any:
-        """Hyper-parameters: by value if those of all tensors are equal and kernels only read them."""
+        """Hyper-parameters, by value if all tensors have equal ones that kernels only read."""
         words, by_value = self.words, self._by_value
         if by_value is not None and (len(words) == 1 or (words[1:] == words[0]).all()):
             return by_value(words[0].tolist())
@@ -448,9 +448,9 @@ class CudaTable(Table):
 
     def let_go(self) -> None:
         """See :meth:`Table.let_go`; copies live until the device is done with them."""
-        copies = [array for _, array in self.copied] + list((self.borrowed or ())[1:])
-        held = [array.kept for array in copies if array.kept is not None]
-        if held:
+        copies = (*(pair[1] for pair in self.copied), *(self.borrowed or ())[1:], *self.listed)
+        of = [array for array in copies if isinstance(array, Header)]
+        if held := [array.kept for array in of if array.kept is not None]:
             with self.driver.entered(self.device.device_id):
                 self.driver.hold(held, self.stream_handle)
         super().let_go()

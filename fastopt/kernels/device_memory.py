@@ -44,8 +44,8 @@ def cuda_target() -> Any:
             import numba_cuda  # noqa: F401
         except ImportError:
             raise ImportError(
-                "CUDA arrays need numba-cuda: pip install 'numba-cuda[cu13]', or "
-                "'numba-cuda[cu12]' for drivers of CUDA 12"
+                "CUDA arrays need numba-cuda: pip install 'numba-cuda[cu13]~=0.30.4', or "
+                "'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
             ) from None
     from numba import cuda
 

@@ -172,18 +172,18 @@ def readings(arrays: Iterable[Any]) -> Reading:
         One of them is not an array on a device.
     """
     arrays = list(arrays)
-    types = set(map(type, arrays))
-    if len(types) == 1:
-        return _reader(*types)(arrays)
+    kinds: list[Any] = list(map(type, arrays))
+    if len(set(kinds)) == 1:
+        return _reader(kinds[0])(arrays)
     made = Reading([], [], [])
-    for array in arrays:
-        for whole, part in zip(made, _reader(type(array))([array]), strict=True):
+    for array, kind in zip(arrays, kinds, strict=True):
+        for whole, part in zip(made, _reader(kind)([array]), strict=True):
             whole.extend(part)
     return made
 
 
 @cache
-def _reader(kind: type) -> Callable[[list[Any]], Reading]:
+def _reader(kind: Any) -> Callable[[list[Any]], Reading]:
     """Function that reads arrays of a type."""
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, torch.Tensor):
@@ -210,11 +210,11 @@ def _read_numba(arrays: list[Any]) -> Reading:
     if _several():
         kinds = [(*_form(a), m.context) for a, m in zip(arrays, memories, strict=True)]
     else:
-        kinds = list(map(_form, arrays))
+        kinds = [_form(array) for array in arrays]
     return Reading(addresses, kinds, handles_of(arrays))
 
 
-_form = attrgetter("shape", "strides", "dtype")
+_form: Any = attrgetter("shape", "strides", "dtype")
 _stream = attrgetter("stream")
 
 
@@ -226,7 +226,7 @@ def _several() -> bool:
 
 def _read_simulated(arrays: list[Any]) -> Reading:
     addresses = [array._ary.__array_interface__["data"][0] or EMPTY for array in arrays]
-    return Reading(addresses, list(map(_form, arrays)), handles_of(arrays))
+    return Reading(addresses, [_form(array) for array in arrays], handles_of(arrays))
 
 
 def _read_interfaces(arrays: list[Any]) -> Reading:

@@ -5,8 +5,8 @@ kernels, where the loop around it vectorizes, and in plain Python.
 
 Integers of 32 bits do the work, but for float16 where the processor converts it (F16C on x86, and
 every GPU). That path gives the same bits, but for those that tell one NaN from another. It is taken
-only if kernels are compiled for such a processor: for another, LLVM would call a function that does not
-exist. Numba's cache on disk keeps the kernels of each processor and set of features apart.
+only if kernels are compiled for such a processor: for another, LLVM would call a function that does
+not exist. Numba's cache on disk keeps the kernels of each processor and set of features apart.
 """
 
 from functools import cache

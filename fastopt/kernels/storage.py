@@ -120,7 +120,7 @@ def _private_intrinsic(typingctx, records, i):
 
 
 def given(hyper, i, record):
-    """Record `i` of an array of records, see :func:`private`; or the one whose numbers came by value."""
+    """Record `i`, see :func:`private`; of a tuple of numbers, the record that they are."""
     return np.array([hyper], record)[0] if isinstance(hyper, tuple) else private(hyper, i)
 
 

@@ -167,13 +167,3 @@ def test_four_elements_are_read_before_one_is_written(capability):
     each = ["ld.global.f32"] * 4, ["st.global.f32"] * 3
     fields = ["ld.global.f32"] * len(layout.rule.hyper)
     assert accesses == [*fields, *each[0] * 4, *each[1] * 4, *each[0], *each[1]]
-
-
-def test_float16_is_converted_by_the_gpu_whatever_the_host(capability, monkeypatch):
-    monkeypatch.setattr("fastopt.kernels.half._f16c", lambda: False)
-    layout = layout_of(accumulate, weight=(FLOAT16,), grad=FLOAT16)
-    kernel = kernels.dense.__wrapped__(layout)
-    arguments = PIECES, TABLE, records(layout.rule, F4)
-    text = check(kernel, capability, *arguments, doubles=False)
-    assert "cvt.f32.f16" in text
-    assert "cvt.rn.f16.f32" in text

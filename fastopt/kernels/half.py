@@ -3,10 +3,10 @@
 Values are float32, and bits are uint16, as numba knows neither format. Every function runs inside
 kernels, where the loop around it vectorizes, and in plain Python.
 
-Integers of 32 bits do the work, but for float16 where the processor converts it (F16C on x86, and
-every GPU). That path gives the same bits, but for those that tell one NaN from another. It is taken
-only if kernels are compiled for such a processor: for another, LLVM would call a function that does
-not exist. Numba's cache on disk keeps the kernels of each processor and set of features apart.
+Integers of 32 bits do the work, but for float16 where the processor converts it (F16C on x86).
+That path gives the same bits, but for those that tell one NaN from another. It is taken only if
+kernels are compiled for such a processor: for another, LLVM would call a function that does not
+exist. Numba's cache on disk keeps the kernels of each processor and set of features apart.
 """
 
 from functools import cache
@@ -15,7 +15,6 @@ import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.core import config
-from numba.core.target_extension import current_target
 from numba.extending import intrinsic, overload
 
 from fastopt.kernels.noise import _bits_float, _float_bits
@@ -82,7 +81,7 @@ def widen_float16(bits):
 
 @overload(widen_float16)
 def _widen_float16(bits):
-    if _converts():
+    if _f16c():
         return lambda bits: _widen_by_hardware(bits)
     return lambda bits: _widen_by_integers(bits)
 
@@ -97,7 +96,7 @@ def narrow_float16(x):
 
 @overload(narrow_float16)
 def _narrow_float16(x):
-    if _converts():
+    if _f16c():
         return lambda x: _narrow_by_hardware(x)
     return lambda x: _narrow_by_integers(x)
 
@@ -229,14 +228,9 @@ def _narrow_by_hardware(typingctx, x):
     return types.uint16(types.float32), codegen
 
 
-def _converts() -> bool:
-    """Whether what is being compiled is for a processor that converts float16."""
-    return current_target() == "cuda" or _f16c()
-
-
 @cache
 def _f16c() -> bool:
-    """Whether kernels of the host are compiled for such a processor."""
+    """Whether kernels are compiled for a processor that converts float16."""
     try:
         on_host = binding.get_host_cpu_features().get("f16c", False)
     except RuntimeError:

@@ -2,8 +2,9 @@
 
 ``python gpu.py`` measures Adam on float32 weights of several sizes, half-precision weights with
 masters, a thousand small tensors in one launch and listed rows of a table, each beside torch's
-optimizer where torch sees the device. Times are medians between CUDA events. A copy on the device
-of half of the bytes that a step moves is the limit: it reads and writes as many.
+optimizer where torch sees the device. Arrays hold normal numbers. Times are medians between CUDA
+events. A copy on the device of half of the bytes that a step moves is the limit: it reads and
+writes as many.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -38,14 +40,30 @@ class Race:
 
 
 def filled(shape, dtype=np.float32):
-    """Device array of ones."""
-    return cuda.to_device(np.ones(shape, dtype))
+    """Device array of normal numbers, a million of them again and again."""
+    numbers = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+    return cuda.to_device(np.resize(numbers.astype(dtype), shape))
 
 
 def dense(shapes, dtype=np.float32, **kwargs) -> Call:
     updater = optimizer.get_updater(optimizer.Adam(**kwargs))
     weights = [filled(shape, dtype) for shape in shapes]
     grads = [filled(shape, dtype) for shape in shapes]
+    return partial(updater, list(range(len(shapes))), grads, weights)
+
+
+def new_gradients(shapes) -> Call:
+    """Steps with gradients that are other objects than those of the step before."""
+    updater = optimizer.get_updater(optimizer.Adam())
+    weights = [filled(shape) for shape in shapes]
+    turns = cycle([[filled(shape) for shape in shapes] for _ in range(2)])
+    indices = list(range(len(shapes)))
+    return lambda: updater(indices, next(turns), weights)
+
+
+def clipped(shapes) -> Call:
+    updater = optimizer.Updater(optimizer.Adam(), clip_global_norm=1.0)
+    weights, grads = ([filled(shape) for shape in shapes] for _ in range(2))
     return partial(updater, list(range(len(shapes))), grads, weights)
 
 
@@ -85,6 +103,8 @@ def races(largest: int, small: int, height: int, listed: int) -> Iterator[Race]:
     many = [(small,)] * small
     name = f"Adam, {small:,} x {small:,}"
     yield Race(name, partial(dense, many), 28 * small**2, partial(torch_dense, many))
+    yield Race(f"{name}, new gradients", partial(new_gradients, many), 28 * small**2)
+    yield Race(f"Adam, {largest:,}, norm clip", partial(clipped, [(largest,)]), 32 * largest)
     yield Race(
         f"lazy Adam, {listed:,} rows of {height:,} x {WIDTH}",
         partial(rows, height, listed),
@@ -95,8 +115,19 @@ def races(largest: int, small: int, height: int, listed: int) -> Iterator[Race]:
 
 def copying(size: int) -> Call:
     """Copy on the device that moves so many bytes in all."""
-    source, target = (cuda.device_array(max(size // 2, 1), np.uint8) for _ in range(2))
-    return partial(target.copy_to_device, source)
+    source, target = (filled((max(size // 8, 1),)) for _ in range(2))
+    if config.ENABLE_CUDASIM:
+        return partial(target.copy_to_device, source)
+    from cuda.bindings import driver
+
+    to, of = (array.device_ctypes_pointer.value for array in (target, source))
+
+    def copy() -> None:  # what numba does besides takes longer than the copy of a small array
+        (error,) = driver.cuMemcpyDtoDAsync(to, of, source.nbytes, 0)
+        assert not error, error
+        assert target is not None  # and alive
+
+    return copy
 
 
 def sample(call: Call, repeats: int) -> float:

@@ -6,7 +6,6 @@ object and its memory, shape and dtype are what they were, which is compared in 
 
 import ctypes
 import sys
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
@@ -17,7 +16,7 @@ from fastopt.kernels.devices import is_cuda
 from fastopt.kernels.layout import bfloat16
 from fastopt.sparse import RowSparse
 
-__all__ = ["as_gradient", "as_weight", "is_foreign", "latest", "written"]
+__all__ = ["as_gradient", "as_weight", "is_foreign", "latest"]
 
 Array = np.ndarray[Any, Any]
 
@@ -100,20 +99,6 @@ def as_gradient(grad: Any) -> Any:
             return _row_sparse(grad)
         return _of_tensor("gradient", grad.resolve_neg() if grad.is_neg() else grad)
     return _imported("gradient", grad) if is_foreign(grad) else grad
-
-
-def written(weights: Sequence[Any]) -> None:
-    """Tell torch that tensors have been changed in place, so that it refuses stale graphs."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    tensors = [weight for weight in weights if isinstance(weight, torch.Tensor)]
-    increment = torch.autograd.graph.increment_version
-    try:
-        increment(tensors)
-    except TypeError:  # older versions take one at a time
-        for tensor in tensors:
-            increment(tensor)
 
 
 def latest(view: Any) -> Any:

@@ -60,3 +60,36 @@ def test_without_cuda_an_array_on_a_device_is_refused_in_words(run_python):
 def test_importing_fastopt_does_not_import_numba_cuda(run_python):
     code = "import sys, fastopt; print('numba.cuda' in sys.modules, 'numba_cuda' in sys.modules)"
     assert run_python(code) == "False False\n"
+
+
+@pytest.mark.parametrize("found", [True, False], ids=["all steps pass", "tests fail"])
+def test_the_proof_on_a_gpu_reports_each_step(found, tmp_path):
+    """The interpreter is one that does nothing."""
+    python, report = tmp_path / "python", tmp_path / "report.md"
+    status = int(not found)
+    python.write_text(f'#!/bin/sh\ncase "$*" in *pytest*) echo told; exit {status};; esac\n')
+    python.chmod(0o755)
+    done = prove(report, str(python))
+    assert done.returncode == int(not found), done.stderr
+    words = report.read_text("utf-8")
+    assert f"## Tests\n\n{'ok' if found else 'failed with exit status 1'}\n\n```\ntold\n" in words
+    assert "## Memory check" in words
+    assert "## Measurements" in words
+
+
+def test_the_proof_on_a_gpu_needs_one(tmp_path):
+    done = prove(tmp_path / "report.md", sys.executable, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("prove.sh: nothing was proven, as no GPU can be used: CUDA arrays need")
+
+
+def prove(report, python, **environment):
+    return subprocess.run(
+        ["bash", ROOT / "tests" / "gpu" / "prove.sh", report],
+        env={**os.environ, "PYTHON": python, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )

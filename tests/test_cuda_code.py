@@ -64,6 +64,11 @@ def records(rule, real):
     return from_dtype(rule.record(real))[::1]
 
 
+def by_value(rule, real):
+    """Hyper-parameters of all tensors, as numbers."""
+    return types.UniTuple(from_dtype(np.dtype(real)), len(rule.hyper))
+
+
 def check(kernel, capability, *arguments, doubles):
     """Compile for a capability, and read the code."""
     text, _ = cuda.compile_ptx(kernel.py_func, types.void(*arguments), cc=capability)
@@ -109,8 +114,12 @@ def test_a_rule_compiles_without_doubles_and_spills(rule, weights, capability):
     layout = layout_of(rule, **WEIGHTS[weights])
     factory = kernels.rows if rule.row else kernels.dense
     doubles = layout.real == F8 or rule.row is not None
-    arguments = PIECES, TABLE, records(rule, layout.real)
-    text = check(factory(layout), capability, *arguments, doubles=doubles)
+    passed = weights not in ("float64", "standard rows") and rule.hyper and not rule.passes
+    hyper = (by_value if passed else records)(rule, layout.real)
+    text = check(factory(layout), capability, PIECES, TABLE, hyper, doubles=doubles)
+    if passed:
+        entry = text[text.index(".visible .entry") :].partition("{")[0]
+        assert entry.count(".param") == 2 * (5 + 2 * 2) + len(rule.hyper)
     if not layout.sparse and not rule.row:
         assert "ld.global" in text
         assert "st.global" in text

@@ -20,7 +20,6 @@ from fastopt.kernels import cpu
 from fastopt.kernels.advance import CARRIED, COUNT, GROUP, NUMBER, SEED, SLOTS, step
 from fastopt.kernels.compiling import bind
 from fastopt.kernels.context import context_of
-from fastopt.kernels.devices import headers
 from fastopt.kernels.layout import DONE, KEY
 from fastopt.kernels.noise import index_number
 from fastopt.kernels.numpy_abi import TYPES
@@ -235,6 +234,7 @@ class Plan:
         self.norm = np.array([1.0, 1.0, inf, 1.0, 0.0])
         self.groups = [Group(table, places, self) for table, places in tables]
         self.sparse = [group for group in self.groups if group.table.layout.sparse]
+        self.repeats = self.direct
         self.entry: Any = None
         self.context = np.empty(0, np.uint64)
 
@@ -260,16 +260,9 @@ class Plan:
             if self.mode != self.planner.mode(self.indices):
                 return False
             self.mode_version = optimizer.mode_version
-        grads = grad
-        if self.on_device:
-            try:
-                grads = headers(grad) if self.length else headers([grad])[0]
-            except TypeError:  # the checks report it
-                return False
-            row = grads if self.length else [grads]
-            if not all(g.table.present([row[k] for k in g.places]) for g in self.groups):
-                return False
-        objects = index, grads, weight
+        if self.on_device and not self._take_device_grads(grad):
+            return False
+        objects = index, grad, weight
         for group in self.groups:
             if group.enter is None:
                 group.bind_enter(self)
@@ -277,6 +270,19 @@ class Plan:
                 return False
         for group in self.sparse:
             if not self._list_rows(group, grad[group.places[0]] if self.length else grad):
+                return False
+        return True
+
+    def _take_device_grads(self, grad: Any) -> bool:
+        """Enter the gradients on devices; False if they or the weights are not as they were."""
+        row = grad if self.length else (grad,)
+        if self.length and (type(grad) not in (list, tuple) or len(grad) != self.length):
+            return False
+        for group in self.groups:
+            table: Any = group.table
+            if table.device is not None and not table.take_grads(
+                [row[k] for k in group.places], self.written
+            ):
                 return False
         return True
 
@@ -397,7 +403,7 @@ class Plan:
             elif not self.small:
                 self.planner.launch(self.tables, self.indices[0])
             self.new = []
-            if self.direct:
+            if self.repeats:
                 group = self.groups[0]
                 self.entry, self.context = group.entry, group.context
                 if self.kept and optimizer.lr_scheduler is None and not optimizer.param_dict:

@@ -9,6 +9,7 @@ import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from fastopt.engine.averaging import Alternating, Averages, AveragingStep
+from fastopt.engine.device_plan import DevicePlan
 from fastopt.engine.hyper import hyper_of
 from fastopt.engine.lazy_decay import decay_of
 from fastopt.engine.mixed_precision import arrays_of
@@ -196,7 +197,11 @@ class Planner:
         in_order |= not keep  # the caller launches
         weights, states = [call[1] for call in calls], [call[3] for call in calls]
         groups = spread if in_order else self._grouped(tables)
-        kind = Plan if self.optimizer.step_sums is None else SummedPlan
+        kind: type[Plan] = Plan
+        if self.optimizer.step_sums is not None:
+            kind = SummedPlan
+        elif any(table.device for table in tables):
+            kind = DevicePlan
         plan = kind(self, indices, weights, states, groups, single, in_order, averaging)
         keep = keep and not in_order and all(table.direct for table in tables)
         keep = keep and not (averaging is not None and averaging.whole)
@@ -547,7 +552,5 @@ def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> 
     table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     table.direct = all(map(is_, copies, arrays))
-    table.leads = [lead]
-    table.watch(arrays[:-1])
-    table.present([] if layout.sparse else copies[-1:])
+    table.prepare(lead, arrays[:-1], arrays[-1], copies[-1])
     return table

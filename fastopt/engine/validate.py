@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastopt.kernels.codes import is_coded, scales_shape
-from fastopt.kernels.devices import device_of, header
+from fastopt.kernels.devices import Header, device_of, header
 from fastopt.kernels.layout import kind_of
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
@@ -109,8 +109,14 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         `weight` or `grad` is not a NumPy array, or of a dtype that does not fit.
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
+    RuntimeError
+        The stream of `weight` is being captured for a CUDA graph.
     """
     weight = described(words, "weight", weight)
+    if isinstance(weight, Header):
+        from fastopt.kernels.cuda_driver import refuse_capture
+
+        refuse_capture(weight.stream)
     _check_array(words, "weight", weight, np.ndarray)
     if kind_of(weight.dtype) is None:
         raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}")

@@ -60,6 +60,7 @@ __all__ = [
     "start",
     "sums",
     "survey",
+    "take_addresses",
     "take_rows",
     "totals",
     "whole",
@@ -736,6 +737,12 @@ def addresses() -> Callable:
 def enter() -> Callable:
     """Kernel :func:`fastopt.kernels.numpy_abi.enter`."""
     return compiled(numpy_abi.enter, None, parallel=False, nogil=False)
+
+
+@cache
+def take_addresses() -> Callable:
+    """Kernel :func:`fastopt.kernels.numpy_abi.take_addresses`."""
+    return compiled(numpy_abi.take_addresses, None, parallel=False, nogil=False)
 
 
 @cache

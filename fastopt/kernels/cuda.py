@@ -7,26 +7,23 @@ Sums have the order of the CPU's: a warp has the 32 lanes of :mod:`fastopt.kerne
 Under numba's simulator the kernels are plain Python, and so are all functions that they call.
 """
 
-import warnings
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 from numba import cuda
-from numba.core import config
-from numba.core.errors import NumbaError
 
 from fastopt.kernels.compiling import compiled_kernels, keep_apart, log_uncached, name_entry
-from fastopt.kernels.device_memory import stream_of
+from fastopt.kernels.cuda_driver import SIMULATED, launch
 from fastopt.kernels.elements import keep, keep_state, owed, pay
 from fastopt.kernels.lanes import BLOCK, LANES, put
 from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
 from fastopt.kernels.noise import dither_key, normal, run
 from fastopt.kernels.rule import Rule, scalar
 from fastopt.kernels.segments import listed, scattered, summed
-from fastopt.kernels.storage import checked, load, locate, private, store
+from fastopt.kernels.storage import checked, given, load, locate, private, store
 from fastopt.kernels.weights import read_weight
 
 __all__ = [
@@ -47,13 +44,6 @@ __all__ = [
     "sums",
     "totals",
 ]
-
-try:  # numba-cuda has errors of its own beside numba's
-    from numba.cuda.core.errors import NumbaError as CudaError
-except ImportError:
-    CudaError = NumbaError
-
-SIMULATED = bool(config.ENABLE_CUDASIM)
 
 THREADS = 4 if SIMULATED else 256
 """Threads of a block; the simulator starts a thread of Python for each."""
@@ -95,24 +85,6 @@ def _quiet(kernel: Callable) -> Callable:
     return FunctionType(quiet.__code__, kernel.__globals__, closure=quiet.__closure__)
 
 
-def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any) -> None:
-    """Launch a kernel with so many blocks and threads, on the stream of that handle."""
-    if SIMULATED:
-        kernel[blocks, threads](*arguments)
-        return
-    try:
-        _configured(kernel, blocks, threads, stream)(*arguments)
-    except CudaError as error:
-        raise NumbaError(str(error)) from error
-
-
-@lru_cache(maxsize=4096)
-def _configured(kernel: Any, blocks: int, threads: Any, stream: int) -> Callable:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # small tensors need few blocks
-        return kernel[blocks, threads, stream_of(stream)]
-
-
 @scalar
 def add_lanes(lanes, place, lane):
     """Add up the lanes of every warp, in halves, into its first, for each row of `lanes`."""
@@ -129,6 +101,8 @@ def add_lanes(lanes, place, lane):
 def dense(layout: Layout) -> Callable:
     """Kernel ``(chunks, table, hyper)`` that applies the rule to every element in place.
 
+    `hyper` has a record for each tensor, or is a tuple of the numbers in that of all tensors.
+
     Under a lazy layout start and size of a chunk count listed rows, and only those are updated;
     threads in y take rows, those in x elements.
     """
@@ -137,12 +111,13 @@ def dense(layout: Layout) -> Callable:
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad = layout.first_state, layout.first_grad
+    record = layout.record
 
     def dense(chunks, table, hyper):
         c = cuda.blockIdx.x
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
         grads = locate(table, tensor, first_grad, 0, grad_kinds)
-        h, key = private(hyper, tensor), table[tensor, KEY]
+        h, key = given(hyper, tensor, record), table[tensor, KEY]
         first: Any
         last: Any
         count: Any
@@ -217,7 +192,7 @@ def rows(layout: Layout) -> Callable:
     slots, kinds, grad_kinds = len(rule.state), layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad = layout.first_state, layout.first_grad
-    state_kinds = layout.state
+    state_kinds, record = layout.state, layout.record
 
     def rows(chunks, table, hyper):
         lanes = cuda.shared.array((1, SUMMERS), np.float64)
@@ -225,7 +200,7 @@ def rows(layout: Layout) -> Callable:
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
         width: Any = np.int64(table[tensor, WIDTH])
         place = warp * LANES + lane
-        h, key = private(hyper, tensor), table[tensor, KEY]
+        h, key = given(hyper, tensor, record), table[tensor, KEY]
         offset = np.int64(table[tensor, OFFSET])
         grads = locate(table, tensor, first_grad, 0, grad_kinds)
         if sparse:

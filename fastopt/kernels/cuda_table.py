@@ -2,14 +2,26 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.kernels.device_memory import contiguous, cuda_target, move, sent, stream_of, wait_for
-from fastopt.kernels.devices import Header, device_of, header, moved, stays
+from fastopt.kernels import cpu
+from fastopt.kernels.compiling import bind
+from fastopt.kernels.device_memory import contiguous, move, wait_for
+from fastopt.kernels.devices import (
+    Header,
+    Reading,
+    device_of,
+    handles_of,
+    header,
+    mark_written,
+    readings,
+    stays,
+)
 from fastopt.kernels.lanes import BLOCK, LANES
 from fastopt.kernels.layout import (
     DECAY,
@@ -21,7 +33,7 @@ from fastopt.kernels.layout import (
     STARTS,
     Layout,
 )
-from fastopt.kernels.table import Array, Combine, Table, chunks
+from fastopt.kernels.table import Array, Combine, Table, chunks, joined_ranges
 from fastopt.sparse import RowSparse
 
 __all__ = ["CudaTable"]
@@ -32,12 +44,23 @@ FEW = 8
 EACH = 16
 """Elements that a thread of a full block updates, one after the other."""
 
+DONE_BYTES = 8
+"""Bytes of the first column of a table."""
+
+assert DONE == 0
+
+MOST = 64
+"""Most hyper-parameters that are passed by value."""
+
+UNREADABLE = AttributeError, KeyError, TypeError, ValueError
+"""Errors of reading what is not an array on a device; the checks report it."""
+
 
 class CudaTable(Table):
     """A table whose arrays are on a CUDA device; its arrays are headers.
 
-    What kernels are told is copied to the device when it has changed: the table seldom, the records
-    in every step.
+    Equal hyper-parameters of all tensors are passed to kernels by value. Everything else is copied
+    to the device when it has changed: the table with the addresses seldom.
     """
 
     move = staticmethod(move)
@@ -46,44 +69,168 @@ class CudaTable(Table):
         self, layout: Layout, weight: tuple[Array, ...], state: tuple[Array, ...], grad: Array
     ) -> None:
         super().__init__(layout, weight, state, grad)
+        # Gradients are checked by take_grads().
+        self.guards = np.ascontiguousarray(self.guards[:, : len(self.arrays)])
+        self.grad_bytes = np.array([grad.nbytes], np.uint64)
+        self.grad_kinds: list[Any] = []
         self.watched: list[Header] = []
+        self.watched_at: tuple[list[int], list[Any]] = [], []
         self.leads: list[Any] = []
 
     def _begin(self) -> None:
-        from fastopt.kernels import cuda, cuda_order
+        from fastopt.kernels import cuda, cuda_driver, cuda_order
 
         self.rate = EACH * cuda.THREADS
         super()._begin()
-        self.kernels, self.sorting = cuda, cuda_order
+        self.kernels, self.sorting, self.driver = cuda, cuda_order, cuda_driver
         self.device: Any = device_of(self.arrays[0])
-        self._sent: dict[str, tuple[Any, Any]] = {}
+        self.words = self.fields.view(f"u{self.fields.itemsize}")
+        self.uploaded: bytes | None = None
+        count = self.words.shape[1]
+        self._by_value: Any = None
+        if not self.layout.rule.passes and 0 < count <= MOST:
+            self._by_value = cuda_driver.values(self.fields.dtype, count)
+        self._memory: dict[Any, Any] = {}
         self._pieces: dict[int, tuple[Array, Any]] = {}
         self._streams: set[int] = set()
-        self._room: list[Any] = []
+        self._room: Any = None
+        self._take: Any = None
+        self._seen: list[int] = []
+        self._alive: list[Any] = []
+        self._dead: list[Any] = []
 
     def watch(self, arrays: Sequence[Header]) -> None:
-        """Know the arrays whose owners might move them; numba's stay where they are."""
-        self.watched = [array for array in arrays if not stays(array.array())]
+        """Note the arrays whose owners might move them; numba's stay where they are."""
+        self.watched = [each for each in arrays if each.kept is None and not stays(each.array())]
+        addresses = [each.ctypes.data for each in self.watched]
+        self.watched_at = addresses, readings([each.array() for each in self.watched]).kinds
 
     @classmethod
     def joined(cls, tables: Sequence[Any]) -> Any:
         """One table of the tensors of several that have the same layout and device."""
         made = super().joined(tables)
+        made.grad_bytes = np.concatenate([table.grad_bytes for table in tables])
+        made.grad_kinds = [kind for table in tables for kind in table.grad_kinds]
         made.watched = [array for table in tables for array in table.watched]
+        addresses, kinds = (
+            [each for table in tables for each in table.watched_at[k]] for k in range(2)
+        )
+        made.watched_at = addresses, kinds
         made.leads = [lead for table in tables for lead in table.leads]
+        made._streams = {stream for table in tables for stream in table._streams}
         return made
 
     def _cut(self) -> tuple[NDArray[np.int64], int]:
         return chunks(*self.items, size=self.rate)
 
-    def present(self, grads: Sequence[Any]) -> bool:
-        """See :meth:`Table.present`."""
-        if moved(self.watched) or any(device_of(g) != self.device for g in grads):
+    # The arrays of a call
+
+    def prepare(self, lead: Any, arrays: Sequence[Header], grad: Header, values: Any) -> None:
+        """Note what later calls are compared with.
+
+        Parameters
+        ----------
+        lead : Header
+            The array whose stream is worked on.
+        arrays : sequence of Header
+            Weight and state, as the caller has them.
+        grad : Header
+            The gradient, of which `values` may be a copy.
+        values : Header
+            What kernels read.
+        """
+        self.leads = [lead]
+        self.watch(arrays)
+        self._streams = set() if self.layout.sparse else {values.stream}
+        of = grad.array() if grad.kept is None else None
+        self.grad_kinds = [None] if of is None else readings([of]).kinds
+        self.driver.refuse_capture(self.stream_handle)
+
+    @cached_property
+    def _moving(self) -> list[Any]:
+        """Arrays whose streams are followed."""
+        return [lead for lead in self.leads if any(lead is each for each in self.watched)]
+
+    @cached_property
+    def _tensors(self) -> list[Any]:
+        """References to the watched arrays, of which torch counts versions."""
+        return [each.array for each in self.watched]
+
+    def _unmoved(self) -> bool:
+        """Whether weight and state are where they were, and used on one stream."""
+        try:
+            found = readings([each.array() for each in self.watched])
+            if (found.addresses, found.kinds) != self.watched_at:
+                return False
+        except UNREADABLE:
             return False
-        if any(lead.stream != self.stream_handle for lead in self.leads):
+        for each, stream in zip(self.watched, found.streams, strict=True):
+            each.stream = stream
+        handle = self.stream_handle
+        return all(lead.stream == handle for lead in self._moving)
+
+    def take_grads(self, grads: Sequence[Any], written: NDArray[np.uint64]) -> bool:
+        """Enter the gradients of a call, unless they are row-sparse.
+
+        Parameters
+        ----------
+        grads : sequence
+            The gradient of each tensor.
+        written : numpy.ndarray
+            Sorted ranges of memory that are written to, which gradients must not meet.
+
+        Returns
+        -------
+        bool
+            False if a gradient is not like the one that the table was made for, or a weight is
+            not where it was. Nothing has changed.
+
+        Raises
+        ------
+        RuntimeError
+            The stream is being captured for a CUDA graph.
+        """
+        if self.watched and not self._unmoved():
             return False
-        self._streams = {grad.stream for grad in grads}
+        self.driver.refuse_capture(self.stream_handle)
+        if self.layout.sparse:
+            return True
+        ids = list(map(id, grads))
+        again = ids == self._seen
+        if again and self._alive and not self._dead:  # arrays of numba's, which stay
+            self._streams = set(handles_of(grads))
+            return True
+        try:
+            found = readings(grads)
+        except UNREADABLE:
+            return False
+        if found.kinds != self.grad_kinds or not self._enter(found, written):
+            return False
+        self._streams = set(found.streams)
+        self._seen, self._alive, self._dead = ids, [], []
+        if again and all(map(stays, grads)):
+            died = self._dead.append
+            self._alive = [ref(grad, died) for grad in grads]
         return True
+
+    def _enter(self, found: Reading, written: NDArray[np.uint64]) -> bool:
+        """Enter addresses of gradients that are aligned and meet nothing that is written to."""
+        first = np.array(found.addresses, np.uint64)
+        itemsize = np.dtype(self.layout.grad).itemsize
+        arguments = self.entry, written, self.grad_bytes, itemsize, first
+        if self._take is None:
+            self._take = bind(cpu.take_addresses(), *arguments)
+        taken: bool = self._take(*arguments)
+        return taken
+
+    def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """See :meth:`Table.read`."""
+        if self.layout.sparse:
+            return super().read()
+        begin = self.entry[:, -1]
+        return joined_ranges(
+            begin, begin + self.grad_bytes, self.borrowed[:1] if self.borrowed else ()
+        )
 
     @property
     def stream_handle(self) -> int:  # type: ignore[override]
@@ -91,38 +238,62 @@ class CudaTable(Table):
         handle: int = self.leads[0].stream
         return handle
 
-    # What kernels are told
+    # What kernels are passed
 
-    def _send(self, name: str, array: Array, changed: bool = False) -> Any:
-        """Device array with what is in `array`; copied if that, or the device's, has `changed`."""
-        was, made = self._sent.get(name, (None, None))
-        if was is None or was.shape != array.shape:
-            made = sent(array, self.stream)
-        elif changed or was.tobytes() != array.tobytes():
-            made.copy_to_device(array, stream=self.stream)
-        self._sent[name] = array.copy(), made
-        return made
+    def _space(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> Any:
+        """Memory of the device of this shape, which is used again."""
+        memory = self._memory.get((name, shape))
+        if memory is None:
+            memory = self._memory[name, shape] = self.driver.Memory(shape, dtype)
+        return memory
+
+    def _send(self, name: str, array: Array) -> Any:
+        """Memory of the device with what is in `array`."""
+        memory = self._space(name, array.shape, array.dtype)
+        self.driver.upload(memory, array, self.stream_handle)
+        return memory
+
+    def _send_entry(self) -> Any:
+        """Memory of the device with the table, uploaded if it has changed."""
+        memory = self._space("entry", self.entry.shape, self.entry.dtype)
+        content = self.entry.tobytes()[DONE_BYTES:]  # which kernels do not read
+        if content != self.uploaded:
+            self.uploaded = None
+            self.driver.upload(memory, self.entry, self.stream_handle)
+            self.uploaded = content
+        return memory
+
+    def _send_hyper(self) -> Any:
+        """Hyper-parameters, by value if all tensors have equal ones that kernels only read."""
+        words, by_value = self.words, self._by_value
+        if by_value is not None and (len(words) == 1 or (words[1:] == words[0]).all()):
+            return by_value(words[0].tolist())
+        memory = self._space("hyper", (len(words),), self.layout.record)
+        self.driver.upload(memory, self.records, self.stream_handle)
+        return memory
 
     def _send_pieces(self, pieces: NDArray[np.int64]) -> Any:
-        """Device array of pieces of work, which are made once for tensors of some sizes."""
+        """Memory of the device with chunks, which are made once for tensors of some sizes."""
         known = self._pieces.get(id(pieces))
         if known is None:
             if len(self._pieces) > FEW:
+                self.driver.hold(dict(self._pieces), self.stream_handle)
                 self._pieces.clear()
-            known = self._pieces[id(pieces)] = pieces, sent(pieces, self.stream)
+            memory = self.driver.Memory(pieces.shape, pieces.dtype)
+            self.driver.upload(memory, pieces, self.stream_handle)
+            known = self._pieces[id(pieces)] = pieces, memory
         return known[1]
 
-    def _fetch(self, array: Any) -> Array:
-        """Copy of a device array in main memory, once what was launched before is done."""
-        copied: Array = array.copy_to_host(stream=self.stream)
-        if self.stream:
-            self.stream.synchronize()
+    def _fetch(self, memory: Any) -> Array:
+        """Copy of memory of the device, once what was launched before is done."""
+        copied: Array = self.driver.download(memory, self.stream_handle)
         return copied
 
     def _launch(self, kernel: Any, pieces: int, threads: Any, *arguments: Any) -> None:
         if pieces:
             self.kernels.launch(kernel, pieces, threads, self.stream_handle, *arguments)
 
+    @cached_property
     def _threads(self) -> tuple[int, int]:
         """Threads of a block: in x as many as a row needs, in y as there is room for."""
         if not self.layout.lazy:
@@ -154,17 +325,18 @@ class CudaTable(Table):
 
     def _places(self, count: int) -> list[int]:
         """Addresses of arrays for what is known of `count` listed rows once they are sorted."""
-        if not self._room or self._room[0].shape[1] <= count:
-            zeros = np.zeros((self.sorting.ARRAYS, count + 1), np.int64)
-            self._room = [sent(zeros, self.stream)]
-        base, step = header(self._room[0]).ctypes.data, self._room[0].shape[1] * 8
+        if self._room is None or self._room.shape[1] <= count:
+            if self._room is not None:
+                self.driver.hold(self._room, self.stream_handle)
+            self._room = self.driver.Memory((self.sorting.ARRAYS, count + 1), np.int64)
+        base, step = header(self._room.array).ctypes.data, self._room.shape[1] * 8
         return [base + k * step for k in range(self.sorting.ARRAYS)]
 
     def _ordered(self, words: str, indices: Header, places: list[int], height: int) -> int:
         """Sort listed rows on the device, and return how many different ones there are."""
         size, threads = len(indices), self.sorting.SORTERS
         addresses = self._send("places", np.array([[indices.ctypes.data, *places]], np.uint64))
-        answer = self._send("answer", np.zeros(3, np.int64), changed=True)
+        answer = self._send("answer", np.zeros(3, np.int64))
 
         def run(kernel: Any, *arguments: Any) -> None:
             self._launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
@@ -178,66 +350,72 @@ class CudaTable(Table):
     def pay(self, paid: Any, before: float, after: float, at_once: bool) -> None:
         """See :meth:`Table.pay`."""
         with self._on_device():
-            totals = sent(np.array([before, after]), self.stream)
-        self.entry[0, [PAID, DECAY]] = [header(array).ctypes.data for array in (paid, totals)]
+            totals = self._send("decay", np.array([before, after]))
+        addresses = [header(array).ctypes.data for array in (paid, totals.array)]
+        self.entry[0, [PAID, DECAY]] = addresses
         self.decay, self.at_once = (paid, totals), at_once
 
     # Launches
 
-    @contextmanager
-    def _on_device(self) -> Iterator[None]:
-        """Make the table's device the present one, and wait for gradients of other streams.
+    def _on_device(self) -> Any:
+        """Make the table's device the present one, and wait for gradients of other streams."""
+        device, handle = self.device.device_id, self.stream_handle
+        if self._streams <= {handle}:
+            return self.driver.entered(device)
+        return self._after_others(device, handle, self._streams - {handle})
 
-        Then wait for the table's stream, too: once a gradient is let go of, its memory may be used
-        again on its own stream.
+    @contextmanager
+    def _after_others(self, device: int, handle: int, others: set[int]) -> Iterator[None]:
+        """Make a device the present one; wait for other streams first, and for the own one last.
+
+        Once a gradient is let go of, its memory may be used again on its own stream.
         """
-        with cuda_target().gpus[self.device.device_id]:
-            self.stream = stream_of(self.stream_handle)
-            others = self._streams - {self.stream_handle}
+        with self.driver.entered(device):
             for other in others:
                 wait_for(other)
             yield
-            if others:
-                wait_for(self.stream_handle)
+            wait_for(handle)
 
     def squares(self) -> NDArray[np.float64]:
-        """See :meth:`Table.squares`; listed rows are added up row by row."""
+        """See :meth:`Table.squares`; indexed rows are added up row by row."""
         layout, column = self.layout, self.entry.shape[1] - 1
-        if layout.sparse:
-            count = int(self.entry[0, SEGMENTS])
-            pieces = _single(count)
-        else:
-            pieces = self._blocks()
         with self._on_device():
-            entry = self._send("entry", self.entry)
+            entry = self._send_entry()
             kernel = self.kernels.squares(layout.grad, column, layout.sparse)
-            total = self._added(kernel, 1, pieces, entry)
+            if layout.sparse:
+                total = self._added(kernel, 1, _single(int(self.entry[0, SEGMENTS])), entry)
+            else:
+                total = self._added(kernel, 1, self._blocks, entry)
             return np.asarray(self._fetch(total)[:, 0])
 
+    @cached_property
     def _blocks(self) -> NDArray[np.int64]:
-        """Pieces of work of BLOCK elements."""
+        """Chunks of BLOCK elements."""
         return chunks(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
 
     def _added(self, kernel: Any, count: int, pieces: NDArray[np.int64], *arguments: Any) -> Any:
-        """Device array of the totals of `count` sums for each tensor."""
+        """Memory of the device with the totals of `count` sums for each tensor."""
         tensors = len(self.sizes)
-        firsts = np.searchsorted(pieces[:, 0], np.arange(tensors + 1))
         partial = self._space("partial", (max(len(pieces), 1), count))
         total = self._space("total", (tensors, count))
         grid, warps = -(-len(pieces) // self.kernels.WARPS), self.kernels.WARPS
-        told = self._send_pieces(pieces) if len(pieces) else None
-        self._launch(kernel, grid, (LANES, warps), told, *arguments, partial)
+        if len(pieces):
+            told = self._send_pieces(pieces)
+            self._launch(kernel, grid, (LANES, warps), told, *arguments, partial)
+        firsts = self._firsts(pieces)
         adding = self.kernels.totals(count)
-        firsts = self._send("firsts", firsts)
         self._launch(adding, tensors, self.kernels.THREADS, firsts, partial, total)
         return total
 
-    def _space(self, name: str, shape: tuple[int, int]) -> Any:
-        """Device array for intermediate results, used again if it is of this shape."""
-        made = self._sent.get(name)
-        if made is None or made[1].shape != shape:
-            made = self._sent[name] = np.empty(0), sent(np.zeros(shape), self.stream)
-        return made[1]
+    def _firsts(self, pieces: NDArray[np.int64]) -> Any:
+        """Memory of the device with the first chunk of each tensor, and their number."""
+        if pieces is not self._blocks:
+            return self._send("firsts", _firsts_of(pieces, len(self.sizes)))
+        if ("firsts", None) not in self._memory:
+            firsts = _firsts_of(pieces, len(self.sizes))
+            memory = self._memory["firsts", None] = self.driver.Memory(firsts.shape, firsts.dtype)
+            self.driver.upload(memory, firsts, self.stream_handle)
+        return self._memory["firsts", None]
 
     def run(self, combine: Combine | None = None) -> None:
         """See :meth:`Table.run`; it returns before the device is done."""
@@ -245,28 +423,37 @@ class CudaTable(Table):
             raise TypeError("slices of tensors are updated in main memory only")
         rule, layout, kernels = self.layout.rule, self.layout, self.kernels
         with self._on_device():
-            entry = self._send("entry", self.entry)
-            fields = self._send("fields", self.fields, changed=bool(rule.sums))
-            records = fields.view(rule.record(layout.real)).reshape(len(self.fields))
+            entry, hyper = self._send_entry(), self._send_hyper()
             for step, count in enumerate(rule.sums):
                 adding = kernels.sums(layout, step)
-                total = self._added(adding, count, self._blocks(), entry, records)
+                total = self._added(adding, count, self._blocks, entry, hyper)
                 threads = kernels.THREADS
                 grid = -(-len(self.sizes) // threads)
-                self._launch(kernels.finish(layout, step), grid, threads, entry, records, total)
+                self._launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
             if self.total:
-                threads = (LANES, kernels.WARPS) if rule.row else self._threads()
+                threads = (LANES, kernels.WARPS) if rule.row else self._threads
                 factory = kernels.rows if rule.row else kernels.dense
                 pieces = self._send_pieces(self.pieces)
-                arguments = pieces, entry, records
+                arguments = pieces, entry, hyper
                 self._launch(factory(layout), len(self.pieces), threads, *arguments)
                 if layout.catch_up:
                     self._launch(kernels.paid(True), len(self.pieces), threads, pieces, entry)
             self.entry[0, DONE] = 1
+        if self.watched:
+            mark_written([array() for array in self._tensors])
         if self.at_once:
             self.settle()
         if self.copied or self.listed or self.borrowed:
             self.give_back()
+
+    def let_go(self) -> None:
+        """See :meth:`Table.let_go`; copies live until the device is done with them."""
+        copies = (*(pair[1] for pair in self.copied), *(self.borrowed or ())[1:], *self.listed)
+        of = [array for array in copies if isinstance(array, Header)]
+        if held := [array.kept for array in of if array.kept is not None]:
+            with self.driver.entered(self.device.device_id):
+                self.driver.hold(held, self.stream_handle)
+        super().let_go()
 
     def settle(self) -> None:
         """See :meth:`Table.settle`."""
@@ -276,16 +463,20 @@ class CudaTable(Table):
         if not total:
             return
         with self._on_device():
-            host = self._fetch(totals)
-            totals.copy_to_device(np.full(2, host[1]), stream=self.stream)
-            entry = self._send("entry", self.entry)
+            last = self._fetch(totals)[1]
+            self.driver.upload(totals, np.full(2, last), self.stream_handle)
+            entry = self._send_entry()
             told = self._send_pieces(pieces)
-            threads = self._threads()
+            threads = self._threads
             self._launch(self.kernels.settle(self.layout), len(pieces), threads, told, entry)
             self._launch(self.kernels.paid(False), len(pieces), threads, told, entry)
 
 
 @lru_cache(maxsize=64)
 def _single(count: int) -> NDArray[np.int64]:
-    """Pieces of work of one listed row of the first tensor."""
+    """Chunks of one indexed row of the first tensor."""
     return np.stack([np.zeros(count, np.int64), np.arange(count), np.ones(count, np.int64)], axis=1)
+
+
+def _firsts_of(pieces: NDArray[np.int64], tensors: int) -> NDArray[np.int64]:
+    return np.searchsorted(pieces[:, 0], np.arange(tensors + 1)).astype(np.int64)

@@ -44,8 +44,8 @@ def cuda_target() -> Any:
             import numba_cuda  # noqa: F401
         except ImportError:
             raise ImportError(
-                "CUDA arrays need numba-cuda: pip install 'numba-cuda[cu13]', or "
-                "'numba-cuda[cu12]' for drivers of CUDA 12"
+                "CUDA arrays need numba-cuda: pip install 'numba-cuda[cu13]~=0.30.4', or "
+                "'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
             ) from None
     from numba import cuda
 
@@ -152,6 +152,7 @@ def move(target: Header, source: Header) -> None:
     On the stream of the target, or of the source if that was made by :func:`contiguous`.
     """
     from fastopt.kernels import cuda as kernels
+    from fastopt.kernels import cuda_driver as driver
 
     if not target.size:
         return
@@ -159,11 +160,13 @@ def move(target: Header, source: Header) -> None:
     axes = np.array([target.shape, target.strides, source.strides], np.int64)
     with cuda_target().gpus[target.place.device_id]:
         handle = (target if source.kept is None else source).stream
-        stream = stream_of(handle)
-        table, layout = sent(addresses, stream), sent(axes, stream)
+        table, layout = (driver.Memory(array.shape, array.dtype) for array in (addresses, axes))
+        driver.upload(table, addresses, handle)
+        driver.upload(layout, axes, handle)
         blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
         arguments = table, layout, target.size, target.itemsize
         kernels.launch(kernels.copy(), blocks, kernels.THREADS, handle, *arguments)
+        driver.hold((table, layout), handle)
 
 
 def assign(target: Array, values: Array) -> None:

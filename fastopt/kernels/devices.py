@@ -7,10 +7,10 @@ that serve arrays in main memory serve these too.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from operator import is_
-from typing import Any, NoReturn
+from operator import attrgetter
+from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
 import numpy as np
@@ -20,13 +20,19 @@ from fastopt.kernels.layout import bfloat16
 
 __all__ = [
     "Header",
+    "Reading",
     "device_of",
+    "handles_of",
     "header",
     "headers",
     "is_cuda",
-    "moved",
+    "mark_written",
+    "readings",
     "stays",
 ]
+
+EMPTY = 8
+"""Address of an array without elements, which may have none."""
 
 Signature = tuple[Any, ...]
 Streams = dict[Any, int]
@@ -139,11 +145,123 @@ def stays(array: Any) -> bool:
     return type(array).__module__.startswith("numba")
 
 
-def moved(described: Iterable[Header]) -> bool:
-    """Whether an array that a header describes is gone, or not where it was."""
-    of = [each for each in described if each.kept is None]
-    arrays = [each.array() for each in of]
-    return any(a is None for a in arrays) or not all(map(is_, headers(arrays), of))
+class Reading(NamedTuple):
+    """What several arrays on devices are at a moment, in their order.
+
+    Attributes
+    ----------
+    addresses : list of int
+        Where they are.
+    kinds : list
+        What is equal for arrays that may take each other's place: shape, strides, dtype, device.
+    streams : list of int
+        Handles of the streams that they are used on.
+    """
+
+    addresses: list[int]
+    kinds: list[Any]
+    streams: list[int]
+
+
+def readings(arrays: Iterable[Any]) -> Reading:
+    """Read arrays on devices in one pass, without a header for each.
+
+    Raises
+    ------
+    AttributeError, KeyError, TypeError, ValueError
+        One of them is not an array on a device.
+    """
+    arrays = list(arrays)
+    kinds: list[Any] = list(map(type, arrays))
+    if len(set(kinds)) == 1:
+        return _reader(kinds[0])(arrays)
+    made = Reading([], [], [])
+    for array, kind in zip(arrays, kinds, strict=True):
+        for whole, part in zip(made, _reader(kind)([array]), strict=True):
+            whole.extend(part)
+    return made
+
+
+@cache
+def _reader(kind: Any) -> Callable[[list[Any]], Reading]:
+    """Function that reads arrays of a type."""
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(kind, torch.Tensor):
+        return _read_tensors
+    if not hasattr(kind, "__cuda_ndarray__"):
+        return _read_interfaces
+    return _read_numba if hasattr(kind, "__cuda_array_interface__") else _read_simulated
+
+
+def _read_tensors(tensors: list[Any]) -> Reading:
+    kinds = [
+        (t.shape, t.stride(), t.dtype, t.device, t.is_cuda, t.is_neg(), t.layout) for t in tensors
+    ]
+    current = sys.modules["torch"].cuda.current_stream
+    devices = {kind[3] for kind in kinds}
+    handles = {device: _handle(current(device).cuda_stream) for device in devices}
+    addresses = [tensor.data_ptr() or EMPTY for tensor in tensors]
+    return Reading(addresses, kinds, [handles[kind[3]] for kind in kinds])
+
+
+def _read_numba(arrays: list[Any]) -> Reading:
+    memories = [array.gpu_data for array in arrays]
+    addresses = [memory.device_ctypes_pointer.value or EMPTY for memory in memories]
+    if _several():
+        kinds = [(*_form(a), m.context) for a, m in zip(arrays, memories, strict=True)]
+    else:
+        kinds = [_form(array) for array in arrays]
+    return Reading(addresses, kinds, handles_of(arrays))
+
+
+_form: Any = attrgetter("shape", "strides", "dtype")
+_stream = attrgetter("stream")
+
+
+@cache
+def _several() -> bool:
+    """Whether there are several devices."""
+    return len(sys.modules["numba.cuda"].gpus) > 1
+
+
+def _read_simulated(arrays: list[Any]) -> Reading:
+    addresses = [array._ary.__array_interface__["data"][0] or EMPTY for array in arrays]
+    return Reading(addresses, [_form(array) for array in arrays], handles_of(arrays))
+
+
+def _read_interfaces(arrays: list[Any]) -> Reading:
+    told = [array.__cuda_array_interface__ for array in arrays]
+    if any(each.get("mask") is not None for each in told):
+        raise TypeError("masked CUDA arrays are not supported")
+    kinds = [
+        (each["shape"], each.get("strides"), each["typestr"], _ordinal(array))
+        for each, array in zip(told, arrays, strict=True)
+    ]
+    addresses = [each["data"][0] or EMPTY for each in told]
+    return Reading(addresses, kinds, [_handle(each.get("stream")) for each in told])
+
+
+def handles_of(arrays: Sequence[Any]) -> list[int]:
+    """Handles of the streams of arrays of numba's."""
+    streams = list(map(_stream, arrays))
+    handles = {stream: _handle(stream) for stream in set(streams)}
+    return [handles[stream] for stream in streams]
+
+
+def mark_written(arrays: Sequence[Any]) -> None:
+    """Tell torch that tensors have been changed in place, so that it refuses stale graphs."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    tensors = [
+        array for array in arrays if isinstance(array, torch.Tensor) and not array.is_inference()
+    ]
+    increment = torch.autograd.graph.increment_version
+    try:
+        increment(tensors)
+    except TypeError:  # older versions take one at a time
+        for tensor in tensors:
+            increment(tensor)
 
 
 def device_of(array: Any) -> Device | None:
@@ -160,6 +278,8 @@ def _read(array: Any, streams: Streams) -> tuple[Signature, int, dict[str, Any] 
     if torch is not None and isinstance(array, torch.Tensor):
         if array.layout is not torch.strided:
             raise TypeError("sparse tensors are given as a pair (values, indices)")
+        if array.is_neg():
+            raise TypeError("a lazily negated view: pass x.resolve_neg()")
         device = array.device
         if device not in streams:
             streams[device] = torch.cuda.current_stream(device).cuda_stream
@@ -202,7 +322,7 @@ def _described(array: Any, interface: dict[str, Any] | None) -> Header:
         raise TypeError("masked CUDA arrays are not supported")
     data = interface["data"]
     if data[0] == 0:  # empty; NumPy would allocate
-        data = (8, data[1])
+        data = (EMPTY, data[1])
     names = ("shape", "typestr", "strides")
     plain = {"version": 3, "data": data, **{name: interface.get(name) for name in names}}
     made = np.asarray(_Described(plain)).view(Header)

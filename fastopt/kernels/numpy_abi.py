@@ -20,7 +20,17 @@ from numba.extending import intrinsic, overload
 from fastopt.kernels.layout import ADDRESS, SEGMENTS
 from fastopt.kernels.rule import scalar
 
-__all__ = ["FITS", "TYPES", "addresses", "admit", "enter", "guard", "readable", "take_rows"]
+__all__ = [
+    "FITS",
+    "TYPES",
+    "addresses",
+    "admit",
+    "enter",
+    "guard",
+    "readable",
+    "take_addresses",
+    "take_rows",
+]
 
 log = logging.getLogger("fastopt")
 
@@ -264,6 +274,32 @@ def take_rows(
         checked[i] = last = row
     table[0, SEGMENTS], table[0, table.shape[1] - 1] = count, first
     return np.int64(count)
+
+
+def take_addresses(table: Any, written: Any, sizes: Any, itemsize: Any, found: Any) -> Any:
+    """Enter addresses of gradients; False with nothing entered if one does not fit.
+
+    Parameters
+    ----------
+    table, written : numpy.ndarray
+        As for :func:`admit`.
+    sizes : numpy.ndarray
+        Bytes of each gradient.
+    itemsize : int
+        Bytes of an element, which an address is a multiple of.
+    found : numpy.ndarray
+        The addresses.
+    """
+    last = table.shape[1] - 1
+    for row in range(len(found)):
+        first = found[row]
+        if first != table[row, last] and not (
+            first % np.uint64(itemsize) == 0 and clear_of(first, first + sizes[row], written)
+        ):
+            return False
+    for row in range(len(found)):
+        table[row, last] = found[row]
+    return True
 
 
 def addresses(objects, found):

@@ -20,6 +20,7 @@ from fastopt.kernels.rule import scalar
 
 __all__ = [
     "checked",
+    "given",
     "inside",
     "load",
     "locate",
@@ -116,6 +117,32 @@ def _private_intrinsic(typingctx, records, i):
         return copy
 
     return records.dtype(records, types.intp), codegen
+
+
+def given(hyper, i, record):
+    """Record `i`, see :func:`private`; of a tuple of numbers, the record that they are."""
+    return np.array([hyper], record)[0] if isinstance(hyper, tuple) else private(hyper, i)
+
+
+@overload(given, inline="always")
+def _given(hyper, i, record):
+    if isinstance(hyper, types.BaseTuple):
+        return lambda hyper, i, record: _given_intrinsic(hyper, record)
+    return lambda hyper, i, record: private(hyper, i)
+
+
+@intrinsic
+def _given_intrinsic(typingctx, hyper, record):
+    def codegen(context, builder, signature, args):
+        kind = context.get_value_type(signature.return_type)
+        copy = cgutils.alloca_once(builder, kind.pointee)
+        copy.align = hyper.dtype.bitwidth // 8
+        target = builder.bitcast(copy, context.get_value_type(hyper.dtype).as_pointer())
+        for k, number in enumerate(cgutils.unpack_tuple(builder, args[0], len(hyper))):
+            builder.store(number, builder.gep(target, [context.get_constant(types.intp, k)]))
+        return copy
+
+    return record.dtype(hyper, record), codegen
 
 
 def load(pointers, i):

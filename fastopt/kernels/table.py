@@ -171,10 +171,6 @@ class Table:
         if self.borrowed:
             self.move(*self.borrowed[::-1])
 
-    def present(self, grads: Sequence[Any]) -> bool:
-        """Whether gradients are on the table's device, and its arrays where they were."""
-        return True
-
     @property
     def is_dense(self) -> bool:
         """Whether an update is one launch of a kernel for dense gradients, without copies."""
@@ -302,7 +298,7 @@ class Table:
         count = self.entry.shape[1] - ADDRESS - 1
         begin = self.entry[:, ADDRESS : ADDRESS + count]
         end = begin + self.guards[:, :count, NBYTES]
-        return _joined(begin, end, [original for original, _ in self.copied])
+        return joined_ranges(begin, end, [original for original, _ in self.copied])
 
     def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Addresses where the gradients begin and end."""
@@ -311,7 +307,7 @@ class Table:
             end = begin + np.uint64(self.listed[0].nbytes if self.listed else 0)
         else:
             end = begin + self.guards[:, -1, NBYTES]
-        return _joined(begin, end, self.borrowed[:1] if self.borrowed else ())
+        return joined_ranges(begin, end, self.borrowed[:1] if self.borrowed else ())
 
     def squares(self) -> NDArray[np.float64]:
         """Sum of the squares of each gradient, in an order that depends on its shape alone."""
@@ -410,7 +406,7 @@ def launch(tables: Sequence[Table], combine: Combine | None = None) -> None:
             table.run(combine)
 
 
-def _joined(
+def joined_ranges(
     begin: NDArray[np.uint64], end: NDArray[np.uint64], arrays: Sequence[Array]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Addresses in one dimension, with those between which `arrays` lie."""

@@ -23,11 +23,11 @@ from fastopt.engine.planner import Call, Planner
 from fastopt.engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt.engine.tracked import Tracked
 from fastopt.engine.validate import as_lists, check, check_index, is_listed, label, leaves
-from fastopt.foreign import as_gradient, as_weight, latest, written
+from fastopt.foreign import as_gradient, as_weight, latest
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels.cpu import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt.kernels.device_memory import host, placed
-from fastopt.kernels.devices import header, is_cuda
+from fastopt.kernels.devices import header, is_cuda, mark_written
 from fastopt.kernels.pages import small_pages
 from fastopt.naming import constructs
 from fastopt.optimizer.accumulation import Entry, Waiting, Windows
@@ -436,7 +436,7 @@ class Updater(Resumable):
             self(indices[0], own[0], views[0])
         else:
             self(indices, own, views)
-        written(weights)
+        mark_written(weights)
 
     def _update(
         self,

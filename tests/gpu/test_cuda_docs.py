@@ -29,4 +29,4 @@ def test_the_benchmark_prints_a_row_for_every_update(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert "torch is left out" in err
     rows = [line for line in out.splitlines() if line.startswith("| ")]
-    assert [row.split(",")[0] for row in rows[1:]] == ["| Adam"] * 3 + ["| lazy Adam"]
+    assert [row.split(",")[0] for row in rows[1:]] == ["| Adam"] * 5 + ["| lazy Adam"]

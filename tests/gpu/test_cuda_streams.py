@@ -13,7 +13,7 @@ from fastopt import RowSparse, optimizer
 from fastopt.device import cuda as cuda_device
 from fastopt.engine.validate import leaves
 from fastopt.kernels import cuda as kernels
-from fastopt.kernels import cuda_table, device_memory
+from fastopt.kernels import cuda_driver, cuda_table, device_memory
 from fastopt.kernels.devices import header, is_cuda
 
 pytestmark = pytest.mark.cuda
@@ -33,7 +33,13 @@ def launched(monkeypatch):
         launch(kernel, blocks, threads, 0, *arguments)
 
     monkeypatch.setattr(kernels, "launch", record)
-    monkeypatch.setattr(cuda_table, "stream_of", lambda handle: 0)
+    if not kernels.SIMULATED:
+        for name in ("upload", "hold"):
+            call = getattr(cuda_driver, name)
+            monkeypatch.setattr(
+                cuda_driver, name, lambda *arguments, call=call: call(*arguments[:-1], 0)
+            )
+    monkeypatch.setattr(cuda_driver, "refuse_capture", lambda stream: None)
     return streams
 
 
@@ -56,8 +62,7 @@ def test_kernels_run_on_the_stream_of_the_weight(launched, waited):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_master_is_updated_on_the_stream_of_its_weight(launched, waited, order, monkeypatch):
-    monkeypatch.setattr(device_memory, "stream_of", lambda handle: 0)
+def test_a_master_is_updated_on_the_stream_of_its_weight(launched, waited, order):
     memory = on_device(np.ones((3, 2), np.float16, order=order))
     weight, grad = Foreign(memory, stream=48), Foreign(on_device(np.ones((3, 2), np.float16)))
     updater = optimizer.get_updater(optimizer.SGD(multi_precision=True))
@@ -82,8 +87,7 @@ def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waite
     assert waited[-1] == 48
 
 
-def test_states_are_copied_on_the_stream_of_their_weight(launched, monkeypatch):
-    monkeypatch.setattr(device_memory, "stream_of", lambda handle: 0)
+def test_states_are_copied_on_the_stream_of_their_weight(launched):
     memory = on_device(np.ones((3, 2), np.float32, order="F"))
     weight, updater = Foreign(memory, stream=48), optimizer.get_updater(optimizer.AdaGrad())
     rows = ones(1, 2), on_device(np.array([1]))

@@ -91,3 +91,25 @@ def test_sparse_tensors_are_refused_and_their_parts_taken():
 def test_tensors_in_main_memory_are_no_device_arrays():
     with pytest.raises(ValueError, match=r"weight is on cuda\(0\), gradient in main memory"):
         optimizer.get_updater(optimizer.SGD())(0, torch.ones(3), on_device(np.ones(3, np.float32)))
+
+
+def test_torch_refuses_graphs_that_saved_the_weight_before_an_update():
+    weight, updater = tensor([1.0, 2.0], requires_grad=True), optimizer.get_updater(optimizer.SGD())
+    for _ in range(3):  # the first call makes the plan
+        loss = (weight * weight).sum()
+        before = weight._version
+        updater(0, tensor([1.0, 1.0]), weight)
+        assert weight._version > before
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_lazily_negated_tensor_is_refused():
+    class Negated(Tensor):
+        def is_neg(self):
+            return True
+
+    weight, updater = tensor([1.0]), optimizer.get_updater(optimizer.SGD())
+    updater(0, tensor([1.0]), weight)
+    with pytest.raises(TypeError, match=r"index 0: gradient: .*lazily negated"):
+        updater(0, torch.ones(1).as_subclass(Negated), weight)

@@ -1,0 +1,342 @@
+"""What a step asks of the CUDA driver: launches, uploads, downloads, each in a few microseconds.
+
+numba's own launches look at the types of all arguments, and its copies wait for the device. Here a
+kernel is compiled once for the types of its arguments, and its handle is launched. Uploads go
+through pinned memory, which is used again once the device has read it. Numbers may be passed by
+value, so that a step needs no upload at all.
+
+numba's simulator has no driver; the functions of this module are all that differs there.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from ctypes import memmove
+from functools import cache
+from struct import Struct
+from threading import Lock, local
+from typing import Any
+
+import numpy as np
+from numba import from_dtype, types
+from numba.core import config
+from numba.core.errors import NumbaError
+from numpy.typing import NDArray
+
+from fastopt.kernels.device_memory import cuda_target
+
+__all__ = [
+    "SIMULATED",
+    "Memory",
+    "Values",
+    "download",
+    "entered",
+    "hold",
+    "launch",
+    "refuse_capture",
+    "upload",
+    "values",
+]
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+
+WORDS = 128
+"""Most words of the arguments of a kernel, of 8 bytes each; the driver takes 4096 bytes."""
+
+SMALLEST = 256
+"""Bytes of the smallest pinned buffer."""
+
+BUFFERS = 32
+"""Most pinned buffers of one size: as many steps may wait for the device before the host does."""
+
+CAPTURES = range(900, 908)
+"""Errors of the driver about a stream that is being captured."""
+
+_MASK = (1 << 64) - 1
+
+
+@cache
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _checked(result: tuple[Any, ...], call: str) -> Any:
+    """The value that a call of the driver returned.
+
+    Raises
+    ------
+    RuntimeError
+        It failed.
+    """
+    if result[0]:
+        raise RuntimeError(f"CUDA driver: {call} failed with {result[0].name}")
+    return result[1] if len(result) > 1 else None
+
+
+class Memory:
+    """Array on the present device, which kernels take as an argument.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Its shape.
+    dtype : numpy.dtype
+        Its dtype, which may be a record.
+
+    Attributes
+    ----------
+    array : numba.cuda.DeviceNDArray
+        The array.
+    words : list of int
+        What a kernel is passed for it.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        dtype = np.dtype(dtype)
+        self.array = cuda_target().device_array(shape, dtype)
+        self.shape, self.dtype = shape, dtype
+        self.nbytes = self.array.size * dtype.itemsize
+        if SIMULATED:
+            return
+        self.type = _array_type(dtype, len(shape))
+        self.key = id(self.type)
+        self.address = self.array.device_ctypes_pointer.value or 0
+        head = 0, 0, self.array.size, dtype.itemsize, self.address
+        self.words = [*head, *shape, *self.array.strides]
+
+    @property
+    def argument(self) -> Any:
+        """Argument of a launch in the simulator."""
+        return self.array
+
+
+@cache
+def _array_type(dtype: Any, ndim: int) -> Any:
+    return types.Array(from_dtype(dtype), ndim, "C")
+
+
+class Values:
+    """Numbers that kernels take by value, as a tuple; see :func:`values`."""
+
+    __slots__ = ("dtype", "key", "type", "words")
+
+    def __init__(self, words: list[int], kind: Any, dtype: Any) -> None:
+        self.words, self.type, self.key, self.dtype = words, kind, id(kind), dtype
+
+    @property
+    def argument(self) -> Any:
+        """Argument of a launch in the simulator."""
+        return tuple(np.array(self.words, f"u{self.dtype.itemsize}").view(self.dtype))
+
+
+@cache
+def values(dtype: Any, count: int) -> Callable[[list[int]], Values]:
+    """Function that makes :class:`Values` of the bits of so many numbers."""
+    kind = types.UniTuple(from_dtype(dtype), count)
+    return lambda words: Values(words, kind, dtype)
+
+
+class _Arguments(local):
+    """Memory of each thread for the arguments of a launch, which reads it before it returns."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(WORDS, np.uint64)
+        pointers = self.values.ctypes.data + 8 * np.arange(WORDS, dtype=np.uint64)
+        self.pointers = pointers.astype(np.uint64)
+        self.address = self.pointers.ctypes.data
+        self.pack = [Struct(f"{count}Q").pack_into for count in range(WORDS + 1)]
+        self.buffer: Any = self.values.view(np.uint8)
+
+
+_arguments = _Arguments()
+_handles: dict[tuple[Any, ...], int] = {}
+"""Handles of compiled kernels, by kernel, context and types of arguments."""
+
+
+def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any) -> None:
+    """Launch a kernel on the present device.
+
+    Parameters
+    ----------
+    kernel : callable
+        What :func:`fastopt.kernels.cuda.compiled` returned.
+    blocks : int
+        Number of blocks.
+    threads : int or tuple of int
+        Threads of a block, in x and y.
+    stream : int
+        Handle of the stream.
+    *arguments : Memory, Values or int
+        Arguments of the kernel; integers are int64.
+    """
+    if SIMULATED:
+        kernel[blocks, threads](*[a if isinstance(a, int) else a.argument for a in arguments])
+        return
+    words: list[int] = []
+    key: tuple[Any, ...] = (kernel, _context())
+    for argument in arguments:
+        if isinstance(argument, int):
+            words.append(argument & _MASK)
+            key += (int,)
+        else:
+            words += argument.words
+            key += (argument.key,)
+    handle = _handles.get(key)
+    if handle is None:
+        handle = _handles[key] = _compile(kernel, arguments)
+    x, y = threads if isinstance(threads, tuple) else (threads, 1)
+    memory = _arguments
+    memory.pack[len(words)](memory.buffer, 0, *words)
+    result = _driver().cuLaunchKernel(handle, blocks, 1, 1, x, y, 1, 0, stream, memory.address, 0)
+    if result[0]:
+        _checked(result, "cuLaunchKernel")
+
+
+def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
+    """Handle of a kernel, compiled for arguments of these types and loaded in this context."""
+    from numba.cuda.core.errors import NumbaError as CudaError
+
+    signature = tuple(types.int64 if isinstance(a, int) else a.type for a in arguments)
+    try:
+        made = kernel.compile(signature)
+    except CudaError as error:  # numba-cuda has errors of its own beside numba's
+        raise NumbaError(str(error)) from error
+    made.bind()
+    return int(made._codelibrary.get_cufunc().handle)
+
+
+def _context() -> int:
+    """Handle of the present context."""
+    return int(_driver().cuCtxGetCurrent()[1])
+
+
+@cache
+def _context_of(device: int) -> int:
+    """Handle of the primary context of a device."""
+    cuda = cuda_target()
+    with cuda.gpus[device]:
+        return int(cuda.current_context().handle)
+
+
+def entered(device: int) -> Any:
+    """Context in which a device is the present one."""
+    if not SIMULATED and _context() == _context_of(device):
+        return _PRESENT
+    return cuda_target().gpus[device]
+
+
+_PRESENT = nullcontext()
+
+
+def refuse_capture(stream: int) -> None:
+    """Raise if what runs on a stream is being captured for a CUDA graph.
+
+    Raises
+    ------
+    RuntimeError
+        It is: a graph would repeat the step with the counts and rates of now.
+    """
+    if SIMULATED:
+        return
+    cuda_target()
+    error, status = _driver().cuStreamIsCapturing(stream)
+    if error in CAPTURES or (not error and status):
+        raise RuntimeError(
+            "the stream is being captured for a CUDA graph, which would repeat this step with the "
+            "present update count and learning rate: call the updater outside of the capture"
+        )
+
+
+# Copies
+
+
+class _Buffer:
+    """Pinned memory, and the event that tells when the device has read it."""
+
+    __slots__ = ("address", "array", "event", "handle")
+
+    def __init__(self, size: int) -> None:
+        cuda = cuda_target()
+        self.array = cuda.pinned_array(size, np.uint8)
+        self.address = self.array.ctypes.data
+        self.event = cuda.event(timing=False)
+        self.handle = int(self.event.handle)
+
+
+class _Device:
+    """Pinned buffers of a device, and what launches that may still run use.
+
+    Buffers are never freed: a later upload waits until the device has read them.
+    """
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.buffers: dict[int, deque[_Buffer]] = {}
+        self.held: deque[tuple[Any, Any]] = deque()
+
+    def buffer(self, size: int) -> _Buffer:
+        """A buffer of so many bytes that the device does not read; call it with the lock."""
+        rounded = max(1 << (size - 1).bit_length(), SMALLEST)
+        ring = self.buffers.setdefault(rounded, deque())
+        driver = _driver()
+        if ring and not driver.cuEventQuery(ring[0].handle)[0]:
+            ring.rotate(-1)
+        elif len(ring) < BUFFERS:
+            ring.append(_Buffer(rounded))
+        else:
+            _checked(driver.cuEventSynchronize(ring[0].handle), "cuEventSynchronize")
+            ring.rotate(-1)
+        return ring[-1]
+
+    def hold(self, objects: Any, stream: int) -> None:
+        """See :func:`hold`."""
+        driver = _driver()
+        event = cuda_target().event(timing=False)
+        _checked(driver.cuEventRecord(int(event.handle), stream), "cuEventRecord")
+        with self.lock:
+            self.held.append((event, objects))
+            while self.held and not driver.cuEventQuery(int(self.held[0][0].handle))[0]:
+                self.held.popleft()
+
+
+@cache
+def _device(context: int) -> _Device:
+    return _Device()
+
+
+def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
+    """Copy a contiguous NumPy array to `memory` on a stream; it may be changed at once."""
+    if SIMULATED:
+        memory.array.copy_to_device(array)
+        return
+    size = array.nbytes
+    if not size:
+        return
+    device, driver = _device(_context()), _driver()
+    with device.lock:
+        buffer = device.buffer(size)
+        memmove(buffer.address, array.ctypes.data, size)
+        result = driver.cuMemcpyHtoDAsync(memory.address, buffer.address, size, stream)
+        _checked(result, "cuMemcpyHtoDAsync")
+        _checked(driver.cuEventRecord(buffer.handle, stream), "cuEventRecord")
+
+
+def download(memory: Memory, stream: int) -> NDArray[Any]:
+    """Copy of `memory` on the host, once what was launched before on the stream is done."""
+    if SIMULATED:
+        return np.array(memory.array.copy_to_host())
+    found = np.empty(memory.shape, memory.dtype)
+    driver = _driver()
+    if memory.nbytes:
+        result = driver.cuMemcpyDtoHAsync(found.ctypes.data, memory.address, memory.nbytes, stream)
+        _checked(result, "cuMemcpyDtoHAsync")
+    _checked(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
+    return found
+
+
+def hold(objects: Any, stream: int) -> None:
+    """Keep objects alive until what has been launched on a stream is done."""
+    if not SIMULATED:
+        _device(_context()).hold(objects, stream)

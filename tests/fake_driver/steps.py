@@ -1,0 +1,207 @@
+"""Steps on a driver without a device: prints the calls of each as JSON; see test_cuda_host.py."""
+
+import ctypes
+import gc
+import json
+import sys
+import weakref
+
+import numpy as np
+from numba import cuda
+
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+from fastopt.kernels import cuda_driver
+from fastopt.lr_scheduler import CosineScheduler
+
+WARM = 6
+"""Calls before the one whose calls of the driver count."""
+
+lib = ctypes.CDLL("libcuda.so.1")
+lib.fake_text.restype = ctypes.c_char_p
+lib.fake_word.restype = ctypes.c_uint64
+lib.fake_torn.restype = ctypes.c_long
+
+
+def on_device(*shape, dtype=np.float32, value=1):
+    return cuda.to_device(np.full(shape, value, dtype))
+
+
+class Foreign:
+    """Array of another library."""
+
+    def __init__(self, array, stream=None):
+        self.array, self.stream = array, stream
+
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.array.__cuda_array_interface__, "stream": self.stream}
+
+
+def logged(call):
+    """Calls of the driver that a call makes."""
+    lib.fake_log(1)
+    call()
+    found = lib.fake_text().decode().splitlines()
+    lib.fake_log(0)
+    return found
+
+
+def warm(call):
+    for _ in range(WARM):
+        call()
+    return logged(call)
+
+
+def single(make=on_device, fresh=False, updater=None, shape=(1000,)):
+    updater = updater or optimizer.get_updater(optimizer.Adam())
+    weight, grads = make(*shape), [make(*shape) for _ in range(2 * WARM if fresh else 1)]
+    turns = iter(grads * 2 * WARM)
+    return warm(lambda: updater(0, next(turns), weight))
+
+
+def many(count, fresh=False, updater=None):
+    updater = updater or optimizer.get_updater(optimizer.Adam())
+    weights, indices = [on_device(30) for _ in range(count)], list(range(count))
+    lists = [[on_device(30) for _ in range(count)] for _ in range(WARM + 2 if fresh else 1)]
+    turns = iter(lists * 2 * WARM)
+    return warm(lambda: updater(indices, next(turns), weights))
+
+
+def rows(listed, **kwargs):
+    updater, weight = optimizer.get_updater(optimizer.Adam(**kwargs)), on_device(100, 8)
+    grad = on_device(len(listed), 8), cuda.to_device(np.array(listed))
+    return warm(lambda: updater(0, grad, weight))
+
+
+def two_groups():
+    adam = optimizer.Adam(param_idx2name={0: "a", 1: "b"})
+    adam.lr_mult["b"] = 0.5
+    return many(2, updater=optimizer.get_updater(adam))
+
+
+def clipped(name, loss_scaler=None, count=3):
+    made = optimizer.create(name)
+    return many(count, updater=optimizer.Updater(made, loss_scaler, clip_global_norm=1.0))
+
+
+def stochastic():
+    updater = optimizer.get_updater(optimizer.SGD(rounding="stochastic"))
+    return single(lambda *shape: on_device(*shape, dtype=np.float16), updater=updater)
+
+
+def torn():
+    """Uploads whose pinned memory was written to before the device had read it."""
+    lib.fake_defer(1)
+    updater, weight = optimizer.get_updater(optimizer.LAMB()), on_device(1000)
+    grads = [on_device(1000) for _ in range(3)]
+    for k in range(100):
+        updater(0, grads[k % 3], weight)
+    calls = logged(lambda: updater(0, grads[0], weight))
+    cuda.synchronize()
+    lib.fake_defer(0)
+    return [calls, lib.fake_torn()]
+
+
+def captured():
+    """A capture is refused by the first call for a weight and by others; nothing has changed."""
+    found = []
+    for make in (on_device, lambda *shape: Foreign(on_device(*shape), 0x5010)):
+        for calls in (0, WARM):
+            updater, weight, grad = optimizer.get_updater(optimizer.Adam()), make(9), make(9)
+            for _ in range(calls):
+                updater(0, grad, weight)
+            lib.fake_capture(1)
+            lib.fake_log(1)
+            try:
+                updater(0, grad, weight)
+                found.append("no error")
+            except RuntimeError as error:
+                found.append(str(error))
+            found.append([lib.fake_text().decode(), updater.optimizer.num_update - calls])
+            lib.fake_capture(0)
+            updater(0, grad, weight)
+            found.append(updater.optimizer.num_update - calls)
+    return found
+
+
+def held():
+    """Whether an object is alive before, and after, the device is done with what was launched."""
+
+    class Object:
+        pass
+
+    lib.fake_defer(1)
+    memory = cuda_driver.Memory((4,), np.float64)
+    cuda_driver.upload(memory, np.ones(4), 0)
+    object_ = Object()
+    seen = weakref.ref(object_)
+    cuda_driver.hold(object_, 0)
+    del object_
+    cuda_driver.hold(None, 0)
+    before = seen() is not None
+    cuda.synchronize()
+    cuda_driver.hold(None, 0)
+    gc.collect()
+    lib.fake_defer(0)
+    return [before, seen() is not None]
+
+
+def arguments():
+    """Arguments of a launch as numba passes them, and as we do."""
+
+    @cuda.jit
+    def kernel(chunks, table, hyper, number):
+        table[0, 0] = chunks[0, 0] + hyper[0] + hyper[1] + number
+
+    numbers = np.array([1.5, -2.0], np.float32)
+    memories = [cuda_driver.Memory((2, 3), np.int64), cuda_driver.Memory((1, 7), np.float64)]
+    count = 2 * (5 + 2 * 2) + 2 + 1
+    lib.fake_watch(count)
+    kernel[400, 32](*(memory.array for memory in memories), tuple(numbers), -7)
+    words = [[lib.fake_word(k) for k in range(count)]]
+    by_value = cuda_driver.values(numbers.dtype, 2)(numbers.view(np.uint32).tolist())
+    cuda_driver.launch(kernel, 400, 32, 0, *memories, by_value, -7)
+    words.append([lib.fake_word(k) for k in range(count)])
+    lib.fake_watch(0)
+    for found in words:
+        found[-3:-1] = [word & 0xFFFFFFFF for word in found[-3:-1]]  # 4 bytes each
+    return words
+
+
+def second_device():
+    with cuda.gpus[1]:
+        weight, grad = on_device(9), on_device(9)
+    updater = optimizer.get_updater(optimizer.Adam())
+    calls = warm(lambda: updater(0, grad, weight))
+    return [calls, [int(a.gpu_data.context.device.id) for a in updater.states[0]]]
+
+
+STEPS = {
+    "single": single,
+    "single, new gradient": lambda: single(fresh=True),
+    "single, schedule": lambda: single(
+        updater=optimizer.get_updater(optimizer.Adam(lr_scheduler=CosineScheduler(100)))
+    ),
+    "single, stream of its own": lambda: single(lambda *s: Foreign(on_device(*s), 0x5010)),
+    "single, stochastic rounding": stochastic,
+    "list of 1000": lambda: many(1000),
+    "list of 200, new gradients": lambda: many(200, fresh=True),
+    "list, two groups": two_groups,
+    "rows": lambda: rows([3, 5, 7]),
+    "rows, standard": lambda: rows([3, 5, 7], lazy_update=False),
+    "LAMB": lambda: many(3, updater=optimizer.get_updater(optimizer.LAMB())),
+    "LAMB with clip": lambda: clipped("lamb"),
+    "clip": lambda: clipped("adam"),
+    "loss scaler": lambda: clipped("adam", LossScaler()),
+    "GroupAdaGrad": lambda: single(
+        shape=(10, 8), updater=optimizer.get_updater(optimizer.GroupAdaGrad())
+    ),
+    "torn": torn,
+    "captured": captured,
+    "held": held,
+    "arguments": arguments,
+    "second device": second_device,
+}
+
+json.dump({name: step() for name, step in STEPS.items()}, sys.stdout)

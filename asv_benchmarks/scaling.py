@@ -195,7 +195,7 @@ def main() -> None:
         if MPI.COMM_WORLD.rank == 0:
             print(json.dumps(measured))
         return
-    from fastopt.mpi.planning import BUCKET, BUCKET_OF_RANK
+    from fastopt.checkpoint.placement import line_bytes
 
     for name, shapes in MODELS.items():
         size = elements(shapes)
@@ -207,8 +207,7 @@ def main() -> None:
             print(row("measured", ranks, found["parts"], found["step"]))
             print(row("model", ranks, costs[ranks].step(size, ranks)), flush=True)
         for ranks in (64, 1024):
-            bucket = max(BUCKET, BUCKET_OF_RANK * ranks)
-            print(row("prediction", ranks, predicted(costs[1], size, ranks, bucket)))
+            print(row("prediction", ranks, predicted(costs[1], size, ranks, line_bytes(ranks))))
         print(f"costs on one rank: {costs[1]}\n")
 
 

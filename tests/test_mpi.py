@@ -48,13 +48,7 @@ def mpi():
         paths = f"{HERE.parent}{os.pathsep}{HERE}"
         done = subprocess.run(
             [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],
-            env={
-                **clean,
-                **OPEN_MPI,
-                **LIBRARY,
-                "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}",
-                **env,
-            },
+            env={**clean, **OPEN_MPI, **LIBRARY, "PYTHONPATH": paths, **env},
             capture_output=True,
             text=True,
             check=False,

@@ -9,4 +9,5 @@ except (ImportError, RuntimeError) as error:  # mpi4py raises the latter where i
 
 from fastopt.mpi.memory import flat_like as flat_like
 from fastopt.mpi.table import ShardedTable as ShardedTable
+from fastopt.mpi.tables import ShardedTables as ShardedTables
 from fastopt.mpi.updater import ShardedUpdater as ShardedUpdater

@@ -165,14 +165,14 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     }
 
 
-def started(ranks: int, name: str, rounds: int) -> dict[str, dict]:
-    """Measure in a job of so many ranks."""
+def job(ranks: int, script: Path, name: str, *options: str) -> dict:
+    """What a script prints in a job of so many ranks."""
     beside = str(Path(sys.executable).parent)
     mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
     if mpiexec is None:
-        sys.exit("scaling.py needs mpiexec, as of pip install mpich")
-    command = [mpiexec, "-n", str(ranks), sys.executable, __file__, "--name", name]
-    done = subprocess.run([*command, "--rounds", str(rounds)], check=True, capture_output=True)
+        sys.exit(f"{script.name} needs mpiexec, as of pip install mpich")
+    command = [mpiexec, "-n", str(ranks), sys.executable, str(script), "--name", name]
+    done = subprocess.run([*command, *options], check=True, capture_output=True)
     return json.loads(done.stdout)
 
 
@@ -202,7 +202,7 @@ def main() -> None:
         print(f"| {name} | ranks | {' | '.join(PARTS)} | step |\n|---|---|---|---|---|---|")
         costs: dict[int, Costs] = {}
         for ranks in (1, 2, 4):
-            found = started(ranks, name, args.rounds)
+            found = job(ranks, Path(__file__), name, "--rounds", str(args.rounds))
             costs[ranks] = Costs(**found["costs"])
             print(row("measured", ranks, found["parts"], found["step"]))
             print(row("model", ranks, costs[ranks].step(size, ranks)), flush=True)

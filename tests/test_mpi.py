@@ -82,6 +82,10 @@ def test_ranks_that_disagree_are_told_so(mpi, ranks, module):
     assert passes(mpi(ranks, RUN, module), module)
 
 
+def test_what_a_step_takes_on_many_ranks_is_bounded(mpi):
+    assert passes(mpi(1, RUN, "mpi_scale"), "mpi_scale")
+
+
 @pytest.mark.parametrize("number", [20, *exhaustive(1100)])
 def test_private_communicators_are_freed(mpi, number):
     assert passes(mpi(2, RUN, "mpi_communicators", number), "mpi_communicators")

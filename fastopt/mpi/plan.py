@@ -241,6 +241,8 @@ class Plan:
         self._addresses = addresses(weights)
         self._written = Ranges(*bounds(weights))
         self._headers = [_header(weight) for weight in weights]
+        self._like = [header[:3] for header in self._headers]
+        self._alignments = np.array([weight.dtype.alignment for weight in weights])
         self.facts: Facts | None = None
         self.flats = [flat(weight) for weight in weights]
         self.sizes = [weight.size for weight in weights]
@@ -316,6 +318,14 @@ class Plan:
             and [_header(weight) for weight in weights] == self._headers
             and np.array_equal(addresses(weights), self._addresses)
         )
+
+    def takes(self, grads: Sequence[Any]) -> bool:
+        """Whether all gradients are surely like their weights, in C order and aligned."""
+        if self.listed or self.copied or set(map(type, grads)) != {np.ndarray}:
+            return False
+        if [(grad.shape, grad.strides, grad.dtype) for grad in grads] != self._like:
+            return False
+        return not (addresses(grads) % self._alignments).any()
 
     def shared(self, grads: Sequence[Array]) -> tuple[int, int] | None:
         """Places of a gradient and of a weight that have memory in common, if there are any.

@@ -58,6 +58,9 @@ class Planning(Resumable):
             indices, grads, weights = [check_index(index)], [grad], [weight]
         plan, new = self._plan, dict[Index, Placement]()
         known = plan is not None and plan.is_for(indices, weights)
+        if plan is not None and known and not self._copies and plan.takes(grads):
+            self._check_not_shared(plan, grads)
+            return plan, [grad.reshape(-1) for grad in grads], new
         quick = known and not self._copies
         grads = [
             grad if quick and _fits(grad, weight) else self._check(index, grad, weight)
@@ -73,10 +76,14 @@ class Planning(Resumable):
             for index in new.keys() & self.uncut.keys():
                 self._cut(index, new[index])  # whether it fits
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
-        if shared := plan.shared(values):
-            one, other = (label(indices[k], self.optimizer.idx2name) for k in shared)
-            raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
+        self._check_not_shared(plan, values)
         return plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new
+
+    def _check_not_shared(self, plan: Plan, values: Sequence[Array]) -> None:
+        """Raise ValueError if a gradient has memory in common with a weight."""
+        if shared := plan.shared(values):
+            one, other = (label(plan.indices[k], self.optimizer.idx2name) for k in shared)
+            raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
 
     def _check(self, index: Index, grad: Any, weight: Any) -> Any:
         """The gradient, if a tensor is what it must be; else raise TypeError or ValueError."""

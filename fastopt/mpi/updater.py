@@ -53,9 +53,9 @@ class ShardedUpdater(Planning):
     depend neither on the MPI library nor on the buckets. To divide by a batch, `rescale_grad` of
     the optimizer is one over the number of examples on all ranks together.
 
-    Tensors of one dtype are laid out in a line that is cut into equal shares, one for each rank;
-    GroupAdaGrad's are cut between rows, and an optimizer with an ``update()`` in NumPy has whole
-    tensors, each on one rank. Gradients travel in buckets: while one is summed, another is packed
+    Tensors of one dtype are laid out in lines of about a bucket, each of which is cut into equal
+    shares, one for each rank; GroupAdaGrad's are cut between rows, and an optimizer with an
+    ``update()`` in NumPy has whole tensors, each on one rank. Gradients travel in buckets: while one is summed, another is packed
     and a third updated, unless all must be there first, as for the norms of LARS, LAMB and LANS,
     `clip_global_norm` or `loss_scaler`.
 

@@ -241,6 +241,7 @@ class Plan:
         self._addresses = addresses(weights)
         self._written = Ranges(*bounds(weights))
         self._headers = [_header(weight) for weight in weights]
+        self._types = [*map(type, indices)]
         self._like = [header[:3] for header in self._headers]
         self._alignments = np.array([weight.dtype.alignment for weight in weights])
         self.facts: Facts | None = None
@@ -308,7 +309,18 @@ class Plan:
         if not self.alone:
             return [*self.grads]
         pairs = enumerate(zip(given, self.slices, strict=True))
-        return [None if k in self.listed else _like(grad, own) for k, (grad, own) in pairs]
+        return [
+            grad
+            if type(grad) is np.ndarray and grad.shape == own.shape and grad.dtype == own.dtype
+            else None
+            if k in self.listed
+            else _like(grad, own)
+            for k, (grad, own) in pairs
+        ]
+
+    def has(self, indices: Sequence[Any]) -> bool:
+        """Whether these are its indices, and of the same types."""
+        return [*indices] == self.indices and [*map(type, indices)] == self._types
 
     def is_for(self, indices: list[Index], weights: list[Any]) -> bool:
         """Whether it was made for these indices and weights, which are as they were."""

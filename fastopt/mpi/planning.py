@@ -51,12 +51,15 @@ class Planning(Resumable):
         self, index: Any, grad: Any, weight: Any
     ) -> tuple[Plan, list[Any], dict[Index, Placement]]:
         """Plan, flat gradients, and placements of indices that are new."""
+        plan, new = self._plan, dict[Index, Placement]()
         if isinstance(index, (list, tuple)):
             index, grads, weights = as_lists(index, grad, weight)
-            indices = [check_index(each) for each in index]
+            if plan is not None and plan.has(index):
+                indices = plan.indices
+            else:
+                indices = [check_index(each) for each in index]
         else:
             indices, grads, weights = [check_index(index)], [grad], [weight]
-        plan, new = self._plan, dict[Index, Placement]()
         known = plan is not None and plan.is_for(indices, weights)
         if plan is not None and known and not self._copies and plan.takes(grads):
             self._check_not_shared(plan, grads)

@@ -55,9 +55,10 @@ class ShardedUpdater(Planning):
 
     Tensors of one dtype are laid out in lines of about a bucket, each of which is cut into equal
     shares, one for each rank; GroupAdaGrad's are cut between rows, and an optimizer with an
-    ``update()`` in NumPy has whole tensors, each on one rank. Gradients travel in buckets: while one is summed, another is packed
-    and a third updated, unless all must be there first, as for the norms of LARS, LAMB and LANS,
-    `clip_global_norm` or `loss_scaler`.
+    ``update()`` in NumPy has whole tensors, each on one rank. Gradients travel in buckets: while
+    one is summed, another is packed and a third updated, unless all must be there first, as for the
+    norms of LARS, LAMB and LANS, `clip_global_norm` or `loss_scaler`. Arrays of
+    :func:`~fastopt.mpi.flat_like` need not be packed.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
     Models", SC 2020, arXiv:1910.02054, stage 1.

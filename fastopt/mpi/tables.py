@@ -86,6 +86,16 @@ class ShardedTables(Owned):
     def owned(self, index: Any) -> Array:
         """Numbers of the rows of a table that this rank owns, in the order of its values.
 
+        Parameters
+        ----------
+        index : int, str or bytes
+            The table.
+
+        Returns
+        -------
+        numpy.ndarray
+            The numbers, int64.
+
         Raises
         ------
         KeyError

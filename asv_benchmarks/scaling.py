@@ -165,14 +165,14 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     }
 
 
-def started(ranks: int, name: str, rounds: int) -> dict[str, dict]:
-    """Measure in a job of so many ranks."""
+def job(ranks: int, script: Path, name: str, *options: str) -> dict:
+    """What a script prints in a job of so many ranks."""
     beside = str(Path(sys.executable).parent)
     mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
     if mpiexec is None:
-        sys.exit("scaling.py needs mpiexec, as of pip install mpich")
-    command = [mpiexec, "-n", str(ranks), sys.executable, __file__, "--name", name]
-    done = subprocess.run([*command, "--rounds", str(rounds)], check=True, capture_output=True)
+        sys.exit(f"{script.name} needs mpiexec, as of pip install mpich")
+    command = [mpiexec, "-n", str(ranks), sys.executable, str(script), "--name", name]
+    done = subprocess.run([*command, *options], check=True, capture_output=True)
     return json.loads(done.stdout)
 
 
@@ -195,20 +195,19 @@ def main() -> None:
         if MPI.COMM_WORLD.rank == 0:
             print(json.dumps(measured))
         return
-    from fastopt.mpi.planning import BUCKET, BUCKET_OF_RANK
+    from fastopt.checkpoint.placement import line_bytes
 
     for name, shapes in MODELS.items():
         size = elements(shapes)
         print(f"| {name} | ranks | {' | '.join(PARTS)} | step |\n|---|---|---|---|---|---|")
         costs: dict[int, Costs] = {}
         for ranks in (1, 2, 4):
-            found = started(ranks, name, args.rounds)
+            found = job(ranks, Path(__file__), name, "--rounds", str(args.rounds))
             costs[ranks] = Costs(**found["costs"])
             print(row("measured", ranks, found["parts"], found["step"]))
             print(row("model", ranks, costs[ranks].step(size, ranks)), flush=True)
         for ranks in (64, 1024):
-            bucket = max(BUCKET, BUCKET_OF_RANK * ranks)
-            print(row("prediction", ranks, predicted(costs[1], size, ranks, bucket)))
+            print(row("prediction", ranks, predicted(costs[1], size, ranks, line_bytes(ranks))))
         print(f"costs on one rank: {costs[1]}\n")
 
 

@@ -8,7 +8,16 @@ from typing import Any, Literal
 
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["Form", "Placement", "placed"]
+__all__ = ["Form", "Placement", "line_bytes", "placed"]
+
+LINE = 1 << 22
+"""Bytes of gradients that are sent together."""
+
+LINE_OF_RANK = 1 << 18
+"""The same for each rank: with smaller shares, more time goes to messages than to bytes."""
+
+MOST = 1 << 30
+"""The most that is sent together, on any number of ranks."""
 
 Form = Literal["flat", "rows", "whole"]
 """What a tensor may be cut into: single elements, rows, or nothing: then one rank has it whole."""
@@ -89,10 +98,26 @@ class Placement:
                 yield rank, first, last
 
 
+def line_bytes(ranks: int) -> int:
+    """Bytes of gradients in a line of several tensors: 4 MiB, or 256 KiB a rank if that is more.
+
+    Examples
+    --------
+    >>> from fastopt.checkpoint.placement import line_bytes
+    >>> line_bytes(4) >> 20, line_bytes(1024) >> 20, line_bytes(10_000) >> 20
+    (4, 256, 1024)
+    """
+    return min(max(LINE, LINE_OF_RANK * ranks), MOST)
+
+
 def placed(
     tensors: Iterable[tuple[Index, tuple[int, ...], str, Form]], ranks: int
 ) -> dict[Index, Placement]:
-    """Lay tensors of each dtype out in a line of their own, in order.
+    """Lay tensors of each dtype out in lines, in order.
+
+    Neighbours share a line of at most :func:`line_bytes`, so that it can be sent when their
+    gradients are ready; a larger tensor has one of its own. Tensors that are not cut are all in
+    one line, for the ranks to have equal shares.
 
     Parameters
     ----------
@@ -101,14 +126,19 @@ def placed(
     ranks : int
         Number of shares.
     """
-    rows = list(tensors)
-    totals: dict[str, int] = {}
-    for _, shape, dtype, _ in rows:
-        totals[dtype] = totals.get(dtype, 0) + math.prod(shape)
-    positions = dict.fromkeys(totals, 0)
-    made: dict[Index, Placement] = {}
-    for index, shape, dtype, form in rows:
-        share = -(-totals[dtype] // ranks)
-        made[index] = Placement(shape, dtype, form, positions[dtype], share)
-        positions[dtype] += made[index].size
-    return made
+    limit = line_bytes(ranks)
+    lines: list[int] = []
+    last: dict[str, int] = {}
+    rows: list[tuple[Index, tuple[int, ...], str, Form, int, int]] = []
+    for index, shape, dtype, form in tensors:
+        size, line = math.prod(shape), last.get(dtype)
+        most = limit // (8 if dtype == "float64" else 4)
+        if line is None or (form != "whole" and lines[line] > 0 and lines[line] + size > most):
+            line = last[dtype] = len(lines)
+            lines.append(0)
+        rows.append((index, shape, dtype, form, lines[line], line))
+        lines[line] += size
+    return {
+        index: Placement(shape, dtype, form, position, -(-lines[line] // ranks))
+        for index, shape, dtype, form, position, line in rows
+    }

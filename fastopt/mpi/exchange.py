@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fastopt.kernels.table import Pieces, Table, chunks, launch
-from fastopt.mpi.plan import DEPTH, Bucket, Plan
+from fastopt.mpi.plan import DEPTH, Bucket, Group, Plan
 from fastopt.mpi.sums import Sums
 
 __all__ = ["Exchange"]
@@ -31,17 +31,27 @@ class Exchange:
         The ranks.
     plan : Plan
         The tensors.
+    comm : mpi4py.MPI.Comm, optional
+        Communicator on which gradients are sent. Default: that of the ranks.
+
+    Attributes
+    ----------
     grads : list
-        Gradient of each tensor on this rank, flat.
+        Gradient of each tensor on this rank, flat; None for one that is not ready.
+    begun : int
+        Buckets of gradients that have been begun to be sent.
     """
 
-    def __init__(self, sums: Sums, plan: Plan, grads: Sequence[Any]) -> None:
+    def __init__(self, sums: Sums, plan: Plan, comm: Any = None) -> None:
         self.sums, self.ranks, self.plan = sums, sums.ranks, plan
         self.comm, self.rank = self.ranks.comm, self.ranks.rank
-        self.grads = grads
-        self._reduced = self._gathered = 0
-        self._reducing: deque[tuple[Bucket, Any, Array, Array]] = deque()
-        self._gathering: deque[tuple[Bucket, Any, Array]] = deque()
+        self.gradient_comm = comm or self.comm
+        self.grads: list[Any] = [None] * len(plan.indices)
+        self._missing = {group: len(group.places) for group in plan.groups}
+        self.begun = self._added = self._arrived = self._gathered = 0
+        self._reducing: deque[tuple[Bucket, Any, Array | None, Array, Array]] = deque()
+        self._gathering: deque[tuple[Bucket, Any, Array | None]] = deque()
+        self._sources: dict[Group, Array | None] = {}
         self.seconds = dict.fromkeys(("packing", "communication", "update"), 0.0)
         self._since = perf_counter()
 
@@ -54,54 +64,100 @@ class Exchange:
     # Gradients
 
     def _reduce(self, bucket: Bucket) -> None:
-        """Pack a bucket and begin to send each rank its part."""
-        wire, counts = bucket.group.wire, bucket.counts
-        packed = self.plan.borrow(bucket.starts[-1], wire)
-        parts = [self.grads[k][first:last] for k, first, last, _ in bucket.sent]
-        with np.errstate(over="ignore"):  # to infinity, which sums are checked for
-            np.concatenate(parts, out=packed, casting="unsafe")
-        kind, own = KINDS[wire.itemsize], counts[self.rank]
+        """Begin to send each rank its part of a bucket, packed unless it is so in memory."""
+        group, counts = bucket.group, bucket.counts
+        wire, kind, own = group.wire, KINDS[group.wire.itemsize], counts[self.rank]
+        packed, at = None, bucket.at
+        source = None if at is None else self._in_memory(group)
+        if source is None or at is None:
+            source = packed = self.plan.borrow(bucket.starts[-1], wire)
+            at = bucket.starts[:-1]
+            parts = [self.grads[k][first:last] for k, first, last, _ in bucket.sent]
+            with np.errstate(over="ignore"):  # to infinity, which sums are checked for
+                np.concatenate(parts, out=packed, casting="unsafe")
         received = self.plan.borrow(own * self.ranks.size, wire)
         self._lap("packing")
         sent, taken = list(counts), [own] * self.ranks.size
         sent[self.rank] = taken[self.rank] = 0  # that part is where it is
         places = [own * rank for rank in range(self.ranks.size)]
-        request = self.comm.Ialltoallv(
-            [packed.view(np.uint8), (sent, bucket.starts[:-1]), kind],
+        request = self.gradient_comm.Ialltoallv(
+            [source.view(np.uint8), (sent, at), kind],
             [received.view(np.uint8), (taken, places), kind],
         )
-        self._reducing.append((bucket, request, packed, received))
+        mine = source[at[self.rank] :][:own]
+        self._reducing.append((bucket, request, packed, received, mine))
         self._lap("communication")
 
-    def arrivals(self) -> Iterator[Bucket]:
-        """Yield each bucket once the sums of this rank's part are there.
+    def _in_memory(self, group: Group) -> Array | None:
+        """One array over the gradients of a group, if they are so in memory."""
+        if group not in self._sources:
+            self._sources[group] = group.joined(self.grads, group.wire)
+        return self._sources[group]
+
+    def put(self, place: int, grad: Any) -> None:
+        """Send the buckets whose gradients are complete with this one, without waiting."""
+        self._since = perf_counter()
+        self.grads[place] = grad
+        self._missing[self.plan.group_of[place]] -= 1
+        buckets = self.plan.buckets
+        while True:
+            if self._reducing and self._reducing[0][1].Test():
+                self._add()
+            elif (
+                self.begun < len(buckets)
+                and len(self._reducing) < DEPTH
+                and not self._missing[buckets[self.begun].group]
+            ):
+                self._begin()
+            else:
+                break
+        self._lap("communication")
+
+    def _begin(self) -> None:
+        self.begun += 1
+        self._reduce(self.plan.buckets[self.begun - 1])
+
+    def arrivals(self, count: int | None = None) -> Iterator[Bucket]:
+        """Yield each bucket, or the first `count`, once the sums of this rank's part are there.
 
         They are added up in the order of the ranks: their bits do not depend on the MPI library.
         """
-        buckets = self.plan.buckets
-        while self._reduced < len(buckets) or self._reducing:
-            while self._reduced < len(buckets) and len(self._reducing) < DEPTH:
-                self._reduced += 1
-                self._reduce(buckets[self._reduced - 1])
-            bucket, request, packed, received = self._reducing[0]
-            self.ranks.wait(request)
-            self._reducing.popleft()
-            self._lap("communication")
-            self._add(bucket, packed, received)
-            self.plan.give_back(packed)
-            self.plan.give_back(received)
-            self._lap("packing")
-            yield bucket
+        buckets = self.plan.buckets[:count]
+        while self._arrived < len(buckets):
+            while self.begun < len(buckets) and len(self._reducing) < DEPTH:
+                self._begin()
+            if self._arrived < self._added:  # it came before the call, and counts as a wait here
+                self.ranks.waits += 1
+            else:
+                self.ranks.wait(self._reducing[0][1])
+                self._lap("communication")
+                self._add()
+            self._arrived += 1
+            yield buckets[self._arrived - 1]
 
-    def _add(self, bucket: Bucket, packed: Array, received: Array) -> None:
-        """Add up what the ranks have sent."""
-        first, last = bucket.own(self.rank)
-        total, begin = bucket.group.grads[first:last], bucket.starts[self.rank]
+    def discard(self, begun: int) -> None:
+        """Complete as many buckets as some rank has begun, of a call that has failed."""
+        weights = self.plan.weights
+        pairs = zip(self.grads, weights, strict=True)
+        self.grads = [np.zeros(w.size, w.dtype) if g is None else g for g, w in pairs]
+        for _ in self.arrivals(begun):
+            pass
+
+    def _add(self) -> None:
+        """Add up what the ranks have sent of the oldest bucket under way, which has come."""
+        bucket, _, packed, received, own = self._reducing.popleft()
+        first, last = bucket.share(self.rank)
+        total = bucket.group.grads[first:last]
         parts = list(received.reshape(self.ranks.size, -1))
-        parts[self.rank] = packed[begin : begin + len(total)]
+        parts[self.rank] = own
         np.add(parts[0], parts[1], out=total, dtype=total.dtype)
         for part in parts[2:]:
             np.add(total, part, out=total)
+        for memory in (packed, received):
+            if memory is not None:
+                self.plan.give_back(memory)
+        self._added += 1
+        self._lap("packing")
 
     def receive(self) -> None:
         """Wait for all sums."""
@@ -113,7 +169,7 @@ class Exchange:
     def launch(self, tables: Sequence[Table]) -> None:
         """Update slices: bucket by bucket where elements do not depend on each other."""
         self._since = perf_counter()  # ranks have agreed until now, which belongs to the call
-        waiting = self._reduced == 0 and self.plan.buckets
+        waiting = self._arrived == 0 and self.plan.buckets
         if not (waiting and all(map(_separable, tables))):
             self.receive()
             launch(tables, self.sums.combined)
@@ -140,7 +196,7 @@ class Exchange:
     def _pieces(self, bucket: Bucket, table: Table) -> tuple[Pieces, int]:
         """Pieces of work of a table on the elements whose gradients are in a bucket."""
         grads = bucket.group.grads
-        begin, end = (grads.ctypes.data + grads.itemsize * at for at in bucket.own(self.rank))
+        begin, end = (grads.ctypes.data + grads.itemsize * at for at in bucket.share(self.rank))
         at, sizes = table.entry[:, -1].astype(np.int64), np.array(table.sizes)
         if table.layout.real != grads.dtype:
             return np.empty((0, 3), np.int64), 0
@@ -159,13 +215,16 @@ class Exchange:
         """Begin to send this rank's new weights of a bucket to all, and to receive theirs."""
         if len(self._gathering) == DEPTH:
             self._unpack()
-        packed = self.plan.borrow(bucket.starts[-1], bucket.group.dtype)
-        if bucket.slices:
-            first, last = bucket.starts[self.rank : self.rank + 2]
-            np.concatenate(bucket.slices, out=packed[first:last])
+        group = bucket.group
+        weights, at, packed = group.weights, bucket.at, None
+        if weights is None or at is None:
+            weights = packed = self.plan.borrow(bucket.starts[-1], group.dtype)
+            at = bucket.starts[:-1]
+            if bucket.slices:
+                first, last = bucket.starts[self.rank : self.rank + 2]
+                np.concatenate(bucket.slices, out=packed[first:last])
         self._lap("packing")
-        kind = KINDS[packed.itemsize]
-        target = [packed.view(np.uint8), (bucket.counts, bucket.starts[:-1]), kind]
+        target = [weights.view(np.uint8), (bucket.counts, at), KINDS[weights.itemsize]]
         request = self.comm.Iallgatherv(MPI.IN_PLACE, target)
         self._gathering.append((bucket, request, packed))
         self._gathered += 1
@@ -177,6 +236,8 @@ class Exchange:
         self.ranks.wait(request)
         self._gathering.popleft()
         self._lap("communication")
+        if packed is None:
+            return
         flats = self.plan.flats
         for place, first, last, at in bucket.received:
             flats[place][first:last] = packed[at : at + last - first]

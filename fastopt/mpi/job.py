@@ -44,6 +44,7 @@ class Node:
     def __init__(self, comm: Any) -> None:
         self.ranks, self.node = Ranks(comm.Dup()), Ranks(comm.Split_type(MPI.COMM_TYPE_SHARED))
         self.farewell = comm.Dup()
+        self._more: list[Any] = []
         self.updaters = 0
         _nodes.append(self)
         masks = share_texts(self.node, " ".join(map(str, _cpus())))
@@ -53,10 +54,15 @@ class Node:
         if MPI.COMM_WORLD.size > 1:
             _end_all_with_one()
 
+    def another(self) -> Any:
+        """One more communicator with the ranks; all of them call."""
+        self._more.append(self.ranks.comm.Dup())
+        return self._more[-1]
+
     def free(self) -> None:
         """Give the communicators back."""
         _nodes.remove(self)
-        for comm in (self.ranks.comm, self.node.comm, self.farewell):
+        for comm in (self.ranks.comm, self.node.comm, self.farewell, *self._more):
             comm.Free()
 
 

@@ -1,16 +1,18 @@
 """How the tensors of a call are cut, packed into buckets and put together again."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from operator import is_
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from fastopt.checkpoint.placement import Placement
 from fastopt.engine.overlap import Ranges, addresses, bounds
 from fastopt.kernels.layout import real_of
 from fastopt.mpi.agreement import Facts
+from fastopt.mpi.collectives import MOST
 from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
@@ -43,28 +45,44 @@ class Bucket:
         What it holds of each rank's share.
     first : int
         Place of its first element in the share of this rank.
+    rank : int
+        This rank.
+    keep : collection of int
+        Tensors of which this rank receives its own part too.
     """
 
-    def __init__(self, group: "Group", parts: Sequence[list[Part]], first: int) -> None:
+    def __init__(
+        self,
+        group: "Group",
+        parts: Sequence[list[Part]],
+        first: int,
+        rank: int,
+        keep: Collection[int],
+    ) -> None:
         self.group = group
-        self.parts = parts
         self.counts = [sum(last - first for _, first, last in own) for own in parts]
         self.starts = [0, *accumulate(self.counts)]
         self.first = first
+        self.own = parts[rank]
         self.slices: list[Array] = []
         """Elements of the slices of this rank that it holds."""
-        self.sent = self.runs()
+        self.sent = self._runs(parts)
         """Parts of all ranks, in order."""
-        self.received: list[Run] = []
+        self.received = self._runs(parts, rank, keep)
         """Those whose weights come from other ranks."""
+        self.at = self._in_memory(parts)
+        """Where each rank's part begins if tensors of the group follow each other in memory; None
+        if a part is not in one stretch even then."""
 
-    def runs(self, but_of: int | None = None, keep: Collection[int] = ()) -> list[Run]:
+    def _runs(
+        self, parts: Sequence[list[Part]], but_of: int | None = None, keep: Collection[int] = ()
+    ) -> list[Run]:
         """Parts, of which those that follow each other in a tensor and in the bucket are one.
 
         Those of one rank are left out, but for the tensors `keep`.
         """
         runs: list[Run] = []
-        for rank, own in enumerate(self.parts):
+        for rank, own in enumerate(parts):
             at = self.starts[rank]
             for place, first, last in own:
                 if rank != but_of or place in keep:
@@ -75,12 +93,21 @@ class Bucket:
                 at += last - first
         return runs
 
+    def _in_memory(self, parts: Sequence[list[Part]]) -> list[int] | None:
+        bases, found = self.group.bases, []
+        for own in parts:
+            at = [(bases[place] + first, bases[place] + last) for place, first, last in own]
+            if any(before[1] != after[0] for before, after in pairwise(at)):
+                return None
+            found.append(at[0][0] if at else 0)
+        return found if max(found) + max(self.counts) <= MOST else None
+
     def room(self, rank: int) -> int:
         """Bytes of the gradients that a rank sends or receives, whichever are more."""
         most = max(self.starts[-1], self.counts[rank] * len(self.counts))
         return most * int(self.group.real.itemsize)
 
-    def own(self, rank: int) -> tuple[int, int]:
+    def share(self, rank: int) -> tuple[int, int]:
         """Where it begins and ends in the share of this rank."""
         return self.first, self.first + self.counts[rank]
 
@@ -91,35 +118,70 @@ def _follows(run: Run, place: int, first: int, at: int) -> bool:
 
 
 class Group:
-    """The tensors of one dtype: the share of this rank, with its gradients, and the buckets.
+    """Tensors of one dtype in one line or several: this rank's share of gradients, and buckets.
 
     Parameters
     ----------
     dtype : numpy.dtype
         Dtype of the weights; gradients are summed in that of the arithmetic.
-    places : list of int
-        Which tensors of the call they are.
     wire : dtype or None
         Dtype in which gradients travel; None for that of the arithmetic.
     """
 
-    def __init__(self, dtype: Any, places: list[int], wire: Any) -> None:
+    def __init__(self, dtype: Any, wire: Any) -> None:
         self.dtype = np.dtype(dtype)
         self.real = np.dtype(real_of(self.dtype))
         self.wire = self.real if wire is None else np.dtype(wire)
-        self.places = places
+        self.places: list[int] = []
+        self.bases: dict[int, int] = {}
+        """Where each tensor begins if they follow each other in memory."""
+        self.size = self.room = 0
         self.grads = np.empty(0, self.real)
+        self.weights: Array | None = None
 
-    def cut(self, placements: Sequence[Placement], rank: int, ranks: int, limit: int) -> None:
-        """Make the buckets, of at most so many bytes of gradients each, and the own share."""
+    def add(self, place: int, size: int) -> None:
+        """Add a tensor."""
+        self.places.append(place)
+        self.bases[place] = self.size
+        self.size += size
+
+    def cut(
+        self,
+        placements: Sequence[Placement],
+        rank: int,
+        ranks: int,
+        limit: int,
+        keep: Collection[int],
+    ) -> None:
+        """Make the buckets, of about so many bytes of gradients each, and the own share."""
         shares: list[list[Part]] = [[] for _ in range(ranks)]
         for place in self.places:
             for owner, first, last in placements[place].owners(ranks):
                 shares[owner].append((place, first, last))
-        step = max(limit // (ranks * self.real.itemsize), 1)
+        step = max(-(-limit // (ranks * self.real.itemsize)), 1)
         windows = zip_longest(*(_windows(parts, step) for parts in shares), fillvalue=[])
-        self.buckets = [Bucket(self, parts, k * step) for k, parts in enumerate(windows)]
+        self.buckets = [Bucket(self, p, k * step, rank, keep) for k, p in enumerate(windows)]
         self.grads = np.empty(sum(last - first for _, first, last in shares[rank]), self.real)
+
+    def joined(self, arrays: Sequence[Any], dtype: np.dtype[Any]) -> Array | None:
+        """One array over all of its tensors, of flat ones that follow each other in memory.
+
+        None if they do not, or are of another dtype.
+        """
+        chosen = [arrays[place] for place in self.places]
+        if not all(isinstance(array, np.ndarray) for array in chosen):
+            return None
+        chosen = [array for array in chosen if array.size]
+        if len(chosen) > 1:
+            at = addresses(chosen)
+            ends = at + np.array([array.nbytes for array in chosen])
+            if not np.array_equal(at[1:], ends[:-1]):
+                return None
+        if not chosen or any(array.dtype != dtype for array in chosen):
+            return None
+        if len(chosen) == 1:
+            return cast(Array, chosen[0])
+        return as_strided(chosen[0], (self.size,), (dtype.itemsize,))
 
 
 def _windows(parts: Sequence[Part], step: int) -> Iterator[list[Part]]:
@@ -158,6 +220,8 @@ class Plan:
         the values.
     wire : dtype, optional
         Dtype in which gradients travel; that of the arithmetic by default.
+    backward : bool
+        Whether buckets of the last tensors are sent first, as a backward pass makes gradients.
     """
 
     def __init__(
@@ -170,34 +234,57 @@ class Plan:
         limit: int,
         listed: dict[int, str],
         wire: Any = None,
+        backward: bool = False,
     ) -> None:
         self.indices, self.weights, self.listed = indices, weights, listed
         self.placements = [placements[index] for index in indices]
         self._addresses = addresses(weights)
         self._written = Ranges(*bounds(weights))
         self._headers = [_header(weight) for weight in weights]
+        self._types = [*map(type, indices)]
+        self._like = [header[:3] for header in self._headers]
+        self._alignments = np.array([weight.dtype.alignment for weight in weights])
         self.facts: Facts | None = None
         self.flats = [flat(weight) for weight in weights]
         self.sizes = [weight.size for weight in weights]
         self._windows: tuple[int, list[list[Part]]] = (0, [])
         self.copied = {k for k, each in enumerate(self.flats) if not isinstance(each, np.ndarray)}
         self.slices = [self._slice(place, rank) for place in range(len(weights))]
-        by_dtype: dict[Any, list[int]] = {}
-        for place, weight in enumerate(weights):
-            if place not in listed:
-                by_dtype.setdefault(weight.dtype, []).append(place)
         self.alone = ranks == 1
         """Whether gradients need not travel: they are used where they are."""
-        self.groups = [] if self.alone else [Group(*each, wire) for each in by_dtype.items()]
+        self.groups = [] if self.alone else [*self._grouped(ranks, limit, wire)]
         self.grads: list[Any] = [None] * len(weights)
         for group in self.groups:
-            group.cut(self.placements, rank, ranks, limit)
+            group.cut(self.placements, rank, ranks, limit, self.copied)
+            group.weights = group.joined(self.flats, group.dtype)
             self._enter(group, rank)
-        self.buckets = [bucket for group in self.groups for bucket in group.buckets]
+        order = self.groups[::-1] if backward else self.groups
+        self.buckets = [bucket for group in order for bucket in group.buckets]
+        self.places = {index: place for place, index in enumerate(indices)}
+        self.group_of = {place: group for group in self.groups for place in group.places}
         self.work: tuple[Any, ...] = ()  # what the exchange remembers of the last call
         room = max([b.room(rank) for b in self.buckets], default=0)
         under_way = min(3 * DEPTH, 3 * len(self.buckets))
         self._spare = [np.empty(room, np.uint8) for _ in range(under_way)]
+
+    def _grouped(self, ranks: int, limit: int, wire: Any) -> Iterator[Group]:
+        """Whole lines, as many as have so many bytes of gradients together."""
+        groups: list[Group] = []
+        last: dict[Any, Group] = {}
+        for place, (weight, placement) in enumerate(
+            zip(self.weights, self.placements, strict=True)
+        ):
+            if place in self.listed:
+                continue
+            group, line = last.get(weight.dtype), 0
+            if placement.position == 0:
+                line = placement.share * ranks * np.dtype(real_of(weight.dtype)).itemsize
+            if group is None or (group.size and line and group.room + line > limit):
+                group = last[weight.dtype] = Group(weight.dtype, wire)
+                groups.append(group)
+            group.room += line
+            group.add(place, weight.size)
+        yield from groups
 
     def _slice(self, place: int, rank: int) -> Array:
         """Slice of this rank."""
@@ -212,18 +299,28 @@ class Plan:
             self.grads[place] = group.grads[position:end].reshape(own.shape)
             position = end
         for bucket in group.buckets:
-            for place, first, last in bucket.parts[rank]:
+            for place, first, last in bucket.own:
                 begin = self.placements[place].cut(rank)
                 elements = self.slices[place].reshape(-1)
                 bucket.slices.append(elements[first - begin : last - begin])
-            bucket.received = bucket.runs(but_of=rank, keep=self.copied)
 
     def gradients(self, given: Sequence[Any]) -> list[Any]:
         """Gradients for the slices of this rank, of the flat ones of the call."""
         if not self.alone:
             return [*self.grads]
         pairs = enumerate(zip(given, self.slices, strict=True))
-        return [None if k in self.listed else _like(grad, own) for k, (grad, own) in pairs]
+        return [
+            grad
+            if type(grad) is np.ndarray and grad.shape == own.shape and grad.dtype == own.dtype
+            else None
+            if k in self.listed
+            else _like(grad, own)
+            for k, (grad, own) in pairs
+        ]
+
+    def has(self, indices: Sequence[Any]) -> bool:
+        """Whether these are its indices, and of the same types."""
+        return [*indices] == self.indices and [*map(type, indices)] == self._types
 
     def is_for(self, indices: list[Index], weights: list[Any]) -> bool:
         """Whether it was made for these indices and weights, which are as they were."""
@@ -233,6 +330,14 @@ class Plan:
             and [_header(weight) for weight in weights] == self._headers
             and np.array_equal(addresses(weights), self._addresses)
         )
+
+    def takes(self, grads: Sequence[Any]) -> bool:
+        """Whether all gradients are surely like their weights, in C order and aligned."""
+        if self.listed or self.copied or set(map(type, grads)) != {np.ndarray}:
+            return False
+        if [(grad.shape, grad.strides, grad.dtype) for grad in grads] != self._like:
+            return False
+        return not (addresses(grads) % self._alignments).any()
 
     def shared(self, grads: Sequence[Array]) -> tuple[int, int] | None:
         """Places of a gradient and of a weight that have memory in common, if there are any.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.amp import LossScaler
-from fastopt.checkpoint.placement import Form, Placement, placed
+from fastopt.checkpoint.placement import Form, Placement, line_bytes, placed
 from fastopt.engine.mixed_precision import check_copy
 from fastopt.engine.overlap import Ranges, addresses, bounds
 from fastopt.engine.validate import as_lists, check, check_index, label
@@ -22,16 +22,6 @@ from fastopt.sparse import RowSparse
 __all__ = ["Planning"]
 
 
-BUCKET = 1 << 22
-"""Bytes of gradients that are sent together, unless the user says otherwise."""
-
-BUCKET_OF_RANK = 1 << 18
-"""The same for each rank: with smaller shares, more time goes to messages than to bytes."""
-
-MOST = 1 << 30
-"""The most that is sent together, on any number of ranks."""
-
-
 class Planning(Resumable):
     """Abstract base of :class:`~fastopt.mpi.ShardedUpdater`, which documents the arguments."""
 
@@ -45,10 +35,11 @@ class Planning(Resumable):
         timeout: float | None,
         check_every: int,
         wire: Any,
+        overlap: bool,
     ) -> None:
         super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
-        self.wire = wire
-        self.bucket_bytes = bucket_bytes or min(max(BUCKET, BUCKET_OF_RANK * self.ranks), MOST)
+        self.wire, self.overlap = wire, overlap
+        self.bucket_bytes = bucket_bytes or line_bytes(self.ranks)
         self.check_every = check_every
         self._plan: Plan | None = None
         self._turns: dict[Index, int] = {}
@@ -60,13 +51,19 @@ class Planning(Resumable):
         self, index: Any, grad: Any, weight: Any
     ) -> tuple[Plan, list[Any], dict[Index, Placement]]:
         """Plan, flat gradients, and placements of indices that are new."""
+        plan, new = self._plan, dict[Index, Placement]()
         if isinstance(index, (list, tuple)):
             index, grads, weights = as_lists(index, grad, weight)
-            indices = [check_index(each) for each in index]
+            if plan is not None and plan.has(index):
+                indices = plan.indices
+            else:
+                indices = [check_index(each) for each in index]
         else:
             indices, grads, weights = [check_index(index)], [grad], [weight]
-        plan, new = self._plan, dict[Index, Placement]()
         known = plan is not None and plan.is_for(indices, weights)
+        if plan is not None and known and not self._copies and plan.takes(grads):
+            self._check_not_shared(plan, grads)
+            return plan, [grad.reshape(-1) for grad in grads], new
         quick = known and not self._copies
         grads = [
             grad if quick and _fits(grad, weight) else self._check(index, grad, weight)
@@ -78,14 +75,18 @@ class Planning(Resumable):
             new = self._placed(indices, weights, listed)
             places, limit = self.placements | new, self.bucket_bytes
             shape = self.rank, self.ranks, limit
-            plan = Plan(indices, weights, places, *shape, listed, self.wire)
+            plan = Plan(indices, weights, places, *shape, listed, self.wire, self.overlap)
             for index in new.keys() & self.uncut.keys():
                 self._cut(index, new[index])  # whether it fits
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
-        if shared := plan.shared(values):
-            one, other = (label(indices[k], self.optimizer.idx2name) for k in shared)
-            raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
+        self._check_not_shared(plan, values)
         return plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new
+
+    def _check_not_shared(self, plan: Plan, values: Sequence[Array]) -> None:
+        """Raise ValueError if a gradient has memory in common with a weight."""
+        if shared := plan.shared(values):
+            one, other = (label(plan.indices[k], self.optimizer.idx2name) for k in shared)
+            raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
 
     def _check(self, index: Index, grad: Any, weight: Any) -> Any:
         """The gradient, if a tensor is what it must be; else raise TypeError or ValueError."""
@@ -137,6 +138,7 @@ class Planning(Resumable):
                 "tensors": str(len(plan.indices)),
                 "bucket_bytes": str(self.bucket_bytes),
                 "wire": str(wire),
+                "overlap": str(self.overlap),
             }
             for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
                 words = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"

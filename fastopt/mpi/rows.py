@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from fastopt.mpi.collectives import exchanged
 from fastopt.mpi.ranks import Ranks
 
-__all__ = ["Owners", "Routes"]
+__all__ = ["Owners", "Pulled", "Routes", "Ways"]
 
 Array = np.ndarray[Any, Any]
 Ids = NDArray[np.int64]
@@ -118,3 +119,97 @@ class Routes:
         for target, order, came in zip(ordered, self.orders, results, strict=True):
             target[order] = came
         return ordered
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Rows of one table that the ranks have pulled, and the ways that they took."""
+
+    wanted: Ids
+    """Rows that this rank has pulled, ascending."""
+    rows: Ids
+    """Rows of this rank that others have pulled, in the order of the ranks."""
+    order: Ids
+    """Order in which the wanted rows were asked for."""
+    sent: Ids
+    """How many of them each rank owns."""
+    received: Ids
+    """How many rows of this rank each rank has pulled."""
+
+
+KNOWN = -1
+"""Sent in place of a count: the rows are those of the last pull."""
+
+
+class Ways:
+    """Ways for gradients of rows from this rank to their owners; those of a pull where they fit.
+
+    All ranks make one together.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The ranks.
+    pulled : sequence of Pulled or None
+        The last pull of each table.
+    ids : sequence of numpy.ndarray
+        Rows whose gradients this rank has, of each table.
+    owners : sequence of Owners
+        Owners of the rows of each table.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        pulled: Sequence[Pulled | None],
+        ids: Sequence[Ids],
+        owners: Sequence[Owners],
+    ) -> None:
+        self.ranks, self.pulled = ranks, pulled
+        self.orders, self.local, sent, known = [], [], [], []
+        for before, rows, own in zip(pulled, ids, owners, strict=True):
+            same = before is not None and np.array_equal(before.wanted, rows)
+            known.append(same)
+            if same and before is not None:
+                self.orders.append(before.order)
+                self.local.append(rows[:0])
+                sent.append(before.sent)
+                continue
+            targets = own.of(rows)
+            self.orders.append(np.argsort(targets, kind="stable"))
+            self.local.append(own.local(rows)[self.orders[-1]])
+            sent.append(np.bincount(targets, minlength=ranks.size))
+        shape = len(pulled), ranks.size
+        self.sent = np.array(sent, np.int64).reshape(shape)
+        told = np.where(np.array(known, bool)[:, np.newaxis], KNOWN, self.sent)
+        came = np.empty(shape[::-1], np.int64)
+        ranks.wait(ranks.comm.Ialltoall(np.ascontiguousarray(told.T), came))
+        self.told, self.came = np.maximum(told, 0), came.T
+        kept = [np.zeros(ranks.size, np.int64) if p is None else p.received for p in pulled]
+        self.received = np.where(self.came == KNOWN, np.array(kept).reshape(shape), self.came)
+
+    def there(self, values: Sequence[Array]) -> tuple[list[Array], list[Ids]]:
+        """Gradients that the ranks have for rows of this one, in the order of the ranks, and rows.
+
+        All of them are sent in one operation.
+        """
+        ordered = [each[order] for each, order in zip(values, self.orders, strict=True)]
+        sent, received = (
+            np.concatenate(pair)
+            for pair in ((self.sent, self.told), (self.received, np.maximum(self.came, 0)))
+        )
+        came = exchanged(self.ranks, [*ordered, *self.local], sent, received)
+        number = len(self.pulled)
+        return came[:number], [self._rows(k, came[number + k]) for k in range(number)]
+
+    def _rows(self, table: int, sent: Ids) -> Ids:
+        """Rows of a table: those of the last pull for the ranks that list these."""
+        before, known = self.pulled[table], self.came[table] == KNOWN
+        if before is None or not known.any():
+            return sent
+        if known.all():
+            return before.rows
+        pulled = np.split(before.rows, np.cumsum(before.received)[:-1])
+        listed = np.split(sent, np.cumsum(np.maximum(self.came[table], 0))[:-1])
+        chosen = zip(known, pulled, listed, strict=True)
+        return np.concatenate([one if same else other for same, one, other in chosen])

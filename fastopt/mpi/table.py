@@ -1,39 +1,28 @@
 """A table of rows that live on their owners, such as embeddings that no single machine can hold."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fastopt.amp import LossScaler
-from fastopt.arguments import choice, count
-from fastopt.checkpoint.placement import Placement
-from fastopt.checkpoint.shards import Saved
-from fastopt.engine.validate import check_index, label, listed
-from fastopt.kernels.layout import kind_of
-from fastopt.kernels.table import launch
-from fastopt.mpi.agreement import Facts, attempt
-from fastopt.mpi.gate import Stopped
-from fastopt.mpi.resumable import Resumable
-from fastopt.mpi.rows import MOST_ROWS, Owners, Routes
+from fastopt.engine.validate import check_index
+from fastopt.mpi.owned import Owned, Values
+from fastopt.mpi.rows import Owners
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
-from fastopt.sparse import REALS, RowSparse
 
 __all__ = ["ShardedTable"]
 
-Values = Callable[[Array], ArrayLike]
 
-
-class ShardedTable(Resumable):
+class ShardedTable(Owned):
     """A table whose rows, with their state, live each on one rank.
 
     Rows are pulled from their owners where they are needed, and gradients that list rows are
-    pushed to them. An owner sums what all ranks have pushed for a row: rank 0's values in the order
-    in which they are listed, then rank 1's, and so on. Then it updates, lazily where the optimizer
-    does so, with the result of one updater that is given all lists one after the other.
+    pushed to them. Each rank sums the rows that it lists more than once, and an owner adds these
+    sums in the order of the ranks; rows of half precision are added by the owner alone, in float32.
+    Then it updates, lazily where the optimizer does so, with the result of one updater that is
+    given all lists one after the other. :class:`ShardedTables` pulls and pushes several at once.
 
     Parameters
     ----------
@@ -98,43 +87,26 @@ class ShardedTable(Resumable):
         clip_global_norm: float | None = None,
         timeout: float | None = None,
     ) -> None:
-        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
-        self._begin("make a table")
-        made, error = attempt(self._made, shape, values, np.dtype(dtype), owners, index)
-        given = {"shape": shape, "dtype": np.dtype(dtype), "owners": owners, "index": index}
-        facts = Facts({name: str(value) for name, value in given.items()})
-        self._agree(facts, error)
-        self.index: Index
-        self.shape: tuple[int, ...]
-        self.index, self.shape, self.owners, self.weight = made
-        width = int(np.prod(self.shape[1:], dtype=np.int64))
-        place = Placement(self.shape, self.weight.dtype.name, "rows", 0, self.owners.block * width)
-        self.placements[self.index] = place
-        self.rows = self.owners.owned(self.rank)
-        self.shard.planner.offsets[self.index] = place.cut(self.rank)
-        self._compile([(self.index, place, self.weight.dtype, True)])
+        given = {} if values is None else {index: values}
+        kind = dtype, owners, loss_scaler, clip_global_norm, timeout
+        super().__init__({index: shape}, optimizer, comm, given, *kind)
+        self.index: Index = check_index(index)
+        self.shape: tuple[int, ...] = self._rows[self.index].shape
 
-    def _made(
-        self, shape: Any, values: Any, dtype: Any, owners: Any, index: Any
-    ) -> tuple[Index, tuple[int, ...], Owners, Array]:
-        """Index, shape, owners, and the rows of this rank."""
-        if not isinstance(shape, tuple) or not shape:
-            raise TypeError(f"shape must be a tuple of one length or more, got {shape!r}")
-        lengths = tuple(count("shape", length, least=0) for length in shape)
-        if lengths[0] > MOST_ROWS:
-            raise ValueError(f"shape must have at most {MOST_ROWS} rows, got {lengths[0]}")
-        if kind_of(dtype) is None:
-            raise TypeError(f"dtype must be one of {', '.join(REALS)}, got {dtype}")
-        own = Owners(lengths[0], self.ranks, choice("owners", owners, "block", "hash"))  # type: ignore[arg-type]
-        rows = own.owned(self.rank)
-        weight = np.zeros((len(rows), *lengths[1:]), dtype)
-        if values is not None:
-            given = np.asarray(values(rows) if callable(values) else values)
-            expected = weight.shape if callable(values) else lengths
-            if given.shape != expected:
-                raise ValueError(f"values must have shape {expected}, got {given.shape}")
-            weight[...] = given if callable(values) else given[rows]
-        return check_index(index), lengths, own, weight
+    @property
+    def owners(self) -> Owners:
+        """Which rank owns which row."""
+        return self._rows[self.index].owners
+
+    @property
+    def rows(self) -> Array:
+        """Numbers of the rows that this rank owns."""
+        return self.owners.owned(self.rank)
+
+    @property
+    def weight(self) -> Array:
+        """Values of the rows that this rank owns."""
+        return self._rows[self.index].weight
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -160,22 +132,12 @@ class ShardedTable(Resumable):
         TypeError, ValueError
             A row is not one of the table, on some rank. All ranks raise it.
         """
-        self._begin("pull")
-        ids, error = attempt(self._ids, row_ids)
-        self._agree(Facts(shape=str(self.shape)), error)
-        wanted, positions = np.unique(ids, return_inverse=True)
-        routes = Routes(self._ranks, [self.owners.of(wanted)])
-        ((rows,),) = routes.there([self.owners.local(wanted)])
-        (pulled,) = routes.back([self.weight[rows]])
-        return pulled[positions]
-
-    def _ids(self, row_ids: Any) -> Array:
-        nothing = np.empty((np.size(row_ids), 0), np.float32)
-        listed: Array = RowSparse(nothing, row_ids, (self.shape[0], 0)).indices
-        return listed.astype(np.int64)
+        return self._pull(lambda: {self.index: row_ids})[self.index]
 
     def push(self, grad: Any) -> None:
         """Update rows with the sums of the gradients of all ranks; all ranks call.
+
+        Where a rank lists the rows of its last :meth:`pull`, their numbers are not sent again.
 
         Parameters
         ----------
@@ -189,63 +151,4 @@ class ShardedTable(Resumable):
             The gradient does not fit, on some rank, or ranks disagree. All ranks raise it, and
             nothing changes.
         """
-        with self.optimizer.lock:
-            self._begin("push")
-            given, error = attempt(self._listed, grad)
-            gate = self._gate(lambda: [self._facts(given)])
-            try:
-                gate.enter(error)
-                assert given is not None
-                with self._updating(lambda: gate.passed):
-                    ids = given.indices.astype(np.int64)
-                    routes = Routes(self._ranks, [self.owners.of(ids)])
-                    (rows,), (values,) = routes.there([self.owners.local(ids)], [given.values])
-                    pushed = RowSparse(values, rows, self.weight.shape)
-                launching = self._launching(
-                    partial(launch, combine=self.shard.sums.combined), _nothing
-                )
-                with self._updating(lambda: gate.launched), launching:
-                    self.shard([self.index], [pushed], [self.weight])
-            except Stopped as stopped:
-                error = stopped.error
-            if error is not None:
-                raise error
-
-    def _listed(self, grad: Any) -> RowSparse:
-        words = label(self.index, self.optimizer.idx2name)
-        given = listed(words, grad, self.shape)
-        if not isinstance(given.values, np.ndarray):
-            raise TypeError(
-                f"{words}: gradient must have NumPy arrays with fastopt.mpi, got "
-                f"{type(given.values).__name__}"
-            )
-        takes = {self.dtype.name} | ({"float32"} if self.dtype.itemsize == 2 else set())
-        if given.dtype.name not in takes:
-            expected = " or ".join(sorted(takes))
-            raise TypeError(f"{words}: gradient must have dtype {expected}, got {given.dtype}")
-        return given
-
-    def _facts(self, given: RowSparse | None) -> Facts:
-        words = label(self.index, self.optimizer.idx2name)
-        kind = given.dtype.name if given is not None else ""
-        return Facts({f"the gradient of {words}": kind, "shape": str(self.shape)})
-
-    def _weights(self) -> dict[Index, Array]:
-        return {self.index: self.weight}
-
-    @property
-    def _kind(self) -> str:
-        return f"{super()._kind} by {self.owners.kind}"
-
-    def _take_up(self, saved: Saved) -> None:
-        super()._take_up(saved)
-        if self.index in saved.weights:
-            self.weight[...] = saved.weights[self.index]
-
-    def flush(self) -> None:
-        """Give all rows the decay that they have missed; see :meth:`Updater.flush`."""
-        self.shard.flush(self.index, self.weight)
-
-
-def _nothing() -> None:
-    """Sums are there before the update begins."""
+        self._push(lambda: {self.index: grad})

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import numpy as np
+from mpi4py import MPI
 
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
@@ -21,6 +22,7 @@ from fastopt.mpi.agreement import Facts, agree, attempt
 from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.gate import Stopped
+from fastopt.mpi.job import private
 from fastopt.mpi.listed import Listed
 from fastopt.mpi.plan import Plan, flat
 from fastopt.mpi.planning import Planning
@@ -51,11 +53,12 @@ class ShardedUpdater(Planning):
     depend neither on the MPI library nor on the buckets. To divide by a batch, `rescale_grad` of
     the optimizer is one over the number of examples on all ranks together.
 
-    Tensors of one dtype are laid out in a line that is cut into equal shares, one for each rank;
-    GroupAdaGrad's are cut between rows, and an optimizer with an ``update()`` in NumPy has whole
-    tensors, each on one rank. Gradients travel in buckets: while one is summed, another is packed
-    and a third updated, unless all must be there first, as for the norms of LARS, LAMB and LANS,
-    `clip_global_norm` or `loss_scaler`.
+    Tensors of one dtype are laid out in lines of about a bucket, each of which is cut into equal
+    shares, one for each rank; GroupAdaGrad's are cut between rows, and an optimizer with an
+    ``update()`` in NumPy has whole tensors, each on one rank. Gradients travel in buckets: while
+    one is summed, another is packed and a third updated, unless all must be there first, as for the
+    norms of LARS, LAMB and LANS, `clip_global_norm` or `loss_scaler`. Arrays of
+    :func:`~fastopt.mpi.flat_like` need not be packed.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
     Models", SC 2020, arXiv:1910.02054, stage 1.
@@ -83,6 +86,9 @@ class ShardedUpdater(Planning):
         Round dense gradients to this dtype before they are sent, which halves their bytes; they are
         still summed in the precision of the arithmetic. float16 gradients beyond 65,504 become
         infinite, so that it needs a `loss_scaler`. Default: that of the arithmetic.
+    overlap : bool
+        Have :meth:`begin`, by which gradients are sent while others are still computed. It takes
+        a communicator of the updater's own. Default False.
 
     Attributes
     ----------
@@ -123,12 +129,18 @@ class ShardedUpdater(Planning):
         timeout: float | None = None,
         check_every: int = CHECK_EVERY,
         wire: Literal["float16", "bfloat16"] | None = None,
+        overlap: bool = False,
     ) -> None:
         size = None if bucket_bytes is None else count("bucket_bytes", bucket_bytes)
         every = count("check_every", check_every, least=0)
         kind = None if wire is None else _half(choice("wire", wire, *HALVES))
-        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, size, timeout, every, kind)
+        limits = loss_scaler, clip_global_norm, size, timeout, every
+        super().__init__(optimizer, comm, *limits, kind, bool(overlap))
         self.seconds: dict[str, float] = {}
+        self._gradient_comm: Any = private(comm).another() if overlap else None
+        self._exchanging: Exchange | None = None
+        self._begun: dict[int, Array] = {}
+        self._last: Plan | None = None
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights with the sums of all ranks' gradients.
@@ -158,6 +170,97 @@ class ShardedUpdater(Planning):
         """
         with self.optimizer.lock:
             self._update(index, grad, weight)
+
+    def begin(self, index: Any, grad: Any) -> None:
+        """Begin to send the gradient of a parameter, while others are still computed.
+
+        The update follows with a call of the updater, with the list of parameters of the call
+        before and all gradients, these among them. Gradients are sent when those of all
+        neighbours in the list are ready, the last parameters of the list first. Nothing waits, and
+        no weight changes. Before the first call, and on one rank, there is nothing to send.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            The parameter, of the last call of the updater.
+        grad : numpy.ndarray
+            Its gradient, which must not be written to until the updater has been called. One that
+            lists rows is sent by the call.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The updater was made without `overlap`, the last call did not update the parameter,
+            its gradient was given before, or does not fit. Only this rank raises it, and the call
+            of the updater can follow.
+        RuntimeError
+            An earlier call has failed on some ranks while others were waiting.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> updater = ShardedUpdater(optimizer.SGD(learning_rate=0.5), MPI.COMM_WORLD, overlap=True)
+        >>> weights = [np.ones(2), np.ones(3)]
+        >>> for step in range(2):
+        ...     grads = [np.ones_like(w) / MPI.COMM_WORLD.size for w in weights]
+        ...     for index in (1, 0):  # as a backward pass computes them
+        ...         updater.begin(index, grads[index])
+        ...     updater([0, 1], grads, weights)
+        >>> weights
+        [array([0., 0.]), array([0., 0., 0.])]
+        """
+        if not self.overlap:
+            raise ValueError("begin() needs an updater that was made with overlap=True")
+        with self.optimizer.lock:
+            self._ranks.begin(f"begin() of updater {self._number}", self.timeout)
+            index, plan = check_index(index), self._plan
+            if plan is None:
+                return
+            words, place = label(index, self.optimizer.idx2name), plan.places.get(index)
+            if place is None:
+                raise ValueError(f"{words}: begin() takes the parameters of the last call")
+            if place in self._begun:
+                raise ValueError(f"{words}: begin() has a gradient of it already")
+            checked = self._check(index, grad, plan.weights[place])
+            if place not in plan.group_of or isinstance(checked, RowSparse):
+                return
+            self._begun[place] = grad
+            if self._exchanging is None:
+                self._exchanging = Exchange(self.shard.sums, plan, self._gradient_comm)
+            self._exchanging.put(place, flat(checked))
+
+    def _check_begun(self, plan: Plan, grads: Any) -> None:
+        """Raise ValueError unless a call is the one that gradients were sent for."""
+        if not self._begun:
+            return
+        if self._exchanging is None or plan is not self._exchanging.plan:
+            raise ValueError(
+                "begin() was called for the parameters of the last call, this call has others"
+            )
+        given = [*grads] if isinstance(grads, (list, tuple)) else [grads]
+        for place, grad in self._begun.items():
+            if not _is_same(grad, given[place]):
+                words = label(plan.indices[place], self.optimizer.idx2name)
+                raise ValueError(f"{words}: begin() had another gradient")
+
+    def _discard(self) -> None:
+        """Complete what any rank has begun to send for a call in which all have failed."""
+        if self._ranks.broken:  # operations under way still use their memory
+            return
+        exchange, self._exchanging = self._exchanging, None
+        self._begun = {}
+        if self._gradient_comm is None or self.ranks == 1:
+            return
+        begun = np.array([exchange.begun if exchange else 0])
+        self._ranks.wait(self._ranks.comm.Iallreduce(MPI.IN_PLACE, begun, MPI.MAX))
+        if begun[0]:
+            if exchange is None or not exchange.begun:
+                plan = cast(Plan, self._last)
+                exchange = Exchange(self.shard.sums, plan, self._gradient_comm)
+            exchange.discard(int(begun[0]))
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -217,6 +320,8 @@ class ShardedUpdater(Planning):
             found = None
         else:
             found, error = attempt(self._planned, index, grad, weight)
+            if found is not None and self._begun:
+                _, error = attempt(self._check_begun, found[0], grad)
         plan, grads, new = cast(Found, found or (None, [], {}))
         gate = self._gate(lambda: self._facts(plan, new), active)
         try:
@@ -224,7 +329,9 @@ class ShardedUpdater(Planning):
                 gate.enter(error)
             with self._updating(lambda: gate.passed):
                 self._prepare(plan, new)
-                exchange = Exchange(self.shard.sums, plan, grads)
+                exchange = self._exchanging or Exchange(self.shard.sums, plan, self._gradient_comm)
+                exchange.grads = grads
+                self._exchanging = exchange
                 rows = self._listed(plan, grads)
             self._exchange(exchange, plan, grads, new, rows)
             gate.enter()
@@ -233,6 +340,7 @@ class ShardedUpdater(Planning):
                 return False
             error = stopped.error
         if error is not None:
+            self._discard()
             raise error
         return True
 
@@ -303,6 +411,7 @@ class ShardedUpdater(Planning):
                 problem = error  # of the user's code, on the rank that has the tensor
             gate.launched = True
             exchange.receive()
+            self._exchanging, self._begun = None, {}
             self.placements.update(new)
             for index in new.keys() & self.uncut.keys():
                 del self.uncut[index]
@@ -321,7 +430,7 @@ class ShardedUpdater(Planning):
             self._turns[index] = self._turns.get(index, 0) + 1
         self._unsure.difference_update(plan.indices)
         self.seconds = exchange.seconds
-        self._plan = plan
+        self._plan = self._last = plan
 
     def _is_in_python(self, error: Exception) -> bool:
         """Whether an error is of an ``update()`` in NumPy, which comes after all sums of ranks."""
@@ -576,6 +685,16 @@ class ShardedUpdater(Planning):
         words = label(index, self.optimizer.idx2name)
         check_like(words, "copy", array, HALVES, np.shape(array))
         self._copies[index] = array
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two gradients are the same memory."""
+    if one is other:
+        return True
+    one, other = np.asarray(one), np.asarray(other)
+    places = [each.__array_interface__["data"] for each in (one, other)]
+    header = (one.shape, one.dtype, one.strides) == (other.shape, other.dtype, other.strides)
+    return header and places[0] == places[1]
 
 
 def _half(name: str) -> np.dtype[Any]:

@@ -1,11 +1,15 @@
 """Checks of sharded tables, on any number of ranks."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 from many import dtype_of, everything, frozen, normal
 from mpi_common import comm, raised, state_bytes
 
 from fastopt import RowSparse, optimizer
-from fastopt.mpi import ShardedTable, collectives
+from fastopt.mpi import ShardedTable, ShardedTables, collectives
+from fastopt.mpi import rows as ways
 from fastopt.mpi.job import private
 
 OPTIMIZERS = {
@@ -30,8 +34,11 @@ def lists(rng, rows, dtype="float32", width=3):
 
 
 def together(parts, shape):
-    """The lists of all ranks, one after the other."""
-    values, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
+    """The lists of all ranks, with the rows of each summed unless that would round."""
+    lists = [RowSparse(*part, shape) for part in parts]
+    lists = [part if part.dtype.itemsize == 2 else part.coalesce() for part in lists]
+    pairs = [(part.values, part.indices) for part in lists]
+    values, rows = (np.concatenate(column) for column in zip(*pairs, strict=True))
     return RowSparse(values, rows, shape)
 
 
@@ -164,3 +171,97 @@ def check_what_is_gathered_beyond_the_largest_count_comes_in_parts():
     assert frozen(again) == frozen(counts)
     whole = np.concatenate([normal(rank, (5 + rank, 3), "float32") for rank in range(comm.size)])
     assert frozen(found[0]) == frozen(whole)
+
+
+def check_several_tables_are_updated_as_one_list():
+    """Whether gradients are of the rows pulled before, on all ranks, on some, or on none."""
+    shapes = {"a": (40, 3), "b": (7, 2), "none": (0, 2), "c": (25,)}
+    whole = {i: normal(k, s, "float32") for k, (i, s) in enumerate(shapes.items())}
+    tables = ShardedTables(
+        shapes,
+        optimizer.Adam(learning_rate=0.1),
+        comm,
+        values={i: w if i == "a" else lambda rows, w=w: w[rows] for i, w in whole.items()},
+        owners="hash",
+    )
+    alone = optimizer.get_updater(optimizer.Adam(learning_rate=0.1))
+    for step, (chosen, pulling) in enumerate(
+        [("ab", ()), ("ab", range(9)), ([*shapes], [0]), ("cb", [1, 3]), ([*shapes], range(9))]
+    ):
+        ids, every = {}, {index: [] for index in chosen}
+        for rank in range(comm.size):
+            rng = np.random.default_rng((step, rank))
+            for index in chosen:
+                height, *width = shapes[index]
+                rows = rng.integers(0, max(height, 1), 9 if height else 0)
+                every[index].append((rng.normal(size=(len(rows), *width)).astype("f"), rows))
+        ids = {index: every[index][comm.rank][1] for index in chosen}
+        other = {index: rows[:3] for index, rows in ids.items()}
+        found = tables.pull(ids if comm.rank in pulling else other)
+        for index, rows in (ids if comm.rank in pulling else other).items():
+            assert found[index].tobytes() == whole[index][rows].tobytes()
+        tables.push({index: every[index][comm.rank] for index in chosen})
+        joined = [
+            together(every[index], shapes[index]) for index in tables.weights if index in chosen
+        ]
+        order = [index for index in tables.weights if index in chosen]
+        alone(order, joined, [whole[index] for index in order])
+        for index, weight in tables.weights.items():
+            assert weight.tobytes() == whole[index][tables.owned(index)].tobytes(), (step, index)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(comm.bcast(folder), "tables")
+        tables.save(path)
+        again = ShardedTables(shapes, optimizer.Adam(learning_rate=0.1), comm, owners="hash")
+        again.load(path)
+        assert frozen((again.weights, again.states)) == frozen((tables.weights, tables.states))
+        comm.Barrier()
+    before = everything(tables.shard, [*tables.weights.values()])
+    good = np.ones((1, 3), np.float32), np.array([3])
+    last = comm.rank == comm.size - 1
+    with raised(ValueError, "below 7, got 7"):
+        wrong = np.ones((1, 2), np.float32), np.array([7 if last else 1])
+        tables.push({"a": good, "b": wrong})
+    with raised(ValueError, "there is no such table"):
+        tables.pull({"a": [1], "d": [1]})
+    with raised(ValueError, "expected one table or more, got none"):
+        tables.push({})
+    with raised(TypeError, "expected a mapping of tables' indices, got list"):
+        tables.pull([1])
+    if comm.size > 1:
+        with raised(ValueError, "ranks disagree"):
+            tables.push({"a": good} if last else {"c": (np.ones(1, np.float32), np.array([2]))})
+    assert everything(tables.shard, [*tables.weights.values()]) == before
+
+
+def check_operations_do_not_grow_with_tables():
+    found = set()
+    for number in (1, 6):
+        shapes = {k: (12, 1 + k) for k in range(number)}
+        tables = ShardedTables(shapes, optimizer.Adam(), comm)
+        rows = np.array([comm.rank, 7])
+        for _ in range(2):
+            before = tables._ranks.waits
+            tables.pull(dict.fromkeys(shapes, rows))
+            tables.push({k: (np.ones((2, w), np.float32), rows) for k, (_, w) in shapes.items()})
+        found.add(tables._ranks.waits - before)
+    assert len(found) == 1
+    assert max(found) <= 8
+
+
+def check_rows_of_a_pull_are_not_named_again():
+    table = ShardedTable((50, 2), optimizer.SGD(), comm)
+    sent, exchanged = [], collectives.exchanged
+    ids = np.array([3, 40, 3, 9])
+
+    def counted(ranks, arrays, *counts):
+        sent.append(sum(array.nbytes for array in arrays))
+        return exchanged(ranks, arrays, *counts)
+
+    table.pull(ids)
+    ways.exchanged = counted
+    try:
+        table.push((np.ones((4, 2), np.float32), ids))
+        table.push((np.ones((4, 2), np.float32), ids + 1))
+    finally:
+        ways.exchanged = exchanged
+    assert sent == [3 * 2 * 4, 3 * 2 * 4 + 3 * 8]

@@ -1,0 +1,76 @@
+"""Checks of what a step takes on 1,024 ranks: counts, on one rank with a communicator of none."""
+
+import tracemalloc
+
+import numpy as np
+from mpi_common import comm
+
+from fastopt.checkpoint.placement import line_bytes, placed
+from fastopt.mpi import flat_like
+from fastopt.mpi.exchange import Exchange
+from fastopt.mpi.plan import Plan
+
+RANKS, RANK = 1024, 500
+
+
+class Nobody:
+    """Stands for the ranks of a job of 1,024, and counts operations, which end at once."""
+
+    def __init__(self):
+        self.comm, self.rank, self.size = self, RANK, RANKS
+        self.sums, self.ranks, self.combined = self, self, None
+        self.operations = self.waits = 0
+
+    def Ialltoallv(self, *arguments):
+        self.operations += 1
+
+    Iallgatherv = Ialltoallv
+
+    def wait(self, request):
+        self.waits += 1
+
+
+def planned(weights, limit=None):
+    form = ((k, w.shape, w.dtype.name, "flat") for k, w in enumerate(weights))
+    found, indices = placed(form, RANKS), [*range(len(weights))]
+    return Plan(indices, weights, found, RANK, RANKS, limit or line_bytes(RANKS), {})
+
+
+def check_a_plan_for_many_ranks_is_small():
+    """At most 2 MB for 2.5e8 elements, besides buckets and gradients."""
+    if comm.rank:
+        return
+    weights = [np.zeros(2_500_000, np.float32) for _ in range(100)]
+    planned(weights)
+    tracemalloc.start()
+    plan = planned(weights)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    held -= sum(group.grads.nbytes for group in plan.groups)
+    held -= sum(memory.nbytes for memory in plan._spare)
+    assert held < 2e6, held
+    assert len(plan.buckets) == 4
+
+
+def check_packing_does_not_grow_with_ranks():
+    """What is packed is whole tensors, and nothing if they follow each other in memory."""
+    if comm.rank:
+        return
+    shapes = [(500, 100), (33,), (7, 7), (0, 2), (90_000,)] * 4
+    weights = [np.zeros(shape, np.float32) for shape in shapes]
+    for one in (False, True):
+        ours, grads = (flat_like(weights) if one else [w.copy() for w in weights] for _ in "wg")
+        plan, nobody = planned(ours), Nobody()
+        assert sum(len(bucket.sent) for bucket in plan.buckets) == 16  # tensors with elements
+        lent, borrow = [], plan.borrow
+        plan.borrow = lambda size, dtype, lent=lent, borrow=borrow: (
+            lent.append(size) or borrow(size, dtype)
+        )
+        exchange = Exchange(nobody, plan)
+        exchange.grads = [grad.reshape(-1) for grad in grads]
+        exchange.receive()
+        exchange.finish()
+        assert nobody.operations == nobody.waits == 2 * len(plan.buckets) == 2
+        own = plan.buckets[0].counts[RANK] * RANKS
+        total = sum(w.size for w in weights)
+        assert sorted(lent) == sorted([own] if one else [own, total, total])

@@ -27,6 +27,9 @@ NAMES = ("rows", "ids", "waiting", "decay")
 """Files of records: weight and state of rows, ids with count and last use, those of ids that wait
 for a row, and the deferred decay applied to rows."""
 
+RESIDENT = NAMES[1:]
+"""Those of a few bytes for each row, which are in memory."""
+
 
 class Directory:
     """Files of one table, which one process has open at a time.
@@ -102,7 +105,7 @@ class Directory:
             See :meth:`RecordFile.map`.
         """
         try:
-            file = RecordFile(self.path / name, size, self._new)
+            file = RecordFile(self.path / name, size, self._new, name in RESIDENT)
         except FileNotFoundError:
             raise CheckpointError(f"{self.path}: {name} or {name}{SUMS} is missing") from None
         if name in self._rows:
@@ -195,14 +198,12 @@ class Directory:
 
     def prefetch(self, rows: Rows) -> None:
         """Have a thread bring the pages of rows to memory."""
-        reads = []
-        for name in ("rows", "decay"):
-            if (file := self.files.get(name)) is not None and len(rows):
-                reads.append((file, file.hold(rows)))
+        file = self.files["rows"]
+        pages = file.hold(rows)
         self._reading = [future for future in self._reading if not future.done()]
         if self._reader is None or os.getpid() != self._process:
             self._reader = ThreadPoolExecutor(1, "fastopt-prefetch")
-        for file, pages in reads:
+        if len(pages):
             self._reading.append(self._reader.submit(_bring, file, pages))
 
     def _wait(self) -> None:

@@ -187,7 +187,7 @@ class RowIndex:
         needed, size = max(rows, self.high), max(len(self.slots), FEWEST)
         if max(needed, rows / SPARE) > LOAD * size:
             size = max(int(size * GROWTH), int(needed / LOAD) + 1)
-        if self._file is None and self._records[:size].nbytes >= LARGE:
+        if self._records[:size].nbytes >= LARGE:
             huge_pages(self._records)
         slots = np.zeros(size, np.uint32)
         self.numbers[BITS] = int(LOAD * size + 2).bit_length()

@@ -47,6 +47,8 @@ class RecordFile:
         Bytes of a record.
     create : bool
         Create the file, if it does not exist.
+    resident : bool
+        Have all records in memory, instead of a mapping.
 
     Raises
     ------
@@ -58,12 +60,13 @@ class RecordFile:
     records : numpy.ndarray
         Bytes of all records that there may be, of shape ``(capacity, size)``.
     held : int
-        Pages that have copies in memory.
+        Pages that have copies in memory, unless all have.
     """
 
     records: Array
 
-    def __init__(self, path: Path, size: int, create: bool) -> None:
+    def __init__(self, path: Path, size: int, create: bool, resident: bool) -> None:
+        self.resident = resident
         self.path, self.size, self.held = path, size, 0
         self._file = _opened(self, path, create)
         self._sums_file = _opened(self, path.with_name(f"{path.name}{SUMS}"), create)
@@ -78,19 +81,15 @@ class RecordFile:
             The system does not give so many addresses, or has no files of that size.
         """
         whole = max(-(-capacity * self.size // PAGE) * PAGE, self.length)
-        flags = mmap.MAP_PRIVATE | NORESERVE.get(sys.platform, 0)
-        try:
-            os.ftruncate(self._file, whole)  # what is mapped must be in the file at first
-            try:
-                pages = mmap.mmap(self._file, whole, flags=flags)
-            finally:
-                os.ftruncate(self._file, self.length)
-        except (OSError, OverflowError) as error:
-            raise MemoryError(f"cannot map {whole} bytes of {self.path}: {error}") from None
-        pages.madvise(mmap.MADV_RANDOM)
-        self._pages, self._bytes = pages, np.frombuffer(pages, np.uint8)
+        if self.resident:
+            self._bytes = reserved((whole,), np.uint8)
+            with open(self.path, "rb") as file:
+                file.readinto(self._bytes[: self.length].data)
+        else:
+            self._pages = self._mapped(whole)
+            self._bytes = np.frombuffer(self._pages, np.uint8)
         self.address = self._bytes.ctypes.data
-        self.records = np.ndarray((capacity, self.size), np.uint8, pages)
+        self.records = np.ndarray((capacity, self.size), np.uint8, self._bytes.base)
         self._changed = reserved((capacity,), np.bool_)
         self._held = reserved((whole // PAGE,), np.bool_)
         self._sums = reserved((whole // PAGE,), SUM)
@@ -98,11 +97,25 @@ class RecordFile:
         self._sums[: len(sums)] = sums
         self.grow(1)
 
+    def _mapped(self, size: int) -> mmap.mmap:
+        """Mapping of so many bytes, more than the file has."""
+        flags = mmap.MAP_PRIVATE | NORESERVE.get(sys.platform, 0)
+        try:
+            os.ftruncate(self._file, size)  # what is mapped must be in the file at first
+            try:
+                pages = mmap.mmap(self._file, size, flags=flags)
+            finally:
+                os.ftruncate(self._file, self.length)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"cannot map {size} bytes of {self.path}: {error}") from None
+        pages.madvise(mmap.MADV_RANDOM)
+        return pages
+
     def grow(self, rows: int) -> None:
         """Make the file long enough for so many records; new ones are zeros and take no room."""
         needed = -(-rows * self.size // PAGE) * PAGE
         if needed > self.length:
-            length = min(max(needed, 2 * self.length), len(self._pages))
+            length = min(max(needed, 2 * self.length), len(self._bytes))
             os.ftruncate(self._file, length)
             self.length = length
 
@@ -112,25 +125,34 @@ class RecordFile:
         self.hold(rows)
 
     def hold(self, rows: Rows) -> NDArray[np.int64]:
-        """Count the pages of records as copied; return them."""
-        first = rows * self.size >> SHIFT
-        last = (rows + 1) * self.size - 1 >> SHIFT
+        """Count the pages of records as copied; return those that were not."""
+        if self.resident:
+            return rows[:0]
+        pages = self._pages_of(rows)
+        new = np.unique(pages[~self._held[pages]])
+        self._held[new] = True
+        self.held += len(new)
+        return new
+
+    def _pages_of(self, rows: Rows) -> NDArray[np.int64]:
+        """Pages of records, with repeats."""
+        first, last = rows * self.size >> SHIFT, (rows + 1) * self.size - 1 >> SHIFT
         more = int((last - first).max(initial=0))
-        spans = [np.minimum(first + k, last) for k in range(more + 1)]
-        pages = np.unique(np.concatenate(spans) if more else first)
-        self.held += len(pages) - int(np.count_nonzero(self._held[pages]))
-        self._held[pages] = True
-        return pages
+        if not more:
+            return first
+        return np.concatenate([np.minimum(first + k, last) for k in range(more + 1)])
 
     def changes(self) -> tuple[Rows, Array]:
-        """Numbers of records that have changed, and copies of them."""
+        """Numbers of records that have changed, and their bytes."""
         rows = np.flatnonzero(self._changed[: self.length // self.size])
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+            return rows, self.records[rows[0] : rows[-1] + 1]
         return rows, self.records[rows]
 
     def write(self) -> None:
         """Write changed pages to the file, and to the disk; they still count as changed."""
         rows = np.flatnonzero(self._changed[: self.length // self.size])
-        pages = self.hold(rows)
+        pages = np.unique(self._pages_of(rows))
         for begin, end in _runs(pages):
             _write(self._file, self._bytes[begin * PAGE : end * PAGE], begin * PAGE)
             self._sums[begin:end] = [self._sum(page) for page in range(begin, end)]
@@ -142,12 +164,12 @@ class RecordFile:
 
     def release(self) -> None:
         """Forget which records have changed, and drop copies of pages that the file has."""
+        self._changed[: self.length // self.size + 1] = False
         pages = np.flatnonzero(self._held[: self.length // PAGE])
         if sys.platform == "linux":  # elsewhere the advice keeps them
             for begin, end in _runs(pages):
                 self._pages.madvise(mmap.MADV_DONTNEED, begin * PAGE, (end - begin) * PAGE)
         self._held[pages] = False
-        self._changed[: self.length // self.size + 1] = False
         self.held = 0
 
     def check_length(self, rows: int) -> None:

@@ -179,7 +179,11 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "reference get vectors, by row-sparse gradients; recommend: users and items by any id, in "
         "tables that grow; default digits",
     )
-    add("--optimizer", metavar="NAME", help="a registered one, default adam; others adagrad")
+    add(
+        "--optimizer",
+        metavar="NAME",
+        help="a registered one, default adam; embeddings adagrad; recommend adagrad",
+    )
     add(
         "--learning-rate",
         type=_rate,
@@ -215,7 +219,7 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="units of the hidden layers of one network, default two networks, 128 and 512 512; "
         "digits only",
     )
-    add("--epochs", type=_positive, metavar="N", help="default 20; others 10")
+    add("--epochs", type=_positive, metavar="N", help="default 20; embeddings 10; recommend 10")
     add(
         "--batch-size",
         type=_positive,

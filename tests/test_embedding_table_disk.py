@@ -227,7 +227,7 @@ def test_a_killed_process_leaves_a_whole_flush(tmp_path, run_python):
     assert last > 2
 
 
-@pytest.mark.exhaustive
+@pytest.mark.fuzz
 def test_hundreds_of_killed_processes_leave_a_whole_flush(tmp_path, run_python):
     last, logs = map(int, run_python(TRAINING + RANDOM, tmp_path, 320).split())
     assert last > 0

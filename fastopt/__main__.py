@@ -168,7 +168,7 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     words = "train small models in NumPy and time their optimizer"
     parser = commands.add_parser("demo", help=words, description=words)
     parser.set_defaults(command=_demo)
-    tasks = ("digits", "embeddings")
+    tasks = ("digits", "embeddings", "recommend")
     # Options that are not given are left out, so that each task has its own defaults.
     add = partial(parser.add_argument, default=argparse.SUPPRESS)
     parser.add_argument(
@@ -176,16 +176,22 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         default=tasks[0],
         choices=tasks,
         help="digits: networks read images of scikit-learn; embeddings: words of Python's "
-        "reference get vectors, by row-sparse gradients; default digits",
+        "reference get vectors, by row-sparse gradients; recommend: users and items by any id, in "
+        "tables that grow; default digits",
     )
-    add("--optimizer", metavar="NAME", help="a registered one, default adam; embeddings adagrad")
+    add(
+        "--optimizer",
+        metavar="NAME",
+        help="a registered one, default adam; embeddings adagrad; recommend adagrad",
+    )
     add(
         "--learning-rate",
         type=_rate,
         metavar="RATE",
         help="default 0.1 for sgd, ccsgd, nag, lbsgd and dcasgd, 2 for lars, 0.001 for signum, "
         "0.0003 for lion, 0.01 for muon, 0.0001 for sgld, else the optimizer's own; embeddings 0.1 "
-        "for adagrad and groupadagrad, 0.05 for sgd and ccsgd, 0.002 for adam",
+        "for adagrad and groupadagrad, 0.05 for sgd and ccsgd, 0.002 for adam; recommend 0.1, "
+        "0.005 for adam",
     )
     add(
         "--momentum",
@@ -213,12 +219,12 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="units of the hidden layers of one network, default two networks, 128 and 512 512; "
         "digits only",
     )
-    add("--epochs", type=_positive, metavar="N", help="default 20; embeddings 10")
+    add("--epochs", type=_positive, metavar="N", help="default 20; embeddings 10; recommend 10")
     add(
         "--batch-size",
         type=_positive,
         metavar="N",
-        help="images a step, default 32; pairs of words, default 128",
+        help="images a step, default 32; pairs of words, default 128; choices, default 512",
     )
     add("--seed", type=_seed, metavar="N", help="of split, weights and order, default 0")
     add("--text", type=Path, metavar="FILE.txt", help="read this text; embeddings only")
@@ -227,7 +233,8 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         type=Path,
         metavar="FILE.png",
         help="draw the loss over time to this file, with fastopt, plain NumPy and torch, if it is "
-        "installed; embeddings: with row-sparse and dense gradients",
+        "installed; embeddings: with row-sparse and dense gradients; recommend: the recall "
+        "of each epoch",
     )
     add(
         "--mpi",

@@ -12,7 +12,7 @@ import fastopt
 from fastopt.__main__ import main
 from fastopt.bench import report
 from fastopt.demo import digits as demo
-from fastopt.demo import embeddings
+from fastopt.demo import embeddings, recommend
 
 
 def python(*arguments, **options):
@@ -83,10 +83,13 @@ def test_help_tells_the_sizes_that_the_tasks_have(capsys, monkeypatch):
     main(["demo", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     digits, pairs = demo.Options(), embeddings.Options()
-    assert f"default {digits.optimizer}; embeddings {pairs.optimizer}" in words
-    assert f"default {digits.epochs}; embeddings {pairs.epochs}" in words
+    choices = recommend.Options()
+    for option in ("optimizer", "epochs"):
+        sizes = (getattr(task, option) for task in (digits, pairs, choices))
+        assert "default {}; embeddings {}; recommend {}".format(*sizes) in words
     assert f"images a step, default {digits.batch_size}; " in words
     assert f"pairs of words, default {pairs.batch_size}" in words
+    assert f"choices, default {choices.batch_size}" in words
     networks = " and ".join(" ".join(map(str, hidden)) for hidden in demo.NETWORKS)
     assert f"default two networks, {networks};" in words
 

@@ -22,6 +22,8 @@ SCRIPTS = {
     "river_phishing": "river",
     "pennylane_circuit": "pennylane",
     "bpr_factorization": "numpy",
+    "word_vectors": "numpy",
+    "online_learner": "numpy",
     "torch_views": "torch",
     "jax_gradients": "optax",
 }
@@ -61,6 +63,8 @@ def recipe(monkeypatch):
         ("river_phishing", (), 1e-12),
         ("pennylane_circuit", (), 1e-10),
         ("bpr_factorization", (), 1e-5),
+        ("word_vectors", (), 1e-5),
+        ("online_learner", (), 1e-12),
         ("torch_views", (), 1e-3),
         ("jax_gradients", (), 1e-3),
     ],

@@ -1,7 +1,9 @@
 """EmbeddingTable against row numbers: 8,192 ids a step of 1,000,000 random ids x 64, lazy Adam."""
 
+import os
+import tempfile
 from functools import partial
-from itertools import cycle
+from itertools import cycle, pairwise
 from time import perf_counter
 
 import numpy as np
@@ -22,9 +24,11 @@ def hashes(count: int) -> np.ndarray:
     return (ids ^ (ids >> np.uint64(29))).view(np.int64)
 
 
-def filled(height: int = HEIGHT, width: int = WIDTH) -> fastopt.EmbeddingTable:
+def filled(
+    height: int = HEIGHT, width: int = WIDTH, path: str | None = None
+) -> fastopt.EmbeddingTable:
     """A table of so many rows whose state has been written to."""
-    table = fastopt.EmbeddingTable(width, "adam", init="zeros")
+    table = fastopt.EmbeddingTable(width, "adam", init="zeros", path=path)
     ids = hashes(height)
     for some in np.array_split(ids, max(height // 100_000, 1)):
         table.update(some, np.ones((len(some), width), np.float32))
@@ -89,6 +93,47 @@ def eviction(height: int, width: int = WIDTH) -> float:
     return taken
 
 
+def zipf(height: int, exponent: float, steps: int, listed: int = 8_192) -> list[np.ndarray]:
+    """Ids of batches; the id of row r is as likely as ``(r + 1) ** -exponent``."""
+    rng, power, known = np.random.default_rng(0), 1 - exponent, hashes(height)
+    uniform = rng.random((steps, listed))
+    ranks = ((height**power - 1) * uniform + 1) ** (1 / power)
+    return [known[np.minimum(some.astype(np.int64) - 1, height - 1)] for some in ranks]
+
+
+def drop_pages(path: str) -> None:
+    """Have the system forget the pages of a table's files."""
+    for entry in os.scandir(path):
+        descriptor = os.open(entry.path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def stepped(
+    height: int, width: int, exponent: float, path: str | None, warm: int = 50, timed: int = 60
+) -> float:
+    """Median seconds of a step after `warm` others: prefetch of the next, lookup and update.
+
+    Pages of a table in files are dropped before the first step.
+    """
+    table = filled(height, width, path)
+    if path is not None:
+        table.flush()
+        drop_pages(path)
+    batches = zipf(height, exponent, warm + timed + 1)
+    grads = np.ones((len(batches[0]), width), np.float32)
+    times = []
+    for batch, following in pairwise(batches):
+        start = perf_counter()
+        table.prefetch(following)
+        table.lookup(batch)
+        table.update(batch, grads)
+        times.append(perf_counter() - start)
+    table.close()
+    return float(np.median(times[warm:]))
+
+
 class Steps:
     params = (KINDS, ("update", "lookup"))
     param_names = ("ids", "call")
@@ -131,3 +176,15 @@ class Evict:
         return eviction(rows, width)
 
     track_time.unit = "s"
+
+
+class InFiles:
+    params = ((1_000_000,), (1.05, 1.2), (False, True))
+    param_names = ("rows", "exponent", "in_files")
+    timeout = 600
+
+    def track_time(self, rows, exponent, in_files):
+        with tempfile.TemporaryDirectory() as folder:
+            return 1e3 * stepped(rows, 16, exponent, f"{folder}/table" if in_files else None)
+
+    track_time.unit = "ms"

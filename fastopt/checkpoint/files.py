@@ -15,7 +15,7 @@ try:
 except ImportError:  # on Windows, where no file can be removed that a process has open
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PathLike", "write_atomically", "write_part"]
+__all__ = ["PathLike", "lock", "write_atomically", "write_part"]
 
 PathLike = str | os.PathLike[str]
 
@@ -112,7 +112,7 @@ def _temporary(target: Path, of: str) -> tuple[Path, BufferedWriter]:
     while True:
         temporary = target.with_name(f"{_prefix(of)}{secrets.token_hex(8)}.tmp")
         file = open(temporary, "xb")  # noqa: SIM115
-        if _lock(file.fileno()) is False or os.fstat(file.fileno()).st_nlink:
+        if lock(file.fileno()) is False or os.fstat(file.fileno()).st_nlink:
             return temporary, file
         file.close()  # removed as a leftover before it was locked
 
@@ -122,7 +122,7 @@ def _prefix(of: str) -> str:
     return f".{hashlib.blake2b(os.fsencode(of), digest_size=8).hexdigest()}-"
 
 
-def _lock(descriptor: int, wait: bool = True) -> bool | None:
+def lock(descriptor: int, wait: bool = True) -> bool | None:
     """Whether a file could be locked, None if another process has; the lock ends with it."""
     if fcntl is None:
         return False
@@ -155,7 +155,7 @@ def _remove_unlocked(path: str) -> None:
         os.unlink(path)
         return
     with open(path, "r+b") as file:
-        if _lock(file.fileno(), wait=False):
+        if lock(file.fileno(), wait=False):
             os.unlink(path)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import is_
 from typing import Any
 
@@ -501,6 +502,7 @@ def table_of(
         del named["gradient"]  # list_rows() copies values that lie in a state
     check_apart(words, named)
     parts = len(weight)
+    by_row = sparse and not rule.passes and (options.get("lazy") or rule.row is not None)
     kinds = [state_kind(array.dtype) for array in arrays]
     layout = Layout(
         rule,
@@ -515,6 +517,11 @@ def table_of(
         lead = weight[0] if lead is None else lead
         return _on_device(layout, arrays, parts, lead)
     checked = arrays[:-1] if sparse else arrays
+    if by_row and not layout.coded and _is_pitched(checked):
+        layout = replace(layout, pitched=True)
+        table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
+        table.direct = True
+        return table
     if layout.coded and sparse and weight[0].ndim < 2:
         raise TypeError(
             f"{words}: state in 8 bits of a weight of one dimension needs a dense gradient, as its "
@@ -533,6 +540,18 @@ def table_of(
     table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     return table
+
+
+def _is_pitched(arrays: Sequence[Array]) -> bool:
+    """Whether the rows of all arrays are contiguous, and at one distance that is not their size."""
+    lead = arrays[0]
+    return not lead.flags.c_contiguous and all(
+        array.ndim == 2
+        and array.flags.aligned
+        and array.strides == (lead.strides[0], array.itemsize)
+        and array.strides[0] >= array.shape[1] * array.itemsize
+        for array in arrays
+    )
 
 
 def _in_c_order(array: Array) -> bool:

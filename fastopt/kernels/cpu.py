@@ -26,7 +26,7 @@ from fastopt.kernels.blocks import (
 )
 from fastopt.kernels.compiling import compiled
 from fastopt.kernels.context import cube, line, matrix
-from fastopt.kernels.elements import gradient, keep, keep_state, missed
+from fastopt.kernels.elements import gradient, keep, keep_state, missed, row_locator
 from fastopt.kernels.lanes import BLOCK, LANES, PART, add, add_squares, scratch, total
 from fastopt.kernels.layout import (
     ADDRESS,
@@ -393,7 +393,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
     kinds, grad_kinds = layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad = layout.first_state, layout.first_grad
-    state_kinds = layout.state
+    state_kinds, locate_row = layout.state, row_locator(layout.pitched)
 
     def lazy(chunks, table, hyper):
         for c in prange(len(chunks)):
@@ -405,8 +405,8 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
             for k in range(start, start + size):
                 if k + AHEAD < table[tensor, SEGMENTS]:
                     ahead = listed(table, tensor, ROWS, k + AHEAD)
-                    prefetch(locate(table, tensor, ADDRESS, ahead * width, kinds), width, True)
-                    ahead = locate(table, tensor, first_state, ahead * width, state_kinds)
+                    prefetch(locate_row(table, tensor, ADDRESS, ahead, width, kinds), width, True)
+                    ahead = locate_row(table, tensor, first_state, ahead, width, state_kinds)
                     prefetch(ahead, width, True)
                 begin = listed(table, tensor, STARTS, k)
                 if direct and listed(table, tensor, STARTS, k + 1) == begin + 1:
@@ -416,10 +416,9 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                     source = inside(buffer)
                     collect(table, tensor, grads, k, 0, width, source, 0)
                 row = listed(table, tensor, ROWS, k)
-                place = row * width
-                weights = locate(table, tensor, ADDRESS, place, kinds)
-                states = locate(table, tensor, first_state, place, state_kinds)
-                element = np.int64(table[tensor, OFFSET]) + place
+                weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
+                states = locate_row(table, tensor, first_state, row, width, state_kinds)
+                element = np.int64(table[tensor, OFFSET]) + row * width
                 rounding, draw = dither_key(key, element), run(key, element)
                 factor = real(missed(table, tensor, row)) if catch_up else real(1)
                 for i in range(width):
@@ -455,7 +454,7 @@ def _rows(layout: Layout) -> Callable:
     slots, kinds, grad_kinds = len(rule.state), layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad = layout.first_state, layout.first_grad
-    state_kinds = layout.state
+    state_kinds, locate_row = layout.state, row_locator(layout.pitched)
 
     def rows(chunks, table, hyper):
         def add_part(grads, place, buffer, at, n, h, terms, lanes):
@@ -480,12 +479,10 @@ def _rows(layout: Layout) -> Callable:
                     if sparse:
                         if k + AHEAD < table[tensor, SEGMENTS]:
                             ahead = listed(table, tensor, ROWS, k + AHEAD)
-                            prefetch(
-                                locate(table, tensor, ADDRESS, ahead * width, kinds), width, True
-                            )
-                            prefetch(
-                                locate(table, tensor, first_state, ahead, state_kinds), 1, True
-                            )
+                            there = locate_row(table, tensor, ADDRESS, ahead, width, kinds)
+                            prefetch(there, width, True)
+                            there = locate_row(table, tensor, first_state, ahead, 1, state_kinds)
+                            prefetch(there, 1, True)
                         collect(
                             table, tensor, grads, k, 0, width, inside(buffer), (k - begin) * width
                         )
@@ -514,8 +511,8 @@ def _rows(layout: Layout) -> Callable:
                 for k in range(begin, end):
                     row = listed(table, tensor, ROWS, k) if sparse else k
                     place, at = row * width, (k - begin) * width
-                    weights = locate(table, tensor, ADDRESS, place, kinds)
-                    states = locate(table, tensor, first_state, row, state_kinds)
+                    weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
+                    states = locate_row(table, tensor, first_state, row, 1, state_kinds)
                     element = offset + place
                     rounding = dither_key(key, element)
                     mean = load(means, k - begin)[0]
@@ -539,6 +536,7 @@ def settle(layout: Layout, parallel: bool) -> Callable:
     Start and size of a chunk count rows.
     """
     real, kinds, dither = layout.real, layout.weight, layout.dither or None
+    locate_row = row_locator(layout.pitched)
 
     def settle(chunks, table):
         for c in prange(len(chunks)):
@@ -549,7 +547,7 @@ def settle(layout: Layout, parallel: bool) -> Callable:
                 factor = real(missed(table, tensor, row))
                 if factor == 1:
                     continue
-                weights = locate(table, tensor, ADDRESS, row * width, kinds)
+                weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
                 element = offset + row * width
                 rounding = dither_key(key, element)
                 for i in range(width):

@@ -4,14 +4,29 @@ import math
 
 import numpy as np
 
-from fastopt.kernels.layout import DECAY, PAID
+from fastopt.kernels.layout import DECAY, PAID, PITCH
 from fastopt.kernels.rule import scalar
-from fastopt.kernels.storage import load, locate, store, store_dithered
+from fastopt.kernels.storage import load, locate, locate_bytes, store, store_dithered
 from fastopt.kernels.weights import write_weight
 
-__all__ = ["gradient", "keep", "keep_state", "missed", "owed", "pay"]
+__all__ = ["gradient", "keep", "keep_state", "missed", "owed", "pay", "row_locator"]
 
 FLOAT64 = (np.float64,)
+
+
+def row_locator(pitched):
+    """Function ``(table, tensor, column, row, width, kinds)`` that returns pointers to a row."""
+    return _pitched_row if pitched else _row
+
+
+@scalar
+def _row(table, tensor, column, row, width, kinds):
+    return locate(table, tensor, column, row * width, kinds)
+
+
+@scalar
+def _pitched_row(table, tensor, column, row, width, kinds):
+    return locate_bytes(table, tensor, column, row * np.int64(table[tensor, PITCH]), kinds)
 
 
 @scalar

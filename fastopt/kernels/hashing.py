@@ -159,11 +159,11 @@ def gather() -> Callable:
 
     def gather(source, rows, target):
         base, width = source.ctypes.data, source.shape[1]
-        step = source.strides[0]
+        step, size = source.strides[0], width * source.itemsize
         for part in prange(-(-len(rows) // BLOCK)):
             first = part * BLOCK
             for k in range(first, min(first + BLOCK, len(rows))):
-                for at in range(0, step, LINE):
+                for at in range(0, size, LINE):
                     fetch(base + step * max(rows[k], 0) + at)
             for k in range(first, min(first + BLOCK, len(rows))):
                 row = max(rows[k], 0)

@@ -19,6 +19,7 @@ __all__ = [
     "OFFSET",
     "ORDER",
     "PAID",
+    "PITCH",
     "ROWS",
     "SEGMENTS",
     "SPLIT",
@@ -31,7 +32,7 @@ __all__ = [
     "state_kind",
 ]
 
-DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, ADDRESS = range(11)
+DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, PITCH, ADDRESS = range(12)
 """Columns of a table of tensors, which has a row for each tensor.
 
 DONE is set in the first row by the kernel that has updated all tensors. KEY is the key of the
@@ -40,7 +41,8 @@ of a tensor, and WIDTH the number of elements in a row of it. A row-sparse gradi
 SEGMENTS in number, in ascending order at address ROWS; the values for the k-th of them are those at
 places ``order[starts[k]:starts[k + 1]]``, with ``starts`` at STARTS and ``order`` at ORDER. PAID
 and DECAY are addresses too, of what each row's decay has come to and of the totals before and after
-the step. From ADDRESS on come the addresses of the weight (and its rounded copy or remainder), of
+the step. PITCH is the number of bytes between rows of weight and state that are fields of records.
+From ADDRESS on come the addresses of the weight (and its rounded copy or remainder), of
 each state slot, of the numbers that the tensor keeps, of the scales of each slot of codes, and of
 the gradient.
 """
@@ -114,6 +116,8 @@ class Layout:
         Listed rows are given the decay first that they have missed.
     rounded_sums : bool
         The passes of the rule see the weight as its half-precision copy has it.
+    pitched : bool
+        Rows of weight and state are at equal distances, and other things lie between them.
     """
 
     rule: Rule
@@ -126,6 +130,7 @@ class Layout:
     lazy: bool = False
     catch_up: bool = False
     rounded_sums: bool = False
+    pitched: bool = False
 
     @property
     def first_state(self) -> int:

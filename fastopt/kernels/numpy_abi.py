@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.extending import intrinsic, overload
+from numpy.lib.array_utils import byte_bounds
 
 from fastopt.kernels.layout import ADDRESS, SEGMENTS
 from fastopt.kernels.rule import scalar
@@ -62,14 +63,16 @@ TYPES = np.array([id(list), id(tuple), id(int), id(str)], np.uint64)
 def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) -> np.ndarray:
     """Guard of one tensor: what must stay true of its arrays, the first `writeable` written to.
 
-    `order` is the flag of the order in which all of them are contiguous.
+    `order` is the flag of the order in which all of them are contiguous, 0 if those that are
+    written to are not.
     """
     ndim = max(array.ndim for array in arrays)
     rows = np.zeros((len(arrays), WANTED_SHAPE + ndim), np.uint64)
     for k, (row, array) in enumerate(zip(rows, arrays, strict=True)):
         flags = order | ALIGNED | (WRITEABLE if k < writeable else 0)
+        first, last = byte_bounds(array)
         kind = word(np.uint64(id(array.dtype) + KIND))
-        row[:WANTED_SHAPE] = id(array), array.nbytes, id(type(array)), kind, flags, array.ndim
+        row[:WANTED_SHAPE] = id(array), last - first, id(type(array)), kind, flags, array.ndim
         row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
     return rows
 

@@ -24,6 +24,7 @@ __all__ = [
     "inside",
     "load",
     "locate",
+    "locate_bytes",
     "prefetch",
     "private",
     "store",
@@ -39,11 +40,14 @@ def locate(table, row, column, start, memory):
 
     `memory` is a tuple with the kind of each array.
     """
-    pointers = []
-    for k, real in enumerate(memory):
-        address = int(table[row, column + k]) + int(start) * np.dtype(real).itemsize
-        pointers.append(ctypes.cast(address, ctypes.POINTER(np.ctypeslib.as_ctypes_type(real))))
-    return tuple(pointers)
+    return tuple(
+        _pointer(int(table[row, column + k]) + int(start) * np.dtype(real).itemsize, real)
+        for k, real in enumerate(memory)
+    )
+
+
+def _pointer(address, real):
+    return ctypes.cast(address, ctypes.POINTER(np.ctypeslib.as_ctypes_type(real)))
 
 
 @overload(locate)
@@ -55,6 +59,14 @@ def _locate(table, row, column, start, memory):
 
 @intrinsic
 def _locate_intrinsic(typingctx, table, row, column, start, memory):
+    def place(context, builder, address, kind, start):
+        return builder.gep(builder.inttoptr(address, kind), [start])
+
+    return _locating(table, memory, place)
+
+
+def _locating(table, memory, place):
+    """Signature and code that find the element at `place` of each array."""
     pointers = types.Tuple([types.CPointer(real.dtype) for real in memory])
 
     def codegen(context, builder, signature, args):
@@ -65,11 +77,33 @@ def _locate_intrinsic(typingctx, table, row, column, start, memory):
         for k, pointer in enumerate(pointers):
             entry = builder.add(first, context.get_constant(types.intp, k))
             address = builder.load(builder.gep(array.data, [entry]))
-            base = builder.inttoptr(address, context.get_value_type(pointer))
-            located.append(builder.gep(base, [args[3]]))
+            kind = context.get_value_type(pointer)
+            located.append(place(context, builder, address, kind, args[3]))
         return context.make_tuple(builder, pointers, located)
 
     return pointers(table, types.intp, types.intp, types.intp, memory), codegen
+
+
+def locate_bytes(table, row, column, offset, memory):
+    """Pointers like those of :func:`locate`, `offset` bytes from where the arrays start."""
+    return tuple(
+        _pointer(int(table[row, column + k]) + int(offset), real) for k, real in enumerate(memory)
+    )
+
+
+@overload(locate_bytes)
+def _locate_bytes(table, row, column, offset, memory):
+    return lambda table, row, column, offset, memory: _locate_bytes_intrinsic(
+        table, row, column, offset, memory
+    )
+
+
+@intrinsic
+def _locate_bytes_intrinsic(typingctx, table, row, column, offset, memory):
+    def place(context, builder, address, kind, offset):
+        return builder.inttoptr(builder.add(address, offset), kind)
+
+    return _locating(table, memory, place)
 
 
 def inside(buffer):

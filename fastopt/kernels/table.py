@@ -20,6 +20,7 @@ from fastopt.kernels.layout import (
     DONE,
     ORDER,
     PAID,
+    PITCH,
     ROWS,
     SEGMENTS,
     STARTS,
@@ -110,6 +111,8 @@ class Table:
         self.items: tuple[tuple[int, int], ...] = (item,)
         self.entry = np.zeros((1, ADDRESS + len(self.arrays) + 1), np.uint64)
         self.entry[0, WIDTH] = self.width
+        if layout.pitched:
+            self.entry[0, PITCH], order = weight[0].strides[0], 0
         guarded = self.arrays if layout.sparse else (*self.arrays, grad)
         self.guards = guard(guarded, len(self.arrays), order)[np.newaxis]
         addresses = [array.ctypes.data for array in guarded]

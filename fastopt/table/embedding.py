@@ -1,10 +1,13 @@
 """A table of embeddings that grows with the ids that it meets."""
 
+import builtins
 import copy
 import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, Self
 from weakref import WeakSet
 
@@ -25,8 +28,10 @@ from fastopt.naming import Constructor
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.sparse import REALS, RowSparse
 from fastopt.suggestions import Advised
-from fastopt.table.index import MOST_ROWS, UNUSED, Ids, RowIndex, Rows
-from fastopt.table.saved import FORMAT, checked
+from fastopt.table.directory import Directory
+from fastopt.table.index import MOST_ROWS, RECORD, UNUSED, Ids, RowIndex
+from fastopt.table.records import RecordFile, Rows
+from fastopt.table.saved import FORMAT, checked, checked_description
 from fastopt.table.start import Start
 from fastopt.table.storage import Storage, check_optimizer
 
@@ -38,6 +43,12 @@ Init = str | Initializer | Callable[[Array], ArrayLike]
 FEWEST = 1 << 16
 """Rows that must be possible where no capacity is given."""
 
+BUFFER = 1 << 30
+"""Bytes of changed pages that stay in memory, where nothing else is said."""
+
+BEGIN = ("name", "dim", "optimizer", "dtype", "start", "capacity", "min_count", "half_life")
+"""Fields of a saved table that it begins with."""
+
 LAST_STEP = int(FREE) - 1
 
 _locked: "WeakSet[EmbeddingTable]" = WeakSet()
@@ -45,6 +56,8 @@ _locked: "WeakSet[EmbeddingTable]" = WeakSet()
 
 def _unlock() -> None:
     for table in list(_locked):
+        if isinstance(table.lock, _Closed):
+            continue
         table.lock = threading.RLock()  # maybe held by a thread that is not here
 
 
@@ -91,6 +104,13 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         Updates in which counts decay to a half. Default None: counts are exact.
     name : str
         Index of the table in the optimizer: counts, multipliers, errors. Default 'embedding'.
+    path : str or os.PathLike, optional
+        New or empty directory, in whose files the rows are, with their state: for tables that are
+        larger than memory. :meth:`flush` writes changes, :meth:`open` opens the table again. Not
+        with rules that read the whole weight, as that of LAMB. Default: the rows are in memory.
+    buffer_bytes : int
+        Changed pages of files that may be in memory; with more of them, the next call flushes.
+        Default 2**30.
 
     Attributes
     ----------
@@ -104,11 +124,15 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         int64, or uint64 if the first ids were of that.
     lock : threading.RLock
         Held by every method.
+    flushes : int
+        Number of flushes of a table in files, of which the last is what a crash leaves.
 
     Raises
     ------
     TypeError, ValueError
         An argument is not what it must be, or the optimizer counts a parameter `name` already.
+    OSError
+        `path` is not empty, or its files cannot be made.
     MemoryError
         The system does not reserve the address space for `capacity` rows.
 
@@ -154,31 +178,47 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         min_count: int = 1,
         half_life: float | None = None,
         name: str = "embedding",
+        path: PathLike | None = None,
+        buffer_bytes: int = BUFFER,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, got {brief(name)}")
         made = create(optimizer, lazy_update=True) if isinstance(optimizer, str) else optimizer
         made = create(made)
         try:
-            check_optimizer(made)
+            check_optimizer(made, in_files=path is not None)
+            self.buffer_bytes = count("buffer_bytes", buffer_bytes)
             if name in made._index_update_count:
                 raise ValueError(
                     f"optimizer counts the updates of a parameter {name!r} already: pass name= "
                     "of another"
                 )
-            self._begin(
-                name,
-                count("dim", dim),
-                made,
-                _dtype(dtype),
-                Start(init),
-                None if capacity is None else count("capacity", capacity, most=MOST_ROWS),
-                count("min_count", min_count),
-                None if half_life is None else _positive("half_life", half_life),
-            )
+            settings: dict[str, Any] = {
+                "name": name,
+                "dim": count("dim", dim),
+                "optimizer": made,
+                "dtype": _dtype(dtype),
+                "start": Start(init),
+                "capacity": _capacity(capacity),
+                "min_count": count("min_count", min_count),
+                "half_life": None if half_life is None else _positive("half_life", half_life),
+            }
+            if path is None:
+                self._begin(**settings)
+            else:
+                self._begin_in(Directory.created(path), settings)
         except (TypeError, ValueError) as error:
             raise type(error)(f"table {name!r}: {error}") from error
         made._index_update_count[name] = made.begin_num_update  # so that no other table takes it
+        self._commit()
+
+    def _begin_in(self, directory: Directory, settings: dict[str, Any]) -> None:
+        """Begin in files of a new directory, of which nothing is left if that fails."""
+        try:
+            self._begin(**settings, directory=directory)
+        except BaseException:
+            directory.discard()
+            raise
 
     def _begin(
         self,
@@ -190,18 +230,29 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         capacity: int | None,
         min_count: int,
         half_life: float | None,
+        directory: Directory | None = None,
     ) -> None:
         """Set attributes that are known to be right, and reserve the rows."""
+        self._directory, self.flushes = directory, 0
         self.name, self.dim, self.dtype, self.min_count = name, dim, dtype, min_count
         self.half_life, self._start, self._limit = half_life, start, capacity
-        self.lock = threading.RLock()
+        self.lock: AbstractContextManager[Any] = threading.RLock()
         self.step = 0
         self._keys: np.dtype[Any] | None = None
         rate = math.log(2) / half_life if half_life else 0.0
 
         def reserve(rows: int) -> tuple[RowIndex, Storage, RowIndex | None]:
-            waiting = RowIndex(rows, rate) if min_count > 1 else None
-            return RowIndex(rows, rate), Storage(name, optimizer, rows, dim, dtype), waiting
+            if directory is None:
+                index, waits = RowIndex(rows, rate), min_count > 1
+                waiting = RowIndex(rows, rate) if waits else None
+                return index, Storage(name, optimizer, rows, dim, dtype), waiting
+
+            def file(of: str, size: int) -> RecordFile:
+                return directory.file(of, size, rows)
+
+            waiting = RowIndex(rows, rate, file("waiting", RECORD)) if min_count > 1 else None
+            index = RowIndex(rows, rate, file("ids", RECORD))
+            return index, Storage(name, optimizer, rows, dim, dtype, file), waiting
 
         self._index, self._storage, self._waiting = _granted(capacity, reserve)
         self.capacity = self._index.capacity
@@ -223,10 +274,18 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     def weight(self) -> Array:
         """The rows up to the last that was ever used, without a copy; free rows are zeros.
 
-        It may be written to. A later row is not in an array that was got before it appeared.
+        It may be written to, unless the table is in files. A later row is not in an array that was
+        got before it appeared.
         """
         weight: Array = self._storage.weight[: self._index.high]
+        if self._directory is not None:
+            weight.flags.writeable = False  # since changes must be known to be written
         return weight
+
+    @property
+    def path(self) -> Path | None:
+        """Directory of a table in files."""
+        return None if self._directory is None else self._directory.path
 
     # Ids
 
@@ -480,10 +539,132 @@ class EmbeddingTable(Advised, metaclass=Constructor):
 
     # Deferred decay, copies, files
 
-    def flush(self) -> None:
-        """Apply the deferred decay of all rows, see :meth:`Updater.flush`."""
+    def flush(self, decay: bool = True) -> None:
+        """Apply the deferred decay of all rows, and write the changes of a table in files.
+
+        When it returns, a crash of the process or of the machine leaves the table as it is now, or
+        as a later flush has written it. A crash before leaves it as the flush before has written
+        it, or as this one has: whole in any case.
+
+        Parameters
+        ----------
+        decay : bool
+            Apply deferred decay, see :meth:`Updater.flush`, which reads and writes all rows.
+            Default True.
+
+        Raises
+        ------
+        OSError
+            The disk is full, or does not take the changes. They are still in the table, which may
+            be flushed again.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import fastopt
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = f"{folder}/users"
+        ...     with fastopt.EmbeddingTable(2, "adam", init="ones", path=path) as table:
+        ...         _ = table.lookup([3, 9])
+        ...         table.flush()
+        ...     with fastopt.EmbeddingTable.open(path) as table:
+        ...         table.flushes, table.lookup(9)
+        (3, array([1., 1.], dtype=float32))
+        """
         with self.lock:
-            self._updater.flush(self.name, self._view)
+            if flag("decay", decay) and self._storage.decay is not None:
+                self._decay_all()
+            self._commit()
+
+    def prefetch(self, ids: ArrayLike) -> None:
+        """Have a thread read rows of a table in files ahead, for the calls that follow.
+
+        It returns at once. Call it with the ids of the next batch before the present one is looked
+        up and updated. Ids without a row are left out, and a table in memory has nothing to read.
+
+        Parameters
+        ----------
+        ids : array_like of int
+            Of any shape.
+
+        Raises
+        ------
+        TypeError, ValueError
+            See :meth:`lookup`.
+        """
+        with self.lock:
+            bits, _, _ = self._checked_ids(ids)
+            if self._directory is not None:
+                rows = self._index.find(bits).rows
+                self._directory.prefetch(rows[rows >= 0])
+
+    def close(self) -> None:
+        """Flush a table in files, without deferred decay, and let others open it.
+
+        Its methods cannot be called any more. Nothing happens to a table in memory.
+
+        Raises
+        ------
+        OSError
+            See :meth:`flush`. The table is still open.
+        """
+        if self._directory is None or isinstance(self.lock, _Closed):
+            return
+        with self.lock:
+            self.flush(decay=False)
+            self._directory.close()
+        self.lock = _Closed(self.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._directory is not None:  # what an error has left is not to be kept
+            self._directory.close()
+            self.lock = _Closed(self.name)
+
+    @classmethod
+    def open(
+        cls,
+        path: PathLike,
+        optimizer: Optimizer | None = None,
+        init: Init | None = None,
+        *,
+        buffer_bytes: int = BUFFER,
+        verify: bool = False,
+    ) -> Self:
+        """Open the table in a directory, as its last flush has written it.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The directory.
+        optimizer, init
+            See :meth:`load`.
+        buffer_bytes : int
+            See :class:`EmbeddingTable`.
+        verify : bool
+            Read all rows and compare the checksums of their pages. Default False: those of the
+            ids alone.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError, OSError
+            There is no table, another process has it open, or a file is missing, damaged, too
+            short or cannot be opened. Nothing has changed.
+        """
+        directory = Directory(path)
+        try:
+            table = cls._opened(directory, optimizer, init, flag("verify", verify))
+            table.buffer_bytes = count("buffer_bytes", buffer_bytes)
+        except BaseException:
+            directory.close()
+            raise
+        if optimizer is not None:
+            table._use(optimizer)
+        return table
 
     def to_arrays(self) -> tuple[NDArray[Any], Array]:
         """Return ids and weights as plain arrays, copies in the order of the rows.
@@ -550,13 +731,40 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         >>> bool((loaded.lookup([3, 1, 2]) == before).all()), list(loaded)
         (True, [3, 1, 2])
         """
-        with read_from(path), open(os.fspath(path), "rb") as file:
+        if os.path.isdir(path):
+            raise CheckpointError(
+                f"{os.fspath(path)} is a directory; EmbeddingTable.open() opens a table in files"
+            )
+        with read_from(path), builtins.open(os.fspath(path), "rb") as file:
             return cls._restored(read(file, optimizer), optimizer, init)
 
     def _described(self, init: Any = None) -> dict[str, Any]:
         """All of the table, with live arrays."""
         high, waiting = self._index.high, self._waiting
         decay = self.optimizer.row_decay.get(self.name)
+        return self._settings(init) | {
+            "ids": _records(self._index),
+            "waiting": None if waiting is None else _records(waiting),
+            "weight": self._storage.weight[:high],
+            "state": [array[:high] for array in self._storage.arrays],
+            "decay": None if decay is None else (decay[0][:high], decay[1]),
+        }
+
+    def _description(self) -> dict[str, Any]:
+        """All of a table in files but its records, for the next flush."""
+        storage, waiting = self._storage, self._waiting
+        decay = self.optimizer.row_decay.get(self.name)
+        return self._settings() | {
+            "flushes": self.flushes + 1,
+            "high": self._index.high,
+            "used": max(storage.used, self._index.high),
+            "waiting": None if waiting is None else waiting.high,
+            "decay": None if storage.decay is None or decay is None else decay[1],
+            "record": [[dtype.name, list(shape)] for dtype, shape in storage.parts],
+        }
+
+    def _settings(self, init: Any = None) -> dict[str, Any]:
+        """Arguments, numbers and optimizer."""
         return {
             "embedding_table": FORMAT,
             "name": self.name,
@@ -569,13 +777,50 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             "half_life": self.half_life,
             "id_dtype": None if self._keys is None else self._keys.name,
             "step": self.step,
-            "ids": _records(self._index),
-            "waiting": None if waiting is None else _records(waiting),
-            "weight": self._storage.weight[:high],
-            "state": [array[:high] for array in self._storage.arrays],
-            "decay": None if decay is None else (decay[0][:high], decay[1]),
             "optimizer": _alone(self.optimizer),
         }
+
+    @classmethod
+    def _opened(
+        cls, directory: Directory, optimizer: Optimizer | None, init: Any, verify: bool
+    ) -> Self:
+        """Table in the files of a directory; nothing is written before they are known to fit."""
+        table = cls.__new__(cls)
+        table.buffer_bytes = BUFFER
+        saved, changes = directory.read(optimizer)
+        with read_from(directory.path), _checking():
+            fields = checked_description(saved, optimizer, init)
+            check_optimizer(fields["optimizer"], in_files=True)
+            numbers = {"rows": fields["used"], "ids": fields["high"]}
+            if fields["waiting"] is not None:
+                numbers["waiting"] = fields["waiting"]
+            if fields["decay"] is not None:
+                numbers["decay"] = fields["used"]
+            if not changes:
+                directory.expect(numbers)
+            settings = {name: fields[name] for name in BEGIN}
+            table._begin(**settings, directory=directory)
+            storage = table._storage
+            record = [[dtype.name, list(shape)] for dtype, shape in storage.parts]
+            if record != fields["record"] or directory.files.keys() != numbers.keys():
+                raise CheckpointError("its rows are not of a weight and state of its optimizer")
+            if not fields["high"] <= fields["used"] <= table.capacity:
+                raise CheckpointError(f"it has {fields['used']} rows for {table.capacity}")
+            directory.apply(saved, changes)
+            for name, rows in numbers.items():
+                directory.files[name].check_length(rows)
+                if verify or name in ("ids", "waiting"):
+                    directory.files[name].verify(rows)
+            table.step, table.flushes = fields["step"], fields["flushes"]
+            table._keys, storage.used = fields["id_dtype"], fields["used"]
+            table._index.begin(fields["high"])
+            if table._waiting is not None:
+                table._waiting.begin(fields["waiting"])
+            if storage.decay is not None:
+                table.optimizer.row_decay[table.name] = storage.decay[:0], fields["decay"]
+            table._grow(fields["used"])
+            table._show()
+        return table
 
     @classmethod
     def _restored(cls, saved: Any, optimizer: Optimizer | None, init: Any) -> Self:
@@ -587,33 +832,25 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             It is not what that says of a table.
         """
         table = cls.__new__(cls)
-        try:
+        table.buffer_bytes = BUFFER
+        with _checking():
             fields = checked(saved, optimizer, init)
-            made: Optimizer = fields["optimizer"]
-            table._begin(
-                fields["name"],
-                fields["dim"],
-                made,
-                fields["dtype"],
-                fields["start"],
-                fields["capacity"],
-                fields["min_count"],
-                fields["half_life"],
-            )
+            table._begin(**{name: fields[name] for name in BEGIN})
             table._take_up(fields)
-        except CheckpointError:
-            raise
-        except Exception as error:  # whatever else foreign numbers lead to
-            raise CheckpointError(f"not the checkpoint of a table: {error}") from error
         if optimizer is not None:
-            others = {k: v for k, v in optimizer.row_decay.items() if k != table.name}
-            kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
-            state = {k: v for k, v in made.__getstate__().items() if k not in kept}
-            optimizer.restore({**state, "row_decay": {**others, **made.row_decay}})
-            table._storage.optimizer = optimizer
-            table._updater = Updater(optimizer)
-            table._show()
+            table._use(optimizer)
         return table
+
+    def _use(self, optimizer: Optimizer) -> None:
+        """Restore the optimizer into one of the user's, and go on with that."""
+        made = self.optimizer
+        others = {k: v for k, v in optimizer.row_decay.items() if k != self.name}
+        kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
+        state = {k: v for k, v in made.__getstate__().items() if k not in kept}
+        optimizer.restore({**state, "row_decay": {**others, **made.row_decay}})
+        self._storage.optimizer = optimizer
+        self._updater = Updater(optimizer)
+        self._show()
 
     def _take_up(self, fields: dict[str, Any]) -> None:
         """Fill an empty table with checked records, weights and states."""
@@ -655,6 +892,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
                 ("min_count", self.min_count, 1),
                 ("half_life", self.half_life, None),
                 ("capacity", self._limit, None),
+                ("path", None if self.path is None else str(self.path), None),
             )
             if value != default
         )
@@ -711,6 +949,8 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     def _rows(self, ids: Ids, keys: np.dtype[Any], create: bool) -> Rows:
         """Row numbers of ids, which are used if rows may be created."""
         index, use = self._index, (self.step, True) if create else UNUSED
+        if self._directory is not None and self._directory.held > self.buffer_bytes:
+            self._commit()
         with uninterrupted:
             found = index.find(ids, use)
             rows = found.rows
@@ -731,6 +971,8 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     def _update(self, ids: Ids, keys: np.dtype[Any], grads: Array) -> None:
         """Update rows with checked gradients."""
         index, step = self._index, min(self.step + 1, LAST_STEP)
+        if self._directory is not None and self._directory.held > self.buffer_bytes:
+            self._commit()
         with uninterrupted:
             found, high = index.find(ids, (step, False)), index.high
             rows = found.rows
@@ -742,6 +984,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
                 elif found.missing:
                     rows, grads = rows[rows >= 0], grads[rows >= 0]
                 grad = RowSparse(grads, rows, self._view.shape)
+                self._storage.mark(rows)
                 self._updater(self.name, grad, self._view)
             except BaseException:
                 if len(new):
@@ -815,6 +1058,30 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             waiting.touch(new, (self.step, True))
         return rows
 
+    def _decay_all(self) -> None:
+        """Apply the deferred decay of all rows."""
+        storage = self._storage
+        if self._directory is None:
+            self._updater.flush(self.name, self._view)
+            return
+        height, storage.height = storage.height, max(storage.used, 1)
+        self._show()  # rows that were never used are not in the file
+        try:
+            storage.mark(np.arange(storage.height))
+            self._updater.flush(self.name, self._view)
+        finally:
+            storage.height = height
+            self._show()
+
+    def _commit(self) -> None:
+        """Write all changes of a table in files."""
+        if self._directory is not None:
+            with uninterrupted, self.optimizer.lock:
+                self._directory.flush(self._description(), self._logged)
+
+    def _logged(self) -> None:
+        self.flushes += 1
+
     def _grow(self, rows: int) -> None:
         """Let the updater see at least so many rows."""
         if self._storage.grow(rows):
@@ -829,6 +1096,30 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         if storage.decay is not None:
             total = optimizer.row_decay.get(self.name, (None, 0.0))[1]
             optimizer.row_decay[self.name] = storage.decay[: storage.height], total
+
+
+class _Closed:
+    """Lock of a table that is closed, which nothing can hold."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        raise ValueError(f"table {self.name!r} is closed")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def _checking() -> Iterator[None]:
+    """Context of checks, in which errors of any kind mean that a checkpoint is none."""
+    try:
+        yield
+    except (CheckpointError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever foreign numbers lead to
+        raise CheckpointError(f"not the checkpoint of a table: {error}") from error
 
 
 def _granted(capacity: int | None, reserve: Callable[[int], Any]) -> Any:
@@ -875,6 +1166,10 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
     if kind_of(made) is None or not made.isnative:
         raise TypeError(f"dtype must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {made}")
     return made
+
+
+def _capacity(capacity: int | None) -> int | None:
+    return None if capacity is None else count("capacity", capacity, most=MOST_ROWS)
 
 
 def _positive(name: str, value: Any) -> float:

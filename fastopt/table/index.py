@@ -9,11 +9,11 @@ from fastopt.kernels import hashing
 from fastopt.kernels.compiling import bind
 from fastopt.kernels.hashing import BITS, DEAD, FREE, HIGH, HINT, LIVE, NUMBERS
 from fastopt.kernels.pages import LARGE, huge_pages, reserved
+from fastopt.table.records import RecordFile, Rows
 
-__all__ = ["MOST_ROWS", "Ids", "RowIndex", "Rows"]
+__all__ = ["MOST_ROWS", "RECORD", "Ids", "RowIndex", "Rows"]
 
 Ids = NDArray[np.int64]
-Rows = NDArray[np.int64]
 
 MOST_ROWS = (1 << 31) - 2
 """Rows whose numbers fit into a slot besides a bit for rows that are gone."""
@@ -23,6 +23,9 @@ LOAD, GROWTH, SPARE, FEWEST = 0.8, 1.4, 0.9, 1 << 10
 number of that share, and how many there are at least. A row takes 24 bytes: 16 of its own, and at
 most 4 * GROWTH / (LOAD * SPARE) for its slot."""
 
+
+RECORD = 16
+"""Bytes of a row's id, count and last use."""
 
 Use = Any
 Array = np.ndarray[Any, Any]
@@ -53,6 +56,8 @@ class RowIndex:
         Most rows.
     rate : float
         Share of the logarithm that counts lose in each step; 0: counts are exact.
+    file : RecordFile, optional
+        Where the ids are, with RECORD bytes for each. Default: in memory.
 
     Raises
     ------
@@ -60,9 +65,10 @@ class RowIndex:
         So many addresses cannot be reserved.
     """
 
-    def __init__(self, capacity: int, rate: float = 0.0) -> None:
-        self.capacity, self.rate = capacity, rate
-        self._records = records = reserved((capacity, 16), np.uint8)
+    def __init__(self, capacity: int, rate: float = 0.0, file: RecordFile | None = None) -> None:
+        self.capacity, self.rate, self._file = capacity, rate, file
+        records = reserved((capacity, RECORD), np.uint8) if file is None else file.records
+        self._records = records
         self.ids: Ids = records.view(np.int64)[:, 0]
         self.counts: NDArray[Any] = records.view(np.float32 if rate else np.uint32)[:, 2]
         self.last: NDArray[np.uint32] = records.view(np.uint32)[:, 3]
@@ -109,6 +115,8 @@ class RowIndex:
         arguments = ids, self.slots, self.ids, self.counts, self.last, self.numbers, rows, before
         use = np.array([*use, self.rate], np.float64)
         missing = self._run(hashing.find, *arguments, use)
+        if use[0] >= 0:
+            self._mark(rows)
         return Found(rows, missing, before)
 
     def unuse(self, found: Found) -> None:
@@ -124,6 +132,8 @@ class RowIndex:
         An id may be repeated.
         """
         rows, new = np.full(len(ids), -1), np.empty(len(ids), np.int64)
+        if self._file is not None:
+            self._file.grow(min(self.high + len(ids), self.capacity))
         count = done = 0
         while done < len(ids):
             limit = int(LOAD * len(self.slots))
@@ -132,12 +142,14 @@ class RowIndex:
             count += made
             if done < len(ids):
                 self._make_room(len(self) + 1)
+        self._mark(new[:count])
         return rows, new[:count]
 
     def remove(self, rows: Rows) -> None:
         """Free different rows that have an id."""
         self._run(hashing.remove, rows, self.slots, self.ids, self.last, self.numbers)
         self.counts[rows] = 0
+        self._mark(rows)
 
     def withdraw(self, rows: Rows, high: int) -> None:
         """Free the rows of the last :meth:`insert`, before which there were `high` rows."""
@@ -148,6 +160,7 @@ class RowIndex:
         """Use rows, see :meth:`find`; negative ones are left out."""
         use = np.array([*use, self.rate], np.float64)
         self._run(hashing.touch, rows, self.counts, self.last, use)
+        self._mark(rows)
 
     def counts_at(self, rows: Rows | slice, now: int) -> NDArray[Any]:
         """Counts of rows, as they have decayed until `now`."""
@@ -159,8 +172,13 @@ class RowIndex:
 
     def fill(self, ids: Ids, counts: NDArray[Any], last: NDArray[np.uint32]) -> None:
         """Take over the records of rows from 0 on; a last use of FREE marks a free row."""
-        high, free = len(ids), int((last == FREE).sum())
+        high = len(ids)
         self.ids[:high], self.counts[:high], self.last[:high] = ids, counts, last
+        self.begin(high)
+
+    def begin(self, high: int) -> None:
+        """Go on from the records of rows below `high`, which are there."""
+        free = int(np.count_nonzero(self.last[:high] == FREE))
         self.numbers[[LIVE, HIGH, HINT, DEAD]] = high - free, high, 0, 0
         self._make_room(high)
 
@@ -176,6 +194,11 @@ class RowIndex:
         self.slots = slots
         if self.high:
             self._run(hashing.place, self.slots, self.ids, self.last, self.numbers)
+
+    def _mark(self, rows: Rows) -> None:
+        """Have a file count rows as changed; negative numbers are left out."""
+        if self._file is not None:
+            self._file.mark(rows[rows >= 0])
 
     def _run(self, factory: Any, *arguments: Any) -> Any:
         kernel = self._kernels.get(factory)

@@ -15,13 +15,13 @@ from fastopt.table.index import MOST_ROWS
 from fastopt.table.start import Start
 from fastopt.table.storage import check_optimizer
 
-__all__ = ["FORMAT", "checked"]
+__all__ = ["FORMAT", "checked", "checked_description"]
 
 Array = np.ndarray[Any, Any]
 
 FORMAT = 1
 
-FIELDS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "embedding_table": int,
     "name": str,
     "dim": int,
@@ -33,13 +33,27 @@ FIELDS: dict[str, Any] = {
     "half_life": (float, type(None)),
     "id_dtype": (str, type(None)),
     "step": int,
+    "optimizer": Optimizer,
+}
+
+FIELDS: dict[str, Any] = SETTINGS | {
     "ids": tuple,
     "waiting": (tuple, type(None)),
     "weight": np.ndarray,
     "state": list,
     "decay": (tuple, type(None)),
-    "optimizer": Optimizer,
 }
+
+DESCRIPTION: dict[str, Any] = SETTINGS | {
+    "flushes": int,
+    "high": int,
+    "used": int,
+    "waiting": (int, type(None)),
+    "decay": (float, type(None)),
+    "record": list,
+}
+"""What a table in files says of itself: `high` rows have had an id, `used` were written to, and
+`waiting` those of ids that wait for one. `record` has dtype and shape of what a row consists of."""
 
 
 def checked(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any]:
@@ -59,9 +73,43 @@ def checked(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any
     CheckpointError, TypeError, ValueError
         It is something else.
     """
-    if not isinstance(saved, Mapping) or saved.keys() != FIELDS.keys():
-        raise CheckpointError("not the checkpoint of a table, which EmbeddingTable.save() makes")
-    for field, kind in FIELDS.items():
+    fields = _checked_settings(saved, FIELDS, "EmbeddingTable.save()", optimizer, init)
+    counts = "float32" if saved["half_life"] is not None else "uint32"
+    step = saved["step"]
+    high = _check_records("ids", saved["ids"], counts, step)
+    if saved["waiting"] is not None:
+        _check_records("waiting", saved["waiting"], counts, step)
+    _check_array("weight", saved["weight"], fields["dtype"].name, (high, saved["dim"]))
+    if not all(isinstance(array, np.ndarray) for array in saved["state"]):
+        raise CheckpointError("'state' must hold arrays")
+    if saved["decay"] is not None:
+        rows, total = saved["decay"]
+        _check_array("decay", rows, "float64", (high,))
+        number("decay", total)
+        if not np.isfinite(rows).all():
+            raise CheckpointError("'decay' must be finite")
+    return fields
+
+
+def checked_description(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any]:
+    """Fields of the description of a table in files, like :func:`checked`."""
+    made_by = "EmbeddingTable(path=...)"
+    fields = _checked_settings(saved, DESCRIPTION, made_by, optimizer, init)
+    for name in ("flushes", "high", "used", "waiting"):
+        if saved[name] is not None:
+            count(name, saved[name], least=0, most=None if name == "flushes" else MOST_ROWS)
+    if saved["decay"] is not None:
+        number("decay", saved["decay"])
+    return fields
+
+
+def _checked_settings(
+    saved: Any, kinds: dict[str, Any], made_by: str, optimizer: Optimizer | None, init: Any
+) -> dict[str, Any]:
+    """Fields of these types, of which those in SETTINGS are checked."""
+    if not isinstance(saved, Mapping) or saved.keys() != kinds.keys():
+        raise CheckpointError(f"not the checkpoint of a table, which {made_by} makes")
+    for field, kind in kinds.items():
         if not isinstance(saved[field], kind) or isinstance(saved[field], bool):
             raise CheckpointError(f"{field!r} is of type {type(saved[field]).__name__}")
     if saved["embedding_table"] != FORMAT:
@@ -72,7 +120,7 @@ def checked(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any
         count("capacity", saved["capacity"], most=MOST_ROWS)
     count("min_count", saved["min_count"])
     count("seed", saved["seed"], least=0, most=2**63 - 1)
-    step = count("step", saved["step"], least=0, most=int(FREE) - 1)
+    count("step", saved["step"], least=0, most=int(FREE) - 1)
     if saved["half_life"] is not None and not number("half_life", saved["half_life"], least=0):
         raise CheckpointError("half_life must be more than 0")
     if saved["id_dtype"] not in (None, "int64", "uint64"):
@@ -92,21 +140,8 @@ def checked(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any
         raise CheckpointError(f"the optimizer does not count the updates of {saved['name']!r}")
     if made.row_decay or made.masters_given:
         raise CheckpointError("the optimizer has arrays of parameters besides the table")
-    counts = "float32" if saved["half_life"] is not None else "uint32"
-    high = _check_records("ids", saved["ids"], counts, step)
     if (saved["min_count"] > 1) != (saved["waiting"] is not None):
         raise CheckpointError("ids wait for a row if min_count is more than 1 only")
-    if saved["waiting"] is not None:
-        _check_records("waiting", saved["waiting"], counts, step)
-    _check_array("weight", saved["weight"], dtype.name, (high, saved["dim"]))
-    if not all(isinstance(array, np.ndarray) for array in saved["state"]):
-        raise CheckpointError("'state' must hold arrays")
-    if saved["decay"] is not None:
-        rows, total = saved["decay"]
-        _check_array("decay", rows, "float64", (high,))
-        number("decay", total)
-        if not np.isfinite(rows).all():
-            raise CheckpointError("'decay' must be finite")
     return fields
 
 

@@ -13,7 +13,8 @@ from fastopt.kernels.pages import LARGE, huge_pages, reserved
 from fastopt.kernels.table import PARALLEL_FROM
 from fastopt.kernels.threads import may_run_parallel, turn
 from fastopt.optimizer.optimizer import Optimizer
-from fastopt.table.index import Ids, Rows
+from fastopt.table.index import Ids
+from fastopt.table.records import RecordFile, Rows, fields, size_of
 from fastopt.table.start import Start
 
 __all__ = ["Storage", "check_optimizer"]
@@ -27,11 +28,23 @@ FEWEST = 1 << 10
 """Rows of the arrays that an updater sees at least."""
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise TypeError or ValueError unless an optimizer can update single rows of a table."""
+def check_optimizer(optimizer: Optimizer, in_files: bool = False) -> None:
+    """Raise TypeError or ValueError unless an optimizer can update single rows of a table.
+
+    One `in_files` may not read all rows in each update.
+    """
     name = type(optimizer).__name__
     if not optimizer.native or optimizer.rule_for("") is None:
         raise TypeError(f"optimizer must update by a rule, and {name} has an update() in Python")
+    if in_files and optimizer.rule_for("").passes:  # type: ignore[union-attr]
+        raise ValueError(
+            f"{name} reads the whole weight in each update, which a table in files does not allow"
+        )
+    if in_files and optimizer.sparse_decay == "dense":
+        raise ValueError(
+            "sparse_decay='dense' writes to all rows in each update, which a table in files does "
+            "not allow; pass 'catch_up'"
+        )
     if optimizer.accumulates:
         raise TypeError(
             f"optimizer must update in each call, and {name} sums the gradients of several: a row "
@@ -61,6 +74,8 @@ class Storage:
         Most rows, and their length.
     dtype : numpy.dtype
         Of the weight.
+    file : callable, optional
+        Makes a file of a name, with records of a size, for all rows. Default: they are in memory.
 
     Attributes
     ----------
@@ -73,18 +88,34 @@ class Storage:
     """
 
     def __init__(
-        self, name: str, optimizer: Optimizer, capacity: int, dim: int, dtype: np.dtype[Any]
+        self,
+        name: str,
+        optimizer: Optimizer,
+        capacity: int,
+        dim: int,
+        dtype: np.dtype[Any],
+        file: Callable[[str, int], RecordFile] | None = None,
     ) -> None:
         self.name, self.optimizer = name, optimizer
-        self.weight = reserved((capacity, dim), dtype)
         self.nested = optimizer.create_state_multi_precision(name, np.zeros((1, dim), dtype))
-        self.arrays = [
-            reserved((capacity, *array.shape[1:]), array.dtype, number)
-            for number, array in enumerate(leaves(self.nested), 1)
-        ]
-        self.decay = None
-        if optimizer.sparse_decay != "touched":
-            self.decay = reserved((capacity,), np.float64)
+        self.parts = [(dtype, (dim,))]
+        self.parts += [(array.dtype, array.shape[1:]) for array in leaves(self.nested)]
+        self.files: list[RecordFile] = []
+        decays = optimizer.sparse_decay != "touched"
+        self.decay: Array | None = None
+        if file is None:
+            self.weight, *self.arrays = (
+                reserved((capacity, *shape), dtype, number)
+                for number, (dtype, shape) in enumerate(self.parts)
+            )
+            if decays:
+                self.decay = reserved((capacity,), np.float64)
+        else:
+            self.files = [file("rows", size_of(self.parts)[1])]
+            self.weight, *self.arrays = fields(self.files[0].records, self.parts)
+            if decays:
+                self.files.append(file("decay", 8))
+                self.decay = self.files[1].records.view(np.float64)[:, 0]
         whole = dim * dtype.itemsize % 8 == 0
         self._bytes = self.weight.view(np.int64 if whole else np.uint8)
         self._gather: Any = None
@@ -99,6 +130,10 @@ class Storage:
             return False
         capacity = len(self.weight)
         self.height = min(max(1 << (rows - 1).bit_length(), FEWEST), capacity)
+        for file in self.files:
+            file.grow(self.height)
+        if self.files:
+            return True
         for array in (self.weight, *self.arrays):
             if array[: self.height].nbytes >= LARGE:
                 huge_pages(array)
@@ -113,7 +148,10 @@ class Storage:
         """Copies of rows, zeros for negative numbers; by all threads where that is faster."""
         width = self.weight.shape[1]
         if len(rows) * width < PARALLEL_FROM or not may_run_parallel():
-            copies: Array = np.take(self.weight, rows, axis=0, mode="clip")
+            if self.files:  # np.take would copy all of them first
+                copies: Array = self.weight[np.maximum(rows, 0)]
+            else:
+                copies = np.take(self.weight, rows, axis=0, mode="clip")
         else:
             copies = np.empty((len(rows), width), self.weight.dtype)
             arguments = self._bytes, rows, copies.view(self._bytes.dtype)
@@ -152,6 +190,12 @@ class Storage:
             if self.decay is not None:
                 self.decay[at] = self.optimizer.row_decay.get(self.name, (None, 0.0))[1]
             self.used = max(self.used, int(some.max()) + 1)
+        self.mark(rows)
+
+    def mark(self, rows: Rows) -> None:
+        """Have files count rows as changed."""
+        for file in self.files:
+            file.mark(rows)
 
     def clear(self, rows: Rows) -> None:
         """Write zeros to rows that are free now; a state alone where a rule would read it."""
@@ -160,6 +204,7 @@ class Storage:
         if rule is not None and rule.passes:
             for array in self.arrays:
                 array[rows] = 0
+        self.mark(rows)
 
     def _check(self, state: tuple[Array, ...]) -> None:
         kinds = [(array.dtype.name, array.shape[1:]) for array in state]

@@ -75,6 +75,15 @@ def test_rows_prepare_nothing_again(prepared):
     assert prepared == [[0, 1]]
 
 
+@pytest.mark.parametrize("rows", [[0, 2, 5], [5, 0, 2], [3, 3, 0]], ids=str)
+def test_rows_in_any_order_prepare_nothing_again(prepared, rows):
+    updater = optimizer.Updater(optimizer.Adam())
+    weight = np.ones((6, 2))
+    for _ in range(5):
+        updater(0, RowSparse(np.ones((3, 2)), np.array(rows), (6, 2)), weight)
+    assert len(prepared) <= 2  # names of multipliers are checked in between
+
+
 def test_the_oldest_of_many_lists_goes_first(prepared):
     updater = optimizer.Updater(optimizer.SGD())
     train(updater, [[k, 100 + k] for k in range(LISTS + 4)], steps=1)

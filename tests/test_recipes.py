@@ -63,7 +63,7 @@ def recipe(monkeypatch):
         ("river_phishing", (), 1e-12),
         ("pennylane_circuit", (), 1e-10),
         ("bpr_factorization", (), 1e-5),
-        ("word_vectors", (), 1e-5),
+        pytest.param("word_vectors", (), 1e-5, marks=pytest.mark.exhaustive),
         ("online_learner", (), 1e-12),
         ("torch_views", (), 1e-3),
         ("jax_gradients", (), 1e-3),

@@ -21,7 +21,7 @@ from fastopt.plain import Array
 __all__ = ["STATES", "Arrays", "Budget", "Standing", "arrays_of", "bandwidth", "by_threads"]
 __all__ += ["prepare", "standings"]
 
-numba: Any = import_module("numba")  # whose type hints leave much out
+numba: Any = import_module("numba")  # its type hints are incomplete
 
 WIDTH = 64
 """Columns of a weight, if its size is a multiple of this."""

@@ -26,7 +26,7 @@ from fastopt.kernels.threads import thread_count, use_threads
 
 __all__ = ["Options", "run"]
 
-numba: Any = import_module("numba")  # whose type hints leave much out
+numba: Any = import_module("numba")  # its type hints are incomplete
 
 FIRST = ("adam", "sgd", "adamw")
 """The most used optimizers, which are measured first."""

@@ -34,7 +34,7 @@ class Layer:
         return y
 
     def backward(self, grad: Array) -> Array:
-        """Accumulate gradients, given that of the outputs; return the gradient of the inputs."""
+        """Accumulate weight gradients from the output gradient; return the input gradient."""
         self.weight.add_grad(grad.T @ self.x)
         self.bias.add_grad(grad.sum(axis=0))
         back: Array = grad @ self.weight.data()

@@ -143,7 +143,7 @@ _READERS: dict[str, Callable[[BinaryIO], dict[str, Array]]] = {
 
 
 def _decoded(dtype: str, shape: list[int], data: bytes) -> Array:
-    """Decode a safetensors entry; bfloat16 becomes float32, whose upper 16 bits it is."""
+    """Decode a safetensors entry; bfloat16 values become the upper 16 bits of float32 values."""
     if dtype == "BF16":
         wide = np.frombuffer(data, "<u2").astype(np.uint32) << 16
         return wide.view(np.float32).reshape(shape)

@@ -1,4 +1,4 @@
-"""State that outlives the process."""
+"""Checkpoints of optimizers and updaters."""
 
 from fastopt.checkpoint.errors import CheckpointError as CheckpointError
 from fastopt.checkpoint.files import write_atomically as write_atomically

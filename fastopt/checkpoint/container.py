@@ -1,7 +1,8 @@
-"""Arrays and one JSON text as a safetensors file, written and read piece by piece.
+"""Arrays and a JSON document in a safetensors file, written and read in chunks.
 
-The header is made and checked here and not by the library, which takes and gives whole arrays:
-so nothing is copied but small pieces, and nothing is allocated that the file is too small for.
+The header is written and checked here instead of by the safetensors library, which only handles
+whole arrays. So only small chunks are copied, and no array is allocated before the file is known to
+be large enough for it.
 """
 
 import json
@@ -23,7 +24,7 @@ Chunks = Iterator[bytes | memoryview]
 FORMAT = 2
 KEY = "fastopt"
 METADATA = "__metadata__"
-"""Entry of a header that is no tensor."""
+"""Key of a header that is not the name of a tensor."""
 
 CODES = {
     "float64": "F64",
@@ -40,14 +41,14 @@ CODES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""Name of each dtype in the header."""
+"""Code of each dtype in the header."""
 
 BITS = {"bfloat16": "uint16"}
-"""Dtypes that are stored as others of the same size; their name is in the text."""
+"""Dtypes that are stored as another dtype of the same size; the metadata hold their name."""
 
 HEADER_LIMIT = 100_000_000
 HEADER_BASE, HEADER_SHARE = 2**23, 2**11
-"""Bytes of a header that need no tensor, and those that each tensor justifies."""
+"""Limit on the bytes of a header: a base, and bytes for each tensor in it."""
 
 DIMENSION_LIMIT = 64
 PIECE = 1 << 20
@@ -59,16 +60,16 @@ def can_hold(dtype: np.dtype[Any]) -> bool:
 
 
 def encode(tree: Any, arrays: Mapping[str, Array]) -> Chunks:
-    """Yield the bytes of a file that holds `arrays`, and `tree` in its metadata.
+    """Yield the bytes of a file with `arrays` as its tensors and `tree` in its metadata.
 
-    `tree` is JSON without NaN and infinity. The arrays must not change meanwhile.
+    `tree` is JSON without NaN and infinity. The arrays must not change during iteration.
 
     Raises
     ------
     CheckpointError
-        The header would be larger than :func:`decode` admits.
+        The header would be larger than :func:`decode` accepts.
     """
-    # Larger elements first, so that every array is aligned.
+    # Sorted by decreasing element size, so that every array is aligned.
     stored = {name: _bits(a) for name, a in sorted(arrays.items(), key=lambda i: -i[1].itemsize)}
     tensors = {name: _record(arrays[name], bits) for name, bits in stored.items()}
     text = json.dumps({"format": FORMAT, "tree": tree, "tensors": tensors}, allow_nan=False)
@@ -87,12 +88,12 @@ def encode(tree: Any, arrays: Mapping[str, Array]) -> Chunks:
 
 
 def decode(file: BufferedIOBase) -> tuple[Any, dict[str, Array]]:
-    """Return the tree and the arrays of a file that :func:`encode` made.
+    """Return the tree and the arrays of a file that :func:`encode` wrote.
 
     Raises
     ------
     CheckpointError
-        The file is damaged or of another kind.
+        The file is damaged or not of this format.
     """
     header, size = _header(file)
     metadata = header.pop(METADATA, {})
@@ -123,12 +124,12 @@ def decode(file: BufferedIOBase) -> tuple[Any, dict[str, Array]]:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Dtype of that name.
+    """Return the dtype with a name.
 
     Raises
     ------
     CheckpointError
-        There is none, or the package that defines it is not installed.
+        The dtype is unknown, or the package that defines it is not installed.
     """
     if name in BITS:
         try:
@@ -147,7 +148,7 @@ def _bits(array: Array) -> Array:
 
 
 def _record(array: Array, bits: Array) -> dict[str, Any]:
-    """What the text says of an array."""
+    """Description of an array in the metadata."""
     crc = 0
     for piece in _pieces(bits):
         crc = zlib.crc32(_contiguous(piece).data, crc)
@@ -157,7 +158,7 @@ def _record(array: Array, bits: Array) -> dict[str, Any]:
 
 
 def _entry(record: Mapping[str, Any], begin: int, end: int) -> dict[str, Any]:
-    """What the header says of the array."""
+    """Description of an array in the safetensors header."""
     dtype = record["dtype"]
     code = CODES[BITS.get(dtype, dtype)]
     return {"dtype": code, "shape": record["shape"], "data_offsets": [begin, end]}
@@ -168,12 +169,12 @@ def _digest(text: str) -> str:
 
 
 def _contiguous(array: Array) -> Array:
-    """The elements in C order, little end first."""
+    """The elements in C order and little-endian."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
 
 
 def _pieces(array: Array) -> Iterator[Array]:
-    """Views of at most `PIECE` bytes that follow each other in C order."""
+    """Consecutive views of an array in C order, of at most `PIECE` bytes each."""
     if array.nbytes <= PIECE:
         yield array
         return
@@ -188,7 +189,7 @@ def _pieces(array: Array) -> Iterator[Array]:
 
 
 def _header(file: BufferedIOBase) -> tuple[dict[str, Any], int]:
-    """Header of a safetensors file, and the number of bytes after it."""
+    """Read the header of a safetensors file; return it and the number of bytes after it."""
     size = file.seek(0, 2) - 8
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
@@ -206,9 +207,9 @@ def _header(file: BufferedIOBase) -> tuple[dict[str, Any], int]:
 
 
 def _check_header(head: bytes) -> None:
-    """Raise CheckpointError if a header is larger than its tensors justify.
+    """Raise CheckpointError if a header is too large for its number of tensors.
 
-    JSON takes up to 25 times its size in memory, so it is not read before.
+    Parsed JSON takes up to 25 times its size in memory, so this is checked before parsing.
     """
     tensors = head.count(b'"data_offsets"') if len(head) > HEADER_BASE else 0
     limit = min(HEADER_BASE + HEADER_SHARE * tensors, HEADER_LIMIT)
@@ -227,7 +228,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _size(name: str, record: Mapping[str, Any]) -> int:
-    """Bytes of an array."""
+    """Number of bytes of an array; raises CheckpointError for an invalid shape."""
     shape: list[int] = record["shape"]
     if len(shape) > DIMENSION_LIMIT or any(type(n) is not int or n < 0 for n in shape):
         raise CheckpointError(f"tensor {name}: {shape!r} is not a shape")
@@ -235,7 +236,7 @@ def _size(name: str, record: Mapping[str, Any]) -> int:
 
 
 def _read(file: BufferedIOBase, name: str, record: Mapping[str, Any]) -> Array:
-    """Array that begins where `file` is."""
+    """Read an array from the current position of `file`, and verify its checksum."""
     dtype = record["dtype"]
     bits = np.empty(record["shape"], BITS.get(dtype, dtype), record["order"])
     crc = 0

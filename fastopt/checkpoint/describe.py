@@ -1,4 +1,4 @@
-"""What a checkpoint of an updater holds."""
+"""Contents of an updater's checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +18,11 @@ from fastopt.suggestions import Advised
 __all__ = ["SETTINGS", "Stateful", "check_updater", "describe", "foreign_part"]
 
 SETTINGS = ("clip_global_norm", "clip_adaptive", "clip_adaptive_eps")
-"""Hyper-parameters of an updater, where it has them."""
+"""Hyper-parameters of updaters; some kinds of updaters lack some of them."""
 
 
 class Stateful(Advised):
-    """What checkpoints need to know of an updater."""
+    """Attributes of an updater that checkpoints save and restore."""
 
     optimizer: Optimizer
     states: dict[Index, Any]
@@ -31,18 +31,18 @@ class Stateful(Advised):
 
 
 def check_updater(updater: Any) -> None:
-    """Raise TypeError unless `updater` has an optimizer and states, as updaters have."""
+    """Raise TypeError unless `updater` has the attributes `optimizer` and `states`."""
     if not (hasattr(updater, "optimizer") and hasattr(updater, "states")):
         raise TypeError(f"updater must be an Updater, got {type(updater).__name__}")
 
 
 def describe(updater: Stateful) -> dict[str, Any]:
-    """All that a checkpoint holds of `updater`, with its live arrays, copies of those on devices.
+    """Return the contents of a checkpoint: the updater's own arrays, or host copies of device ones.
 
     Raises
     ------
     TypeError
-        A state is not made of None, numbers, arrays, and tuples, lists and dicts of these.
+        A state contains something other than None, numbers, arrays, tuples, lists and dicts.
     """
     optimizer = updater.optimizer
     attributes = attributes_of(optimizer)
@@ -69,7 +69,10 @@ def describe(updater: Stateful) -> dict[str, Any]:
 
 
 def foreign_part(state: Any) -> str | None:
-    """Type of a part of a state that is not None, number, array, tuple, list or dict, if any."""
+    """Type name of a part of a state that cannot be saved, or None if all parts can.
+
+    None, numbers, arrays, tuples, lists and dicts can be saved.
+    """
     if state is None or isinstance(state, (int, float)):
         return None
     if is_cuda(state):

@@ -1,4 +1,4 @@
-"""The error of everything that reads saved states."""
+"""The exception that all readers of checkpoints raise."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ __all__ = ["CheckpointError", "read_from"]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read or does not fit; the message says what is wrong and where.
+    """Raised if a checkpoint cannot be read or does not match; the message names the cause.
 
     Examples
     --------
@@ -22,12 +22,12 @@ class CheckpointError(ValueError):
     (<class 'ValueError'>,)
     """
 
-    __module__ = "fastopt.checkpoint"  # where it is to be imported from
+    __module__ = "fastopt.checkpoint"  # the public location
 
 
 @contextmanager
 def read_from(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the file in errors about what was read from it."""
+    """Context that adds the file name to the message of a CheckpointError."""
     try:
         yield
     except CheckpointError as error:

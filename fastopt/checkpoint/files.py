@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all."""
+"""Atomic replacement of files."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # on Windows, where no file can be removed that a process has open
+except ImportError:  # on Windows, where an open file cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["PathLike", "lock", "write_atomically", "write_part"]
@@ -21,28 +21,28 @@ PathLike = str | os.PathLike[str]
 
 
 def write_atomically(path: PathLike, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a file so that a crash at any moment leaves the old file or the new one.
+    """Write a file so that a crash at any moment leaves either the old file or the new one.
 
-    The bytes go to a temporary file in the same directory and to the disk; then the temporary
-    file takes the place of `path`, and that goes to the disk too. A process that is killed may
-    leave the temporary file, whose name begins with a dot and ends in ``.tmp``; the next call for
-    the same `path` removes it. Temporary files of living processes are locked and stay.
+    The bytes are written to a temporary file in the same directory and synced to disk; then the
+    temporary file is renamed to `path`, and the directory is synced. A process that is killed can
+    leave the temporary file behind; its name starts with a dot and ends in ``.tmp``, and the next
+    call for the same `path` removes it. Temporary files of running processes are locked and kept.
 
     Parameters
     ----------
     path : str or os.PathLike
-        A new file or a regular file; a link leads to the file that is replaced. Its permissions
-        are kept.
+        A new file or a regular file. A symbolic link is followed. The permissions of an existing
+        file are kept.
     chunks : iterable of bytes-like objects
-        The contents, in order. They may be made on the way.
+        The contents, in order; may be a generator.
 
     Raises
     ------
     TypeError
-        `chunks` are the bytes themselves, or a text.
+        `chunks` is a bytes-like object or a string.
     OSError
-        The file cannot be written: the disk is full, the directory is missing or not writable,
-        `path` is a directory or a device. The old file is as it was.
+        The file cannot be written: the disk is full, the directory is missing or not writable, or
+        `path` is a directory or a device. The old file is unchanged.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def write_atomically(path: PathLike, chunks: Iterable[bytes | memoryview]) -> No
 def write_part(path: PathLike, of: PathLike, chunks: Iterable[bytes | memoryview]) -> None:
     """Write a file that belongs to the file `of`, like :func:`write_atomically`.
 
-    What a killed process leaves of it is removed by the next :func:`write_atomically` for `of`.
+    The next :func:`write_atomically` for `of` removes temporary files that killed processes left.
     """
     _write(path, chunks, Path(of).name)
 
@@ -80,7 +80,7 @@ def _write(path: PathLike, chunks: Iterable[bytes | memoryview], of: str | None)
 
 
 def _target(path: PathLike) -> Path:
-    """Return the file that a path or a link leads to; a link without end is an OSError."""
+    """Resolve symbolic links; raise OSError for a loop of links."""
     target = Path(os.path.realpath(path))
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -108,22 +108,22 @@ def _replace(target: Path, of: str, chunks: Iterable[bytes | memoryview]) -> Non
 
 
 def _temporary(target: Path, of: str) -> tuple[Path, BufferedWriter]:
-    """Create a temporary file beside `target`, locked as long as it is open."""
+    """Create a temporary file next to `target`, locked while it is open."""
     while True:
         temporary = target.with_name(f"{_prefix(of)}{secrets.token_hex(8)}.tmp")
         file = open(temporary, "xb")  # noqa: SIM115
         if lock(file.fileno()) is False or os.fstat(file.fileno()).st_nlink:
             return temporary, file
-        file.close()  # removed as a leftover before it was locked
+        file.close()  # another process removed it before it was locked
 
 
 def _prefix(of: str) -> str:
-    """First part of the names of temporary files; its length does not depend on the name."""
+    """Prefix of the names of temporary files, of a length that does not depend on `of`."""
     return f".{hashlib.blake2b(os.fsencode(of), digest_size=8).hexdigest()}-"
 
 
 def lock(descriptor: int, wait: bool = True) -> bool | None:
-    """Whether a file could be locked, None if another process has; the lock ends with it."""
+    """Lock a file until it is closed; return None if it is locked already, False if unsupported."""
     if fcntl is None:
         return False
     try:
@@ -136,7 +136,7 @@ def lock(descriptor: int, wait: bool = True) -> bool | None:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove temporary files for `target` whose processes have ended; errors are left alone."""
+    """Remove temporary files for `target` whose processes have ended; ignore errors."""
     prefix = _prefix(target.name)
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
@@ -160,7 +160,7 @@ def _remove_unlocked(path: str) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Bring a renaming to the disk; Windows has no way to ask for it."""
+    """Sync a renamed file's directory to disk; Windows has no way to do that."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

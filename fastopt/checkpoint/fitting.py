@@ -1,4 +1,4 @@
-"""Whether restored states fit the optimizer and what else it keeps for their parameters."""
+"""Validation of restored states against the optimizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,16 +26,15 @@ def check_states(
     states: Mapping[Index, Any],
     groups: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Check restored states before they are taken over; the weights are not known then.
+    """Check restored states before they are used, without knowing the weights.
 
-    What :meth:`~fastopt.optimizer.Optimizer.create_state` of a class of the user's makes, whose
-    updates no rule makes, may be anything that can be saved.
+    States of user-defined optimizers without a rule may contain anything that can be saved.
 
     Raises
     ------
     CheckpointError
-        A state has another number of arrays than the rule has slots,
-        arrays of other dtypes, or of shapes that do not fit together.
+        The number of arrays in a state differs from the slots of the rule, or arrays have wrong
+        dtypes or inconsistent shapes.
     """
     find = optimizers_of(optimizer, groups)
     for index, state in states.items():
@@ -52,7 +51,7 @@ def check_states(
 
 
 def _check_arrays(words: str, rule: Rule, state: Any, masters: bool) -> list[Array]:
-    """Return the arrays of the slots, without a master."""
+    """Check the arrays of a state, and return those of the rule's slots, without the master."""
     arrays, scales = split_scales(leaves(state))
     if not all(isinstance(array, np.ndarray) for array in arrays):
         raise CheckpointError(f"{words} must hold arrays, got {state!r:.100}")
@@ -64,7 +63,7 @@ def _check_arrays(words: str, rule: Rule, state: Any, masters: bool) -> list[Arr
             f"{words} must have {count} arrays for rule {rule.name}, got {len(arrays)}"
         )
     master = None
-    if paired:  # the pair of master and state, in one order or the other
+    if paired:  # (master, state) or (state, master)
         inner = split_scales(leaves(state[0]))[0]
         last = isinstance(state[1], np.ndarray) and inner == arrays[:-1]
         master = arrays.pop(-1 if last else 0)
@@ -98,7 +97,7 @@ def _check_dtype(words: str, array: Array, dtypes: tuple[str, ...]) -> None:
 
 
 def _check_kept(words: str, optimizer: Optimizer, index: Index, shape: tuple[int, ...]) -> None:
-    """Check decay by row and sums of gradients against the shape of a state."""
+    """Check a parameter's deferred decay and sum of gradients against the shape of its state."""
     paid = optimizer.row_decay.get(index)
     if paid is not None and shape[:1] != paid[0].shape:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Groups of an updater as numbers and arrays, and back."""
+"""Conversion of an updater's groups to plain values, and back."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,7 +30,7 @@ Given = Mapping[str, Mapping[str, Any]]
 
 
 def described_groups(groups: Given | None) -> dict[str, dict[str, Any]]:
-    """What a checkpoint holds of groups: an optimizer as its class and attributes."""
+    """Return groups in the form of a checkpoint: optimizers as class name and attributes."""
     described: dict[str, dict[str, Any]] = {}
     for pattern, given in (groups or {}).items():
         described[pattern] = own = dict(given)
@@ -46,22 +46,22 @@ def described_groups(groups: Given | None) -> dict[str, dict[str, Any]]:
 def restored_groups(
     saved: Any, present: Given | None, index: Callable[[Any], Any] = lambda value: value
 ) -> dict[str, dict[str, Any]]:
-    """Groups from what :func:`described_groups` returned; nothing present changes.
+    """Rebuild groups from the result of :func:`described_groups`; the updater does not change.
 
     Parameters
     ----------
     saved : dict
-        What it returned.
+        Result of :func:`described_groups`.
     present : mapping or None
-        The groups of the updater, which lend what was not saved: schedules that are plain
-        functions, classes that are not registered.
+        Current groups of the updater. They supply what cannot be saved: schedules that are plain
+        functions, and classes that are not registered.
     index : callable, optional
-        Returns an attribute of an optimizer with the indices of the updater.
+        Maps the saved indices in an attribute of an optimizer to the updater's indices.
 
     Raises
     ------
     CheckpointError
-        They are not groups, or a schedule is neither saved nor present.
+        `saved` is invalid, or a schedule was not saved and `present` does not have it.
     """
     if not isinstance(saved, dict) or not all(isinstance(own, dict) for own in saved.values()):
         raise CheckpointError("its groups must be dicts by pattern")
@@ -97,7 +97,7 @@ def restored_groups(
 
 
 def with_present(groups: Given | None, present: Given | None) -> Given:
-    """Groups whose optimizers are those that are present, with the attributes of the restored."""
+    """Replace restored optimizers by the current ones, which get the restored attributes."""
     found: dict[str, Mapping[str, Any]] = {}
     for pattern, own in (groups or {}).items():
         other: Any = (present or {}).get(pattern, {}).get("optimizer")
@@ -111,12 +111,12 @@ def with_present(groups: Given | None, present: Given | None) -> Given:
 
 
 def optimizers_of(optimizer: Optimizer, groups: Given | None) -> Callable[[Index], Optimizer]:
-    """Function that returns the optimizer of an index.
+    """Return a function that maps an index to its optimizer.
 
     Raises
     ------
     CheckpointError
-        The groups do not fit the optimizer.
+        The groups do not match the optimizer.
     """
     if not groups:
         return lambda index: optimizer
@@ -129,9 +129,9 @@ def optimizers_of(optimizer: Optimizer, groups: Given | None) -> Callable[[Index
 def check_average(
     optimizer: Optimizer, groups: Given | None, average: Average | None, saved: Any
 ) -> None:
-    """Raise CheckpointError unless an updater can average the weights of all groups.
+    """Raise CheckpointError unless the weights of all groups can be averaged.
 
-    `average` is that of the updater, `saved` the averages of the checkpoint.
+    `average` is the updater's average, `saved` are the averages in the checkpoint.
     """
     if not groups or average is None:
         return

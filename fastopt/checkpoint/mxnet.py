@@ -1,4 +1,4 @@
-"""States that MXNet wrote."""
+"""Import of optimizer states written by MXNet."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -22,46 +22,45 @@ __all__ = ["MXNetStates", "described_by_mxnet", "load_mxnet_states"]
 
 
 STAYING = ("lr_scheduler", "sym_info")
-"""Attributes that stay when those of an MXNet optimizer are taken up."""
+"""Attributes that are not loaded from an MXNet optimizer."""
 
 
 class MXNetStates(dict[Index, Any]):
-    """States by index, each None, an array, or a tuple of these as MXNet nests them."""
+    """States by index, each None, an array, or a tuple of these, nested like in MXNet."""
 
     optimizer: str | None = None
-    """Class of the optimizer, if it was saved too."""
+    """Class name of the optimizer, if it was saved."""
 
     attributes: Mapping[str, Any] = {}
-    """Its attributes that are numbers, texts, arrays, or tuples, lists and dicts of these."""
+    """Attributes of the optimizer that are numbers, strings, arrays or containers of these."""
 
 
 def load_mxnet_states(source: PathLike | bytes, max_bytes: int | None = None) -> MXNetStates:
-    r"""Read what ``get_states`` of an MXNet updater wrote, without MXNet.
+    r"""Read a file written by ``get_states`` of an MXNet updater, without MXNet.
 
-    Such a file is a pickle. It is not run: its numbers and arrays are read, and whatever else it
-    asks for is refused.
+    The file is a pickle. It is not executed: numbers and arrays are parsed, and anything else in it
+    raises an error.
 
     Parameters
     ----------
     source : str, os.PathLike or bytes
         The file or its contents.
     max_bytes : int, optional
-        Most bytes that row-sparse arrays may take as dense ones. Default: 64 MiB and 100 times
-        the size of the file.
+        Limit on the bytes of row-sparse arrays after conversion to dense ones. Default: 64 MiB plus
+        100 times the size of the file.
 
     Returns
     -------
     MXNetStates
-        A dict of states by index; row-sparse arrays come dense. Its ``optimizer`` and
-        ``attributes`` tell of the optimizer if the file was made with ``dump_optimizer=True``.
+        A dict of states by index; row-sparse arrays are converted to dense ones. ``optimizer`` and
+        ``attributes`` are set if the file was written with ``dump_optimizer=True``.
 
     Raises
     ------
     CheckpointError
-        The file is damaged or holds something else, or its row-sparse arrays would take more
-        memory than that.
+        The file is damaged or not such a file, or its row-sparse arrays exceed `max_bytes`.
     OSError
-        It cannot be read.
+        The file cannot be read.
 
     Examples
     --------
@@ -78,13 +77,13 @@ def load_mxnet_states(source: PathLike | bytes, max_bytes: int | None = None) ->
 def described_by_mxnet(
     updater: Stateful, source: PathLike | bytes, max_bytes: int | None = None
 ) -> dict[str, Any]:
-    """What :func:`~fastopt.checkpoint.restore.restore` takes, with the states of that file."""
+    """Convert an MXNet file to the argument of :func:`~fastopt.checkpoint.restore.restore`."""
     imported = load_mxnet_states(source, max_bytes)
     try:
         return _described(updater, imported)
     except CheckpointError:
         raise
-    except Exception as error:  # attributes are not as MXNet makes them
+    except Exception as error:  # attributes that MXNet does not write
         raise CheckpointError(f"not a file of MXNet's get_states: {error!r}") from error
 
 
@@ -94,7 +93,7 @@ def _described(updater: Stateful, imported: MXNetStates) -> dict[str, Any]:
     if "cumgrads" in taken:
         taken["cumgrads"] = dict(_sums(taken, imported))
     if imported.optimizer and "lr_scheduler" not in imported.attributes:
-        taken["lr_scheduler"] = KEEP  # it is an object
+        taken["lr_scheduler"] = KEEP  # a schedule is an object that cannot be converted
     keys = keys_of(taken.get("idx2name", {}), imported)
     return {
         **describe(updater),
@@ -106,7 +105,7 @@ def _described(updater: Stateful, imported: MXNetStates) -> dict[str, Any]:
 
 
 def _sums(taken: Mapping[str, Any], states: MXNetStates) -> Iterator[tuple[Index, Any]]:
-    """LBSGD's sums; MXNet has the number 0 where nothing is added up yet."""
+    """Convert LBSGD's sums of gradients; MXNet stores the number 0 for an empty sum."""
     for index, entry in taken["cumgrads"].items():
         total = entry["cum_grad"]
         if not isinstance(total, np.ndarray):
@@ -123,7 +122,7 @@ def _checked(data: bytes, max_bytes: int | None) -> MXNetStates:
         return _states(data, Allowance.of(len(data), most))
     except CheckpointError:
         raise
-    except Exception as error:  # an instruction of the pickle does not find what it needs
+    except Exception as error:  # a malformed pickle can raise anything
         words = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"not a file of MXNet's get_states: {words}") from error
 
@@ -149,14 +148,14 @@ def _states(data: bytes, dense: Allowance) -> MXNetStates:
 
 
 class _Foreign(CheckpointError):
-    """There is something else than numbers, texts and arrays."""
+    """Raised for values other than numbers, strings, arrays and containers of these."""
 
 
 class _Converter:
-    """Makes arrays and plain values of what a pickle holds.
+    """Converter of the parsed values of a pickle to arrays and plain values.
 
-    Parts that a pickle names again and again could grow without end; the allowance is more than
-    what one without repetition needs.
+    A small pickle can expand exponentially by referring to the same objects repeatedly, so the
+    output size is limited by an allowance that files without repetition never exceed.
     """
 
     def __init__(self, allowance: int, dense: Allowance) -> None:
@@ -179,7 +178,7 @@ class _Converter:
         raise _Foreign(f"it holds {type(value).__name__}")
 
     def attributes(self, optimizer: Instance) -> dict[str, Any]:
-        """Attributes of which everything can be converted."""
+        """Return the attributes that can be converted completely."""
         made = {}
         for name, value in expect(dict, optimizer.state).items():
             with suppress(_Foreign):

@@ -1,4 +1,4 @@
-"""Arrays in the bytes that MXNet's ``NDArray`` writes, one by one or as a list with names."""
+"""Parser of MXNet's binary format of ``NDArray``, for single arrays and lists with names."""
 
 import math
 import struct
@@ -12,11 +12,11 @@ from fastopt.checkpoint.errors import CheckpointError
 __all__ = ["LIST_HEAD", "Allowance", "from_bytes", "list_from_bytes"]
 
 V1, V2, V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
-"""First number of an array. V1 has no storage type; V3 may have no dimensions. An array that is
-older than these begins with the number of its dimensions, which are of 32 bits."""
+"""Magic number of an array. V1 has no storage type; V3 allows arrays without dimensions. The format
+before V1 starts with the number of dimensions instead, and stores 32-bit lengths."""
 
 LIST_HEAD = struct.pack("<QQ", 0x112, 0)
-"""First bytes of a list of arrays: its magic number, and a reserved one."""
+"""First bytes of a list of arrays: a magic number and a reserved one."""
 
 DENSE, ROW_SPARSE = 0, 1
 DTYPES = dict(enumerate(("f4", "f8", "f2", "u1", "i4", "i1", "i8")))
@@ -24,17 +24,17 @@ DTYPES = dict(enumerate(("f4", "f8", "f2", "u1", "i4", "i1", "i8")))
 
 @dataclass
 class Allowance:
-    """Bytes that the dense forms of row-sparse arrays may still take."""
+    """Remaining bytes that dense copies of row-sparse arrays may take."""
 
     left: int
 
     @classmethod
     def of(cls, size: int, max_bytes: int | None = None) -> "Allowance":
-        """Allowance for a file of `size` bytes: 64 MiB and 100 bytes for each, or `max_bytes`."""
+        """Allowance for a file of `size` bytes: `max_bytes`, or 64 MiB + 100 * `size`."""
         return cls(2**26 + 100 * size if max_bytes is None else max_bytes)
 
     def take(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Take what an array needs, or raise CheckpointError."""
+        """Subtract the bytes of an array, or raise CheckpointError if too few are left."""
         needed = math.prod(shape) * itemsize
         if needed > self.left:
             raise CheckpointError(
@@ -45,10 +45,10 @@ class Allowance:
 
 
 def from_bytes(blob: bytes, allowance: Allowance) -> Array:
-    """Return the array that MXNet wrote; a row-sparse one comes dense.
+    """Parse one array; a row-sparse array is converted to a dense one.
 
-    Nothing is allocated for elements before `blob` is known to hold them, but for the dense forms
-    of row-sparse arrays, within `allowance`.
+    No memory is allocated for elements that `blob` does not hold, except for the dense copies of
+    row-sparse arrays, which `allowance` limits.
 
     Raises
     ------
@@ -62,12 +62,12 @@ def from_bytes(blob: bytes, allowance: Allowance) -> Array:
 
 
 def list_from_bytes(data: bytes, allowance: Allowance) -> dict[str, Array]:
-    """Return the arrays that MXNet's ``nd.save`` wrote with names; dense ones are views of `data`.
+    """Parse a file of MXNet's ``nd.save`` with names; dense arrays are views of `data`.
 
     Raises
     ------
     CheckpointError
-        `data` is not such a list, or its arrays have no names.
+        `data` is not such a file, or its arrays have no names.
     """
     reader = _Reader(data)
     if reader.take(16) != LIST_HEAD:
@@ -93,7 +93,7 @@ def list_from_bytes(data: bytes, allowance: Allowance) -> dict[str, Array]:
 
 
 def _array(reader: "_Reader", allowance: Allowance) -> Array:
-    """The next array; a dense one is a view."""
+    """Parse the next array; a dense array is a view."""
     magic = reader.number("<I")
     if magic == V1:
         return _rest(reader, reader.shape())
@@ -109,7 +109,7 @@ def _array(reader: "_Reader", allowance: Allowance) -> Array:
     if storage == DENSE:
         return _rest(reader, shape, scalar=magic == V3)
     _check_shape(shape)
-    reader.number("<ii")  # the device that it was on
+    reader.number("<ii")  # device
     dtype = reader.dtype()
     row_dtype, row_shape = reader.dtype(), reader.shape()
     values = reader.array(stored, dtype)
@@ -117,10 +117,10 @@ def _array(reader: "_Reader", allowance: Allowance) -> Array:
 
 
 def _rest(reader: "_Reader", shape: tuple[int, ...], scalar: bool = False) -> Array:
-    """What follows the shape of a dense array."""
+    """Parse a dense array after its shape."""
     if not scalar:
         _check_shape(shape)
-    reader.number("<ii")  # the device that it was on
+    reader.number("<ii")  # device
     return reader.array(shape, reader.dtype())
 
 
@@ -130,7 +130,7 @@ def _check_shape(shape: tuple[int, ...]) -> None:
 
 
 def _dense(shape: tuple[int, ...], values: Array, rows: Array, allowance: Allowance) -> Array:
-    """Array of zeros but for some rows."""
+    """Check a row-sparse array and convert it to a dense one."""
     if not shape or values.shape != (rows.size, *shape[1:]) or rows.shape != (rows.size,):
         raise CheckpointError(
             f"rows of shape {values.shape} and their numbers of shape {rows.shape} do not belong "
@@ -150,7 +150,7 @@ def _dense(shape: tuple[int, ...], values: Array, rows: Array, allowance: Allowa
 
 
 class _Reader:
-    """Takes numbers and arrays off the front of bytes."""
+    """Sequential reader of numbers and arrays."""
 
     def __init__(self, blob: bytes) -> None:
         self.rest = memoryview(blob).toreadonly()
@@ -185,6 +185,6 @@ class _Reader:
         return np.frombuffer(data, dtype).reshape(shape)
 
     def end(self) -> None:
-        """Raise CheckpointError if something is left."""
+        """Raise CheckpointError if bytes are left."""
         if self.rest:
             raise CheckpointError(f"it has {len(self.rest)} bytes too many")

@@ -1,4 +1,4 @@
-"""Optimizers and schedules as the names of their classes and their attributes."""
+"""Conversion of optimizers and schedules to class names and attributes, and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,23 +20,23 @@ __all__ = [
 ]
 
 KEEP = "<keep the present schedule>"
-"""Stands for a schedule that cannot be saved."""
+"""Placeholder for a schedule that cannot be saved."""
 
 KEPT = "the saved learning-rate schedule is not of a registered class; the present one is kept"
 
 
 def is_kept(schedule: Any) -> bool:
-    """Whether it stands for a schedule that could not be saved."""
+    """Whether `schedule` is the placeholder for one that could not be saved."""
     return isinstance(schedule, str) and schedule == KEEP
 
 
 def is_registered(schedule: Any) -> bool:
-    """Whether `schedule` can be saved by the name of its class."""
+    """Whether the class of `schedule` is registered, so that it can be saved by name."""
     return scheduler_registry.get(type(schedule).__name__) is type(schedule)
 
 
 def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Attributes to save: all that the optimizer's ``__getstate__`` gives."""
+    """Attributes to save: those of ``__getstate__``, with unregistered schedules replaced."""
     attributes = dict(optimizer.__getstate__())
     schedule = attributes["lr_scheduler"]
     if schedule is not None and not is_registered(schedule):
@@ -47,15 +47,15 @@ def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -> Any:
-    """Return an instance of a class with these attributes, as :mod:`copy` makes one.
+    """Create an instance of a class from attributes, without calling ``__init__``.
 
-    Classes of this package have the attributes that they describe, and those that the user gave
-    to `present`, an instance of the same class; other classes may have any.
+    Classes of this package accept the attributes that they declare, and attributes that the user
+    has set on `present`, an instance of the same class. Other classes accept any attributes.
 
     Raises
     ------
     CheckpointError
-        The attributes are not those of such an instance.
+        An attribute is not accepted, or a value is invalid.
     """
     for name in attributes:
         if not _is_attribute(klass, name):
@@ -84,9 +84,9 @@ def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -
 
 
 def _is_attribute(klass: type[Checked], name: Any) -> bool:
-    """Whether instances may have an attribute of this name, beside those of the class.
+    """Whether an instance attribute may have this name.
 
-    It may hide a default in a class of the user's, but nothing of this package, and no method.
+    It may override a default in a user's class, but no method, and nothing defined in this package.
     """
     if not isinstance(name, str) or name.startswith("__"):
         return False
@@ -105,7 +105,7 @@ def _is_ours(klass: type) -> bool:
 
 
 def optimizer_class(name: Any, present: Optimizer | None) -> type[Optimizer]:
-    """Class of that name: the present optimizer's or a registered one."""
+    """Class with a name: the current optimizer's class, or a registered one."""
     for klass in (type(present), Optimizer.opt_registry.get(str(name).lower())):
         if klass is not None and klass.__name__ == name and issubclass(klass, Optimizer):
             return klass
@@ -113,7 +113,7 @@ def optimizer_class(name: Any, present: Optimizer | None) -> type[Optimizer]:
 
 
 def schedule_class(name: Any) -> Any:
-    """Registered class of that name."""
+    """Registered schedule class with a name."""
     if name not in scheduler_registry:
         raise CheckpointError(f"schedule class {name} is not registered")
     return scheduler_registry[name]

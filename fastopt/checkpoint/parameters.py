@@ -1,4 +1,4 @@
-"""Which saved parameter is which parameter of an optimizer, by name or index."""
+"""Matching of saved parameters with an optimizer's parameters, by name or index."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,16 +10,16 @@ from fastopt.optimizer.optimizer import Index, Optimizer
 __all__ = ["Matching", "Skipped", "keys_of", "match", "names_of"]
 
 Keys = Mapping[Index, Index]
-"""Index of each parameter by its key."""
+"""Map from the key of a parameter to its index."""
 
 
 class Skipped(NamedTuple):
-    """What a load with ``strict=False`` left out, as names, or as indices without names.
+    """Parameters left out by a load with ``strict=False``, as names, or indices without names.
 
     Parameters
     ----------
     missing : list of int or str
-        Parameters of the updater that the checkpoint lacks; they begin anew.
+        Parameters of the updater that the checkpoint lacks; they start from scratch.
     extra : list of int or str
         Parameters of the checkpoint that the updater does not have.
 
@@ -39,15 +39,15 @@ class Skipped(NamedTuple):
 
 
 def names_of(optimizer: Optimizer) -> dict[Index, str | None]:
-    """Names in ``idx2name``, or of the parameters of ``param_dict``, by index."""
+    """Names of parameters by index, from ``idx2name`` or else from ``param_dict``."""
     names = {i: getattr(parameter, "name", None) for i, parameter in optimizer.param_dict.items()}
     return names | optimizer.idx2name
 
 
 def keys_of(names: Mapping[Index, str | None], indices: Iterable[Index]) -> dict[Index, Index]:
-    """Index of each known parameter by its key: its name if that is its alone, else the index.
+    """Map the key of each parameter to its index: a unique name is the key, else the index is.
 
-    Known are the parameters of `names`, and `indices`.
+    The parameters are those in `names` and `indices`.
     """
     known = dict.fromkeys([*names, *indices])
     often = Counter(names.values())
@@ -63,10 +63,10 @@ def keys_of(names: Mapping[Index, str | None], indices: Iterable[Index]) -> dict
 
 @dataclass(frozen=True)
 class Matching:
-    """Saved parameters and those of the updater."""
+    """Correspondence between saved parameters and the updater's parameters."""
 
     index: Keys
-    """Present index by saved index."""
+    """Current index by saved index."""
 
     saved: frozenset[Index]
     """Keys and indices of all saved parameters."""
@@ -80,19 +80,19 @@ class Matching:
     skipped: Skipped
 
     def table(self, table: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Table by index or name, under the present indices, without what is dropped."""
+        """Map the keys of a table to the current indices, and remove dropped parameters."""
         return {self.index.get(k, k): v for k, v in table.items() if k not in self.dropped}
 
     def attribute(self, value: Any) -> Any:
-        """Attribute of an optimizer; it is a table if parameters are all that its keys name."""
+        """Map an optimizer's attribute, if it is a dict whose keys are all saved parameters."""
         is_table = isinstance(value, Mapping) and self.saved.issuperset(value)
         return self.table(value) if is_table else value
 
 
 def match(saved: Keys, present: Keys) -> Matching:
-    """Find the saved parameters among the present ones: by key, and where there is none by index.
+    """Match saved parameters with current ones by key, or by index if there is no such key.
 
-    A name that is saved counts only if the present parameters have names at all.
+    If current parameters have names, a saved parameter with a name is matched by name only.
     """
     named = any(key != index for key, index in present.items())
     found = {index: present[key] for key, index in saved.items() if key in present}

@@ -1,8 +1,8 @@
-"""The values in a pickle of MXNet's states, read without running it.
+"""Parser of pickled MXNet states that does not execute the pickle.
 
-A pickle is a program for a stack. Here its instructions build numbers, texts, tuples, lists and
-dicts as they say, but nothing is imported or called: a class is its name, an instance is its name
-and state. What memory this takes is bounded by the length of the pickle.
+A pickle is a program for a stack machine. This machine builds numbers, strings, tuples, lists and
+dicts, but imports and calls nothing: a class is represented by its name, an instance by its class
+name and state. Its memory is bounded by the length of the pickle.
 """
 
 import pickletools
@@ -16,10 +16,10 @@ __all__ = ["ARRAYS", "Instance", "as_bytes", "expect", "values"]
 
 ARRAYS = ("mxnet.ndarray.ndarray.NDArray", "mxnet.ndarray.sparse.RowSparseNDArray")
 BYTES = ("builtins.bytearray", "__builtin__.bytearray", "_codecs.encode")
-"""What turns text into bytes, in pickles that have no instruction for it."""
+"""Functions that convert strings to bytes, in pickle protocols without a bytes instruction."""
 
 OTHERS = re.compile(r"mxnet\.(optimizer(\.\w+)?|lr_scheduler)\.\w+")
-"""Classes of which only names and states are of interest."""
+"""Other classes that may occur; only their names and states are used."""
 
 LITERALS = (
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
@@ -35,7 +35,7 @@ TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 @dataclass(frozen=True)
 class Class:
-    """Name of a class or function that may stand in a pickle."""
+    """Name of a class or function, which must be one that MXNet states use."""
 
     name: str
 
@@ -46,21 +46,21 @@ class Class:
 
 @dataclass(eq=False)
 class Instance:
-    """Instance of a class: its name and its state; of bytes, how they would be made."""
+    """Instance of a class: its name and state; for bytes, the arguments of the conversion."""
 
     name: str
     state: Any = None
 
 
 def values(data: bytes) -> Any:
-    """Return what a pickle holds, with an :class:`Instance` for each object.
+    """Return the value of a pickle, with an :class:`Instance` for each object.
 
     Raises
     ------
     CheckpointError
-        It refers to classes or instructions that states of MXNet do not need.
+        The pickle uses classes or instructions that MXNet states do not need.
     ValueError, LookupError, TypeError
-        It is damaged: an instruction does not find what it needs.
+        The pickle is malformed.
     """
     machine = _Machine()
     for instruction, argument, position in pickletools.genops(data):
@@ -73,7 +73,7 @@ def values(data: bytes) -> Any:
 
 
 def as_bytes(value: Any) -> bytes:
-    """Return bytes, which may be given as Latin text and the function that encodes it."""
+    """Return bytes, which may be represented by a Latin-1 string and the encoding function."""
     if not isinstance(value, Instance):
         return bytes(expect((bytes, bytearray), value))
     if value.name not in BYTES:
@@ -87,19 +87,19 @@ def as_bytes(value: Any) -> bytes:
 
 
 def expect(kind: Any, value: Any) -> Any:
-    """Return `value` if it is of this kind."""
+    """Return `value` if it is an instance of `kind`, else raise CheckpointError."""
     if not isinstance(value, kind):
         raise CheckpointError(f"it has a {type(value).__name__} where {kind} belongs")
     return value
 
 
 class _Machine:
-    """Stack and memory of a pickle; a method with an underscore is the instruction of that name."""
+    """Stack machine of a pickle; methods with an underscore implement the instruction they name."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
-        """Stacks that wait until the present one is taken as a whole."""
+        """Outer stacks, one for each open mark."""
         self.memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:

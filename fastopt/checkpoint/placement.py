@@ -1,4 +1,4 @@
-"""Where the elements of a tensor are: which slice of it belongs to which rank."""
+"""Placement of tensors on ranks: which slice of a tensor belongs to which rank."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -11,32 +11,32 @@ from fastopt.optimizer.optimizer import Array, Index
 __all__ = ["Form", "Placement", "line_bytes", "placed"]
 
 LINE = 1 << 22
-"""Bytes of gradients that are sent together."""
+"""Bytes of gradients in a line, which are sent together."""
 
 LINE_OF_RANK = 1 << 18
-"""The same for each rank: with smaller shares, more time goes to messages than to bytes."""
+"""Bytes of a line for each rank: with smaller shares, latency dominates the transfer time."""
 
 MOST = 1 << 30
-"""The most that is sent together, on any number of ranks."""
+"""Limit on the bytes of a line, for any number of ranks."""
 
 Form = Literal["flat", "rows", "whole"]
-"""What a tensor may be cut into: single elements, rows, or nothing: then one rank has it whole."""
+"""How a tensor can be split: between elements, between rows, or not at all, with one owner."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Place of a tensor in a line of elements that is cut into equal shares, one for each rank.
+    """Position of a tensor in a line of elements that is split into equal shares, one per rank.
 
     Parameters
     ----------
     shape : tuple of int
         Shape of the tensor.
     dtype : str
-        Its dtype.
+        Dtype of the tensor.
     form : {'flat', 'rows', 'whole'}
-        Where it may be cut.
+        How the tensor can be split.
     position : int
-        Place of its first element in the line.
+        Position of its first element in the line.
     share : int
         Number of elements in a share.
 
@@ -61,17 +61,17 @@ class Placement:
 
     @cached_property
     def unit(self) -> int:
-        """Number of elements that are not cut."""
+        """Number of elements in an indivisible unit."""
         lengths = {"flat": (), "rows": self.shape[1:], "whole": self.shape}[self.form]
         return max(math.prod(lengths), 1)
 
     def cut(self, rank: int) -> int:
-        """Number of elements that the ranks before `rank` have."""
+        """Number of elements on the ranks before `rank`."""
         before = min(max(rank * self.share - self.position, 0), self.size)
         return before // self.unit * self.unit
 
     def part(self, rank: int) -> tuple[int, int]:
-        """First element of a rank's slice, and the one after its last."""
+        """Start and stop of a rank's slice."""
         return self.cut(rank), self.cut(rank + 1)
 
     def slice_shape(self, rank: int) -> tuple[int, ...]:
@@ -83,13 +83,13 @@ class Placement:
         return ((last - first) // max(math.prod(inner), 1), *inner)
 
     def slice_of(self, elements: Any, rank: int) -> Array:
-        """A rank's slice, of the elements in C order."""
+        """A rank's slice, from the flat elements in C order."""
         first, last = self.part(rank)
         cut: Array = elements[first:last].reshape(self.slice_shape(rank))
         return cut
 
     def owners(self, ranks: int) -> Iterator[tuple[int, int, int]]:
-        """Rank, first and last element of every slice that is not empty."""
+        """Rank, start and stop of every slice that is not empty."""
         share = max(self.share, 1)
         end = min(ranks, -(-(self.position + self.size) // share))
         for rank in range(self.position // share, end):
@@ -99,7 +99,7 @@ class Placement:
 
 
 def line_bytes(ranks: int) -> int:
-    """Bytes of gradients in a line of several tensors: 4 MiB, or 256 KiB a rank if that is more.
+    """Bytes of gradients in a line: 4 MiB, or 256 KiB per rank if that is more, at most 1 GiB.
 
     Examples
     --------
@@ -113,11 +113,11 @@ def line_bytes(ranks: int) -> int:
 def placed(
     tensors: Iterable[tuple[Index, tuple[int, ...], str, Form]], ranks: int
 ) -> dict[Index, Placement]:
-    """Lay tensors of each dtype out in lines, in order.
+    """Lay out the tensors of each dtype in lines, in order.
 
-    Neighbours share a line of at most :func:`line_bytes`, so that it can be sent when their
-    gradients are ready; a larger tensor has one of its own. Tensors that are not cut are all in
-    one line, for the ranks to have equal shares.
+    Consecutive tensors share a line of at most :func:`line_bytes`, which can be sent once their
+    gradients are ready; a larger tensor has its own line. Tensors that cannot be split never start
+    a new line, so that the ranks have equal shares of them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Sums of gradients and averages of weights in checkpoints, checked before they are restored."""
+"""Gradient sums and weight averages in checkpoints."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from fastopt.sparse import RowSparse
 __all__ = ["PROGRESS", "check_outside", "checked_progress", "indices_of", "progress_of"]
 
 PROGRESS = ("accumulation", "averages")
-"""Fields of a checkpoint that only updaters with `accumulate` or `average` write."""
+"""Fields of a checkpoint that are written only by updaters with `accumulate` or `average`."""
 
 REALS = ("float32", "float64")
 
@@ -24,13 +24,13 @@ Keys = Mapping[Index, Index | None] | None
 
 
 def indices_of(updater: Any) -> list[Index]:
-    """Indices that have a sum of gradients or an average."""
+    """Indices with a gradient sum or an average."""
     windows, averages = _parts(updater)
     return [*(windows.calls if windows else ()), *(averages.arrays if averages else ())]
 
 
 def progress_of(updater: Any, keys: Mapping[Index, Index]) -> dict[str, Any]:
-    """Sums of open windows, and averages, under the keys of their parameters."""
+    """Gradient sums of open accumulation windows, and averages, by the keys of the parameters."""
     windows, averages = _parts(updater)
     fields: dict[str, Any] = {}
     if windows is not None:
@@ -55,14 +55,14 @@ def progress_of(updater: Any, keys: Mapping[Index, Index]) -> dict[str, Any]:
 
 
 def check_outside(updater: Any) -> None:
-    """Raise RuntimeError inside of ``averaged()``."""
+    """Raise RuntimeError inside ``averaged()``."""
     _, averages = _parts(updater)
     if averages is not None and averages.inside:
         averages.check_free()
 
 
 def checked_progress(updater: Any, saved: Mapping[str, Any], index: Keys) -> Callable[[], None]:
-    """Function that restores what :func:`progress_of` described, once it is checked.
+    """Check the result of :func:`progress_of`, and return a function that restores it.
 
     Parameters
     ----------
@@ -71,13 +71,13 @@ def checked_progress(updater: Any, saved: Mapping[str, Any], index: Keys) -> Cal
     saved : mapping
         The checkpoint.
     index : mapping
-        Present index by key, None for parameters that the updater does not have. None: the keys
-        are the indices.
+        Current index by key, None for parameters that the updater does not have. If `index` is
+        None, the keys are the indices.
 
     Raises
     ------
     CheckpointError
-        It is not what an updater with the same settings saves.
+        The fields are invalid, or do not match the settings of the updater.
     """
     windows, averages = _parts(updater)
     sums = _checked_sums(saved.get("accumulation"), windows, index)
@@ -171,7 +171,7 @@ def _checked_averages(
 
 
 def _of_parameters(name: str, table: Any, index: Keys) -> dict[Index, Any]:
-    """Table under the present indices, without parameters that the updater does not have."""
+    """Map the keys of a table to current indices; drop parameters that the updater lacks."""
     known = isinstance(table, dict) and (index is None or table.keys() <= index.keys())
     if not known:
         raise CheckpointError(f"{name!r} must be a table of the saved parameters")

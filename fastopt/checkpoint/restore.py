@@ -1,4 +1,4 @@
-"""How an updater takes up what was saved: everything is checked, then all of it changes."""
+"""Restoring an updater from a checkpoint: first everything is checked, then all of it changes."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,12 +30,12 @@ FIELDS: dict[str, Any] = {
 
 
 def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
-    """Give `updater` what :func:`~fastopt.checkpoint.describe.describe` told of another.
+    """Restore `updater` from the result of :func:`~fastopt.checkpoint.describe.describe`.
 
     Raises
     ------
     CheckpointError
-        It does not fit. Nothing has changed.
+        The checkpoint does not match the updater. Nothing has changed.
     TypeError
         `strict` is not a bool.
     """
@@ -61,12 +61,12 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
             restore_progress = checked_progress(updater, saved, present_of)
         except CheckpointError:
             raise
-        except Exception as error:  # whatever else foreign numbers lead to
+        except Exception as error:  # an invalid checkpoint can raise anything
             raise CheckpointError(f"not the checkpoint of an updater: {error}") from error
         for words in _left_alone(updater, saved):
             warnings.warn(words, stacklevel=3)
         _restore_scaler(updater, saved["loss_scaler"])
-        # What is never saved serves this process or belongs to the user, and stays.
+        # Attributes that are never saved belong to this process or the user, and are kept.
         kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
         optimizer.restore({k: v for k, v in made.__getstate__().items() if k not in kept})
         if "groups" in saved:
@@ -118,7 +118,7 @@ def _check_strict(skipped: Skipped, strict: bool) -> None:
 def _states(
     saved: Mapping[str, Any], matching: Matching, updater: Stateful
 ) -> Iterator[tuple[Index, Any]]:
-    """Present index and saved state of each parameter that both have."""
+    """Current index and saved state of each parameter that both sides have."""
     for key, state in saved["states"].items():
         index = matching.index.get(saved["parameters"][key])
         if index is None:
@@ -134,7 +134,7 @@ def _states(
 
 
 def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
-    """Arrays that are at the same place in two states, as far as those are nested alike."""
+    """Pairs of arrays at the same position in two states, where their nesting is the same."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         yield one, other
     elif isinstance(one, (tuple, list)) and type(one) is type(other) and len(one) == len(other):
@@ -145,7 +145,7 @@ def _pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
 def _attributes(
     saved: Mapping[str, Any], matching: Matching, optimizer: Optimizer
 ) -> dict[str, Any]:
-    """Attributes of the optimizer under its own indices and names."""
+    """Saved attributes, mapped to the current indices and names."""
     for name, value in saved.items():
         if isinstance(vars(optimizer).get(name), Mapping) and not isinstance(value, Mapping):
             raise CheckpointError(f"{name} must be a table, got {value!r}")
@@ -161,7 +161,7 @@ def _attributes(
 
 
 def _left_alone(updater: Stateful, saved: Mapping[str, Any]) -> Iterator[str]:
-    """Sentences on what the updater keeps because the checkpoint cannot tell."""
+    """Warnings about parts of the updater or the checkpoint that are not restored."""
     if is_kept(saved["attributes"]["lr_scheduler"]):
         yield KEPT
     scaler = getattr(updater, "loss_scaler", None)

@@ -1,4 +1,4 @@
-"""Updaters that can be saved and go on from what was saved."""
+"""Saving and loading of updaters."""
 
 import copy
 import inspect
@@ -38,11 +38,11 @@ HYPER_PARAMETERS = (
     *("learning_rate", "lr", "momentum", "wd", "weight_decay", "betas", "beta1", "beta2", "eps"),
     *("epsilon", "lr_scheduler", "clip_gradient", "rescale_grad", "multi_precision"),
 )
-"""Arguments of optimizers that are often passed to what takes an optimizer."""
+"""Arguments of optimizers that are often passed to an updater by mistake."""
 
 
 class Resumable(Stateful, metaclass=Constructor):
-    """Abstract base of :class:`~fastopt.optimizer.Updater`: its states as bytes and files."""
+    """Abstract base of :class:`~fastopt.optimizer.Updater` that saves and loads its states."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
@@ -90,19 +90,19 @@ class Resumable(Stateful, metaclass=Constructor):
         Parameters
         ----------
         dump_optimizer : bool
-            Put in the optimizer too: hyper-parameters, counts, schedule, everything but
-            ``param_dict``. Without it update counts begin anew. Default False.
+            Include the optimizer: hyper-parameters, update counts, schedule, everything except
+            ``param_dict``. Without it, update counts are not saved and start again. Default False.
 
         Returns
         -------
         bytes
-            For :meth:`set_states`.
+            Argument for :meth:`set_states`.
 
         Raises
         ------
         TypeError
-            A state or an attribute of the optimizer is not made of None, numbers, strings,
-            arrays, and tuples, lists and dicts of these; or `dump_optimizer` is not a bool.
+            A state or an attribute of the optimizer contains something other than None, numbers,
+            strings, arrays, tuples, lists and dicts; or `dump_optimizer` is not a bool.
         """
         optimizer = self.optimizer if flag("dump_optimizer", dump_optimizer) else None
         progress = progress_of(self, {index: index for index in indices_of(self)})
@@ -112,17 +112,17 @@ class Resumable(Stateful, metaclass=Constructor):
         return dumps(tree)
 
     def set_states(self, states: bytes) -> None:
-        """Replace the states by those from :meth:`get_states`, and the optimizer if it is there.
+        """Replace the states, and the optimizer if it was saved, by those from :meth:`get_states`.
 
         Parameters
         ----------
         states : bytes
-            From :meth:`get_states`.
+            Result of :meth:`get_states`.
 
         Raises
         ------
         fastopt.checkpoint.CheckpointError
-            The bytes are damaged or cannot be read, or do not fit the optimizer. Nothing changes.
+            The bytes are damaged, cannot be read, or do not match the optimizer. Nothing changes.
 
         Examples
         --------
@@ -151,11 +151,11 @@ class Resumable(Stateful, metaclass=Constructor):
                     restore_progress = checked_progress(self, tree, None)
                 except CheckpointError:
                     raise
-                except Exception as error:  # whatever else foreign numbers lead to
+                except Exception as error:  # invalid bytes can raise anything
                     raise CheckpointError(f"not the states of an updater: {error}") from error
                 if "groups" in tree:
                     groups = with_present(groups, self.groups)
-                    self.groups = None  # which need not fit the new optimizer
+                    self.groups = None  # the old groups need not match the new optimizer
                 self.states, self.optimizer = tree["states"], made
                 if "groups" in tree:
                     self.groups = groups
@@ -168,22 +168,22 @@ class Resumable(Stateful, metaclass=Constructor):
                 )
 
     def save(self, path: PathLike) -> None:
-        """Write all that a later run needs to go on; see :meth:`load`.
+        """Write a checkpoint from which a later run can continue; see :meth:`load`.
 
         Parameters
         ----------
         path : str or os.PathLike
-            A safetensors file. It replaces an older one whole or not at all.
+            A safetensors file. An existing file is replaced atomically.
 
         Raises
         ------
         TypeError
-            A state is not made of None, numbers, arrays, and tuples, lists and dicts of these, or
-            an attribute of the optimizer is not.
+            A state or an attribute of the optimizer contains something other than None, numbers,
+            strings, arrays, tuples, lists and dicts.
         fastopt.checkpoint.CheckpointError
-            The text besides the arrays is larger than :meth:`load` admits.
+            The metadata are larger than :meth:`load` accepts.
         OSError
-            The file cannot be written. The older one is as it was.
+            The file cannot be written. An existing file is unchanged.
 
         Examples
         --------
@@ -203,19 +203,20 @@ class Resumable(Stateful, metaclass=Constructor):
             write_atomically(path, chunks(describe(self)))
 
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
-        """Take up what :meth:`save` wrote: states, hyper-parameters, counts, loss scale.
+        """Load a checkpoint of :meth:`save`: states, hyper-parameters, update counts, loss scale.
 
-        The optimizer stays the same object, with its ``param_dict``. Parameters are found by name
-        where names are known, else by index.
+        The optimizer stays the same object and keeps its ``param_dict``. Parameters are matched by
+        name where names are known, otherwise by index.
 
         Parameters
         ----------
         path : str or os.PathLike
-            From :meth:`save` of an updater whose optimizer is of the same class; also of a
-            :class:`fastopt.mpi.ShardedUpdater`, whose files are put together.
+            File written by :meth:`save` of an updater whose optimizer has the same class, or of a
+            :class:`fastopt.mpi.ShardedUpdater`, whose shards are merged.
         strict : bool
-            Refuse a file that lacks parameters of this updater or has others. Else those that it
-            lacks begin anew, and the others are left out. Default True.
+            Raise an error if the file lacks parameters of this updater or has additional ones.
+            Otherwise missing parameters start from scratch, and additional ones are ignored.
+            Default True.
 
         Returns
         -------
@@ -225,7 +226,7 @@ class Resumable(Stateful, metaclass=Constructor):
         Raises
         ------
         fastopt.checkpoint.CheckpointError, OSError
-            The file is damaged, does not fit, or cannot be read. Nothing changes.
+            The file is damaged, does not match, or cannot be read. Nothing changes.
         """
         with read_from(path), open(os.fspath(path), "rb") as file:
             saved = read(file, self.optimizer)
@@ -234,52 +235,52 @@ class Resumable(Stateful, metaclass=Constructor):
             return restore(self, saved, strict)
 
     def states_dict(self) -> dict[str, Any]:
-        """Return what :meth:`save` writes as a dict, with copies of the arrays."""
+        """Return the contents of a checkpoint as a dict, with copies of the arrays."""
         with self.optimizer.lock:
             return copy.deepcopy(describe(self))
 
     def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
-        """Take up what :meth:`states_dict` returned.
+        """Restore the result of :meth:`states_dict`.
 
         Parameters
         ----------
         states : dict
-            What it returned.
+            Result of :meth:`states_dict`.
         strict : bool
-            As :meth:`load` takes it, with the same result and errors.
+            See :meth:`load`, also for the result and errors.
         """
         return restore(self, copy.deepcopy(states), strict)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`states_dict` does, under torch's name."""
+        """Return the contents of a checkpoint; alias of :meth:`states_dict` with torch's name."""
         return self.states_dict()
 
     def load_state_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:
-        """Take up what :meth:`state_dict` returned; see :meth:`load_states_dict`.
+        """Restore the result of :meth:`state_dict`; alias of :meth:`load_states_dict`.
 
         Parameters
         ----------
         states, strict
-            As :meth:`load_states_dict` takes them, with the same result and errors.
+            See :meth:`load_states_dict`, also for the result and errors.
         """
         return self.load_states_dict(states, strict)
 
     def load_mxnet(
         self, path: PathLike | bytes, strict: bool = True, max_bytes: int | None = None
     ) -> Skipped:
-        """Take up what MXNet's ``get_states`` wrote.
+        """Load states that MXNet's ``get_states`` wrote.
 
-        If the optimizer is in it, its attributes that this one has too are taken up, but not its
-        schedule. Else hyper-parameters and counts stay as they are.
+        If the file contains the optimizer, those of its attributes that this optimizer also has are
+        loaded, except the schedule. Otherwise hyper-parameters and update counts are unchanged.
 
         Parameters
         ----------
         path : str, os.PathLike or bytes
             The file or its contents.
         strict : bool
-            As :meth:`load` takes it, with the same result and errors.
+            See :meth:`load`, also for the result and errors.
         max_bytes : int, optional
-            As :func:`~fastopt.checkpoint.load_mxnet_states` takes it.
+            See :func:`~fastopt.checkpoint.load_mxnet_states`.
         """
         return restore(self, described_by_mxnet(self, path, max_bytes), strict)
 

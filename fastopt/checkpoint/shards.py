@@ -1,7 +1,7 @@
-"""Checkpoints of ranks: slices for one rank, put together from files of other slices.
+"""Reading of sharded checkpoints on any number of ranks: slices are merged from the shards.
 
-An updater without ranks reads them as the only rank, and ranks read a file of such an updater as
-whole states, which are cut once the weights are known.
+An updater without ranks reads a sharded checkpoint as the only rank. Conversely, ranks read the
+file of an updater without ranks as whole states, and slice them once the weights are known.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from fastopt.optimizer.optimizer import Array, Index, Optimizer
 __all__ = ["RUN", "Saved", "cut_state", "is_of_ranks", "read_saved", "shard_path", "whole"]
 
 RUN = r"[0-9a-f]{16}"
-"""Pattern of the names of runs."""
+"""Pattern of the names of runs. A run is one call of ``save()`` on all ranks."""
 
 FIELDS = {
     "run": str,
@@ -35,38 +35,38 @@ FIELDS = {
     "placements": dict,
     "masters": dict,
 }
-"""What the file that lists the others holds."""
+"""Fields of the index file, which lists the shards."""
 
 
 @dataclass
 class Saved:
-    """What one rank takes up of a checkpoint."""
+    """The part of a checkpoint that one rank loads."""
 
     updater: dict[str, Any]
-    """For :func:`fastopt.checkpoint.restore.restore`."""
+    """Argument of :func:`fastopt.checkpoint.restore.restore`."""
     weights: dict[Index, Array]
-    """Weights that live on one rank each."""
+    """Slices of saved weights for this rank."""
     masters: dict[Index, Array]
-    """Masters that no update has taken over yet."""
+    """Masters set by the user that no update has used yet."""
     placements: dict[Index, Placement] = field(default_factory=dict)
-    """Placement of each parameter, by its present index."""
+    """Placement of each parameter, by its current index."""
     cut: frozenset[Index] = frozenset()
-    """Keys of parameters whose states are slices for this rank; others are whole."""
+    """Keys of parameters whose states are slices for this rank; other states are whole."""
 
 
 def shard_path(path: PathLike, run: str, rank: int, ranks: int) -> Path:
-    """Where the shard of a rank is."""
+    """Path of the shard of a rank."""
     return Path(f"{os.fspath(path)}.{run}.{rank}-of-{ranks}")
 
 
 def is_of_ranks(tree: Any) -> bool:
-    """Whether a checkpoint is one of ranks."""
+    """Whether the tree is the index file of a sharded checkpoint."""
     return isinstance(tree, dict) and "ranks" in tree
 
 
 @dataclass
 class Alone:
-    """An updater without ranks, as the only rank."""
+    """Adapter that presents an updater without ranks as the only rank."""
 
     optimizer: Optimizer
     rank: int = 0
@@ -75,7 +75,7 @@ class Alone:
 
 
 def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
-    """What ranks have saved, as :func:`fastopt.checkpoint.describe.describe` returns it.
+    """Merge a sharded checkpoint, in the form of :func:`fastopt.checkpoint.describe.describe`.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def whole(optimizer: Optimizer, path: PathLike, index: Any) -> dict[str, Any]:
 
 
 def _reshaped(tree: Any, placement: Placement) -> Any:
-    """State with arrays of the tensor's shape in place of lists of its elements."""
+    """State whose flat arrays are reshaped to the tensor's shape."""
 
     def shaped(array: Array) -> Array:
         flat = placement.form == "flat" and array.shape == (placement.size,)
@@ -109,12 +109,12 @@ def _reshaped(tree: Any, placement: Placement) -> Any:
 
 
 def cut_state(tree: Any, placement: Placement, rank: int, words: str) -> Any:
-    """A rank's slice of a whole state.
+    """Return a rank's slice of a whole state.
 
     Raises
     ------
     CheckpointError
-        An array of the state is not cut like the tensor.
+        An array of the state cannot be sliced like the tensor.
     """
     rows = placement.shape[:1]
 
@@ -145,10 +145,10 @@ def _mapped(tree: Any, change: Callable[[Array], Array]) -> Any:
 
 
 def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
-    """Name of the run of a checkpoint, and what this rank takes up of it.
+    """Return the run name of a checkpoint, and the part of it that this rank loads.
 
-    States of an updater without ranks are whole, and the name is a digest of the file's header,
-    which has checksums of all arrays.
+    For the file of an updater without ranks, states are whole and the name is a digest of the
+    file's header, which contains checksums of all arrays.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def read_saved(sharded: Any, path: PathLike, kind: str) -> tuple[str, Saved]:
 
 
 def _of_one(tree: Any) -> Saved:
-    """What an updater without ranks has saved; :func:`~.restore.restore` checks it."""
+    """Convert the checkpoint of an updater without ranks; :func:`~.restore.restore` checks it."""
     masters = {}
     if isinstance(tree, dict) and isinstance(tree.get("attributes"), dict):
         masters = tree["attributes"].pop("masters_given", {})
@@ -181,7 +181,7 @@ def _checked(work: Callable[[], Any]) -> Any:
         return work()
     except (CheckpointError, OSError, MemoryError):
         raise
-    except Exception as error:  # whatever else foreign numbers lead to
+    except Exception as error:  # an invalid checkpoint can raise anything
         raise CheckpointError(f"not a checkpoint of ranks: {error!r}") from error
 
 
@@ -198,7 +198,7 @@ def _check(index: Any, kind: str) -> None:
 
 
 class _Reader:
-    """Puts slices for one rank together from the shards of as many ranks as there were."""
+    """Merges the slices of one rank from shards that any number of ranks wrote."""
 
     def __init__(self, sharded: Any, path: PathLike, index: dict[str, Any]) -> None:
         self.rank: int = sharded.rank
@@ -212,7 +212,7 @@ class _Reader:
         self.shard = cache(self._shard)
 
     def _after(self, sharded: Any) -> dict[Index, Placement]:
-        """Placement of each saved parameter now."""
+        """Placement of each saved parameter on the current ranks."""
         lines = [(k, p.shape, p.dtype, p.form) for k, p in self.before.items()]
         same = sharded.ranks == self.ranks
         made = dict(self.before) if same else placed(lines, sharded.ranks)
@@ -249,8 +249,8 @@ class _Reader:
         return shard
 
     def saved(self) -> Saved:
-        """All that this rank takes up."""
-        self.shard(min(self.rank, self.ranks - 1))  # so that a shard without use is missed too
+        """The part of the checkpoint that this rank loads."""
+        self.shard(min(self.rank, self.ranks - 1))  # detect missing shards even if not needed
         updater = self.index["updater"]
         keys: Mapping[Index, Index] = updater["parameters"]
         states: dict[Index, Any] = dict(updater["states"])
@@ -276,9 +276,10 @@ class _Reader:
         )
 
     def _sources(self, key: Index) -> Iterator[tuple[dict[str, Any], int, int, int]]:
-        """Shards with parts of a slice, how long theirs are, and what to take of them.
+        """Shards with parts of this rank's slice: shard, length, start and stop.
 
-        Lengths count what the first axis of a state counts: elements or rows.
+        `length` is the length of the shard's slice, `start` and `stop` the part of it to use, all
+        in units of the first axis of a state: elements or rows.
         """
         before, after = self.before[key], self.after[key]
         first, last = after.part(self.rank)
@@ -287,7 +288,7 @@ class _Reader:
             for rank, *_ in owners:
                 yield self.shard(rank), 1, 0, 1
             return
-        if not owners:  # a state without elements is like any other
+        if not owners:  # read the state of a parameter without elements from some shard
             rank = min(self.rank, self.ranks - 1)
             owners = [(rank, *before.part(rank))]
         for rank, begin, end in owners:
@@ -299,7 +300,7 @@ class _Reader:
 def _taken(
     sources: list[tuple[dict[str, Any], int, int, int]], where: Sequence[str], key: Index, to: Index
 ) -> dict[Index, Any]:
-    """What shards have under `key` in one of their tables, put together, under the key `to`."""
+    """Merge the shards' values of `key` in the table at path `where`; return them as key `to`."""
     parts: list[tuple[Any, int, int, int]] = []
     for shard, *numbers in sources:
         table: Any = reduce(lambda tree, name: tree.get(name, {}), where, shard)
@@ -310,7 +311,7 @@ def _taken(
 
 
 def _merged(parts: list[tuple[Any, int, int, int]], words: str) -> Any:
-    """One tree of the parts ``tree, length, start, stop``: arrays of that length are cut."""
+    """Merge the parts ``tree, length, start, stop``; arrays of that length are concatenated."""
     first = parts[0][0]
     if isinstance(first, np.ndarray):
         return _joined(parts, words)

@@ -1,4 +1,4 @@
-"""State dicts like those of torch's optimizers, with NumPy arrays in place of tensors."""
+"""Export of states in the format of torch's optimizers, with NumPy arrays instead of tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,32 +17,33 @@ __all__ = ["to_torch_state_dict"]
 def to_torch_state_dict(
     updater: Stateful, indices: Sequence[Index] | None = None
 ) -> dict[str, Any]:
-    """Return what ``state_dict()`` of the corresponding optimizer of torch would.
+    """Return a dict like ``state_dict()`` of the corresponding torch optimizer.
 
-    With ``formula="torch"`` torch goes on with the same formula; the page about checkpoints lists
-    where others differ. Clipping, rescaling and the schedule are no part of torch's optimizers: the
-    present rate is given.
+    With ``formula="torch"``, torch continues with the same formula; the page about checkpoints
+    lists the differences of other formulas. Clipping, rescaling and schedules are not part of
+    torch's optimizers and are not exported; the learning rate is the current one.
 
     Parameters
     ----------
     updater : Updater
-        With an optimizer of class SGD, NAG, Adam, AdamW, AdaGrad, RMSProp, AdaDelta, Adamax,
-        Nadam or Muon.
+        Updater with an optimizer of class SGD, NAG, Adam, AdamW, AdaGrad, RMSProp, AdaDelta,
+        Adamax, Nadam or Muon.
     indices : sequence of int or str, optional
-        The updater's indices in the order of torch's parameters. Default: all that have a state,
-        which must be integers, in increasing order.
+        The updater's indices, in the order of torch's parameters. Default: all indices with a
+        state, which must be integers, in increasing order.
 
     Returns
     -------
     dict
-        With copies of the arrays. Parameters of equal rate and decay are in one group.
+        State dict with copies of the arrays. Parameters with equal learning rate and weight decay
+        are in one group.
 
     Raises
     ------
     TypeError
-        `updater` is no updater.
+        `updater` is not an updater.
     ValueError
-        torch has no such optimizer, or not with these arguments.
+        torch has no such optimizer, or does not support its arguments.
 
     Examples
     --------
@@ -88,7 +89,7 @@ def _form_of(optimizer: Optimizer) -> Form:
 
 
 def _group(form: Form, optimizer: Optimizer, lr: float, wd: float) -> dict[str, Any]:
-    """Group of torch without parameters."""
+    """Torch's parameter group, without parameters."""
     group = {"lr": lr, "weight_decay": wd, "maximize": optimizer.maximize}
     group |= {**form.free, **form.fixed}
     if group["weight_decay"] != wd:
@@ -99,7 +100,7 @@ def _group(form: Form, optimizer: Optimizer, lr: float, wd: float) -> dict[str, 
 
 
 def _to_torch(form: Form, updater: Stateful, index: Index, lr: float) -> dict[str, Any]:
-    """State of one parameter."""
+    """State of one parameter in torch's format."""
     optimizer = updater.optimizer
     arrays = numbers_of(leaves(updater.states[index]))
     words = label(index, optimizer.idx2name)

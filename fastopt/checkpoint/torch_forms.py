@@ -1,7 +1,7 @@
-"""Which optimizer of torch is which of ours, under which options.
+"""Correspondence between torch's optimizers and fastopt's, with their options.
 
-The formulas of a pair agree but for what the notes say. Options of torch that have no counterpart
-must have the value under which they do nothing.
+The formulas of a pair are equal except for the documented differences. Torch's options without a
+counterpart must have the value that disables them.
 """
 
 import math
@@ -16,7 +16,7 @@ __all__ = ["FORMS", "VOCABULARY", "Form", "Option"]
 
 @dataclass(frozen=True)
 class Option:
-    """A number of torch, or several, and the attributes of ours that say the same."""
+    """One option of torch, and the corresponding attributes of fastopt."""
 
     attributes: tuple[str, ...]
     to_torch: Callable[..., Any]
@@ -25,33 +25,33 @@ class Option:
 
 @dataclass(frozen=True)
 class Form:
-    """One optimizer under both names."""
+    """Correspondence between one torch optimizer and one fastopt optimizer."""
 
     torch: str
     """Name of the class in torch.optim."""
 
     slots: tuple[str, ...] = ()
-    """What torch calls the arrays of a state, in our order."""
+    """Torch's names of the state arrays, in fastopt's order."""
 
     options: Mapping[str, Option] = field(default_factory=dict)
 
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Values that options of torch must have."""
+    """Required values of torch's options."""
 
     free: Mapping[str, Any] = field(default_factory=dict)
-    """Options of torch that mean nothing here, and values for them."""
+    """Torch's options without effect here, and the values to export for them."""
 
     when: Mapping[str, Any] = field(default_factory=dict)
-    """Values that attributes of ours must have."""
+    """Required values of fastopt's attributes."""
 
     with_rate: str | None = None
-    """Slot in which ours has torch's array times the negative rate."""
+    """Slot in which fastopt stores torch's array times the negative learning rate."""
 
     optional: str | None = None
-    """Slot that torch keeps under some options alone."""
+    """Slot that torch stores only with some options."""
 
     in_tuple: bool = False
-    """Whether a single array stands in a tuple."""
+    """Whether fastopt stores a single array in a tuple."""
 
     @property
     def counted(self) -> bool:
@@ -60,17 +60,17 @@ class Form:
 
     @property
     def vocabulary(self) -> frozenset[str]:
-        """Options that have a meaning for it, but for rate and decay."""
+        """Torch's options that this optimizer has, except learning rate and weight decay."""
         return frozenset((*self.options, *self.fixed, *self.free))
 
 
 def same(attribute: str) -> Option:
-    """The same number under another name."""
+    """Option with the same value as one attribute."""
     return Option((attribute,), lambda value: value, lambda value: (value,))
 
 
 def inside_root(attribute: str) -> Option:
-    """Torch adds it to a root, ours adds its square below; they agree at 0 and far from it."""
+    """Epsilon of a square root: torch: sqrt(v) + eps; fastopt: sqrt(v + eps**2)."""
     return Option((attribute,), math.sqrt, lambda value: (value * value,))
 
 
@@ -79,13 +79,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 PLAIN = {"cautious": False, "cautious_decay": False, "stable": False}
-"""Forms of AdamW that torch has."""
+"""Values that disable the variants of AdamW that torch does not have."""
 
 
 def of_each_formula(form: Form, **of_mxnet: Any) -> tuple[Form, ...]:
-    """Forms of a class that has torch's formula, which is what a state dict of torch is for.
+    """Forms of a class for each value of `formula`, torch's first.
 
-    Under the formula of MXNet some fields of the form may be others.
+    A state dict of torch matches the first form. `of_mxnet` are the fields that differ with
+    ``formula="mxnet"``.
     """
     return (
         replace(form, when={**form.when, "formula": "torch"}),
@@ -113,7 +114,7 @@ SGD = (
 
 
 def with_amsgrad(form: Form) -> tuple[Form, ...]:
-    """Forms of Adam with each formula, without AMSGrad and with it."""
+    """Forms of Adam with each formula, without and with AMSGrad."""
     return tuple(
         one
         for amsgrad in (False, True)
@@ -242,8 +243,8 @@ FORMS: dict[str, tuple[Form, ...]] = {
         for nesterov in (True, False)
     ),
 }
-"""Forms of each class of ours. The first that fits is taken."""
+"""Forms of each fastopt class; the first match is used."""
 
 VOCABULARY = frozenset().union(*(form.vocabulary for forms in FORMS.values() for form in forms))
 VOCABULARY -= {"lr", "weight_decay"}
-"""Options that tell what an optimizer computes; the others are about how, or the user's own."""
+"""Torch's options that change the result; others concern the implementation, or are the user's."""

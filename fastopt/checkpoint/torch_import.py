@@ -1,4 +1,4 @@
-"""Going on from a state dict of one of torch's optimizers."""
+"""Import of state dicts of torch's optimizers."""
 
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
@@ -23,22 +23,22 @@ def from_torch_state_dict(
     indices: Sequence[Index] | None = None,
     strict: bool = True,
 ) -> Skipped:
-    """Let `updater` go on from what ``state_dict()`` of the corresponding optimizer of torch said.
+    """Load the ``state_dict()`` of the corresponding torch optimizer into `updater`.
 
-    Rates, decays and the other numbers are taken up too; a schedule stays. Groups become
-    multipliers of the largest rate and decay. Optimizers that have torch's formula get
-    ``formula="torch"``, whatever they had; the page about checkpoints lists where others differ.
+    Learning rates, weight decays and the other hyper-parameters are loaded too; the schedule is
+    kept. Groups become multipliers of the largest learning rate and weight decay. Optimizers that
+    implement torch's formula are set to ``formula="torch"``; the page about checkpoints lists the
+    differences of others.
 
     Parameters
     ----------
     updater : Updater
-        With an optimizer of a class as for :func:`to_torch_state_dict`.
+        Updater with an optimizer of a class that :func:`to_torch_state_dict` supports.
     state_dict : dict
-        With ``state`` and ``param_groups``; arrays are NumPy's, or anything that
-        :func:`numpy.asarray` takes, such as tensors in main memory. They are copied.
+        Dict with ``state`` and ``param_groups``. Arrays can be anything that :func:`numpy.asarray`
+        accepts, such as NumPy arrays or CPU tensors; they are copied.
     indices : sequence of int or str, optional
-        The updater's index of each of torch's parameters, in the order in which torch numbers
-        them. Default: torch's numbers.
+        The updater's index of each torch parameter, in torch's order. Default: torch's numbers.
     strict : bool
         See :meth:`Updater.load <fastopt.Updater.load>`.
 
@@ -50,10 +50,10 @@ def from_torch_state_dict(
     Raises
     ------
     TypeError
-        `updater` is no updater.
+        `updater` is not an updater.
     CheckpointError
-        It is not such a dict, or has options that the updater's optimizer does not know. Nothing
-        changes.
+        `state_dict` is invalid, or has options that the updater's optimizer does not support.
+        Nothing changes.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def from_torch_state_dict(
         described = _described(updater, state_dict, indices)
     except CheckpointError:
         raise
-    except Exception as error:  # whatever else a dict of other origin leads to
+    except Exception as error:  # an invalid dict can raise anything
         raise CheckpointError(f"not the state_dict of an optimizer of torch: {error!r}") from error
     return restore(updater, described, strict)
 
@@ -81,7 +81,7 @@ def from_torch_state_dict(
 def _described(
     updater: Stateful, state_dict: Mapping[str, Any], indices: Sequence[Index] | None
 ) -> dict[str, Any]:
-    """What :func:`restore` takes."""
+    """Convert the dict to the argument of :func:`restore`."""
     optimizer, groups = updater.optimizer, state_dict["param_groups"]
     form = _form_for(type(optimizer).__name__, groups)
     numbers = sorted(position for group in groups for position in group["params"])
@@ -120,13 +120,13 @@ def _described(
 
 
 def _entry(state_dict: Mapping[str, Any], position: int) -> dict[str, Any]:
-    """What torch keeps of a parameter; a momentum that has not begun is None."""
+    """Torch's state of a parameter, without slots that are None, such as a momentum not yet set."""
     entry = state_dict["state"].get(position, {})
     return {slot: value for slot, value in entry.items() if value is not None}
 
 
 def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
-    """Form of our class under which all options of the groups have a meaning."""
+    """Form of a fastopt class that supports all options of the groups."""
     reasons = []
     for form in FORMS.get(name, ()):
         lacking = {key for key in form.options for group in groups if key not in group}
@@ -143,7 +143,7 @@ def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
 
 
 def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Our attributes for the options of all groups."""
+    """Fastopt's attributes for the options of the groups, which must agree."""
     made: dict[str, float] = {}
     for name, option in form.options.items():
         values = {option.from_torch(group[name]) for group in groups}
@@ -155,7 +155,7 @@ def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, float
 
 
 def _maximize(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all groups ascend."""
+    """Value of `maximize`, which must be the same in all groups."""
     values = {flag("maximize", group.get("maximize", False)) for group in groups}
     if len(values) > 1:
         raise CheckpointError("the groups differ in maximize")
@@ -165,7 +165,7 @@ def _maximize(groups: Sequence[Mapping[str, Any]]) -> bool:
 def _rates(
     optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], index_of: Mapping[int, Index]
 ) -> dict[str, Any]:
-    """Rate, decay, and the multipliers that make them those of each group."""
+    """Largest learning rate and weight decay, and multipliers that yield each group's values."""
     made: dict[str, Any] = {}
     for option, attribute in (("lr", "lr"), ("weight_decay", "wd")):
         base = max(number(option, float(group[option])) for group in groups)
@@ -184,7 +184,7 @@ def _rates(
 
 
 def _from_torch(form: Form, entry: Mapping[str, Any], lr: float) -> Any:
-    """State of one parameter in our nesting."""
+    """State of one parameter in fastopt's nesting."""
     arrays: list[Array] = []
     for slot in form.slots:
         if slot in (form.optional, form.with_rate) and slot not in entry:

@@ -1,4 +1,4 @@
-"""Trees of numbers and arrays as JSON and arrays, and as bytes."""
+"""Serialization of trees of numbers and arrays to JSON with arrays, and to bytes."""
 
 import io
 import math
@@ -28,7 +28,7 @@ __all__ = ["chunks", "dumps", "loads", "read"]
 
 
 def dumps(tree: Any) -> bytes:
-    """Serialize a tree of states; nothing of it is pickled.
+    """Serialize a tree of states without pickle.
 
     Parameters
     ----------
@@ -40,12 +40,13 @@ def dumps(tree: Any) -> bytes:
     Returns
     -------
     bytes
-        In the safetensors format, with a checksum of every array.
+        A safetensors file with a checksum of every array.
 
     Raises
     ------
     TypeError
-        `tree` holds something else, and the message says where; or it holds itself.
+        `tree` contains an object of another type, whose position the message names, or contains
+        itself.
 
     Examples
     --------
@@ -61,25 +62,25 @@ def dumps(tree: Any) -> bytes:
 
 
 def loads(blob: bytes, present: Optimizer | None = None) -> Any:
-    """Rebuild what :func:`dumps` serialized.
+    """Rebuild the tree that :func:`dumps` serialized.
 
     Parameters
     ----------
     blob : bytes
-        From :func:`dumps`.
+        Result of :func:`dumps`.
     present : Optimizer, optional
-        Lends its class, if that is not registered, and its schedule, if the saved one was a plain
-        callable, to the optimizer in `blob`.
+        Optimizer that supplies its class, if it is not registered, and its schedule, if the saved
+        one was a plain callable, for the optimizer in `blob`.
 
     Returns
     -------
     object
-        The tree, with equal values, types, nesting and order of memory.
+        The tree, with equal values, types, nesting and memory order.
 
     Raises
     ------
     CheckpointError
-        `blob` is damaged, of another kind, or names an unknown class.
+        `blob` is damaged, not of this format, or names an unknown class.
 
     Examples
     --------
@@ -93,20 +94,20 @@ def loads(blob: bytes, present: Optimizer | None = None) -> Any:
 
 
 def chunks(tree: Any) -> Iterator[bytes | memoryview]:
-    """Pieces of what :func:`dumps` returns; a TypeError comes before the first of them."""
+    """Chunks of the result of :func:`dumps`; any TypeError is raised before the first chunk."""
     arrays: dict[str, Array] = {}
     return encode(_pack(tree, "", arrays), arrays)
 
 
 def read(file: io.BufferedIOBase, present: Optimizer | None = None) -> Any:
-    """Rebuild the tree that a file holds; see :func:`loads`."""
+    """Rebuild the tree from a file; see :func:`loads`."""
     try:
         packed, arrays = decode(file)
         reader = _Reader(arrays, present)
         tree = reader.unpack(packed)
     except (CheckpointError, MemoryError, OSError):
         raise
-    except Exception as error:  # whatever else foreign JSON leads to
+    except Exception as error:  # invalid JSON can raise anything
         raise CheckpointError(f"not a fastopt checkpoint: {error!r}") from error
     if arrays:
         raise CheckpointError(f"tensors that belong nowhere: {sorted(arrays)}")
@@ -116,7 +117,7 @@ def read(file: io.BufferedIOBase, present: Optimizer | None = None) -> Any:
 
 
 def _pack(value: Any, where: str, arrays: dict[str, Array]) -> Any:
-    """JSON form of `value`; arrays go into `arrays` under their place in the tree."""
+    """JSON form of `value`; arrays are put into `arrays`, named by their position in the tree."""
     if isinstance(value, (bool, int, str)) or value is None:
         return value
     if isinstance(value, np.generic):
@@ -164,7 +165,7 @@ def _key(key: Any, where: str) -> int | str:
 
 
 def _at(where: str, key: Any) -> str:
-    """Place of an item; the first name stands without brackets, but for one of the format's own."""
+    """Position of an item; a first key without brackets, unless the format reserves its name."""
     bare = not where and isinstance(key, str) and key.isidentifier() and key != METADATA
     return key if bare else f"{where}[{key!r}]"
 
@@ -177,7 +178,7 @@ class _Reader:
         self.present = present
         self.schedule = present.lr_scheduler if present else None
         self.kept = False
-        """Whether the present schedule stands for one that was not saved."""
+        """Whether the current schedule was used in place of one that was not saved."""
 
     def unpack(self, value: Any) -> Any:
         if value is None or isinstance(value, (bool, int, float, str)):

@@ -1,8 +1,8 @@
-"""Sharded updates and tables on many processes, over MPI; needs mpi4py and an MPI library."""
+"""Sharded updaters and tables over MPI; requires mpi4py and an MPI library."""
 
 try:
     from mpi4py import MPI as MPI
-except (ImportError, RuntimeError) as error:  # mpi4py raises the latter where it finds no library
+except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py found no MPI library
     raise ImportError(
         f"fastopt.mpi needs mpi4py and an MPI: pip install mpi4py mpich ({error})"
     ) from error

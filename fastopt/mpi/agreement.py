@@ -1,4 +1,4 @@
-"""Ranks that find out, before anything changes, whether all of them are about to do the same."""
+"""Agreement between ranks that all of them make the same call, before anything changes."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ __all__ = ["Fact", "Facts", "Numbers", "agree", "attempt"]
 
 
 class Fact(Protocol):
-    """What all ranks must have in common."""
+    """Values that must be equal on all ranks."""
 
     @property
     def digest(self) -> int:
-        """Number of 62 bits that tells different facts apart."""
+        """62-bit hash of the values."""
 
     def in_words(self) -> Mapping[str, str]:
-        """Names and values, for a message."""
+        """Names and values, for an error message."""
 
 
 def _digest(parts: Iterable[Any]) -> int:
@@ -36,7 +36,7 @@ def _digest(parts: Iterable[Any]) -> int:
 
 
 class Facts(dict[str, str]):
-    """Facts that are words."""
+    """Facts given as strings by name."""
 
     @cached_property
     def digest(self) -> int:
@@ -49,14 +49,14 @@ class Facts(dict[str, str]):
 
 
 class Numbers:
-    """Facts that are arrays, which are put in words only where ranks differ.
+    """Facts given as arrays, which are formatted only if ranks differ.
 
     Parameters
     ----------
     arrays : sequence of numpy.ndarray
-        The numbers.
+        The values.
     words : callable
-        Returns names and values.
+        Function that returns names and values as strings.
     """
 
     def __init__(self, arrays: Sequence[Array], words: Callable[[], Mapping[str, str]]) -> None:
@@ -77,11 +77,11 @@ KINDS: dict[str, type[Exception]] = {
         ValueError,
     )
 }
-"""Errors that all ranks raise as the one did that met them; others become RuntimeErrors."""
+"""Exceptions that all ranks raise with the original type; others become RuntimeErrors."""
 
 
 def attempt(work: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
-    """Result of a function, or the error that it raises."""
+    """Call a function; return its result and None, or None and the exception that it raised."""
     try:
         return work(*arguments), None
     except Exception as error:
@@ -94,29 +94,29 @@ def agree(
     error: Exception | None = None,
     active: bool = True,
 ) -> bool:
-    """Return if no rank has an error and all have equal facts; else raise on every rank.
+    """Raise on every rank if some rank has an error or the facts of the ranks differ.
 
     Parameters
     ----------
     ranks : Ranks
-        The ranks; all of them must call.
+        The ranks; all of them must make this call.
     facts : sequence of Fact
-        What the ranks must have in common. Only digests are compared as long as they do.
+        Values that must be equal on all ranks. Only digests are compared unless they differ.
     error : Exception, optional
-        What went wrong on this rank.
+        Error on this rank.
     active : bool
         Whether this rank has work of its own, see :meth:`fastopt.mpi.ShardedUpdater.join`.
 
     Returns
     -------
     bool
-        Whether any rank is active. If none is, nothing is compared.
+        Whether any rank is active. If no rank is, nothing is compared.
     """
     if ranks.size == 1:
         if error is not None and active:
             raise error
         return active
-    number = hash(tuple(part.digest for part in facts)) >> 2  # of integers, so the same everywhere
+    number = hash(tuple(part.digest for part in facts)) >> 2  # hash of ints is not randomized
     seen = np.array([active, error is not None, number, -number], np.int64)
     ranks.wait(ranks.comm.Iallreduce(MPI.IN_PLACE, seen, MPI.MAX))
     if not seen[0]:
@@ -138,7 +138,7 @@ def _raise_first(texts: list[str], error: Exception | None) -> None:
 
 
 def _difference(every: list[dict[str, str]]) -> str:
-    """The first fact that ranks do not have in common, with the ranks that have each value."""
+    """Describe the first fact that differs, with the ranks that have each value."""
     for name in dict.fromkeys(name for facts in every for name in facts):
         owners: dict[str, list[int]] = {}
         for rank, facts in enumerate(every):

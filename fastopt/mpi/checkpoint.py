@@ -1,4 +1,4 @@
-"""Checkpoints of sharded updaters and tables: a file for each rank, then one that lists them."""
+"""Writing of sharded checkpoints: a shard for each rank, then an index file that lists them."""
 
 import re
 import secrets
@@ -22,12 +22,12 @@ __all__ = ["arrays_by_index", "new_run", "remove_others", "write_index", "write_
 
 
 def new_run() -> str:
-    """Name that tells the files of one checkpoint from those of others."""
+    """Return a random name for the files of one checkpoint."""
     return secrets.token_hex(8)
 
 
 def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, Array]) -> None:
-    """Write what this rank alone has."""
+    """Write the shard of this rank: the data that only this rank has."""
     keys, states = _keys(sharded), sharded.states
     shard = {
         "run": run,
@@ -42,7 +42,7 @@ def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, 
 def write_index(
     sharded: Any, path: PathLike, run: str, kind: str, masters: Mapping[Index, Array]
 ) -> None:
-    """Write what all ranks have in common, once this rank sees all of their shards."""
+    """Write the index: the data common to all ranks, after checking that all shards exist."""
     _check_shards(path, run, sharded.ranks)
     whole, keys = describe(sharded.shard), _keys(sharded)
     cut = arrays_by_index(whole["attributes"])
@@ -64,9 +64,9 @@ def write_index(
 
 
 def _check_shards(path: PathLike, run: str, ranks: int) -> None:
-    """Raise OSError unless all shards can be seen, as on a file system that ranks share.
+    """Raise OSError unless all shards are visible, as they are on a shared file system.
 
-    A network file system may show a file of another machine late.
+    On a network file system, files of other machines may become visible with a delay.
     """
     missing = [*range(ranks)]
     for pause in (0.0, 0.1, 0.4, 1.5):
@@ -82,7 +82,7 @@ def _check_shards(path: PathLike, run: str, ranks: int) -> None:
 
 
 def _keys(sharded: Any) -> dict[Index, Index]:
-    """Index of each parameter by its key."""
+    """Map from the key of each parameter to its index."""
     optimizer = sharded.optimizer
     known = [*sharded.placements, *optimizer._index_update_count, *sharded._masters]
     known += sharded.uncut
@@ -90,7 +90,7 @@ def _keys(sharded: Any) -> dict[Index, Index]:
 
 
 def remove_others(path: PathLike, run: str) -> None:
-    """Remove the shards of earlier checkpoints, which the index does not list any more."""
+    """Remove the shards of earlier checkpoints, which the index no longer lists."""
     target = Path(path)
     pattern = re.compile(re.escape(target.name) + rf"\.({RUN})\.\d+-of-\d+")
     for file in target.parent.iterdir():
@@ -100,7 +100,7 @@ def remove_others(path: PathLike, run: str) -> None:
 
 
 def arrays_by_index(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes that hold arrays by index: each rank has those of its own slices."""
+    """Attributes that contain arrays by index; each rank has those of its own slices."""
     return {
         name: value
         for name, value in attributes.items()

@@ -1,4 +1,4 @@
-"""Checksums of weights, which show that ranks have the same."""
+"""Checksums of weights, to verify that they are equal on all ranks."""
 
 from typing import Any
 
@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 __all__ = ["checksums"]
 
 ROW = 512
-"""Words of 8 bytes that are added up to one number."""
+"""Number of 8-byte words in a checksum."""
 
 
 def checksums(elements: Any) -> NDArray[np.uint64]:
-    """Sums of rows of 4 KiB of an array, so that memory is read once and little is compared.
+    """Sums of the 8-byte words in each 4 KiB block of an array.
 
-    They differ if elements of one row do, unless they are the same in another order.
+    Memory is read once and little data is compared. A changed word changes the sum of its block; a
+    different order of the words does not.
 
     Parameters
     ----------

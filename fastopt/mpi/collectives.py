@@ -15,23 +15,20 @@ __all__ = ["exchanged", "gathered", "gathered_together", "share_texts"]
 
 Array = np.ndarray[Any, Any]
 Counts = NDArray[np.int64]
-"""Items of each array, in rows, for or from each rank, in columns."""
+"""Numbers of items: a row for each array, a column for each rank."""
 
 MOST = 2**31 - 1
-"""Units in one operation; some MPI libraries count no further."""
+"""Limit on the units in one operation; some MPI libraries have 32-bit counts."""
 
 
 def gathered(ranks: Ranks, items: Array) -> tuple[Array, Counts]:
-    """Items of all ranks in their order, along the first axis, and how many each rank has."""
+    """Concatenate the items of all ranks, in rank order; also return their number for each rank."""
     (result,), counts = gathered_together(ranks, [items])
     return result, counts[0]
 
 
 def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array], Counts]:
-    """Items of all ranks, of each of several arrays, in two operations.
-
-    There are more where they have more than :data:`MOST` units.
-    """
+    """Gather several arrays from all ranks in two operations, or more beyond :data:`MOST` units."""
     own = np.array([len(array) for array in arrays], np.int64)
     every = np.empty((ranks.size, len(own)), np.int64)
     ranks.wait(ranks.comm.Iallgather(own, every))
@@ -53,7 +50,7 @@ def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array
 
 
 def _gather(ranks: Ranks, arrays: Sequence[Array], counts: Counts) -> list[Array]:
-    """Items of all ranks, of each of several arrays, in one operation."""
+    """Gather several arrays from all ranks in one operation."""
     results = _made(arrays, counts)
     with _unit(arrays) as (size, kind):
         if kind:
@@ -67,10 +64,9 @@ def _gather(ranks: Ranks, arrays: Sequence[Array], counts: Counts) -> list[Array
 
 
 def exchanged(ranks: Ranks, arrays: Sequence[Array], sent: Counts, received: Counts) -> list[Array]:
-    """Items that the ranks have for this one, of each of several arrays, in one operation.
+    """Send items of several arrays to other ranks, and receive theirs, in one operation.
 
-    Items of an array are in the order of the ranks that they are for, and then of those that they
-    come from.
+    The items of an array are ordered by the target rank; received items by the source rank.
     """
     results = _made(arrays, received)
     with _unit(arrays) as (size, kind):
@@ -83,7 +79,7 @@ def exchanged(ranks: Ranks, arrays: Sequence[Array], sent: Counts, received: Cou
 
 
 def share_texts(ranks: Ranks, text: str) -> list[str]:
-    """Return the texts of all ranks."""
+    """Gather a string from each rank."""
     data, sizes = gathered(ranks, np.frombuffer(text.encode(), np.uint8))
     return [part.tobytes().decode() for part in np.split(data, np.cumsum(sizes)[:-1])]
 
@@ -95,7 +91,7 @@ def _item(array: Array) -> int:
 
 
 def _common(arrays: Sequence[Array]) -> int:
-    """Most bytes that divide the items of all arrays."""
+    """Largest number of bytes that divides the item sizes of all arrays."""
     return math.gcd(*map(_item, arrays))
 
 
@@ -104,20 +100,20 @@ def _bytes(array: Array) -> Array:
 
 
 def _units(arrays: Sequence[Array], counts: Counts, size: int) -> NDArray[np.int64]:
-    """Units of so many bytes that go to each rank, or come from it."""
+    """Number of units of `size` bytes sent to, or received from, each rank."""
     sizes: NDArray[np.int64] = np.array([_item(array) // max(size, 1) for array in arrays])
     return sizes @ counts
 
 
 def _made(arrays: Sequence[Array], counts: Counts) -> list[Array]:
-    """Arrays like these for what comes from all ranks."""
+    """Empty arrays for the items from all ranks, with the item shapes and dtypes of `arrays`."""
     totals = counts.sum(axis=1).tolist()
     return [np.empty((n, *a.shape[1:]), a.dtype) for a, n in zip(arrays, totals, strict=True)]
 
 
 @contextmanager
 def _unit(arrays: Sequence[Array]) -> Iterator[tuple[int, Any]]:
-    """Bytes that divide all items, and a datatype for them; None if items have no bytes."""
+    """Context with the unit size in bytes and its MPI datatype, None if items have no bytes."""
     size = _common(arrays)
     kind: Any = MPI.BYTE.Create_contiguous(size).Commit() if size else None
     try:
@@ -128,7 +124,7 @@ def _unit(arrays: Sequence[Array]) -> Iterator[tuple[int, Any]]:
 
 
 def _segments(counts: Counts) -> Iterator[tuple[int, int, int]]:
-    """Array, first item, and the one after the last, of what follows each other on the way."""
+    """Array, start and stop of each segment, in the order in which segments are sent."""
     ends = np.cumsum(counts, axis=1)
     for rank in range(counts.shape[1]):
         for k in np.flatnonzero(counts[:, rank]).tolist():
@@ -136,7 +132,7 @@ def _segments(counts: Counts) -> Iterator[tuple[int, int, int]]:
 
 
 def _packed(arrays: Sequence[Array], counts: Counts) -> Array:
-    """Bytes of all arrays, in the order of ranks."""
+    """Bytes of all arrays, in rank order."""
     flat = [_bytes(array) for array in arrays]
     if len(flat) == 1:
         return flat[0]
@@ -146,14 +142,14 @@ def _packed(arrays: Sequence[Array], counts: Counts) -> Array:
 
 
 def _room(results: Sequence[Array]) -> Array:
-    """Memory for what comes, that of the result if there is one alone."""
+    """Receive buffer; the memory of the result itself if there is only one."""
     if len(results) == 1:
         return _bytes(results[0])
     return np.empty(sum(result.nbytes for result in results), np.uint8)
 
 
 def _unpack(data: Array, results: Sequence[Array], counts: Counts) -> None:
-    """Put what has come where it belongs."""
+    """Copy the received bytes to the results."""
     if len(results) == 1:
         return
     flat = [_bytes(result) for result in results]

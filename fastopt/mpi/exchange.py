@@ -1,4 +1,4 @@
-"""The exchange of one call: gradients are summed bucket by bucket, weights are gathered."""
+"""Communication of one call: gradients are summed bucket by bucket, weights are gathered."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,13 @@ __all__ = ["Exchange"]
 Array = np.ndarray[Any, Any]
 
 KINDS = {2: MPI.UINT16_T, 4: MPI.FLOAT, 8: MPI.DOUBLE}
-"""MPI's datatypes for gradients and weights, by their bytes."""
+"""MPI datatypes of gradients and weights, by item size in bytes."""
 
 
 class Exchange:
-    """Sums of gradients over the ranks, updates of slices as they come in, and new weights.
+    """Sums gradients over the ranks, updates slices as sums arrive, and gathers the new weights.
 
-    All ranks begin and end the same operations in the same order.
+    All ranks start and complete the same operations in the same order.
 
     Parameters
     ----------
@@ -32,14 +32,14 @@ class Exchange:
     plan : Plan
         The tensors.
     comm : mpi4py.MPI.Comm, optional
-        Communicator on which gradients are sent. Default: that of the ranks.
+        Communicator on which gradients are sent. Default: the communicator of the ranks.
 
     Attributes
     ----------
     grads : list
-        Gradient of each tensor on this rank, flat; None for one that is not ready.
+        Flat gradient of each tensor on this rank; None for gradients that are not ready.
     begun : int
-        Buckets of gradients that have been begun to be sent.
+        Number of gradient buckets that this rank has started to send.
     """
 
     def __init__(self, sums: Sums, plan: Plan, comm: Any = None) -> None:
@@ -56,7 +56,7 @@ class Exchange:
         self._since = perf_counter()
 
     def _lap(self, name: str) -> None:
-        """The time since the last call was spent on this."""
+        """Add the time since the last call to `seconds[name]`."""
         now = perf_counter()
         self.seconds[name] += now - self._since
         self._since = now
@@ -64,7 +64,7 @@ class Exchange:
     # Gradients
 
     def _reduce(self, bucket: Bucket) -> None:
-        """Begin to send each rank its part of a bucket, packed unless it is so in memory."""
+        """Start sending each rank its part of a bucket, packed unless contiguous in memory."""
         group, counts = bucket.group, bucket.counts
         wire, kind, own = group.wire, KINDS[group.wire.itemsize], counts[self.rank]
         packed, at = None, bucket.at
@@ -73,12 +73,12 @@ class Exchange:
             source = packed = self.plan.borrow(bucket.starts[-1], wire)
             at = bucket.starts[:-1]
             parts = [self.grads[k][first:last] for k, first, last, _ in bucket.sent]
-            with np.errstate(over="ignore"):  # to infinity, which sums are checked for
+            with np.errstate(over="ignore"):  # infinities are detected in the sums
                 np.concatenate(parts, out=packed, casting="unsafe")
         received = self.plan.borrow(own * self.ranks.size, wire)
         self._lap("packing")
         sent, taken = list(counts), [own] * self.ranks.size
-        sent[self.rank] = taken[self.rank] = 0  # that part is where it is
+        sent[self.rank] = taken[self.rank] = 0  # own part stays in place
         places = [own * rank for rank in range(self.ranks.size)]
         request = self.gradient_comm.Ialltoallv(
             [source.view(np.uint8), (sent, at), kind],
@@ -89,13 +89,13 @@ class Exchange:
         self._lap("communication")
 
     def _in_memory(self, group: Group) -> Array | None:
-        """One array over the gradients of a group, if they are so in memory."""
+        """The gradients of a group as one array, if they are contiguous in memory."""
         if group not in self._sources:
             self._sources[group] = group.joined(self.grads, group.wire)
         return self._sources[group]
 
     def put(self, place: int, grad: Any) -> None:
-        """Send the buckets whose gradients are complete with this one, without waiting."""
+        """Set a gradient, and send the buckets that it completes, without waiting."""
         self._since = perf_counter()
         self.grads[place] = grad
         self._missing[self.plan.group_of[place]] -= 1
@@ -118,15 +118,15 @@ class Exchange:
         self._reduce(self.plan.buckets[self.begun - 1])
 
     def arrivals(self, count: int | None = None) -> Iterator[Bucket]:
-        """Yield each bucket, or the first `count`, once the sums of this rank's part are there.
+        """Yield each bucket, or the first `count`, once the sums of this rank's part are complete.
 
-        They are added up in the order of the ranks: their bits do not depend on the MPI library.
+        Gradients are added in rank order, so the bits do not depend on the MPI library.
         """
         buckets = self.plan.buckets[:count]
         while self._arrived < len(buckets):
             while self.begun < len(buckets) and len(self._reducing) < DEPTH:
                 self._begin()
-            if self._arrived < self._added:  # it came before the call, and counts as a wait here
+            if self._arrived < self._added:  # added in put(), count the wait here
                 self.ranks.waits += 1
             else:
                 self.ranks.wait(self._reducing[0][1])
@@ -136,7 +136,7 @@ class Exchange:
             yield buckets[self._arrived - 1]
 
     def discard(self, begun: int) -> None:
-        """Complete as many buckets as some rank has begun, of a call that has failed."""
+        """Complete the first `begun` buckets of a failed call, which some rank has started."""
         weights = self.plan.weights
         pairs = zip(self.grads, weights, strict=True)
         self.grads = [np.zeros(w.size, w.dtype) if g is None else g for g, w in pairs]
@@ -144,7 +144,7 @@ class Exchange:
             pass
 
     def _add(self) -> None:
-        """Add up what the ranks have sent of the oldest bucket under way, which has come."""
+        """Sum the received parts of the oldest bucket in flight, which has arrived."""
         bucket, _, packed, received, own = self._reducing.popleft()
         first, last = bucket.share(self.rank)
         total = bucket.group.grads[first:last]
@@ -160,15 +160,15 @@ class Exchange:
         self._lap("packing")
 
     def receive(self) -> None:
-        """Wait for all sums."""
+        """Wait for the sums of all buckets."""
         for _ in self.arrivals():
             pass
 
     # Updates
 
     def launch(self, tables: Sequence[Table]) -> None:
-        """Update slices: bucket by bucket where elements do not depend on each other."""
-        self._since = perf_counter()  # ranks have agreed until now, which belongs to the call
+        """Update slices, bucket by bucket if elements do not depend on each other."""
+        self._since = perf_counter()  # exclude the time of the agreement
         waiting = self._arrived == 0 and self.plan.buckets
         if not (waiting and all(map(_separable, tables))):
             self.receive()
@@ -183,7 +183,7 @@ class Exchange:
             self._gather(bucket)
 
     def _work(self, tables: Sequence[Table]) -> list[list[tuple[Pieces, int]]]:
-        """Pieces of work of each bucket in each table; those of the last call if it was alike."""
+        """Chunks of each bucket in each table, cached while the tables are the same."""
         before = self.plan.work
         if before and len(before[0]) == len(tables):  # noqa: SIM102
             if all(a is b for a, b in zip(before[0], tables, strict=True)):
@@ -194,7 +194,7 @@ class Exchange:
         return work
 
     def _pieces(self, bucket: Bucket, table: Table) -> tuple[Pieces, int]:
-        """Pieces of work of a table on the elements whose gradients are in a bucket."""
+        """Chunks of a table that cover the elements whose gradients are in a bucket."""
         grads = bucket.group.grads
         begin, end = (grads.ctypes.data + grads.itemsize * at for at in bucket.share(self.rank))
         at, sizes = table.entry[:, -1].astype(np.int64), np.array(table.sizes)
@@ -212,7 +212,7 @@ class Exchange:
     # Weights
 
     def _gather(self, bucket: Bucket) -> None:
-        """Begin to send this rank's new weights of a bucket to all, and to receive theirs."""
+        """Start sending this rank's new weights of a bucket, and receiving those of others."""
         if len(self._gathering) == DEPTH:
             self._unpack()
         group = bucket.group
@@ -231,7 +231,7 @@ class Exchange:
         self._lap("communication")
 
     def _unpack(self) -> None:
-        """Wait for the oldest bucket of weights and put them where they belong."""
+        """Wait for the oldest bucket of weights in flight, and copy it to the weights."""
         bucket, request, packed = self._gathering[0]
         self.ranks.wait(request)
         self._gathering.popleft()
@@ -245,7 +245,7 @@ class Exchange:
         self._lap("packing")
 
     def finish(self) -> None:
-        """Gather the weights that have not been gathered yet."""
+        """Gather the remaining weights."""
         self._lap("update")
         if self.plan.alone:
             self.plan.write_back()
@@ -256,6 +256,6 @@ class Exchange:
 
 
 def _separable(table: Table) -> bool:
-    """Whether elements may be updated in any portions."""
+    """Whether the elements of a table can be updated in any portions."""
     rule = table.layout.rule
     return not (rule.passes or rule.row or table.layout.sparse or table.copied)

@@ -1,4 +1,4 @@
-"""What an optimizer is, in a form that ranks compare before each call."""
+"""Fingerprint of an optimizer, which ranks compare before each call."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -16,15 +16,15 @@ from fastopt.optimizer.optimizer import TRANSIENT, Index, Optimizer
 __all__ = ["Fingerprint", "described", "hyper_of"]
 
 DEPTH = 8
-"""Containers inside of each other that are looked into."""
+"""Maximum nesting depth of containers that are compared."""
 
 
 class Fingerprint:
-    """Attributes of an optimizer, which are read again only where they may have changed.
+    """Attributes of an optimizer, which are read again only if they may have changed.
 
-    Numbers, words and the tables of multipliers are read when the optimizer's version changes;
-    schedules and containers of the user's in each call, as nobody tells when they change. Arrays by
-    index are left out: each rank has those of its own slices.
+    Numbers, strings and tables of multipliers are read when the optimizer's version changes.
+    Schedules and the user's containers are read in each call, because their changes are not
+    tracked. Arrays by index are excluded: each rank has those of its own slices.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Fingerprint:
         self._loose: list[str] = []
 
     def facts(self) -> list[Fact]:
-        """Facts about the optimizer as it is now."""
+        """Facts about the current optimizer."""
         optimizer, own = self.optimizer, vars(self.optimizer)
         if self._version != optimizer.version:
             names = [name for name in own if name not in TRANSIENT]
@@ -58,7 +58,7 @@ class Fingerprint:
         return [kind, self._fixed, self._tables, Numbers(numbers, self._numbers)]
 
     def _numbers(self) -> dict[str, str]:
-        """Numbers by index, in words."""
+        """Numbers by index, formatted for an error message."""
         optimizer = self.optimizer
         found: dict[str, str] = {}
         for name in optimizer.by_index:
@@ -67,7 +67,7 @@ class Fingerprint:
         return found | {name: str(getattr(optimizer, name)) for name in optimizer.in_arrays}
 
     def rates(self, indices: Sequence[Index]) -> Facts:
-        """Learning rate and weight decay that an ``update()`` in NumPy will find."""
+        """Learning rates and weight decays that the next ``update()`` in NumPy will use."""
         optimizer, found = self.optimizer, Facts()
         before = optimizer.snapshot()
         try:
@@ -82,7 +82,7 @@ class Fingerprint:
 
 
 def hyper_of(tables: Sequence[Table], optimizer: Optimizer) -> Numbers:
-    """Hyper-parameters of each tensor as its kernel reads them."""
+    """Hyper-parameters of each tensor, as read by its kernel."""
 
     def words() -> dict[str, str]:
         return {
@@ -113,7 +113,7 @@ def _present(found: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def described(value: Any, depth: int = DEPTH) -> str | None:
-    """Value in words that are the same on all ranks; None for what belongs to one rank.
+    """Format a value such that equal values give equal strings; None for rank-specific values.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def described(value: Any, depth: int = DEPTH) -> str | None:
 
 
 def _has_name(value: Any) -> bool:
-    """Whether a value is a function or class, which its name describes."""
+    """Whether a value is a function or class, which is described by its name."""
     return hasattr(value, "__qualname__")
 
 

@@ -1,4 +1,4 @@
-"""The moment of a call up to which nothing has changed, and at which all ranks agree."""
+"""The point in a call at which all ranks agree, before anything changes."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,12 +12,12 @@ __all__ = ["Gate", "Stopped"]
 
 
 class Stopped(Exception):
-    """Ends an update that has changed nothing; passes all that handles errors of kernels.
+    """Raised to end an update that has changed nothing; bypasses the handling of kernel errors.
 
     Parameters
     ----------
     error : Exception or None
-        What the call raises; None if no rank has work.
+        Error that the call raises; None if no rank has work.
     """
 
     def __init__(self, error: Exception | None) -> None:
@@ -26,20 +26,20 @@ class Stopped(Exception):
 
 
 class Gate:
-    """Agreement about one call: once before the first operation of all ranks, whichever it is.
+    """Agreement on one call, made once, before its first collective operation or kernel launch.
 
-    Where that is the launch of kernels, hyper-parameters are compared as kernels read them. Where
-    something comes before, such as sums of norms, these are compared by a second agreement. So an
-    error of one rank before a launch meets an agreement of the others, and all ranks raise it.
+    At a launch, the hyper-parameters are compared as the kernels read them. If another operation
+    comes first, such as sums of norms, a second agreement at the launch compares them. So an error
+    on one rank before the launch always meets an agreement on the others, and all ranks raise it.
 
     Parameters
     ----------
     ranks : Ranks
         The ranks.
     optimizer : Optimizer
-        Of the updater.
+        The updater's optimizer.
     facts : callable
-        Returns what the ranks must have in common.
+        Function that returns the facts to compare.
     active : bool
         Whether this rank has work of its own.
     """
@@ -55,17 +55,17 @@ class Gate:
         self.passed = self.added = self.launched = False
 
     def enter(self, error: Exception | None = None) -> None:
-        """Agree, if that has not been done; an error of this rank is one of all."""
+        """Agree, unless already done; an error on this rank is raised on all ranks."""
         if not self.passed or error is not None:
             self._agree((), error)
 
     def add(self) -> None:
-        """Agree before sums over all ranks, even if it has been done: a rank may have failed."""
+        """Agree before sums over all ranks, even if already done: a rank may have failed since."""
         self.added = True
         self._agree((), None)
 
     def launch(self, tables: Sequence[Table]) -> None:
-        """Agree about a launch."""
+        """Agree on the hyper-parameters of a launch."""
         self.launched = True
         if self.ranks.size > 1:
             self._agree([hyper_of(tables, self.optimizer)], None)

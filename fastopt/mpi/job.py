@@ -1,4 +1,4 @@
-"""The processes of a job: their threads, who compiles first, and how one ends them all."""
+"""Processes of a job: threads per rank, order of compilation, and joint termination."""
 
 import atexit
 import importlib
@@ -23,22 +23,22 @@ __all__ = ["await_reader", "describe", "leader_first", "private", "threads_of"]
 numba: Any = importlib.import_module("numba")
 
 PATIENCE = 0.2
-"""Seconds in which ranks usually end together."""
+"""Seconds within which ranks normally end together."""
 
 ENDED = "has ended: its program is over, or it was left by sys.exit"
 
 
 class Node:
-    """Communicators of our own with the ranks of another one, and with those of this node.
+    """Private communicators with all ranks of the user's communicator, and with those on this node.
 
     Attributes
     ----------
     ranks : Ranks
-        The ranks.
+        All ranks.
     node : Ranks
-        Those on this node.
+        The ranks on this node.
     updaters : int
-        How many updaters and tables have been made of them.
+        Number of updaters and tables that use the communicators.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -55,19 +55,19 @@ class Node:
             _end_all_with_one()
 
     def another(self) -> Any:
-        """One more communicator with the ranks; all of them call."""
+        """Create one more communicator with all ranks; collective."""
         self._more.append(self.ranks.comm.Dup())
         return self._more[-1]
 
     def free(self) -> None:
-        """Give the communicators back."""
+        """Free the communicators."""
         _nodes.remove(self)
         for comm in (self.ranks.comm, self.node.comm, self.farewell, *self._more):
             comm.Free()
 
 
 _nodes: list[Node] = []
-"""Those whose communicators live."""
+"""Nodes whose communicators have not been freed."""
 
 
 def _free(comm: Any, keyval: int, node: Node) -> None:
@@ -76,19 +76,19 @@ def _free(comm: Any, keyval: int, node: Node) -> None:
 
 
 _keyval: int = MPI.Comm.Create_keyval(delete_fn=_free)
-"""Where a communicator keeps the :class:`Node` that was made of it, which ends with it."""
+"""Attribute key of the :class:`Node` of a communicator, which is freed with the communicator."""
 
 
 def private(comm: Any) -> Node:
-    """Communicator for calls that must not meet those of others, made once; all ranks call.
+    """Return the private communicators of `comm`, created at the first call; collective.
 
-    It is freed together with `comm`. After a call that has failed while other ranks were waiting
-    in it, there is a new one.
+    They are freed together with `comm`. If a call failed while other ranks were waiting in it, new
+    ones are created.
 
     Raises
     ------
     TypeError
-        `comm` is not a communicator of mpi4py within one group of ranks.
+        `comm` is not an intracommunicator of mpi4py.
     """
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be a communicator of mpi4py, got {type(comm).__name__}")
@@ -107,14 +107,14 @@ def _cpus() -> list[int]:
 
 
 def threads_of(masks: list[str], rank: int) -> int:
-    """Threads for one rank of a node: its CPUs, each shared among the ranks that may use it.
+    """Number of threads of a rank: its CPUs, each divided by the number of ranks that may use it.
 
     Parameters
     ----------
     masks : list of str
         Numbers of the CPUs that each rank of the node may use.
     rank : int
-        The rank.
+        Rank on the node.
 
     Examples
     --------
@@ -130,9 +130,9 @@ def threads_of(masks: list[str], rank: int) -> int:
 
 
 def leader_first(node: Ranks, work: Callable[[], Any]) -> None:
-    """Let the first rank of a node do some work, then the others; all ranks call.
+    """Call `work` on the first rank of a node, then on its other ranks; collective.
 
-    Others sleep meanwhile: they would take the time that the first needs to compile.
+    The others sleep meanwhile, so that they do not take CPU time from the compilation.
     """
     if node.rank == 0:
         work()
@@ -143,9 +143,9 @@ def leader_first(node: Ranks, work: Callable[[], Any]) -> None:
 
 @cache
 def _end_all_with_one() -> None:
-    """Have an error that nothing catches, in any thread, end the job, and tell of a rank's end.
+    """Install hooks so that an uncaught error in any thread, or the end of a rank, ends the job.
 
-    The other ranks would wait forever.
+    Otherwise the other ranks would wait forever.
     """
     before, in_thread = sys.excepthook, threading.excepthook
 
@@ -159,7 +159,7 @@ def _end_all_with_one() -> None:
             print(f"{who} ends the job: {kind.__name__}: {error}", file=sys.stderr)
             for file in (sys.stdout, sys.stderr):
                 await_reader(file)
-        finally:  # even if nobody can be told
+        finally:  # even if printing fails
             world.Abort(1)
 
     def of_program(
@@ -178,9 +178,9 @@ def _end_all_with_one() -> None:
 
 
 def _say_farewell() -> None:
-    """Wait for the ends of all ranks, and meanwhile tell those that still call that this one ends.
+    """Wait for all ranks to end, and notify ranks that still make calls that this one has ended.
 
-    They raise an error, which says so, in place of waiting forever.
+    Those ranks raise an error instead of waiting forever.
     """
     if MPI.Is_finalized():
         return
@@ -199,15 +199,15 @@ def _say_farewell() -> None:
 
 
 def await_reader(file: TextIO, limit: float = 10.0) -> None:
-    """Wait until what was written to a pipe has been read, at most for `limit` seconds.
+    """Wait at most `limit` seconds until all data written to a pipe has been read.
 
-    A launcher that learns of the end of a job no longer reads what is left in the pipes.
+    A launcher that is notified of the end of a job does not read the rest of the pipes.
     """
     try:
         file.flush()
         number = file.fileno()
         piped = stat.S_ISFIFO(os.fstat(number).st_mode)
-    except (OSError, ValueError):  # closed, or a stand-in for a file, as notebooks have
+    except (OSError, ValueError):  # closed, or not a real file, for instance in notebooks
         return
     end = time.monotonic() + limit
     while piped and _unread(number) and time.monotonic() < end:
@@ -215,7 +215,7 @@ def await_reader(file: TextIO, limit: float = 10.0) -> None:
 
 
 def _unread(pipe: int) -> int:
-    """Number of bytes that wait in a pipe, asked at the end that writes."""
+    """Number of unread bytes in a pipe, queried at the writing end."""
     if sys.platform == "win32":
         return 0
     import fcntl
@@ -227,7 +227,7 @@ def _unread(pipe: int) -> int:
 
 
 def describe() -> str:
-    """The MPI library, this rank, and the threads of each rank; all ranks of the job call."""
+    """Describe the MPI library, this rank and the threads of each rank; collective."""
     world = MPI.COMM_WORLD
     name, numbers = MPI.get_vendor()
     beside, threads = private(world).node.size, thread_count()

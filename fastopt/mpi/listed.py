@@ -1,4 +1,4 @@
-"""Gradients that list rows of weights which all ranks have, while their state is shared out."""
+"""Row-sparse gradients of replicated weights with sharded state."""
 
 from collections.abc import Sequence
 
@@ -15,24 +15,24 @@ __all__ = ["Listed"]
 
 
 class Listed:
-    """Rows that the ranks list for this rank's slices, in the order of the ranks.
+    """Row-sparse gradients from all ranks for this rank's slices, concatenated in rank order.
 
-    All ranks make one together. Rows that a rank lists more than once are summed before they
-    travel, unless their sum would be rounded to half precision.
+    The constructor is collective. Repeated rows of a rank are summed before they are sent, unless
+    the sums would be rounded to half precision.
 
     Parameters
     ----------
     ranks : Ranks
         The ranks.
     placements : sequence of Placement
-        The weights, which are cut between rows.
+        Placements of the weights, which are split between rows.
     grads : sequence of RowSparse
-        What this rank lists.
+        Gradients of this rank.
 
     Attributes
     ----------
     grads : list of RowSparse
-        What all ranks list, of the rows of the slices.
+        Gradients of all ranks, for the rows of this rank's slices.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Listed:
     def spread(
         self, weights: Sequence[Array], slices: Sequence[Array], every: Sequence[bool]
     ) -> None:
-        """Give all ranks the rows of slices that have changed: those listed, or every one."""
+        """Send the changed rows of this rank's slices to all ranks: the indexed ones, or all."""
         changed = [
             np.arange(len(own)) if whole else np.unique(grad.indices).astype(np.int64)
             for own, grad, whole in zip(slices, self.grads, every, strict=True)

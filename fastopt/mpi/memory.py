@@ -1,4 +1,4 @@
-"""Arrays that follow each other in memory, which need not be packed to be sent."""
+"""Arrays that are consecutive in memory and can be sent without packing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,23 +11,23 @@ Array = np.ndarray[Any, Any]
 
 
 def flat_like(arrays: Sequence[Array], dtype: Any = None) -> list[Array]:
-    """Zeros in the shapes of some arrays, those of one dtype one after the other in memory.
+    """Return zeros in the shapes of some arrays, consecutive in memory for each dtype.
 
-    :class:`ShardedUpdater` sends gradients from there, and receives weights there, without copies
-    in between: what a list call updates together should be of one call of this function, in the
-    order of the list.
+    :class:`ShardedUpdater` sends gradients from such arrays, and receives weights into them,
+    without intermediate copies. Allocate the arrays of a list call with one call of this function,
+    in the order of the list.
 
     Parameters
     ----------
     arrays : sequence of numpy.ndarray
         The arrays, such as the weights of a list call.
     dtype : dtype, optional
-        Dtype of all of them. Default: each has that of its model.
+        Dtype of all results. Default: the dtype of each array.
 
     Returns
     -------
     list of numpy.ndarray
-        Views in C order. They keep the memory of all alive.
+        Views in C order. Each of them keeps the memory of all alive.
 
     Examples
     --------

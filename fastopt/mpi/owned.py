@@ -1,4 +1,4 @@
-"""Rows of tables that live on their owners: what one table and several have in common."""
+"""Common base of the sharded tables, in which each row is owned by one rank."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Rows:
     owners: Owners
     weight: Array
     pulled: Pulled | None = None
-    """Rows of the last pull, whose gradients can take the way of the pull."""
+    """Rows of the last pull; gradients of the same rows reuse its routes."""
 
 
 class Owned(Resumable):
@@ -47,7 +47,7 @@ class Owned(Resumable):
     shapes : mapping of index to tuple of int
         Shape of each table.
     values : mapping of index to numpy.ndarray or callable
-        Values of tables that do not begin with zeros.
+        Initial values of tables. Default: zeros.
     optimizer, comm, dtype, owners, loss_scaler, clip_global_norm, timeout
         See :class:`~fastopt.mpi.ShardedTable`.
     """
@@ -86,7 +86,7 @@ class Owned(Resumable):
         self._compile((index, self.placements[index], kind, True) for index in made)
 
     def _made(self, shape: Any, values: Any, dtype: Any, owners: Any) -> Rows:
-        """A table's rows of this rank."""
+        """Create this rank's rows of a table."""
         if not isinstance(shape, tuple) or not shape:
             raise TypeError(f"shape must be a tuple of one length or more, got {shape!r}")
         lengths = tuple(count("shape", length, least=0) for length in shape)
@@ -111,7 +111,7 @@ class Owned(Resumable):
         Raises
         ------
         TypeError, ValueError
-            It is not a mapping, is empty, or has an index that no table has.
+            `given` is not a mapping, is empty, or has an unknown index.
         """
         if not isinstance(given, Mapping):
             raise TypeError(f"expected a mapping of tables' indices, got {type(given).__name__}")
@@ -123,7 +123,7 @@ class Owned(Resumable):
         return {index: items[index] for index in self._rows if index in items}
 
     def _pull(self, row_ids: Callable[[], Any]) -> dict[Index, Array]:
-        """Rows of tables by index, for row numbers by index; all ranks call."""
+        """Return rows of tables by index, for row numbers by index; collective."""
         self._begin("pull")
         ids, error = attempt(self._ids, row_ids)
         self._agree(Facts(self._shapes(ids or {})), error)
@@ -145,7 +145,7 @@ class Owned(Resumable):
         return {index: pulled[inverse] for index, pulled, inverse in pairs}
 
     def _shapes(self, given: Mapping[Index, Any]) -> dict[str, str]:
-        """Shapes of the tables of a call, which ranks compare."""
+        """Shapes of the tables of a call, for comparison between ranks."""
         names = self.optimizer.idx2name
         return {f"shape of {label(i, names)}": str(self._rows[i].shape) for i in given}
 
@@ -158,7 +158,7 @@ class Owned(Resumable):
         return found
 
     def _push(self, grads: Callable[[], Any]) -> None:
-        """Update rows of tables with gradients by index; all ranks call."""
+        """Update rows of tables with gradients by index; collective."""
         with self.optimizer.lock:
             self._begin("push")
             given, error = attempt(self._given, grads)
@@ -180,7 +180,7 @@ class Owned(Resumable):
                 raise error
 
     def _sent(self, tables: Sequence[Rows], grads: Sequence[RowSparse]) -> list[RowSparse]:
-        """What the ranks push for the rows of this one."""
+        """Send gradients to the owners; return those of all ranks for the rows of this rank."""
         ids = [grad.indices.astype(np.int64) for grad in grads]
         ways = Ways(
             self._ranks,
@@ -196,7 +196,7 @@ class Owned(Resumable):
         return {index: self._listed(index, grad) for index, grad in self._known(grads()).items()}
 
     def _listed(self, index: Index, grad: Any) -> RowSparse:
-        """Gradient of a table, whose rows are summed unless that would round them."""
+        """Check a gradient, and sum its repeated rows unless the sums would be rounded."""
         words, table = label(index, self.optimizer.idx2name), self._rows[index]
         given = listed(words, grad, table.shape)
         if not isinstance(given.values, np.ndarray):
@@ -231,10 +231,10 @@ class Owned(Resumable):
                 rows.weight[...] = saved.weights[index]
 
     def flush(self) -> None:
-        """Give all rows the decay that they have missed; see :meth:`Updater.flush`."""
+        """Apply deferred weight decay to all rows; see :meth:`Updater.flush`."""
         for index, rows in self._rows.items():
             self.shard.flush(index, rows.weight)
 
 
 def _nothing() -> None:
-    """Sums are there before the update begins."""
+    """Do nothing: all gradients have arrived before the update starts."""

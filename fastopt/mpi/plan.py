@@ -1,4 +1,4 @@
-"""How the tensors of a call are cut, packed into buckets and put together again."""
+"""Plan of a call: how its tensors are sliced, packed into buckets and reassembled."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, zip_longest
@@ -18,37 +18,37 @@ from fastopt.optimizer.optimizer import Array, Index
 __all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
 
 DEPTH = 2
-"""Buckets under way at a time: one is packed while the sums of another are on their way."""
+"""Number of buckets in flight: one is packed while another is being sent."""
 
 Run = tuple[int, int, int, int]
-"""Place of a tensor, first element, the one after the last, and where they start in a bucket."""
+"""Position of a tensor in the call, start and stop of its elements, and offset in the bucket."""
 
 Part = tuple[int, int, int]
-"""Place of a tensor in the list of the call, first element, and the one after the last."""
+"""Position of a tensor in the call, start and stop of its elements."""
 
 
 def flat(array: Any) -> Any:
-    """The elements in C order, to be sliced and assigned to: a view where that is possible."""
+    """Flat elements in C order, to be sliced and assigned to: a view if possible, else `flat`."""
     array = np.asarray(array)
     in_place = array.flags.c_contiguous and array.flags.aligned
     return array.reshape(-1) if in_place else array.flat
 
 
 class Bucket:
-    """Parts of the shares of all ranks that travel together.
+    """Parts of the shares of all ranks that are sent together.
 
     Parameters
     ----------
     group : Group
-        What it is of.
+        Group of the tensors.
     parts : sequence of list of Part
-        What it holds of each rank's share.
+        Parts of each rank's share in this bucket.
     first : int
-        Place of its first element in the share of this rank.
+        Position of its first element in each rank's share.
     rank : int
         This rank.
     keep : collection of int
-        Tensors of which this rank receives its own part too.
+        Tensors whose weights are copied back from the bucket on their own rank too.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class Bucket:
         self.first = first
         self.own = parts[rank]
         self.slices: list[Array] = []
-        """Elements of the slices of this rank that it holds."""
+        """Views of this rank's slices that are in the bucket."""
         self.sent = self._runs(parts)
         """Parts of all ranks, in order."""
         self.received = self._runs(parts, rank, keep)
-        """Those whose weights come from other ranks."""
+        """Parts to copy to the weights: those of other ranks, and of the tensors `keep`."""
         self.at = self._in_memory(parts)
-        """Where each rank's part begins if tensors of the group follow each other in memory; None
-        if a part is not in one stretch even then."""
+        """Offset of each rank's part if the tensors of the group are contiguous in memory; None if
+        a part is not contiguous even then."""
 
     def _runs(
         self, parts: Sequence[list[Part]], but_of: int | None = None, keep: Collection[int] = ()
     ) -> list[Run]:
-        """Parts, of which those that follow each other in a tensor and in the bucket are one.
+        """Merge parts that are consecutive in a tensor and in the bucket into runs.
 
-        Those of one rank are left out, but for the tensors `keep`.
+        Parts of the rank `but_of` are omitted, except for the tensors `keep`.
         """
         runs: list[Run] = []
         for rank, own in enumerate(parts):
@@ -103,12 +103,12 @@ class Bucket:
         return found if max(found) + max(self.counts) <= MOST else None
 
     def room(self, rank: int) -> int:
-        """Bytes of the gradients that a rank sends or receives, whichever are more."""
+        """Bytes of the gradients that a rank sends or receives, whichever is larger."""
         most = max(self.starts[-1], self.counts[rank] * len(self.counts))
         return most * int(self.group.real.itemsize)
 
     def share(self, rank: int) -> tuple[int, int]:
-        """Where it begins and ends in the share of this rank."""
+        """Start and stop of the bucket in a rank's share."""
         return self.first, self.first + self.counts[rank]
 
 
@@ -118,14 +118,14 @@ def _follows(run: Run, place: int, first: int, at: int) -> bool:
 
 
 class Group:
-    """Tensors of one dtype in one line or several: this rank's share of gradients, and buckets.
+    """Tensors of one dtype in one or several lines, with their buckets and this rank's gradients.
 
     Parameters
     ----------
     dtype : numpy.dtype
-        Dtype of the weights; gradients are summed in that of the arithmetic.
+        Dtype of the weights; gradients are summed in the dtype of the arithmetic.
     wire : dtype or None
-        Dtype in which gradients travel; None for that of the arithmetic.
+        Dtype in which gradients are sent; None for the dtype of the arithmetic.
     """
 
     def __init__(self, dtype: Any, wire: Any) -> None:
@@ -134,7 +134,7 @@ class Group:
         self.wire = self.real if wire is None else np.dtype(wire)
         self.places: list[int] = []
         self.bases: dict[int, int] = {}
-        """Where each tensor begins if they follow each other in memory."""
+        """Offset of each tensor if they are contiguous in memory."""
         self.size = self.room = 0
         self.grads = np.empty(0, self.real)
         self.weights: Array | None = None
@@ -153,7 +153,7 @@ class Group:
         limit: int,
         keep: Collection[int],
     ) -> None:
-        """Make the buckets, of about so many bytes of gradients each, and the own share."""
+        """Create buckets of about `limit` bytes of gradients, and this rank's gradients."""
         shares: list[list[Part]] = [[] for _ in range(ranks)]
         for place in self.places:
             for owner, first, last in placements[place].owners(ranks):
@@ -164,9 +164,9 @@ class Group:
         self.grads = np.empty(sum(last - first for _, first, last in shares[rank]), self.real)
 
     def joined(self, arrays: Sequence[Any], dtype: np.dtype[Any]) -> Array | None:
-        """One array over all of its tensors, of flat ones that follow each other in memory.
+        """One array over the flat arrays of the group's tensors, if they are contiguous in memory.
 
-        None if they do not, or are of another dtype.
+        None if they are not contiguous or have another dtype.
         """
         chosen = [arrays[place] for place in self.places]
         if not all(isinstance(array, np.ndarray) for array in chosen):
@@ -185,7 +185,7 @@ class Group:
 
 
 def _windows(parts: Sequence[Part], step: int) -> Iterator[list[Part]]:
-    """Cut parts that follow each other every `step` elements."""
+    """Split consecutive parts into windows of `step` elements."""
     window: list[Part] = []
     room = step
     for place, first, last in parts:
@@ -201,14 +201,14 @@ def _windows(parts: Sequence[Part], step: int) -> Iterator[list[Part]]:
 
 
 class Plan:
-    """A list call on all ranks: slices of weights, gradients for them, and buckets.
+    """Plan of a list call on all ranks: slices of weights, their gradients, and buckets.
 
     Parameters
     ----------
     indices : list of int or str
-        The parameters, each once.
+        Indices of the parameters, all different.
     weights : list of numpy.ndarray
-        Their weights.
+        Weights of the parameters.
     placements : mapping
         Placement of each index.
     rank, ranks : int
@@ -216,12 +216,11 @@ class Plan:
     limit : int
         Bytes of gradients in a bucket.
     listed : dict of int to str
-        Tensors, by place, whose gradients list rows and do not travel in buckets, with the dtype of
-        the values.
+        Dtypes of row-sparse gradients, which are not sent in buckets, by the tensor's position.
     wire : dtype, optional
-        Dtype in which gradients travel; that of the arithmetic by default.
+        Dtype in which gradients are sent. Default: the dtype of the arithmetic.
     backward : bool
-        Whether buckets of the last tensors are sent first, as a backward pass makes gradients.
+        Whether buckets of the last tensors are sent first, in the order of a backward pass.
     """
 
     def __init__(
@@ -251,7 +250,7 @@ class Plan:
         self.copied = {k for k, each in enumerate(self.flats) if not isinstance(each, np.ndarray)}
         self.slices = [self._slice(place, rank) for place in range(len(weights))]
         self.alone = ranks == 1
-        """Whether gradients need not travel: they are used where they are."""
+        """Whether this is the only rank: gradients are not sent but used in place."""
         self.groups = [] if self.alone else [*self._grouped(ranks, limit, wire)]
         self.grads: list[Any] = [None] * len(weights)
         for group in self.groups:
@@ -262,13 +261,13 @@ class Plan:
         self.buckets = [bucket for group in order for bucket in group.buckets]
         self.places = {index: place for place, index in enumerate(indices)}
         self.group_of = {place: group for group in self.groups for place in group.places}
-        self.work: tuple[Any, ...] = ()  # what the exchange remembers of the last call
+        self.work: tuple[Any, ...] = ()  # cache of the exchange
         room = max([b.room(rank) for b in self.buckets], default=0)
         under_way = min(3 * DEPTH, 3 * len(self.buckets))
         self._spare = [np.empty(room, np.uint8) for _ in range(under_way)]
 
     def _grouped(self, ranks: int, limit: int, wire: Any) -> Iterator[Group]:
-        """Whole lines, as many as have so many bytes of gradients together."""
+        """Group whole lines, with up to `limit` bytes of gradients in a group."""
         groups: list[Group] = []
         last: dict[Any, Group] = {}
         for place, (weight, placement) in enumerate(
@@ -287,11 +286,11 @@ class Plan:
         yield from groups
 
     def _slice(self, place: int, rank: int) -> Array:
-        """Slice of this rank."""
+        """Return this rank's slice of a tensor."""
         return self.placements[place].slice_of(self.flats[place], rank)
 
     def _enter(self, group: Group, rank: int) -> None:
-        """Make gradients for the slices of this rank."""
+        """Create views of a group's gradients and buckets for the slices of this rank."""
         position = 0
         for place in group.places:
             own = self.slices[place]
@@ -305,7 +304,7 @@ class Plan:
                 bucket.slices.append(elements[first - begin : last - begin])
 
     def gradients(self, given: Sequence[Any]) -> list[Any]:
-        """Gradients for the slices of this rank, of the flat ones of the call."""
+        """Gradients for the slices of this rank, from the flat gradients of the call."""
         if not self.alone:
             return [*self.grads]
         pairs = enumerate(zip(given, self.slices, strict=True))
@@ -319,11 +318,11 @@ class Plan:
         ]
 
     def has(self, indices: Sequence[Any]) -> bool:
-        """Whether these are its indices, and of the same types."""
+        """Whether the plan has exactly these indices, with the same types."""
         return [*indices] == self.indices and [*map(type, indices)] == self._types
 
     def is_for(self, indices: list[Index], weights: list[Any]) -> bool:
-        """Whether it was made for these indices and weights, which are as they were."""
+        """Whether the plan is for these indices and weights, with the same headers and memory."""
         return (
             indices == self.indices
             and all(map(is_, weights, self.weights))
@@ -332,7 +331,7 @@ class Plan:
         )
 
     def takes(self, grads: Sequence[Any]) -> bool:
-        """Whether all gradients are surely like their weights, in C order and aligned."""
+        """Whether all gradients match their weights, in C order and aligned; False if unsure."""
         if self.listed or self.copied or set(map(type, grads)) != {np.ndarray}:
             return False
         if [(grad.shape, grad.strides, grad.dtype) for grad in grads] != self._like:
@@ -340,9 +339,9 @@ class Plan:
         return not (addresses(grads) % self._alignments).any()
 
     def shared(self, grads: Sequence[Array]) -> tuple[int, int] | None:
-        """Places of a gradient and of a weight that have memory in common, if there are any.
+        """Positions of a gradient and a weight that share memory, or None.
 
-        The weight would change while gradients are still being packed.
+        Such a gradient could change before it is packed.
         """
         for place, other in self._written.meeting(*bounds(grads)):
             if np.shares_memory(grads[place], self.weights[other]):
@@ -358,22 +357,22 @@ class Plan:
         return self._windows[1]
 
     def borrow(self, size: int, dtype: Any) -> Array:
-        """Memory for so many numbers of a bucket, until it is given back."""
+        """Borrow memory for `size` elements of a bucket; see :meth:`give_back`."""
         memory = self._spare.pop()
         return memory[: size * dtype.itemsize].view(dtype)
 
     def give_back(self, memory: Array) -> None:
-        """Let memory be borrowed again."""
+        """Return borrowed memory."""
         base: Any = memory.base
         self._spare.append(base)
 
     def write_back(self) -> None:
-        """Copy slices to weights that are not contiguous."""
+        """Copy slices back to weights that are not contiguous."""
         for place in self.copied:
             self.flats[place][:] = self.slices[place].reshape(-1)
 
     def refresh(self, rank: int) -> None:
-        """Copy slices again of weights that are not contiguous, of which there are no views."""
+        """Update the slices of weights that are not contiguous, which are copies."""
         for place in self.copied:
             self.slices[place][...] = self._slice(place, rank)
 
@@ -383,7 +382,7 @@ def _header(weight: Array) -> tuple[Any, ...]:
 
 
 def _like(grad: Any, weight: Array) -> Array:
-    """A flat gradient in the shape of a weight, and exact where it has the dtype of a copy."""
+    """Flat gradient in the shape of a weight; other dtypes are converted to the arithmetic's."""
     real = np.dtype(real_of(weight.dtype))
     array = np.asarray(grad).reshape(weight.shape)
     return array if array.dtype in (weight.dtype, real) else array.astype(real)

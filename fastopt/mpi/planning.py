@@ -1,4 +1,4 @@
-"""From a list call to a plan: what a call must be given, and what all ranks must agree on."""
+"""Planning of a list call: validation of its arguments, and facts that ranks compare."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +50,7 @@ class Planning(Resumable):
     def _planned(
         self, index: Any, grad: Any, weight: Any
     ) -> tuple[Plan, list[Any], dict[Index, Placement]]:
-        """Plan, flat gradients, and placements of indices that are new."""
+        """Return the plan, flat gradients, and placements of new indices."""
         plan, new = self._plan, dict[Index, Placement]()
         if isinstance(index, (list, tuple)):
             index, grads, weights = as_lists(index, grad, weight)
@@ -77,19 +77,19 @@ class Planning(Resumable):
             shape = self.rank, self.ranks, limit
             plan = Plan(indices, weights, places, *shape, listed, self.wire, self.overlap)
             for index in new.keys() & self.uncut.keys():
-                self._cut(index, new[index])  # whether it fits
+                self._cut(index, new[index])  # raises if it does not match
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
         self._check_not_shared(plan, values)
         return plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new
 
     def _check_not_shared(self, plan: Plan, values: Sequence[Array]) -> None:
-        """Raise ValueError if a gradient has memory in common with a weight."""
+        """Raise ValueError if a gradient shares memory with a weight."""
         if shared := plan.shared(values):
             one, other = (label(plan.indices[k], self.optimizer.idx2name) for k in shared)
             raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
 
     def _check(self, index: Index, grad: Any, weight: Any) -> Any:
-        """The gradient, if a tensor is what it must be; else raise TypeError or ValueError."""
+        """Return the checked gradient; raise TypeError or ValueError for an invalid tensor."""
         words, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
         _check_numpy(words, "weight", weight)
         grad = check(words, weight, grad, copy)
@@ -115,7 +115,7 @@ class Planning(Resumable):
     def _placed(
         self, indices: Sequence[Index], weights: Sequence[Array], listed: dict[int, str]
     ) -> dict[Index, Placement]:
-        """Placements of the indices that have none."""
+        """Placements of the indices that do not have one yet."""
         new = (
             (index, weight.shape, weight.dtype.name, self._form(index, k in listed))
             for k, (index, weight) in enumerate(zip(indices, weights, strict=True))
@@ -130,7 +130,7 @@ class Planning(Resumable):
         return "rows" if listed or (rule and rule.row) else "flat"
 
     def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
-        """What a call must have in common on all ranks, besides the optimizer."""
+        """Facts about a call that all ranks must have in common, besides the optimizer."""
         if plan.facts is None:
             names = self.optimizer.idx2name
             wire = None if self.wire is None else self.wire.name
@@ -152,7 +152,7 @@ class Planning(Resumable):
         return facts
 
     def _values(self, plan: Plan, new: dict[Index, Placement]) -> Numbers:
-        """Checksums of weights that are new, or were loaded, and of a share of the others."""
+        """Checksums of new and loaded weights, and of a fraction of the other weights."""
         unsure = new.keys() | self._unsure
         parts = [(k, 0, plan.sizes[k]) for k, i in enumerate(plan.indices) if i in unsure]
         if self.check_every:
@@ -181,12 +181,12 @@ def _check_numpy(words: str, role: str, array: Any) -> None:
 
 
 def _fits(grad: Any, weight: Array) -> bool:
-    """Whether a gradient is surely one for a weight that is known."""
+    """Whether a gradient certainly matches a known weight."""
     return type(grad) is np.ndarray and grad.dtype is weight.dtype and grad.shape == weight.shape
 
 
 def _check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[Any, str]) -> None:
-    """Raise ValueError if an index comes twice or two weights share memory."""
+    """Raise ValueError if an index is repeated or two weights share memory."""
     seen: set[Index] = set()
     for index in indices:
         if index in seen:

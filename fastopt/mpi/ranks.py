@@ -1,4 +1,4 @@
-"""The ranks of a private communicator, and waits that end when a rank does not come."""
+"""Ranks of a private communicator, with waits that detect missing ranks."""
 
 import json
 import os
@@ -15,16 +15,16 @@ from fastopt.interrupts import uninterrupted
 __all__ = ["Ranks", "listing", "time_limit"]
 
 LIMIT = 1800.0
-"""Seconds that a rank waits for the others, unless the user says otherwise."""
+"""Default time limit of waits, in seconds."""
 
 VARIABLE = "FASTOPT_MPI_TIMEOUT"
-"""Environment variable with another limit in seconds."""
+"""Environment variable that overrides the default time limit, in seconds."""
 
 LOOK = 0.05
-"""Seconds between two looks at what other ranks say, while an operation does not end."""
+"""Seconds between checks for messages of other ranks while an operation is pending."""
 
 GRACE = 2.0
-"""Seconds in which ranks that wait too must answer."""
+"""Seconds within which waiting ranks must answer a query."""
 
 TAG = 77
 
@@ -32,7 +32,7 @@ _let_others: Any = getattr(os, "sched_yield", lambda: None)
 
 
 def time_limit(timeout: float | None) -> float:
-    """Seconds to wait: the argument, else the environment variable, else the default."""
+    """Time limit in seconds: the argument, else the environment variable, else the default."""
     if timeout is not None:
         return number("timeout", timeout, least=0)
     text = os.environ.get(VARIABLE)
@@ -45,7 +45,7 @@ def time_limit(timeout: float | None) -> float:
 
 
 def listing(ranks: Iterable[int]) -> str:
-    """Ranks in words, neighbours as a range.
+    """Format rank numbers, with ranges for consecutive ones.
 
     Examples
     --------
@@ -67,24 +67,24 @@ def listing(ranks: Iterable[int]) -> str:
 class Ranks:
     """Ranks of a private communicator, which wait for each other for a limited time.
 
-    A rank that has waited for a while reads messages of the others: that one has left, or asks
-    where this one is. After the time limit it asks all of them, and names those that are missing.
+    While it waits, a rank reads messages of other ranks: a rank has left, or asks which call this
+    one is in. After the time limit the rank queries all others, and names those that are missing.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-        The communicator, which nobody else uses.
+        The communicator; nothing else may use it.
 
     Attributes
     ----------
     timeout : float
         Seconds to wait for an operation.
     call : str
-        Present call, for messages.
+        Current call, for messages.
     waits : int
-        Operations that have been waited for, the same on all ranks that are in the same operation.
+        Number of operations waited for, equal on all ranks that are in the same operation.
     broken : str
-        Why the communicator cannot be used any more; empty while it can.
+        Reason why the communicator can no longer be used, else empty.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -101,12 +101,12 @@ class Ranks:
         self._unfinished: list[Any] = []
 
     def begin(self, call: str, timeout: float) -> None:
-        """Note the call that begins, for messages.
+        """Record the start of a call, for messages.
 
         Raises
         ------
         RuntimeError
-            An earlier call has failed on some ranks while others were waiting.
+            An earlier call failed on some ranks while others were waiting.
         """
         if self.broken:
             raise RuntimeError(
@@ -116,18 +116,19 @@ class Ranks:
         self.call, self.timeout = call, timeout
 
     def wait(self, request: Any, sleep: float = 0.0) -> None:
-        """Wait until an operation has ended; a CPU that another process waits for is given to it.
+        """Wait until an operation completes, yielding the CPU to other processes.
 
-        MPI libraries wait in a loop that never lets go, which takes the time of the very ranks that
-        are waited for wherever there are more of them than CPUs. Where the others compile, `sleep`
-        is how many seconds to sleep between looks.
+        MPI libraries wait in a busy loop, which takes CPU time from the very ranks that they wait
+        for if there are more ranks than CPUs. `sleep` is the number of seconds to sleep between
+        tests, for waits while other ranks compile.
 
         Raises
         ------
         TimeoutError
-            It did not end within the time limit; the message names the ranks that are missing.
+            The operation did not complete within the time limit; the message names the missing
+            ranks.
         RuntimeError
-            A rank has left, or failed, without taking part.
+            A rank left or failed without taking part.
         """
         self.waits += 1
         if request.Test():
@@ -142,22 +143,22 @@ class Ranks:
                 look = time.monotonic() + LOOK
 
     def out_of_step(self) -> bool:
-        """Whether a rank has left, as far as this one knows."""
+        """Whether a rank is known to have left."""
         self.read()
         return bool(self.broken or self._left)
 
     def leave(self, reason: str) -> None:
-        """Tell all other ranks that this one takes part in no operation after the present one."""
+        """Notify all other ranks that this one takes part in no further operation."""
         self._tell(self._others(), kind="left", text=reason)
 
     def fail(self, reason: str) -> None:
-        """Leave, and refuse all later calls."""
+        """Leave, and make all later calls raise an error."""
         if self.size > 1 and not self.broken:
             self.broken = f"rank {self.rank} {reason}"
             self.leave(reason)
 
     def read(self) -> None:
-        """Read what other ranks say, and answer."""
+        """Read messages of other ranks, and answer queries."""
         status = MPI.Status()
         while self.comm.Iprobe(MPI.ANY_SOURCE, TAG, status):
             source = status.Get_source()
@@ -181,7 +182,7 @@ class Ranks:
         self._sent += [self.comm.Isend([data, MPI.BYTE], rank, TAG) for rank in ranks]
 
     def _look(self, request: Any, waited: float) -> None:
-        """Raise if the operation cannot end, or has not ended in time."""
+        """Raise if the operation cannot complete, or has not completed in time."""
         self.read()
         gone = {rank: text for rank, (waits, text) in self._left.items() if waits < self.waits}
         if gone and not request.Test():
@@ -193,7 +194,7 @@ class Ranks:
             self._ask(request)
 
     def _ask(self, request: Any) -> None:
-        """Ask all ranks where they are, and raise unless the operation ends meanwhile."""
+        """Query the current call of all ranks; raise unless the operation completes meanwhile."""
         self._here.clear()
         self._tell(self._others(), kind="where", text=self.call)
         end = time.monotonic() + GRACE
@@ -218,6 +219,6 @@ class Ranks:
         self._give_up(request, TimeoutError(message))
 
     def _give_up(self, request: Any, error: BaseException) -> None:
-        self._unfinished.append(request)  # which may still read and write its arrays
+        self._unfinished.append(request)  # keeps its arrays alive, which MPI may still use
         self.fail(f"gave up: {error}" if str(error) else "was interrupted")
         raise error

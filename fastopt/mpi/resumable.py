@@ -1,4 +1,4 @@
-"""Sharded updaters and tables that can be saved and go on from what was saved."""
+"""Saving and loading of sharded updaters and tables."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ __all__ = ["Resumable"]
 
 
 class Trial(Stateful):
-    """What takes up a checkpoint at first; it knows all parameters that this rank knows."""
+    """Temporary updater, with this rank's parameters, into which a checkpoint is restored first."""
 
     def __init__(self, sharded: Sharded) -> None:
         self.optimizer = sharded.optimizer
@@ -32,14 +32,14 @@ class Trial(Stateful):
 
 
 class Resumable(Sharded):
-    """Abstract base of sharded updaters and tables: their states as files."""
+    """Abstract base of sharded updaters and tables that saves and loads their states."""
 
     def save(self, path: PathLike) -> None:
-        """Write all that a later run needs to go on; all ranks call. See :meth:`load`.
+        """Write a checkpoint from which a later run can continue; all ranks must call it.
 
-        Each rank writes a file of its own next to `path`; the file `path`, which lists them, comes
-        last and takes the place of an older one, whose files are then removed. A job that ends at
-        any moment leaves the old checkpoint or the new one.
+        Each rank writes its own shard next to `path`. The index file `path`, which lists the
+        shards, is written last and replaces an older one, whose shards are then removed. A crash at
+        any moment leaves either the old checkpoint or the new one. See :meth:`load`.
 
         Parameters
         ----------
@@ -51,8 +51,8 @@ class Resumable(Sharded):
         TypeError
             See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
         OSError
-            A file cannot be written, on some rank. All ranks raise it; the old checkpoint is as it
-            was.
+            A file cannot be written on some rank. All ranks raise the error; the old checkpoint is
+            unchanged.
 
         Examples
         --------
@@ -73,7 +73,7 @@ class Resumable(Sharded):
         self._save(path, self._weights)
 
     def _save(self, path: PathLike, weights: Callable[[], Mapping[Index, Array]]) -> None:
-        """Save with the slices of weights that a function returns."""
+        """Save, together with the slices of weights that the function `weights` returns."""
         facts = Facts(path=os.fspath(path))
         with self.optimizer.lock:
             self._begin("save")
@@ -87,7 +87,7 @@ class Resumable(Sharded):
                     _, error = attempt(write_index, self, path, run, self._kind, self._masters)
                 self._agree(facts, error)
             except Exception:
-                if not self._ranks.broken:  # else others may have listed this shard
+                if not self._ranks.broken:  # otherwise the index may list this shard
                     with suppress(OSError):
                         shard_path(path, run, self.rank, self.ranks).unlink()
                 raise
@@ -97,18 +97,19 @@ class Resumable(Sharded):
             self._agree(facts, None)
 
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
-        """Take up what :meth:`save` wrote on any number of ranks; all ranks call.
+        """Restore a checkpoint written on any number of ranks; all ranks must call it.
 
-        A :class:`ShardedUpdater` also loads files of :meth:`fastopt.optimizer.Updater.save`. Each
-        rank keeps their states whole until the first update of a weight.
+        A :class:`ShardedUpdater` also loads checkpoints of :meth:`fastopt.optimizer.Updater.save`;
+        each rank then keeps the whole state of a weight until its first update.
 
         Parameters
         ----------
         path : str or os.PathLike
-            From :meth:`save`.
+            File written by :meth:`save`.
         strict : bool
-            Refuse a checkpoint that lacks parameters of this updater or has others. Else those that
-            it lacks begin anew, and the others are left out. Default True.
+            Raise an error if the checkpoint lacks parameters of this updater or has additional
+            ones. Otherwise missing parameters start from scratch, and additional ones are ignored.
+            Default True.
 
         Returns
         -------
@@ -119,13 +120,13 @@ class Resumable(Sharded):
         Raises
         ------
         fastopt.checkpoint.CheckpointError, OSError
-            A file is missing, damaged, of another run, or cannot be read, on some rank. All ranks
-            raise it, and nothing changes.
+            On some rank, a file is missing, damaged, of another run, or cannot be read. All ranks
+            raise the error, and nothing changes.
         """
         return self._load(path, strict, _nothing_more)
 
     def _load(self, path: PathLike, strict: bool, check: Callable[[Saved], None]) -> Skipped:
-        """Load what a function of what was saved does not refuse."""
+        """Load a checkpoint for which the function `check` does not raise an error."""
         facts = Facts(path=os.fspath(path), strict=str(strict))
         with self.optimizer.lock:
             self._begin("load")
@@ -156,7 +157,7 @@ class Resumable(Sharded):
             return result
 
     def _restored(self, trial: Trial, saved: Saved, strict: bool) -> Skipped:
-        """Restore what was saved, with slices of whole states where placements are known."""
+        """Restore a checkpoint into `trial`, slicing whole states if their placement is known."""
         optimizer, tree = self.optimizer, saved.updater
         if isinstance(tree, dict) and isinstance(tree.get("parameters"), dict):
             keys = tree["parameters"]
@@ -176,7 +177,7 @@ class Resumable(Sharded):
         return restore(trial, tree, strict)
 
     def _cut(self, index: Index, placement: Placement) -> dict[str, Any]:
-        """Slices of what was loaded of a whole weight: state, and attributes that hold arrays."""
+        """Slices of the loaded state of a whole weight, and of attributes that contain arrays."""
         words = label(index, self.optimizer.idx2name)
         return {
             name: cut_state(value, placement, self.rank, words)
@@ -185,20 +186,20 @@ class Resumable(Sharded):
 
     @property
     def _kind(self) -> str:
-        """What files of this kind are from."""
+        """Kind of object that is saved, as recorded in the index file."""
         return type(self).__name__
 
     def _weights(self) -> dict[Index, Array]:
-        """Weights that live here only."""
+        """Weights that only this rank has."""
         return {}
 
     def _take_up(self, saved: Saved) -> None:
-        """Go on from what was saved besides the states."""
+        """Restore the parts of a checkpoint other than the states."""
         self.placements.update(saved.placements)
         self._masters = saved.masters
 
     def _snapshot(self) -> tuple[Any, ...]:
-        """What :meth:`load` replaces before the ranks have agreed."""
+        """Snapshot of what :meth:`load` changes before the ranks have agreed."""
         scaler = self.loss_scaler
         return self.optimizer.snapshot(), scaler.state_dict() if scaler else None
 
@@ -209,4 +210,4 @@ class Resumable(Sharded):
 
 
 def _nothing_more(saved: Saved) -> None:
-    """Refuse nothing."""
+    """Accept every checkpoint."""

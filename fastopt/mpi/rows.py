@@ -1,4 +1,4 @@
-"""Rows on their way between those who need them and those who own them."""
+"""Routing of rows between the ranks that use them and the ranks that own them."""
 
 import math
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ Array = np.ndarray[Any, Any]
 Ids = NDArray[np.int64]
 
 MOST_ROWS = 3_000_000_000
-"""Rows up to which the products in :meth:`Owners.places` are within 64 bits."""
+"""Maximum number of rows, so that products in :meth:`Owners.places` fit into 64 bits."""
 
 
 class Owners:
-    r"""Which rank owns which row.
+    r"""Assignment of rows to the ranks that own them.
 
-    Row :math:`i` of :math:`n` has the place :math:`a i \bmod n`, and places are cut into blocks of
-    equal length, one for each rank. With blocks :math:`a` is 1. With hashing it is the number next
-    to :math:`n / \phi` that has no divisor in common with :math:`n`, so that rows at any regular
+    Row :math:`i` of :math:`n` has the position :math:`a i \bmod n`, and positions are split into
+    blocks of equal length, one per rank. For 'block', :math:`a` is 1. For 'hash', it is the first
+    number from :math:`n / \phi` on that is coprime to :math:`n`, so that rows at any regular
     distance are spread over the ranks (Knuth, "The Art of Computer Programming", volume 3, 6.4).
 
     Parameters
@@ -36,7 +36,7 @@ class Owners:
     ranks : int
         Number of ranks.
     kind : {'block', 'hash'}
-        How rows are given out.
+        How rows are assigned.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class Owners:
                 self.factor += 1
 
     def places(self, ids: Ids) -> Ids:
-        """Place of each row."""
+        """Position of each row."""
         return ids * self.factor % max(self.rows, 1)
 
     def of(self, ids: Ids) -> Ids:
@@ -66,12 +66,12 @@ class Owners:
         return self.places(ids) // self.block
 
     def owned(self, rank: int) -> Ids:
-        """Rows of a rank, in the order in which it keeps them."""
+        """Rows of a rank, in the order in which they are stored."""
         first, last = (min(r * self.block, self.rows) for r in (rank, rank + 1))
         return np.arange(first, last) * self._inverse % max(self.rows, 1)
 
     def local(self, ids: Ids) -> Ids:
-        """Number of each row on the rank that owns it."""
+        """Local number of each row on its owner."""
         return self.places(ids) % self.block
 
     @cached_property
@@ -80,16 +80,16 @@ class Owners:
 
 
 class Routes:
-    """Ways for items of several arrays from this rank to others, and back.
+    """Routes for items of several arrays from this rank to others, and back.
 
-    All ranks make one together.
+    The constructor is collective.
 
     Parameters
     ----------
     ranks : Ranks
         The ranks.
     targets : sequence of numpy.ndarray
-        Rank that each item goes to, for each array.
+        Target rank of each item, for each array.
     """
 
     def __init__(self, ranks: Ranks, targets: Sequence[Ids]) -> None:
@@ -101,9 +101,9 @@ class Routes:
         self.sent, self.received = sent.T, received.T
 
     def there(self, *items: Sequence[Array]) -> list[list[Array]]:
-        """Items that the ranks have for this one, in the order of the ranks.
+        """Send items to their targets, and return the items for this rank, in rank order.
 
-        Of each array there may be several kinds of items, which travel together.
+        There may be several kinds of items for each array, which are sent together.
         """
         kinds = len(items)
         ordered = [a[order] for each in items for a, order in zip(each, self.orders, strict=True)]
@@ -113,7 +113,7 @@ class Routes:
         return [came[k * each : (k + 1) * each] for k in range(kinds)]
 
     def back(self, answers: Sequence[Array]) -> list[Array]:
-        """Answers to the items that this rank has sent, in their order."""
+        """Send answers back, and return the answers to this rank's items, in their order."""
         results = exchanged(self.ranks, answers, self.received, self.sent)
         ordered = [np.empty_like(came) for came in results]
         for target, order, came in zip(ordered, self.orders, results, strict=True):
@@ -123,39 +123,39 @@ class Routes:
 
 @dataclass(frozen=True)
 class Pulled:
-    """Rows of one table that the ranks have pulled, and the ways that they took."""
+    """Rows of one table that the ranks have pulled, and their routes."""
 
     wanted: Ids
     """Rows that this rank has pulled, ascending."""
     rows: Ids
-    """Rows of this rank that others have pulled, in the order of the ranks."""
+    """Local numbers of this rank's rows that other ranks have pulled, in rank order."""
     order: Ids
-    """Order in which the wanted rows were asked for."""
+    """Order in which the wanted rows were requested."""
     sent: Ids
-    """How many of them each rank owns."""
+    """Number of wanted rows that each rank owns."""
     received: Ids
-    """How many rows of this rank each rank has pulled."""
+    """Number of rows of this rank that each rank has pulled."""
 
 
 KNOWN = -1
-"""Sent in place of a count: the rows are those of the last pull."""
+"""Sent instead of a count if the rows are those of the last pull."""
 
 
 class Ways:
-    """Ways for gradients of rows from this rank to their owners; those of a pull where they fit.
+    """Routes for gradients from this rank to the owners of their rows.
 
-    All ranks make one together.
+    The routes of the last pull are reused if the rows are the same. The constructor is collective.
 
     Parameters
     ----------
     ranks : Ranks
         The ranks.
     pulled : sequence of Pulled or None
-        The last pull of each table.
+        Last pull of each table.
     ids : sequence of numpy.ndarray
-        Rows whose gradients this rank has, of each table.
+        Rows whose gradients this rank has, for each table.
     owners : sequence of Owners
-        Owners of the rows of each table.
+        Owners of the rows, for each table.
     """
 
     def __init__(
@@ -189,9 +189,9 @@ class Ways:
         self.received = np.where(self.came == KNOWN, np.array(kept).reshape(shape), self.came)
 
     def there(self, values: Sequence[Array]) -> tuple[list[Array], list[Ids]]:
-        """Gradients that the ranks have for rows of this one, in the order of the ranks, and rows.
+        """Send gradients to the owners, and return gradients and rows for this rank, in rank order.
 
-        All of them are sent in one operation.
+        Everything is sent in one operation.
         """
         ordered = [each[order] for each, order in zip(values, self.orders, strict=True)]
         sent, received = (
@@ -203,7 +203,7 @@ class Ways:
         return came[:number], [self._rows(k, came[number + k]) for k in range(number)]
 
     def _rows(self, table: int, sent: Ids) -> Ids:
-        """Rows of a table: those of the last pull for the ranks that list these."""
+        """Rows of a table: those of the last pull for ranks that sent `KNOWN`, else `sent`."""
         before, known = self.pulled[table], self.came[table] == KNOWN
         if before is None or not known.any():
             return sent

@@ -1,4 +1,4 @@
-"""What sharded updaters and tables have in common."""
+"""Common base of sharded updaters and tables."""
 
 import copy
 import warnings
@@ -36,11 +36,11 @@ class Shard(Updater):
     Attributes
     ----------
     sums : Sums
-        The ranks.
+        Sums over the ranks.
     gate : Gate
-        What all ranks agree at in the present call.
+        Agreement of the ranks on the current call.
     receive : callable
-        Completes the gradients of the present call.
+        Function that completes the gradients of the current call.
     """
 
     sums: Sums
@@ -53,7 +53,7 @@ class Shard(Updater):
         return self.sums.added(super()._squares(plan, calls))
 
     def _update_in_python(self, calls: Sequence[Call]) -> None:
-        """See :class:`Updater`; the code sees whole tensors, each on the rank that has it."""
+        """See :class:`Updater`; user code sees whole tensors, each on the rank that owns it."""
         for index, weight, *_ in calls:
             if not weight.size:
                 self.optimizer._update_count(index)
@@ -61,14 +61,14 @@ class Shard(Updater):
 
 
 class Sharded(Advised, metaclass=Constructor):
-    """Abstract base of what all ranks of a communicator call together.
+    """Abstract base of objects whose methods all ranks of a communicator call together.
 
     Parameters
     ----------
     optimizer : Optimizer
-        Decides how to update.
+        The optimizer.
     comm : mpi4py.MPI.Comm
-        The ranks.
+        Communicator of the ranks.
     loss_scaler, clip_global_norm
         See :class:`~fastopt.optimizer.Updater`.
     timeout : float, optional
@@ -121,7 +121,7 @@ class Sharded(Advised, metaclass=Constructor):
         self.placements: dict[Index, Placement] = {}
         self._masters: dict[Index, Array] = {}
         self.uncut: dict[Index, Any] = {}
-        """What was loaded of whole weights, until these are known: state and attributes."""
+        """States and attributes that were loaded whole, until the weights are known."""
 
     def __repr__(self) -> str:
         ranks = f"rank={self.rank}, ranks={self.ranks}, states={len(self.states)}"
@@ -139,12 +139,12 @@ class Sharded(Advised, metaclass=Constructor):
 
     @property
     def clip_global_norm(self) -> float | None:
-        """Largest norm of all gradients of a call together."""
+        """Maximum global norm of the gradients of a call."""
         return self.shard.clip_global_norm
 
     @property
     def info(self) -> StepInfo:
-        """What the last call did, the same on all ranks."""
+        """Information about the last call, the same on all ranks."""
         return self.shard.info
 
     @property
@@ -153,7 +153,7 @@ class Sharded(Advised, metaclass=Constructor):
         return self.shard.states
 
     def _begin(self, call: str) -> None:
-        """Note that a call of all ranks begins."""
+        """Record the start of a collective call."""
         _check_state(self.optimizer)
         self._calls += 1
         self._call = f"call {self._calls} of updater {self._number} ({call})"
@@ -161,7 +161,7 @@ class Sharded(Advised, metaclass=Constructor):
             ranks.begin(self._call, self.timeout)
 
     def _common(self) -> list[Fact]:
-        """What ranks must have in common in every call."""
+        """Facts that ranks must have in common in every call."""
         scaler, clip = self.loss_scaler, self.clip_global_norm
         scale = {} if scaler is None else {f"loss scaler's {k}": v for k, v in vars(scaler).items()}
         limits = {"call": self._call, **scale, "clip_global_norm": clip}
@@ -171,7 +171,7 @@ class Sharded(Advised, metaclass=Constructor):
         return [facts, *self._fingerprint.facts()]
 
     def _agree(self, facts: Facts, error: Exception | None) -> None:
-        """Raise on all ranks unless all are in the same call without an error."""
+        """Raise on all ranks if one has an error, or if calls or facts of the ranks differ."""
         if self.ranks == 1:
             agree(self._ranks, (), error)
             return
@@ -179,7 +179,7 @@ class Sharded(Advised, metaclass=Constructor):
         agree(self._ranks, [*(common or ()), facts], error or problem)
 
     def _gate(self, facts: Callable[[], Sequence[Fact]], active: bool = True) -> Gate:
-        """What the ranks agree at in a call with these facts besides those of every call."""
+        """Create the agreement on a call, with `facts` in addition to those of every call."""
 
         def every() -> Sequence[Fact]:
             call, *optimizer = self._common()
@@ -192,7 +192,7 @@ class Sharded(Advised, metaclass=Constructor):
     def _launching(
         self, launcher: Callable[[Sequence[Table]], None], receive: Callable[[], None]
     ) -> Iterator[None]:
-        """Let the optimizer launch kernels so while an update lasts, once ranks have agreed."""
+        """Context in which kernels are launched by `launcher`, after the ranks have agreed."""
 
         def launch_together(tables: Sequence[Table]) -> None:
             self.shard.gate.launch(tables)
@@ -207,7 +207,7 @@ class Sharded(Advised, metaclass=Constructor):
 
     @contextmanager
     def _updating(self, too_late: Callable[[], bool]) -> Iterator[None]:
-        """Have errors of one rank raised by all of them, or known to them if it is too late."""
+        """Context that raises errors of one rank on all ranks, or reports them if `too_late()`."""
         gate = self.shard.gate
         try:
             yield
@@ -224,9 +224,10 @@ class Sharded(Advised, metaclass=Constructor):
             raise
 
     def _compile(self, kinds: Iterable[tuple[Index, Placement, Any, bool]]) -> None:
-        """Have the kernels of a call compiled by one rank of each node first.
+        """Compile the kernels of a call on one rank of each node first, then on the others.
 
-        `kinds` are index, placement, dtype, and whether gradients list rows, of new tensors.
+        `kinds` yields index, placement, dtype, and whether the gradient is row-sparse, for each new
+        tensor.
         """
         if self.ranks == 1 or not self.optimizer.native:
             return
@@ -243,7 +244,7 @@ class Sharded(Advised, metaclass=Constructor):
         leader_first(self._node, compile_all)
 
     def _try_out(self, index: Index, dtype: Any, form: Form, sparse: bool, large: bool) -> None:
-        """Update small tensors of a kind; what goes wrong is for the update itself to tell."""
+        """Compile by updating small tensors; ignore errors, which the update itself will raise."""
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for height in (1, PARALLEL_FROM)[: 1 + large]:
@@ -256,12 +257,12 @@ class Sharded(Advised, metaclass=Constructor):
                     grad = RowSparse(grad, np.arange(height)[::-1], weight.shape)
                 scaler, clip = copy.deepcopy(self.loss_scaler), self.clip_global_norm
                 trial = Updater(made, scaler, clip)
-                trial.planner.launcher = partial(launch, combine=None)  # as a shard's calls are
+                trial.planner.launcher = partial(launch, combine=None)  # like calls of a shard
                 trial([index], [grad], [weight])
 
 
 def _check_state(optimizer: Any) -> None:
-    """Raise ValueError if the state is in 8 bits, whose blocks are not cut between ranks."""
+    """Raise ValueError for 8-bit state, whose blocks cannot be split between ranks."""
     if getattr(optimizer, "state_dtype", None) == "int8":
         raise ValueError(
             "state that is sharded between ranks cannot have state_dtype='int8', as shards are not "

@@ -1,4 +1,4 @@
-"""Sums over tensors of which every rank has a slice."""
+"""Sums over tensors that are split over the ranks."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Sums:
-    """Adds the sums of all ranks, in the order of the ranks, so that each has the same bits.
+    """Adds the sums of all ranks in rank order, so that all ranks get the same bits.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Sums:
         self.ranks = ranks
 
     def added(self, own: Array) -> Array:
-        """Sum of an array of float64 over the ranks; all of them call."""
+        """Sum a float64 array over the ranks; collective."""
         every = np.empty((self.ranks.size, *own.shape))
         self.ranks.wait(self.ranks.comm.Iallgather(np.ascontiguousarray(own), every))
         total = np.zeros(own.shape)

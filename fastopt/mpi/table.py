@@ -1,4 +1,4 @@
-"""A table of rows that live on their owners, such as embeddings that no single machine can hold."""
+"""Table whose rows are distributed over ranks, for embeddings too large for one machine."""
 
 from typing import Any, Literal
 
@@ -16,32 +16,32 @@ __all__ = ["ShardedTable"]
 
 
 class ShardedTable(Owned):
-    """A table whose rows, with their state, live each on one rank.
+    """Table in which each row and its state are owned by one rank.
 
-    Rows are pulled from their owners where they are needed, and gradients that list rows are
-    pushed to them. Each rank sums the rows that it lists more than once, and an owner adds these
-    sums in the order of the ranks; rows of half precision are added by the owner alone, in float32.
-    Then it updates, lazily where the optimizer does so, with the result of one updater that is
-    given all lists one after the other. :class:`ShardedTables` pulls and pushes several at once.
+    Ranks pull the rows that they need from the owners, and push row-sparse gradients to them. Each
+    rank first sums its repeated rows, and the owner adds these sums in rank order; half-precision
+    rows are only summed by the owner, in float32. Then the owner updates the rows, lazily if the
+    optimizer does. The result is that of one updater with the concatenated gradients of all ranks.
+    :class:`ShardedTables` pulls and pushes several tables at once.
 
     Parameters
     ----------
     shape : tuple of int
-        Shape of the whole table; rows come first.
+        Shape of the whole table; the first axis is the rows.
     optimizer : Optimizer
-        Decides how to update; the same on all ranks.
+        The optimizer, the same on all ranks.
     comm : mpi4py.MPI.Comm
-        The ranks; all of them make the table, and call its methods, together.
+        Communicator. All of its ranks must create the table and call its methods together.
     values : numpy.ndarray or callable, optional
-        The whole table, or a function that takes an array of row numbers and returns the values of
-        these rows. Default: zeros.
+        Initial values of the whole table, or a function that takes an array of row numbers and
+        returns the values of these rows. Default: zeros.
     dtype : dtype
         float32, float64, float16 or bfloat16. Default float32.
     owners : {'block', 'hash'}
-        Whether neighbours have the same owner, or rows are spread, so that ranks have equal work
-        where some regions are used more. Default 'block'.
+        How rows are assigned to ranks: in contiguous blocks, or spread over the ranks, which
+        balances the load if some regions are used more. Default 'block'.
     index : int, str or bytes
-        Index of the table in the optimizer: multipliers, names and counts. Default 0.
+        Index of the table in the optimizer, for multipliers, names and update counts. Default 0.
     loss_scaler, clip_global_norm
         See :class:`~fastopt.optimizer.Updater`.
     timeout : float, optional
@@ -52,14 +52,14 @@ class ShardedTable(Owned):
     rows : numpy.ndarray
         Numbers of the rows that this rank owns.
     weight : numpy.ndarray
-        Their values.
+        Values of these rows.
     states : dict
-        Their state, under the index.
+        State of these rows, by index.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be.
+        An argument is invalid.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class ShardedTable(Owned):
 
     @property
     def owners(self) -> Owners:
-        """Which rank owns which row."""
+        """Assignment of rows to ranks."""
         return self._rows[self.index].owners
 
     @property
@@ -115,40 +115,40 @@ class ShardedTable(Owned):
         return dtype
 
     def pull(self, row_ids: ArrayLike) -> Array:
-        """Return rows, from whichever ranks own them; all ranks call, each for its own rows.
+        """Return rows, fetched from their owners; all ranks must call it, each with its own rows.
 
         Parameters
         ----------
         row_ids : sequence of int
-            Numbers of the rows, in any order; some may be repeated.
+            Row numbers, in any order, possibly repeated.
 
         Returns
         -------
         numpy.ndarray
-            Shape (number of rows, ...), of the table's dtype.
+            Rows, of shape (number of rows, ...) and the table's dtype.
 
         Raises
         ------
         TypeError, ValueError
-            A row is not one of the table, on some rank. All ranks raise it.
+            A row number is invalid on some rank. All ranks raise the error.
         """
         return self._pull(lambda: {self.index: row_ids})[self.index]
 
     def push(self, grad: Any) -> None:
-        """Update rows with the sums of the gradients of all ranks; all ranks call.
+        """Update rows with the gradients of all ranks, summed; all ranks must call it.
 
-        Where a rank lists the rows of its last :meth:`pull`, their numbers are not sent again.
+        If the indexed rows are those of the last :meth:`pull`, their numbers are not sent again.
 
         Parameters
         ----------
         grad : RowSparse, pair (values, indices), or scipy.sparse array
-            Gradient of this rank, of the table's shape; values have its dtype, or float32 for
-            tables of half precision. It may list no rows.
+            Gradient of this rank, of the table's shape, in the table's dtype, or float32 for
+            half-precision tables. It may have no rows.
 
         Raises
         ------
         TypeError, ValueError
-            The gradient does not fit, on some rank, or ranks disagree. All ranks raise it, and
+            The gradient is invalid on some rank, or ranks disagree. All ranks raise the error, and
             nothing changes.
         """
         self._push(lambda: {self.index: grad})

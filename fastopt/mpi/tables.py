@@ -1,4 +1,4 @@
-"""Several tables whose rows live on their owners, pulled and pushed together."""
+"""Several sharded tables that are pulled and pushed together."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,27 +15,28 @@ __all__ = ["ShardedTables"]
 
 
 class ShardedTables(Owned):
-    """Tables whose rows, with their state, live each on one rank: :class:`ShardedTable` for many.
+    """Several tables in which each row and its state are owned by one rank.
 
-    A pull or push of all of them takes as many operations as one of a single table.
+    They work like :class:`ShardedTable`, but a pull or push of all tables takes only as many MPI
+    operations as for a single table.
 
     Parameters
     ----------
     shapes : mapping of index to tuple of int
-        Shape of each table, by its index in the optimizer; rows come first.
+        Shape of each table, by its index in the optimizer; the first axis is the rows.
     optimizer : Optimizer
-        Decides how to update; the same on all ranks.
+        The optimizer, the same on all ranks.
     comm : mpi4py.MPI.Comm
-        The ranks; all of them make the tables, and call their methods, together.
+        Communicator. All of its ranks must create the tables and call their methods together.
     values : mapping of index to numpy.ndarray or callable, optional
-        Tables, or functions that take an array of row numbers and return the values of these rows.
-        Those without one begin with zeros.
+        Initial values of tables, or functions that take an array of row numbers and return the
+        values of these rows. Default: zeros.
     dtype : dtype
         float32, float64, float16 or bfloat16. Default float32.
     owners : {'block', 'hash'}
         See :class:`ShardedTable`. Default 'block'.
     loss_scaler, clip_global_norm
-        See :class:`~fastopt.optimizer.Updater`; they work on all gradients of a push together.
+        See :class:`~fastopt.optimizer.Updater`; they apply to all gradients of a push together.
     timeout : float, optional
         See :class:`ShardedUpdater`.
 
@@ -47,7 +48,7 @@ class ShardedTables(Owned):
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be.
+        An argument is invalid.
 
     Examples
     --------
@@ -84,60 +85,60 @@ class ShardedTables(Owned):
         return self._weights()
 
     def owned(self, index: Any) -> Array:
-        """Numbers of the rows of a table that this rank owns, in the order of its values.
+        """Return the numbers of the rows of a table that this rank owns, in the order of `weights`.
 
         Parameters
         ----------
         index : int, str or bytes
-            The table.
+            Index of the table.
 
         Returns
         -------
         numpy.ndarray
-            The numbers, int64.
+            Row numbers, int64.
 
         Raises
         ------
         KeyError
-            There is no such table.
+            No table has this index.
         """
         return self._rows[index].owners.owned(self.rank)
 
     def pull(self, row_ids: Mapping[Any, ArrayLike]) -> dict[Index, Array]:
-        """Return rows of some tables; all ranks call, with the same tables.
+        """Return rows of some tables; all ranks must call it with the same tables.
 
         Parameters
         ----------
         row_ids : mapping of index to sequence of int
-            Numbers of the rows, in any order; some may be repeated.
+            Row numbers, in any order, possibly repeated.
 
         Returns
         -------
         dict of index to numpy.ndarray
-            Shapes (number of rows, ...), of the tables' dtype.
+            Rows, of shape (number of rows, ...) and the tables' dtype.
 
         Raises
         ------
         TypeError, ValueError
-            A row is not one of its table, on some rank, or ranks disagree. All ranks raise it.
+            A row number is invalid on some rank, or ranks disagree. All ranks raise the error.
         """
         return self._pull(lambda: row_ids)
 
     def push(self, grads: Mapping[Any, Any]) -> None:
-        """Update rows of some tables; all ranks call, with the same tables.
+        """Update rows of some tables; all ranks must call it with the same tables.
 
-        Where a rank lists the rows of its last :meth:`pull` of a table, their numbers are not sent
-        again.
+        If the indexed rows of a table are those of its last :meth:`pull`, their numbers are not
+        sent again.
 
         Parameters
         ----------
         grads : mapping of index to gradient
-            In the forms that :meth:`ShardedTable.push` takes.
+            Gradients, in the forms that :meth:`ShardedTable.push` accepts.
 
         Raises
         ------
         TypeError, ValueError
-            A gradient does not fit, on some rank, or ranks disagree. All ranks raise it, and
+            A gradient is invalid on some rank, or ranks disagree. All ranks raise the error, and
             nothing changes.
         """
         self._push(lambda: grads)

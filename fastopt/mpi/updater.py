@@ -1,4 +1,4 @@
-"""The sharded updater: data-parallel training with state that exists once over all ranks."""
+"""Sharded updater: data-parallel training with one copy of the state, split over all ranks."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -35,11 +35,11 @@ __all__ = ["ShardedUpdater"]
 Found = tuple[Plan, list[Any], dict[Index, Placement]]
 
 CHECK_EVERY = 100
-"""Calls in which all weights are compared once, unless the user says otherwise."""
+"""Default of `check_every`."""
 
 
 class ShardedUpdater(Planning):
-    r"""Updater for data-parallel training on many processes, each of which keeps a share of state.
+    r"""Updater for data-parallel training over MPI, with optimizer state sharded over the ranks.
 
     All ranks have all weights, and gradients of their own part of a batch. In a call
 
@@ -47,18 +47,18 @@ class ShardedUpdater(Planning):
         g &= \textstyle\sum_r g_r \\
         (w_r, s_r) &\leftarrow \mathrm{update}(w_r, g_{(r)}, s_r)
 
-    the gradients of all ranks are summed in the order of the ranks, each rank updates its slices
-    :math:`w_r` of the weights with its share :math:`s_r` of the state, and all ranks receive the
-    new weights. Sums are those of the arithmetic: float32 for weights of half precision. Their bits
-    depend neither on the MPI library nor on the buckets. To divide by a batch, `rescale_grad` of
-    the optimizer is one over the number of examples on all ranks together.
+    the gradients of all ranks are summed in rank order, each rank updates its slices :math:`w_r` of
+    the weights with its shard :math:`s_r` of the state, and all ranks receive the new weights. Sums
+    have the precision of the arithmetic: float32 for half-precision weights. Their bits depend
+    neither on the MPI library nor on the buckets. To divide by the batch size, set the optimizer's
+    `rescale_grad` to one over the number of examples on all ranks together.
 
-    Tensors of one dtype are laid out in lines of about a bucket, each of which is cut into equal
-    shares, one for each rank; GroupAdaGrad's are cut between rows, and an optimizer with an
-    ``update()`` in NumPy has whole tensors, each on one rank. Gradients travel in buckets: while
-    one is summed, another is packed and a third updated, unless all must be there first, as for the
-    norms of LARS, LAMB and LANS, `clip_global_norm` or `loss_scaler`. Arrays of
-    :func:`~fastopt.mpi.flat_like` need not be packed.
+    Tensors of one dtype are laid out in lines of about one bucket, and each line is split into
+    equal shares, one per rank. With GroupAdaGrad, tensors are split only between rows; with an
+    ``update()`` in NumPy, they are not split, and each is owned by one rank. Gradients are sent in
+    buckets: while one bucket is summed, another is packed and a third is updated. The update waits
+    for all buckets if it needs all gradients first, for the norms of LARS, LAMB and LANS,
+    `clip_global_norm` or `loss_scaler`. Arrays from :func:`~fastopt.mpi.flat_like` are not packed.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
     Models", SC 2020, arXiv:1910.02054, stage 1.
@@ -66,34 +66,35 @@ class ShardedUpdater(Planning):
     Parameters
     ----------
     optimizer : Optimizer
-        Decides how to update; the same on all ranks.
+        The optimizer, the same on all ranks.
     comm : mpi4py.MPI.Comm
-        The ranks; all of them make the updater, and call it, together.
+        Communicator. All of its ranks must create and call the updater together.
     loss_scaler : fastopt.amp.LossScaler, optional
-        See :class:`~fastopt.optimizer.Updater`; all ranks skip a step or none does.
+        See :class:`~fastopt.optimizer.Updater`; a step is skipped on all ranks or on none.
     clip_global_norm : float, optional
-        Largest norm of the gradients, which have been summed.
+        Maximum global norm of the summed gradients.
     bucket_bytes : int, optional
-        Bytes of gradients in a bucket. Default 4 MiB, or 256 KiB for each rank if that is more,
-        and 1 GiB at most.
+        Bytes of gradients in a bucket. Default 4 MiB, or 256 KiB per rank if that is more, and at
+        most 1 GiB.
     timeout : float, optional
-        Seconds that a rank waits for others before it raises. Default: the environment variable
-        ``FASTOPT_MPI_TIMEOUT``, or 1800.
+        Seconds that a rank waits for others before it raises an error. Default: the environment
+        variable ``FASTOPT_MPI_TIMEOUT``, or 1800.
     check_every : int
-        Calls in which every weight is compared between ranks once: each call compares checksums of
-        a share of the weights. 0 compares new and loaded weights only. Default 100.
+        Number of calls in which every weight is compared between ranks once: each call compares
+        checksums of a fraction of the weights. 0 compares only new and loaded weights. Default 100.
     wire : {'float16', 'bfloat16'}, optional
-        Round dense gradients to this dtype before they are sent, which halves their bytes; they are
-        still summed in the precision of the arithmetic. float16 gradients beyond 65,504 become
-        infinite, so that it needs a `loss_scaler`. Default: that of the arithmetic.
+        Dtype to which dense gradients are rounded before they are sent, which halves the bytes of
+        float32 gradients; they are still summed in the precision of the arithmetic. float16
+        gradients beyond 65,504 become infinite, so use a `loss_scaler` with it. Default: the dtype
+        of the arithmetic.
     overlap : bool
-        Have :meth:`begin`, by which gradients are sent while others are still computed. It takes
-        a communicator of the updater's own. Default False.
+        Enable :meth:`begin`, which sends gradients while others are still computed. This uses
+        another communicator. Default False.
 
     Attributes
     ----------
     info : fastopt.amp.StepInfo
-        What the last call did, the same on all ranks.
+        Information about the last call, the same on all ranks.
     states : dict
         State of this rank's slice of each parameter.
     seconds : dict
@@ -102,11 +103,11 @@ class ShardedUpdater(Planning):
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be.
+        An argument is invalid.
 
     Examples
     --------
-    On one rank; ``mpiexec -n 4`` shares the work among four.
+    On one rank; ``mpiexec -n 4`` distributes the work over four.
 
     >>> import numpy as np
     >>> from mpi4py import MPI
@@ -143,58 +144,59 @@ class ShardedUpdater(Planning):
         self._last: Plan | None = None
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        """Update weights with the sums of all ranks' gradients.
+        """Update weights with the gradients of all ranks, summed; all ranks must call it.
 
         Parameters
         ----------
         index : int, str or bytes, or a list of them
-            The parameters, the same on all ranks.
+            Indices of the parameters, the same on all ranks.
         grad : numpy.ndarray, or a list of them
-            Gradients of this rank; they are not changed. Those that list rows, in the forms that
-            :class:`~fastopt.optimizer.Updater` takes, go to the ranks that have the rows' state:
-            each rank sums the rows that it lists, and their owners add these sums in the order of
-            the ranks. Rows of half precision are added by the owners alone, in float32.
+            Gradients of this rank; they are not changed. Row-sparse gradients, in the forms that
+            :class:`~fastopt.optimizer.Updater` accepts, are sent to the ranks that own the rows'
+            state: each rank first sums its repeated rows, and the owners add these sums in rank
+            order. Half-precision rows are only summed by the owners, in float32.
         weight : numpy.ndarray, or a list of them
-            The weights, equal on all ranks. Changed in place.
+            Weights, equal on all ranks, updated in place.
 
         Raises
         ------
         TypeError, ValueError
-            The arguments do not fit together on some rank, or differ between ranks, or an index
-            comes twice. All ranks raise it, and no weight, state or count changes.
+            Arguments are inconsistent on some rank, differ between ranks, or contain an index
+            twice. All ranks raise the error, and no weight, state or count changes.
         TimeoutError
-            Other ranks did not come within `timeout`; the message names them.
+            Other ranks did not make the call within `timeout`; the message names them.
         RuntimeError
-            Another rank has ended or failed after the ranks had agreed; the message names it. After
-            this and a TimeoutError the updater cannot be used any more.
+            Another rank ended, or failed after the ranks had agreed; the message names it. After
+            this error or a TimeoutError the updater can no longer be used.
         """
         with self.optimizer.lock:
             self._update(index, grad, weight)
 
     def begin(self, index: Any, grad: Any) -> None:
-        """Begin to send the gradient of a parameter, while others are still computed.
+        """Start sending the gradient of a parameter while other gradients are still computed.
 
-        The update follows with a call of the updater, with the list of parameters of the call
-        before and all gradients, these among them. Gradients are sent when those of all
-        neighbours in the list are ready, the last parameters of the list first. Nothing waits, and
-        no weight changes. Before the first call, and on one rank, there is nothing to send.
+        Afterwards, call the updater with the same list of parameters as in the previous call and
+        all gradients, including those passed here. Gradients of neighbours in the list are sent
+        together once all of them are ready, starting with the last parameters of the list. The
+        method does not wait and changes no weight. Before the first call, and on a single rank,
+        nothing is sent.
 
         Parameters
         ----------
         index : int, str or bytes
-            The parameter, of the last call of the updater.
+            Index of a parameter of the last call.
         grad : numpy.ndarray
-            Its gradient, which must not be written to until the updater has been called. One that
-            lists rows is sent by the call.
+            Its gradient, which must not be modified before the updater is called. A row-sparse
+            gradient is sent by that call.
 
         Raises
         ------
         TypeError, ValueError
-            The updater was made without `overlap`, the last call did not update the parameter,
-            its gradient was given before, or does not fit. Only this rank raises it, and the call
-            of the updater can follow.
+            The updater was created without `overlap`, the parameter was not in the last call, or
+            its gradient is invalid or was passed before. Only this rank raises the error, and the
+            updater can still be called.
         RuntimeError
-            An earlier call has failed on some ranks while others were waiting.
+            An earlier call failed on some ranks while others were waiting.
 
         Examples
         --------
@@ -233,7 +235,7 @@ class ShardedUpdater(Planning):
             self._exchanging.put(place, flat(checked))
 
     def _check_begun(self, plan: Plan, grads: Any) -> None:
-        """Raise ValueError unless a call is the one that gradients were sent for."""
+        """Raise ValueError unless a call has the gradients that :meth:`begin` has sent."""
         if not self._begun:
             return
         if self._exchanging is None or plan is not self._exchanging.plan:
@@ -247,8 +249,8 @@ class ShardedUpdater(Planning):
                 raise ValueError(f"{words}: begin() had another gradient")
 
     def _discard(self) -> None:
-        """Complete what any rank has begun to send for a call in which all have failed."""
-        if self._ranks.broken:  # operations under way still use their memory
+        """Complete the buckets that any rank has started to send for a call that has failed."""
+        if self._ranks.broken:  # pending operations still use their memory
             return
         exchange, self._exchanging = self._exchanging, None
         self._begun = {}
@@ -264,17 +266,17 @@ class ShardedUpdater(Planning):
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """Context for a loop of calls of which some ranks make fewer than others.
+        """Context for a loop in which some ranks make fewer calls than others.
 
-        A rank that leaves it takes part in the calls that others still make, with gradients that
-        are zero, until all ranks have left it. All calls inside are of this updater, with the same
-        list of parameters.
+        A rank that leaves the context takes part in the remaining calls of other ranks with zero
+        gradients, until all ranks have left. All calls in the context must be calls of this updater
+        with the same list of parameters.
 
         Raises
         ------
         ValueError
-            A rank that leaves has made no call yet, while others have more, or they call with other
-            parameters. All ranks raise it.
+            A rank leaves before its first call while others still make calls, or others call with
+            different parameters. All ranks raise the error.
 
         Examples
         --------
@@ -296,7 +298,7 @@ class ShardedUpdater(Planning):
                 pass
 
     def _shadow(self) -> bool:
-        """Take part in a call of others; False if there is none."""
+        """Take part in a call of other ranks; return False if no rank makes one."""
         plan = self._plan
         if plan is None:
             return self._update(None, None, None, active=False)
@@ -313,7 +315,7 @@ class ShardedUpdater(Planning):
         return self._update(plan.indices, grads, plan.weights, active=False)
 
     def _update(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
-        """Update as :meth:`__call__` does; False if no rank has work of its own."""
+        """Update like :meth:`__call__`; return False if no rank has work of its own."""
         self._begin("update")
         if index is None and not active:
             error: Exception | None = ValueError("join() ends here, before the first update")
@@ -345,7 +347,7 @@ class ShardedUpdater(Planning):
         return True
 
     def _needs_early(self, plan: Plan, new: dict[Index, Placement]) -> bool:
-        """Whether the ranks must agree before the updater begins, not at its first operation."""
+        """Whether the ranks must agree before the update starts, not at its first operation."""
         optimizer = self.optimizer
         in_python = optimizer.accumulates or not optimizer.native
         skips = optimizer.may_skip and optimizer.skips()
@@ -353,7 +355,7 @@ class ShardedUpdater(Planning):
         return bool(early)
 
     def _prepare(self, plan: Plan, new: dict[Index, Placement]) -> None:
-        """Compile what is new, and have slices of what was given or loaded as a whole."""
+        """Compile new kernels, and slice masters and states that were given or loaded whole."""
         optimizer = self.optimizer
         if new:
             self._compile(
@@ -378,7 +380,7 @@ class ShardedUpdater(Planning):
         plan.refresh(self.rank)
 
     def _listed(self, plan: Plan, grads: list[Any]) -> Listed | None:
-        """Rows that gradients list, where they belong."""
+        """Send row-sparse gradients to the owners of their rows."""
         if not plan.listed:
             return None
         places = [*plan.listed]
@@ -392,7 +394,7 @@ class ShardedUpdater(Planning):
         new: dict[Index, Placement],
         rows: Listed | None,
     ) -> None:
-        """Update the slices of this rank, and all weights with those of the others."""
+        """Sum gradients, update the slices of this rank, and gather the new weights."""
         optimizer, gate, problem = self.optimizer, self.shard.gate, None
         grads = plan.gradients(given)
         if rows:
@@ -402,13 +404,13 @@ class ShardedUpdater(Planning):
         launching = self._launching(exchange.launch, exchange.receive)
         with self._updating(lambda: gate.launched), launching:
             if optimizer.accumulates or not optimizer.native:
-                exchange.receive()  # it may launch kernels with gradients of its own
+                exchange.receive()  # it may launch kernels with other gradients
             try:
                 self.shard(plan.indices, grads, plan.slices)
             except Exception as error:
                 if not self._is_in_python(error):
                     raise
-                problem = error  # of the user's code, on the rank that has the tensor
+                problem = error  # raised by user code, on the rank that owns the tensor
             gate.launched = True
             exchange.receive()
             self._exchanging, self._begun = None, {}
@@ -433,13 +435,13 @@ class ShardedUpdater(Planning):
         self._plan = self._last = plan
 
     def _is_in_python(self, error: Exception) -> bool:
-        """Whether an error is of an ``update()`` in NumPy, which comes after all sums of ranks."""
+        """Whether an error comes from an ``update()`` in NumPy, after all sums over the ranks."""
         if self.optimizer.native or isinstance(error, Stopped) or self._ranks.broken:
             return False
         return self.shard.gate.added or not self.shard.planner.measures
 
     def _spread(self, plan: Plan, rows: Listed | None) -> None:
-        """Give all ranks the rows of row-sparse gradients, and the copies their values."""
+        """Send the rows that row-sparse gradients changed to all ranks, and update the copies."""
         if rows:
             weights, slices = (
                 [each[k] for k in plan.listed] for each in (plan.weights, plan.slices)
@@ -448,32 +450,33 @@ class ShardedUpdater(Planning):
         self._follow(plan)
 
     def _touches_all(self, index: Index) -> bool:
-        """Whether an update changes rows that its gradient does not list."""
+        """Whether an update changes rows that its gradient does not index."""
         optimizer, rule = self.optimizer, self.optimizer.rule_for(index)
         lazy = optimizer.lazy_update or bool(rule and rule.row)
         return not lazy or optimizer.sparse_decay == "dense"
 
     def _follow(self, plan: Plan) -> None:
-        """Round the copies of weights, and forget masters that have been taken over."""
+        """Round the weights to their copies, and drop masters that are part of the state now."""
         for index in self._masters.keys() & self.states.keys():
             del self._masters[index]
         for index in self._copies.keys() & set(plan.indices):
             round_into(self._copies[index], plan.weights[plan.indices.index(index)])
 
     def save(self, path: PathLike, weights: Mapping[Any, Array] | None = None) -> None:
-        """Write all that a later run needs to go on; all ranks call. See :meth:`load`.
+        """Write a checkpoint from which a later run can continue; all ranks must call it.
 
-        Each rank writes a file of its own next to `path`; the file `path`, which lists them, comes
-        last and takes the place of an older one, whose files are then removed. A job that ends at
-        any moment leaves the old checkpoint or the new one; a save that fails leaves the old one.
+        Each rank writes its own shard next to `path`. The index file `path`, which lists the
+        shards, is written last and replaces an older one, whose shards are then removed. A crash at
+        any moment leaves either the old checkpoint or the new one; a failed save leaves the old
+        one. See :meth:`load`.
 
         Parameters
         ----------
         path : str or os.PathLike
             A safetensors file in a directory that all ranks share, the same on all ranks.
         weights : mapping of index to numpy.ndarray, optional
-            Weights that are saved too, so that they are of the same step as the states: those that
-            this updater has updated. Each rank writes its slices.
+            Weights to save together with the states, so that they belong to the same step. They
+            must have been updated by this updater. Each rank writes its slices.
 
         Raises
         ------
@@ -482,8 +485,8 @@ class ShardedUpdater(Planning):
         ValueError
             A weight was not updated yet, or has another shape or dtype.
         OSError
-            A file cannot be written on some rank, or rank 0 does not see the files of others. All
-            ranks raise it; the old checkpoint is as it was.
+            A file cannot be written on some rank, or rank 0 does not see the files of other ranks.
+            All ranks raise the error; the old checkpoint is unchanged.
 
         Examples
         --------
@@ -517,21 +520,23 @@ class ShardedUpdater(Planning):
     def load(
         self, path: PathLike, strict: bool = True, weights: Mapping[Any, Array] | None = None
     ) -> Skipped:
-        """Take up what :meth:`save` wrote on any number of ranks; all ranks call.
+        """Restore a checkpoint written on any number of ranks; all ranks must call it.
 
-        It also loads files of :meth:`fastopt.optimizer.Updater.save`, which loads those of ranks.
-        Each rank keeps their states whole until the first update of a weight. Weights are compared
-        between ranks in the first update after a load.
+        Checkpoints of :meth:`fastopt.optimizer.Updater.save` can be loaded too; each rank then
+        keeps the whole state of a weight until its first update. Conversely,
+        :meth:`fastopt.optimizer.Updater.load` reads sharded checkpoints. The first update after a
+        load compares the weights between ranks.
 
         Parameters
         ----------
         path : str or os.PathLike
-            From :meth:`save`.
+            File written by :meth:`save`.
         strict : bool
-            Refuse a checkpoint that lacks parameters of this updater or has others. Else those that
-            it lacks begin anew, and the others are left out. Default True.
+            Raise an error if the checkpoint lacks parameters of this updater or has additional
+            ones. Otherwise missing parameters start from scratch, and additional ones are ignored.
+            Default True.
         weights : mapping of index to numpy.ndarray, optional
-            Arrays to write the weights of the checkpoint to.
+            Arrays to which the weights of the checkpoint are written.
 
         Returns
         -------
@@ -542,8 +547,8 @@ class ShardedUpdater(Planning):
         Raises
         ------
         fastopt.checkpoint.CheckpointError, OSError
-            A file is missing, damaged, of another run, or cannot be read, on some rank, or lacks
-            one of `weights`. All ranks raise it, and nothing changes.
+            On some rank, a file is missing, damaged, of another run, or cannot be read, or lacks
+            one of `weights`. All ranks raise the error, and nothing changes.
         """
         chosen = dict(weights or {})
         slices: dict[Index, Array] = {}
@@ -565,7 +570,7 @@ class ShardedUpdater(Planning):
         return skipped
 
     def _check_saved(self, index: Index, array: Any) -> None:
-        """Raise unless a weight to save is one that has been updated."""
+        """Raise an error unless a weight to save was updated and still has its shape and dtype."""
         words, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
         if placement is None:
             raise ValueError(f"{words}: a weight is saved after its first update")
@@ -577,21 +582,21 @@ class ShardedUpdater(Planning):
         self._unsure.update(self.placements)
 
     def flush(self, index: Any, weight: Array | None = None) -> None:
-        """Give all rows the decay that they have missed; all ranks call.
+        """Apply deferred weight decay to all rows of a weight; all ranks must call it.
 
         See :meth:`fastopt.optimizer.Updater.flush`.
 
         Parameters
         ----------
         index : int, str or bytes
-            The parameter.
+            Index of the parameter.
         weight : numpy.ndarray, optional
-            Its weight. Default: the one of the last call.
+            Its weight. Default: the weight in the last call.
 
         Raises
         ------
         ValueError
-            No weight is given, and the last call did not update one.
+            The parameter was never updated, or `weight` is missing and was not in the last call.
         """
         with self.optimizer.lock:
             self._begin("flush")
@@ -603,7 +608,7 @@ class ShardedUpdater(Planning):
             weight[...] = elements.reshape(weight.shape)
 
     def _known(self, index: Any, weight: Array | None) -> tuple[Index, Array, Array]:
-        """Index, weight and own slice of a parameter that has been updated."""
+        """Index, weight and this rank's slice of a parameter that has been updated."""
         index, plan = check_index(index), self._plan
         words = label(index, self.optimizer.idx2name)
         if weight is None and plan is not None and index in plan.indices:
@@ -617,21 +622,21 @@ class ShardedUpdater(Planning):
     # Masters and copies
 
     def set_master(self, index: Any, array: Array) -> None:
-        """Give the float32 master of a half-precision weight its values, on all ranks.
+        """Set the float32 master of a half-precision weight; call it on all ranks.
 
         See :meth:`fastopt.optimizer.Updater.set_master`.
 
         Parameters
         ----------
         index : int, str or bytes
-            The parameter, of an optimizer with ``multi_precision=True``.
+            Index of the parameter. The optimizer must have ``multi_precision=True``.
         array : numpy.ndarray
-            The exact values of the whole weight, float32, equal on all ranks; they are copied.
+            Exact values of the whole weight, float32, equal on all ranks; they are copied.
 
         Raises
         ------
         TypeError, ValueError
-            The optimizer keeps no masters, or the array does not fit. Nothing changes.
+            The optimizer keeps no masters, or the array does not match. Nothing changes.
 
         Examples
         --------
@@ -661,22 +666,22 @@ class ShardedUpdater(Planning):
         self.shard.set_master(index, placement.slice_of(flat(array), self.rank))
 
     def set_copy(self, index: Any, array: Array | None) -> None:
-        """Keep a half-precision copy of a float32 weight on this rank: each update writes it too.
+        """Set a half-precision copy of a float32 weight that each update on this rank writes too.
 
         See :meth:`fastopt.optimizer.Updater.set_copy`.
 
         Parameters
         ----------
         index : int, str or bytes
-            The parameter.
+            Index of the parameter.
         array : numpy.ndarray or None
-            The copy, float16 or bfloat16, of the weight's shape. None ends it.
+            The copy, float16 or bfloat16, in the weight's shape. None removes it.
 
         Raises
         ------
         TypeError, ValueError
-            `array` is of another kind, or read-only; or, at the next update, does not have the
-            weight's shape.
+            `array` has another type or dtype, or is read-only; or, at the next update, its shape is
+            not that of the weight.
         """
         index = check_index(index)
         if array is None:
@@ -688,7 +693,7 @@ class ShardedUpdater(Planning):
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two gradients are the same memory."""
+    """Whether two gradients are the same array or views of the same elements."""
     if one is other:
         return True
     one, other = np.asarray(one), np.asarray(other)
@@ -698,5 +703,5 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _half(name: str) -> np.dtype[Any]:
-    """Dtype of half precision of this name."""
+    """Half-precision dtype with a name."""
     return np.dtype(np.float16) if name == "float16" else np.dtype(bfloat16())

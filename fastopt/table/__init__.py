@@ -1,4 +1,4 @@
-"""Embedding tables that grow: rows by any 64-bit id."""
+"""Growing embedding tables for arbitrary 64-bit ids."""
 
 from fastopt.table.embedding import EmbeddingTable as EmbeddingTable
 from fastopt.table.several import lookup as lookup

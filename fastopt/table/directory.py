@@ -1,4 +1,4 @@
-"""A table's directory: files of records, and what is written whole or not at all."""
+"""Directory of a table in files: record files, and atomic flushes through a log."""
 
 import mmap
 import os
@@ -21,22 +21,22 @@ from fastopt.table.records import SUMS, RecordFile, Rows
 __all__ = ["Directory"]
 
 TABLE, LOG = "table.safetensors", "log.safetensors"
-"""Files with the description of the table, and with all that a flush is going to change."""
+"""Files for the table's description, and for the changes of a flush before it applies them."""
 
 NAMES = ("rows", "ids", "waiting", "decay")
-"""Files of records: weight and state of rows, ids with count and last use, those of ids that wait
-for a row, and the deferred decay applied to rows."""
+"""Record files: weight and state of the rows; ids with count and last use; the same for ids that
+wait for a row; the deferred decay applied to each row."""
 
 RESIDENT = NAMES[1:]
-"""Those of a few bytes for each row, which are in memory."""
+"""Record files with few bytes per row, which are kept in memory."""
 
 
 class Directory:
-    """Files of one table, which one process has open at a time.
+    """Files of one table, opened by one process at a time.
 
-    A flush writes the changed records to a log, which appears as a whole; then it changes the files
-    of records; then the log goes. A log that is found belongs to a flush that did not come to its
-    end, and is applied again.
+    A flush writes the changed records to a log file atomically, then to the record files, then
+    removes the log. If the directory has a log when it is opened, that flush did not complete, and
+    the log is applied again.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class Directory:
     Raises
     ------
     OSError
-        It cannot be opened.
+        The directory cannot be opened.
     CheckpointError
-        Another process, or another table of this one, has it open.
+        Another process, or another table in this process, has it open.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -68,14 +68,14 @@ class Directory:
 
     @classmethod
     def created(cls, path: PathLike) -> "Directory":
-        """New directory for a table.
+        """Create a directory for a new table.
 
         Raises
         ------
         FileExistsError
-            There is something else, or a table.
+            `path` exists and is not an empty directory.
         OSError
-            It cannot be made.
+            The directory cannot be created.
         """
         where = Path(path)
         with suppress(FileExistsError):
@@ -85,7 +85,7 @@ class Directory:
             names = {entry.name for entry in where.iterdir()}
             parts = {LOG, *(f"{name}{end}" for name in NAMES for end in ("", SUMS))}
             if all(name in parts or name.endswith(".tmp") for name in names):
-                for name in names:  # of a process that was killed before there was a table
+                for name in names:  # left by a process that was killed while it created a table
                     (where / name).unlink()
                 made._new = True
                 return made
@@ -95,12 +95,12 @@ class Directory:
         raise FileExistsError(f"{where} exists and is {words}")
 
     def file(self, name: str, size: int, capacity: int) -> RecordFile:
-        """File with records of that size, mapped for so many of them.
+        """Open a file of records of `size` bytes, mapped for `capacity` records.
 
         Raises
         ------
         CheckpointError
-            It is missing, or too short.
+            The file is missing, or too short.
         MemoryError
             See :meth:`RecordFile.map`.
         """
@@ -117,13 +117,13 @@ class Directory:
 
     @property
     def held(self) -> int:
-        """Bytes of pages that have copies in memory."""
+        """Bytes of file pages that have private copies in memory."""
         return PAGE * sum(file.held for file in self.files.values())
 
     # Flushes
 
     def read(self, optimizer: Optimizer | None) -> tuple[Any, Mapping[str, Any]]:
-        """Description of the table, and the records that a flush has not come to write."""
+        """Return the table's description, and the records of a flush that did not complete."""
         log = self.path / LOG
         if log.exists():
             with read_from(log), open(log, "rb") as file:
@@ -138,16 +138,16 @@ class Directory:
             return read(file, optimizer), {}
 
     def expect(self, rows: Mapping[str, int]) -> None:
-        """Have :meth:`file` check that there are so many records, where no log will add some."""
+        """Set the number of records that :meth:`file` requires; used if no log will add records."""
         self._rows = dict(rows)
 
     def apply(self, table: Any, changes: Mapping[str, Any]) -> None:
-        """Write the records of a log to their files, once the table's description is checked.
+        """Write the records of a log to their files, after the table's description was checked.
 
         Raises
         ------
         CheckpointError
-            They are not records of these files.
+            The log does not match the files.
         """
         if not changes:
             return
@@ -169,13 +169,14 @@ class Directory:
         self._write(table)
 
     def flush(self, table: Any, logged: Callable[[], None]) -> None:
-        """Write all changes, and the description of the table; call `logged` when they are safe.
+        """Write all changes and the table's description; call `logged` once the log is on disk.
 
         Raises
         ------
         OSError
-            They cannot be written: the disk is full. If `logged` was not called, the files are as
-            they were; else the next flush, or whoever opens the directory, ends this one.
+            The changes cannot be written, for instance because the disk is full. If `logged` was
+            not called, the files are unchanged; otherwise the next flush, or the next process that
+            opens the directory, completes this one.
         """
         if os.getpid() != self._process:
             raise OSError(f"{self.path} was opened by another process, which alone may flush it")
@@ -197,7 +198,7 @@ class Directory:
     # Reading ahead
 
     def prefetch(self, rows: Rows) -> None:
-        """Have a thread bring the pages of rows to memory."""
+        """Read the pages of rows into memory in a background thread."""
         file = self.files["rows"]
         pages = file.hold(rows)
         self._reading = [future for future in self._reading if not future.done()]
@@ -207,20 +208,20 @@ class Directory:
             self._reading.append(self._reader.submit(_bring, file, pages))
 
     def _wait(self) -> None:
-        """Wait for threads that read ahead."""
+        """Wait until reading ahead has finished."""
         for future in self._reading:
             future.result()
         self._reading = []
 
     def discard(self) -> None:
-        """Remove the files of a table that has not come to be."""
+        """Remove the directory of a table whose creation failed."""
         self.close()
         for entry in [*self.path.iterdir()]:
             entry.unlink()
         self.path.rmdir()
 
     def close(self) -> None:
-        """Let others open the directory."""
+        """Release the directory for other processes and tables."""
         if os.getpid() == self._process:
             self._wait()
             if self._reader is not None:

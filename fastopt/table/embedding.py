@@ -1,4 +1,4 @@
-"""A table of embeddings that grows with the ids that it meets."""
+"""Embedding table that grows with the ids it is given."""
 
 import builtins
 import copy
@@ -41,13 +41,13 @@ Array = np.ndarray[Any, Any]
 Init = str | Initializer | Callable[[Array], ArrayLike]
 
 FEWEST = 1 << 16
-"""Rows that must be possible where no capacity is given."""
+"""Fewest rows to reserve if `capacity` is not given."""
 
 BUFFER = 1 << 30
-"""Bytes of changed pages that stay in memory, where nothing else is said."""
+"""Default of `buffer_bytes`."""
 
 BEGIN = ("name", "dim", "optimizer", "dtype", "start", "capacity", "min_count", "half_life")
-"""Fields of a saved table that it begins with."""
+"""Fields of a saved table that are arguments of `EmbeddingTable._begin`."""
 
 LAST_STEP = int(FREE) - 1
 
@@ -58,83 +58,87 @@ def _unlock() -> None:
     for table in list(_locked):
         if isinstance(table.lock, _Closed):
             continue
-        table.lock = threading.RLock()  # maybe held by a thread that is not here
+        table.lock = threading.RLock()  # a thread that the fork did not copy may hold it
 
 
 in_forked_child(_unlock)
 
 
 class EmbeddingTable(Advised, metaclass=Constructor):
-    r"""A table of embeddings for any 64-bit ids, whose rows appear when an id does.
+    r"""Embedding table for arbitrary 64-bit ids that creates rows as ids appear.
 
-    Row :math:`r(i)` of id :math:`i` starts with values that depend on the seed and :math:`i` alone,
-    and an update applies the optimizer's rule to it with the sum of its gradients,
+    The initial values of row :math:`r(i)` depend only on the seed and the id :math:`i`. An update
+    applies the optimizer's rule to the row with the sum of its gradients,
 
     .. math:: w_{r(i)} \leftarrow \mathrm{rule}\Big(w_{r(i)}, \sum_{j:\, i_j = i} g_j\Big),
 
-    as :class:`~fastopt.optimizer.Updater` does for row-sparse gradients, bit for bit. Ids are found
-    by open addressing. Rows are numbered by first appearance, the lowest free number first, and
-    never move: growth takes pages of address space that was reserved before.
+    with the same bits as :class:`~fastopt.optimizer.Updater` with row-sparse gradients. Ids are
+    found by open addressing. Rows are numbered in the order of first appearance, the lowest free
+    number first. They never move: their address space is reserved in advance, and growth uses more
+    of its pages.
 
-    Every method holds the table's lock: threads may look up while another updates, and see all of
-    an update or nothing of it. Whoever reads :attr:`weight` itself does so without the lock.
+    Every method holds the table's lock, so threads can look up rows while another thread updates
+    them, and see either all of an update or none of it. The lock does not cover direct access to
+    :attr:`weight`.
 
     Parameters
     ----------
     dim : int
         Length of a row.
     optimizer : Optimizer or str
-        How to update, with any rule that updates indexed rows alone (``lazy_update=True``, which a
-        name implies). Tables may share one under different names. Not those that override
-        ``update()``, as Muon, or that sum the gradients of several calls, as LBSGD.
+        Optimizer that updates the indexed rows only (``lazy_update=True``, which is set if a name
+        is given). Tables can share an optimizer if their names differ. Optimizers that override
+        ``update()``, such as Muon, or sum the gradients of several calls, such as LBSGD, are not
+        supported.
     dtype : dtype_like
         float32, float64, float16 or bfloat16. Default float32.
     init : str, Initializer or callable
-        First values of a row: 'uniform', 'normal', 'zeros', 'ones', an
-        :class:`~fastopt.initializer.Uniform`, Normal or Constant with arguments of yours, or a
-        function of an array of ids that returns a row for each. Random values are drawn in float32
-        from a function of the id and of a seed, which comes from the initializer's generator.
-        Default 'uniform': from -0.07 to 0.07.
+        Initial values of a row: 'uniform', 'normal', 'zeros', 'ones', an instance of
+        :class:`~fastopt.initializer.Uniform`, Normal or Constant, or a function that takes an array
+        of ids and returns a row for each. Random values are drawn in float32 as a function of the
+        id and a seed, which comes from the initializer's generator. Default 'uniform': from -0.07
+        to 0.07.
     capacity : int, optional
-        Most rows, at most 2**31 - 2; the address space for them, and for their state, is reserved.
-        Default: 2**31 - 2, or as many as the system grants.
+        Maximum number of rows, at most 2**31 - 2. Address space for the rows and their state is
+        reserved. Default: 2**31 - 2, or as many as the system can reserve.
     min_count : int
-        Appearances in :meth:`lookup` with which an id gets a row. Default 1: at once.
+        Number of appearances in :meth:`lookup` at which an id gets a row. Default 1: the first.
     half_life : float, optional
-        Updates in which counts decay to a half. Default None: counts are exact.
+        Half-life of the counts, in updates. Default None: counts are exact.
     name : str
-        Index of the table in the optimizer: counts, multipliers, errors. Default 'embedding'.
+        Index of the table in the optimizer, for update counts, multipliers and error messages.
+        Default 'embedding'.
     path : str or os.PathLike, optional
-        New or empty directory, in whose files the rows are, with their state: for tables that are
-        larger than memory. :meth:`flush` writes changes, :meth:`open` opens the table again. Not
-        with rules that read the whole weight, as that of LAMB. Default: the rows are in memory.
+        New or empty directory to keep the rows and their state in, for tables that are larger than
+        memory. :meth:`flush` writes changes to its files, and :meth:`open` reopens the table. Rules
+        that read the whole weight, such as LAMB, are not supported. Default: rows are in memory.
     buffer_bytes : int
-        Changed pages of files that may be in memory; with more of them, the next call flushes.
+        Limit on the changed pages of the files in memory; if it is exceeded, the next call flushes.
         Default 2**30.
 
     Attributes
     ----------
     dim, dtype, capacity, min_count, half_life, name
-        The arguments; `capacity` is the number of rows that are reserved.
+        The arguments; `capacity` is the number of reserved rows.
     optimizer : Optimizer
-        The optimizer. Its hyper-parameters may be changed at any time.
+        The optimizer. Its hyper-parameters can be changed at any time.
     step : int
         Number of updates so far.
     id_dtype : numpy.dtype
-        int64, or uint64 if the first ids were of that.
+        int64, or uint64 if the first ids were uint64.
     lock : threading.RLock
-        Held by every method.
+        Lock that every method holds.
     flushes : int
-        Number of flushes of a table in files, of which the last is what a crash leaves.
+        Number of flushes of a table in files. A crash leaves the table as of the last one.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be, or the optimizer counts a parameter `name` already.
+        An argument is invalid, or the optimizer already has a parameter `name`.
     OSError
-        `path` is not empty, or its files cannot be made.
+        `path` is not empty, or its files cannot be created.
     MemoryError
-        The system does not reserve the address space for `capacity` rows.
+        The address space for `capacity` rows cannot be reserved.
 
     Examples
     --------
@@ -165,7 +169,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     _index: RowIndex
     _storage: Storage
     _waiting: RowIndex | None
-    """Ids that have appeared less than `min_count` times."""
+    """Ids that have appeared fewer than `min_count` times."""
 
     def __init__(
         self,
@@ -209,11 +213,11 @@ class EmbeddingTable(Advised, metaclass=Constructor):
                 self._begin_in(Directory.created(path), settings)
         except (TypeError, ValueError) as error:
             raise type(error)(f"table {name!r}: {error}") from error
-        made._index_update_count[name] = made.begin_num_update  # so that no other table takes it
+        made._index_update_count[name] = made.begin_num_update  # reserves the name
         self._commit()
 
     def _begin_in(self, directory: Directory, settings: dict[str, Any]) -> None:
-        """Begin in files of a new directory, of which nothing is left if that fails."""
+        """Create the table in files of a new directory, which is removed on failure."""
         try:
             self._begin(**settings, directory=directory)
         except BaseException:
@@ -232,7 +236,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         half_life: float | None,
         directory: Directory | None = None,
     ) -> None:
-        """Set attributes that are known to be right, and reserve the rows."""
+        """Set the attributes from checked arguments, and reserve the rows."""
         self._directory, self.flushes = directory, 0
         self.name, self.dim, self.dtype, self.min_count = name, dim, dtype, min_count
         self.half_life, self._start, self._limit = half_life, start, capacity
@@ -272,19 +276,19 @@ class EmbeddingTable(Advised, metaclass=Constructor):
 
     @property
     def weight(self) -> Array:
-        """The rows up to the last that was ever used, without a copy; free rows are zeros.
+        """View of the rows up to the last one ever used; free rows are zeros.
 
-        It may be written to, unless the table is in files. A later row is not in an array that was
-        got before it appeared.
+        The view is writable unless the table is in files. It does not include rows that are created
+        later.
         """
         weight: Array = self._storage.weight[: self._index.high]
         if self._directory is not None:
-            weight.flags.writeable = False  # since changes must be known to be written
+            weight.flags.writeable = False  # only tracked changes reach the files
         return weight
 
     @property
     def path(self) -> Path | None:
-        """Directory of a table in files."""
+        """Directory of a table in files, or None."""
         return None if self._directory is None else self._directory.path
 
     # Ids
@@ -306,11 +310,11 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             return not self._index.find(bits).missing
 
     def __iter__(self) -> Iterator[int]:
-        """Ids in the order of their rows, as they are when the iteration starts."""
+        """Iterate over the ids in row order, as of the start of the iteration."""
         return iter(self.ids().tolist())
 
     def ids(self) -> NDArray[Any]:
-        """Return the ids in the order of their rows: of first appearance, until rows are evicted.
+        """Return the ids in row order: the order of first appearance, until rows are evicted.
 
         Returns
         -------
@@ -328,17 +332,18 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         ids : array_like of int
             int64 or uint64, or other integers, of any shape.
         create : bool
-            Give ids without a row one, as :meth:`lookup` does. Default False: their number is -1.
+            Create rows for ids that have none, like :meth:`lookup`. Default False: their row number
+            is -1.
 
         Returns
         -------
         numpy.ndarray of int64
-            Of the shape of `ids`.
+            Row numbers, in the shape of `ids`.
 
         Raises
         ------
         TypeError, ValueError
-            As :meth:`lookup` does.
+            See :meth:`lookup`.
 
         Examples
         --------
@@ -354,29 +359,28 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     def lookup(self, ids: ArrayLike, create: bool = True) -> Array:
         """Return the rows of ids.
 
-        Each occurrence of an id is an appearance: it is counted, and the present :attr:`step` is
-        the row's last use.
+        Each occurrence of an id adds 1 to its count, and :attr:`step` becomes its last use.
 
         Parameters
         ----------
         ids : array_like of int
             int64 or uint64, or other integers, of any shape.
         create : bool
-            Give an id without a row one, at its `min_count`-th appearance. False changes nothing,
-            counts and last uses included. Default True.
+            Create the row of an id at its `min_count`-th appearance. False changes nothing, not
+            even counts and last uses. Default True.
 
         Returns
         -------
         numpy.ndarray
-            A copy, of shape ``(*ids.shape, dim)``; ids without a row have zeros.
+            A copy of shape ``(*ids.shape, dim)``, zeros for ids without a row.
 
         Raises
         ------
         TypeError
             `ids` are not integers.
         ValueError
-            An id does not fit into the table's :attr:`id_dtype`, there are more ids than
-            `capacity`, or a function `init` returns something else. Nothing changes.
+            An id is out of range for :attr:`id_dtype`, more than `capacity` rows are needed, or an
+            `init` function returns an invalid array. Nothing changes.
 
         Examples
         --------
@@ -393,24 +397,24 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             return self._storage.taken(rows).reshape((*shape, self.dim))
 
     def update(self, ids: ArrayLike, grads: ArrayLike) -> None:
-        """Update the rows of ids by the optimizer.
+        """Update the rows of ids with the optimizer.
 
-        Gradients of a repeated id are summed in the order of the list. An id without a row gets one
-        first, unless `min_count` is more than 1: its gradients are left out then. The last use of
-        the rows is this update. It counts as one update of the table, also for no ids.
+        Gradients of repeated ids are summed in their order. If `min_count` is 1, ids without a row
+        get one first; otherwise their gradients are ignored. The call is one update of the table,
+        even without ids, and becomes the last use of the rows.
 
         Parameters
         ----------
         ids : array_like of int
             int64 or uint64, or other integers, of any shape.
         grads : numpy.ndarray
-            Gradient of each, of shape ``(*ids.shape, dim)``, in the table's dtype, or float32 for
-            half precision.
+            Gradients of shape ``(*ids.shape, dim)``, in the table's dtype, or float32 for
+            half-precision tables.
 
         Raises
         ------
         TypeError, ValueError
-            `ids` or `grads` do not fit; see :meth:`lookup`. Nothing changes.
+            `ids` or `grads` are invalid; see :meth:`lookup`. Nothing changes.
         """
         with self.lock:
             self._update(*self._checked_update(ids, grads))
@@ -418,17 +422,17 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     # Evicting rows
 
     def counts(self, ids: ArrayLike | None = None) -> NDArray[Any]:
-        """Return how often ids have appeared, with what the half-life has left of it.
+        """Return the number of appearances of ids, decayed with the half-life.
 
         Parameters
         ----------
         ids : array_like of int, optional
-            Of any shape; ids without a row have 0. Default: :meth:`ids`.
+            Ids of any shape. Default: :meth:`ids`.
 
         Returns
         -------
         numpy.ndarray
-            int64, or float64 with `half_life`.
+            Counts, int64, or float64 with `half_life`; 0 for ids without a row.
         """
         with self.lock:
             rows, shape = self._rows_of(ids)
@@ -437,12 +441,12 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             return np.reshape(counts, shape)
 
     def last_used(self, ids: ArrayLike | None = None) -> NDArray[np.int64]:
-        """Return the number of updates at the last use of ids.
+        """Return the :attr:`step` at which ids were last used, -1 for ids without a row.
 
         Parameters
         ----------
         ids : array_like of int, optional
-            Of any shape; ids without a row have -1. Default: :meth:`ids`.
+            Ids of any shape. Default: :meth:`ids`.
         """
         with self.lock:
             rows, shape = self._rows_of(ids)
@@ -456,31 +460,31 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         count_below: float | None = None,
         keep: ArrayLike | Callable[[Array], ArrayLike] | None = None,
     ) -> NDArray[Any]:
-        """Remove ids whose rows are not used any more.
+        """Remove ids that are no longer used.
 
-        A row that is removed is free for other ids. Weight and state of the next id in it start
-        again, and so do those of the same id if it comes back. Ids that wait for their
-        `min_count`-th appearance go by the same conditions.
+        The rows of removed ids become free for other ids. The next id in a row starts with initial
+        weight and state, even if it is the removed one. `unused_for` and `count_below` also apply
+        to ids that wait for their `min_count`-th appearance.
 
         Parameters
         ----------
         unused_for : int, optional
-            Remove ids that no lookup or update has used in that many updates, 1 or more.
+            Remove ids that no lookup or update has used in this many updates, 1 or more.
         count_below : float, optional
-            Remove ids with a smaller count. With `unused_for` an id must meet both conditions.
+            Remove ids with a smaller count. With `unused_for`, an id must meet both conditions.
         keep : array_like of int or callable, optional
-            Ids that stay anyway; or a function that takes the array of ids that are to go, and
-            returns a bool for each, True for those that stay: a score of your own.
+            Ids to keep in any case; or a function that takes the array of ids to be removed and
+            returns a bool for each, True to keep it.
 
         Returns
         -------
         numpy.ndarray
-            The ids that went, in the order of their rows.
+            The removed ids, in row order.
 
         Raises
         ------
         TypeError, ValueError
-            No argument is given, or one is not what it must be. Nothing changes.
+            No argument is given, or an argument is invalid. Nothing changes.
 
         Examples
         --------
@@ -540,23 +544,23 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     # Deferred decay, copies, files
 
     def flush(self, decay: bool = True) -> None:
-        """Apply the deferred decay of all rows, and write the changes of a table in files.
+        """Apply deferred decay to all rows, and write the changes of a table in files.
 
-        When it returns, a crash of the process or of the machine leaves the table as it is now, or
-        as a later flush has written it. A crash before leaves it as the flush before has written
-        it, or as this one has: whole in any case.
+        After it returns, a crash of the process or the machine leaves the table as of this flush or
+        a later one. A crash during the flush leaves it as of the previous flush or this one, never
+        a mixture.
 
         Parameters
         ----------
         decay : bool
-            Apply deferred decay, see :meth:`Updater.flush`, which reads and writes all rows.
+            Apply deferred decay, see :meth:`Updater.flush`; this reads and writes all rows.
             Default True.
 
         Raises
         ------
         OSError
-            The disk is full, or does not take the changes. They are still in the table, which may
-            be flushed again.
+            The disk is full, or cannot be written. The changes stay in the table, and the flush can
+            be repeated.
 
         Examples
         --------
@@ -577,15 +581,15 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             self._commit()
 
     def prefetch(self, ids: ArrayLike) -> None:
-        """Have a thread read rows of a table in files ahead, for the calls that follow.
+        """Read rows of a table in files ahead of later calls, in a background thread.
 
-        It returns at once. Call it with the ids of the next batch before the present one is looked
-        up and updated. Ids without a row are left out, and a table in memory has nothing to read.
+        Returns at once. Call it with the ids of the next batch before looking up and updating the
+        current one. Ids without a row are ignored. For a table in memory the call does nothing.
 
         Parameters
         ----------
         ids : array_like of int
-            Of any shape.
+            Ids of any shape.
 
         Raises
         ------
@@ -599,14 +603,14 @@ class EmbeddingTable(Advised, metaclass=Constructor):
                 self._directory.prefetch(rows[rows >= 0])
 
     def close(self) -> None:
-        """Flush a table in files, without deferred decay, and let others open it.
+        """Flush a table in files, without applying deferred decay, and release its directory.
 
-        Its methods cannot be called any more. Nothing happens to a table in memory.
+        The table cannot be used afterwards. For a table in memory the call does nothing.
 
         Raises
         ------
         OSError
-            See :meth:`flush`. The table is still open.
+            See :meth:`flush`. The table stays open.
         """
         if self._directory is None or isinstance(self.lock, _Closed):
             return
@@ -621,7 +625,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
-        elif self._directory is not None:  # what an error has left is not to be kept
+        elif self._directory is not None:  # drop the changes since the last flush
             self._directory.close()
             self.lock = _Closed(self.name)
 
@@ -635,7 +639,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         buffer_bytes: int = BUFFER,
         verify: bool = False,
     ) -> Self:
-        """Open the table in a directory, as its last flush has written it.
+        """Open the table in a directory, as of its last flush.
 
         Parameters
         ----------
@@ -646,14 +650,14 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         buffer_bytes : int
             See :class:`EmbeddingTable`.
         verify : bool
-            Read all rows and compare the checksums of their pages. Default False: those of the
-            ids alone.
+            Read all rows and verify the checksums of their pages. Default False: verify only the
+            ids.
 
         Raises
         ------
         fastopt.checkpoint.CheckpointError, OSError
             There is no table, another process has it open, or a file is missing, damaged, too
-            short or cannot be opened. Nothing has changed.
+            short or cannot be opened. Nothing changes.
         """
         directory = Directory(path)
         try:
@@ -667,32 +671,32 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         return table
 
     def to_arrays(self) -> tuple[NDArray[Any], Array]:
-        """Return ids and weights as plain arrays, copies in the order of the rows.
+        """Return copies of ids and weights as plain arrays, in row order.
 
         Returns
         -------
         ids : numpy.ndarray
-            As :meth:`ids` returns them.
+            Ids; see :meth:`ids`.
         weight : numpy.ndarray
-            Of shape ``(len(ids), dim)``, without free rows.
+            Rows of these ids, of shape ``(len(ids), dim)``.
         """
         with self.lock:
             return self.ids(), self._storage.weight[self._index.in_use()]
 
     def save(self, path: PathLike) -> None:
-        """Write the table with all that :meth:`load` needs to go on.
+        """Write the table to a file, with everything that :meth:`load` needs to continue.
 
         Parameters
         ----------
         path : str or os.PathLike
-            A safetensors file. It replaces an older one whole or not at all.
+            A safetensors file. An existing file is replaced atomically.
 
         Raises
         ------
         TypeError
             The optimizer has an attribute that cannot be saved.
         OSError
-            The file cannot be written. The older one is as it was.
+            The file cannot be written. An existing file is unchanged.
         """
         with self.lock, self.optimizer.lock:
             write_atomically(path, chunks(self._described()))
@@ -701,23 +705,23 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     def load(
         cls, path: PathLike, optimizer: Optimizer | None = None, init: Init | None = None
     ) -> Self:
-        """Return the table that :meth:`save` wrote, which goes on as the saved one would have.
+        """Return the table that :meth:`save` wrote; it continues exactly like the saved one.
 
         Parameters
         ----------
         path : str or os.PathLike
             The file.
         optimizer : Optimizer, optional
-            Gets the attributes of the saved one and is used in its place: for classes that are not
-            registered, and for tables that share an optimizer.
+            Optimizer that receives the saved attributes and is used in place of a new one. Needed
+            for classes that are not registered, and for tables that share an optimizer.
         init : str, Initializer or callable, optional
-            First values from now on. It must be given if they came from a function, which is not
+            Initial values of new rows. Required if the saved table uses a function, which is not
             saved.
 
         Raises
         ------
         fastopt.checkpoint.CheckpointError, OSError
-            The file is damaged, does not fit, or cannot be read. `optimizer` has not changed.
+            The file is damaged, does not match, or cannot be read. `optimizer` is unchanged.
 
         Examples
         --------
@@ -739,7 +743,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             return cls._restored(read(file, optimizer), optimizer, init)
 
     def _described(self, init: Any = None) -> dict[str, Any]:
-        """All of the table, with live arrays."""
+        """Fields of a checkpoint; weight and state are views."""
         high, waiting = self._index.high, self._waiting
         decay = self.optimizer.row_decay.get(self.name)
         return self._settings(init) | {
@@ -751,7 +755,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         }
 
     def _description(self) -> dict[str, Any]:
-        """All of a table in files but its records, for the next flush."""
+        """Fields of a table in files except its records, for the next flush."""
         storage, waiting = self._storage, self._waiting
         decay = self.optimizer.row_decay.get(self.name)
         return self._settings() | {
@@ -764,7 +768,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         }
 
     def _settings(self, init: Any = None) -> dict[str, Any]:
-        """Arguments, numbers and optimizer."""
+        """Fields of both kinds of tables: arguments, step and optimizer."""
         return {
             "embedding_table": FORMAT,
             "name": self.name,
@@ -784,7 +788,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
     def _opened(
         cls, directory: Directory, optimizer: Optimizer | None, init: Any, verify: bool
     ) -> Self:
-        """Table in the files of a directory; nothing is written before they are known to fit."""
+        """Open the table in the files of a directory; nothing is written before all checks pass."""
         table = cls.__new__(cls)
         table.buffer_bytes = BUFFER
         saved, changes = directory.read(optimizer)
@@ -824,12 +828,12 @@ class EmbeddingTable(Advised, metaclass=Constructor):
 
     @classmethod
     def _restored(cls, saved: Any, optimizer: Optimizer | None, init: Any) -> Self:
-        """Table of what :meth:`_described` said, once it is known to be right.
+        """Check the fields from :meth:`_described`, and create a table from them.
 
         Raises
         ------
         CheckpointError
-            It is not what that says of a table.
+            The fields are not those of a table.
         """
         table = cls.__new__(cls)
         table.buffer_bytes = BUFFER
@@ -842,7 +846,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         return table
 
     def _use(self, optimizer: Optimizer) -> None:
-        """Restore the optimizer into one of the user's, and go on with that."""
+        """Restore the saved optimizer into the user's, and use the latter from now on."""
         made = self.optimizer
         others = {k: v for k, v in optimizer.row_decay.items() if k != self.name}
         kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
@@ -853,7 +857,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         self._show()
 
     def _take_up(self, fields: dict[str, Any]) -> None:
-        """Fill an empty table with checked records, weights and states."""
+        """Fill an empty table with checked ids, weights and states."""
         storage, weight = self._storage, fields["weight"]
         high = len(weight)
         if high > self.capacity:
@@ -901,18 +905,18 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             f"rows={len(self)}, dtype={self.dtype}{more})"
         )
 
-    # What the methods have in common
+    # Helpers
 
     def _checked_ids(
         self, ids: Any, argument: str = "ids"
     ) -> tuple[Ids, tuple[int, ...], np.dtype[Any]]:
-        """Bits of ids in one dimension, their shape, and the dtype that the table has with them."""
+        """Check ids; return their bits as a flat int64 array, their shape, and the id dtype."""
         words = f"table {self.name!r}: {argument}"
         if isinstance(ids, np.ma.MaskedArray):
             raise TypeError(f"{words} must be an array without a mask, got a MaskedArray")
         array = np.asarray(ids)
         if not (isinstance(ids, np.ndarray) or array.size):
-            array = array.astype(np.int64)  # NumPy takes an empty list for floats
+            array = array.astype(np.int64)  # NumPy converts an empty list to float64
         if array.dtype.kind not in "iu":
             raise TypeError(f"{words} must be integers of 64 bits, got {array.dtype}")
         keys = self._keys or np.dtype(np.uint64 if array.dtype == np.uint64 else np.int64)
@@ -925,7 +929,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         return flat.view(np.int64), array.shape, keys
 
     def _checked_update(self, ids: Any, grads: Any) -> tuple[Ids, np.dtype[Any], Array]:
-        """Arguments of :meth:`_update`."""
+        """Check the arguments of :meth:`update`, and return those of :meth:`_update`."""
         bits, shape, keys = self._checked_ids(ids)
         words = f"table {self.name!r}: grads"
         if isinstance(grads, np.ma.MaskedArray):
@@ -939,7 +943,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         return bits, keys, array.reshape(-1, self.dim)
 
     def _rows_of(self, ids: Any) -> tuple[Rows, tuple[int, ...]]:
-        """Row numbers of ids, by default of all, and their shape."""
+        """Row numbers of ids, by default of all ids, and their shape."""
         if ids is None:
             rows = self._index.in_use()
             return rows, rows.shape
@@ -947,7 +951,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         return self._index.find(bits).rows, shape
 
     def _rows(self, ids: Ids, keys: np.dtype[Any], create: bool) -> Rows:
-        """Row numbers of ids, which are used if rows may be created."""
+        """Row numbers of ids; with `create`, also create rows and record the use."""
         index, use = self._index, (self.step, True) if create else UNUSED
         if self._directory is not None and self._directory.held > self.buffer_bytes:
             self._commit()
@@ -996,13 +1000,13 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             self._keys = keys
 
     def _created(self, ids: Ids, keys: np.dtype[Any]) -> Rows:
-        """Rows of ids that have none; -1 for those that have not appeared often enough."""
+        """Create rows for ids that have none; -1 for ids below `min_count`."""
         if self._waiting is not None:
             return self._admit(self._waiting, ids, keys)
         return self._insert(ids, keys)[0]
 
     def _insert(self, ids: Ids, keys: np.dtype[Any]) -> tuple[Rows, Rows]:
-        """Give ids that have no row one, with weight and state; return their and the new rows."""
+        """Create rows, with weight and state; return the row of each id, and the new rows."""
         index, high = self._index, self._index.high
         self._check_room(ids)
         rows, new = index.insert(ids)
@@ -1021,7 +1025,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         self._index.withdraw(new, high)
 
     def _check_room(self, ids: Ids) -> None:
-        """Raise ValueError if there are more ids without a row than rows."""
+        """Raise ValueError if the ids, none of which has a row, need more than `capacity` rows."""
         if len(self) + len(ids) > self.capacity:
             needed = len(self) + len(np.unique(ids))
             if needed > self.capacity:
@@ -1030,7 +1034,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
                 )
 
     def _admit(self, waiting: RowIndex, ids: Ids, keys: np.dtype[Any]) -> Rows:
-        """Rows of ids, some of which get one with this appearance; others are counted."""
+        """Count ids without a row, and create rows for those that reach `min_count`."""
         found = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
         distinct, first, inverse, times = found
         places, unknown, _ = waiting.find(distinct)
@@ -1059,7 +1063,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         return rows
 
     def _decay_all(self) -> None:
-        """Apply the deferred decay of all rows."""
+        """Apply deferred decay to all rows."""
         storage = self._storage
         if self._directory is None:
             self._updater.flush(self.name, self._view)
@@ -1074,7 +1078,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
             self._show()
 
     def _commit(self) -> None:
-        """Write all changes of a table in files."""
+        """Write the changes of a table in files."""
         if self._directory is not None:
             with uninterrupted, self.optimizer.lock:
                 self._directory.flush(self._description(), self._logged)
@@ -1083,12 +1087,12 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         self.flushes += 1
 
     def _grow(self, rows: int) -> None:
-        """Let the updater see at least so many rows."""
+        """Extend the updater's view of weight and state to at least `rows` rows."""
         if self._storage.grow(rows):
             self._show()
 
     def _show(self) -> None:
-        """Give the updater weight and state up to the present height."""
+        """Pass views of weight and state up to the current height to the updater."""
         storage, optimizer = self._storage, self.optimizer
         self._view = storage.weight[: storage.height]
         self._updater.states[self.name] = storage.state()
@@ -1099,7 +1103,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
 
 
 class _Closed:
-    """Lock of a table that is closed, which nothing can hold."""
+    """Lock of a closed table, which raises ValueError when acquired."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -1113,17 +1117,17 @@ class _Closed:
 
 @contextmanager
 def _checking() -> Iterator[None]:
-    """Context of checks, in which errors of any kind mean that a checkpoint is none."""
+    """Context that turns any unexpected error of a check into a CheckpointError."""
     try:
         yield
     except (CheckpointError, OSError, MemoryError):
         raise
-    except Exception as error:  # whatever foreign numbers lead to
+    except Exception as error:  # an invalid file can raise anything
         raise CheckpointError(f"not the checkpoint of a table: {error}") from error
 
 
 def _granted(capacity: int | None, reserve: Callable[[int], Any]) -> Any:
-    """What `reserve` makes for the capacity, or for as many rows as the system grants."""
+    """Call `reserve` with the capacity, or with as many rows as the system can reserve."""
     rows = MOST_ROWS if capacity is None else capacity
     while True:
         try:
@@ -1135,7 +1139,7 @@ def _granted(capacity: int | None, reserve: Callable[[int], Any]) -> Any:
 
 
 def _records(index: RowIndex) -> tuple[Array, Array, Array]:
-    """Ids, counts and last uses of all rows, in arrays of their own."""
+    """Copies of the ids, counts and last uses of all rows."""
     high = index.high
     ids, counts, last = (
         index.ids[:high].copy(),
@@ -1147,14 +1151,14 @@ def _records(index: RowIndex) -> tuple[Array, Array, Array]:
 
 
 def _alone(optimizer: Optimizer) -> Optimizer:
-    """Copy of an optimizer without what belongs to the rows of its parameters."""
+    """Copy of an optimizer without its arrays of single parameters."""
     alone = copy.copy(optimizer)
     alone.row_decay, alone.masters_given = {}, {}
     return alone
 
 
 def _unpickled(klass: type[EmbeddingTable], described: dict[str, Any]) -> EmbeddingTable:
-    """Table that was pickled or copied."""
+    """Restore a table that was pickled or copied."""
     init = described["init"]
     return klass._restored(described, None, init if callable(init) else None)
 

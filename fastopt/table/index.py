@@ -1,4 +1,4 @@
-"""Ids of rows: which id has which row, how often each was used, and when last."""
+"""Index of a table: the row, count and last use of each id."""
 
 from typing import Any, NamedTuple
 
@@ -16,12 +16,12 @@ __all__ = ["MOST_ROWS", "RECORD", "Ids", "RowIndex", "Rows"]
 Ids = NDArray[np.int64]
 
 MOST_ROWS = (1 << 31) - 2
-"""Rows whose numbers fit into a slot besides a bit for rows that are gone."""
+"""Maximum number of rows: a slot holds a row number and a bit that marks removed rows."""
 
 LOAD, GROWTH, SPARE, FEWEST = 0.8, 1.4, 0.9, 1 << 10
-"""Share of slots that may be used, by how much they grow where rows would take more than the third
-number of that share, and how many there are at least. A row takes 24 bytes: 16 of its own, and at
-most 4 * GROWTH / (LOAD * SPARE) for its slot."""
+"""Largest load factor of the slots; factor by which they grow once rows exceed the fraction SPARE
+of that load; and fewest slots. A row takes 24 bytes: 16 for its record, and at most
+4 * GROWTH / (LOAD * SPARE) for its slot."""
 
 
 RECORD = 16
@@ -34,35 +34,35 @@ UNUSED = -1, False
 
 
 class Found(NamedTuple):
-    """What :meth:`RowIndex.find` has found."""
+    """Result of :meth:`RowIndex.find`."""
 
     rows: Rows
-    """Row of each id, -1 where it has none."""
+    """Row of each id, -1 for ids without a row."""
     missing: int
-    """How many have none."""
+    """Number of ids without a row."""
     before: Array
-    """Count and last use of each before, until the next call."""
+    """Previous count and last use of each id; valid until the next call."""
 
 
 class RowIndex:
-    """Rows of ids: a hash table with a count and a last use for each row.
+    """Hash table from ids to rows, with a count and a last use for each row.
 
-    Rows are numbered in the order of first appearance; a row whose id was removed is given to a new
-    id before any later one. Nothing depends on how ids are hashed.
+    Rows are numbered in the order of first appearance; rows of removed ids are reused first. No
+    result depends on how ids are hashed.
 
     Parameters
     ----------
     capacity : int
-        Most rows.
+        Maximum number of rows.
     rate : float
-        Share of the logarithm that counts lose in each step; 0: counts are exact.
+        Decay rate of the counts: each step multiplies them by exp(-rate). 0: counts are exact.
     file : RecordFile, optional
-        Where the ids are, with RECORD bytes for each. Default: in memory.
+        File of the records, RECORD bytes for each row. Default: records are in memory.
 
     Raises
     ------
     MemoryError
-        So many addresses cannot be reserved.
+        The address space cannot be reserved.
     """
 
     def __init__(self, capacity: int, rate: float = 0.0, file: RecordFile | None = None) -> None:
@@ -83,7 +83,7 @@ class RowIndex:
 
     @property
     def high(self) -> int:
-        """Number of rows that have had an id."""
+        """Number of rows that have ever had an id."""
         return self.numbers.item(HIGH)
 
     def in_use(self) -> Rows:
@@ -93,7 +93,7 @@ class RowIndex:
         return np.flatnonzero(self.last[: self.high] != FREE)
 
     def ids_of(self, rows: Rows, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Ids of rows, whose bits are those of this dtype."""
+        """Ids of rows, with their bits viewed as `dtype`."""
         ids: NDArray[Any] = self.ids[rows].view(dtype)
         return ids
 
@@ -105,12 +105,12 @@ class RowIndex:
         ids : numpy.ndarray
             Bits of the ids, in one dimension.
         use : tuple of (now, counted)
-            Last use of the rows from now on, and whether each occurrence adds 1 to the count.
-            Default: they are not used.
+            Step to set as the last use of the rows, and whether each occurrence adds 1 to the
+            count. Default: counts and last uses do not change.
         """
         rows = np.empty(len(ids), np.int64)
         if len(self._before) < len(ids):
-            self._before = np.empty((len(ids), 2))  # which takes long where pages are new
+            self._before = np.empty((len(ids), 2))  # reused, since touching new pages is slow
         before = self._before[: len(ids)]
         arguments = ids, self.slots, self.ids, self.counts, self.last, self.numbers, rows, before
         use = np.array([*use, self.rate], np.float64)
@@ -120,16 +120,16 @@ class RowIndex:
         return Found(rows, missing, before)
 
     def unuse(self, found: Found) -> None:
-        """Forget the use of rows by :meth:`find`, before which nothing else has used them."""
-        known = np.flatnonzero(found.rows >= 0)[::-1]  # the first use of a row is undone last
+        """Undo the use of rows by the latest :meth:`find`."""
+        known = np.flatnonzero(found.rows >= 0)[::-1]  # undo the first use of a repeated row last
         rows, before = found.rows[known], found.before[known]
         self.counts[rows] = before[:, 0]
         self.last[rows] = before[:, 1]
 
     def insert(self, ids: Ids) -> tuple[Rows, Rows]:
-        """Give ids without a row one, for which there is capacity; return their and the new rows.
+        """Create rows for ids that have none; return the row of each id, and the new rows.
 
-        An id may be repeated.
+        Ids may be repeated. The caller checks the capacity.
         """
         rows, new = np.full(len(ids), -1), np.empty(len(ids), np.int64)
         if self._file is not None:
@@ -146,44 +146,44 @@ class RowIndex:
         return rows, new[:count]
 
     def remove(self, rows: Rows) -> None:
-        """Free different rows that have an id."""
+        """Free distinct rows that have an id."""
         self._run(hashing.remove, rows, self.slots, self.ids, self.last, self.numbers)
         self.counts[rows] = 0
         self._mark(rows)
 
     def withdraw(self, rows: Rows, high: int) -> None:
-        """Free the rows of the last :meth:`insert`, before which there were `high` rows."""
+        """Undo the last :meth:`insert`, before which :attr:`high` was `high`."""
         self.remove(rows)
         self.numbers[[HIGH, HINT]] = high, min(self.numbers[HINT], high)
 
     def touch(self, rows: Rows, use: Use) -> None:
-        """Use rows, see :meth:`find`; negative ones are left out."""
+        """Record a use of rows, see :meth:`find`; negative numbers are ignored."""
         use = np.array([*use, self.rate], np.float64)
         self._run(hashing.touch, rows, self.counts, self.last, use)
         self._mark(rows)
 
     def counts_at(self, rows: Rows | slice, now: int) -> NDArray[Any]:
-        """Counts of rows, as they have decayed until `now`."""
+        """Counts of rows, decayed to step `now`."""
         counts: NDArray[Any] = self.counts[rows]
         if not self.rate:
             return counts.astype(np.int64)
-        age = np.maximum(now - self.last[rows].astype(np.float64), 0)  # of free rows too
+        age = np.maximum(now - self.last[rows].astype(np.float64), 0)  # 0 for free rows
         return counts * np.exp(-self.rate * age)
 
     def fill(self, ids: Ids, counts: NDArray[Any], last: NDArray[np.uint32]) -> None:
-        """Take over the records of rows from 0 on; a last use of FREE marks a free row."""
+        """Load the records of the first rows; a last use of FREE marks a free row."""
         high = len(ids)
         self.ids[:high], self.counts[:high], self.last[:high] = ids, counts, last
         self.begin(high)
 
     def begin(self, high: int) -> None:
-        """Go on from the records of rows below `high`, which are there."""
+        """Rebuild the hash table from the records of the first `high` rows."""
         free = int(np.count_nonzero(self.last[:high] == FREE))
         self.numbers[[LIVE, HIGH, HINT, DEAD]] = high - free, high, 0, 0
         self._make_room(high)
 
     def _make_room(self, rows: int) -> None:
-        """Make slots for `rows` rows with an id, or drop those of rows that are gone."""
+        """Rebuild the slots, with room for `rows` rows and without the slots of removed ones."""
         needed, size = max(rows, self.high), max(len(self.slots), FEWEST)
         if max(needed, rows / SPARE) > LOAD * size:
             size = max(int(size * GROWTH), int(needed / LOAD) + 1)
@@ -196,7 +196,7 @@ class RowIndex:
             self._run(hashing.place, self.slots, self.ids, self.last, self.numbers)
 
     def _mark(self, rows: Rows) -> None:
-        """Have a file count rows as changed; negative numbers are left out."""
+        """Mark records as changed in the file, if there is one; negative numbers are ignored."""
         if self._file is not None:
             self._file.mark(rows[rows >= 0])
 

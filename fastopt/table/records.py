@@ -1,4 +1,4 @@
-"""Files of records, whose changes stay in memory until they are written."""
+"""Record files, whose changes stay in memory until they are written explicitly."""
 
 import math
 import mmap
@@ -27,17 +27,18 @@ Parts = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 SHIFT = PAGE.bit_length() - 1
 SUM = np.dtype("<u4")
 SUMS = ".sums"
-"""What the name of a file of checksums ends in."""
+"""Suffix of the names of checksum files."""
 
 BLANK = zlib.crc32(bytes(PAGE))
-"""Checksum of a page of zeros, by which others are stored: a hole in the file has 0."""
+"""Checksum of a page of zeros. Checksums are stored XORed with it, so that a hole in the file is
+valid."""
 
 
 class RecordFile:
-    """Records of one size in a file, mapped so that changes are copies of single pages.
+    """File of fixed-size records, mapped copy-on-write.
 
-    The system never writes such copies to the file: it has what :meth:`write` has written. Beside
-    it lies a file of checksums of its pages.
+    The system never writes changed pages to the file by itself; only :meth:`write` does. A second
+    file holds checksums of the pages.
 
     Parameters
     ----------
@@ -46,9 +47,9 @@ class RecordFile:
     size : int
         Bytes of a record.
     create : bool
-        Create the file, if it does not exist.
+        Create the file if it does not exist.
     resident : bool
-        Have all records in memory, instead of a mapping.
+        Read all records into memory instead of mapping the file.
 
     Raises
     ------
@@ -58,9 +59,9 @@ class RecordFile:
     Attributes
     ----------
     records : numpy.ndarray
-        Bytes of all records that there may be, of shape ``(capacity, size)``.
+        Bytes of the records, of shape ``(capacity, size)``.
     held : int
-        Pages that have copies in memory, unless all have.
+        Number of pages with private copies in memory; 0 for a resident file.
     """
 
     records: Array
@@ -73,12 +74,12 @@ class RecordFile:
         self.length = -(-os.fstat(self._file).st_size // PAGE) * PAGE
 
     def map(self, capacity: int) -> None:
-        """Map room for so many records.
+        """Map address space for `capacity` records.
 
         Raises
         ------
         MemoryError
-            The system does not give so many addresses, or has no files of that size.
+            The address space cannot be reserved, or the file system has no files of that size.
         """
         whole = max(-(-capacity * self.size // PAGE) * PAGE, self.length)
         if self.resident:
@@ -98,10 +99,10 @@ class RecordFile:
         self.grow(1)
 
     def _mapped(self, size: int) -> mmap.mmap:
-        """Mapping of so many bytes, more than the file has."""
+        """Map `size` bytes, which may be more than the file has."""
         flags = mmap.MAP_PRIVATE | NORESERVE.get(sys.platform, 0)
         try:
-            os.ftruncate(self._file, size)  # what is mapped must be in the file at first
+            os.ftruncate(self._file, size)  # mmap checks the size of the file
             try:
                 pages = mmap.mmap(self._file, size, flags=flags)
             finally:
@@ -112,7 +113,7 @@ class RecordFile:
         return pages
 
     def grow(self, rows: int) -> None:
-        """Make the file long enough for so many records; new ones are zeros and take no room."""
+        """Extend the file to hold `rows` records; new ones are zeros and take no disk space."""
         needed = -(-rows * self.size // PAGE) * PAGE
         if needed > self.length:
             length = min(max(needed, 2 * self.length), len(self._bytes))
@@ -120,12 +121,12 @@ class RecordFile:
             self.length = length
 
     def mark(self, rows: Rows) -> None:
-        """Count records as changed."""
+        """Mark records as changed."""
         self._changed[rows] = True
         self.hold(rows)
 
     def hold(self, rows: Rows) -> NDArray[np.int64]:
-        """Count the pages of records as copied; return those that were not."""
+        """Mark the pages of records as copied to memory; return the newly marked ones."""
         if self.resident:
             return rows[:0]
         pages = self._pages_of(rows)
@@ -135,7 +136,7 @@ class RecordFile:
         return new
 
     def _pages_of(self, rows: Rows) -> NDArray[np.int64]:
-        """Pages of records, with repeats."""
+        """Pages of records, possibly repeated."""
         first, last = rows * self.size >> SHIFT, (rows + 1) * self.size - 1 >> SHIFT
         more = int((last - first).max(initial=0))
         if not more:
@@ -143,14 +144,14 @@ class RecordFile:
         return np.concatenate([np.minimum(first + k, last) for k in range(more + 1)])
 
     def changes(self) -> tuple[Rows, Array]:
-        """Numbers of records that have changed, and their bytes."""
+        """Numbers and bytes of the changed records."""
         rows = np.flatnonzero(self._changed[: self.length // self.size])
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
             return rows, self.records[rows[0] : rows[-1] + 1]
         return rows, self.records[rows]
 
     def write(self) -> None:
-        """Write changed pages to the file, and to the disk; they still count as changed."""
+        """Write changed pages and their checksums to disk, without clearing the marks."""
         rows = np.flatnonzero(self._changed[: self.length // self.size])
         pages = np.unique(self._pages_of(rows))
         for begin, end in _runs(pages):
@@ -163,17 +164,17 @@ class RecordFile:
         os.fsync(self._sums_file)
 
     def release(self) -> None:
-        """Forget which records have changed, and drop copies of pages that the file has."""
+        """Clear the marks of changed records, and drop the private copies of written pages."""
         self._changed[: self.length // self.size + 1] = False
         pages = np.flatnonzero(self._held[: self.length // PAGE])
-        if sys.platform == "linux":  # elsewhere the advice keeps them
+        if sys.platform == "linux":  # on other systems MADV_DONTNEED keeps the copies
             for begin, end in _runs(pages):
                 self._pages.madvise(mmap.MADV_DONTNEED, begin * PAGE, (end - begin) * PAGE)
         self._held[pages] = False
         self.held = 0
 
     def check_length(self, rows: int) -> None:
-        """Raise CheckpointError unless there are so many records, and their checksums."""
+        """Raise CheckpointError unless the files hold `rows` records and their checksums."""
         pages = -(-rows * self.size // PAGE)
         for name, file, needed in (
             (self.path.name, self._file, pages * PAGE),
@@ -183,7 +184,7 @@ class RecordFile:
                 raise CheckpointError(f"{name} must have {needed} bytes or more, got {found}")
 
     def verify(self, rows: int) -> None:
-        """Raise CheckpointError if one of the pages with the first records is damaged."""
+        """Raise CheckpointError if a page of the first `rows` records is damaged."""
         for page in range(-(-rows * self.size // PAGE)):
             if self._sum(page) != self._sums[page]:
                 raise CheckpointError(
@@ -195,14 +196,14 @@ class RecordFile:
 
 
 def _opened(owner: Any, path: Path, create: bool) -> int:
-    """Descriptor of a file, which is closed when its owner is gone."""
+    """Open a file; the descriptor is closed when its owner is garbage collected."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o666)
     weakref.finalize(owner, os.close, descriptor)
     return descriptor
 
 
 def _runs(pages: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """First and last-but-one of numbers that follow each other."""
+    """Runs of consecutive numbers, as first and last + 1."""
     ends = np.flatnonzero(np.diff(pages) != 1) + 1
     first = pages[np.concatenate([[0], ends])] if len(pages) else pages
     last = pages[np.concatenate([ends - 1, [-1]])] + 1 if len(pages) else pages
@@ -217,7 +218,7 @@ def _write(descriptor: int, data: Array, offset: int) -> None:
 
 
 def size_of(parts: Parts) -> tuple[list[int], int]:
-    """Offsets of arrays in a record, and the size of it; all are aligned."""
+    """Aligned offsets of the arrays in a record, and the size of the record."""
     offsets, end = [], 0
     for dtype, shape in parts:
         begin = -(-end // dtype.itemsize) * dtype.itemsize
@@ -227,7 +228,7 @@ def size_of(parts: Parts) -> tuple[list[int], int]:
 
 
 def fields(records: Array, parts: Parts) -> list[Array]:
-    """Arrays of a row for each record, which are views of the records' bytes."""
+    """Views of the records' bytes as one array per part, with a row for each record."""
     offsets, size = size_of(parts)
     views: list[Array] = []
     for (dtype, shape), offset in zip(parts, offsets, strict=True):

@@ -1,4 +1,4 @@
-"""What a checkpoint of a table holds, checked before it is used."""
+"""Fields of a table's checkpoint, and their validation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -52,26 +52,27 @@ DESCRIPTION: dict[str, Any] = SETTINGS | {
     "decay": (float, type(None)),
     "record": list,
 }
-"""What a table in files says of itself: `high` rows have had an id, `used` were written to, and
-`waiting` those of ids that wait for one. `record` has dtype and shape of what a row consists of."""
+"""Fields of a table in files. `high`: number of rows that have had an id; `used`: number of rows
+that were written to; `waiting`: number of rows of the index of waiting ids; `record`: dtype and
+shape of the weight and state arrays of a row."""
 
 
 def checked(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any]:
-    """Fields of a saved table, of the right types and shapes.
+    """Check the fields of a saved table, and return them with dtypes and `start` decoded.
 
     Parameters
     ----------
     saved : object
-        From a file.
+        Contents of the file.
     optimizer : Optimizer or None
-        What takes the place of the saved one, of the same class.
+        Optimizer to use in place of the saved one; it must be of the same class.
     init : str, Initializer, callable or None
-        What takes the place of the saved one.
+        Initializer to use in place of the saved one.
 
     Raises
     ------
     CheckpointError, TypeError, ValueError
-        It is something else.
+        A field is missing or invalid.
     """
     fields = _checked_settings(saved, FIELDS, "EmbeddingTable.save()", optimizer, init)
     counts = "float32" if saved["half_life"] is not None else "uint32"
@@ -92,7 +93,7 @@ def checked(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any
 
 
 def checked_description(saved: Any, optimizer: Optimizer | None, init: Any) -> dict[str, Any]:
-    """Fields of the description of a table in files, like :func:`checked`."""
+    """Check the description of a table in files, like :func:`checked`."""
     made_by = "EmbeddingTable(path=...)"
     fields = _checked_settings(saved, DESCRIPTION, made_by, optimizer, init)
     for name in ("flushes", "high", "used", "waiting"):
@@ -106,7 +107,7 @@ def checked_description(saved: Any, optimizer: Optimizer | None, init: Any) -> d
 def _checked_settings(
     saved: Any, kinds: dict[str, Any], made_by: str, optimizer: Optimizer | None, init: Any
 ) -> dict[str, Any]:
-    """Fields of these types, of which those in SETTINGS are checked."""
+    """Check the types of all fields, and the values of those in SETTINGS."""
     if not isinstance(saved, Mapping) or saved.keys() != kinds.keys():
         raise CheckpointError(f"not the checkpoint of a table, which {made_by} makes")
     for field, kind in kinds.items():
@@ -154,7 +155,7 @@ def _start(saved: Any, seed: int, given: Any) -> Start:
 
 
 def _check_records(name: str, records: tuple[Any, ...], counts: str, step: int) -> int:
-    """Check ids, counts and last uses of rows; return how many there are."""
+    """Check the ids, counts and last uses of rows; return the number of rows."""
     if len(records) != 3 or not all(isinstance(array, np.ndarray) for array in records):
         raise CheckpointError(f"{name!r} must be three arrays")
     ids, numbers, last = records

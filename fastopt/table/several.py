@@ -1,4 +1,4 @@
-"""Several tables in one call."""
+"""Lookups and updates of several tables in one call."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,27 +16,27 @@ PerTable = Mapping[str, ArrayLike]
 
 
 def lookup(tables: Tables, ids: PerTable, create: bool = True) -> dict[str, Array]:
-    """Return the rows of ids of several tables, as :meth:`EmbeddingTable.lookup` does for each.
+    """Return the rows of ids from several tables, like :meth:`EmbeddingTable.lookup` for each.
 
     Parameters
     ----------
     tables : mapping of str to EmbeddingTable
-        The tables, each once.
+        The tables, all different.
     ids : mapping of str to array_like of int
-        Ids for some or all of them.
+        Ids for some or all tables, by name.
     create : bool
         See :meth:`EmbeddingTable.lookup`. Default True.
 
     Returns
     -------
     dict of str to numpy.ndarray
-        A row for each id.
+        A row for each id, by name.
 
     Raises
     ------
     TypeError, ValueError
-        Ids are for no table, or are not what they must be. Ids of all tables are checked before
-        any changes.
+        `ids` has the name of no table, or ids are invalid. The ids of all tables are checked before
+        any table changes.
 
     Examples
     --------
@@ -61,22 +61,22 @@ def lookup(tables: Tables, ids: PerTable, create: bool = True) -> dict[str, Arra
 
 
 def update(tables: Tables, ids: PerTable, grads: PerTable) -> None:
-    """Update rows of several tables, as :meth:`EmbeddingTable.update` does for each.
+    """Update rows of several tables, like :meth:`EmbeddingTable.update` for each.
 
     Parameters
     ----------
     tables : mapping of str to EmbeddingTable
-        The tables, each once.
+        The tables, all different.
     ids : mapping of str to array_like of int
-        Ids for some or all of them.
+        Ids for some or all tables, by name.
     grads : mapping of str to numpy.ndarray
-        Gradients of the ids, under the same names.
+        Gradients of the ids, with the same names.
 
     Raises
     ------
     TypeError, ValueError
-        Ids or gradients are for no table, or are not what they must be. Those of all tables are
-        checked before any changes.
+        `ids` has the name of no table, or ids or gradients are invalid. The arguments of all tables
+        are checked before any table changes.
     """
     _check(tables, ids)
     if not isinstance(grads, Mapping) or grads.keys() != ids.keys():
@@ -108,7 +108,7 @@ def _check(tables: Any, ids: Any) -> None:
 
 
 def _locked(tables: Sequence[EmbeddingTable]) -> ExitStack:
-    """Context that holds the locks of tables, always in the same order."""
+    """Context that holds the locks of tables, acquired in a fixed order to avoid deadlocks."""
     stack = ExitStack()
     for table in sorted(tables, key=id):
         stack.enter_context(table.lock)

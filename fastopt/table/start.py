@@ -1,4 +1,4 @@
-"""Values that the rows of new ids start with."""
+"""Initial values of the rows of new ids."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,20 +16,20 @@ Array = np.ndarray[Any, Any]
 
 
 class Start:
-    """Values of new rows, each a function of its id alone.
+    """Initial values of rows, each a function of its id alone.
 
     Parameters
     ----------
     init : str, Initializer or callable
-        'uniform', 'normal', 'zeros', 'ones', or one of these initializers; or a function of an
-        array of ids that returns an array with a row for each.
+        'uniform', 'normal', 'zeros', 'ones', or one of these initializers; or a function that takes
+        an array of ids and returns an array with a row for each.
     seed : int, optional
-        Seed of random numbers. Default: drawn from the initializer's generator.
+        Seed of the random numbers. Default: drawn from the initializer's generator.
 
     Raises
     ------
     TypeError, ValueError
-        `init` is something else.
+        `init` is not one of these.
     """
 
     def __init__(self, init: Any, seed: int | None = None) -> None:
@@ -68,16 +68,16 @@ class Start:
 
     @property
     def text(self) -> str | None:
-        """What :func:`~fastopt.initializer.create` takes; None for a function."""
+        """Argument for :func:`~fastopt.initializer.create`; None for a function."""
         return None if self.function is not None else self.given.dumps()
 
     def values(self, ids: Ids, like: Array, keys: Any) -> Array:
-        """Values of new rows that are to be written to `like`, of the ids with these bits.
+        """Initial values for an array of rows like `like`, of ids given as bits of dtype `keys`.
 
         Raises
         ------
         TypeError, ValueError
-            The function returns something else than numbers of the rows' shape.
+            The user's function does not return real numbers in the shape of `like`.
         """
         if self.function is not None:
             made = np.asarray(self.function(ids.view(keys)))

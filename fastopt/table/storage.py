@@ -1,4 +1,4 @@
-"""Memory of a table's rows: their weight and state, where they stay."""
+"""Memory of a table's rows: weight and state, at fixed addresses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,16 +22,16 @@ __all__ = ["Storage", "check_optimizer"]
 Array = np.ndarray[Any, Any]
 
 BLOCK = 1 << 15
-"""Elements of rows that start at a time, few enough for a cache."""
+"""Elements that are initialized at a time, few enough to fit into a cache."""
 
 FEWEST = 1 << 10
-"""Rows of the arrays that an updater sees at least."""
+"""Fewest rows of the arrays that are passed to the updater."""
 
 
 def check_optimizer(optimizer: Optimizer, in_files: bool = False) -> None:
     """Raise TypeError or ValueError unless an optimizer can update single rows of a table.
 
-    One `in_files` may not read all rows in each update.
+    For a table `in_files`, updates must not read or write all rows either.
     """
     name = type(optimizer).__name__
     if not optimizer.native or optimizer.rule_for("") is None:
@@ -60,31 +60,32 @@ def check_optimizer(optimizer: Optimizer, in_files: bool = False) -> None:
 
 
 class Storage:
-    """Weight and state of rows, in address space that is reserved for as many as there may be.
+    """Weight and state of rows, in address space that is reserved for `capacity` rows.
 
-    Rows never move. Pages take memory once they are written to.
+    Rows never move. Pages take memory only once they are written to.
 
     Parameters
     ----------
     name : str
         Index of the table in the optimizer.
     optimizer : Optimizer
-        Makes the state.
+        Optimizer that creates the state.
     capacity, dim : int
-        Most rows, and their length.
+        Maximum number of rows, and their length.
     dtype : numpy.dtype
-        Of the weight.
+        Dtype of the weight.
     file : callable, optional
-        Makes a file of a name, with records of a size, for all rows. Default: they are in memory.
+        Function of a name and a record size that opens a file for all rows. Default: rows are in
+        memory.
 
     Attributes
     ----------
     weight : numpy.ndarray
-        All rows, of which those that were never used are zeros without memory.
+        All rows; unused rows are zeros and take no memory.
     arrays : list of numpy.ndarray
-        Those of the state.
+        Arrays of the state.
     decay : numpy.ndarray or None
-        Deferred weight decay applied to each row, where the optimizer keeps it.
+        Deferred weight decay applied to each row, if the optimizer defers decay.
     """
 
     def __init__(
@@ -120,12 +121,13 @@ class Storage:
         self._bytes = self.weight.view(np.int64 if whole else np.uint8)
         self._gather: Any = None
         self.used = 0
-        """Rows from 0 on that may have been written to."""
+        """Rows below this number may have been written to."""
         self.height = 0
-        """Rows of the arrays that an updater sees: more than there are, so that plans stay."""
+        """Rows of the arrays passed to the updater; grows in powers of two, so that its plans stay
+        valid."""
 
     def grow(self, rows: int) -> bool:
-        """Make :attr:`height` at least `rows`; return whether it has changed."""
+        """Raise :attr:`height` to at least `rows`; return whether it changed."""
         if rows <= self.height:
             return False
         capacity = len(self.weight)
@@ -140,15 +142,15 @@ class Storage:
         return True
 
     def state(self) -> Any:
-        """State of the rows up to :attr:`height`, nested as the optimizer makes it."""
+        """State of the rows up to :attr:`height`, nested like the optimizer's state."""
         arrays = iter(self.arrays)
         return _mapped(lambda _: next(arrays)[: self.height], self.nested)
 
     def taken(self, rows: Rows) -> Array:
-        """Copies of rows, zeros for negative numbers; by all threads where that is faster."""
+        """Copies of rows, zeros for negative numbers; in parallel if that is faster."""
         width = self.weight.shape[1]
         if len(rows) * width < PARALLEL_FROM or not may_run_parallel():
-            if self.files:  # np.take would copy all of them first
+            if self.files:  # np.take would copy the whole strided array first
                 copies: Array = self.weight[np.maximum(rows, 0)]
             else:
                 copies = np.take(self.weight, rows, axis=0, mode="clip")
@@ -164,13 +166,13 @@ class Storage:
         return copies
 
     def start(self, rows: Rows, ids: Ids, start: Start, keys: Any) -> None:
-        """Give new rows their first weight and state.
+        """Initialize the weight and state of new rows.
 
         Raises
         ------
         ValueError, TypeError
-            A function of the user's returns something else than rows, or the optimizer makes
-            another state than before.
+            The user's `init` function returns an invalid array, or the optimizer creates a
+            different kind of state than before.
         """
         step = max(BLOCK // self.weight.shape[1], 1)
         for first in range(0, len(rows), step):
@@ -193,12 +195,12 @@ class Storage:
         self.mark(rows)
 
     def mark(self, rows: Rows) -> None:
-        """Have files count rows as changed."""
+        """Mark rows as changed in the files."""
         for file in self.files:
             file.mark(rows)
 
     def clear(self, rows: Rows) -> None:
-        """Write zeros to rows that are free now; a state alone where a rule would read it."""
+        """Set the weight of freed rows to zero, and their state if the rule reads all rows."""
         self.weight[rows] = 0
         rule = self.optimizer.rule_for(self.name)
         if rule is not None and rule.passes:
@@ -217,7 +219,7 @@ class Storage:
 
 
 def _mapped(function: Callable[[Array], Any], state: Any) -> Any:
-    """The state with `function` of each array in its place."""
+    """Apply `function` to each array of a nested state."""
     if state is None:
         return None
     if isinstance(state, (tuple, list)):

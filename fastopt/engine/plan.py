@@ -288,7 +288,7 @@ class Plan:
         return True
 
     def _take_rows(self, table: Table, grad: Any) -> bool:
-        """Enter the row-sparse gradient of the only tensor if its rows are sorted."""
+        """Enter the row-sparse gradient of the only tensor if its rows strictly ascend."""
         fits = type(grad) is RowSparse and grad.shape == self.weights[0].shape
         return fits and table.take_rows(grad, self.written)
 

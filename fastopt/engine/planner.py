@@ -429,11 +429,11 @@ class Planner:
         table = self.table(index, weight, _no_rows(of), state)
         self.updated[index] = weight
         rows, total = decay_of(optimizer, index, of)
-        with uninterrupted:  # mark rows as decayed, even if copying the weight back fails
+        with uninterrupted:  # between marking rows as decayed and copying the weight back
             table.pay(rows, total, total, at_once=False)
             table.settle()
             table.give_back()
-            optimizer.row_decay[index] = rows, total  # which may have moved to the weight's device
+            optimizer.row_decay[index] = rows, total  # moved to the weight's device if needed
 
 
 def _no_rows(weight: Array) -> RowSparse:

@@ -17,7 +17,7 @@ from fastopt.kernels.rule import scalar
 __all__ = ["COLUMNS", "context_of", "cube", "line", "matrix"]
 
 COLUMNS = 4
-"""Numbers that a context holds for each array: its address, and up to three lengths."""
+"""Words of a context for each array: its address and up to three lengths."""
 
 Array = np.ndarray[Any, Any]
 

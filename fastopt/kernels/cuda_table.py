@@ -360,7 +360,7 @@ class CudaTable(Table):
     # Launches
 
     def _on_device(self) -> Any:
-        """Return a context: makes the device current and waits for other gradients' streams."""
+        """Return a context that makes the device current and waits for gradients' streams."""
         device, handle = self.device.device_id, self.stream_handle
         if self._streams <= {handle}:
             return self.driver.entered(device)

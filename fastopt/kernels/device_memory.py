@@ -81,7 +81,7 @@ def zero(array: Any) -> None:
 def sent(array: Array, stream: Any) -> Any:
     """Copy a NumPy array to the current device, for use on this stream only."""
     dtype = array.dtype
-    bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # it has no buffer protocol
+    bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # no buffer protocol
     made = cuda_target().to_device(bits, stream=stream)
     made = made if bits is array else made.view(dtype)
     made.stream = 0  # else numba would prefer this stream to those of later use

@@ -165,7 +165,7 @@ def join_float32(high, low):
     was set to zero, the result is below 1e-40.
     """
     high, low = np.uint32(high), np.uint32(low)
-    # If rounding raised the upper half, the lower half starts with 1. Zero is never a raised value.
+    # If rounding raised the upper half, the lower half starts with 1. Raising never gives zero.
     raised = np.uint32(low >> _LOWER_TOP) if np.uint32(high & _MAGNITUDE_16) else _ZERO
     return _bits_float(np.uint32(np.uint32(high - raised) << _HALF_BITS) | low)
 

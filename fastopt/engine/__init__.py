@@ -1,1 +1,1 @@
-"""How a call becomes kernel launches: checks, plans, counts and hyper-parameters of a step."""
+"""From an update call to kernel launches: validation, plans, update counts, hyper-parameters."""

@@ -1,4 +1,4 @@
-"""Sums of gradients, made by the kernels that update."""
+"""Gradient accumulation with the update kernels."""
 
 from typing import Any
 
@@ -25,10 +25,10 @@ def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 def add(words: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[Any, list[Table]]:
-    """Sum with one more gradient, and the launches that complete it.
+    """Add a gradient to a sum; return the new sum and the tables that must be launched.
 
-    A row-sparse gradient is added to a row-sparse sum, which is a new one, and to a dense one in
-    its rows alone. A dense gradient makes the sum dense.
+    The sum of row-sparse gradients is a new row-sparse gradient. Adding a row-sparse gradient to
+    a dense sum changes only the indexed rows. A dense gradient makes the sum dense.
 
     Parameters
     ----------
@@ -39,12 +39,12 @@ def add(words: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[A
     grad : array or RowSparse
         The gradient.
     weight : array
-        The weight; the sum has its shape and the precision of its arithmetic.
+        The weight. The sum has its shape and the dtype in which it is updated.
     keep : bool
-        Whether to add to `total`; else the gradient replaces what is in it.
+        Whether to add to `total`. If False, the gradient replaces its contents.
     """
     real, of = real_of(weight.dtype), header(weight)
-    on_device = isinstance(of, Header)  # where sums are dense
+    on_device = isinstance(of, Header)  # sums on a device are dense
     by_row = isinstance(grad, RowSparse) and not on_device
     if by_row and (not keep or isinstance(total, RowSparse)):
         copied = grad.values.astype(real), grad.indices.copy()
@@ -55,7 +55,7 @@ def add(words: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[A
 
 
 def room(words: str, total: Any, weight: Array, keep: bool) -> Any:
-    """Dense array of a sum: the present one as far as it fits, with what is in it if `keep`."""
+    """Return a dense array for a sum; `total` is reused if it fits and preserved if `keep`."""
     if isinstance(total, RowSparse):
         total = total.to_dense() if keep else None
     of = header(weight)
@@ -68,9 +68,9 @@ def room(words: str, total: Any, weight: Array, keep: bool) -> Any:
 
 
 def adding(words: str, total: Any, grad: Any, keep: bool) -> Table:
-    """Table whose launch adds `grad` to the array `total`; unless `keep`, it replaces it.
+    """Return the table whose launch adds `grad` to `total`, or overwrites it unless `keep`.
 
-    Of a row-sparse gradient, only the indexed rows are touched.
+    A row-sparse gradient changes only the indexed rows.
     """
     sparse = isinstance(grad, RowSparse)
     table = table_of(words, accumulate, (header(total),), grad, (), lazy=sparse and keep)

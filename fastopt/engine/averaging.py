@@ -1,4 +1,4 @@
-"""Averages of weights beside their updates: arrays, the rules that keep them, their plans."""
+"""Weight averaging during updates: the arrays, the derived rules and the plans."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,14 +30,14 @@ class Averages:
     Parameters
     ----------
     average : Average or None
-        How weights are averaged; None if the state of the optimizer holds the averages.
+        How to average weights; None if the optimizer's state holds the averages.
 
     Attributes
     ----------
     arrays : dict
-        Average of each index, in the precision of the arithmetic.
+        Average of each index, in the dtype of the arithmetic.
     held : dict or None
-        While weights hold their averages: what they held, by index.
+        The original weights by index while the weight arrays hold the averages, else None.
     """
 
     def __init__(self, average: Average | None) -> None:
@@ -48,7 +48,7 @@ class Averages:
 
     @property
     def inside(self) -> bool:
-        """Whether the weights get back what they held at the end of a context."""
+        """Whether a context that restores the original weights on exit is active."""
         return self._written is not None
 
     def check_target(self, words: str, index: Index, weight: Any) -> None:
@@ -65,9 +65,9 @@ class Averages:
     # Steps
 
     def step(self, optimizer: Any, indices: Sequence[Index]) -> "AveragingStep | None":
-        """What a step of these indices averages; None if it leaves their averages alone.
+        """Return the averaging of a step of these indices; None if no average changes.
 
-        Averages start with the first update, even where they do not move in it.
+        An average is created in the first update, even if its rate is 0 there.
         """
         counts, first = optimizer._index_update_count, optimizer.begin_num_update
         often = Counter(indices)
@@ -77,12 +77,12 @@ class Averages:
         return None
 
     def rest(self, optimizer: Any, counts: Iterable[int]) -> bool:
-        """Whether no average moves in the updates after so many of their parameters."""
+        """Whether no average changes in the updates that follow these update counts."""
         rate, first = self.average.rate, optimizer.begin_num_update
         return self.average.alternates and not any(rate(count + 1 - first) for count in counts)
 
     def hyper(self, of: Hyper) -> Hyper:
-        """Hyper-parameters of the derived rule."""
+        """Return the hyper-parameters of the derived rule."""
         rate, constant = self.average.rate, self.average.constant
 
         def given(optimizer: Any, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -96,10 +96,10 @@ class Averages:
 
         return of._replace(given=given, constant=of.constant and constant)
 
-    # Weights that hold their averages
+    # Weight arrays that hold the averages
 
     def check_free(self) -> None:
-        """Raise RuntimeError while weights hold their averages."""
+        """Raise RuntimeError while the weight arrays hold the averages."""
         if self.held is not None:
             raise RuntimeError(
                 "the weights hold their averages: leave updater.averaged(), or call "
@@ -107,7 +107,7 @@ class Averages:
             )
 
     def swap_in(self, targets: Mapping[Index, Sequence[Any]]) -> None:
-        """Write averages to weights and to their half-precision copies, once all are checked."""
+        """Write the averages to the weights and their half-precision copies, already checked."""
         held = {i: [_copied(header(array)) for array in arrays] for i, arrays in targets.items()}
         values = {index: host(self.arrays[index]) for index in targets}
         self.held = {index: arrays[0] for index, arrays in held.items()}
@@ -117,35 +117,35 @@ class Averages:
                 _write(header(array), values[index])
 
     def swap_out(self) -> None:
-        """Give the weights back what they held."""
+        """Restore the original weights."""
         for pairs in (self._written or {}).values():
             for array, values in pairs:
                 _write(header(array), values)
         self.held = self._written = None
 
     def restore(self, weights: Mapping[Index, Any]) -> None:
-        """Write what weights held to the arrays `weights`, after a load."""
+        """Write the original weights to the arrays `weights`, after a load."""
         for index, values in (self.held or {}).items():
             _write(header(weights[index]), values)
         self.held = None
 
 
 class AveragingStep:
-    """What one plan averages.
+    """Averaging in the steps of one plan.
 
     Parameters
     ----------
     averages : Averages
         The averages of the updater.
     optimizer : Optimizer
-        How to update.
+        The optimizer.
 
     Attributes
     ----------
     new : dict
-        Averages of indices that have had none, kept once the step is made.
+        Averages created for this step, by index; they are kept once the step has succeeded.
     whole : list of Table
-        What averages all rows of the weights of which the step updates some rows only.
+        Tables that average all rows of the weights that have row-sparse gradients.
     """
 
     def __init__(self, averages: Averages, optimizer: Any) -> None:
@@ -157,7 +157,7 @@ class AveragingStep:
     def derived(
         self, index: Index, rule: Rule, exact: Exact, arrays: Exact
     ) -> tuple[Rule, tuple[Array, ...]]:
-        """The rule that averages too, and the arrays of its state."""
+        """Return the rule that also averages, and the arrays of its state."""
         words = label(index, self.names)
         if rule.row is not None:
             raise TypeError(
@@ -168,13 +168,13 @@ class AveragingStep:
         return self.average.derive(rule), (*arrays[:slots], average, *arrays[slots:])
 
     def rate(self, index: Index) -> float:
-        """Rate of the next update of an index."""
+        """Return the averaging rate of the next update of an index."""
         counts, first = self.optimizer._index_update_count, self.optimizer.begin_num_update
         rate: float = self.average.rate(counts.get(index, first) + 1 - first)
         return rate
 
     def array(self, index: Index, exact: Exact) -> Any:
-        """The average of an index; that of a new one is a copy of the weight."""
+        """Return the average of an index; a new index starts with a copy of its weight."""
         average = self.averages.arrays.get(index)
         if average is None:
             average = self.new.get(index)
@@ -188,13 +188,13 @@ class AveragingStep:
         return average
 
     def keep(self) -> None:
-        """Keep new averages; the plan may serve again."""
+        """Keep the new averages, so that the plan can be reused."""
         self.averages.arrays.update(self.new)
         self.new, self.whole = {}, []
 
 
 class Alternating:
-    """The plans of a call for steps that average and for steps that do not.
+    """Two plans of a call: one for steps that average, one for steps that do not.
 
     Parameters
     ----------
@@ -218,25 +218,25 @@ class Alternating:
         self.slot = -1 if plan.length else int(plan.slots[0])
 
     def chosen(self) -> Any:
-        """Plan of the next step; None if there is none yet."""
+        """Return the plan of the next step, or None if it does not exist yet."""
         counts = self.optimizer._index_update_count.array
-        if counts is not self.counts:  # as their positions may have changed
+        if counts is not self.counts:  # positions in the array may have changed
             return None
         counted = set(counts[self.slots].tolist()) if self.slot < 0 else (counts.item(self.slot),)
         return self.plans.get(not self.averages.rest(self.optimizer, counted))
 
     def step(self, factor: float, objects: tuple[Any, Any, Any]) -> int:
-        """Update by the plan of this step; a negative number if none fits the call."""
+        """Update with the plan of this step; return a negative number if no plan fits."""
         plan, (index, grad, weight) = self.chosen(), objects
         if plan is None:
             return -1
         if type(grad) is list and not plan.small:
-            grad = tuple(grad)  # alive, whatever other threads do to the list meanwhile
+            grad = tuple(grad)  # keeps the arrays alive if another thread changes the list
         return 0 if plan.call_again(index, grad, weight) else -1
 
 
 def exact_copy(exact: Exact) -> Any:
-    """Copy of a weight in the precision of the arithmetic, where the weight is."""
+    """Copy a weight in the dtype of the arithmetic, on the same device."""
     weight = exact[0]
     values = host(weight)
     if len(exact) == 2 and exact[1].dtype == np.uint16:
@@ -250,12 +250,12 @@ def exact_copy(exact: Exact) -> Any:
 
 
 def _copied(weight: Any) -> Array:
-    """Elements of a weight, on the host."""
+    """Copy a weight to the host."""
     return host(weight) if isinstance(weight, Header) else np.array(weight, order="K")
 
 
 def _write(weight: Any, values: Array) -> None:
-    """Write elements, rounded to the weight's precision."""
+    """Write values, rounded to the weight's dtype."""
     if isinstance(weight, Header):
         rounded = np.empty(weight.shape, weight.dtype)
         round_into(rounded, values)

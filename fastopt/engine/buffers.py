@@ -1,4 +1,4 @@
-"""Memory of matrix arithmetic, which is kept for the next matrix."""
+"""Reusable scratch memory for matrix arithmetic."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Buffers:
-    """Arrays by name and dtype, in memory that grows as it must.
+    """Scratch arrays by name and dtype; their memory grows when needed.
 
     Examples
     --------
@@ -27,7 +27,7 @@ class Buffers:
         self._memory: dict[tuple[str, Any], Array] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Array of this shape, contiguous, which holds whatever was written there."""
+        """Return a contiguous array of this shape; its contents are unspecified."""
         size = math.prod(shape)
         flat = self._memory.get((name, dtype))
         if flat is None or flat.size < size:

@@ -1,4 +1,4 @@
-"""The norm of all gradients of a call, and the factor that it asks for."""
+"""Global gradient norm, clipping factor and overflow detection of a call."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -29,7 +29,7 @@ def measured(
     scaler: LossScaler | None,
     limit: float | None,
 ) -> tuple[StepInfo, float]:
-    """What is to be done with gradients, and the factor to do it with.
+    """Return whether to step or skip, and the factor to multiply gradients by.
 
     Parameters
     ----------
@@ -40,13 +40,13 @@ def measured(
     names : dict
         Names of parameters by index.
     rescale_grad : float
-        Factor that gradients have besides.
+        Factor of all gradients.
     scaler : LossScaler, optional
         Gradients are divided by its scale.
     limit : float, optional
-        Largest norm of all together.
+        Maximum global norm.
     """
-    total = reduce(add, sums.tolist(), 0.0)  # in order, as kernels add them up
+    total = reduce(add, sums.tolist(), 0.0)  # in the same order as the kernels
     values = [rescale_grad, scale_of(scaler), inf if limit is None else limit, 0.0, 0.0]
     limit_norm(total, values)
     norm = values[LENGTH]
@@ -56,39 +56,39 @@ def measured(
 
 
 def scale_of(scaler: LossScaler | None) -> float:
-    """Factor that undoes the loss scale."""
+    """Return the factor that undoes the loss scale."""
     return 1.0 if scaler is None else 1 / scaler.scale
 
 
 def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: float) -> StepInfo:
-    """What a call did whose gradients are not finite."""
+    """Return the result of a call that was skipped because of non-finite gradients."""
     culprits = map(check_index, compress(indices, ~np.isfinite(sums)))
     words = tuple(names.get(index, str(index)) for index in culprits)
     return StepInfo(stepped=False, skipped=True, global_norm=norm, culprits=words)
 
 
 def squares(calls: Sequence[Call]) -> Array:
-    """Sum of the squares of each gradient, where there are no tables to tell it."""
+    """Return the sum of squares of each gradient, for calls without tables."""
     grads = (_summed(_in_memory(grad)) for _, _, grad, _ in calls)
     return np.array([np.square(grad, dtype=np.float64).sum() for grad in grads])
 
 
 def _in_memory(grad: Any) -> Any:
-    """The gradient, copied if it is on a device."""
+    """Return the gradient on the host."""
     if isinstance(grad, RowSparse):
         return RowSparse(host(grad.values), host(grad.indices), grad.shape)
     return host(grad)
 
 
 def _summed(grad: Any) -> Any:
-    """Values of a gradient; rows that it lists more than once are added up."""
+    """Return the values of a gradient, with repeated rows summed."""
     if not isinstance(grad, RowSparse):
         return grad
     return grad.astype(real_of(grad.dtype)).coalesce().values
 
 
 def times(grad: Any, factor: float) -> Any:
-    """Gradient times `factor`; halves become float32, where the product is not too small."""
+    """Return gradient times `factor`; half precision becomes float32 to avoid underflow."""
     if factor == 1:
         return grad
     if isinstance(grad, RowSparse):

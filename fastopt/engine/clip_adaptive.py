@@ -1,4 +1,4 @@
-"""Adaptive gradient clipping: limits of the norms of units, relative to those of their weights."""
+"""Adaptive gradient clipping: limits each unit's gradient norm relative to its weight norm."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,18 +19,18 @@ __all__ = ["TINY", "UnitClip"]
 Array = np.ndarray[Any, Any]
 
 TINY = 1e-6
-"""Smallest norm of a gradient that is divided by."""
+"""Lower bound of a gradient norm in a division."""
 
 
 class UnitClip:
-    """Gradients with clipped units, in arrays that are used again.
+    """Unit-wise gradient clipping into reused arrays.
 
     Parameters
     ----------
     limit : float
-        Largest ratio of the norm of a unit's gradient to that of its weight.
+        Maximum ratio of a unit's gradient norm to its weight norm.
     least : float
-        Smallest norm that a unit of the weight counts with.
+        Lower bound of a unit's weight norm.
     """
 
     def __init__(self, limit: float, least: float) -> None:
@@ -41,12 +41,14 @@ class UnitClip:
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], factor: float,
         names: dict[Any, str],
     ) -> list[Any]:  # fmt: skip
-        """Clipped gradients of a call, which are otherwise multiplied by `factor`.
+        """Return the clipped gradients of a call.
+
+        The caller multiplies them by `factor` later; only its magnitude matters here.
 
         Raises
         ------
         ValueError
-            An index comes twice.
+            An index occurs twice.
         TypeError
             An array is on a CUDA device.
         """
@@ -65,7 +67,7 @@ class UnitClip:
         ]
 
     def clipped(self, index: Index, weight: Any, grad: Any, factor: float) -> Any:
-        """The gradient of one parameter with clipped units."""
+        """Return the gradient of one parameter with clipped units."""
         real = real_of(weight.dtype)
         if isinstance(grad, RowSparse):
             grad = RowSparse(grad.values.astype(real), grad.indices, grad.shape).coalesce()
@@ -97,7 +99,7 @@ class UnitClip:
 
 
 def _contiguous(array: Array) -> Array:
-    """The array, or a copy that is contiguous and aligned."""
+    """Return the array, or a contiguous and aligned copy."""
     if array.flags.c_contiguous and array.flags.aligned:
         return array
     return np.require(array, None, ["C", "A"])

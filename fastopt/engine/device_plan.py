@@ -14,10 +14,11 @@ __all__ = ["DevicePlan"]
 
 
 class DevicePlan(Plan):
-    """Plan with arrays on CUDA devices, see :class:`~fastopt.engine.plan.Plan`.
+    """Plan with arrays on CUDA devices; see :class:`~fastopt.engine.plan.Plan`.
 
-    A call of which one table holds all arrays is repeated like one on the host: what depends on
-    the step is counted by a compiled entry, and kernels are launched without a look at the rest.
+    If one table holds all arrays of a call, later calls take the same short path as on the host:
+    a compiled function counts the step and computes its hyper-parameters, and the kernels are
+    launched without further checks.
     """
 
     def __init__(self, planner: Any, *arguments: Any) -> None:

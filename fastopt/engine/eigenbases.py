@@ -1,4 +1,4 @@
-"""Eigenvectors of the second moments of a gradient along each of its axes."""
+"""Eigenvectors of the second-moment matrices of a gradient along each axis."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def axes(shape: tuple[int, ...], largest: int, merges: bool) -> tuple[int, ...]:
-    """Sizes of the axes of a gradient, merged as long as their product is at most `largest`.
+    """Return the axis lengths of a gradient, merging axes while their product <= `largest`.
 
     Examples
     --------
@@ -37,9 +37,9 @@ def axes(shape: tuple[int, ...], largest: int, merges: bool) -> tuple[int, ...]:
 
 
 def blended(factor: Array, gradient: Array, axis: int, share: float, out: Array) -> None:
-    """Write the moving average of the products of a gradient with itself along an axis.
+    """Write ``(1 - share) * factor + share * G @ G.T``, with G the gradient unfolded along `axis`.
 
-    `share` is that of the gradient.
+    It is the moving average of the gradient's second moments along that axis.
     """
     rows = gradient.shape[axis]
     flat = np.moveaxis(gradient, axis, 0).reshape(rows, gradient.size // rows if rows else 0)
@@ -50,9 +50,9 @@ def blended(factor: Array, gradient: Array, axis: int, share: float, out: Array)
 
 
 def eigenbasis(factor: Array) -> Array:
-    """Eigenvectors of a symmetric matrix, of the largest eigenvalue first, as columns.
+    """Return the eigenvectors of a symmetric matrix as columns, by descending eigenvalue.
 
-    Where LAPACK fails in float32, it is asked in float64; a matrix that is not finite has NaN.
+    If LAPACK fails in float32, float64 is used. A non-finite matrix gives NaN.
 
     Raises
     ------
@@ -77,10 +77,10 @@ def _descending(factor: Array) -> Array:
 
 
 def iterated(factor: Array, basis: Array) -> tuple[Array, Array]:
-    """One power iteration: the next basis, and the columns of `basis` that its columns come from.
+    """Do one power iteration; return the next basis and the permutation of the columns of `basis`.
 
-    Columns are sorted by their estimated eigenvalues, the largest one first. Where float32
-    overflows or LAPACK fails in it, it is done in float64.
+    Columns are sorted by descending estimated eigenvalue. If float32 overflows or LAPACK fails in
+    it, float64 is used.
 
     Raises
     ------
@@ -106,18 +106,18 @@ def iterated(factor: Array, basis: Array) -> tuple[Array, Array]:
 def rotated(
     array: Array, bases: Sequence[Array | None], back: bool, buffers: Buffers, out: Array
 ) -> None:
-    """Write the coordinates of an array in the bases of its axes, or the array of coordinates.
+    """Rotate an array into the bases of its axes, or back, and write the result to `out`.
 
     Parameters
     ----------
     array : numpy.ndarray
-        An axis for each of `bases`.
+        Array with one axis for each of `bases`.
     bases : sequence of numpy.ndarray or None
-        Orthonormal columns for each axis; None leaves the axis alone.
+        Matrix with orthonormal columns for each axis; None leaves the axis as it is.
     back : bool
-        Whether `array` holds coordinates.
+        Whether to rotate back: `array` holds coordinates in the bases.
     buffers : Buffers
-        Memory between two axes.
+        Scratch memory.
     out : numpy.ndarray
         Array of the same shape, which may be `array` if there are two bases or more.
     """

@@ -1,9 +1,9 @@
-"""Which hyper-parameters depend on the number of the step, so that only those are computed in it.
+"""Hyper-parameters that do not depend on the step number are computed once.
 
-``Optimizer.hyper(t, lr, wd)`` returns all hyper-parameters of a rule. If its class marks it with
-:func:`constant` or :func:`corrected`, kernels compute what depends on `t`, with the same function
-and so the same bits; an unmarked one is called in every step. A marked one does not look at
-``rescale_grad``, which changes with the loss scale and the clip of the norm.
+``Optimizer.hyper(t, lr, wd)`` returns all hyper-parameters of a rule. If it is marked with
+:func:`constant` or :func:`corrected`, the kernels compute the part that depends on `t`, with the
+same function and therefore the same bits; an unmarked method is called in every step. A marked
+method must not read ``rescale_grad``, which changes with the loss scale and norm clipping.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,29 +19,29 @@ Method = TypeVar("Method", bound=Callable[..., Mapping[str, float]])
 
 
 class Hyper(NamedTuple):
-    """How the hyper-parameters of a step are found."""
+    """How the hyper-parameters of a step are computed."""
 
     given: Callable[..., Mapping[str, float]]
-    """``given(optimizer, t, lr, wd)``, before :attr:`correct`."""
+    """``given(optimizer, t, lr, wd)`` returns the fields before :attr:`correct`."""
     constant: bool
     """Whether `given` does not depend on `t`."""
     correct: Callable[..., None] | None = None
     """``correct(t, h, carried)`` writes the fields that depend on the step."""
     extra: tuple[str, ...] = ()
-    """Fields of `h` besides those of the rule."""
+    """Fields of `h` that the rule does not have."""
     carries: bool = False
-    """Whether it depends on a number that each parameter carries from step to step."""
+    """Whether `correct` uses a number that each parameter carries from step to step."""
 
 
 def constant(hyper: Method) -> Method:
-    """Mark a ``hyper`` method whose result does not depend on `t`, so that it is kept.
+    """Mark a ``hyper`` method whose result does not depend on `t`, so that it is cached.
 
-    It must not depend on ``rescale_grad`` either.
+    The result must not depend on ``rescale_grad`` either.
 
     Parameters
     ----------
     hyper : callable
-        The method; it is returned.
+        The method, which is returned.
 
     Examples
     --------
@@ -63,20 +63,22 @@ def corrected(
     carries: bool = False,
     when: Callable[[Any], bool] | None = None,
 ) -> Callable[[Method], Method]:
-    """Mark a ``hyper`` method whose result depends on `t` through `correct` alone.
+    """Mark a ``hyper`` method whose result depends on `t` only through `correct`.
 
-    The method returns the fields before the correction, and is made to return them corrected.
+    The method returns the fields before the correction; the decorated method returns them
+    corrected.
 
     Parameters
     ----------
     correct : callable
         ``correct(t, h, carried)``: a scalar function, see :func:`~fastopt.kernels.rule.scalar`.
-        It writes fields of `h`, in float64; `t` is a float. ``carried[0]`` is a number that belongs
-        to the parameter.
+        It writes fields of `h`, in float64; `t` is a float. ``carried[0]`` is a number that the
+        parameter carries from step to step.
     *extra : str
         Fields of `h` that `correct` reads and the rule does not.
     carries : bool
-        Whether `correct` reads or writes ``carried[0]``. The method then stays as it is.
+        Whether `correct` reads or writes ``carried[0]``. The decorated method then returns the
+        fields uncorrected.
     when : callable, optional
         Whether an optimizer needs the correction. Default: always.
 
@@ -110,11 +112,11 @@ def corrected(
 
 
 def hyper_of(optimizer: Any) -> Hyper:
-    """How the hyper-parameters of `optimizer` are found."""
+    """Return how the hyper-parameters of `optimizer` are computed."""
     method = type(optimizer).hyper
     marked: Hyper | None = getattr(method, "marked", None)
     if marked is None:
-        for base in type(optimizer).__mro__:  # what is carried does not depend on hyper()
+        for base in type(optimizer).__mro__:  # an overridden hyper() still carries numbers
             inherited = getattr(vars(base).get("hyper"), "marked", None)
             if inherited is not None and inherited.carries:
                 return Hyper(method, False, *inherited[2:])

@@ -17,15 +17,15 @@ __all__ = ["Joint"]
 
 
 class Joint:
-    """Plans of the optimizers of a call, which are checked together and then launched together.
+    """Plans of several optimizers in one call, checked together and then launched together.
 
-    It serves where a :class:`~fastopt.engine.plan.Plan` does. Nothing is written before all parts
-    fit, and a failure rolls all of them back.
+    It has the interface of :class:`~fastopt.engine.plan.Plan`. Nothing is written before all
+    parts fit, and a failure rolls all of them back.
 
     Parameters
     ----------
     groups : fastopt.engine.groups.Groups
-        What made it.
+        The groups of the updater.
     calls : sequence of (index, weight, gradient, state)
         The tensors of the call.
     single : bool
@@ -33,9 +33,9 @@ class Joint:
     parts : sequence of (Plan, sequence of int)
         Plans, and the positions of their tensors in the call.
     key : hashable
-        Where it is kept.
+        Key under which the planner keeps it.
     averaging : AveragingStep or None
-        What the step averages.
+        Weight averaging of the step.
     in_order : bool
         Whether each tensor must be updated before the next.
     """
@@ -81,34 +81,34 @@ class Joint:
 
     @property
     def settled(self) -> bool:
-        """Whether no hyper-parameter is computed in Python in each step."""
+        """Whether no step computes hyper-parameters in Python."""
         return all(plan.settled for plan in self.plans)
 
     @property
     def filled(self) -> tuple[Any, ...]:
-        """Version that hyper-parameters were computed for, empty if an optimizer has changed."""
+        """Optimizer version of the hyper-parameters; empty if an optimizer has changed since."""
         filled = all(plan.filled[:1] == (plan.optimizer.version,) for plan in self.plans)
         return (self.optimizer.version,) if filled else ()
 
     @property
     def counts(self) -> NDArray[Any]:
-        """Array of the counts, which all parts share."""
+        """Array of the update counts, which all parts share."""
         return self.plans[0].counts
 
     @property
     def slots(self) -> NDArray[np.int64]:
-        """Positions of the counts of all parts, one part after the other."""
+        """Positions of the update counts, concatenated over the parts."""
         return np.concatenate([plan.slots for plan in self.plans])
 
     def is_uneven(self) -> bool:
-        """Whether a schedule is asked for several counts, so that the order of the list matters."""
+        """Whether a schedule is evaluated at several counts, so that the list order matters."""
         if self.only is not None or not any(p.optimizer.lr_scheduler for p in self.plans):
             return False
         counts, start = self.optimizer._index_update_count, self.optimizer.begin_num_update
         return len({counts.get(index, start) for index in self.indices}) > 1
 
     def fits(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Whether the plan holds for a call; its gradients are entered into the tables."""
+        """Enter a call's gradients into the tables; return whether the plan fits the call."""
         if self.generation != self.groups.generation():
             return False
         if self.only is not None:
@@ -124,15 +124,15 @@ class Joint:
         )
 
     def call_again(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Update by the shortest way, if the plan fits the call; else return False."""
+        """Update by the shortest path if the plan fits the call, else return False."""
         if self.version == self.optimizer.version:
             return self.quick_call((index, grad, weight))
         return self.fits(index, grad, weight) and not self.step()
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
-        """Update, if the plan fits the call, while the updater's optimizer is what it was.
+        """Update if the plan fits the call; the updater's optimizer must not have changed.
 
-        It returns False with nothing changed if the plan does not fit.
+        If the plan does not fit, nothing changes and the result is False.
         """
         only = self.only
         if only is not None and only.version == only.optimizer.version:
@@ -148,7 +148,7 @@ class Joint:
         return True
 
     def _bind(self) -> None:
-        """Bind the kernels that count and update small parts, once nothing in them can fail."""
+        """Bind the kernels that count and update small parts if none of them can fail."""
         self.entries = []
         if not (self.small_parts and self.settled):
             return
@@ -160,7 +160,7 @@ class Joint:
         self.versions = [plan.optimizer.version for plan in self.plans]
 
     def step(self, factor: float = 1.0) -> int:
-        """Update, once :meth:`fits` has entered the arrays, with gradients times `factor`."""
+        """Update with gradients times `factor`, after :meth:`fits` has entered the arrays."""
         stays = self.kept and not (self.groups.planner.measures or self.optimizer.unchecked)
         if self.only is not None:
             self.only.step(factor)
@@ -173,7 +173,7 @@ class Joint:
         return 0
 
     def _step(self, factor: float) -> None:
-        """Count and find the hyper-parameters of all parts, then launch all of them."""
+        """Count the step and compute the hyper-parameters of all parts, then launch them."""
         self.entries = []
         counts, largest = self.optimizer._index_update_count, self.optimizer.num_update
         new = [[i for i in dict.fromkeys(plan.indices) if i not in counts] for plan in self.plans]
@@ -182,7 +182,7 @@ class Joint:
         begun: list[Any] = []
         try:
             begun.extend((plan, plan.begin(self.indices)) for plan in self.summed)
-            for plan in self.plans:  # a new index may move the counts of all
+            for plan in self.plans:  # a new index may reallocate the array of counts
                 if plan.counts_version != plan.optimizer.version:
                     plan._find_slots()
             before.extend(map(_before, self.plans))
@@ -211,12 +211,12 @@ class Joint:
                 plan.release()
 
     def release(self) -> None:
-        """Keep no gradient alive, for a call that ends without a launch."""
+        """Release the gradients, for a call that ends without a launch."""
         for plan in self.plans:
             plan.release()
 
     def squares(self) -> NDArray[np.float64]:
-        """Sum of the squares of each gradient, not finite if one of them is not."""
+        """Return the sum of squares of each gradient; non-finite elements propagate."""
         totals = np.zeros(len(self.indices))
         for plan, places in zip(self.plans, self.places, strict=True):
             totals[places] = plan.squares()
@@ -224,7 +224,7 @@ class Joint:
 
 
 def _before(plan: Plan) -> tuple[Any, ...]:
-    """What a step of a plan changes, besides arrays."""
+    """Save what a step of a plan changes, apart from weights and states."""
     for table in plan.tables:
         table.entry[0, DONE] = 0
     if plan.counts_version != plan.optimizer.version:

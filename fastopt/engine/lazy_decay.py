@@ -1,4 +1,4 @@
-"""Deferred weight decay of rows that row-sparse gradients have not indexed lately."""
+"""Deferred weight decay of rows that recent row-sparse gradients have not indexed."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def add_decay(optimizer: Any, index: Index, table: Table, t: int, lr: float, wd: float) -> None:
-    """Add the decay of step `t` to the total that all rows are to be decayed by.
+    """Add the decay of step `t` to the accumulated decay of all rows.
 
     Raises
     ------
@@ -36,12 +36,12 @@ def add_decay(optimizer: Any, index: Index, table: Table, t: int, lr: float, wd:
 
 
 def decay_of(optimizer: Any, index: Index, weight: Array) -> tuple[Any, float]:
-    """Decay applied to each row so far, and the total, as sums of logarithms.
+    """Return the decay applied to each row and the accumulated decay, as sums of logarithms.
 
     Raises
     ------
     ValueError, TypeError
-        The applied decay does not belong to a weight with that many rows.
+        The stored decay does not belong to a weight with that many rows.
     """
     count = len(weight)
     rows, total = optimizer.row_decay.get(index) or (like(weight, (count,), np.float64), 0.0)

@@ -1,4 +1,4 @@
-"""Half-precision weights: float32 masters and half-precision copies, and how states hold them."""
+"""Half-precision weights: float32 masters, half-precision copies and their place in the state."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def check_copy(words: str, weight: Array, copy: Array) -> None:
 
 
 def state_with_master(optimizer: Any, index: Index, weight: Array) -> Any:
-    """State of a half-precision weight, with its master or the low 16 bits of it."""
+    """Create the state of a half-precision weight, with its master or the master's low 16 bits."""
     split, words = optimizer.master == "split", label(index, optimizer.idx2name)
     if split and weight.dtype.name != "bfloat16":
         raise TypeError(f"{words}: master='split' needs a bfloat16 weight, got {weight.dtype}")
@@ -62,7 +62,7 @@ def state_with_master(optimizer: Any, index: Index, weight: Array) -> Any:
 def split_state(
     optimizer: Any, words: str, weight: Array, state: Any
 ) -> tuple[tuple[Array, ...], Any]:
-    """The master with the weight, or the weight with its low 16 bits; and the inner state."""
+    """Return ``((master, weight), inner)``, or ``((weight, low bits), inner)`` if split."""
     if not isinstance(state, (tuple, list)) or len(state) != 2:
         raise ValueError(
             f"{words}: the state of a weight with a master must be a pair of master and state, "
@@ -87,9 +87,9 @@ def arrays_of(
     copy: Array | None,
     masters: bool,
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """The exact weight with its copy or low bits, and the arrays of the rule's state, checked.
+    """Return the exact weight with its copy or low bits, and the checked arrays of the state.
 
-    Scales of codes follow all other arrays of the state.
+    The scales of 8-bit codes follow all other arrays of the state.
     """
     exact: tuple[Array, ...] = (weight,)
     if copy is not None:
@@ -106,7 +106,7 @@ def arrays_of(
 
 
 def holds_master(rule: Rule, state: Any) -> bool:
-    """Whether a state is a pair with a master, besides the slots of `rule`."""
+    """Whether a state is a pair of a master and the slots of `rule`."""
     paired = isinstance(state, (tuple, list)) and len(state) == 2
     return paired and len(split_scales(leaves(state))[0]) == len(rule.slots) + 1
 
@@ -123,7 +123,7 @@ def set_master(optimizer: Any, index: Index, array: Array, state: Any) -> None:
     rule = optimizer.rule_for(index)
     if rule is None:
         paired = isinstance(state, (tuple, list)) and len(state) == 2
-    else:  # without a master, the arrays of two slots are a pair too
+    else:  # a rule with two slots has a pair without a master too
         paired = holds_master(rule, state)
     if optimizer.master == "split" or not paired:
         raise ValueError(f"{words}: a split or missing master cannot be set after the first update")
@@ -134,10 +134,10 @@ def set_master(optimizer: Any, index: Index, array: Array, state: Any) -> None:
 
 @np.errstate(all="ignore")
 def round_into(target: Array, exact: Array) -> None:
-    """Write `exact`, rounded; what is beyond the range becomes infinite without a warning."""
+    """Write `exact`, rounded; values out of range become infinite without a warning."""
     target[...] = exact
 
 
 def to_float32(grad: Any) -> Any:
-    """The gradient in float32."""
+    """Return the gradient in float32."""
     return grad.astype(np.float32) if isinstance(grad, RowSparse) else np.asarray(grad, np.float32)

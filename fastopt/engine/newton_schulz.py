@@ -1,4 +1,4 @@
-"""The nearest matrix with orthonormal rows or columns, by matrix products alone."""
+"""Orthogonalization by Newton-Schulz iteration, using only matrix products."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ __all__ = ["BATCHED", "COEFFICIENTS", "GRAM_FROM", "QUINTIC", "NewtonSchulz"]
 
 Array = np.ndarray[Any, Any]
 Polynomial = tuple[float, float, float]
-"""Coefficients of ``a x + b x**3 + c x**5``, which maps singular values."""
+"""Coefficients of ``a x + b x**3 + c x**5``, applied to the singular values."""
 
 POLAR: tuple[Polynomial, ...] = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -22,7 +22,7 @@ POLAR: tuple[Polynomial, ...] = (
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
     (1.875, -1.25, 0.375),
 )
-"""Best polynomials for singular values from 1e-3 to 1, and the one that converges to 1."""
+"""Optimal polynomials for singular values from 1e-3 to 1; the last one converges to 1."""
 
 QUINTIC: tuple[Polynomial, ...] = ((3.4445, -4.7750, 2.0315),)
 
@@ -30,30 +30,30 @@ COEFFICIENTS: dict[str, tuple[tuple[Polynomial, ...], float]] = {
     "polar": (POLAR, 1.02),
     "quintic": (QUINTIC, 1.0),
 }
-"""Polynomials, of which the last one is repeated, and the factor of the norm that divides."""
+"""Polynomials (the last one is repeated) and the safety factor of the norm that divides."""
 
 GRAM_FROM = 3
-"""Columns for each row from which the Gram form takes fewer operations."""
+"""Ratio of columns to rows from which the Gram form takes fewer operations."""
 
 RESTART = 2
-"""Steps of the Gram form before it computes the products of rows again.
+"""Steps of the Gram form before it recomputes the Gram matrix.
 
-Rounding leaves eigenvalues of the Gram matrix that are slightly negative, which grow.
+Rounding makes some eigenvalues of the Gram matrix slightly negative, and these grow.
 """
 
 
 BATCHED = 2**14
-"""Most elements of a matrix that is multiplied together with others of its shape.
+"""Maximum elements of a matrix that is multiplied in a batch with others of its shape.
 
-Calls take most of the time of smaller ones; larger ones leave the cache between two products.
+Call overhead dominates for smaller matrices; larger ones leave the cache between two products.
 """
 
 
 class NewtonSchulz:
-    """Orthogonalizes matrices in buffers that are kept for the next matrix.
+    """Orthogonalizes matrices, reusing its buffers.
 
-    A product of several matrices is one call of ``numpy.matmul``, which calls the same routine of
-    BLAS for each: a matrix has the same bits alone and among others.
+    A batch of products is one call of ``numpy.matmul``, which calls the same BLAS routine for
+    each matrix: the result has the same bits with and without a batch.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class NewtonSchulz:
         Parameters
         ----------
         matrix : numpy.ndarray
-            Two dimensions, float32 or float64; or three, of which the first counts matrices.
+            Matrix, or batch of matrices in three dimensions; float32 or float64.
         out : numpy.ndarray
             Array of the same shape and dtype, which may be `matrix`.
         coefficients : str
@@ -82,16 +82,16 @@ class NewtonSchulz:
         steps : int
             Number of steps.
         eps : float
-            Smallest Frobenius norm that `matrix` counts with.
+            Lower bound of the Frobenius norm that `matrix` is divided by.
         scale : float
             Factor of the result.
         gram : bool, optional
-            Whether to iterate on products of rows. Default: where that takes fewer operations.
+            Whether to iterate on the Gram matrix. Default: if that takes fewer operations.
         """
         wide = matrix.shape[-2] <= matrix.shape[-1]
         polynomials, safety = COEFFICIENTS[coefficients]
         chosen = [*polynomials[:steps], *[polynomials[-1]] * (steps - len(polynomials))]
-        with np.errstate(all="ignore"):  # NaN and infinity spread without a warning
+        with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             for part, target in zip(_stacks(matrix), _stacks(out), strict=True):
                 source = part if wide else part.swapaxes(1, 2)
                 rows, columns = source.shape[1:]
@@ -108,7 +108,7 @@ class NewtonSchulz:
                 np.multiply(x if wide else x.swapaxes(1, 2), matrix.dtype.type(scale), out=target)
 
     def reserve(self, matrix: Array) -> None:
-        """Make room for matrices like these, so that no call with them allocates memory."""
+        """Allocate the buffers for matrices of this shape, so that later calls need not."""
         count = len(_stacks(matrix)[0])
         rows, columns = sorted(matrix.shape[-2:])
         for name, size in {"x": columns, "y": columns, **dict.fromkeys("gpsq", rows)}.items():
@@ -127,7 +127,7 @@ class NewtonSchulz:
         return x
 
     def _gram(self, x: Array, polynomials: Sequence[Polynomial]) -> Array:
-        """Iterate on the products of rows: all factors are polynomials of one symmetric matrix."""
+        """Iterate on the Gram matrix: all factors are polynomials of one symmetric matrix."""
         count, rows, _ = x.shape
         other = self._buffers("y", x.shape, x.dtype)
         gram, p, scratch, q = (self._buffers(name, (count, rows, rows), x.dtype) for name in "gpsq")
@@ -154,7 +154,7 @@ class NewtonSchulz:
 
 
 def _stacks(matrix: Array) -> Sequence[Array]:
-    """Arrays of three dimensions, each of matrices that are multiplied together."""
+    """Split into three-dimensional arrays, each one batch of matrices."""
     if matrix.ndim == 2:
         return [matrix[np.newaxis]]
     together = math.prod(matrix.shape[1:]) <= BATCHED or len(matrix) < 2
@@ -162,7 +162,7 @@ def _stacks(matrix: Array) -> Sequence[Array]:
 
 
 def _even_part(gram: Array, polynomial: Polynomial, out: Array, scratch: Array) -> None:
-    """Write ``a + b G + c G**2`` of symmetric matrices G."""
+    """Write ``a I + b G + c G**2`` for symmetric matrices G."""
     a, b, c = map(gram.dtype.type, polynomial)
     np.matmul(gram, gram.swapaxes(1, 2), out=out)
     out *= c

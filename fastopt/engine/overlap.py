@@ -1,4 +1,4 @@
-"""Which ranges of memory overlap, for any number of arrays at once."""
+"""Detection of overlapping memory ranges among many arrays."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ Addresses = NDArray[np.integer[Any]]
 
 
 class Ranges:
-    """Ranges of addresses, sorted; the compiled twin of :meth:`meeting` is ``clear_of``.
+    """Sorted address ranges; ``clear_of`` is the compiled counterpart of :meth:`meeting`.
 
     Parameters
     ----------
     first, last : numpy.ndarray
-        Address of the first byte of each range, and the one after its last byte.
+        Address of the first byte of each range, and of the byte after its last.
     """
 
     def __init__(self, first: Addresses, last: Addresses) -> None:
@@ -28,15 +28,15 @@ class Ranges:
         self.first, self.last = first[self.order], last[self.order]
 
     def overlapping(self) -> list[tuple[int, int]]:
-        """Positions of neighbouring ranges that overlap; empty if and only if none overlap."""
+        """Return pairs of neighbouring ranges that overlap; empty only if no ranges overlap."""
         order = self.order
         places = np.flatnonzero(self.last[:-1] > self.first[1:])
         return [(int(order[k]), int(order[k + 1])) for k in places]
 
     def meeting(self, first: Addresses, last: Addresses) -> list[tuple[int, int]]:
-        """Pairs ``(k, own)`` of other ranges and the first own one that each overlaps.
+        """Return ``(k, own)``: given range `k` overlaps `own`, the first such range in `self`.
 
-        The own ranges must not overlap each other.
+        The ranges in `self` must not overlap each other.
         """
         after = np.searchsorted(self.last, first, side="right")
         found = np.flatnonzero(after < len(self.first))
@@ -45,14 +45,14 @@ class Ranges:
 
 
 def addresses(arrays: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-    """Addresses of the first elements."""
+    """Return the address of the first element of each array."""
     found, objects = np.empty(len(arrays), np.int64), np.fromiter(arrays, object, len(arrays))
     cpu.addresses()(int(objects.__array_interface__["data"][0]), found)
     return found
 
 
 def bounds(arrays: Sequence[NDArray[Any]]) -> tuple[Addresses, Addresses]:
-    """Address of the first byte of each array, and the one after its last byte."""
+    """Return the address of the first byte of each array, and of the byte after its last."""
     first = addresses(arrays)
     last = first + np.array([array.nbytes for array in arrays], np.int64)
     for k, array in enumerate(arrays):

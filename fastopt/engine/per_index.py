@@ -1,4 +1,4 @@
-"""Numbers by index in one array, with the interface of a dictionary."""
+"""Mappings from index to number whose values are stored in one array."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -12,15 +12,15 @@ Index = int | str
 
 
 class PerIndex(MutableMapping[Index, Any]):
-    """A number for each index: a mapping whose values are in one array, where kernels reach them.
+    """Mapping from index to number, stored in one array that kernels can read and write.
 
-    The array is another object once a position in it is no more what it was; :attr:`changed` is
-    called then.
+    When the position of an index changes or the array grows, :attr:`array` is replaced by a new
+    object and :attr:`changed` is called.
 
     Parameters
     ----------
     values : mapping of int or str to number, optional
-        First values.
+        Initial values.
     """
 
     dtype: Any = np.float64
@@ -34,7 +34,7 @@ class PerIndex(MutableMapping[Index, Any]):
         self.update(values or {})
 
     def slots(self, indices: Sequence[Index], start: float) -> NDArray[np.int64]:
-        """Positions in :attr:`array`; indices without a number get `start`."""
+        """Return positions in :attr:`array`; indices without a number are set to `start`."""
         for index in indices:
             if index not in self._slots:
                 self[index] = start
@@ -67,7 +67,7 @@ class PerIndex(MutableMapping[Index, Any]):
             self.array[slot] = self.array[last]
 
     def clear(self) -> None:
-        """Forget all numbers."""
+        """Remove all numbers."""
         self._slots.clear()
         self._replace(self.array.copy())
 
@@ -96,16 +96,16 @@ class PerIndex(MutableMapping[Index, Any]):
 
 
 def _nothing() -> None:
-    """Nobody looks at the array."""
+    """Do nothing: no object depends on the array."""
 
 
 class Counts(PerIndex):
-    """Number of updates of each index, and the largest of all.
+    """Update count of each index, and the largest of all.
 
     Parameters
     ----------
     values : mapping of int or str to int, optional
-        First counts.
+        Initial counts.
     """
 
     dtype = np.int64
@@ -113,7 +113,7 @@ class Counts(PerIndex):
 
     @property
     def largest(self) -> int:
-        """The largest number of updates so far, which schedules are asked for."""
+        """The largest update count so far, which is passed to schedules."""
         return int(self.array.item(0))
 
     @largest.setter

@@ -1,4 +1,4 @@
-"""The plan of a call: prepared once, so that later calls like it cost one compiled entry."""
+"""The plan of a call: prepared once, so that later similar calls cost one compiled function."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -33,10 +33,10 @@ Array = np.ndarray[Any, Any]
 Rates = float | list[float]
 
 NOTHING = np.empty((0, 3), np.int64)
-"""Chunks of a step that is counted and updates nothing."""
+"""Chunks of a step that is counted but updates nothing."""
 
 RATES = ("rate", "lr", "wd")
-"""Fields that schedules change."""
+"""Hyper-parameters that schedules change."""
 
 _NOT_CARRIED = np.zeros(1)
 _multipliers = attrgetter("lr_mult", "wd_mult")
@@ -108,11 +108,11 @@ class Group:
         given: Mapping[str, float],
         again: bool = False,
     ) -> None:
-        """Enter the hyper-parameters of a group of tensors; see :meth:`Optimizer.record`.
+        """Enter the hyper-parameters of tensors with equal ones; see :meth:`Optimizer.record`.
 
-        `again` says that no attribute of the optimizer has changed since the last time.
+        With `again`, no attribute of the optimizer has changed since the last call.
         """
-        if again and given == self.given[row]:  # as under most schedules
+        if again and given == self.given[row]:  # the usual case under a schedule
             for name, column in self.rates:
                 if name not in given:
                     self.values[0, row, column] = rates[name]
@@ -123,15 +123,16 @@ class Group:
         self.given[row] = given if immutable else None
 
     def bind_enter(self, plan: "Plan") -> None:
-        """Bind the kernel that checks the arrays of a call."""
+        """Bind the kernel that checks and enters the arrays of a call."""
         table = self.table
         self.checked = table.entry, table.guards, plan.written, self.ids, TYPES, plan.length
         self.enter = bind(cpu.enter(), *self.checked, 0)
 
     def bind(self, plan: "Plan", skips: bool) -> None:
-        """Enter the present arrays into the context of the compiled entry, and bind that.
+        """Write the current arrays to the context of the compiled entry function, and bind it.
 
-        The entry counts a step and finds its hyper-parameters; for a small plan it updates too.
+        The entry function counts a step and computes its hyper-parameters; for a small plan it
+        also updates.
         """
         table = self.table
         arrays = (
@@ -161,12 +162,12 @@ class Group:
 
 
 class Plan:
-    """The tensors of a call: checked, their arrays entered into tables, grouped by kernel.
+    """The checked tensors of a call, grouped by kernel, with their arrays entered into tables.
 
     Parameters
     ----------
     planner : Planner
-        What made it.
+        The planner that keeps it.
     indices : sequence of int or str
         Indices of the call.
     weights, states : sequence
@@ -178,11 +179,11 @@ class Plan:
     in_order : bool
         Whether each tensor must be updated before the next, since they share memory or an index.
     averaging : AveragingStep, optional
-        What the step averages.
+        Weight averaging of the step.
     """
 
     alternates = False
-    """Whether it holds plans for different steps."""
+    """Whether it holds several plans for different steps."""
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class Plan:
         averaging: Any = None,
     ) -> None:
         optimizer = self.optimizer = planner.optimizer
-        self.planner = proxy(planner)  # which keeps the plan
+        self.planner = proxy(planner)  # the planner keeps the plan: avoid a cycle
         self.indices, self.weights, self.states = list(indices), list(weights), list(states)
         self.length = 0 if single else len(self.indices)
         self.in_order = in_order
@@ -240,7 +241,7 @@ class Plan:
 
     @property
     def settled(self) -> bool:
-        """Whether no hyper-parameter is computed in Python in each step."""
+        """Whether no step computes hyper-parameters in Python."""
         optimizer = self.optimizer
         return (
             self.hyper.constant
@@ -254,7 +255,7 @@ class Plan:
     # Whether a call fits
 
     def fits(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Whether the plan holds for a call; its gradients are entered into the tables."""
+        """Enter a call's gradients into the tables; return whether the plan fits the call."""
         optimizer = self.optimizer
         if self.mode_version != optimizer.mode_version:
             if self.mode != self.planner.mode(self.indices):
@@ -274,7 +275,7 @@ class Plan:
         return True
 
     def _take_device_grads(self, grad: Any) -> bool:
-        """Enter the gradients on devices; False if they or the weights are not as they were."""
+        """Enter gradients on devices; return False if a gradient or weight does not fit."""
         row = grad if self.length else (grad,)
         if self.length and (type(grad) not in (list, tuple) or len(grad) != self.length):
             return False
@@ -287,12 +288,12 @@ class Plan:
         return True
 
     def _take_rows(self, table: Table, grad: Any) -> bool:
-        """Set the row-sparse gradient of the only tensor, if its rows ascend."""
+        """Enter the row-sparse gradient of the only tensor if its rows strictly ascend."""
         fits = type(grad) is RowSparse and grad.shape == self.weights[0].shape
         return fits and table.take_rows(grad, self.written)
 
     def _list_rows(self, group: Group, grad: Any) -> bool:
-        """Set the row-sparse gradient of a tensor; False if it needs another kernel."""
+        """Enter the row-sparse gradient of a tensor; return False if it needs another kernel."""
         place, table = group.places[0], group.table
         if self.direct and self._take_rows(table, grad):
             return True
@@ -301,7 +302,7 @@ class Plan:
         if type(grad) is not RowSparse or grad.shape != weight.shape:
             try:
                 grad = check(words, weight, grad, self.planner.copies.get(index))
-            except TypeError:  # of another library's array; else the checks report it
+            except TypeError:  # another array library, or an error that the full checks report
                 return False
             grad = self.planner.by_row(grad)
         if not (isinstance(grad, RowSparse) and table.serves(grad)):
@@ -313,7 +314,7 @@ class Plan:
     # One step
 
     def call_again(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Update by the shortest way, if the plan fits the call; else return False."""
+        """Update by the shortest path if the plan fits the call, else return False."""
         if self.version == self.optimizer.version:
             return self.quick_call((index, grad, weight))
         if self.small:
@@ -321,9 +322,9 @@ class Plan:
         return self.fits(index, grad, weight) and not self.step()
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
-        """Update, if the plan fits the call and nothing in Python depends on the step.
+        """Update if the plan fits the call; no step may compute hyper-parameters in Python.
 
-        It returns False with nothing changed if the plan does not fit.
+        If the plan does not fit, nothing changes and the result is False.
         """
         if self.small:
             fits: bool = self.entry(self.context, id(objects)) >= 0
@@ -335,7 +336,7 @@ class Plan:
                 if type(grad) is not tuple or len(grad) != self.length:
                     return False
                 (grad,) = grad
-            if not self._take_rows(table, grad):  # they may have to be sorted
+            if not self._take_rows(table, grad):  # the rows may need sorting
                 return self.fits(*objects) and not self.step()
         before, largest = counts[slots], counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
@@ -357,23 +358,23 @@ class Plan:
         return True
 
     def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
-        """Update with gradients times `factor`, once :meth:`fits` has entered them.
+        """Update with gradients times `factor`, after :meth:`fits` has entered them.
 
         Parameters
         ----------
         factor : float
-            Factor of the gradients besides ``rescale_grad``.
+            Factor of the gradients, in addition to ``rescale_grad``.
         objects : tuple of (index, gradient, weight), optional
             Arguments of the call, for a small plan, which checks them in the same kernel.
         shielded : bool
-            Whether Ctrl-C waits, as it must where there are several launches.
+            Whether Ctrl-C is already deferred, which several launches need.
 
         Returns
         -------
         int
-            0; with `objects` a negative number if the plan does not fit them, and
-            :data:`~fastopt.kernels.cpu.SKIPPED` if gradients are measured and not finite: nothing
-            has changed.
+            0 on success. With `objects`, a negative number if the plan does not fit them, and
+            :data:`~fastopt.kernels.cpu.SKIPPED` if gradients are measured and not finite; nothing
+            has changed in both cases.
         """
         if not (self.direct or shielded):
             with uninterrupted:
@@ -428,12 +429,12 @@ class Plan:
         return [] if self.skips else self.tables
 
     def release(self) -> None:
-        """Keep no gradient alive, for a call that ends without a launch."""
+        """Release the gradients, for a call that ends without a launch."""
         for table in self.tables:
             table.let_go()
 
     def squares(self) -> NDArray[np.float64]:
-        """Sum of the squares of each gradient, not finite if one of them is not."""
+        """Return the sum of squares of each gradient; non-finite elements propagate."""
         if len(self.groups) == 1:
             return self.tables[0].squares()
         totals = np.zeros(len(self.indices))
@@ -444,14 +445,14 @@ class Plan:
     # Rolling back
 
     def _before(self) -> tuple[Any, ...]:
-        """What a step of several launches changes besides counts and what is carried."""
+        """Save what a step of several launches changes besides counts and carried numbers."""
         optimizer = self.optimizer
         rows = optimizer.row_decay
         decay = {i: rows.get(i) for i in self.indices} if rows or self.sparse else {}
         return decay, optimizer.snapshot() if optimizer.per_index else None
 
     def _find_slots(self) -> None:
-        """Find the positions of counts and of what is carried; new indices are counted from now."""
+        """Look up the positions of update counts and carried numbers; add new indices."""
         optimizer = self.optimizer
         counts, carried = optimizer._index_update_count, optimizer.carried
         if self.counts is counts.array and (carried is None or self.carried is carried.array):
@@ -487,7 +488,7 @@ class Plan:
             self.release()
 
     def _forget_new(self, largest: int) -> None:
-        """Forget the counts of indices that were counted from this step on."""
+        """Remove the counts of indices that this step has added."""
         optimizer = self.optimizer
         optimizer._index_update_count.largest = largest
         for index in self.new:
@@ -499,7 +500,7 @@ class Plan:
     # Hyper-parameters
 
     def _advance(self, groups: Sequence[Group], factor: float = 1.0, objects: int = 0) -> int:
-        """Count the step with its hyper-parameters, and update if the plan is small."""
+        """Count the step and compute its hyper-parameters; a small plan also updates."""
         optimizer, status = self.optimizer, 0
         if factor != 1 and not self.scales:
             rescale_grad = optimizer.rescale_grad
@@ -552,14 +553,14 @@ class Plan:
         return status
 
     def _each(self, keys: list[Any], rates: Rates, times: Any) -> list[Any]:
-        """Keys of tensors that differ in learning rate or count too."""
+        """Add learning rate and update count to the keys of the tensors."""
         none: list[Any] = [0] * len(keys)
         if isinstance(rates, float):
             return list(zip(keys, [rates] * len(keys), times or none, none, strict=True))
         return list(zip(keys, rates, times or none, self.updates, strict=True))
 
     def _keys(self) -> list[Any]:
-        """Multipliers of learning rate and weight decay of each tensor."""
+        """Return the learning-rate and weight-decay multipliers of each tensor."""
         optimizer = self.optimizer
         if self.multipliers_version != optimizer.multipliers_version:
             self.params = [optimizer.param_dict.get(index) for index in self.indices]
@@ -583,7 +584,7 @@ class Plan:
         return self.multipliers
 
     def _scheduled_rates(self, counts: Sequence[int]) -> list[float]:
-        """Learning rate of each tensor before multipliers, where their counts differ."""
+        """Return the learning rate of each tensor before multipliers, for unequal counts."""
         optimizer = self.optimizer
         ahead = not optimizer.rates_before_count
         ahead_of = (count + ahead for count in counts)
@@ -595,7 +596,7 @@ class Plan:
         return [rates[update] for update in self.updates]
 
     def _fill(self, group: Group, rates: Rates, times: Any) -> None:
-        """Compute the hyper-parameters of each group of tensors, before the correction."""
+        """Compute the uncorrected hyper-parameters for each distinct key of a group."""
         optimizer, given = self.optimizer, self.hyper.given
         decay = optimizer.wd
         base = rates if isinstance(rates, float) else 0.0
@@ -618,11 +619,11 @@ class Plan:
         group.stamps.fill(-1)
 
     def _first(self, group: Group, row: int) -> Index:
-        """Index of the first tensor of a group of equal hyper-parameters."""
+        """Return the index of the first tensor that uses this row of hyper-parameters."""
         return self.indices[group.places[int(np.argmax(group.tensors[:, GROUP] == row))]]
 
     def _refresh_each(self, groups: Sequence[Group]) -> None:
-        """Ask a class that overrides how it counts, or finds rates, for one tensor at a time."""
+        """Handle one tensor at a time, for classes that override counting or learning rates."""
         optimizer = self.optimizer
         of = {place: (group, row) for group in groups for row, place in enumerate(group.places)}
         for group in groups:
@@ -646,7 +647,7 @@ class Plan:
             group.values[0, row, -1] = 1
 
     def _add_decay(self, group: Group, rates: Rates) -> None:
-        """Add this step to the deferred decay of rows."""
+        """Add the decay of this step to the deferred decay of rows."""
         optimizer = self.optimizer
         for place in group.places:
             base = rates if isinstance(rates, float) else rates[0 if self.in_order else place]

@@ -1,4 +1,4 @@
-"""From the arguments of a call to its plan: all checks in words, once."""
+"""Makes the plan of a call from its arguments, with full validation, once."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -48,10 +48,10 @@ Call = tuple[Index, Any, Any, Any]
 """Index, weight, gradient and state."""
 
 COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError, AttributeError)
-"""Errors of a launch when a rule cannot be compiled, before anything has run."""
+"""Errors raised by a launch if a rule cannot be compiled, before anything has run."""
 
 LISTS = 16
-"""Most lists of indices whose plans are kept."""
+"""Maximum number of index lists whose plans are kept."""
 
 
 class Planner:
@@ -60,28 +60,28 @@ class Planner:
     Parameters
     ----------
     optimizer : Optimizer
-        How to update.
+        The optimizer.
 
     Attributes
     ----------
     plans : dict
-        Plan of each index, and of each tuple of indices that came as a list.
+        Plan of each index, and of each tuple of indices that was passed as a list.
     copies : dict
         Half-precision copy of the weight, by index.
     offsets : dict
-        Where a weight that is a slice of a tensor starts in it, by index.
+        Offset of a weight that is a slice of a larger tensor, by index.
     updated : dict
-        The weight that was last seen, by index.
+        The weight of the last update, by index.
     launcher : callable
-        Launches the kernels of tables.
+        Function that launches the kernels of tables.
     measures : bool
         Whether gradients are measured, summed or clipped before an update.
     structures : Structures
         Paths of the nested structures that have been updated.
     groups : fastopt.optimizer.groups.Groups or None
-        Parameters with other optimizers, which have planners of their own.
+        Parameter groups with other optimizers, each with its own planner.
     averages : Averages or None
-        Averages of the weights, which updates keep.
+        Weight averages that updates maintain.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -97,7 +97,7 @@ class Planner:
         self.averages: Averages | None = None
 
     def mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
-        """What decides about the kernels of these indices, besides their arrays."""
+        """Return everything besides the arrays that determines the kernels of these indices."""
         optimizer = self.optimizer
         rules = optimizer.rule
         if optimizer.rule_by_index:
@@ -115,7 +115,7 @@ class Planner:
         )
 
     def of(self, index: Index) -> "Planner":
-        """The planner with the optimizer of a parameter."""
+        """Return the planner for the optimizer of a parameter."""
         if self.groups is None:
             return self
         found: Planner = self.groups.planner_of(index)
@@ -123,11 +123,11 @@ class Planner:
 
     @property
     def folds(self) -> bool:
-        """Whether a factor of all gradients may be put into `rescale_grad`."""
+        """Whether a factor of all gradients may be folded into `rescale_grad`."""
         return bool(self.optimizer.folds and (self.groups is None or self.groups.folds))
 
     def rule_of(self, index: Index) -> Rule:
-        """The rule of a parameter, which must be there."""
+        """Return the rule of a parameter; raise NotImplementedError if it has none."""
         rule: Rule | None = self.optimizer.rule_for(index)
         if rule is None:
             name = type(self.optimizer).__name__
@@ -144,31 +144,31 @@ class Planner:
         key: Any = None,
         keep: bool = True,
     ) -> Any:
-        """Check a call and make its plan; nothing is counted, and nothing kept yet.
+        """Check a call and make its plan, without counting the step or keeping the plan.
 
         Parameters
         ----------
         calls : sequence of (index, weight, gradient, state)
             The tensors of the call.
         single : bool
-            Whether the call passes one index, not lists.
+            Whether the call passes one index instead of lists.
         masters : bool
             Whether states hold the masters of half-precision weights.
         key : hashable, optional
-            Where :meth:`remember` keeps the plan. Default: under the index, or the tuple of
+            Key under which :meth:`remember` keeps the plan. Default: the index, or the tuple of
             indices.
         keep : bool
-            Whether it does.
+            Whether the plan may be kept; if False, the caller launches its tables.
 
         Returns
         -------
         Plan or Joint
-            A Joint for parameters that do not all belong to the planner's own optimizer.
+            A Joint if some parameters belong to other optimizers than the planner's own.
 
         Raises
         ------
         TypeError, ValueError
-            The arrays do not fit together.
+            The arrays do not match.
         """
         if key is None:
             key = calls[0][0] if single else tuple(index for index, *_ in calls)
@@ -190,7 +190,7 @@ class Planner:
         averaging: AveragingStep | None,
         keep: bool = True,
     ) -> Plan:
-        """The plan of a call by the planner's own optimizer; see :meth:`prepare`."""
+        """Make the plan of a call for the planner's own optimizer; see :meth:`prepare`."""
         indices = [index for index, *_ in calls]
         tables = [self.table(*call, masters=masters, averaging=averaging) for call in calls]
         spread = [(table, [place]) for place, table in enumerate(tables)]
@@ -210,7 +210,7 @@ class Planner:
         return plan
 
     def remember(self, plan: Any) -> None:
-        """Keep a plan whose first step has been made, and so has kept its states."""
+        """Keep a plan after its first step."""
         if plan.averaging is not None:
             for table in plan.averaging.whole:
                 table.renew()
@@ -223,7 +223,7 @@ class Planner:
             self.keep(plan.key, plan)
 
     def _grouped(self, tables: Sequence[Table]) -> list[tuple[Table, list[int]]]:
-        """Tables of the tensors that have one layout, with the positions of these."""
+        """Merge the tables of tensors with equal layouts; return each with its positions."""
         kinds: dict[Any, list[int]] = {}
         run, last = 0, None
         for place, table in enumerate(tables):
@@ -239,7 +239,7 @@ class Planner:
         return groups
 
     def _forget_replaced(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
-        """Forget the plans of weights that have been replaced by others."""
+        """Drop the plans of weights that have been replaced by other arrays."""
         pairs = list(zip(indices, weights, strict=True))
         new = {index for index, weight in pairs if self.updated.get(index, weight) is not weight}
         if new:
@@ -249,7 +249,7 @@ class Planner:
         self.updated.update(pairs)
 
     def keep(self, key: Any, plan: Any) -> None:
-        """Keep the plan of a call; that of the oldest list goes if there are too many."""
+        """Keep the plan of a call; drop the plan of the oldest list if there are too many."""
         lists = [key for key in self.plans if isinstance(key, tuple)]
         self.plans.pop(key, None)
         if plan.length and len(lists) >= LISTS:
@@ -257,12 +257,12 @@ class Planner:
         self.plans[key] = plan
 
     def take_over(self, other: "Planner") -> None:
-        """Take over what users have set of another planner."""
+        """Copy the user's settings from another planner."""
         self.copies, self.offsets, self.launcher = other.copies, other.offsets, other.launcher
         self.measures, self.averages = other.measures, other.averages
 
     def update(self, index: Index, weight: Any, grad: Any, state: Any, masters: bool) -> None:
-        """Update one tensor whose state the caller keeps."""
+        """Update one tensor with a state that the caller keeps."""
         key = index, masters
         plan = self.plans.get(key)
         if plan is not None and plan.states[0] is state and plan.fits(index, grad, weight):
@@ -271,7 +271,7 @@ class Planner:
         self.update_all([(index, weight, grad, state)], single=True, masters=masters, key=key)
 
     def check(self, calls: Sequence[Call]) -> None:
-        """Raise unless the arrays and rates of each update fit, for states with masters."""
+        """Raise unless the arrays and learning rates of each update are valid."""
         for index, weight, grad, state in calls:
             self.optimizer._get_lr(index), self.optimizer._get_wd(index)
             plan = self.plans.get((index, True))
@@ -286,7 +286,7 @@ class Planner:
         key: Any = None,
         factor: float = 1.0,
     ) -> None:
-        """Update tensors for which there is no plan, with gradients times `factor`."""
+        """Update tensors that have no plan yet, with gradients times `factor`."""
         if self.optimizer.accumulates:
             self._accumulate(calls, masters)
         elif calls:
@@ -297,7 +297,7 @@ class Planner:
     # Accumulation
 
     def _accumulate(self, calls: Sequence[Call], masters: bool) -> None:
-        """Update by an optimizer that adds up the gradients of several calls."""
+        """Update with an optimizer that sums the gradients of several calls."""
         optimizer = self.optimizer
         before = optimizer.snapshot()
         tables: list[Table] = []
@@ -333,7 +333,7 @@ class Planner:
         masters: bool = True,
         averaging: AveragingStep | None = None,
     ) -> Table:
-        """Table of one tensor, whose arrays are checked."""
+        """Check the arrays of one tensor and make its table."""
         optimizer, copy = self.optimizer, self.copies.get(index)
         words, rule = label(index, optimizer.idx2name), self.rule_of(index)
         grad = self.by_row(check(words, weight, grad, copy))
@@ -364,7 +364,7 @@ class Planner:
     def _whole(
         self, averaging: AveragingStep, index: Index, exact: tuple[Array, ...], lead: Any
     ) -> Table:
-        """Table that averages all rows of a weight, after an update of those that are indexed."""
+        """Return a table that averages all rows of a weight after the indexed rows' update."""
         words, nothing = label(index, self.optimizer.idx2name), _no_rows(lead)
         state = (header(averaging.array(index, exact)),)
         table = table_of(words, averaging.average.alone, exact, nothing, state, lead)
@@ -373,28 +373,28 @@ class Planner:
         return table
 
     def by_row(self, grad: Any) -> Any:
-        """The gradient, as a row-sparse one of all rows where decay is kept for each row."""
+        """Return the gradient; if decay is deferred per row, row-sparse with all rows indexed."""
         keeps = self.optimizer.sparse_decay != "touched"
         if not keeps or isinstance(grad, RowSparse) or not grad.shape:
             return grad
         return RowSparse(grad, np.arange(len(grad)), grad.shape)
 
     def compiled(self, index: Index, kernel: Any, *arguments: Any) -> Any:
-        """A kernel, bound to arguments of the types of these."""
+        """Return a kernel bound to argument types like those of `arguments`."""
         try:
             return bind(kernel, *arguments)
         except COMPILING as error:
             raise self.uncompiled(index, error) from error
 
     def launch(self, tables: Sequence[Table], index: Index) -> None:
-        """Launch the kernels of `tables`; if a rule cannot be compiled, the error says why."""
+        """Launch the kernels of `tables`; a compilation error is raised with its reason."""
         try:
             self.launcher(tables)
         except COMPILING as error:
             raise self.uncompiled(index, error) from error
 
     def uncompiled(self, index: Index, error: Exception) -> TypeError:
-        """Error that says why a rule cannot be compiled."""
+        """Return an error with the reason why a rule cannot be compiled."""
         rule = self.optimizer.rule_for(index)
         words = f"{label(index, self.optimizer.idx2name)}: rule {rule.name if rule else ''}"
         if isinstance(error, KeyError):
@@ -429,21 +429,21 @@ class Planner:
         table = self.table(index, weight, _no_rows(of), state)
         self.updated[index] = weight
         rows, total = decay_of(optimizer, index, of)
-        with uninterrupted:  # rows count as decayed before copies of the weight are copied back
+        with uninterrupted:  # between marking rows as decayed and copying the weight back
             table.pay(rows, total, total, at_once=False)
             table.settle()
             table.give_back()
-            optimizer.row_decay[index] = rows, total  # which may have moved to the weight's device
+            optimizer.row_decay[index] = rows, total  # moved to the weight's device if needed
 
 
 def _no_rows(weight: Array) -> RowSparse:
-    """A row-sparse gradient that indexes no row."""
+    """Return a row-sparse gradient without rows."""
     empty = like(weight, (0, *weight.shape[1:]), weight.dtype)
     return RowSparse(empty, np.empty(0, np.int64), weight.shape)
 
 
 def disjoint(tables: Sequence[Table]) -> bool:
-    """Whether nothing that is written to is written or read by another tensor too."""
+    """Whether no tensor writes to memory that another one reads or writes."""
     if len(tables) < 2:
         return True
     written = Ranges(*np.concatenate([table.spans() for table in tables], axis=1))
@@ -462,23 +462,23 @@ def table_of(
     lead: Any = None,
     **options: bool,
 ) -> Table:
-    """Make a table of one tensor from arrays that are known to fit.
+    """Make a table of one tensor from arrays that have been checked.
 
     Parameters
     ----------
     words : str
-        Words for the parameter.
+        Label of the parameter.
     rule : Rule
-        What updates it.
+        The update rule.
     weight : tuple of numpy.ndarray
-        The exact weight, and its copy or its low 16 bits if there is one.
+        The exact weight, and its half-precision copy or low 16 bits if it has one.
     grad : numpy.ndarray or RowSparse
         The gradient.
     state : tuple of numpy.ndarray
-        One array for each slot of the rule, for each number that a tensor keeps, and for the
-        scales of each slot of codes.
+        One array for each slot of the rule, each number that the rule keeps for a tensor, and the
+        scales of each slot with 8-bit codes.
     lead : numpy.ndarray, optional
-        The array whose stream is worked on, on a device. Default: the exact weight.
+        On a device, the array whose stream is used. Default: the exact weight.
     **options
         Further fields of the layout.
 
@@ -529,12 +529,12 @@ def table_of(
         )
     order, in_place = C_ORDER, not (sparse or layout.keyed or layout.coded)
     if rule.elementwise and in_place and is_fortran(weight[0]):
-        order = F_ORDER  # no draw belongs to a place: any common order will do
+        order = F_ORDER  # no random draw depends on the position: any common order will do
     if all(map(_in_c_order if order == C_ORDER else _in_f_order, checked)):
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1], order)
         table.direct = sparse or values is grad
         if not table.direct:
-            table.listed = (values,)  # alive until the launch
+            table.listed = (values,)  # kept alive until the launch
         return table
     copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
     table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
@@ -543,7 +543,7 @@ def table_of(
 
 
 def _is_pitched(arrays: Sequence[Array]) -> bool:
-    """Whether the rows of all arrays are contiguous, and at one distance that is not their size."""
+    """Whether all arrays have contiguous rows with one common stride, larger than a row."""
     lead = arrays[0]
     return not lead.flags.c_contiguous and all(
         array.ndim == 2
@@ -563,7 +563,7 @@ def _in_f_order(array: Array) -> bool:
 
 
 def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> Table:
-    """Table of arrays on a CUDA device, and of contiguous copies where they need them."""
+    """Make the table of arrays on a CUDA device, with contiguous copies where needed."""
     from fastopt.kernels.cuda_table import CudaTable
 
     streams = [lead.stream] * (len(arrays) - 1) + [arrays[-1].stream]

@@ -1,4 +1,4 @@
-"""Conversion of states: slots in float32, float64, bfloat16, or codes of 8 bits."""
+"""Conversion of states between float32, float64, bfloat16 and 8-bit codes."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ Convert = Callable[[str, Array], Any]
 
 
 def in_dtype_of(optimizer: Any, index: Index, state: Any, weight: Any) -> Any:
-    """State in the precision that `optimizer` says; `weight` is None where it is not known."""
+    """Return a state in the precision set by `optimizer`; `weight` is None if it is unknown."""
     reals = [array.dtype for array in leaves(state) if array.dtype.name in ("float32", "float64")]
     real = real_of(weight.dtype if weight is not None else reals[0] if reals else np.dtype("f4"))
 
@@ -35,12 +35,12 @@ def in_dtype_of(optimizer: Any, index: Index, state: Any, weight: Any) -> Any:
 
 
 def mapped_slots(optimizer: Any, index: Index, state: Any, convert: Convert) -> Any:
-    """State with ``convert(name, array)`` for each slot, decoded, and a copy of a master.
+    """Return a state with ``convert(name, decoded array)`` for each slot, and a copied master.
 
     Raises
     ------
     TypeError
-        The state is on a device, or no rule says what its slots are.
+        The state is on a device, or the optimizer has no rule that names its slots.
     """
     words = label(index, optimizer.idx2name)
     rule = optimizer.rule_for(index) if optimizer.native else None

@@ -1,4 +1,4 @@
-"""The plan of a call whose rule needs numbers of all tensors of a step."""
+"""The plan of a call whose rule needs sums over all tensors of a step."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,46 +15,46 @@ __all__ = ["StepSums", "SummedPlan"]
 
 
 class StepSums(Protocol):
-    """What adds up the numbers that a rule keeps for each tensor, over the tensors of a step."""
+    """Sums, over the tensors of a step, of the numbers that a rule keeps for each tensor."""
 
     @property
     def d(self) -> float:
-        """Estimate of the present step."""
+        """Estimate for the current step."""
 
     def begin(self, indices: Sequence[Index]) -> Any:
-        """Start a step if one of the indices is in the present one; return what has changed."""
+        """Start a new step if the current one has one of the indices; return the old values."""
 
     def put_back(self, before: Any) -> None:
-        """Undo what :meth:`begin` has changed."""
+        """Undo :meth:`begin`, given its result."""
 
     def add(self, indices: Sequence[Index], numbers: Sequence[Sequence[float]]) -> None:
-        """Add the numbers that tensors kept in their update."""
+        """Add the numbers that the tensors kept in their update."""
 
 
 class SummedPlan(Plan):
     """Plan of an optimizer with :attr:`~fastopt.optimizer.Optimizer.step_sums`.
 
-    It is a :class:`~fastopt.engine.plan.Plan` whose hyper-parameters are computed in every step.
+    Its hyper-parameters are computed in every step.
     """
 
     @cached_property
     def numbers(self) -> list[tuple[Any, ...]]:
-        """Arrays of the numbers that each tensor keeps."""
+        """Arrays of the numbers that the rule keeps for each tensor."""
         count = len(self.tables[0].layout.rule.kept)
         return [leaves(state)[-count:] for state in self.states]
 
     @property
     def settled(self) -> bool:
-        """Never, as hyper-parameters depend on the sums."""
+        """Always False, as the hyper-parameters depend on the sums."""
         return False
 
     def begin(self, indices: Sequence[Index]) -> Any:
-        """Start a step with these tensors, of this plan and of others; return what has changed.
+        """Start a step with these tensors of all plans of a call; return the old values.
 
         Raises
         ------
         ValueError
-            An index comes twice. Nothing has changed.
+            An index occurs twice. Nothing has changed.
         """
         optimizer = self.optimizer
         if len(set(indices)) < len(indices):
@@ -67,7 +67,7 @@ class SummedPlan(Plan):
         return optimizer.step_sums.begin(indices)
 
     def collect(self) -> None:
-        """Add the numbers that tensors kept in the step that has been made."""
+        """Add the numbers that the tensors kept in the completed step."""
         if self.on_device:
             numbers = [[float(host(header(array))) for array in own] for own in self.numbers]
         else:

@@ -1,4 +1,4 @@
-"""A dictionary that says when it is written to."""
+"""A dictionary that calls a function when it changes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ __all__ = ["Tracked", "weakly"]
 
 
 def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Function that calls a bound method as long as its object lives, without keeping it alive."""
+    """Return a function that calls a bound method while its object lives, by weak reference."""
     reference = WeakMethod(method)
 
     def call() -> None:
@@ -20,12 +20,12 @@ def weakly(method: Callable[[], None]) -> Callable[[], None]:
 
 
 class Tracked(dict[Any, Any]):
-    """Dictionary that calls a function after each change; it pickles and copies as a plain one.
+    """Dictionary that calls a function after each change; it pickles and copies as a plain dict.
 
     Parameters
     ----------
     items : mapping
-        First items.
+        Initial items.
     changed : callable
         Bound method without arguments; its object is not kept alive.
     """

@@ -1,4 +1,4 @@
-"""Checks of what users pass to an update, before anything changes."""
+"""Validation of the arguments of an update, before anything changes."""
 
 from array import array as BufferOf
 from collections.abc import Mapping, MappingView, Sequence
@@ -38,7 +38,7 @@ Array = np.ndarray[Any, Any]
 
 
 def label(index: Any, names: dict[Any, str]) -> str:
-    """Words that name a parameter in an error message."""
+    """Return the label of a parameter in error messages."""
     name = names.get(index)
     return f"index {index!r}" if name is None else f"index {index!r} ({name})"
 
@@ -49,7 +49,7 @@ def check_index(index: Any) -> int | str:
     Raises
     ------
     TypeError
-        `index` is not an int, str or bytes; True and False are no indices, though they equal 1
+        `index` is not an int, str or bytes. True and False are refused, although they equal 1
         and 0.
     """
     if isinstance(index, (int, str)) and not isinstance(index, bool):
@@ -66,7 +66,7 @@ def check_index(index: Any) -> int | str:
 
 
 def is_listed(value: Any) -> bool:
-    """Whether `value` holds the items of a list: it is a list, tuple, range, view of a dict, ..."""
+    """Whether `value` is list-like: a list, tuple, range, view of a dict, ..."""
     if isinstance(value, (list, tuple)):
         return True
     if isinstance(value, (str, bytes, bytearray, memoryview, BufferOf)):
@@ -75,7 +75,7 @@ def is_listed(value: Any) -> bool:
 
 
 def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Lists of our own: what is in them stays alive, whatever others do to the caller's."""
+    """Copy the arguments to new lists, which keep the arrays alive if the caller's change."""
     for role, given in (("gradients", grads), ("weights", weights)):
         if not is_listed(given) or len(given) != len(indices):
             got = f"{len(given)}" if is_listed(given) else type(given).__name__
@@ -87,14 +87,15 @@ def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[An
 
 
 def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
-    """Check weight and gradient of one update; return the gradient.
+    """Check the weight and the gradient of one update; return the gradient.
 
     Parameters
     ----------
     words : str
-        Words for the parameter.
+        Label of the parameter.
     weight, grad : numpy.ndarray
-        The gradient may list rows, in any form that :func:`fastopt.sparse.as_row_sparse` takes.
+        The gradient may be row-sparse, in any form that :func:`fastopt.sparse.as_row_sparse`
+        takes.
     copy : numpy.ndarray, optional
         Half-precision copy of the weight.
 
@@ -106,7 +107,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     Raises
     ------
     TypeError
-        `weight` or `grad` is not a NumPy array, or of a dtype that does not fit.
+        `weight` or `grad` is not a NumPy array, or has an unsupported dtype.
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
     RuntimeError
@@ -154,7 +155,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
 
 
 def described(words: str, role: str, array: Any) -> Any:
-    """Header of an array on a device; errors name the parameter."""
+    """Return the header of a device array, or the NumPy array; errors name the parameter."""
     try:
         return header(array)
     except TypeError as error:
@@ -174,7 +175,7 @@ def listed(words: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
 
 
 def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
-    """Raise TypeError unless `array` is of this kind, and not masked."""
+    """Raise TypeError unless `array` is an instance of `kind` and not masked."""
     if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
         nested = role == "weight" and isinstance(array, (list, tuple, Mapping))
         hint = "; updater.step(grads, weights) takes nested weights" if nested else ""
@@ -182,7 +183,7 @@ def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
 
 
 def _check_writeable(words: str, role: str, array: Array) -> None:
-    """Raise ValueError if `array` is read-only, or broadcast: with elements at one address."""
+    """Raise ValueError if `array` is read-only, or broadcast (elements share an address)."""
     if not array.flags.writeable:
         raise ValueError(
             f"{words}: {role} is read-only, an update writes to it: "
@@ -199,7 +200,7 @@ def _check_writeable(words: str, role: str, array: Array) -> None:
 
 
 def check_together(words: str, arrays: dict[str, Any]) -> None:
-    """Raise ValueError unless the named arrays are all in main memory or all on one device."""
+    """Raise ValueError unless the named arrays are all on the host or all on one device."""
     (first, one), *others = arrays.items()
     for other, array in others:
         if device_of(array) != device_of(one):
@@ -216,7 +217,7 @@ def check_apart(words: str, arrays: dict[str, Any]) -> None:
 
 
 def leaves(state: Any) -> tuple[Any, ...]:
-    """Arrays of a nested state in order; None stands for a slot that is not used."""
+    """Return the arrays of a nested state in order; None stands for an unused slot."""
     if state is None:
         return ()
     if not isinstance(state, (tuple, list)):
@@ -240,18 +241,17 @@ def check_state(
 ) -> None:
     """Check the arrays of a state against the slots of `rule`.
 
-    `like` is the weight in the precision of the arithmetic, `dtypes` the dtypes that the arrays may
-    have, besides those of codes, and `scales` the arrays that follow arrays of codes.
+    `like` is the weight in the dtype of the arithmetic, `dtypes` are the dtypes allowed besides
+    8-bit codes, and `scales` are the scales of the arrays of codes.
 
     Raises
     ------
     TypeError
-        A part of the state is not an array of such a dtype.
+        A part of the state is not an array, or its dtype is not allowed.
     ValueError
-        The state has another number of arrays than the rule has slots, an array does not have
-        the weight's shape (one number for each row under a row rule; none for a number that is
-        kept for the tensor), or is read-only; a row
-        rule meets a weight that does not have two dimensions.
+        The number of arrays differs from the number of slots; an array is read-only or does not
+        have the expected shape (the weight's; ``(rows, 1)`` under a row rule; ``()`` for a number
+        kept for the tensor); or a row rule is used with a weight that is not two-dimensional.
     """
     if len(arrays) != len(rule.slots):
         raise ValueError(
@@ -282,7 +282,7 @@ def check_state(
 
 @cache
 def _name(dtype: Any) -> str:
-    """Name of a dtype, which NumPy computes from others each time."""
+    """Return ``dtype.name``, cached because NumPy recomputes it on each access."""
     name: str = dtype.name
     return name
 
@@ -292,7 +292,7 @@ def check_like(
 ) -> None:
     """Raise unless `array` is a NumPy array of one of these dtypes and this shape.
 
-    If it is `written` to, it must be writeable.
+    If `written`, it must also be writeable.
     """
     _check_array(words, role, array, np.ndarray)
     if _name(array.dtype) not in dtypes or not array.dtype.isnative:
@@ -304,22 +304,22 @@ def check_like(
 
 
 def is_fixed(state: Any) -> bool:
-    """Whether no part of a state can be replaced by another array: it has no lists."""
+    """Whether no array of a state can be replaced, as the state contains no lists."""
     return not isinstance(state, list) and (
         not isinstance(state, tuple) or all(map(is_fixed, state))
     )
 
 
 def is_half(array: Array) -> bool:
-    """Whether an array is of half precision."""
+    """Whether an array has a half-precision dtype."""
     return array.dtype.itemsize == 2 and array.dtype.name in HALVES
 
 
 def order_of(weight: Array) -> Literal["C", "F"]:
-    """Order of elements in which a state goes best with `weight`."""
+    """Return the memory order for the state of `weight`."""
     return "F" if is_fortran(weight) else "C"
 
 
 def is_fortran(array: Array) -> bool:
-    """Whether an array is contiguous in Fortran's order alone."""
+    """Whether an array is Fortran-contiguous and not C-contiguous."""
     return array.flags.f_contiguous and not array.flags.c_contiguous

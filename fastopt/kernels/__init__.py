@@ -1,4 +1,4 @@
-"""Compiled kernels, each derived from a scalar rule; the only place that calls ``njit``."""
+"""Compiled kernels, each derived from a scalar rule; the only package that calls ``njit``."""
 
 from fastopt.kernels.threads import choose_layer
 

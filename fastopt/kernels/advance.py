@@ -1,8 +1,7 @@
-"""Counts, bias corrections and random keys of one step, for all tensors of a kernel launch.
+"""Update counts, bias corrections and random keys of one step, for all tensors of a launch.
 
-The hyper-parameters of a step are float64 until they are rounded to the precision of the
-arithmetic. Tensors with equal learning rate, weight decay and multipliers form a group, whose
-values are computed once.
+Hyper-parameters are float64 until they are rounded to the dtype of the arithmetic. Tensors with
+equal learning rate, weight decay and multipliers form a group, whose values are computed once.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +19,12 @@ __all__ = ["CARRIED", "COUNT", "GROUP", "NUMBER", "SEED", "SLOTS", "advance", "s
 
 COUNT, GROUP, CARRIED, NUMBER, SEED, SLOTS = range(6)
 """Columns of ``slots``, which has a row for each tensor: position of its update count (-1 if it is
-not counted), its group, position of the number that it carries from step to step, and what its
-random numbers depend on."""
+not counted), its group, position of the number that it carries from step to step, and the index
+number and seed of its random numbers."""
 
 
 def record_of(groups, group, dtype):
-    """The corrected hyper-parameters of a group as a record, which may be written to."""
+    """Return the corrected hyper-parameters of a group as a writeable record."""
     return groups[1, group, : len(dtype.names)].view(dtype)[0]
 
 
@@ -39,7 +38,7 @@ def _record_intrinsic(typingctx: Any, groups: Any, group: Any, dtype: Any) -> An
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         shape = [builder.extract_value(array.shape, k) for k in range(3)]
-        row = builder.add(shape[1], args[1])  # of the second of two tables
+        row = builder.add(shape[1], args[1])  # in the second table, of corrected values
         first = builder.gep(array.data, [builder.mul(row, shape[2])])
         return builder.bitcast(first, context.get_value_type(signature.return_type))
 
@@ -56,24 +55,24 @@ def advance(
     keyed: Any,
     rescale: Any,
 ) -> Any:
-    """Count one update of every tensor, and write the hyper-parameters of the step.
+    """Count one update of every tensor and write the hyper-parameters of the step.
 
     Parameters
     ----------
     table : numpy.ndarray
         Arguments of the kernels, see :mod:`fastopt.kernels.layout`.
     arrays : tuple of numpy.ndarray
-        Hyper-parameters of each tensor, written in the precision of the arithmetic; the ``slots``,
-        a row for each tensor; update counts, of which the first is the largest of all;
-        hyper-parameters of each group, as given with a factor for the gradients in the last
-        column, and corrected for the step in the last column; and numbers that tensors carry from
-        step to step.
+        In order: the hyper-parameters of each tensor, written in the dtype of the arithmetic; the
+        ``slots``, a row for each tensor; the update counts, the first of which is the largest of
+        all; the hyper-parameters of each group in two tables, uncorrected with the factor of the
+        gradients in the last column, and corrected with their step in the last column; and the
+        numbers that tensors carry from step to step.
     correct : callable or None
         ``correct(t, h, carried)`` writes the fields of `h` that depend on the step.
     dtype : numpy.dtype
         Dtype of `h`, in float64.
     carries : bool
-        Whether `correct` depends on what a tensor carries.
+        Whether `correct` depends on a number that a tensor carries.
     keyed : bool
         Whether random numbers are drawn.
     rescale : int
@@ -91,12 +90,12 @@ def advance(
             table[k, KEY] = stream_key(slots[k, SEED], slots[k, NUMBER], t)
 
 
-# What follows does not depend on the rule, so that it is compiled once for all of them.
+# The following functions do not depend on the rule, so they are compiled once for all rules.
 
 
 @scalar
 def count(slots: Any, counts: Any, k: Any) -> Any:
-    """Count an update of tensor `k`; its count, 0 if it is not counted."""
+    """Count an update of tensor `k`; return its count, or 0 if it is not counted."""
     slot = slots[k, COUNT]
     if slot < 0:
         return np.int64(0)
@@ -108,7 +107,7 @@ def count(slots: Any, counts: Any, k: Any) -> Any:
 
 @scalar
 def renewed(groups: Any, group: Any, t: Any, carries: Any) -> Any:
-    """Whether the fields of a group have to be corrected for count `t`; they are as given then."""
+    """Whether a group must be corrected for count `t`; if so, reset its uncorrected fields."""
     stamp = groups.shape[2] - 1
     if groups[1, group, stamp] == t and not carries:
         return False
@@ -120,14 +119,14 @@ def renewed(groups: Any, group: Any, t: Any, carries: Any) -> Any:
 
 @scalar
 def carried_by(carried: Any, slots: Any, k: Any) -> Any:
-    """Array of the number that tensor `k` carries."""
+    """Return an array of the one number that tensor `k` carries."""
     place = slots[k, CARRIED]
     return carried[place : place + 1]
 
 
 @scalar
 def hand_over(fields: Any, groups: Any, slots: Any, k: Any, source: Any, rescale: Any) -> Any:
-    """Write the fields of tensor `k`, as given or corrected."""
+    """Write the fields of tensor `k`, uncorrected or corrected."""
     group, source = slots[k, GROUP], np.int64(source)
     for f in range(fields.shape[1]):
         fields[k, f] = groups[source, group, f]
@@ -139,7 +138,7 @@ def hand_over(fields: Any, groups: Any, slots: Any, k: Any, source: Any, rescale
 def step(
     t: float, fields: Mapping[str, float], correct: Callable[..., None], carried: Any
 ) -> dict[str, float]:
-    """Fields of one step, in plain Python; see :func:`advance`."""
+    """Return the corrected fields of one step, in plain Python; see :func:`advance`."""
     values = Fields()
     vars(values).update(fields)
     correct(float(t), values, carried)

@@ -1,4 +1,4 @@
-"""Rules that keep an average of the weight: derived from the rules of optimizers.
+"""Rules that maintain an average of the weight, derived from the rules of optimizers.
 
 A derived rule has one more state slot, ``average``, and one more hyper-parameter,
 ``average_rate``. Its kernels update weight, state and average in one pass over memory.
@@ -17,7 +17,7 @@ Follow = Callable[[Scalar, Scalar, Hyper], tuple[Scalar, Scalar]]
 
 @scalar
 def move_average(weight: Scalar, average: Scalar, h: Hyper) -> tuple[Scalar, Scalar]:
-    """Weight, and the average moved towards it; a rate of 0 changes nothing, 1 copies."""
+    """Move the average towards the weight; a rate of 0 changes nothing, 1 copies the weight."""
     if h.average_rate == 1:
         return weight, weight
     if h.average_rate == 0:
@@ -27,7 +27,7 @@ def move_average(weight: Scalar, average: Scalar, h: Hyper) -> tuple[Scalar, Sca
 
 @scalar
 def move_both(weight: Scalar, average: Scalar, h: Hyper) -> tuple[Scalar, Scalar]:
-    """The average moved towards the weight, twice; a rate of 0 changes nothing."""
+    """Move the average towards the weight, and set the weight to it; a rate of 0 does nothing."""
     if h.average_rate == 0:
         return weight, average
     average = average + h.average_rate * (weight - average)
@@ -36,7 +36,7 @@ def move_both(weight: Scalar, average: Scalar, h: Hyper) -> tuple[Scalar, Scalar
 
 @cache
 def averaged(of: Rule) -> Rule:
-    r"""Rule that updates like `of`, then moves the average towards the new weight.
+    r"""Return a rule that updates like `of`, then moves the average towards the new weight.
 
     .. math:: a \leftarrow a + r (w - a)
 
@@ -50,7 +50,7 @@ def averaged(of: Rule) -> Rule:
 
 @cache
 def synced(of: Rule) -> Rule:
-    """Rule that updates like :func:`averaged`, then sets the weight to the average.
+    """Return a rule that updates like :func:`averaged`, then sets the weight to the average.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def _derived(of: Rule, follow: Follow) -> Rule:
 
 
 def _of_own_state(sums: Callable[..., Any]) -> Callable[..., Any]:
-    """The sums of a reduction, without the average in their state."""
+    """Wrap the sums of a reduction so that their state does not contain the average."""
 
     def own_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> tuple[Scalar, ...]:
         terms: tuple[Scalar, ...] = sums(weight, grad, state[:-1], h)
@@ -104,13 +104,13 @@ def _of_own_state(sums: Callable[..., Any]) -> Callable[..., Any]:
 
 @rule(state=("average",), hyper=("average_rate",))
 def averaged_alone(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Move the average towards the weight, which no gradient changes."""
+    """Move the average towards the weight, without an update."""
     weight, average = move_average(weight, state[0], h)
     return weight, (average,)
 
 
 @rule(state=("average",), hyper=("average_rate",))
 def synced_alone(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Move the average towards the weight, and set the weight to it."""
+    """Move the average towards the weight and set the weight to it, without an update."""
     weight, average = move_both(weight, state[0], h)
     return weight, (average,)

@@ -1,12 +1,13 @@
-"""State in 8 bits: blocks of elements with a scale for each, decoded and encoded inside kernels.
+"""8-bit state with a scale for each block of elements, decoded and encoded inside kernels.
 
 With a block's scale :math:`s`, a signed number is :math:`c s` for a code :math:`c` of -127 to 127,
 and a nonnegative one is :math:`(c^2 s)^2` for a code of 0 to 255: its fourth root is linear in the
 code. The scale is such that the largest number of the block has the largest code. Blocks do not
 cross rows, the slices along the first axis; the last block of a row may be shorter.
 
-Rounding is to nearest, of two equally near codes to the even one. A block with a number that is not
-finite becomes NaN as a whole, and one in which all that codes are linear in is below 1e-30 zero.
+Rounding is to nearest, ties to even. A block with a non-finite number becomes NaN as a whole. A
+block becomes zero if the largest magnitude of its signed numbers, or the square root of its largest
+nonnegative number, is below 1e-30.
 """
 
 import math
@@ -39,24 +40,24 @@ __all__ = [
 ]
 
 CODE_BLOCK = 128
-"""Most elements in a block."""
+"""Maximum elements of a block."""
 
 SIGNED, NONNEGATIVE = 127, 255 * 255
-"""Largest multiples of the scale: of a signed number, and of the root of a nonnegative one."""
+"""Largest multiple of the scale, for a signed number and the root of a nonnegative number."""
 
 LEAST = 1e-30
-"""Numbers below which a block is zero, as the inverse of its scale could overflow."""
+"""Threshold below which a block is zero, as the inverse of its scale could overflow."""
 
 
 @scalar
 def blocks_of(width):
-    """Number of blocks in a row of `width` elements."""
+    """Return the number of blocks in a row of `width` elements."""
     return (width + CODE_BLOCK - 1) // CODE_BLOCK
 
 
 @scalar
 def extent(block, in_row, width):
-    """First element of a block, its place in its row, and the number of elements.
+    """Return the first element of a block, its column, and the number of elements.
 
     A row of `width` elements has `in_row` blocks.
     """
@@ -67,41 +68,41 @@ def extent(block, in_row, width):
 
 @scalar
 def signed_value(code, scale):
-    """Number of a signed code."""
+    """Decode a signed code."""
     return code * scale
 
 
 @scalar
 def nonnegative_value(code, scale):
-    """Number of a nonnegative code."""
+    """Decode a nonnegative code."""
     root = code * code * scale
     return root * root
 
 
 @scalar
 def signed_code(number, factor):
-    """Code of a number, not yet rounded; `factor` is 1 / scale."""
+    """Encode a number, without rounding; `factor` is 1 / scale."""
     return number * factor
 
 
 @scalar
 def nonnegative_code(number, factor):
-    """Code of a number that is not negative, not yet rounded; `factor` is the root of 1 / scale."""
+    """Encode a nonnegative number, without rounding; `factor` is the root of 1 / scale."""
     return fourth_root(number) * factor
 
 
 @scalar
 def scale_of(top, multiple):
-    """Scale of a block of which `top` is to be a multiple, and what makes codes of numbers."""
+    """Return the scale of a block with maximum `top`, ``top / multiple``, and its inverse."""
     if top >= LEAST and top < math.inf:
         return top / type(top)(multiple), type(top)(multiple) / top
     return type(top)(0.0 if top < LEAST else math.nan), type(top)(0)
 
 
 def fourth_root(x):
-    """Fourth root of numbers of at least 0, in float32 with a relative error below 4e-4.
+    """Return the fourth root of a nonnegative number, in float32 with relative error below 4e-4.
 
-    Multiplications take half the time of the two square roots that float64 numbers take.
+    The multiplications take half the time of two square roots, which float64 uses.
     """
     if x.dtype == np.float64:
         return np.sqrt(np.sqrt(x))
@@ -117,17 +118,17 @@ def _fourth_root(x):
 
 @scalar
 def refined_root(x, y):
-    """Fourth root of `x`, where `y` is the inverse of it to an eighth in the fourth power."""
+    """Return ``x**0.25``, given `y` near ``x**-0.25`` such that ``abs(1 - x * y**4) <= 1/8``."""
     near = x * y * (y * y)
     rest = _SERIES[0] - near * y
     return near * (_SERIES[0] + rest * (_SERIES[1] + rest * _SERIES[2]))
 
 
 _MAGIC = np.uint32(0x4F580000)
-"""Less a quarter of a float32's bits: those of about the inverse of its fourth root."""
+"""``_MAGIC - bits / 4`` are the bits of about ``x**-0.25``, with `bits` those of float32 `x`."""
 
 _SERIES = tuple(map(np.float32, (1, 0.7571239, 0.66293021)))
-"""Coefficients of ``(1 - rest) ** -0.75`` for a rest of up to an eighth, by Chebyshev's nodes."""
+"""Coefficients of ``(1 - rest) ** -0.75`` for a rest of up to 1/8, fitted at Chebyshev nodes."""
 
 
 @intrinsic
@@ -141,7 +142,7 @@ def _inverse_root(typingctx, x):
 
 
 def decode(states, i, scales):
-    """Element `i` of each state slot, as a tuple; `scales` has the scale of each slot of codes."""
+    """Return element `i` of each state slot, decoded with `scales`, one for each coded slot."""
     scales = iter(scales)
     numbers = []
     for state, number in zip(states, load(states, i), strict=True):
@@ -181,9 +182,9 @@ def _decode_intrinsic(typingctx, states, numbers, scales):
 
 
 def encode(states, scales, values, count, tops):
-    """Write `count` numbers behind each pointer of `values` to a block of each state slot.
+    """Write `count` numbers from each pointer of `values` to a block of each state slot.
 
-    The scale of each slot of codes is written too; `tops` is what :func:`higher` has found.
+    The scale of each coded slot is also written. `tops` are the maxima from :func:`higher`.
     """
     scales = iter(scales)
     for state, numbers, top in zip(states, values, tops, strict=True):
@@ -196,7 +197,7 @@ def encode(states, scales, values, count, tops):
 
 @scalar
 def encode_signed(codes, scale, numbers, count, top):
-    """Encode the numbers of a block that may be negative; `top` is the largest magnitude."""
+    """Encode a block of signed numbers; `top` is the largest magnitude."""
     kept, factor = scale_of(top, SIGNED)
     store((scale,), 0, (kept,))
     for i in range(count):
@@ -205,7 +206,7 @@ def encode_signed(codes, scale, numbers, count, top):
 
 @scalar
 def encode_nonnegative(codes, scale, numbers, count, top):
-    """Encode the numbers of a block that are not negative; `top` is the largest."""
+    """Encode a block of nonnegative numbers; `top` is the largest."""
     kept, inverse = scale_of(np.sqrt(top), NONNEGATIVE)
     factor = np.sqrt(inverse)
     store((scale,), 0, (kept,))
@@ -215,7 +216,7 @@ def encode_nonnegative(codes, scale, numbers, count, top):
 
 @scalar
 def copy_numbers(target, numbers, count):
-    """Copy the numbers of a slot that is not kept in codes."""
+    """Copy the numbers of a slot that is not coded."""
     for i in range(count):
         store((target,), i, load((numbers,), i))
 
@@ -255,7 +256,7 @@ def _encode_intrinsic(typingctx, states, scales, values, count, tops):
 
 
 def lowest(values):
-    """What :func:`higher` starts from, for slots whose numbers are behind these pointers."""
+    """Return the initial maxima for :func:`higher`, one for each pointer of `values`."""
     return (np.float64(0),) * len(values)
 
 
@@ -277,7 +278,7 @@ def _lowest_intrinsic(typingctx, values):
 
 
 def higher(states, tops, numbers):
-    """The larger one of `tops` and the magnitude of `numbers`, for each slot; NaN where one is."""
+    """Return the maximum of `tops` and magnitudes of `numbers` for each slot; NaN propagates."""
     pairs = zip(tops, map(abs, numbers), strict=True)
     return tuple(top if number <= top else number for top, number in pairs)
 
@@ -289,7 +290,7 @@ def _higher(states, tops, numbers):
 
 @intrinsic
 def _higher_intrinsic(typingctx, states, tops, numbers):
-    """Magnitudes are compared as integers, whose maximum is vectorized; NaN is above infinity."""
+    """Compare magnitudes as integers, which vectorizes; NaN is above infinity."""
     real = types.float32 if tops.dtype == types.uint32 else types.float64
 
     def codegen(context, builder, signature, args):
@@ -308,7 +309,7 @@ def _higher_intrinsic(typingctx, states, tops, numbers):
 
 
 def nearest_byte(x):
-    """The integer nearest to `x`, which is between -128 and 255, as the bits of a byte."""
+    """Round `x`, which is between -128 and 255, to the nearest integer, as the bits of a byte."""
     return int(np.rint(x)) & 0xFF
 
 
@@ -319,7 +320,7 @@ def _nearest_byte(x):
 
 @intrinsic
 def _nearest_byte_intrinsic(typingctx, x):
-    """Added to a number whose last place is 1, `x` is rounded, and lies in the lowest bits."""
+    """Add a number whose last place is 1: the sum is rounded and has `x` in its lowest bits."""
     mantissa = {types.float32: 23, types.float64: 52}[x]
 
     def codegen(context, builder, signature, args):

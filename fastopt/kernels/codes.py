@@ -1,4 +1,4 @@
-"""Arrays of codes: their blocks and scales, and the numbers that they stand for."""
+"""Encoding and decoding of arrays of 8-bit codes with block scales."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -32,17 +32,17 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 LEAST = 4096
-"""Elements from which the state of a weight is kept in codes by default."""
+"""Minimum elements of a weight whose state is coded by default."""
 
 NARROW = 16
-"""Elements of a row below which it is not."""
+"""Minimum elements of a row of such a weight."""
 
 PIECE = 1 << 13
-"""Blocks that are converted at a time, which bounds the memory that it takes."""
+"""Blocks that are converted at a time, which bounds the scratch memory."""
 
 
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Shape of the scales of codes of this shape: blocks in each row.
+    """Return the shape of the scales of codes of this shape: ``(rows, blocks in a row)``.
 
     Arrays of fewer than two dimensions are one row.
     """
@@ -52,10 +52,11 @@ def scales_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def is_worth_codes(shape: tuple[int, ...], least: int | None) -> bool:
-    """Whether the state of a weight of this shape is kept in codes.
+    """Whether the state of a weight of this shape is coded.
 
-    With `least` elements or more; by default matrices of LEAST elements or more, and whatever has
-    more dimensions. Rows are at least NARROW elements wide, or their scales would take too much.
+    It is if the weight has at least `least` elements. By default, weights of two or more dimensions
+    and at least LEAST elements are coded. Rows must have at least NARROW elements on average, or
+    the scales would take too much memory.
     """
     size = math.prod(shape)
     if len(shape) < 2:
@@ -69,7 +70,7 @@ def is_coded(array: Any) -> bool:
 
 
 def split_scales(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Arrays of a state, and the scales, each of which follows its codes."""
+    """Split a state into its arrays and the scales, each of which follows its codes."""
     rest: list[Any] = []
     scales: list[Any] = []
     of_codes = False
@@ -80,14 +81,14 @@ def split_scales(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def numbers_of(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays of a state, with the numbers that codes stand for in place of them."""
+    """Return the arrays of a state, with codes decoded."""
     rest, scales = split_scales(arrays)
     of = iter(scales)
     return [decoded(array, next(of)) if is_coded(array) else array for array in rest]
 
 
 def decoded(codes: Array, scales: Array) -> Array:
-    """Numbers that codes stand for, in the precision of the scales."""
+    """Decode an array of codes to the dtype of the scales."""
     value = signed_value if codes.dtype == np.int8 else nonnegative_value
     made = np.empty(codes.shape, scales.dtype)
     for (part, target), scale in _parts(scales, np.ascontiguousarray(codes), made):
@@ -97,7 +98,7 @@ def decoded(codes: Array, scales: Array) -> Array:
 
 @np.errstate(invalid="ignore")
 def encoded(numbers: Array, kind: Any) -> tuple[Array, Array]:
-    """Codes of the type `kind`, int8 or uint8, and the scales of float32 or float64 numbers."""
+    """Encode float32 or float64 numbers; return codes of type `kind`, int8 or uint8, and scales."""
     signed = kind == np.int8
     codes = np.empty(numbers.shape, kind)
     scales = np.zeros(scales_shape(numbers.shape), numbers.dtype)
@@ -116,7 +117,7 @@ def encoded(numbers: Array, kind: Any) -> tuple[Array, Array]:
 
 
 def _parts(scales: Array, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Array]]:
-    """Blocks of equal length of arrays in C order, along the last axis, and their scales."""
+    """Yield blocks of equal length from arrays in C order, and their scales."""
     rows, number = scales.shape
     width = arrays[0].size // max(rows, 1)
     whole = width // CODE_BLOCK

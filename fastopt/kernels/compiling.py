@@ -1,4 +1,4 @@
-"""Compilation of kernels, with numba's cache on disk kept honest."""
+"""Compilation of kernels, with safeguards for numba's disk cache."""
 
 import gc
 import hashlib
@@ -25,10 +25,11 @@ log = logging.getLogger("fastopt")
 
 
 class KernelFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """Files of a kernel in numba's cache, of which no two processes ever write the same.
+    """Files of a kernel in numba's cache, with names that are unique to a process.
 
-    Numba numbers the files of the forms of a kernel. Two processes that compile different forms at
-    once take the same number, and a later one would run one form in place of the other.
+    Numba numbers the files of a kernel's specializations. Two processes that compile different
+    specializations at once take the same number, and a later process would run one in place of the
+    other.
     """
 
     def _data_name(self, number: int) -> str:
@@ -36,7 +37,7 @@ class KernelFiles(IndexDataCacheFile):  # type: ignore[misc]
 
 
 def keep_apart(kernel: Any) -> None:
-    """Give a kernel with a disk cache files that processes do not share."""
+    """Give a kernel cache files that no other process writes; see :class:`KernelFiles`."""
     if not hasattr(kernel, "_cache"):  # NUMBA_DISABLE_JIT
         return
     place = kernel._cache._impl.locator
@@ -48,7 +49,7 @@ def keep_apart(kernel: Any) -> None:
 
 
 compiled_kernels: list[Any] = []
-"""Every kernel that this process has made; its signatures are compiled when they are needed."""
+"""Every kernel that this process has created; signatures are compiled when they are needed."""
 
 
 def compiled(
@@ -59,9 +60,9 @@ def compiled(
     also: Sequence[Any] = (),
     **more: Any,
 ) -> Callable:
-    """Compile `kernel` on first use, from numba's disk cache where possible.
+    """Compile `kernel` on first use, or load it from numba's disk cache.
 
-    `also` are functions besides the rule's that it calls, and `more` options of numba's.
+    `also` are functions that it calls besides the rule's, and `more` are options for ``njit``.
     """
     variant = "parallel" if parallel else "serial" if nogil else "whole"
     name_entry(kernel, rule, f"{variant}{digest_of([f for f in also if f])}")
@@ -80,7 +81,7 @@ def compiled(
 
 
 def bind(kernel: Any, *arguments: Any) -> Callable:
-    """Compiled function for arguments of the types of these, without numba's look at types.
+    """Return the compiled function for these argument types, without numba's type dispatch.
 
     It must only be called with arguments of exactly these types.
     """
@@ -94,10 +95,10 @@ def bind(kernel: Any, *arguments: Any) -> Callable:
 
 @contextmanager
 def garbage_left() -> Iterator[None]:
-    """Leave garbage alone for the time of a compilation.
+    """Disable garbage collection during a compilation.
 
-    The compiler makes some hundred thousand objects that live to its end. Looking through them for
-    garbage again and again takes a fifth of its time, and more in a large program.
+    The compiler creates some hundred thousand objects that live until it ends. Repeated garbage
+    collections take a fifth of its time, and more in a large program.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -109,11 +110,11 @@ def garbage_left() -> Iterator[None]:
 
 
 def number_functions() -> None:
-    """Have numba number the functions that it compiles from a random number on.
+    """Make numba number the functions that it compiles from a random start.
 
-    Numba counts from 1 in each process, and the number is all that tells apart the symbols of
-    functions with equal names and types of arguments. Kernels that two processes had compiled would
-    call each other's functions once a third has loaded both from the cache.
+    Numba counts from 1 in each process, and only the number distinguishes the symbols of functions
+    with equal names and argument types. Kernels compiled by two processes would call each other's
+    functions once a third process has loaded both from the cache.
     """
     FunctionIdentity._unique_ids = count(secrets.randbits(62))
 
@@ -140,7 +141,7 @@ def _engine_digest() -> str:
 
 @cache
 def log_uncached() -> None:
-    """Tell the log, once, that kernels cannot be kept on disk."""
+    """Log once that kernels cannot be cached on disk."""
     log.info(
         "kernels are compiled anew in every process: no cache directory can be written; "
         "set NUMBA_CACHE_DIR to one that can"

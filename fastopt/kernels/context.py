@@ -1,6 +1,6 @@
-"""The context of a call: all arrays that its kernel works on, as one argument.
+"""The context of a call: all arrays that its kernel uses, packed into one argument.
 
-Passing an array to compiled code costs about 40 ns, the address of one that stays nothing.
+Passing an array to compiled code costs about 40 ns; an address in the context costs nothing.
 """
 
 import ctypes
@@ -17,13 +17,13 @@ from fastopt.kernels.rule import scalar
 __all__ = ["COLUMNS", "context_of", "cube", "line", "matrix"]
 
 COLUMNS = 4
-"""Numbers that a context holds for each array: its address, and up to three lengths."""
+"""Words of a context for each array: its address and up to three lengths."""
 
 Array = np.ndarray[Any, Any]
 
 
 def context_of(arrays: Sequence[Array], length: int) -> NDArray[np.uint64]:
-    """Context of `arrays`, which the caller keeps alive, with one more number at the end."""
+    """Return the context of `arrays`, which the caller keeps alive, with `length` at the end."""
     context = np.zeros(COLUMNS * len(arrays) + 1, np.uint64)
     for k, array in enumerate(arrays):
         context[COLUMNS * k] = array.ctypes.data
@@ -51,14 +51,14 @@ def _pointer_intrinsic(typingctx: Any, address: Any, dtype: Any) -> Any:
 
 @scalar
 def line(context, k, dtype):
-    """Array `k`, of one dimension."""
+    """Return array `k`, which has one dimension."""
     first = COLUMNS * k
     return carray(_pointer(context[first], dtype), (np.int64(context[first + 1]),), dtype)
 
 
 @scalar
 def matrix(context, k, dtype):
-    """Array `k`, of two dimensions."""
+    """Return array `k`, which has two dimensions."""
     first = COLUMNS * k
     shape = np.int64(context[first + 1]), np.int64(context[first + 2])
     return carray(_pointer(context[first], dtype), shape, dtype)
@@ -66,7 +66,7 @@ def matrix(context, k, dtype):
 
 @scalar
 def cube(context, k, dtype):
-    """Array `k`, of three dimensions."""
+    """Return array `k`, which has three dimensions."""
     first = COLUMNS * k
     lengths = np.int64(context[first + 1]), np.int64(context[first + 2])
     return carray(_pointer(context[first], dtype), (*lengths, np.int64(context[first + 3])), dtype)

@@ -1,8 +1,8 @@
 """CPU kernels: factories that turn a rule into compiled loops over a table of tensors.
 
-Every kernel takes the same three arrays (see :mod:`fastopt.kernels.table`): ``chunks`` with a row
-``(tensor, start, size)`` for each piece of work, ``table`` with a row of addresses for each tensor,
-and ``hyper`` with a record for each tensor.
+Every kernel takes the same three arrays (see :mod:`fastopt.kernels.table`): ``chunks`` with rows
+``(tensor, start, size)``, ``table`` with a row of addresses for each tensor, and ``hyper`` with a
+record for each tensor.
 """
 
 import math
@@ -67,17 +67,17 @@ __all__ = [
 ]
 
 AHEAD = 8
-"""Listed rows between the one that is worked on and the one that is brought to the cache."""
+"""Prefetch distance in indexed rows."""
 
 FAR = 1024
-"""Elements between one that is added up and one that is brought to the cache."""
+"""Prefetch distance in elements, for sums."""
 
 GROUP = 4
-"""Rows whose sums are added up before the first of them is updated, which has to wait for its sum
-through a root and a division."""
+"""Rows that are summed before the first of them is updated, to hide the latency of its root and
+division."""
 
 MANY = 32
-"""Chunks from which tensors are taken to be too large for a core's cache."""
+"""Number of chunks from which tensors are assumed not to fit in a core's cache."""
 
 
 CONTEXT = (
@@ -99,18 +99,18 @@ CONTEXT = (
 )
 """Arrays of a context, see :mod:`fastopt.kernels.advance` and :mod:`fastopt.kernels.numpy_abi`.
 
-Those of partial sums follow, one for each pass of the rule.
+Arrays of partial sums follow, one for each reduction of the rule.
 """
 
 CHUNKS, TABLE, HYPER, FIELDS, PLACES, GUARDS, WRITTEN, KNOWN = range(8)
 TENSORS, COUNTS, GROUPS, CARRIED, FLAT, NORM, SQUARES, PARTIALS = range(8, 16)
 
 RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
-"""Numbers of a measured call: ``rescale_grad``, the factor of the gradients besides, the largest
-norm of all together; the factor with the clip of the norm, and the norm before it."""
+"""Numbers of a measured call: ``rescale_grad``, the other factor of the gradients, the maximum
+global norm, the factor after clipping, and the norm before clipping."""
 
 SKIPPED = 1
-"""Answer of a measured call whose gradients are not finite: nothing has changed."""
+"""Status of a measured call with non-finite gradients: nothing has changed."""
 
 
 @cache
@@ -120,7 +120,7 @@ def dense(layout: Layout, parallel: bool) -> Callable:
 
 
 def _by_element(layout: Layout) -> Callable:
-    """Function that applies a rule without a row term."""
+    """Return a function that applies a rule without a row term."""
     return _blocks(layout) if layout.coded else _dense(layout)
 
 
@@ -128,12 +128,13 @@ def _by_element(layout: Layout) -> Callable:
 def whole(layout: Layout, correct: Any, dtype: Any, carries: bool, measures: bool) -> Callable:
     """Kernel ``(context, objects)`` for whole calls on small tensors.
 
-    It checks the arguments of the call, counts it, and applies the rule, with its passes: nothing
-    has changed if it returns a negative number. `context` is that of the arrays in
-    :data:`CONTEXT`; `objects` is the id of the tuple of the call's arguments, which the
-    interpreter's lock keeps alive, or 0 if they are checked and measured already.
+    It checks the arguments of the call, counts the step, and applies the rule with its reductions.
+    If it returns a negative number, nothing has changed. `context` has the arrays in
+    :data:`CONTEXT`; `objects` is the id of the tuple of the call's arguments, kept alive by the
+    GIL, or 0 if they have already been checked and measured.
 
-    If it `measures`, gradients are scaled, clipped by their norm, and skipped if it is not finite.
+    With `measures`, gradients are scaled and clipped by their global norm, and the update is
+    skipped if that is not finite.
     """
     rule, real, keyed, record = layout.rule, layout.real, layout.keyed, layout.record
     update, rescale = scalar(_rows(layout) if rule.row else _by_element(layout)), rule.rescale
@@ -166,7 +167,7 @@ def whole(layout: Layout, correct: Any, dtype: Any, carries: bool, measures: boo
 
 @scalar
 def total_of(chunks: Any, partial: Any) -> Any:
-    """Sum over all tensors, whose chunks follow each other."""
+    """Return the sum over all tensors, whose chunks are consecutive."""
     added, own, tensor = 0.0, 0.0, 0
     for c in range(len(chunks)):
         if chunks[c, 0] != tensor:
@@ -177,7 +178,7 @@ def total_of(chunks: Any, partial: Any) -> Any:
 
 @scalar
 def limit_norm(total: Any, norm: Any) -> Any:
-    """Write the norm of gradients whose squares add up to `total`, and the factor it asks for."""
+    """Write the global norm, from the sum of squares `total`, and the clipping factor."""
     norm[LENGTH] = math.sqrt(total) * abs(norm[RESCALE] * norm[SCALE])
     norm[FACTOR] = norm[SCALE]
     if norm[LENGTH] > norm[LIMIT]:
@@ -185,7 +186,7 @@ def limit_norm(total: Any, norm: Any) -> Any:
 
 
 def _passes(layout: Layout) -> Callable:
-    """Function ``(context, table, hyper)`` of all passes of a rule, one after the other."""
+    """Return a function ``(context, table, hyper)`` that runs all reductions of a rule in order."""
 
     def none(context, table, hyper):
         pass
@@ -197,7 +198,7 @@ def _passes(layout: Layout) -> Callable:
 
 
 def _after(before: Callable, layout: Layout, step: int) -> Callable:
-    """Function of the passes in `before` and of the one that follows."""
+    """Return a function that runs `before` and then reduction `step`."""
     add_up, end = scalar(_sums(layout, step)), scalar(_finish(layout, step))
     place = PARTIALS + step
 
@@ -253,9 +254,9 @@ def _dense(layout: Layout) -> Callable:
 
 
 def _blocks(layout: Layout) -> Callable:
-    """Like :func:`_dense` and :func:`lazy`, of slots of codes, which change block by block.
+    """Like :func:`_dense` and :func:`lazy`, for 8-bit state, which is updated block by block.
 
-    Start and size of a chunk count blocks, or indexed rows in a lazy update.
+    Chunk starts and sizes are in blocks, or indexed rows in a lazy update.
     """
     rule, real, sparse, lazy = layout.rule, layout.real, layout.sparse, layout.lazy
     catch_up, reals, direct = layout.catch_up, (real,), layout.grad == layout.real
@@ -345,9 +346,9 @@ def _blocks(layout: Layout) -> Callable:
 def start(
     rescale: int, real: Any, keyed: bool, correct: Any, dtype: Any, carries: bool
 ) -> Callable:
-    """Kernel like :func:`whole`, without the update: others follow.
+    """Kernel like :func:`whole`, without the update, for which other kernels are launched.
 
-    `rescale` is that of the rule.
+    `rescale` is the position of ``rescale_grad`` in the fields, -1 without it.
     """
 
     def start(context, objects):
@@ -364,7 +365,7 @@ def start(
 
 @scalar
 def check(context: Any, table: Any, objects: Any) -> Any:
-    """Check the arguments of a call, and enter its gradients."""
+    """Check the arguments of a call and enter its gradients."""
     places, guards = matrix(context, PLACES, np.uint64), cube(context, GUARDS, np.uint64)
     written, known = matrix(context, WRITTEN, np.uint64), line(context, KNOWN, np.uint64)
     length = np.int64(context[len(context) - 1])
@@ -373,7 +374,7 @@ def check(context: Any, table: Any, objects: Any) -> Any:
 
 @scalar
 def counted(context: Any, real: Any) -> Any:
-    """Arrays of a context that count a call and find its fields."""
+    """Return the arrays of a context that :func:`~fastopt.kernels.advance.advance` takes."""
     fields, tensors = matrix(context, FIELDS, real), matrix(context, TENSORS, np.int64)
     counts, groups = line(context, COUNTS, np.int64), cube(context, GROUPS, np.float64)
     return fields, tensors, counts, groups, line(context, CARRIED, np.float64)
@@ -381,9 +382,9 @@ def counted(context: Any, real: Any) -> Any:
 
 @cache
 def lazy(layout: Layout, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper)`` that applies the rule to the listed rows.
+    """Kernel ``(chunks, table, hyper)`` that applies the rule to the indexed rows.
 
-    Start and size of a chunk count listed rows.
+    Chunk starts and sizes are in indexed rows.
     """
     if layout.coded:
         return compiled(_blocks(layout), layout.rule, parallel)
@@ -442,7 +443,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
 def rows(layout: Layout, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row.
 
-    Start and size of a chunk count rows, of the tensor or of the list.
+    Chunk starts and sizes are in rows of the tensor, or indexed rows.
     """
     return compiled(_rows(layout), layout.rule, parallel)
 
@@ -531,9 +532,9 @@ def _rows(layout: Layout) -> Callable:
 
 @cache
 def settle(layout: Layout, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table)`` that gives all rows the decay that they have missed.
+    """Kernel ``(chunks, table)`` that applies deferred weight decay to all rows.
 
-    Start and size of a chunk count rows.
+    Chunk starts and sizes are in rows.
     """
     real, kinds, dither = layout.real, layout.weight, layout.dither or None
     locate_row = row_locator(layout.pitched)
@@ -559,7 +560,7 @@ def settle(layout: Layout, parallel: bool) -> Callable:
 
 @cache
 def sums(layout: Layout, step: int, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, hyper, partial)`` that adds up pass `step` of the rule per chunk."""
+    """Kernel ``(chunks, table, hyper, partial)`` for the partial sums of reduction `step`."""
     return compiled(_sums(layout, step), layout.rule, parallel)
 
 
@@ -631,7 +632,7 @@ def _sums(layout: Layout, step: int) -> Callable:
 
 
 def _decode_part(layout: Layout) -> Callable:
-    """Function ``(table, tensor, first, count, target)`` that decodes elements of each slot."""
+    """Return ``(table, tensor, first, count, target)``, which decodes elements of each slot."""
     first_state, state_kinds = layout.first_state, layout.state
     first_scale, scale_kinds = layout.first_scale, layout.scales
 
@@ -655,9 +656,9 @@ def _decode_part(layout: Layout) -> Callable:
 
 @cache
 def finish(layout: Layout, step: int) -> Callable:
-    """Kernel ``(chunks, table, hyper, partial)`` that ends pass `step`.
+    """Kernel ``(chunks, table, hyper, partial)`` that finalizes reduction `step`.
 
-    Totals are in order of the chunks.
+    Partial sums are added in the order of the chunks.
     """
     return compiled(_finish(layout, step), layout.rule, parallel=False)
 
@@ -684,9 +685,9 @@ def _finish(layout: Layout, step: int) -> Callable:
 
 @cache
 def squares(kind: Any, real: Any, column: int, sparse: bool, parallel: bool) -> Callable:
-    """Kernel ``(chunks, table, partial)`` that adds up the squares of gradients per chunk.
+    """Kernel ``(chunks, table, partial)`` that sums the squares of gradients per chunk.
 
-    The gradients' addresses are in `column`. Start and size of a chunk count elements, or listed
+    The gradients' addresses are in `column`. Chunk starts and sizes are in elements, or in indexed
     rows.
     """
     return compiled(_squares((kind,), real, column, sparse), None, parallel)
@@ -751,7 +752,7 @@ def take_rows() -> Callable:
 
 @cache
 def totals() -> Callable:
-    """Kernel ``(chunks, partial, sums)`` that adds up the sums of chunks for each tensor."""
+    """Kernel ``(chunks, partial, sums)`` that adds the partial sums of each tensor."""
 
     def totals(chunks, partial, sums):
         for c in range(len(chunks)):

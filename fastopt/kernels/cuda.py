@@ -1,10 +1,11 @@
-"""CUDA kernels: the twins of :mod:`fastopt.kernels.cpu`, made of the same rules.
+"""CUDA kernels: the counterparts of :mod:`fastopt.kernels.cpu`, derived from the same rules.
 
-They take the same three arrays, on the device, and compute with the same functions of scalars. What
-differs is who does what: a block takes a row of ``chunks``, its threads take the elements in turn.
-Sums have the order of the CPU's: a warp has the 32 lanes of :mod:`fastopt.kernels.lanes`.
+They take the same three arrays, on the device, and call the same scalar functions. Only the
+distribution of work differs: a block takes a row of ``chunks``, and its threads stride over the
+elements. Sums have the same order as on the CPU: a warp has the 32 partial sums of
+:mod:`fastopt.kernels.lanes`.
 
-Under numba's simulator the kernels are plain Python, and so are all functions that they call.
+Under numba's simulator the kernels and all functions that they call are plain Python.
 """
 
 from collections.abc import Callable
@@ -46,20 +47,20 @@ __all__ = [
 ]
 
 THREADS = 4 if SIMULATED else 256
-"""Threads of a block; the simulator starts a thread of Python for each."""
+"""Threads of a block; the simulator starts a Python thread for each."""
 
 WARPS = 1 if SIMULATED else 4
-"""Warps of a block of the kernels that add up."""
+"""Warps of a block in the reduction kernels."""
 
 SUMMERS = WARPS * LANES
-"""Threads of such a block."""
+"""Threads of a block in the reduction kernels."""
 
 BLOCKS = 32
-"""Blocks of terms whose sums are added up before all others: those of a chunk on the CPU."""
+"""Blocks of terms that are summed before other groups, like the blocks of a chunk on the CPU."""
 
 
 def compiled(kernel: Callable, rule: Rule | None) -> Callable:
-    """Compile `kernel` on first launch, from numba's disk cache where possible."""
+    """Compile `kernel` on first launch, or load it from numba's disk cache."""
     if SIMULATED:
         return cuda.jit(_quiet(kernel))
     name_entry(kernel, rule, "cuda")
@@ -74,20 +75,20 @@ def compiled(kernel: Callable, rule: Rule | None) -> Callable:
 
 
 def _quiet(kernel: Callable) -> Callable:
-    """The kernel without NumPy's warnings, of which there are none on a GPU."""
+    """Wrap a kernel to suppress NumPy's warnings, which a GPU does not give."""
     errstate = np.errstate
 
     def quiet(*arguments: Any) -> None:
         with errstate(all="ignore"):
             kernel(*arguments)
 
-    # The simulator puts its own `cuda` into the globals of what it is given.
+    # The simulator replaces `cuda` in the globals of the function that it gets.
     return FunctionType(quiet.__code__, kernel.__globals__, closure=quiet.__closure__)
 
 
 @scalar
 def add_lanes(lanes, place, lane):
-    """Add up the lanes of every warp, in halves, into its first, for each row of `lanes`."""
+    """Sum the lanes of every warp pairwise by halves into its first lane, for each row."""
     half = LANES // 2
     while half:
         cuda.syncthreads()
@@ -101,10 +102,10 @@ def add_lanes(lanes, place, lane):
 def dense(layout: Layout) -> Callable:
     """Kernel ``(chunks, table, hyper)`` that applies the rule to every element in place.
 
-    `hyper` has a record for each tensor, or is a tuple of the numbers in that of all tensors.
+    `hyper` has a record for each tensor, or is a tuple of the numbers that all tensors share.
 
-    Under a lazy layout start and size of a chunk count listed rows, and only those are updated;
-    threads in y take rows, those in x elements.
+    With a lazy layout, chunk starts and sizes are in indexed rows, and only these are updated;
+    threads in y take rows, threads in x take elements.
     """
     rule, real, sparse, by_row = layout.rule, layout.real, layout.sparse, layout.lazy
     update, noise, slots, catch_up = rule.fn, rule.noise, len(rule.state), layout.catch_up
@@ -125,7 +126,7 @@ def dense(layout: Layout) -> Callable:
             first, count = start, np.int64(table[tensor, WIDTH])
             last = min(start + size, np.int64(table[tensor, SEGMENTS]))
         else:
-            first, last, count = np.int64(0), np.int64(1), size  # all of it is one row
+            first, last, count = np.int64(0), np.int64(1), size  # the chunk is one row
 
         def update_row(k):
             row = listed(table, tensor, ROWS, k) if by_row else np.int64(0)
@@ -159,7 +160,7 @@ def dense(layout: Layout) -> Callable:
 
             i, across = np.int64(cuda.threadIdx.x), np.int64(cuda.blockDim.x)
             if not by_row:
-                while i + 3 * across < count:  # four are on their way before the first is written
+                while i + 3 * across < count:  # issue four loads before the first store
                     one, two = taken(i), taken(i + across)
                     three, four = taken(i + 2 * across), taken(i + 3 * across)
                     step(i, one)
@@ -184,7 +185,7 @@ lazy = dense
 def rows(layout: Layout) -> Callable:
     """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row.
 
-    Start and size of a chunk count rows, of the tensor or of the list; a warp takes a row.
+    Chunk starts and sizes are in rows of the tensor, or indexed rows; a warp takes a row.
     """
     rule, real, sparse = layout.rule, layout.real, layout.sparse
     update: Any = rule.fn
@@ -205,7 +206,7 @@ def rows(layout: Layout) -> Callable:
         grads = locate(table, tensor, first_grad, 0, grad_kinds)
         if sparse:
             size = min(size, np.int64(table[tensor, SEGMENTS]) - start)
-        for first in range(0, size, WARPS):  # all threads go round alike, and wait for each other
+        for first in range(0, size, WARPS):  # all threads do equal iterations: they synchronize
             active = first + warp < size
             k = start + first + warp
             row: Any = np.int64(0)
@@ -250,9 +251,9 @@ def rows(layout: Layout) -> Callable:
 
 @cache
 def settle(layout: Layout) -> Callable:
-    """Kernel ``(chunks, table)`` that gives all rows the decay that they have missed.
+    """Kernel ``(chunks, table)`` that applies deferred weight decay to all rows.
 
-    Start and size of a chunk count rows. It does not count as made up for before :func:`paid`.
+    Chunk starts and sizes are in rows. :func:`paid` then marks the decay as applied.
     """
     real, kinds, dither = layout.real, layout.weight, layout.dither or None
 
@@ -276,9 +277,9 @@ def settle(layout: Layout) -> Callable:
 
 @cache
 def paid(sparse: bool) -> Callable:
-    """Kernel ``(chunks, table)`` that counts decay as made up for: of listed rows, or of all.
+    """Kernel ``(chunks, table)`` that marks decay as applied, of the indexed rows or of all.
 
-    Start and size of a chunk count rows.
+    Chunk starts and sizes are in rows.
     """
 
     def paid(chunks, table):
@@ -295,9 +296,9 @@ def paid(sparse: bool) -> Callable:
 
 @cache
 def sums(layout: Layout, step: int) -> Callable:
-    """Kernel ``(chunks, table, hyper, partial)`` that adds up pass `step` of the rule per chunk.
+    """Kernel ``(chunks, table, hyper, partial)`` for the partial sums of reduction `step`.
 
-    A chunk has at most BLOCK elements; a warp takes one.
+    A chunk has at most BLOCK elements; a warp takes a chunk.
     """
     rule, real, sparse = layout.rule, layout.real, layout.sparse
     terms, count = rule.passes[step][0], rule.sums[step]
@@ -336,10 +337,10 @@ def sums(layout: Layout, step: int) -> Callable:
 
 @cache
 def totals(count: int) -> Callable:
-    """Kernel ``(firsts, partial, total)`` that adds up the partial sums of each tensor.
+    """Kernel ``(firsts, partial, total)`` that adds the partial sums of each tensor.
 
-    Those of tensor t are in rows ``firsts[t]`` to ``firsts[t + 1]`` of `partial`; a block takes a
-    tensor.
+    The partial sums of tensor t are in rows ``firsts[t]`` to ``firsts[t + 1]`` of `partial`; a
+    block takes a tensor.
     """
 
     def totals(firsts, partial, total):
@@ -363,7 +364,7 @@ def totals(count: int) -> Callable:
 
 @cache
 def finish(layout: Layout, step: int) -> Callable:
-    """Kernel ``(table, hyper, total)`` that ends pass `step` for each tensor."""
+    """Kernel ``(table, hyper, total)`` that finalizes reduction `step` for each tensor."""
     fill = layout.rule.passes[step][1]
     first_kept, kinds, keeps = layout.first_kept, layout.kept, bool(layout.kept)
 
@@ -381,10 +382,10 @@ def finish(layout: Layout, step: int) -> Callable:
 
 @cache
 def squares(kind: Any, column: int, sparse: bool) -> Callable:
-    """Kernel ``(chunks, table, partial)`` that adds up the squares of gradients per chunk.
+    """Kernel ``(chunks, table, partial)`` that sums the squares of gradients per chunk.
 
-    The gradients' addresses are in `column`. A chunk is at most BLOCK elements, or a listed row; a
-    warp takes one.
+    The gradients' addresses are in `column`. A chunk has at most BLOCK elements, or is an indexed
+    row; a warp takes a chunk.
     """
     kinds = (kind,)
 
@@ -413,8 +414,8 @@ def squares(kind: Any, column: int, sparse: bool) -> Callable:
 def copy() -> Callable:
     """Kernel ``(addresses, layout, size, itemsize)`` that copies an array with any strides.
 
-    `addresses` has those of target and source; `layout` the lengths of their axes, and the
-    strides of both in bytes.
+    `addresses` has the addresses of target and source. `layout` has three rows: the lengths of the
+    axes, and the strides of target and source in bytes.
     """
     byte = (np.uint8,)
 

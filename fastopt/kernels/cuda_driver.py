@@ -1,11 +1,11 @@
-"""What a step asks of the CUDA driver: launches, uploads, downloads, each in a few microseconds.
+"""Direct calls of the CUDA driver: launches, uploads and downloads in a few microseconds each.
 
-numba's own launches look at the types of all arguments, and its copies wait for the device. Here a
-kernel is compiled once for the types of its arguments, and its handle is launched. Uploads go
-through pinned memory, which is used again once the device has read it. Numbers may be passed by
-value, so that a step needs no upload at all.
+numba's launches inspect the types of all arguments, and its copies wait for the device. Here a
+kernel is compiled once for its argument types, and its handle is launched. Uploads go through
+pinned memory, which is reused once the device has read it. Numbers may be passed by value, so that
+a step needs no upload.
 
-numba's simulator has no driver; the functions of this module are all that differs there.
+numba's simulator has no driver; only the functions of this module differ under it.
 """
 
 from collections import deque
@@ -41,16 +41,16 @@ __all__ = [
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
 WORDS = 128
-"""Most words of the arguments of a kernel, of 8 bytes each; the driver takes 4096 bytes."""
+"""Maximum 8-byte words of a kernel's arguments; the driver's limit is 4096 bytes."""
 
 SMALLEST = 256
 """Bytes of the smallest pinned buffer."""
 
 BUFFERS = 32
-"""Most pinned buffers of one size: as many steps may wait for the device before the host does."""
+"""Maximum pinned buffers of one size: the number of pending steps before the host waits."""
 
 CAPTURES = range(900, 908)
-"""Errors of the driver about a stream that is being captured."""
+"""Driver errors about a stream that is being captured."""
 
 _MASK = (1 << 64) - 1
 
@@ -63,12 +63,12 @@ def _driver() -> Any:
 
 
 def _checked(result: tuple[Any, ...], call: str) -> Any:
-    """The value that a call of the driver returned.
+    """Return the value from the result of a driver call.
 
     Raises
     ------
     RuntimeError
-        It failed.
+        The call failed.
     """
     if result[0]:
         raise RuntimeError(f"CUDA driver: {call} failed with {result[0].name}")
@@ -76,21 +76,21 @@ def _checked(result: tuple[Any, ...], call: str) -> Any:
 
 
 class Memory:
-    """Array on the present device, which kernels take as an argument.
+    """Array on the current device that kernels take as an argument.
 
     Parameters
     ----------
     shape : tuple of int
-        Its shape.
+        Shape.
     dtype : numpy.dtype
-        Its dtype, which may be a record.
+        Dtype, which may be a record.
 
     Attributes
     ----------
     array : numba.cuda.DeviceNDArray
         The array.
     words : list of int
-        What a kernel is passed for it.
+        Kernel arguments that describe the array.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
@@ -118,7 +118,7 @@ def _array_type(dtype: Any, ndim: int) -> Any:
 
 
 class Values:
-    """Numbers that kernels take by value, as a tuple; see :func:`values`."""
+    """Tuple of numbers that kernels take by value; see :func:`values`."""
 
     __slots__ = ("dtype", "key", "type", "words")
 
@@ -133,13 +133,13 @@ class Values:
 
 @cache
 def values(dtype: Any, count: int) -> Callable[[list[int]], Values]:
-    """Function that makes :class:`Values` of the bits of so many numbers."""
+    """Return a function that makes :class:`Values` from the bits of `count` numbers."""
     kind = types.UniTuple(from_dtype(dtype), count)
     return lambda words: Values(words, kind, dtype)
 
 
 class _Arguments(local):
-    """Memory of each thread for the arguments of a launch, which reads it before it returns."""
+    """Per-thread memory for kernel arguments, which a launch reads before it returns."""
 
     def __init__(self) -> None:
         self.values = np.zeros(WORDS, np.uint64)
@@ -152,16 +152,16 @@ class _Arguments(local):
 
 _arguments = _Arguments()
 _handles: dict[tuple[Any, ...], int] = {}
-"""Handles of compiled kernels, by kernel, context and types of arguments."""
+"""Handles of compiled kernels, by kernel, context and argument types."""
 
 
 def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any) -> None:
-    """Launch a kernel on the present device.
+    """Launch a kernel on the current device.
 
     Parameters
     ----------
     kernel : callable
-        What :func:`fastopt.kernels.cuda.compiled` returned.
+        Kernel from :func:`fastopt.kernels.cuda.compiled`.
     blocks : int
         Number of blocks.
     threads : int or tuple of int
@@ -195,33 +195,33 @@ def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any)
 
 
 def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
-    """Handle of a kernel, compiled for arguments of these types and loaded in this context."""
+    """Compile a kernel for these argument types, load it and return its handle."""
     from numba.cuda.core.errors import NumbaError as CudaError
 
     signature = tuple(types.int64 if isinstance(a, int) else a.type for a in arguments)
     try:
         made = kernel.compile(signature)
-    except CudaError as error:  # numba-cuda has errors of its own beside numba's
+    except CudaError as error:  # numba-cuda has its own error classes
         raise NumbaError(str(error)) from error
     made.bind()
     return int(made._codelibrary.get_cufunc().handle)
 
 
 def _context() -> int:
-    """Handle of the present context."""
+    """Return the handle of the current context."""
     return int(_driver().cuCtxGetCurrent()[1])
 
 
 @cache
 def _context_of(device: int) -> int:
-    """Handle of the primary context of a device."""
+    """Return the handle of the primary context of a device."""
     cuda = cuda_target()
     with cuda.gpus[device]:
         return int(cuda.current_context().handle)
 
 
 def entered(device: int) -> Any:
-    """Context in which a device is the present one."""
+    """Return a context manager that makes a device the current one."""
     if not SIMULATED and _context() == _context_of(device):
         return _PRESENT
     return cuda_target().gpus[device]
@@ -231,12 +231,13 @@ _PRESENT = nullcontext()
 
 
 def refuse_capture(stream: int) -> None:
-    """Raise if what runs on a stream is being captured for a CUDA graph.
+    """Raise if a stream is being captured for a CUDA graph.
 
     Raises
     ------
     RuntimeError
-        It is: a graph would repeat the step with the counts and rates of now.
+        The stream is being captured: a graph would repeat the step with the current update counts
+        and learning rates.
     """
     if SIMULATED:
         return
@@ -253,7 +254,7 @@ def refuse_capture(stream: int) -> None:
 
 
 class _Buffer:
-    """Pinned memory, and the event that tells when the device has read it."""
+    """Pinned memory, and an event that is recorded when the device has read it."""
 
     __slots__ = ("address", "array", "event", "handle")
 
@@ -266,9 +267,9 @@ class _Buffer:
 
 
 class _Device:
-    """Pinned buffers of a device, and what launches that may still run use.
+    """Pinned buffers of a device, and the objects in use by pending launches.
 
-    Buffers are never freed: a later upload waits until the device has read them.
+    Buffers are never freed; a later upload reuses one after the device has read it.
     """
 
     def __init__(self) -> None:
@@ -277,7 +278,7 @@ class _Device:
         self.held: deque[tuple[Any, Any]] = deque()
 
     def buffer(self, size: int) -> _Buffer:
-        """A buffer of so many bytes that the device does not read; call it with the lock."""
+        """Return a free buffer of at least `size` bytes; the caller holds the lock."""
         rounded = max(1 << (size - 1).bit_length(), SMALLEST)
         ring = self.buffers.setdefault(rounded, deque())
         driver = _driver()
@@ -307,7 +308,7 @@ def _device(context: int) -> _Device:
 
 
 def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
-    """Copy a contiguous NumPy array to `memory` on a stream; it may be changed at once."""
+    """Copy a contiguous NumPy array to `memory` on a stream; the array may then be changed."""
     if SIMULATED:
         memory.array.copy_to_device(array)
         return
@@ -324,7 +325,7 @@ def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
 
 
 def download(memory: Memory, stream: int) -> NDArray[Any]:
-    """Copy of `memory` on the host, once what was launched before on the stream is done."""
+    """Copy `memory` to the host, after the earlier work on the stream has finished."""
     if SIMULATED:
         return np.array(memory.array.copy_to_host())
     found = np.empty(memory.shape, memory.dtype)
@@ -337,6 +338,6 @@ def download(memory: Memory, stream: int) -> NDArray[Any]:
 
 
 def hold(objects: Any, stream: int) -> None:
-    """Keep objects alive until what has been launched on a stream is done."""
+    """Keep objects alive until the work launched on a stream has finished."""
     if not SIMULATED:
         _device(_context()).hold(objects, stream)

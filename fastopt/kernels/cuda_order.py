@@ -1,7 +1,7 @@
-"""Listed rows in order, on a CUDA device: sorted in tiles by many blocks, which are then merged.
+"""Sorting of row indices on a CUDA device: blocks sort tiles, which are then merged.
 
-A key is the number of a row with, in its last bits, the place in the list where it stands. No two
-keys are equal, so that however they are sorted, equal rows keep the order of the list.
+A key is a row index with its position in the list in the last bits. No two keys are equal, so
+equal rows keep the order of the list under any sorting method.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,21 @@ from fastopt.kernels.storage import load, locate, store
 __all__ = ["ARRAYS", "SORTERS", "order_rows"]
 
 SORTERS = 8 if SIMULATED else 1024
-"""Threads of a block, each of which takes a place in the list; a block sorts a tile of so many."""
+"""Threads of a block, one for each position in the list; also the size of a sorted tile."""
 
 LISTED, UNIQUE, STARTS, ORDER, KEYS, SPARE = range(6)
-"""Addresses that kernels are told: of the numbers of rows as they are listed, and of int64 arrays
-for each different row, for where its places begin (one more), for the places in order, and for
-keys, of which there are two."""
+"""Addresses in kernel arguments: the row indices as listed, and int64 arrays for the unique rows,
+the start of each one's positions (one more), the sorted positions, and two arrays of keys."""
 
 ARRAYS = SPARE
-"""Number of those int64 arrays; the first three are what kernels of rules read."""
+"""Number of those int64 arrays; update kernels read the first three."""
 
 INDEX = (np.int64,)
 
 
 @scalar
 def sum_before(shared, t, added):
-    """Sum of what the threads before thread `t` have `added`; `shared` gets the running sums."""
+    """Return the sum of `added` over the threads before `t`; `shared` gets the running sums."""
     shared[t] = added
     step = 1
     while step < len(shared):
@@ -48,7 +47,7 @@ def sum_before(shared, t, added):
 
 @scalar
 def begins(keys, i, bits):
-    """Whether the row of a key is another than that of the key before it."""
+    """Whether the row of a key differs from the row of the previous key."""
     return i == 0 or load(keys, i)[0] >> bits != load(keys, i - 1)[0] >> bits
 
 
@@ -56,7 +55,7 @@ def begins(keys, i, bits):
 def survey(kind: Any) -> Callable:
     """Kernel ``(addresses, size, height, bits, answer)`` that makes keys of rows of type `kind`.
 
-    To `answer` go whether a row is outside of the table, and whether rows do not ascend.
+    It sets ``answer[0]`` if a row is outside of the table, and ``answer[1]`` if rows do not ascend.
     """
     kinds = (kind,)
 
@@ -101,8 +100,8 @@ def sort_tiles() -> Callable:
 def merge() -> Callable:
     """Kernel ``(addresses, size, source, target, width)`` that merges pairs of sorted runs.
 
-    Each run has `width` keys. A key's place is that in its own run and, from a binary search, the
-    number of smaller ones in the other.
+    Each run has `width` keys. The new position of a key is its position in its own run plus the
+    number of smaller keys in the other run, from a binary search.
     """
 
     def merge(addresses, size, source, target, width):
@@ -127,7 +126,7 @@ def merge() -> Callable:
 
 @cache
 def count_rows() -> Callable:
-    """Kernel ``(addresses, size, source, target, bits)``: the different rows that blocks begin."""
+    """Kernel ``(addresses, size, source, target, bits)`` that counts unique rows per block."""
 
     def count_rows(addresses, size, source, target, bits):
         i = np.int64(cuda.grid(1))
@@ -141,9 +140,9 @@ def count_rows() -> Callable:
 
 @cache
 def cut_rows() -> Callable:
-    """Kernel ``(addresses, size, source, counts, bits, answer)`` that takes sorted keys apart.
+    """Kernel ``(addresses, size, source, counts, bits, answer)`` that splits sorted keys.
 
-    `counts` are those of :func:`count_rows`. To `answer` goes how many different rows there are.
+    `counts` are from :func:`count_rows`. The number of unique rows is written to ``answer[2]``.
     """
 
     def cut_rows(addresses, size, source, counts, bits, answer):
@@ -183,19 +182,19 @@ def order_rows(
     size: int,
     height: int,
 ) -> int | None:
-    """Sort listed rows, and return how many different ones there are; None if one is outside.
+    """Sort row indices and return the number of unique rows; None if one is out of range.
 
     Parameters
     ----------
     run : callable
-        Launches a kernel, with a thread for each place in the list. The kernel is given the
-        addresses, the length of the list, and what follows here.
+        ``run(kernel, *arguments)`` launches a kernel with a thread for each position in the list.
+        The kernel's arguments are the addresses, the length of the list, and `arguments`.
     answer : device array
-        Three int64 numbers, which are 0.
+        Three int64 zeros.
     fetch : callable
-        Copies `answer` to main memory.
+        Copies `answer` to the host.
     kind : type
-        Type of the numbers of rows.
+        Type of the row indices.
     size : int
         Length of the list, at least 1.
     height : int

@@ -1,4 +1,4 @@
-"""Tables of tensors in the memory of a CUDA device."""
+"""Tables of tensors on a CUDA device."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,28 +41,28 @@ if TYPE_CHECKING:
 __all__ = ["CudaTable"]
 
 FEW = 8
-"""Arrays of pieces of work that are remembered on the device."""
+"""Number of arrays of chunks that are cached on the device."""
 
 EACH = 16
-"""Elements that a thread of a full block updates, one after the other."""
+"""Elements that each thread of a full block updates."""
 
 DONE_BYTES = 8
-"""Bytes of the first column of a table."""
+"""Bytes of the DONE column of a table, its first."""
 
 assert DONE == 0
 
 MOST = 64
-"""Most hyper-parameters that are passed by value."""
+"""Maximum number of hyper-parameters that are passed by value."""
 
 UNREADABLE = AttributeError, KeyError, TypeError, ValueError
-"""Errors of reading what is not an array on a device; the checks report it."""
+"""Errors from reading an object that is not a device array; the full checks report it."""
 
 
 class CudaTable(Table):
-    """A table whose arrays are on a CUDA device; its arrays are headers.
+    """A table whose arrays are on a CUDA device, described by headers.
 
-    Equal hyper-parameters of all tensors are passed to kernels by value. Everything else is copied
-    to the device when it has changed: the table with the addresses seldom.
+    Hyper-parameters that are equal for all tensors are passed to kernels by value. Everything else
+    is uploaded when it has changed, which is rare for the addresses.
     """
 
     move = staticmethod(move)
@@ -102,14 +102,14 @@ class CudaTable(Table):
         self._dead: list[Any] = []
 
     def watch(self, arrays: Sequence[Header]) -> None:
-        """Note the arrays whose owners might move them; numba's stay where they are."""
+        """Record the arrays that their owners might move; numba's never move."""
         self.watched = [each for each in arrays if each.kept is None and not stays(each.array())]
         addresses = [each.ctypes.data for each in self.watched]
         self.watched_at = addresses, readings([each.array() for each in self.watched]).kinds
 
     @classmethod
     def joined(cls, tables: Sequence[Any]) -> Any:
-        """One table of the tensors of several that have the same layout and device."""
+        """Merge tables with the same layout and device into one."""
         made = super().joined(tables)
         made.grad_bytes = np.concatenate([table.grad_bytes for table in tables])
         made.grad_kinds = [kind for table in tables for kind in table.grad_kinds]
@@ -128,18 +128,18 @@ class CudaTable(Table):
     # The arrays of a call
 
     def prepare(self, lead: Any, arrays: Sequence[Header], grad: Header, values: Any) -> None:
-        """Note what later calls are compared with.
+        """Record the properties that later calls are compared with.
 
         Parameters
         ----------
         lead : Header
-            The array whose stream is worked on.
+            The array whose stream is used.
         arrays : sequence of Header
-            Weight and state, as the caller has them.
+            The caller's arrays of weight and state.
         grad : Header
-            The gradient, of which `values` may be a copy.
+            The caller's gradient.
         values : Header
-            What kernels read.
+            The gradient that kernels read: `grad`, or a copy of it.
         """
         self.leads = [lead]
         self.watch(arrays)
@@ -150,16 +150,16 @@ class CudaTable(Table):
 
     @cached_property
     def _moving(self) -> list[Any]:
-        """Arrays whose streams are followed."""
+        """Watched arrays whose stream the update uses."""
         return [lead for lead in self.leads if any(lead is each for each in self.watched)]
 
     @cached_property
     def _tensors(self) -> list[Any]:
-        """References to the watched arrays, of which torch counts versions."""
+        """References to the watched arrays, whose versions torch counts."""
         return [each.array for each in self.watched]
 
     def _unmoved(self) -> bool:
-        """Whether weight and state are where they were, and used on one stream."""
+        """Whether weight and state have not moved and are used on one stream."""
         try:
             found = readings([each.array() for each in self.watched])
             if (found.addresses, found.kinds) != self.watched_at:
@@ -179,13 +179,13 @@ class CudaTable(Table):
         grads : sequence
             The gradient of each tensor.
         written : numpy.ndarray
-            Sorted ranges of memory that are written to, which gradients must not meet.
+            Sorted memory ranges that are written to, which gradients must not overlap.
 
         Returns
         -------
         bool
-            False if a gradient is not like the one that the table was made for, or a weight is
-            not where it was. Nothing has changed.
+            False, with nothing changed, if a gradient differs in kind from the one that the table
+            was made for, or a weight or state has moved.
 
         Raises
         ------
@@ -199,7 +199,7 @@ class CudaTable(Table):
             return True
         ids = list(map(id, grads))
         again = ids == self._seen
-        if again and self._alive and not self._dead:  # arrays of numba's, which stay
+        if again and self._alive and not self._dead:  # the same numba arrays
             self._streams = set(handles_of(grads))
             return True
         try:
@@ -216,7 +216,7 @@ class CudaTable(Table):
         return True
 
     def _enter(self, found: Reading, written: NDArray[np.uint64]) -> bool:
-        """Enter addresses of gradients that are aligned and meet nothing that is written to."""
+        """Enter addresses of gradients if they are aligned and overlap no written memory."""
         first = np.array(found.addresses, np.uint64)
         itemsize = np.dtype(self.layout.grad).itemsize
         arguments = self.entry, written, self.grad_bytes, itemsize, first
@@ -236,29 +236,29 @@ class CudaTable(Table):
 
     @property
     def stream_handle(self) -> int:  # type: ignore[override]
-        """Stream that the first weight is used on."""
+        """Handle of the stream that the first weight is used on."""
         handle: int = self.leads[0].stream
         return handle
 
-    # What kernels are passed
+    # Kernel arguments
 
     def _space(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> Any:
-        """Memory of the device of this shape, which is used again."""
+        """Return reusable device memory of this shape."""
         memory = self._memory.get((name, shape))
         if memory is None:
             memory = self._memory[name, shape] = self.driver.Memory(shape, dtype)
         return memory
 
     def _send(self, name: str, array: Array) -> Any:
-        """Memory of the device with what is in `array`."""
+        """Upload `array` to reusable device memory."""
         memory = self._space(name, array.shape, array.dtype)
         self.driver.upload(memory, array, self.stream_handle)
         return memory
 
     def _send_entry(self) -> Any:
-        """Memory of the device with the table, uploaded if it has changed."""
+        """Return device memory with the table, uploaded if it has changed."""
         memory = self._space("entry", self.entry.shape, self.entry.dtype)
-        content = self.entry.tobytes()[DONE_BYTES:]  # which kernels do not read
+        content = self.entry.tobytes()[DONE_BYTES:]  # kernels do not read DONE
         if content != self.uploaded:
             self.uploaded = None
             self.driver.upload(memory, self.entry, self.stream_handle)
@@ -266,7 +266,7 @@ class CudaTable(Table):
         return memory
 
     def _send_hyper(self) -> Any:
-        """Hyper-parameters, by value if all tensors have equal ones that kernels only read."""
+        """Return the hyper-parameters, by value if all tensors share them and none is written."""
         words, by_value = self.words, self._by_value
         if by_value is not None and (len(words) == 1 or (words[1:] == words[0]).all()):
             return by_value(words[0].tolist())
@@ -275,7 +275,7 @@ class CudaTable(Table):
         return memory
 
     def _send_pieces(self, pieces: NDArray[np.int64]) -> Any:
-        """Memory of the device with chunks, which are made once for tensors of some sizes."""
+        """Return device memory with chunks, cached by the identity of `pieces`."""
         known = self._pieces.get(id(pieces))
         if known is None:
             if len(self._pieces) > FEW:
@@ -287,7 +287,7 @@ class CudaTable(Table):
         return known[1]
 
     def _fetch(self, memory: Any) -> Array:
-        """Copy of memory of the device, once what was launched before is done."""
+        """Download device memory after the earlier launches have finished."""
         copied: Array = self.driver.download(memory, self.stream_handle)
         return copied
 
@@ -297,7 +297,7 @@ class CudaTable(Table):
 
     @cached_property
     def _threads(self) -> tuple[int, int]:
-        """Threads of a block: in x as many as a row needs, in y as there is room for."""
+        """Threads of a block: as many in x as a row needs, the rest in y."""
         if not self.layout.lazy:
             return self.kernels.THREADS, 1
         across = min(1 << max(self.width - 1, 1).bit_length(), self.kernels.THREADS)
@@ -326,7 +326,7 @@ class CudaTable(Table):
             self.pieces, self.total = self.list_pieces
 
     def _places(self, count: int) -> list[int]:
-        """Addresses of arrays for what is known of `count` listed rows once they are sorted."""
+        """Return the addresses of the arrays for sorting `count` indexed rows."""
         if self._room is None or self._room.shape[1] <= count:
             if self._room is not None:
                 self.driver.hold(self._room, self.stream_handle)
@@ -335,7 +335,7 @@ class CudaTable(Table):
         return [base + k * step for k in range(self.sorting.ARRAYS)]
 
     def _ordered(self, words: str, indices: Header, places: list[int], height: int) -> int:
-        """Sort listed rows on the device, and return how many different ones there are."""
+        """Sort row indices on the device and return the number of unique rows."""
         size, threads = len(indices), self.sorting.SORTERS
         addresses = self._send("places", np.array([[indices.ctypes.data, *places]], np.uint64))
         answer = self._send("answer", np.zeros(3, np.int64))
@@ -360,7 +360,7 @@ class CudaTable(Table):
     # Launches
 
     def _on_device(self) -> Any:
-        """Make the table's device the present one, and wait for gradients of other streams."""
+        """Return a context that makes the device current and waits for gradients' streams."""
         device, handle = self.device.device_id, self.stream_handle
         if self._streams <= {handle}:
             return self.driver.entered(device)
@@ -368,9 +368,9 @@ class CudaTable(Table):
 
     @contextmanager
     def _after_others(self, device: int, handle: int, others: set[int]) -> Iterator[None]:
-        """Make a device the present one; wait for other streams first, and for the own one last.
+        """Make a device current; wait for other streams first, and for the table's own last.
 
-        Once a gradient is let go of, its memory may be used again on its own stream.
+        The last wait is needed because a released gradient's memory may be reused on its stream.
         """
         with self.driver.entered(device):
             for other in others:
@@ -379,7 +379,7 @@ class CudaTable(Table):
             wait_for(handle)
 
     def squares(self) -> NDArray[np.float64]:
-        """See :meth:`Table.squares`; indexed rows are added up row by row."""
+        """See :meth:`Table.squares`; each indexed row is one chunk."""
         layout, column = self.layout, self.entry.shape[1] - 1
         with self._on_device():
             entry = self._send_entry()
@@ -396,7 +396,7 @@ class CudaTable(Table):
         return chunks(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
 
     def _added(self, kernel: Any, count: int, pieces: NDArray[np.int64], *arguments: Any) -> Any:
-        """Memory of the device with the totals of `count` sums for each tensor."""
+        """Launch a summing kernel; return device memory with `count` totals for each tensor."""
         tensors = len(self.sizes)
         partial = self._space("partial", (max(len(pieces), 1), count))
         total = self._space("total", (tensors, count))
@@ -410,7 +410,7 @@ class CudaTable(Table):
         return total
 
     def _firsts(self, pieces: NDArray[np.int64]) -> Any:
-        """Memory of the device with the first chunk of each tensor, and their number."""
+        """Return device memory with the first chunk of each tensor, then the number of chunks."""
         if pieces is not self._blocks:
             return self._send("firsts", _firsts_of(pieces, len(self.sizes)))
         if ("firsts", None) not in self._memory:
@@ -420,7 +420,7 @@ class CudaTable(Table):
         return self._memory["firsts", None]
 
     def run(self, combine: Combine | None = None) -> None:
-        """See :meth:`Table.run`; it returns before the device is done."""
+        """See :meth:`Table.run`; it returns before the device has finished."""
         if combine is not None:
             raise TypeError("slices of tensors are updated in main memory only")
         rule, layout, kernels = self.layout.rule, self.layout, self.kernels
@@ -449,7 +449,7 @@ class CudaTable(Table):
             self.give_back()
 
     def let_go(self) -> None:
-        """See :meth:`Table.let_go`; copies live until the device is done with them."""
+        """See :meth:`Table.let_go`; copies live until the device has finished with them."""
         copies = (*(pair[1] for pair in self.copied), *(self.borrowed or ())[1:], *self.listed)
         of = [array for array in copies if isinstance(array, Header)]
         if held := [array.kept for array in of if array.kept is not None]:
@@ -476,7 +476,7 @@ class CudaTable(Table):
 
 @lru_cache(maxsize=64)
 def _single(count: int) -> NDArray[np.int64]:
-    """Chunks of one indexed row of the first tensor."""
+    """Return `count` chunks of one indexed row each."""
     return np.stack([np.zeros(count, np.int64), np.arange(count), np.ones(count, np.int64)], axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Memory of CUDA devices: arrays are made there, copied, moved, and brought back."""
+"""Allocation of arrays on CUDA devices, and copies to, from and between them."""
 
 from functools import cache
 from importlib import import_module
@@ -32,12 +32,12 @@ Array = np.ndarray[Any, Any]
 
 @cache
 def cuda_target() -> Any:
-    """Module ``numba.cuda``, once it is known that kernels can be compiled and launched with it.
+    """Return the module ``numba.cuda``, after checking that it can compile and launch kernels.
 
     Raises
     ------
     ImportError
-        The extra that brings numba-cuda is not installed, or there is no driver or device.
+        numba-cuda is not installed, or there is no driver or device.
     """
     if not config.ENABLE_CUDASIM:
         try:
@@ -55,7 +55,7 @@ def cuda_target() -> Any:
 
 
 def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C") -> Any:
-    """Array of zeros where `of` is: a NumPy array, or a device array of numba's."""
+    """Return zeros on the device of `of`: a NumPy array, or a numba device array."""
     if not isinstance(of, Header):
         return np.zeros(shape, dtype, order)
     cuda = cuda_target()
@@ -66,7 +66,7 @@ def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] =
 
 
 def zero(array: Any) -> None:
-    """Fill a device array of numba's with zeros, after what has been started on the device."""
+    """Fill a numba device array with zeros, after all earlier work on the device."""
     cuda = cuda_target()
     if config.ENABLE_CUDASIM:
         array[...] = 0
@@ -75,29 +75,29 @@ def zero(array: Any) -> None:
         with cuda.gpus[header(array).place.device_id]:
             cuda.synchronize()
             driver.device_memset(array, 0, array.nbytes)
-            wait_for(0)  # others may use it on a stream that does not
+            wait_for(0)  # it may be used on a stream that does not wait for stream 0
 
 
 def sent(array: Array, stream: Any) -> Any:
-    """Copy of a NumPy array on the present device, of use on this stream alone."""
+    """Copy a NumPy array to the current device, for use on this stream only."""
     dtype = array.dtype
-    bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # which has no buffer
+    bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # no buffer protocol
     made = cuda_target().to_device(bits, stream=stream)
     made = made if bits is array else made.view(dtype)
-    made.stream = 0  # or it would prefer this stream to those that it is used on later
+    made.stream = 0  # else numba would prefer this stream to those of later use
     return made
 
 
 def owned(array: Array, device: Device) -> Any:
-    """Copy of a NumPy array on a device, as a device array of numba's."""
+    """Copy a NumPy array to a device, as a numba device array."""
     with cuda_target().gpus[device.device_id]:
         made = sent(array, 0)
-        wait_for(0)  # others may use it on a stream that does not
+        wait_for(0)  # it may be used on a stream that does not wait for stream 0
         return made
 
 
 def placed(state: Any, of: Any) -> Any:
-    """State with its NumPy arrays copied to the device where `of` is, if it is on one."""
+    """Copy the NumPy arrays of a state to the device of `of`, if that is on a device."""
     if not isinstance(of, Header):
         return state
     if isinstance(state, (tuple, list)):
@@ -106,7 +106,7 @@ def placed(state: Any, of: Any) -> Any:
 
 
 def stream_of(handle: int) -> Any:
-    """Numba's object for a stream that others made."""
+    """Return numba's object for an external stream."""
     cuda = cuda_target()
     if config.ENABLE_CUDASIM or handle == 0:
         return 0
@@ -116,7 +116,7 @@ def stream_of(handle: int) -> Any:
 
 
 def wait_for(handle: int) -> None:
-    """Wait until all that has been started on a stream of the present device is done."""
+    """Wait for all work that has been started on a stream of the current device."""
     stream = stream_of(handle)
     if stream:
         stream.synchronize()
@@ -125,9 +125,9 @@ def wait_for(handle: int) -> None:
 
 
 def contiguous(array: Header, stream: int) -> Header:
-    """The array, or the header of a new one with its elements, in C order and aligned.
+    """Return the array, or the header of a C-contiguous and aligned copy.
 
-    They are copied on a stream, and back.
+    Elements are copied on `stream`, also when they are copied back.
     """
     if array.flags.c_contiguous and array.flags.aligned:
         return array
@@ -138,7 +138,7 @@ def contiguous(array: Header, stream: int) -> Header:
 
 
 def duplicate(array: Header, stream: int | None = None) -> Any:
-    """Device array of numba's with the same elements, contiguous in C order."""
+    """Return a C-contiguous copy as a numba device array."""
     made = like(array, array.shape, array.dtype)
     target = header(made).view()
     target.stream = array.stream if stream is None else stream
@@ -149,7 +149,7 @@ def duplicate(array: Header, stream: int | None = None) -> Any:
 def move(target: Header, source: Header) -> None:
     """Copy the elements of an array to another of the same shape and dtype.
 
-    On the stream of the target, or of the source if that was made by :func:`contiguous`.
+    The copy runs on the stream of the target, or of the source if :func:`contiguous` made that.
     """
     from fastopt.kernels import cuda as kernels
     from fastopt.kernels import cuda_driver as driver
@@ -170,12 +170,12 @@ def move(target: Header, source: Header) -> None:
 
 
 def assign(target: Array, values: Array) -> None:
-    """Write `values`, which are in main memory, to an array of the same shape and dtype."""
+    """Write `values`, which are on the host, to an array of the same shape and dtype."""
     if isinstance(target, Header):
-        copied = owned(values, target.place)  # alive until the launch
+        copied = owned(values, target.place)  # kept alive until the copy has finished
         cuda = cuda_target()
         with cuda.gpus[target.place.device_id]:
-            cuda.synchronize()  # a state's updates are on its weight's stream
+            cuda.synchronize()  # updates of a state run on its weight's stream
             move(target, header(copied))
             cuda.synchronize()
     else:
@@ -183,9 +183,9 @@ def assign(target: Array, values: Array) -> None:
 
 
 def host(array: Any) -> Any:
-    """Copy of a CUDA array in main memory; anything else as it is.
+    """Copy a CUDA array to the host; return anything else unchanged.
 
-    Of tuples, lists and dictionaries, what is in them.
+    The items of tuples, lists and dictionaries are copied.
     """
     if isinstance(array, (tuple, list)):
         parts = [host(part) for part in array]
@@ -202,10 +202,10 @@ def host(array: Any) -> Any:
     with cuda.gpus[described.place.device_id]:
         if not (hasattr(array, "copy_to_host") and described.flags.forc):
             array = duplicate(described)
-        cuda.synchronize()  # a state's updates are on its weight's stream
+        cuda.synchronize()  # updates of a state run on its weight's stream
         return array.copy_to_host()
 
 
 def _rebuilt(of: Any, parts: list[Any]) -> Any:
-    """Tuple, named tuple or list like `of`."""
+    """Return a tuple, named tuple or list of the type of `of`."""
     return of._make(parts) if hasattr(of, "_make") else type(of)(parts)

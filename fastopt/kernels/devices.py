@@ -1,9 +1,9 @@
-"""Arrays in the memory of CUDA devices: what they are, without touching what is in them.
+"""Descriptions of arrays on CUDA devices, without access to their elements.
 
-Whatever offers ``__cuda_array_interface__`` (CuPy, numba, torch) is taken, and the simulator's
-arrays, which have ``__cuda_ndarray__`` alone. A :class:`Header` describes such an array as a NumPy
-array whose address is one of the device, so that the checks of shape, dtype, layout and overlap
-that serve arrays in main memory serve these too.
+Any object with ``__cuda_array_interface__`` (CuPy, numba, torch) is accepted, and arrays of numba's
+simulator, which have only ``__cuda_ndarray__``. A :class:`Header` describes such an array as a
+NumPy array with a device address, so that the checks of shape, dtype, memory layout and overlap for
+host arrays work for device arrays too.
 """
 
 import sys
@@ -32,31 +32,31 @@ __all__ = [
 ]
 
 EMPTY = 8
-"""Address of an array without elements, which may have none."""
+"""Address used for an array without elements, which may have no address."""
 
 Signature = tuple[Any, ...]
 Streams = dict[Any, int]
-"""Handles of the streams that torch works on, by device, for the time of a call."""
+"""Handles of torch's current streams, by device, for the duration of a call."""
 
 ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
-"""Functions that ask a header for nothing but its bounds."""
+"""Functions that read only the metadata of a header."""
 
 
 class Header(np.ndarray[Any, Any]):
-    """What a NumPy array tells of itself, for an array in the memory of a CUDA device.
+    """Metadata of an array on a CUDA device, in the form of a NumPy array.
 
-    Nothing may read or write its elements: NumPy would look for them in main memory.
+    Its elements must not be read or written: NumPy would look for them in host memory.
 
     Attributes
     ----------
     place : Device
-        Where the array is.
+        Device of the array.
     stream : int
-        Handle of the stream that its owner works on.
+        Handle of the stream that its owner uses.
     array : weakref.ref
-        The array that is described; whoever uses the header keeps it alive.
+        The described array; the user of the header keeps it alive.
     kept : object
-        The same array, if it was made for this use alone.
+        The described array, if it is a copy that the header owns.
     """
 
     place: Device
@@ -86,31 +86,31 @@ class Header(np.ndarray[Any, Any]):
 
 
 _known: dict[int, tuple[Signature, Header]] = {}
-"""Headers by the id of the array that they describe, as long as it lives."""
+"""Headers by the id of the described array, for as long as it lives."""
 
 
 def is_cuda(array: Any) -> bool:
-    """Whether `array` is in the memory of a CUDA device."""
+    """Whether `array` is on a CUDA device."""
     if type(array) is np.ndarray or isinstance(array, (tuple, list, np.generic)):
         return False
-    if stays(array):  # whose interface takes microseconds to make
+    if stays(array):  # numba takes microseconds to create the interface
         return hasattr(type(array), "__cuda_ndarray__")
-    told = getattr(array, "is_cuda", None)  # torch's tensors may refuse to show an interface
+    told = getattr(array, "is_cuda", None)  # torch's tensors may refuse to give an interface
     if isinstance(told, bool):
         return told
     return hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__")
 
 
 def header(array: Any) -> Any:
-    """Header of a CUDA array; anything else as it is.
+    """Return the header of a CUDA array; return anything else unchanged.
 
-    As long as an array lies where it lay, its header is the same object.
+    Repeated calls return the same header object until the array moves.
     """
     return _header(array, {})
 
 
 def headers(arrays: Iterable[Any]) -> list[Any]:
-    """Headers of several arrays."""
+    """Return the headers of several arrays."""
     streams: Streams = {}
     return [_header(array, streams) for array in arrays]
 
@@ -123,7 +123,7 @@ def _header(array: Any, streams: Streams) -> Any:
         made = known[1]
         made.stream = _handle(array.stream)
         return made
-    if not is_cuda(array):  # or no more, as a parameter of torch may be moved
+    if not is_cuda(array):  # or no longer: a torch parameter may be moved
         return array
     try:
         signature, stream, interface = _read(array, streams)
@@ -141,19 +141,19 @@ def _header(array: Any, streams: Streams) -> Any:
 
 
 def stays(array: Any) -> bool:
-    """Whether an array stays where it is and keeps its shape, as numba's do."""
+    """Whether an array never moves or changes its shape: true for numba's arrays."""
     return type(array).__module__.startswith("numba")
 
 
 class Reading(NamedTuple):
-    """What several arrays on devices are at a moment, in their order.
+    """Snapshot of the metadata of several device arrays, in their order.
 
     Attributes
     ----------
     addresses : list of int
-        Where they are.
+        Addresses.
     kinds : list
-        What is equal for arrays that may take each other's place: shape, strides, dtype, device.
+        Shape, strides, dtype and device; equal for arrays that may replace each other.
     streams : list of int
         Handles of the streams that they are used on.
     """
@@ -164,12 +164,12 @@ class Reading(NamedTuple):
 
 
 def readings(arrays: Iterable[Any]) -> Reading:
-    """Read arrays on devices in one pass, without a header for each.
+    """Read the metadata of device arrays in one pass, without a header for each.
 
     Raises
     ------
     AttributeError, KeyError, TypeError, ValueError
-        One of them is not an array on a device.
+        One of them is not a device array.
     """
     arrays = list(arrays)
     kinds: list[Any] = list(map(type, arrays))
@@ -184,7 +184,7 @@ def readings(arrays: Iterable[Any]) -> Reading:
 
 @cache
 def _reader(kind: Any) -> Callable[[list[Any]], Reading]:
-    """Function that reads arrays of a type."""
+    """Return the function that reads arrays of a type."""
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, torch.Tensor):
         return _read_tensors
@@ -220,7 +220,7 @@ _stream = attrgetter("stream")
 
 @cache
 def _several() -> bool:
-    """Whether there are several devices."""
+    """Whether this machine has several devices."""
     return len(sys.modules["numba.cuda"].gpus) > 1
 
 
@@ -242,14 +242,14 @@ def _read_interfaces(arrays: list[Any]) -> Reading:
 
 
 def handles_of(arrays: Sequence[Any]) -> list[int]:
-    """Handles of the streams of arrays of numba's."""
+    """Return the stream handles of numba arrays."""
     streams = list(map(_stream, arrays))
     handles = {stream: _handle(stream) for stream in set(streams)}
     return [handles[stream] for stream in streams]
 
 
 def mark_written(arrays: Sequence[Any]) -> None:
-    """Tell torch that tensors have been changed in place, so that it refuses stale graphs."""
+    """Notify torch that tensors were changed in place, so that it refuses stale graphs."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -265,14 +265,14 @@ def mark_written(arrays: Sequence[Any]) -> None:
 
 
 def device_of(array: Any) -> Device | None:
-    """Device of a header; None for main memory."""
+    """Return the device of a header; None for an array on the host."""
     return array.place if isinstance(array, Header) else None
 
 
 def _read(array: Any, streams: Streams) -> tuple[Signature, int, dict[str, Any] | None]:
-    """What changes when an array is moved or given another shape, and the stream it is used on.
+    """Return a signature of address, shape, strides and dtype, the stream, and the interface.
 
-    And its interface, if that had to be made.
+    The interface is None if it was not needed.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
@@ -286,7 +286,7 @@ def _read(array: Any, streams: Streams) -> tuple[Signature, int, dict[str, Any] 
         signature = array.data_ptr(), array.shape, array.stride(), array.dtype
         return signature, streams[device], None
     told = _interface(array)
-    if told is None:  # the simulator's
+    if told is None:  # an array of the simulator
         data = array._ary.__array_interface__["data"][0]
         return (data, array.shape, array.strides, array.dtype), 0, None
     signature = told["data"], told["shape"], told.get("strides"), told["typestr"]
@@ -294,34 +294,34 @@ def _read(array: Any, streams: Streams) -> tuple[Signature, int, dict[str, Any] 
 
 
 def _handle(stream: Any) -> int:
-    """Handle of a stream; 0 is that of the default stream, which others may call 1."""
+    """Return the handle of a stream; 0 is the default stream, which others may number 1."""
     handle = int(stream) if stream else 0
     return 0 if handle == 1 else handle
 
 
 def _interface(array: Any) -> dict[str, Any] | None:
-    of = array.detach() if hasattr(array, "detach") else array  # torch refuses gradients' leaves
+    of = array.detach() if hasattr(array, "detach") else array  # torch refuses if it requires grad
     interface: dict[str, Any] | None = getattr(of, "__cuda_array_interface__", None)
     return interface
 
 
 class _Described:
-    """Holder of an interface that NumPy reads."""
+    """Object with an array interface that NumPy reads."""
 
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
 
 
 def _described(array: Any, interface: dict[str, Any] | None) -> Header:
-    """A new header of `array`."""
-    if interface is None:  # the simulator's
+    """Create a header of `array`."""
+    if interface is None:  # an array of the simulator
         made = array._ary.view(Header)
         made.place = _device(0)
         return made
     if interface.get("mask") is not None:
         raise TypeError("masked CUDA arrays are not supported")
     data = interface["data"]
-    if data[0] == 0:  # empty; NumPy would allocate
+    if data[0] == 0:  # an empty array, for which NumPy would allocate memory
         data = (EMPTY, data[1])
     names = ("shape", "typestr", "strides")
     plain = {"version": 3, "data": data, **{name: interface.get(name) for name in names}}
@@ -338,7 +338,7 @@ def _device(number: int) -> Device:
 
 
 def _ordinal(array: Any) -> int:
-    """Number of the device of an array, as its library tells it."""
+    """Return the device number of an array, as reported by its library."""
     device = getattr(array, "device", None)
     for number in (getattr(device, "index", None), getattr(device, "id", None)):
         if isinstance(number, int):

@@ -1,4 +1,4 @@
-"""What kernels do with one element, or with one row's decay."""
+"""Kernel operations on one element, and on the deferred weight decay of one row."""
 
 import math
 
@@ -15,7 +15,7 @@ FLOAT64 = (np.float64,)
 
 
 def row_locator(pitched):
-    """Function ``(table, tensor, column, row, width, kinds)`` that returns pointers to a row."""
+    """Return ``(table, tensor, column, row, width, kinds)``, which returns pointers to a row."""
     return _pitched_row if pitched else _row
 
 
@@ -31,7 +31,7 @@ def _pitched_row(table, tensor, column, row, width, kinds):
 
 @scalar
 def gradient(grads, i, buffer, k):
-    """Gradient of an element: `k` of the buffer, or `i` behind the pointer if there is none."""
+    """Return the gradient of an element: `buffer[0, k]`, or element `i` of `grads` if None."""
     if buffer is None:
         return load(grads, i)[0]
     return buffer[0, k]
@@ -39,7 +39,7 @@ def gradient(grads, i, buffer, k):
 
 @scalar
 def keep(weights, i, weight, key, place, dither):
-    """Write element `i` of a weight, which is element `place` of the tensor."""
+    """Write element `i` of a weight, which is element number `place` of the tensor."""
     if dither is None:
         write_weight(weights, i, weight)
     else:
@@ -48,7 +48,7 @@ def keep(weights, i, weight, key, place, dither):
 
 @scalar
 def keep_state(states, i, state, key, place, draws):
-    """Write element `i` of every state slot, which is element `place` of the tensor."""
+    """Write element `i` of every state slot, which is element number `place` of the tensor."""
     if draws is None:
         store(states, i, state)
     else:
@@ -57,7 +57,7 @@ def keep_state(states, i, state, key, place, draws):
 
 @scalar
 def missed(table, tensor, row):
-    """Factor of the decay that a row has missed; it counts as made up for."""
+    """Return the factor of a row's deferred decay, and mark the decay as applied."""
     factor = owed(table, tensor, row)
     pay(table, tensor, row)
     return factor
@@ -65,7 +65,7 @@ def missed(table, tensor, row):
 
 @scalar
 def owed(table, tensor, row):
-    """Factor of the decay that a row has missed."""
+    """Return the factor of a row's deferred decay."""
     paid = locate(table, tensor, PAID, row, FLOAT64)
     totals = locate(table, tensor, DECAY, 0, FLOAT64)
     return math.exp(load(totals, 0)[0] - load(paid, 0)[0])
@@ -73,6 +73,6 @@ def owed(table, tensor, row):
 
 @scalar
 def pay(table, tensor, row):
-    """Count the decay that a row has missed as made up for."""
+    """Mark the deferred decay of a row as applied."""
     paid = locate(table, tensor, PAID, row, FLOAT64)
     store(paid, 0, load(locate(table, tensor, DECAY, 0, FLOAT64), 1))

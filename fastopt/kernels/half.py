@@ -1,12 +1,12 @@
 """Conversions between float32 and the bits of float16 and bfloat16, one number at a time.
 
-Values are float32, and bits are uint16, as numba knows neither format. Every function runs inside
+Values are float32 and bits are uint16, as numba supports neither format. Every function runs inside
 kernels, where the loop around it vectorizes, and in plain Python.
 
-Integers of 32 bits do the work, but for float16 where the processor converts it (F16C on x86).
-That path gives the same bits, but for those that tell one NaN from another. It is taken only if
-kernels are compiled for such a processor: for another, LLVM would call a function that does not
-exist. Numba's cache on disk keeps the kernels of each processor and set of features apart.
+The conversions use 32-bit integer arithmetic, except for float16 on processors that convert it
+(F16C on x86). The hardware gives the same bits, apart from NaN payloads. It is used only if kernels
+are compiled for such a processor: for another one, LLVM would call a function that does not exist.
+Numba's disk cache keeps kernels separate for each processor and set of features.
 """
 
 from functools import cache
@@ -45,22 +45,22 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 _QUIET = np.uint32(0x00400000)
 
-# Float32 bits of the least normal float16, the largest one, and the first power of 2 beyond.
+# Float32 bits of the smallest normal float16, the largest float16, and the next power of 2.
 _NORMAL_16 = np.uint32(113 << 23)
 _LARGEST_16 = np.uint32(0x477FE000)
 _BEYOND_16 = np.uint32(143 << 23)
 
-# A float32's exponent less that of the equal float16, and twice that, which infinity takes.
+# Difference of the exponent fields of an equal float32 and float16; infinity needs it twice.
 _BIAS = np.uint32(112 << 23)
 _BIAS_2 = np.uint32(224 << 23)
 
-# A normal float16 drops 13 bits of a float32's mantissa; their factor 2**13 in the exponent.
+# A normal float16 drops 13 bits of a float32's mantissa; the factor 2**13 in the exponent field.
 _DROPPED = np.uint32(13)
 _DROPPED_MASK = np.uint32((1 << 13) - 1)
 _DROPPED_HALF = np.uint32(1 << 12)
 _DROPPED_FACTOR = np.uint32(13 << 23)
 
-# Below the normal ones, float16 counts units of 2**-24, here with 21 bits after the point.
+# Subnormal float16 are multiples of 2**-24, here in fixed point with 21 fractional bits.
 _UNIT = np.float32(2.0**-24)
 _POINT = np.uint32(21)
 _POINT_MASK = np.uint32((1 << 21) - 1)
@@ -75,7 +75,7 @@ _LARGEST_BFLOAT16 = np.uint32(0x7F7F0000)
 
 
 def widen_float16(bits):
-    """Float32 of the float16 with the given bits."""
+    """Convert the bits of a float16 to float32."""
     return _widen_by_integers(bits)
 
 
@@ -87,9 +87,9 @@ def _widen_float16(bits):
 
 
 def narrow_float16(x):
-    """Bits of the float16 nearest to float32 `x`, of two equally near ones the even one.
+    """Round float32 `x` to the nearest float16, ties to even, and return its bits.
 
-    From 65520 on that is infinity. NaN stays NaN.
+    Magnitudes of 65520 and more become infinity. NaN stays NaN.
     """
     return _narrow_by_integers(x)
 
@@ -103,12 +103,13 @@ def _narrow_float16(x):
 
 @scalar
 def dither_float16(x, bits):
-    """Bits of float32 `x` rounded to one of the two float16 next to it by the random uint32 `bits`.
+    """Round float32 `x` stochastically to float16 with the random uint32 `bits`; return its bits.
 
-    The probability of rounding away from zero is the part that is cut off, in units of the last
-    place, so the expectation is `x`. The low 13 bits decide; where the result is below the normal
-    numbers it is the low 21, to whose resolution the probability is rounded down. A float16 does
-    not change, infinity and NaN stay. Beyond the largest float16, 65504, rounding is to nearest.
+    The result is one of the two adjacent float16. The probability of rounding away from zero is the
+    truncated part in units of the last place, so the expectation is `x`. The low 13 of the random
+    bits are used; for a subnormal result the low 21, to whose resolution the probability is rounded
+    down. Exact float16 values, infinity and NaN do not change. Beyond the largest float16, 65504,
+    rounding is to nearest.
     """
     magnitude = _magnitude(x)
     added = _DROPPED_HALF if magnitude > _LARGEST_16 else np.uint32(bits & _DROPPED_MASK)
@@ -122,13 +123,13 @@ def dither_float16(x, bits):
 
 @scalar
 def widen_bfloat16(bits):
-    """Float32 of the bfloat16 with the given bits."""
+    """Convert the bits of a bfloat16 to float32."""
     return _bits_float(np.uint32(bits) << _HALF_BITS)
 
 
 @scalar
 def narrow_bfloat16(x):
-    """Bits of the bfloat16 nearest to float32 `x`, of two equally near ones the even one.
+    """Round float32 `x` to the nearest bfloat16, ties to even, and return its bits.
 
     NaN stays NaN.
     """
@@ -138,9 +139,9 @@ def narrow_bfloat16(x):
 
 @scalar
 def dither_bfloat16(x, bits):
-    """Bits of float32 `x` rounded to one of the two bfloat16 next to it by the random `bits`.
+    """Round float32 `x` stochastically to bfloat16 with the random uint32 `bits`.
 
-    As in :func:`dither_float16`; the low 16 bits of the uint32 decide, for every `x`.
+    See :func:`dither_float16`; the low 16 of the random bits are used for every `x`.
     """
     beyond = _magnitude(x) > _LARGEST_BFLOAT16
     return _upper(x, _LOWER_HALF if beyond else np.uint32(bits & _LOWER))
@@ -148,30 +149,30 @@ def dither_bfloat16(x, bits):
 
 @scalar
 def split_float32(x):
-    """Bits of the bfloat16 nearest to float32 `x`, and the low 16 bits of `x`.
+    """Split float32 `x` into the bits of the nearest bfloat16 and the low 16 bits of `x`.
 
-    Unlike in :func:`narrow_bfloat16`, of two equally near ones it is the one away from zero. So
-    the low bits tell which way it was rounded, and :func:`join_float32` gives back `x`.
+    Unlike in :func:`narrow_bfloat16`, ties are rounded away from zero. The low bits thus determine
+    the direction of rounding, and :func:`join_float32` restores `x` exactly.
     """
     return _upper(x, _LOWER_HALF), np.uint16(_float_bits(x) & _LOWER)
 
 
 @scalar
 def join_float32(high, low):
-    """Float32 that :func:`split_float32` split into `high` and `low`.
+    """Join the parts `high` and `low` from :func:`split_float32` to a float32.
 
-    If `high` was set to another finite number since, the result is a number that rounds to it, or
-    one of less than 1e-40 if it was set to zero.
+    If `high` has since been set to another finite number, the result rounds to that number; if it
+    was set to zero, the result is below 1e-40.
     """
     high, low = np.uint32(high), np.uint32(low)
-    # Where rounding raised the upper half, the lower one begins with 1. Nothing raises to zero.
+    # If rounding raised the upper half, the lower half starts with 1. Raising never gives zero.
     raised = np.uint32(low >> _LOWER_TOP) if np.uint32(high & _MAGNITUDE_16) else _ZERO
     return _bits_float(np.uint32(np.uint32(high - raised) << _HALF_BITS) | low)
 
 
 @scalar
 def _upper(x, added):
-    """Upper half of the bits of float32 `x` plus `added`; NaN becomes a quiet NaN."""
+    """Return the upper half of the bits of float32 `x` plus `added`; NaN becomes a quiet NaN."""
     bits = _float_bits(x)
     is_nan = _magnitude(x) > _INFINITY
     return np.uint16((bits | _QUIET if is_nan else np.uint32(bits + added)) >> _HALF_BITS)
@@ -192,22 +193,22 @@ def _widen_by_integers(bits):
 def _narrow_by_integers(x):
     magnitude = min(_magnitude(x), _BEYOND_16)
     exponent = max(np.uint32(magnitude & _INFINITY), _NORMAL_16)
-    # The last place of the sum is that of the float16, so the processor rounds to it.
+    # The last place of the sum equals the float16's, so the processor rounds to it.
     large = np.uint32(exponent + _DROPPED_FACTOR)
     significand = np.uint32(_float_bits(_bits_float(magnitude) + _bits_float(large)) - large)
-    # The significand has the leading 1 of a normal number, and a carry, which raise the exponent.
+    # The significand's leading 1 (of a normal number) and its carry increment the exponent.
     return _signed(x, np.uint32(np.uint32(exponent - _NORMAL_16) >> _DROPPED) + significand)
 
 
 @scalar
 def _magnitude(x):
-    """Bits of the absolute value."""
+    """Return the bits of the absolute value."""
     return np.uint32(_float_bits(x) & _MAGNITUDE)
 
 
 @scalar
 def _signed(x, magnitude):
-    """Bits of the float16 with the sign of `x` and the given magnitude, or NaN if `x` is NaN."""
+    """Return the bits of the float16 with the sign of `x` and this magnitude, or of NaN."""
     sign = np.uint32(_float_bits(x) >> _HALF_BITS) & _SIGN_16
     return np.uint16(sign | (_NAN_16 if _magnitude(x) > _INFINITY else magnitude))
 
@@ -238,5 +239,5 @@ def _f16c() -> bool:
     if config.CPU_FEATURES is None:
         return bool(on_host and config.ENABLE_AVX)
     features = config.CPU_FEATURES.split(",")
-    # Taking a feature away takes those that need it away too.
+    # Disabling a feature also disables the features that depend on it.
     return on_host and "+f16c" in features and not any(f.startswith("-") for f in features)

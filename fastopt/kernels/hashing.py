@@ -1,9 +1,10 @@
 """A hash table from 64-bit ids to row numbers, by open addressing with linear probing.
 
-A slot has 32 bits: the number of a row plus one in the lower bits, as many as any row needs, and
-bits of the id's hash in the others, so that the id of a row is read for a hit almost alone. An
-empty slot is 0, and one whose row is gone has row 0. The ids themselves lie with what else a row
-has. Slots are not a power of two: a multiplication maps a hash to a slot.
+A slot has 32 bits: the row number plus one in the lower bits, as many as the largest row needs, and
+bits of the id's hash (the tag) in the others, so that the id of a row is rarely read except for a
+hit. An empty slot is 0; a slot whose row was removed has row 0. The ids are stored with the other
+data of a row. The number of slots need not be a power of two: a multiplication maps a hash to a
+slot.
 """
 
 import math
@@ -25,24 +26,24 @@ __all__ = ["FREE", "draw", "find", "gather", "insert", "place", "remove", "touch
 __all__ += ["BITS", "DEAD", "HIGH", "HINT", "LIVE", "NUMBERS"]
 
 BLOCK = 32
-"""Ids that are looked up together, so that none waits for memory alone."""
+"""Ids that are looked up together, to overlap their memory latencies."""
 
 FREE = np.uint32(0xFFFFFFFF)
-"""Last use of a row that has no id."""
+"""Value of the last use of a row without an id."""
 
 BITS, LIVE, HIGH, HINT, DEAD, NUMBERS = 0, 1, 2, 3, 4, 5
-"""Positions of numbers in an array: bits of a slot for the row, rows with an id, first row that
-never had one, row before which no row is free, slots of rows that are gone; and their count."""
+"""Positions in the array ``numbers``: bits of a slot for the row, rows with an id, first row that
+never had an id, row before which no row is free, slots of removed rows; and the array's length."""
 
 _GONE = np.uint32(0x80000000)
 _EMPTY = np.uint32(0)
 _WORD, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _UNIT, _MOST = np.float32(2.0**-23), 4294967040.0
-"""Step of uniform numbers; where counts stop, the largest float32 below 2**32."""
+"""Step of uniform numbers; upper limit of counts, the largest float32 below 2**32."""
 
 
 def fetch(address):
-    """Have the line of the cache at an address brought to it."""
+    """Prefetch the cache line at an address."""
 
 
 @overload(fetch)
@@ -65,13 +66,13 @@ def _fetch_intrinsic(typingctx, address):
 
 @scalar
 def _home(hashed, size):
-    """Slot from which on an id is looked for."""
+    """Return the slot where the search for an id starts."""
     return np.int64((hashed >> _WORD) * np.uint64(size) >> _WORD)
 
 
 @scalar
 def _row(id, hashed, slots, ids, bits):
-    """Row of an id, or -1."""
+    """Return the row of an id, or -1."""
     at = _home(hashed, len(slots))
     mask = np.int64((1 << bits) - 1)
     tag = np.int64(hashed & _LOW) >> bits
@@ -92,9 +93,9 @@ def _row(id, hashed, slots, ids, bits):
 
 @scalar
 def _counted(count, age, rate, more):
-    """A count, of which each step since the last use has left ``exp(-rate)``, with `more` uses.
+    """Return ``count * exp(-rate * age) + more``, limited to the largest count.
 
-    Arrays are not passed to scalar functions in loops: counting their references takes long.
+    It takes numbers, since passing arrays in a loop costs time for reference counting.
     """
     count = np.float64(count)
     if rate > 0 and age > 0:
@@ -104,12 +105,12 @@ def _counted(count, age, rate, more):
 
 @cache
 def find() -> Callable:
-    """Kernel that finds the rows of ids, and uses them in the same pass.
+    """Kernel that finds the rows of ids and records their use in the same pass.
 
     Its arguments are ``(wanted, slots, ids, counts, last, numbers, rows, before, use)``. It writes
-    the row of each id, or -1, and returns how many have none. ``use`` is an array
-    ``(now, counted, rate)``: unless now is negative, it becomes the last use of the rows, whose
-    counts and last uses go to `before`.
+    the row of each id, or -1, to `rows`, and returns the number of ids without a row. `use` is an
+    array ``(now, counted, rate)``: unless `now` is negative, it becomes the last use of the rows,
+    whose previous counts and last uses are written to `before`.
     """
 
     def find(wanted, slots, ids, counts, last, numbers, rows, before, use):
@@ -137,7 +138,7 @@ def find() -> Callable:
                 fetch(id_at + step * max((slot & mask) - 1, 0))
             for k in range(first, first + count):
                 row = rows[k]
-                if row >= 0 and ids[row] != wanted[k]:  # of the same tag, which is rare
+                if row >= 0 and ids[row] != wanted[k]:  # equal tags, which is rare
                     row = _row(wanted[k], hashes[k - first], slots, ids, bits)
                     rows[k] = row
                 if row < 0:
@@ -155,7 +156,7 @@ def find() -> Callable:
 
 @cache
 def gather() -> Callable:
-    """Kernel ``(source, rows, target)`` that copies rows of bytes by all threads."""
+    """Kernel ``(source, rows, target)`` that copies rows with all threads."""
 
     def gather(source, rows, target):
         base, width = source.ctypes.data, source.shape[1]
@@ -175,11 +176,11 @@ def gather() -> Callable:
 
 @cache
 def insert() -> Callable:
-    """Kernel ``(wanted, slots, ids, last, numbers, rows, new, limit, first)`` that makes new rows.
+    """Kernel ``(wanted, slots, ids, last, numbers, rows, new, limit, first)`` that adds rows.
 
-    Ids from number `first` on that have no row get the free row with the lowest number, else the
-    next one, until as many slots as `limit` are used. The rows of all go to `rows`, those that are
-    new to `new`. It returns the number of new rows, and of the id that it has not come to.
+    Ids from position `first` on that have no row get the lowest free row, else the next new one,
+    until `limit` slots are used. The rows of all ids are written to `rows`, new rows also to `new`.
+    It returns the number of new rows and the position of the first id that was not processed.
     """
 
     def insert(wanted, slots, ids, last, numbers, rows, new, limit, first):
@@ -233,7 +234,7 @@ def insert() -> Callable:
 
 @cache
 def place() -> Callable:
-    """Kernel ``(slots, ids, last, numbers)`` that fills empty slots with all rows."""
+    """Kernel ``(slots, ids, last, numbers)`` that inserts all rows into empty slots."""
 
     def place(slots, ids, last, numbers):
         bits = numbers[BITS]
@@ -254,7 +255,7 @@ def place() -> Callable:
 
 @cache
 def remove() -> Callable:
-    """Kernel ``(gone, slots, ids, last, numbers)`` that frees different rows that have an id."""
+    """Kernel ``(gone, slots, ids, last, numbers)`` that removes unique rows that have an id."""
 
     def remove(gone, slots, ids, last, numbers):
         mask = np.int64((1 << numbers[BITS]) - 1)
@@ -276,7 +277,7 @@ def remove() -> Callable:
 
 @cache
 def touch() -> Callable:
-    """Kernel ``(rows, counts, last, use)`` that uses rows, see :func:`find`."""
+    """Kernel ``(rows, counts, last, use)`` that records the use of rows; see :func:`find`."""
 
     def touch(rows, counts, last, use):
         now, counted, rate = np.int64(use[0]), use[1] > 0, use[2]
@@ -293,10 +294,10 @@ def touch() -> Callable:
 
 @cache
 def draw(gaussian: bool) -> Callable:
-    """Kernel ``(ids, seed, scale, values)`` that draws a row of numbers for each id.
+    """Kernel ``(ids, seed, scale, values)`` that draws a row of random numbers for each id.
 
-    They are a function of seed and id alone: standard normal numbers or uniform ones from -1 to 1,
-    in float32, times `scale`.
+    They depend only on seed and id: standard normal numbers, or uniform numbers from -1 to 1, in
+    float32, times `scale`.
     """
 
     def draw(ids, seed, scale, values):

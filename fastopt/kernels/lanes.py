@@ -1,9 +1,9 @@
-"""Sums in an order that does not depend on the number of threads or the width of vectors.
+"""Deterministic sums, whose order does not depend on the number of threads or the vector width.
 
-Terms are added up in blocks of BLOCK. In a block, term i is added to partial sum i modulo LANES, in
-float64; then the partial sums are added up in halves. The terms of a few vectors at a time are
-written to a scratch array on the stack and added from there at once, so that the arithmetic of one
-part overlaps the loads of the next, and the compiler need not suspect that they overlap in memory.
+Terms are summed in blocks of BLOCK. In a block, term i is added to partial sum i modulo LANES, in
+float64; then the partial sums are added pairwise by halves. The terms of a few vectors at a time
+are written to a scratch array on the stack and added from there together, so that the arithmetic of
+one part overlaps the loads of the next, and the compiler need not assume that they alias.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from numba.extending import intrinsic, overload
 __all__ = ["BLOCK", "LANES", "PART", "add", "add_squares", "put", "scratch", "total"]
 
 BLOCK = 1024
-"""Terms of a sum that are added up before they are added to others; a multiple of PART."""
+"""Terms that are summed before their sum is added to others; a multiple of PART."""
 
 PART = 64
 """Terms that are computed before they are added to the partial sums; a multiple of LANES."""
@@ -27,12 +27,12 @@ LANES = 32
 
 
 def scratch(count, size, real):
-    """Pointers to `count` arrays of `size` numbers of type `real`, zeros, on the stack."""
+    """Return pointers to `count` arrays of `size` zeros of type `real` on the stack."""
     kind = np.ctypeslib.as_ctypes_type(real)
     return tuple(ctypes.cast((kind * size)(), ctypes.POINTER(kind)) for _ in range(count))
 
 
-@overload(scratch, prefer_literal=True, inline="always")  # into the function whose stack it is
+@overload(scratch, prefer_literal=True, inline="always")  # allocates on the caller's stack
 def _scratch(count, size, real):
     return lambda count, size, real: _scratch_intrinsic(count, size, real)
 
@@ -57,15 +57,15 @@ def _scratch_intrinsic(typingctx, count, size, real):
 
 
 def add(sums, terms, count):
-    """Add `count` terms behind each pointer to the partial sums behind the pointer of `sums`.
+    """Add `count` terms from each pointer of `terms` to the partial sums at that of `sums`.
 
-    There is room for PART terms, to which they are filled up with zeros.
+    The arrays of terms have length PART and are padded with zeros.
     """
     _add_all(sums, terms, count, lambda term: np.float64(term))
 
 
 def add_squares(sums, terms, count):
-    """Add the squares of terms as :func:`add` adds the terms; in float64, which holds them."""
+    """Add the squares of terms, like :func:`add`; float64 holds squares of float32 exactly."""
     _add_all(sums, terms, count, lambda term: np.float64(term) * np.float64(term))
 
 
@@ -87,7 +87,7 @@ def _add_squares(sums, terms, count):
 
 @intrinsic(prefer_literal=True)
 def _add_intrinsic(typingctx, sums, terms, count, square):
-    """Vectors spell out the order, which the compiler may not change to vectorize a loop."""
+    """Add explicit vectors: the compiler may not reorder float additions to vectorize a loop."""
 
     def codegen(context, builder, signature, args):
         kind = terms.dtype.dtype
@@ -116,7 +116,7 @@ def _add_intrinsic(typingctx, sums, terms, count, square):
 
 
 def total(sums):
-    """Add up the partial sums behind each pointer, in halves, and set them to 0."""
+    """Sum the partial sums at each pointer pairwise by halves, and set them to 0."""
     totals = []
     for lanes in sums:
         values, half = lanes[:LANES], LANES

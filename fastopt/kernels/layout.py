@@ -1,4 +1,4 @@
-"""What a kernel is compiled for: a rule, and the kinds of memory that it works on."""
+"""The layout that a kernel is compiled for: a rule and the storage types of its arrays."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -36,42 +36,42 @@ DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, PITCH, ADD
 """Columns of a table of tensors, which has a row for each tensor.
 
 DONE is set in the first row by the kernel that has updated all tensors. KEY is the key of the
-tensor's random numbers, OFFSET the number that its first element has for them, where it is a slice
-of a tensor, and WIDTH the number of elements in a row of it. A row-sparse gradient lists rows
-SEGMENTS in number, in ascending order at address ROWS; the values for the k-th of them are those at
-places ``order[starts[k]:starts[k + 1]]``, with ``starts`` at STARTS and ``order`` at ORDER. PAID
-and DECAY are addresses too, of what each row's decay has come to and of the totals before and after
-the step. PITCH is the number of bytes between rows of weight and state that are fields of records.
-From ADDRESS on come the addresses of the weight (and its rounded copy or remainder), of
-each state slot, of the numbers that the tensor keeps, of the scales of each slot of codes, and of
-the gradient.
+tensor's random numbers; OFFSET is the number of its first element in the random stream, if the
+tensor is a slice; WIDTH is the number of elements in a row. A row-sparse gradient has SEGMENTS
+unique rows, in ascending order at address ROWS; the values of the k-th one are at positions
+``order[starts[k]:starts[k + 1]]``, with ``starts`` at address STARTS and ``order`` at ORDER. PAID
+is the address of the decay applied to each row, DECAY the address of the accumulated decay before
+and after the step. PITCH is the number of bytes between rows of weight and state that are fields of
+records. The columns from ADDRESS on have the addresses of the weight (and its rounded copy or low
+16 bits), of each state slot, of the numbers that the rule keeps for the tensor, of the scales of
+each 8-bit slot, and of the gradient.
 """
 
 FLOAT16, BFLOAT16 = np.uint16, np.int16
-"""Types of the bits of a half; two, so that the type of a pointer tells which half it is."""
+"""Types of the bits of half-precision values; they differ so that pointer types do too."""
 
 SPLIT = (BFLOAT16, np.uint16)
-"""Kinds of a weight that is a bfloat16 and, beside it, the 16 bits that this lacks of a float32."""
+"""Storage types of a weight split into a bfloat16 and the low 16 bits of the float32."""
 
 CODES = {"int8": np.int8, "uint8": np.uint8}
-"""Types of the codes of signed and of nonnegative numbers, by their names."""
+"""Types of the codes of signed and of nonnegative numbers, by name."""
 
 _KINDS = {"float32": np.float32, "float64": np.float64, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
 @cache
 def kind_of(dtype: Any) -> Any:
-    """Type that stands for `dtype` in memory; None if kernels do not know it."""
+    """Return the storage type of `dtype`; None if kernels do not support it."""
     return _KINDS.get(dtype.name) if dtype.isnative else None
 
 
 def state_kind(dtype: Any) -> Any:
-    """Type that stands for `dtype` in the memory of a state, which may hold codes."""
+    """Return the storage type of `dtype` in a state, which may hold 8-bit codes."""
     return kind_of(dtype) or CODES.get(dtype.name)
 
 
 def bfloat16() -> Any:
-    """The dtype of bfloat16 arrays.
+    """Return the dtype of bfloat16 arrays.
 
     Raises
     ------
@@ -86,38 +86,38 @@ def bfloat16() -> Any:
 
 
 def real_of(dtype: Any) -> Any:
-    """Type of the arithmetic on weights of `dtype`: float32, or float64 for float64."""
+    """Return the type of the arithmetic on weights of `dtype`: float32, or float64 for float64."""
     return np.float64 if dtype == np.float64 else np.float32
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A rule and the kinds of memory of the arrays that it is applied to.
+    """A rule and the storage types of the arrays that it is applied to.
 
     Parameters
     ----------
     rule : Rule
-        What updates a tensor.
+        The update rule.
     real : type
         Type of the arithmetic.
     weight : tuple of type
-        Kind of the exact weight, and that of a rounded copy if one is written beside it; or SPLIT.
+        Storage type of the exact weight, and of its rounded copy if it has one; or SPLIT.
     grad : type
-        Kind of the gradient.
+        Storage type of the gradient.
     state : tuple of type
-        Kind of each state slot; halves are rounded stochastically, bytes are codes.
+        Storage type of each state slot; half precision is rounded stochastically, bytes are codes.
     dither : bool
         The weight is rounded stochastically.
     sparse : bool
-        The gradient lists rows.
+        The gradient is row-sparse.
     lazy : bool
-        Rows that the gradient does not list are left alone.
+        Only the indexed rows are updated.
     catch_up : bool
-        Listed rows are given the decay first that they have missed.
+        Deferred weight decay is applied to the indexed rows first.
     rounded_sums : bool
-        The passes of the rule see the weight as its half-precision copy has it.
+        The reductions of the rule read the half-precision form of the weight.
     pitched : bool
-        Rows of weight and state are at equal distances, and other things lie between them.
+        Rows of weight and state have a common stride that is larger than a row.
     """
 
     rule: Rule
@@ -144,35 +144,35 @@ class Layout:
 
     @property
     def first_scale(self) -> int:
-        """Column of a table with the address of the scales of the first slot of codes."""
+        """Column of a table with the address of the scales of the first 8-bit slot."""
         return self.first_kept + len(self.rule.kept)
 
     @property
     def first_kept(self) -> int:
-        """Column of a table with the address of the first number that a tensor keeps."""
+        """Column of a table with the address of the first number kept for a tensor."""
         return self.first_state + len(self.state)
 
     @property
     def kept(self) -> tuple[Any, ...]:
-        """Kind of each of these numbers."""
+        """Storage type of each number kept for a tensor."""
         return (self.real,) * len(self.rule.kept)
 
     @property
     def scales(self) -> tuple[Any, ...]:
-        """Kind of the scales of each slot of codes."""
+        """Storage type of the scales of each 8-bit slot."""
         return (self.real,) * sum(kind in CODES.values() for kind in self.state)
 
     @cached_property
     def coded(self) -> bool:
-        """Whether a state slot holds codes, see :mod:`fastopt.kernels.blocks`."""
+        """Whether a state slot holds 8-bit codes; see :mod:`fastopt.kernels.blocks`."""
         return bool(self.scales)
 
     @property
     def summed(self) -> tuple[int, tuple[Any, ...]]:
-        """Column of the weight that the passes of the rule see, and its kinds."""
+        """Column of the weight that the reductions of the rule read, and its storage types."""
         if not self.rounded_sums:
             return ADDRESS, self.weight
-        # A split weight's first part is its rounded form, otherwise that is the copy behind it.
+        # The rounded form is the first part of a split weight, else the copy after the weight.
         behind = int(self.weight != SPLIT)
         return ADDRESS + behind, (self.weight[behind],)
 
@@ -183,7 +183,7 @@ class Layout:
 
     @property
     def by_row(self) -> bool:
-        """Whether the kernel goes row by row."""
+        """Whether the kernel works row by row."""
         return self.lazy or self.rule.row is not None
 
     def __hash__(self) -> int:

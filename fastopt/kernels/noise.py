@@ -1,11 +1,11 @@
-"""Random numbers that depend on a key and a counter only, so that any thread can draw any of them.
+"""Counter-based random numbers: any thread can draw any of them from a key and a counter.
 
-Keys are made with SplitMix64's mixing function (Steele, Lea and Flood, 2014, "Fast splittable
-pseudorandom number generators"). The bits of an element are a hash of 32-bit numbers, since 64-bit
-multiplications do not vectorize on every processor: the multipliers and shifts are those of
-Wellons' "lowbias32" and "triple32" (https://github.com/skeeto/hash-prospector), with a half of the
-key before two of the multiplications. The normal numbers are Box and Muller's (1958), with
-logarithm and cosine as short polynomials in float32, which vectorize where library calls do not.
+Keys are computed with SplitMix64's mixing function (Steele, Lea and Flood, 2014, "Fast splittable
+pseudorandom number generators"). The bits of an element are a 32-bit hash, since 64-bit
+multiplications do not vectorize on every processor. Multipliers and shifts are from Wellons'
+"lowbias32" and "triple32" (https://github.com/skeeto/hash-prospector); one half of the key is added
+before each of two multiplications. Normal numbers use the transform of Box and Muller (1958), with
+logarithm and cosine as short polynomials in float32, which vectorize, unlike library calls.
 """
 
 import math
@@ -26,14 +26,14 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _LOW = np.uint64(0xFFFFFFFF)
 _DITHER = np.uint64(0x6A09E667F3BCC909)
-"""Sets the streams of dithering apart from those of normal numbers."""
+"""Separates the streams of stochastic rounding from those of normal numbers."""
 _WORD, _HALF_WORD, _EXCHANGE = np.uint64(32), np.uint64(16), np.uint64((1 << 32) + 1)
 _SHIFTS, _FACTORS, _STEP = (16, 15), (0x7FEB352D, 0x846CA68B), np.uint64(0x9E3779B9)
 _LONG_SHIFTS, _LONG_FACTORS = (17, 11, 15), (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 _TO_QUARTER = np.float32(2.0**-33)
 _ROOT = np.uint32(0x3F3504F3)
-"""Bits of the square root of 1/2 as float32."""
+"""Bits of ``sqrt(1/2)`` as float32."""
 _ROOT_SCALED = np.uint32(0x3F3504F3 + (31 << 23))
 _MANTISSA, _EXPONENT = np.uint32(0x007FFFFF), 23
 _MINUS_2_LN_2 = np.float32(-2 * math.log(2))
@@ -49,16 +49,16 @@ _LOG = tuple(
         -0.2371644824743271,
     )
 )
-"""Polynomial of ``-2 log(1 + x) / x`` between the roots of 1/2 and 2, to 5e-7 / x."""
+"""Polynomial for ``-2 log(1 + x) / x``, 1 + x from sqrt(1/2) to sqrt(2), with error 5e-7 / x."""
 _SIN = tuple(
     np.float32(c)
     for c in (6.2831645011901855, -41.33716583251953, 81.34140014648438, -70.99877166748047)
 )
-"""Polynomial in the square of x of ``sin(2 pi x) / x`` up to a quarter, to 6e-7 / x."""
+"""Polynomial in ``x**2`` for ``sin(2 pi x) / x`` up to x = 1/4, with error 6e-7 / x."""
 
 
 def key(seed: int, index: int, step: int) -> int:
-    """Key of the stream for one update: a 64-bit hash of three integers."""
+    """Return the key of the random stream of one update: a 64-bit hash of three integers."""
     hashed = 0
     for part in (seed, index, step):
         hashed = int(mix(np.uint64((hashed + part + int(_GAMMA)) & _MASK)))
@@ -66,7 +66,7 @@ def key(seed: int, index: int, step: int) -> int:
 
 
 def index_number(index: int | str) -> int:
-    """The 64-bit integer that stands for an index."""
+    """Return the 64-bit integer that represents an index."""
     number = (
         zlib.crc32(index.encode(errors="surrogatepass")) if isinstance(index, str) else int(index)
     )
@@ -76,7 +76,7 @@ def index_number(index: int | str) -> int:
 
 @scalar
 def stream_key(seed, index, step):
-    """See :func:`key`, of three 64-bit integers."""
+    """Compiled form of :func:`key`, for 64-bit integers."""
     hashed = np.uint64(0)
     for part in (seed, index, step):
         hashed = mix(_add(_add(hashed, np.uint64(part)), _GAMMA))
@@ -85,10 +85,10 @@ def stream_key(seed, index, step):
 
 @scalar
 def run(key, element):
-    """What :func:`normal` draws from for the elements from number `element` of stream `key` on.
+    """Return the run that :func:`normal` draws from, starting at `element` of stream `key`.
 
-    That are: what is added to the place in the run, the last place before the element's number has
-    another upper half, and what this half adds to the hash.
+    A run is the number to add to a position in it, the last position with the same upper 32 bits of
+    the element number, and the number that these bits add to the hash.
     """
     low, high = np.uint64(element) & _LOW, np.uint64(element) >> _WORD
     later = _add(key >> _WORD, _multiply(high, _STEP))
@@ -99,32 +99,33 @@ def run(key, element):
 def normal(run, i):
     """Draw a standard normal number, as float32, for element `i` of a :func:`run`.
 
-    It is a function of the number of the element, wherever the run starts; `i` is below 2**32.
+    It depends only on the key and the element's number, not on the start of the run. `i` must be
+    below 2**32.
     """
     start, last, later = run
     bits, turns = _hash_pair(np.uint32(np.uint64(i) & _LOW), start, last, later)
-    # Conversions of signed integers alone vectorize on every processor.
+    # Only conversions of signed integers vectorize on every processor.
     square = _minus_2_log(_signed(np.uint32(bits >> np.uint32(1))) + _HALF)
-    # The sine of a half turn is as likely to be anything as the cosine of a whole one.
+    # The sine over a half turn has the same distribution as the cosine over a whole turn.
     return _sqrt(square) * _sin(_signed(turns) * _TO_QUARTER)
 
 
 @scalar
 def dither_key(key, element):
-    """Key of dithering for a run of elements from number `element` on."""
+    """Return the key of stochastic rounding for a run of elements starting at `element`."""
     return mix(_add(_add(key, _DITHER), _multiply(np.uint64(element) >> _WORD, _GAMMA)))
 
 
 @scalar
 def dither_bits(key, element, k):
-    """Draw 32 random bits, as uint32, number `k` of element number `element` of a run with `key`.
+    """Draw 32 random bits, as uint32: draw `k` of element number `element` of a run with `key`.
 
-    The bits are those of a hash of 32-bit numbers, two multiplications of Wellons' "lowbias32",
-    with a half of the key before each: for rounding it need not be better, and it must be fast.
+    The bits are a 32-bit hash, the two multiplications of Wellons' "lowbias32" with one half of the
+    key added before each: good enough for rounding, and fast.
     """
     later = np.uint32((key >> _WORD) + np.uint64(k // 2) * _STEP & _LOW)
     bits = _hash(np.uint32(np.uint64(element) & _LOW), np.uint32(key & _LOW), later)
-    # Draws in pairs share a hash: the second has its halves exchanged.
+    # Two draws share a hash; the second one has its halves swapped.
     return bits if k % 2 == 0 else np.uint32(np.uint64(bits) * _EXCHANGE >> _HALF_WORD & _LOW)
 
 
@@ -144,7 +145,7 @@ def _hash_compiled(x, before, later):
 
 @intrinsic
 def _hash_intrinsic(typingctx, x, before, later):
-    """Arithmetic on 32 bits throughout, which numba would do on 64."""
+    """Use 32-bit arithmetic throughout; numba would use 64 bits."""
 
     def codegen(context, builder, signature, args):
         x, before, later = args
@@ -162,7 +163,7 @@ def _hash_intrinsic(typingctx, x, before, later):
 
 
 def _hash_pair(i, start, last, later):
-    """Two hashes of ``start + i`` and `later`, which is one step further past `last`; 32 bits."""
+    """Return two 32-bit hashes of ``start + i`` and `later`, which advances when ``i > last``."""
     first, second, third = _LONG_SHIFTS
     x = (int(start) + int(i)) & int(_LOW)
     later = int(later) + int(_STEP) * int(i > last)
@@ -203,7 +204,7 @@ def _hash_pair_intrinsic(typingctx, i, start, last, later):
 
 
 def _signed(x):
-    """The bits of `x`, as a signed integer, as float32."""
+    """Return the bits of `x`, read as a signed integer, as float32."""
     return np.float32(np.uint32(x).view(np.int32))
 
 
@@ -222,7 +223,7 @@ def _signed_intrinsic(typingctx, x):
 
 @scalar
 def mix(z):
-    """Hash of 64 bits, different for different bits."""
+    """Return a bijective hash of 64 bits."""
     z = _multiply(z ^ (z >> np.uint64(30)), _MIX_1)
     z = _multiply(z ^ (z >> np.uint64(27)), _MIX_2)
     return z ^ (z >> np.uint64(31))
@@ -235,7 +236,7 @@ def _sqrt(x):
 
 @scalar
 def _minus_2_log(v):
-    """Logarithm of ``v / 2**31`` times -2, which is not negative as long as v is at most 2**31."""
+    """Return ``-2 log(v / 2**31)``, which is nonnegative for v up to 2**31."""
     bits = _minus(_float_bits(v), _ROOT_SCALED)
     x = _bits_float(np.uint32((bits & _MANTISSA) + _ROOT)) - _ONE
     tail = _LOG[3] + x * (_LOG[4] + x * (_LOG[5] + x * _LOG[6]))
@@ -245,13 +246,13 @@ def _minus_2_log(v):
 
 @scalar
 def _sin(turns):
-    """Sine of an angle of -1/4 to 1/4 turns."""
+    """Return the sine of an angle of -1/4 to 1/4 turns."""
     z = turns * turns
     return turns * (_SIN[0] + z * (_SIN[1] + z * (_SIN[2] + z * _SIN[3])))
 
 
 def _minus(a, b):
-    """Difference of 32-bit numbers, which may wrap around."""
+    """Return the difference of 32-bit numbers, with wraparound."""
     return np.uint32((int(a) - int(b)) & int(_LOW))
 
 
@@ -261,7 +262,7 @@ def _minus_compiled(a, b):
 
 
 def _exponent(bits):
-    """The upper 9 of 32 bits, as a signed integer, as float32."""
+    """Return the upper 9 of 32 bits, read as a signed integer, as float32."""
     return np.float32(np.uint32(bits).view(np.int32) >> _EXPONENT)
 
 

@@ -1,10 +1,10 @@
-"""NumPy arrays and Python lists as compiled code sees them: by the headers of their objects.
+"""Access to the object headers of NumPy arrays, lists and tuples from compiled code.
 
-The layout of an array's header, ``PyArrayObject_fields``, is part of NumPy's binary interface, and
-those of lists and tuples part of CPython's. Compiled code that reads them where they lie knows the
-addresses, shapes, dtypes and flags of thousands of arrays in microseconds, where asking each array
-from Python takes milliseconds. :func:`readable` compares once a process what this module reads with
-what Python and NumPy say; where they differ, the checks in Python serve.
+The layout of an array's header, ``PyArrayObject_fields``, is part of NumPy's ABI, and the layouts
+of lists and tuples are part of CPython's. Compiled code that reads these headers directly gets the
+addresses, shapes, dtypes and flags of thousands of arrays in microseconds, while reading attributes
+in Python takes milliseconds. :func:`readable` compares, once per process, the values that this
+module reads with those that Python and NumPy report; if they differ, calls are checked in Python.
 """
 
 import ctypes
@@ -36,35 +36,35 @@ __all__ = [
 log = logging.getLogger("fastopt")
 
 HEAD = object.__basicsize__
-"""Bytes of the part that all Python objects start with; its last word is the type."""
+"""Size of the header that all Python objects start with; its last word is the type."""
 TYPE, DATA, NDIM, SHAPE = HEAD - 8, HEAD, HEAD + 8, HEAD + 16
 DTYPE, FLAGS = HEAD + 40, HEAD + 48
 KIND = HEAD + 8
-"""Offset in a dtype of its kind, byte order and number: equal dtypes may be different objects."""
+"""Offset of kind, byte order and type number in a dtype; equal dtypes may be distinct objects."""
 LENGTH, ITEMS = HEAD, HEAD + 8
 """Offsets of the length of a list or tuple, and of a list's pointer to its items."""
 FIRST = tuple.__basicsize__
-"""Offset of the first item of a tuple, before which newer versions of Python keep a hash."""
+"""Offset of the first item of a tuple; newer versions of Python store a hash before it."""
 LOW = np.uint64(0xFFFFFFFF)
 
 C_ORDER, F_ORDER, ALIGNED, WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400
-"""Flags of arrays."""
+"""Array flags."""
 
 ID, NBYTES, WANTED_TYPE, WANTED_DTYPE, WANTED_FLAGS, WANTED_NDIM, WANTED_SHAPE = range(7)
-"""Columns of a guard: which object an array is, and what must be true of it."""
+"""Columns of a guard: the id of an array, its size in bytes, and its expected properties."""
 
 FITS = 0
-"""Answer of :func:`enter`; ``-1 - row`` is the first row that does not fit."""
+"""Result of :func:`enter` on success; else ``-1 - row`` is the first row that does not fit."""
 
 TYPES = np.array([id(list), id(tuple), id(int), id(str)], np.uint64)
-"""Addresses of types in this process: not constants, since kernels are cached on disk."""
+"""Addresses of types in this process; not compile-time constants, as kernels are cached on disk."""
 
 
 def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) -> np.ndarray:
-    """Guard of one tensor: what must stay true of its arrays, the first `writeable` written to.
+    """Return the guard of one tensor: the expected properties of its arrays.
 
-    `order` is the flag of the order in which all of them are contiguous, 0 if those that are
-    written to are not.
+    The first `writeable` arrays are written to. `order` is the flag of the order in which all
+    arrays are contiguous, or 0 if the written ones are not contiguous.
     """
     ndim = max(array.ndim for array in arrays)
     rows = np.zeros((len(arrays), WANTED_SHAPE + ndim), np.uint64)
@@ -78,7 +78,7 @@ def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) ->
 
 
 def word(address):
-    """Unsigned 64-bit number at an address."""
+    """Return the unsigned 64-bit number at an address."""
     return np.uint64(ctypes.c_uint64.from_address(int(address)).value)
 
 
@@ -98,13 +98,13 @@ def _word_intrinsic(typingctx: Any, address: Any) -> Any:
 
 @scalar
 def at(address: Any, offset: Any) -> Any:
-    """Word at `offset` bytes from an address."""
+    """Return the word at `offset` bytes from an address."""
     return word(np.uint64(address) + np.uint64(offset))
 
 
 @scalar
 def holds(wanted: Any) -> Any:
-    """Whether an array is what its row of a guard says."""
+    """Whether an array has the properties in its row of a guard."""
     array = wanted[ID]
     if at(array, TYPE) != wanted[WANTED_TYPE]:
         return False
@@ -123,7 +123,7 @@ def holds(wanted: Any) -> Any:
 
 @scalar
 def items(sequence: Any, length: Any, known: Any) -> Any:
-    """Address of the items of a list or tuple of that length; 0 for anything else."""
+    """Return the address of the items of a list or tuple of this length, else 0."""
     kind = at(sequence, TYPE)
     if kind != known[0] and kind != known[1]:
         return np.uint64(0)
@@ -134,14 +134,14 @@ def items(sequence: Any, length: Any, known: Any) -> Any:
 
 @scalar
 def is_index(value: Any, known: Any) -> Any:
-    """Whether an object is exactly an int or a str: 1.0 and True equal 1, but are no indices."""
+    """Whether an object is exactly an int or a str; 1.0 and True equal 1 but are not valid."""
     kind = at(value, TYPE)
     return kind == known[2] or kind == known[3]
 
 
 @scalar
 def clear_of(first: Any, last: Any, written: Any) -> Any:
-    """Whether the addresses from `first` to `last` meet none of the sorted ranges in `written`."""
+    """Whether the addresses from `first` to `last` overlap none of the sorted ranges `written`."""
     low, high = 0, written.shape[1]
     while low < high:
         middle = (low + high) // 2
@@ -154,9 +154,9 @@ def clear_of(first: Any, last: Any, written: Any) -> Any:
 
 @scalar
 def fits(table: Any, guards: Any, written: Any, row: Any) -> Any:
-    """Whether the arrays of one tensor are those it was prepared for, but for the gradient.
+    """Whether the arrays of one tensor match its guard and table.
 
-    The address of a dense gradient is entered into `table`.
+    The address of a dense gradient may change; it is entered into `table`.
     """
     last = table.shape[1] - 1 - ADDRESS
     for k in range(guards.shape[1]):
@@ -165,7 +165,7 @@ def fits(table: Any, guards: Any, written: Any, row: Any) -> Any:
     for k in range(last):
         if at(guards[row, k, ID], DATA) != table[row, ADDRESS + k]:
             return False
-    if guards.shape[1] == last:  # the gradient is row-sparse, and checked by others
+    if guards.shape[1] == last:  # the gradient is checked elsewhere
         return True
     grad = at(guards[row, last, ID], DATA)
     if table[row, ADDRESS + last] != grad:
@@ -179,12 +179,12 @@ def fits(table: Any, guards: Any, written: Any, row: Any) -> Any:
 def admit(
     table: Any, guards: Any, written: Any, places: Any, known: Any, length: Any, objects: Any
 ) -> Any:
-    """Check the arguments of a call against what it was prepared for, and enter its gradients.
+    """Check the arguments of a call against the prepared guards, and enter its gradients.
 
     Parameters
     ----------
     table, guards, written : numpy.ndarray
-        Addresses and guards of the tensors, and the sorted ranges of memory that are written to.
+        Addresses and guards of the tensors, and the sorted memory ranges that are written to.
     places : numpy.ndarray
         Columns: position of each tensor in the lists of the call, and the id of its weight.
     known : numpy.ndarray
@@ -192,13 +192,16 @@ def admit(
     length : int
         Length of the lists of the call; 0 if it passes one index.
     objects : int
-        Id of the tuple of index, gradient and weight, or of the lists of them.
+        Id of the tuple ``(index, gradient, weight)``, or of the tuple of the three lists.
 
     Returns
     -------
     int
-        FITS, or ``-1 - row``. Objects are read as they are: the caller keeps them alive and holds
-        the interpreter's lock.
+        FITS, or ``-1 - row``.
+
+    Notes
+    -----
+    Objects are read without reference counting: the caller keeps them alive and holds the GIL.
     """
     indices, grads, weights = at(objects, FIRST), at(objects, FIRST + 8), at(objects, FIRST + 16)
     last = table.shape[1] - 1 - ADDRESS
@@ -228,7 +231,7 @@ def admit(
 def enter(
     table: Any, guards: Any, written: Any, places: Any, known: Any, length: Any, objects: Any
 ) -> Any:
-    """See :func:`admit`; a kernel of its own."""
+    """See :func:`admit`; this is the stand-alone kernel."""
     return admit(table, guards, written, places, known, length, objects)
 
 
@@ -240,19 +243,19 @@ def take_rows(
     Parameters
     ----------
     table, written : numpy.ndarray
-        As for :func:`admit`, of one tensor; its last word is the gradient's address.
+        See :func:`admit`; one tensor, whose last column is the gradient's address.
     guards : numpy.ndarray
-        Guards of values and indices, for any number of rows; NBYTES is of one row, and of the
-        height of the table.
+        Guards of values and indices, for any number of rows. NBYTES holds the bytes of one row of
+        the values, and for the indices the height of the tensor.
     checked, counting : numpy.ndarray
-        Room for a copy of the indices, and numbers from 0 on.
+        Output array for a copy of the indices, and an array of the numbers from 0 on.
     values, indices : int
         Ids of the arrays, which the caller keeps alive.
 
     Returns
     -------
     int
-        Number of rows; -1 with nothing entered if the checks in Python have to decide.
+        Number of rows; -1 with nothing entered if the gradient must be checked in Python.
     """
     guards[0, ID], guards[1, ID] = values, indices
     for k in range(2):
@@ -280,16 +283,16 @@ def take_rows(
 
 
 def take_addresses(table: Any, written: Any, sizes: Any, itemsize: Any, found: Any) -> Any:
-    """Enter addresses of gradients; False with nothing entered if one does not fit.
+    """Enter addresses of gradients; return False with nothing entered if one does not fit.
 
     Parameters
     ----------
     table, written : numpy.ndarray
-        As for :func:`admit`.
+        See :func:`admit`.
     sizes : numpy.ndarray
         Bytes of each gradient.
     itemsize : int
-        Bytes of an element, which an address is a multiple of.
+        Bytes of an element; addresses must be a multiple of it.
     found : numpy.ndarray
         The addresses.
     """
@@ -306,7 +309,7 @@ def take_addresses(table: Any, written: Any, sizes: Any, itemsize: Any, found: A
 
 
 def addresses(objects, found):
-    """Write the addresses of the elements of the arrays at `objects` in memory to `found`."""
+    """Write the data addresses of the arrays in the object array at `objects` to `found`."""
     for k in range(len(found)):
         array = word(np.uint64(objects) + np.uint64(8 * k))
         found[k] = word(array + np.uint64(DATA))
@@ -314,7 +317,7 @@ def addresses(objects, found):
 
 @cache
 def readable() -> bool:
-    """Whether the headers of arrays, lists and tuples are where this module looks for them."""
+    """Whether the headers of arrays, lists and tuples have the layout that this module expects."""
     try:
         same = _reads_arrays() and _reads_sequences()
     except Exception:
@@ -328,7 +331,7 @@ def readable() -> bool:
 
 
 def _samples() -> list[np.ndarray]:
-    """Arrays of every kind that the checks tell apart."""
+    """Return arrays of every kind that the checks distinguish."""
     whole = np.arange(24.0)
     frozen = whole.copy()
     frozen.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Memory of large tables: only what is touched is to take room."""
+"""Page-level memory management of large arrays that are updated sparsely."""
 
 import ctypes
 import mmap
@@ -12,14 +12,14 @@ import numpy as np
 __all__ = ["huge_pages", "reserved", "small_pages"]
 
 LARGE = 1 << 22
-"""Bytes from which NumPy asks the kernel for huge pages."""
+"""Size in bytes from which NumPy requests huge pages."""
 
 
 def small_pages(arrays: Iterable[Any]) -> None:
-    """Ask the kernel for no huge pages where large arrays lie, whose rows are touched sparsely.
+    """Disable huge pages for large arrays that are updated sparsely.
 
-    A row that is touched then takes room for a page of 4 KB instead of 2 MB. Where the platform
-    does not take such advice nothing happens.
+    A row that is written to then occupies a page of 4 KB instead of 2 MB. This does nothing on
+    platforms without such a setting.
     """
     advise = _madvise()
     for array in arrays:
@@ -31,23 +31,23 @@ def small_pages(arrays: Iterable[Any]) -> None:
 
 
 NORESERVE = {"linux": 0x4000, "darwin": 0x40}
-"""Flag that reserves addresses without memory, which Python's mmap does not name everywhere."""
+"""``MAP_NORESERVE``, which Python's mmap does not define on every platform."""
 
 
 STAGGER = 273 * 64
-"""Bytes by which arrays are shifted against each other, so that their rows do not share cache sets:
-large mappings lie at equal distances, powers of two at worst."""
+"""Offset in bytes between arrays, so that their rows do not share cache sets: large mappings lie at
+equal distances, in the worst case powers of two."""
 
 
 def reserved(shape: tuple[int, ...], dtype: Any, number: int = 0) -> np.ndarray[Any, Any]:
-    """Zeros that take memory page by page, as they are written to, and addresses until then.
+    """Return zeros in reserved address space; pages take memory when they are written to.
 
-    `number` tells arrays apart that are used together.
+    `number` differs between arrays that are used together.
 
     Raises
     ------
     MemoryError
-        The platform does not give so many addresses.
+        The address space cannot be reserved.
     """
     dtype = np.dtype(dtype)
     shift = number * STAGGER
@@ -64,7 +64,7 @@ def reserved(shape: tuple[int, ...], dtype: Any, number: int = 0) -> np.ndarray[
 
 
 def huge_pages(array: np.ndarray[Any, Any]) -> None:
-    """Ask the kernel for huge pages below an array of :func:`reserved`, which is filled densely."""
+    """Enable huge pages for an array from :func:`reserved` that is filled densely."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             array.base.madvise(mmap.MADV_HUGEPAGE)  # type: ignore[union-attr]

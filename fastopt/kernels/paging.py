@@ -1,4 +1,4 @@
-"""Pages of a mapped file that are brought to memory before they are used."""
+"""Prefetching of pages of a memory-mapped file."""
 
 import ctypes
 import mmap
@@ -20,11 +20,11 @@ PAGE = mmap.PAGESIZE
 
 WILL_NEED = getattr(mmap, "MADV_WILLNEED", 3)
 POPULATE_WRITE = 23 if sys.platform == "linux" else WILL_NEED
-"""Advice that maps pages as if they were written to; older kernels than 5.14 refuse it."""
+"""Advice that maps pages as if they were written to; kernels before 5.14 refuse it."""
 
 
 def madvise(address, size, advice):
-    """Give the kernel advice on addresses, which it may ignore."""
+    """Call ``madvise``: give the operating system a hint about a memory range."""
     call = ctypes.CDLL(None).madvise
     return call(ctypes.c_void_p(int(address)), ctypes.c_size_t(int(size)), int(advice))
 
@@ -48,9 +48,9 @@ def _madvise_intrinsic(typingctx, address, size, advice):
 
 @cache
 def bring() -> Callable:
-    """Kernel ``(address, pages)`` that reads pages of a mapping at an address, all at once.
+    """Kernel ``(address, pages)`` that requests all given pages of a mapping at once.
 
-    Then it makes them writeable one by one: each is in memory by then, or is waited for.
+    It then maps the pages for writing one by one, which waits for pages that are not in memory yet.
     """
     page = PAGE
 

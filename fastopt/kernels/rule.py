@@ -1,6 +1,6 @@
-"""A rule: the mathematics of one algorithm, as a pure function of scalars.
+"""Update rules: the mathematics of one algorithm, as a pure function of scalars.
 
-A rule never sees an array, an index or a storage format; every kernel is derived from it.
+A rule never sees an array, an index or a storage format; all kernels are derived from it.
 """
 
 import dis
@@ -25,25 +25,25 @@ Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 
 Scalar = Any
-"""A number: NumPy's scalar in plain Python, a register in a kernel."""
+"""A number: a NumPy scalar in plain Python, a register in a kernel."""
 State = tuple[Scalar, ...]
 Hyper = Any
-"""The record ``h``."""
+"""The record ``h`` of hyper-parameters."""
 Sums = Any
-"""Totals of a pass: a float64 array."""
+"""Totals of a reduction: a float64 array."""
 Step = tuple[Scalar, State]
-"""What a rule returns: the new weight and the new state."""
+"""Result of a rule: the new weight and the new state."""
 
 _jitable: set[Function] = set()
 
 
 def scalar(fn: F) -> F:
-    """Let rules and kernels call the scalar function `fn`; it stays callable from Python.
+    """Let rules and kernels call the scalar function `fn`, which stays callable from Python.
 
     Parameters
     ----------
     fn : callable
-        Plain Python arithmetic on scalars, as in a rule.
+        Function with plain Python arithmetic on scalars, like a rule.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def scalar(fn: F) -> F:
     Raises
     ------
     TypeError
-        `fn` is no function of Python, or has a ``raise`` or ``assert``.
+        `fn` is not a Python function, or contains a ``raise`` or ``assert``.
 
     Examples
     --------
@@ -70,15 +70,15 @@ def scalar(fn: F) -> F:
     if dis.opmap["RAISE_VARARGS"] in fn.__code__.co_code[::2]:
         raise TypeError(f"{fn.__name__} may not raise or assert: kernels would lose the error")
     if _module_text(fn.__code__.co_filename) is None:
-        # Numba's cache pickles such a function by value; IPython's file names have a process id.
+        # Numba's cache pickles such a function by value; IPython's file names contain a process id.
         fn.__code__ = fn.__code__.replace(co_filename=f"<{fn.__name__}>")
     elif "<locals>" in fn.__qualname__:
-        # So too here, and the pickle shows which strings are one object: not the same ones in code
-        # that has just been compiled and in code that was read from a file.
+        # This one is pickled by value too. The pickle depends on which strings are one object, and
+        # that differs between code that was just compiled and code that was read from a .pyc file.
         fn.__code__ = _of_file(fn.__code__, fn.__globals__.get("__file__", fn.__code__.co_filename))
     _jitable.add(fn)
-    # With Python's error model every division is followed by a check for zero that keeps the loop
-    # around it from being vectorized.
+    # Python's error model adds a check for zero to every division, which prevents vectorization of
+    # the loop around it.
     register_jitable(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(fn)
     return fn
 
@@ -87,7 +87,7 @@ def scalar(fn: F) -> F:
 class Rule:
     """A scalar update rule with the names of its state slots and hyper-parameters.
 
-    Made by :func:`rule`. Calling it calls the scalar function in plain Python.
+    Create it with :func:`rule`. Calling it calls the scalar function in plain Python.
     """
 
     fn: Function
@@ -107,17 +107,17 @@ class Rule:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the arrays of a state: one for each slot, and for each number that is kept."""
+        """Names of the arrays of a state: one for each slot, and one for each name in `kept`."""
         return (*self.state, *self.kept)
 
     @property
     def codes(self) -> dict[str, str]:
-        """Dtype of the codes of each slot that may be kept in 8 bits."""
+        """Dtype of the codes of each slot that may be stored in 8 bits."""
         return dict.fromkeys(self.signed, "int8") | dict.fromkeys(self.nonnegative, "uint8")
 
     @property
     def elementwise(self) -> bool:
-        """Whether an element's update depends on nothing but the numbers at its place."""
+        """Whether an element's update depends only on the numbers at its own position."""
         return not (self.noise or self.passes or self.row)
 
     def __call__(self, *args: Any) -> Any:  # noqa: D102
@@ -128,7 +128,7 @@ class Rule:
 
     @cache  # noqa: B019 - rules live as long as their module
     def record(self, real: Any) -> np.dtype:
-        """Dtype of the record `h`: one field for each hyper-parameter.
+        """Return the dtype of the record `h`, with one field for each hyper-parameter.
 
         Parameters
         ----------
@@ -139,14 +139,14 @@ class Rule:
 
     @cached_property
     def values(self) -> Callable[[Mapping[str, float]], tuple[float, ...]]:
-        """Function that takes the values of :attr:`hyper` out of a mapping, in order."""
+        """Function that returns the values of :attr:`hyper` from a mapping, in order."""
         if len(self.hyper) > 1:
             return itemgetter(*self.hyper)
         return lambda fields: tuple([fields[name] for name in self.hyper])
 
     @cached_property
     def rescale(self) -> int:
-        """Position of ``rescale_grad`` among the fields, -1 without it."""
+        """Position of ``rescale_grad`` in :attr:`hyper`, -1 without it."""
         return self.hyper.index("rescale_grad") if "rescale_grad" in self.hyper else -1
 
     @cached_property
@@ -159,7 +159,7 @@ class Rule:
 
     @cached_property
     def sums(self) -> tuple[int, ...]:
-        """Number of values that each pass adds up over the tensor."""
+        """Number of values that each reduction sums over the tensor."""
         one = np.float64(1)
         h = np.ones(1, self.record(np.float64))[0]
         with np.errstate(all="ignore"):
@@ -169,9 +169,9 @@ class Rule:
 
     @cached_property
     def reads(self) -> tuple[tuple[bool, ...], ...]:
-        """Whether the sums of each pass depend on weight, gradient, and each state slot.
+        """Whether the sums of each reduction depend on weight, gradient, and each state slot.
 
-        Found by passing NaN for one of them at a time, which changes what depends on it.
+        This is determined by passing NaN for one of them at a time and comparing the results.
         """
         h, slots = np.ones(1, self.record(np.float64))[0], (1.0,) * len(self.state)
         numbers = np.where(np.eye(2 + len(self.state), dtype=bool), math.nan, 1.0)
@@ -182,7 +182,7 @@ class Rule:
 
 
 def _of_file(code: CodeType, name: str) -> CodeType:
-    """The code, and that of functions in it, with this object as the name of its file."""
+    """Return the code object, and nested ones, with the object `name` as their file name."""
     inner = (
         _of_file(each, name) if isinstance(each, CodeType) else each for each in code.co_consts
     )
@@ -190,7 +190,7 @@ def _of_file(code: CodeType, name: str) -> CodeType:
 
 
 def digest_of(functions: Sequence[Function]) -> str:
-    """Hash of all source code that these functions depend on; empty without functions."""
+    """Return a hash of all source code that these functions depend on; empty without functions."""
     text = {part for f in functions for part in _sources(f, set())}
     return hashlib.sha256("\0".join(sorted(text)).encode()).hexdigest()[:16] if text else ""
 
@@ -212,8 +212,8 @@ def rule(
     each name in `state`, and the record of hyper-parameters. It returns
     ``(new_weight, new_state)``. It must be plain Python arithmetic on scalars: ``math``
     functions, comparisons, ``if`` and calls of other functions declared with
-    :func:`~fastopt.kernels.rule.scalar`. An integer or float literal next to a float32 widens
-    the arithmetic to float64 and costs speed: compute such constants in
+    :func:`~fastopt.kernels.rule.scalar`. An integer or float literal next to a float32 promotes
+    the arithmetic to float64, which is slower: compute such constants in
     :meth:`Optimizer.hyper`.
 
     Parameters
@@ -222,26 +222,27 @@ def rule(
         Names of the state slots, none by default.
     hyper : sequence of str
         Names of the fields of ``h`` that the rule reads. ``lr``, ``wd``, ``rescale_grad`` and
-        ``clip_gradient`` are filled by :class:`~fastopt.optimizer.Optimizer`, the others by
-        the class's ``hyper`` method.
+        ``clip_gradient`` are set by :class:`~fastopt.optimizer.Optimizer`, the others by the
+        class's ``hyper`` method.
     noise : bool
         The function takes a fifth argument: a standard normal number that depends only on the
         optimizer's seed, the index, the step and the element's position.
     passes : sequence of (sums, finish)
-        ``sums(weight, grad, state, h)`` returns a tuple of numbers that are added up over the
-        tensor in float64, in an order that does not depend on the number of threads;
-        ``finish(sums, h)`` then writes fields of ``h`` before the next pass.
+        Reductions over the tensor before the update. ``sums(weight, grad, state, h)`` returns a
+        tuple of numbers that are summed over the tensor in float64, in an order that does not
+        depend on the number of threads. ``finish(sums, h)`` then writes fields of ``h`` before the
+        next reduction.
     row : callable
         ``row(grad, h)``; its mean over the row is the function's fifth argument, and each
-        state slot holds one number for each row. Not together with `noise` or `passes`.
+        state slot holds one number for each row. Cannot be combined with `noise` or `passes`.
     kept : sequence of str
-        Names of numbers that the state holds once for each tensor, none by default. The functions
-        `finish` then take a tuple of them as a third argument, and return the new ones.
+        Names of numbers that the state holds once for each tensor, none by default. The `finish`
+        functions then take a tuple of them as a third argument, and return the new ones.
     signed, nonnegative : sequence of str
-        State slots that ``state_dtype="int8"`` keeps in 8 bits, none by default: moving averages of
-        numbers of both signs, and of numbers of at least 0. Others stay in the precision of the
+        State slots that ``state_dtype="int8"`` stores in 8 bits, none by default: moving averages
+        of numbers of both signs, and of nonnegative numbers. Other slots keep the dtype of the
         arithmetic: 8 bits freeze a sum that grows by small steps, and lose the digits that
-        differences of weights or of averages need. Not together with `row`.
+        differences of weights or of averages need. Cannot be combined with `row`.
 
     Returns
     -------
@@ -251,10 +252,10 @@ def rule(
     Raises
     ------
     TypeError
-        A name is not an identifier, is repeated, or is an attribute of NumPy's records; `row` comes
-        with `noise` or `passes`, or `kept` without `passes`; `signed` or `nonnegative` has a name
-        that `state` lacks, or that the other has, or comes with `row`; or the function takes
-        another number of arguments, or has a ``raise`` or ``assert``.
+        A name is not an identifier, is repeated, or is an attribute of NumPy's records; `row` is
+        combined with `noise` or `passes`, or `kept` is given without `passes`; `signed` or
+        `nonnegative` has a name that is not in `state` or is in both, or is combined with `row`; or
+        the function takes another number of arguments, or contains a ``raise`` or ``assert``.
 
     Examples
     --------
@@ -295,8 +296,8 @@ def rule(
                 f"{fn.__name__} must take {takes} arguments (weight, grad, state, h, ...), "
                 f"not {signature}"
             )
-        # Numba's cache pickles the function that a kernel closes over. Under this name it is
-        # found in its module, so it is pickled by reference and the cache hits.
+        # Numba's cache pickles the function in a kernel's closure. With this name it is found in
+        # its module, so it is pickled by reference and the cache hits.
         fn.__qualname__ = f"{fn.__qualname__}.fn"
         for f in (fn, *(f for pair in passes for f in pair), *([row] if row else [])):
             scalar(f)
@@ -333,7 +334,7 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
 
 
 def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
-    """Source of the module of `fn` and of every function and constant that `fn` refers to."""
+    """Yield the source of the module of `fn`, and of all functions and constants it refers to."""
     if isinstance(fn, ModuleType):
         yield _module_text(getattr(fn, "__file__", None) or "") or ""
     if isinstance(fn, Rule):
@@ -350,7 +351,7 @@ def _sources(fn: Any, seen: set[Any]) -> Iterator[str]:
 
 
 def _constant(value: Any) -> str:
-    """What tells apart values that compiled code has frozen in it; empty for other objects."""
+    """Return text that identifies a value frozen in compiled code; empty for other objects."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_constant, value))})"
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Listed rows of a sparse gradient: their order, and sums of what is listed more than once."""
+"""Indexed rows of a row-sparse gradient: sorting, and summation of repeated rows."""
 
 from typing import Any
 
@@ -22,18 +22,18 @@ __all__ = [
 
 INDEX = (np.int64,)
 DIGIT, FEW_DIGIT, FEW = 11, 8, 1024
-"""Bits of a row number that are sorted by at a time; counts of all digits stay in cache. Fewer than
-FEW rows are sorted by FEW_DIGIT bits, since the counts take longer than the rows."""
+"""Bits of a radix sort digit; the counts of all digits stay in cache. Fewer than FEW rows are
+sorted by FEW_DIGIT bits, as the counts would take longer than the rows."""
 
 ASCENDING, MIXED, OUTSIDE = 0, 1, 2
-"""Answers of :func:`survey`: rows ascend without repeats; they do not; one is not in the table."""
+"""Results of :func:`survey`: rows strictly ascend; they do not; a row is out of range."""
 
 
 def survey(rows: Any, height: int, checked: Any) -> Any:
-    """Copy `rows`, indices into a table of `height` rows, to `checked`, which kernels read.
+    """Check `rows`, indices into a table of `height` rows, and copy them to `checked`.
 
-    Another thread may change `rows` after they have been checked. Returns how they are ordered,
-    and the row that is outside of the table, else -1.
+    Kernels read the copy, as another thread may change `rows` after the check. Returns the order
+    of the rows, and the row that is out of range, or -1.
     """
     answer = ASCENDING
     last = np.int64(-1)
@@ -49,10 +49,10 @@ def survey(rows: Any, height: int, checked: Any) -> Any:
 
 
 def order_rows(rows: Any, height: int, step: int) -> Any:
-    """Sort numbers of rows, stably, by their digits from the last to the first.
+    """Sort row indices with a stable least-significant-digit radix sort.
 
-    Returns each different row in ascending order, the place in `order` where each begins (and the
-    end), `order`, the places in `rows` in order, and pieces of work of about `step` places.
+    Returns the unique rows in ascending order, the start of each one in `order` (and the end),
+    `order`, which has the sorted positions in `rows`, and chunks of about `step` positions.
     """
     size = len(rows)
     order, other = np.arange(size), np.empty(size, np.int64)
@@ -93,7 +93,7 @@ def order_rows(rows: Any, height: int, step: int) -> Any:
 
 @scalar
 def listed(table: Any, tensor: Any, column: Any, k: Any) -> Any:
-    """Integer number `k` of the array of integers whose address is in `column`."""
+    """Return item `k` of the int64 array whose address is in `column`."""
     return load(locate(table, tensor, column, k, INDEX), 0)[0]
 
 
@@ -101,9 +101,9 @@ def listed(table: Any, tensor: Any, column: Any, k: Any) -> Any:
 def collect(
     table: Any, tensor: Any, values: Any, k: Any, column: Any, count: Any, target: Any, at: Any
 ) -> None:
-    """Write the gradient of the `k`-th listed row, from `column` on, to element `at` of `target`.
+    """Write the gradient of the `k`-th unique row, from `column` on, to element `at` of `target`.
 
-    What is listed more than once is added up in the order of the list.
+    Repeated rows are summed in the order of the list.
     """
     width = np.int64(table[tensor, WIDTH])
     begin = listed(table, tensor, STARTS, k)
@@ -120,7 +120,7 @@ def collect(
 
 @scalar
 def summed(table: Any, tensor: Any, values: Any, k: Any, column: Any) -> Any:
-    """One element of the gradient of the `k`-th listed row, as :func:`collect` would write it."""
+    """Return one element of the gradient of the `k`-th unique row; see :func:`collect`."""
     width = np.int64(table[tensor, WIDTH])
     begin = listed(table, tensor, STARTS, k)
     total = load(values, listed(table, tensor, ORDER, begin) * width + column)[0]
@@ -131,7 +131,7 @@ def summed(table: Any, tensor: Any, values: Any, k: Any, column: Any) -> Any:
 
 @scalar
 def scattered(table: Any, tensor: Any, values: Any, element: Any, zero: Any) -> Any:
-    """One element of the gradient of the whole table: `zero` where its row is not listed."""
+    """Return one element of the dense gradient: `zero` if its row is not indexed."""
     width, segments = np.int64(table[tensor, WIDTH]), np.int64(table[tensor, SEGMENTS])
     row = element // width
     k = _first_from(table, tensor, row, segments)
@@ -142,9 +142,9 @@ def scattered(table: Any, tensor: Any, values: Any, element: Any, zero: Any) -> 
 
 @scalar
 def gather(table: Any, tensor: Any, values: Any, first: Any, count: Any, target: Any) -> None:
-    """Write the gradient of `count` elements of the whole table from `first` on to `target`.
+    """Write `count` elements of the dense gradient from element `first` on to `target`.
 
-    Rows that are not listed have none.
+    Rows that are not indexed are zero.
     """
     for i in range(count):
         store(target, i, (0,))
@@ -161,7 +161,7 @@ def gather(table: Any, tensor: Any, values: Any, first: Any, count: Any, target:
 
 @scalar
 def _first_from(table: Any, tensor: Any, row: Any, segments: Any) -> Any:
-    """Place of the first listed row that is not before `row`."""
+    """Return the position of the first unique row that is at least `row`."""
     low, high = 0, segments
     while low < high:
         middle = (low + high) // 2

@@ -1,9 +1,9 @@
-"""Numbers in memory: typed pointers, loads and stores for use inside kernels.
+"""Typed pointers, loads and stores for use inside kernels.
 
 Each function has a body for plain Python (used when ``NUMBA_DISABLE_JIT=1``) and an overload that
-compiles to bare loads and stores: pointers have no reference counts and no strides, which is what
-lets the loops around them vectorize. Halves are widened as they are read and rounded as they are
-written.
+compiles to bare loads and stores: pointers have no reference counts and no strides, so the loops
+around them vectorize. Half-precision values are converted to float32 when they are loaded and
+rounded when they are stored.
 """
 
 import ctypes
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 LINE = 64
-"""Bytes in a line of the cache."""
+"""Bytes of a cache line."""
 
 
 def locate(table, row, column, start, memory):
-    """Pointers to element `start` of the arrays with addresses at ``table[row, column:]``.
+    """Return pointers to element `start` of the arrays with addresses at ``table[row, column:]``.
 
-    `memory` is a tuple with the kind of each array.
+    `memory` is a tuple with the storage type of each array.
     """
     return tuple(
         _pointer(int(table[row, column + k]) + int(start) * np.dtype(real).itemsize, real)
@@ -66,7 +66,10 @@ def _locate_intrinsic(typingctx, table, row, column, start, memory):
 
 
 def _locating(table, memory, place):
-    """Signature and code that find the element at `place` of each array."""
+    """Return the signature and code generator for pointers into each array.
+
+    `place` generates the address of the element.
+    """
     pointers = types.Tuple([types.CPointer(real.dtype) for real in memory])
 
     def codegen(context, builder, signature, args):
@@ -85,7 +88,7 @@ def _locating(table, memory, place):
 
 
 def locate_bytes(table, row, column, offset, memory):
-    """Pointers like those of :func:`locate`, `offset` bytes from where the arrays start."""
+    """Return pointers like :func:`locate`, `offset` bytes from the start of the arrays."""
     return tuple(
         _pointer(int(table[row, column + k]) + int(offset), real) for k, real in enumerate(memory)
     )
@@ -107,7 +110,7 @@ def _locate_bytes_intrinsic(typingctx, table, row, column, offset, memory):
 
 
 def inside(buffer):
-    """Pointer to the first element of `buffer`, as a tuple."""
+    """Return a pointer to the first element of `buffer`, in a tuple."""
     kind = np.ctypeslib.as_ctypes_type(buffer.dtype)
     return (ctypes.cast(buffer.ctypes.data, ctypes.POINTER(kind)),)
 
@@ -127,7 +130,7 @@ def _inside_intrinsic(typingctx, buffer):
 
 
 def private(records, i):
-    """Record `i`, in registers: no store in a loop can be suspected of changing it."""
+    """Copy record `i` to registers, so that the compiler knows that stores do not alias it."""
     return records[i]
 
 
@@ -144,7 +147,7 @@ def _private_intrinsic(typingctx, records, i):
         word = ir.IntType(32).as_pointer()
         source = builder.bitcast(builder.gep(array.data, [args[1]]), word)
         target = builder.bitcast(copy, word)
-        for k in range(records.dtype.size // 4):  # a copy of bytes would be one on a GPU
+        for k in range(records.dtype.size // 4):  # a GPU would copy byte by byte
             at = [context.get_constant(types.intp, k)]
             value = builder.load(builder.gep(source, at), align=4)
             builder.store(value, builder.gep(target, at), align=4)
@@ -154,7 +157,7 @@ def _private_intrinsic(typingctx, records, i):
 
 
 def given(hyper, i, record):
-    """Record `i`, see :func:`private`; of a tuple of numbers, the record that they are."""
+    """Return record `i` like :func:`private`, or make the record from a tuple of numbers."""
     return np.array([hyper], record)[0] if isinstance(hyper, tuple) else private(hyper, i)
 
 
@@ -180,7 +183,7 @@ def _given_intrinsic(typingctx, hyper, record):
 
 
 def load(pointers, i):
-    """Element `i` behind each pointer, as a tuple; halves as float32."""
+    """Load element `i` at each pointer, as a tuple; half-precision values become float32."""
     return tuple(_number(p._type_)(p[i]) for p in pointers)
 
 
@@ -196,7 +199,7 @@ def _widen_float16(bits):
 
 @scalar
 def _widen_bfloat16(bits):
-    return half.widen_bfloat16(np.uint16(bits & 0xFFFF))  # plain Python's may be negative
+    return half.widen_bfloat16(np.uint16(bits & 0xFFFF))  # may be negative in plain Python
 
 
 _WIDEN = {types.uint16: _widen_float16, types.int16: _widen_bfloat16}
@@ -232,7 +235,7 @@ def _load_intrinsic(typingctx, pointers, i):
 
 
 def checked(result, slots):
-    """Return what a rule returned, if it is a weight and a tuple of `slots` numbers."""
+    """Return the result of a rule; at compile time, check that it is (weight, `slots` numbers)."""
     return result
 
 
@@ -242,7 +245,7 @@ def _checked(result, slots):
     good = good and isinstance(result[1], types.BaseTuple) and len(result[1]) == slots.literal_value
     numbers = (result[0], *result[1]) if good else ()
     if not good or not all(isinstance(n, (types.Number, types.Boolean)) for n in numbers):
-        # Not numba's TypingError: that would end in a page of its attempts.
+        # Not numba's TypingError, whose message would be a page long.
         raise TypeError(
             f"it must return (new_weight, new_state) in every branch, with {slots.literal_value} "
             f"numbers in the tuple new_state, but returns {result}"
@@ -251,9 +254,9 @@ def _checked(result, slots):
 
 
 def store(pointers, i, values):
-    """Write `values` to element `i` behind each pointer, rounded to its kind.
+    """Store `values` to element `i` at each pointer, rounded to its type.
 
-    A single value is written behind all pointers.
+    A single value is stored at all pointers.
     """
     for pointer, value in zip(pointers, _spread(values, len(pointers)), strict=True):
         pointer[i] = {np.uint16: _narrow_float16, np.int16: _narrow_bfloat16}.get(
@@ -292,9 +295,10 @@ def _store_intrinsic(typingctx, pointers, i, values):
 
 
 def store_dithered(pointers, i, values, key, element):
-    """Write as :func:`store` does, with halves rounded up or down at random.
+    """Like :func:`store`, with stochastic rounding of half-precision values.
 
-    The draws belong to element number `element` of stream `key`, and to the pointer's place.
+    The random bits depend on the stream `key`, the element number `element`, and the position of
+    the pointer.
     """
     for k, (pointer, value) in enumerate(
         zip(pointers, _spread(values, len(pointers)), strict=True)
@@ -338,7 +342,7 @@ def _store_dithered_intrinsic(typingctx, pointers, i, values, key, element):
 
 
 def _storing(narrow):
-    """Code generator that stores values, halves as `narrow` makes them."""
+    """Return a code generator that stores values; `narrow` rounds to half precision."""
 
     def codegen(context, builder, signature, args):
         pointers, _, values = signature.args[:3]
@@ -357,9 +361,9 @@ def _storing(narrow):
 
 
 def prefetch(pointers, count, write):
-    """Have the lines of the next `count` elements behind each pointer brought to the cache.
+    """Prefetch the cache lines of the next `count` elements at each pointer.
 
-    `write`, a constant, tells whether they are to be written to.
+    `write` is a constant: whether the elements will be written to.
     """
 
 

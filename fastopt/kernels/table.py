@@ -1,4 +1,4 @@
-"""Tables of tensors: what a kernel launch is told about the arrays that it works on."""
+"""Tables of tensors: the kernel arguments that describe the arrays of a launch."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
@@ -38,42 +38,42 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK", "PARALLEL_FROM", "Combine", "Pieces", "Table", "balanced", "chunks", "launch"]
 
 CHUNK = 32_768
-"""Most elements in a chunk: 128 KB of float32, so that four arrays stay in a core's cache."""
+"""Maximum elements of a chunk: 128 KB of float32, so that four arrays stay in a core's cache."""
 
 LINE = 64
-"""Elements that a chunk is a multiple of: at least a cache line of any dtype."""
+"""Chunk sizes are a multiple of this many elements, at least a cache line of any dtype."""
 
 PARALLEL_FROM = 65_536
-"""Elements from which starting threads costs less than it saves.
+"""Number of elements from which threads save more than starting them costs.
 
-Where NumPy's own threads linger after a matrix product, it costs ten times what it does alone.
+If NumPy's own threads still spin after a matrix product, starting threads costs ten times as much.
 """
 
 ROW_COST = 4
-"""What an element of an indexed row costs, in those of dense tensors: rows come from memory."""
+"""Cost of an element of an indexed row relative to a dense one: rows come from main memory."""
 
 Array = np.ndarray[Any, Any]
 Pieces = NDArray[np.int64]
 Combine = Callable[[Pieces, Array, int], tuple[Pieces, Array]]
-"""Turns pieces, their sums and the number of tensors into pieces and sums of whole tensors."""
+"""Takes chunks, their sums and the number of tensors; returns chunks and sums of whole tensors."""
 
 
 class Table:
-    """The arrays of one tensor, or of several with one layout, as kernels are told about them.
+    """Kernel arguments for the arrays of one tensor, or of several tensors with one layout.
 
-    It may serve in call after call, since most of it stays what it was. Addresses do not: an array
-    can be resized in place, so that :meth:`take` reads them anew.
+    A table is reused by later calls, as most of it does not change. Addresses may change, since an
+    array can be resized in place: they are compared or entered again in each call.
 
     Parameters
     ----------
     layout : Layout
-        What the kernels are compiled for.
+        The layout for which the kernels are compiled.
     weight : tuple of numpy.ndarray
-        The exact weight, and its rounded copy or its remainder if there is one.
+        The exact weight, and its rounded copy or low 16 bits if it has one.
     state : tuple of numpy.ndarray
-        One array for each slot of the rule, and for each number that a tensor keeps.
+        One array for each slot of the rule, and for each number that the rule keeps for a tensor.
     grad : numpy.ndarray
-        The gradient, or the values of the rows that it lists.
+        The gradient, or the values of a row-sparse gradient.
 
     Attributes
     ----------
@@ -82,13 +82,13 @@ class Table:
     """
 
     device: Device | None = None
-    """Where the arrays are; None is main memory."""
+    """Device of the arrays; None is the host."""
     stream_handle = 0
-    """Stream that the first weight is used on, if it is on a CUDA device."""
+    """Handle of the stream that the first weight is used on, if it is on a CUDA device."""
     indices: Sequence[int | str] = ()
-    """The parameters that its tensors belong to, where a plan holds it."""
+    """Indices of the tensors' parameters, if a plan holds the table."""
     move: Callable[[Any, Any], None] = staticmethod(np.copyto)
-    """How elements are copied from an array, the second argument, to another."""
+    """``move(target, source)`` copies the elements of an array."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Table:
         self._begin()
 
     def _begin(self) -> None:
-        """Make room for the hyper-parameters, and cut the tensors into chunks."""
+        """Allocate the hyper-parameters and divide the tensors into chunks."""
         rule, real = self.layout.rule, self.layout.real
         self.fields = np.zeros((len(self.entry), len(rule.hyper)), real)
         self.records = self.fields.view(self.layout.record).reshape(-1)
@@ -143,12 +143,12 @@ class Table:
         self.launch: Callable[[], None] | None = None
 
     def _cut(self) -> tuple[Pieces, int]:
-        """Chunks of an update, and the number of elements."""
+        """Return the chunks of an update, and the number of elements."""
         return balanced(*self.items)
 
     @classmethod
     def joined(cls, tables: Sequence["Table"]) -> Self:
-        """One table of the tensors of several that have the same layout."""
+        """Merge tables with the same layout into one."""
         made = cls.__new__(cls)
         made.layout = tables[0].layout
         made.arrays = [array for table in tables for array in table.arrays]
@@ -163,14 +163,14 @@ class Table:
         return made
 
     def of_copies(self, originals: Sequence[Array], grad: Array, copy: Array) -> None:
-        """Know what is worked on as copies: :func:`launch` copies weight and state back."""
+        """Record which arrays are copies; :func:`launch` copies weight and state back."""
         pairs = zip(originals, self.arrays, strict=True)
         self.copied = [(o, n) for o, n in pairs if o is not n and not np.may_share_memory(o, n)]
         if grad is not copy:
             self.borrowed = grad, copy
 
     def renew(self) -> None:
-        """Copy again what is worked on as copies, after other tensors have been updated."""
+        """Refresh the copies, after other tensors have been updated."""
         for original, copy in self.copied:
             self.move(copy, original)
         if self.borrowed:
@@ -178,23 +178,24 @@ class Table:
 
     @property
     def is_dense(self) -> bool:
-        """Whether an update is one launch of a kernel for dense gradients, without copies."""
+        """Whether an update is one launch of the dense kernel on the host, without copies."""
         layout = self.layout
         by_element = not (layout.sparse or layout.by_row or layout.rule.passes)
         return by_element and self.device is None and not (self.copied or self.borrowed)
 
     def serves(self, grad: "RowSparse") -> bool:
-        """Whether the kernels are those for a row-sparse gradient."""
+        """Whether the kernels are compiled for this kind of row-sparse gradient."""
         layout = self.layout
         return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
 
     def list_rows(self, words: str, grad: "RowSparse") -> None:
-        """Set the gradient to one that lists rows.
+        """Set a row-sparse gradient.
 
         Raises
         ------
         ValueError
-            Its arrays have been changed, and a row is outside the tensor or has no values.
+            An index is out of range, or the values have the wrong shape, as the gradient's arrays
+            were changed after its creation.
         """
         height = len(self.arrays[0])
         values = _in_place(grad.values)
@@ -217,10 +218,10 @@ class Table:
             pieces, _ = chunks((len(rows), self.width))
         else:
             step = max(CHUNK // max(self.width, 1), 1)
-            with uninterrupted:  # numba loses an error while it makes arrays of results
+            with uninterrupted:  # numba loses an exception raised while it boxes the results
                 rows, starts, order, pieces = cpu.order_rows()(rows, height, step)
         self.listed = values, rows, starts, order
-        self.row_guards = None  # until rows ascend again
+        self.row_guards = None  # until sorted rows are set again
         if values is grad.values and found == ASCENDING and self.device is None:
             self._guard_rows(values, height)
             starts = order = self.counting
@@ -234,15 +235,15 @@ class Table:
                 self.pieces = shares(len(rows), self.width)
 
     def _guard_rows(self, values: Array, height: int) -> None:
-        """Make room for what :meth:`take_rows` enters, and know what must be true of it."""
+        """Prepare the guards and arrays that :meth:`take_rows` needs."""
         self.row_guards = guard((values, self.checked_rows), 0)
         self.row_guards[:, NBYTES] = self.width * values.itemsize, height
         self.counting = _counting(len(self.checked_rows) + 1)
 
     def take_rows(self, grad: "RowSparse", written: Array) -> bool:
-        """Set the gradient to one whose rows ascend; False with nothing changed for any other.
+        """Set a row-sparse gradient whose rows ascend; for any other return False, unchanged.
 
-        It must not share memory with the sorted ranges `written`.
+        The gradient must not overlap the sorted memory ranges `written`.
         """
         values, indices = grad.values, grad.indices
         if self.row_guards is None:
@@ -260,53 +261,53 @@ class Table:
         return True
 
     def pay(self, paid: Array, before: float, after: float, at_once: bool) -> None:
-        """Have listed rows (`at_once`: all rows) given the decay that they have missed.
+        """Apply deferred weight decay to the indexed rows (`at_once`: to all) in the next update.
 
         Parameters
         ----------
         paid : numpy.ndarray
-            What the decay of each row has come to, as a sum of logarithms.
+            Decay applied to each row so far, as a sum of logarithms.
         before, after : float
-            What it comes to for a row that misses nothing, before and after the step.
+            Accumulated decay before and after the step, as sums of logarithms.
         at_once : bool
-            Whether no row is to miss any.
+            Whether to apply the decay of all rows in each step.
         """
         totals = np.array([before, after])
         self.entry[0, [PAID, DECAY]] = paid.ctypes.data, totals.ctypes.data
         self.decay, self.at_once = (paid, totals), at_once
 
     def give_back(self) -> None:
-        """Copy weight and state back where copies were worked on, then :meth:`let_go`."""
+        """Copy weight and state back if kernels worked on copies, then :meth:`let_go`."""
         for original, copy in self.copied:
             self.move(original, copy)
         self.let_go()
 
     def let_go(self) -> None:
-        """Keep no gradient alive, nor any copy."""
+        """Release the gradients and copies."""
         if self.copied:
             self.arrays = ()
         self.copied, self.borrowed, self.listed = (), None, ()
 
     @property
     def done(self) -> bool:
-        """Whether the update has run since :meth:`fill`, whatever was raised after it."""
+        """Whether the update of this step has run, even if an error was raised after it."""
         return bool(self.entry[0, DONE])
 
     def spans(self) -> NDArray[np.uint64]:
-        """Where the arrays that are written to start and end: sorted, in two rows."""
+        """Return the sorted start and end addresses of the written arrays, as two rows."""
         first, last = self.written()
         order = np.argsort(first)
         return np.stack([first[order], last[order]])
 
     def written(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Addresses where the arrays that are written to begin and end."""
+        """Return the start and end addresses of the written arrays."""
         count = self.entry.shape[1] - ADDRESS - 1
         begin = self.entry[:, ADDRESS : ADDRESS + count]
         end = begin + self.guards[:, :count, NBYTES]
         return joined_ranges(begin, end, [original for original, _ in self.copied])
 
     def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Addresses where the gradients begin and end."""
+        """Return the start and end addresses of the gradients."""
         begin = self.entry[:, -1]
         if self.layout.sparse:
             end = begin + np.uint64(self.listed[0].nbytes if self.listed else 0)
@@ -315,7 +316,7 @@ class Table:
         return joined_ranges(begin, end, self.borrowed[:1] if self.borrowed else ())
 
     def squares(self) -> NDArray[np.float64]:
-        """Sum of the squares of each gradient, in an order that depends on its shape alone."""
+        """Return the sum of squares of each gradient; the order depends only on its shape."""
         layout = self.layout
         pieces, total = self.list_pieces if layout.sparse else self.flat
         if self._sums is None or len(self._sums[0]) != len(pieces):
@@ -331,13 +332,13 @@ class Table:
 
     @cached_property
     def flat(self) -> tuple[NDArray[np.int64], int]:
-        """Chunks that count elements, the same for any number of threads."""
+        """Chunks of elements, independent of the number of threads."""
         return chunks(*[(size, 1) for size in self.sizes])
 
     def run(self, combine: Combine | None = None) -> None:
-        """Launch the kernels of every pass and of the update, then :meth:`give_back`.
+        """Launch the kernels of every reduction and of the update, then :meth:`give_back`.
 
-        Where tensors are slices, `combine` makes sums of the whole tensors from those of pieces.
+        If tensors are slices, `combine` computes the sums of whole tensors from the chunks' sums.
         """
         rule, layout = self.layout.rule, self.layout
         if rule.passes:
@@ -356,7 +357,7 @@ class Table:
             self.give_back()
 
     def update(self, pieces: Pieces, total: int) -> None:
-        """Apply the rule to `pieces` of work, which have so many elements in total."""
+        """Apply the rule to the chunks `pieces`, which have `total` elements."""
         if not total:
             return
         layout = self.layout
@@ -373,7 +374,7 @@ class Table:
     def _call(
         self, factory: Callable[..., Any], what: tuple[Any, ...], total: int, *arguments: Any
     ) -> Callable[..., Any]:
-        """Launch a kernel on so many elements, by the threads that this is worth; return it."""
+        """Launch a kernel on `total` elements, parallel if that is worthwhile; return it."""
         parallel = total >= PARALLEL_FROM and may_run_parallel()
         kernel = self._bound.get((factory, what[1:], parallel))
         if kernel is None:
@@ -388,7 +389,7 @@ class Table:
         return kernel
 
     def settle(self) -> None:
-        """Give every row the decay that it has missed, that of the last step included."""
+        """Apply the deferred weight decay of all rows, including the last step's."""
         totals = self.decay[1]
         totals[0] = totals[1]
         pieces, total = chunks((len(self.arrays[0]), self.width))
@@ -397,7 +398,7 @@ class Table:
 
 
 def launch(tables: Sequence[Table], combine: Combine | None = None) -> None:
-    """Update the tensors of `tables` in place, with the result of one after the other.
+    """Update the tensors of `tables` in place, in order.
 
     See :meth:`Table.run` for `combine`.
     """
@@ -414,19 +415,19 @@ def launch(tables: Sequence[Table], combine: Combine | None = None) -> None:
 def joined_ranges(
     begin: NDArray[np.uint64], end: NDArray[np.uint64], arrays: Sequence[Array]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Addresses in one dimension, with those between which `arrays` lie."""
+    """Return flattened start and end addresses, with the bounds of `arrays` appended."""
     bounds = np.array([byte_bounds(array) for array in arrays], np.uint64).reshape(-1, 2)
     return np.append(begin, bounds[:, 0]), np.append(end, bounds[:, 1])
 
 
 @lru_cache(maxsize=1024)
 def chunks(*tensors: tuple[int, int], size: int = CHUNK) -> tuple[NDArray[np.int64], int]:
-    """Cut tensors of ``(items, width)``, items of so many elements each, into pieces of work.
+    """Divide tensors ``(items, width)``, with `width` elements per item, into chunks.
 
-    Pieces have about `size` elements.
+    Chunks have about `size` elements.
 
-    Returns an array with a row ``(tensor, start, size)`` for each piece, which count items, and the
-    number of elements of all tensors.
+    Returns an array with a row ``(tensor, start, size)`` for each chunk, in items, and the total
+    number of elements.
     """
     pieces = [np.empty((0, 3), np.int64)]
     for tensor, (items, width) in enumerate(tensors):
@@ -437,7 +438,7 @@ def chunks(*tensors: tuple[int, int], size: int = CHUNK) -> tuple[NDArray[np.int
 
 
 def shares(rows: int, width: int) -> NDArray[np.int64]:
-    """Chunks of row-sparse work: one for each thread, or a single one where that is faster."""
+    """Return row-sparse chunks: one for each thread, or a single one if that is faster."""
     threads = thread_count() if rows * width * ROW_COST >= PARALLEL_FROM else 1
     each = max(-(-rows // threads), 1)
     return np.array([(0, k, min(each, rows - k)) for k in range(0, rows, each)], np.int64).reshape(
@@ -446,10 +447,10 @@ def shares(rows: int, width: int) -> NDArray[np.int64]:
 
 
 def balanced(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:
-    """Cut tensors like :func:`chunks`, into one equal share of the work for each thread.
+    """Divide tensors like :func:`chunks`, with an equal share of the elements for each thread.
 
-    Threads take equal numbers of chunks, one after the other, so that those with fewer get empty
-    ones.
+    Threads take equal numbers of consecutive chunks, so shares with fewer chunks are padded with
+    empty ones.
     """
     total = sum(items * width for items, width in tensors)
     threads = thread_count()
@@ -478,13 +479,13 @@ def _balanced(tensors: tuple[tuple[int, int], ...], threads: int) -> tuple[NDArr
 
 
 def _in_place(array: Array) -> Array:
-    """The array, or a copy that is contiguous and aligned."""
+    """Return the array, or a contiguous and aligned copy."""
     made = np.ascontiguousarray(array)
     return made if made.flags.aligned else made.copy()
 
 
 def _counting(size: int) -> NDArray[np.int64]:
-    """Read-only array of the numbers from 0 to ``size - 1``."""
+    """Return ``arange(size)``, a view of a shared array that must not be written to."""
     return _powers(size.bit_length())[:size]
 
 

@@ -1,4 +1,4 @@
-"""Threads of parallel kernels: which layer runs them, and when it must not."""
+"""Threads of parallel kernels: choice of numba's threading layer, and fork safety."""
 
 import ctypes
 import importlib
@@ -17,29 +17,29 @@ __all__ = ["choose_layer", "in_forked_child", "load_tbb", "may_run_parallel", "s
 __all__ += ["thread_count", "turn", "use_threads"]
 
 CONCURRENT = ("tbb", "omp")
-"""Layers that several Python threads may use at once; workqueue would end the process."""
+"""Layers that several Python threads may use at once; workqueue would terminate the process."""
 FORK_SAFE = ("tbb",)
-"""Layers that go on in a forked child; GNU OpenMP would kill it."""
+"""Layers that work in a forked child; GNU OpenMP would kill it."""
 
 
 LIBRARIES = ("libtbb.so.12", "libtbb.12.dylib", "tbb12.dll")
-"""Names of TBB's library, which may go on with a version."""
+"""File names of TBB's library, which may continue with a version."""
 
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""Variables by which users choose how threads of GNU OpenMP wait."""
+"""Environment variables with which users choose how GNU OpenMP threads wait."""
 SPINS = "1000"
-"""What GNU OpenMP itself takes where threads outnumber the CPUs, instead of 300,000.
+"""Spin count that GNU OpenMP uses if threads outnumber the CPUs, instead of 300,000.
 
-Threads that spin for longer keep the CPU from the thread that they wait for where other processes
-are busy, which costs 20 ms a call. Threads that sleep at once make idle machines slower.
+On a busy machine, threads that spin longer take the CPU from the thread that they wait for, which
+costs 20 ms per call. On an idle machine, threads that sleep at once are slower.
 """
 
 
 @cache
 def load_tbb() -> bool:
-    """Load the TBB library that pip installed, so that numba chooses TBB where it is free to.
+    """Load the TBB library that pip installed, so that numba chooses TBB by default.
 
-    pip puts the library where the dynamic loader does not look.
+    pip installs the library where the dynamic loader does not search.
 
     Returns
     -------
@@ -61,10 +61,10 @@ def load_tbb() -> bool:
 
 
 def load_openmp() -> None:
-    """Load OpenMP with threads that spin briefly while they wait, unless the user has chosen.
+    """Load OpenMP with threads that spin only briefly while waiting, unless the user has chosen.
 
-    GNU OpenMP reads the variable when it is loaded. It is set meanwhile only, as child processes
-    and other libraries may have an OpenMP of their own.
+    GNU OpenMP reads the environment variable when it is loaded. The variable is set only during
+    loading, as child processes and other libraries may use their own OpenMP.
     """
     if any(name in os.environ for name in WAITING):
         return
@@ -72,15 +72,15 @@ def load_openmp() -> None:
     try:
         importlib.import_module("numba.np.ufunc.omppool")
     except ImportError:
-        pass  # numba then takes another layer
+        pass  # numba then uses another layer
     finally:
         del os.environ["GOMP_SPINCOUNT"]
 
 
 def choose_layer() -> None:
-    """Load the library of the threading layer that suits a busy machine, before numba looks.
+    """Load the threading layer's library that works well on busy machines, before numba chooses.
 
-    numba chooses at its first parallel kernel, or when it is asked for the number of threads.
+    numba chooses at its first parallel kernel, or at the first query of the number of threads.
     """
     layer = str(numba.config.THREADING_LAYER).lower()
     if layer == "workqueue" or (layer != "omp" and load_tbb()):
@@ -89,12 +89,13 @@ def choose_layer() -> None:
 
 
 def start_layer() -> None:
-    """Start the threads of numba's layer, unless they run already.
+    """Start the threads of numba's layer if they are not running yet.
 
-    With TBB numba spawns an empty task in the thread that starts the layer, and waits for it when
-    the interpreter exits. Where that thread has ended by then and no other has run the task, which
-    is certain on a single CPU, that lasts forever (https://github.com/numba/numba/issues/10556).
-    So the thread that starts the layer runs the task at once.
+    With TBB, numba spawns an empty task in the thread that starts the layer, and waits for it when
+    the interpreter exits. If that thread has ended by then and no other thread has run the task,
+    which is certain on a single CPU, the wait never ends
+    (https://github.com/numba/numba/issues/10556). So the thread that starts the layer runs the task
+    at once.
     """
     with global_compiler_lock:
         try:
@@ -107,7 +108,7 @@ def start_layer() -> None:
 
 
 def thread_count() -> int:
-    """Number of threads of a parallel kernel that this Python thread launches."""
+    """Return the number of threads of a parallel kernel that this Python thread launches."""
     if not threads.started:
         start_layer()
         threads.started = True
@@ -116,7 +117,7 @@ def thread_count() -> int:
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Run parallel kernels that this Python thread launches on so many threads meanwhile."""
+    """Run parallel kernels that this Python thread launches on `count` threads, in a context."""
     before = thread_count()
     numba.set_num_threads(count)
     try:
@@ -126,14 +127,14 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 class _Threads:
-    """What this process knows of its threading layer."""
+    """State of this process's threading layer."""
 
     def __init__(self) -> None:
         self.layer: str | None = None
         self.started = False
         self.allowed = True
         self.free = False
-        """Whether parallel kernels may run, several at once; known from the first launch on."""
+        """Whether parallel kernels may run concurrently; False until the layer is known."""
         self.lock = threading.Lock()
 
 
@@ -142,14 +143,14 @@ _none: AbstractContextManager[Any] = nullcontext()
 
 
 def may_run_parallel() -> bool:
-    """Whether parallel kernels may run: not in a child forked after one whose layer cannot fork."""
+    """Whether parallel kernels may run: False in a forked child if the layer is not fork-safe."""
     return threads.allowed
 
 
 def turn() -> AbstractContextManager[Any]:
-    """Context of a launch of a parallel kernel: one at a time where the layer needs that.
+    """Return the context for launching a parallel kernel: a lock if the layer needs one.
 
-    Which layer numba has chosen is known from the first launch on.
+    The layer that numba has chosen is known only after the first launch.
     """
     if threads.layer in CONCURRENT:
         return _none
@@ -167,7 +168,7 @@ _callbacks: list[Callable[[], None]] = []
 
 
 def in_forked_child(callback: Callable[[], None]) -> None:
-    """Have `callback` called in every child that this process forks, to make its locks anew."""
+    """Register `callback` to be called in every forked child, for example to recreate locks."""
     _callbacks.append(callback)
 
 
@@ -179,7 +180,7 @@ def _after_fork() -> None:
     threads.allowed = threads.allowed and (layer is None or layer in FORK_SAFE)
     threads.free = threads.free and threads.allowed
     threads.lock = threading.Lock()
-    global_compiler_lock._lock = threading.RLock()  # maybe held by a thread that is not here
+    global_compiler_lock._lock = threading.RLock()  # may be held by a thread that the child lacks
     for callback in _callbacks:
         callback()
 

@@ -1,4 +1,4 @@
-"""Loops that move the memory of an update and compute nothing: the limit of what one can reach."""
+"""Loops with the memory traffic of an update and no arithmetic: an upper bound on its speed."""
 
 from collections.abc import Callable
 from functools import cache
@@ -15,9 +15,10 @@ PIECE = CHUNK  # a global of this module, which numba freezes into the loops
 
 
 def write_all(arrays, zero):
-    """Read all arrays and write all but the gradient, ``arrays[1]``, with the same values.
+    """Read all arrays, and write back all but the gradient, ``arrays[1]``, unchanged.
 
-    Pieces of the arrays in turn are up to 1.4 times faster in cache than all in one inner loop.
+    In cache, taking chunks of the arrays in turn is up to 1.4 times faster than one inner loop over
+    all arrays.
     """
     size = len(arrays[0])
     for piece in prange((size + PIECE - 1) // PIECE):
@@ -52,7 +53,7 @@ def read_all(arrays):
 
 @cache
 def _loops(parallel: bool) -> tuple[Callable, Callable]:
-    summing = {"reassoc", "nsz"}  # in any order, so that additions do not wait for each other
+    summing = {"reassoc", "nsz"}  # any order, so that additions do not depend on each other
     return (
         compiled(write_all, None, parallel),
         compiled(read_all, None, parallel, fastmath=summing),
@@ -60,13 +61,13 @@ def _loops(parallel: bool) -> tuple[Callable, Callable]:
 
 
 def write(arrays: tuple[np.ndarray, ...]) -> None:
-    """Read float32 arrays and write all but the second one, with threads where updates have them.
+    """Read float32 arrays and write all but the second one, with threads like an update.
 
-    The first two have one dimension and one length, which is a multiple of the others' lengths.
+    The first two are one-dimensional and have equal lengths, a multiple of the others' lengths.
     """
     _loops(len(arrays[0]) >= PARALLEL_FROM)[0](arrays, np.float32(0))
 
 
 def read(arrays: tuple[np.ndarray, ...]) -> None:
-    """Read float32 arrays of one length, with threads where updates have them."""
+    """Read float32 arrays of equal lengths, with threads like an update."""
     _loops(len(arrays[0]) >= PARALLEL_FROM)[1](arrays)

@@ -1,4 +1,4 @@
-"""Gradients whose units are scaled down where their norms are large beside the weights'."""
+"""Kernel for adaptive gradient clipping, which limits unit-wise gradient norms."""
 
 import math
 from collections.abc import Callable
@@ -20,11 +20,11 @@ WEIGHT, GRAD, OUT = range(3)
 
 @cache
 def clip_units(weight: Any, grad: Any, real: Any, parallel: bool) -> Callable:
-    """Kernel ``(table, units, width, factor, limit, least, tiny)`` for arrays of these kinds.
+    """Kernel ``(table, units, width, factor, limit, least, tiny)`` for arrays of these types.
 
-    For each unit, `width` elements one after the other,
+    For each unit of `width` consecutive elements, it computes
     ``out = grad * min(1, limit * max(|w|, least) / max(|factor * grad|, tiny))``, with norms that
-    are added up in an order that depends on `width` alone.
+    are summed in an order that depends only on `width`.
     """
     weights, grads, outs = (weight,), (grad,), (real,)
 

@@ -1,7 +1,7 @@
-"""Cautious and stable forms of rules with decoupled weight decay: derived from these rules.
+"""Cautious and stable variants of rules with decoupled weight decay.
 
-A rule with decoupled decay adds to the weight a move that does not depend on the weight, and
-subtracts a share of the weight. At a weight of 0 it returns the move alone, whatever its formula.
+A rule with decoupled decay adds a move to the weight that does not depend on the weight, and
+subtracts a share of the weight. Called with a weight of 0, it thus returns the move alone.
 """
 
 import math
@@ -16,7 +16,7 @@ __all__ = ["FIRST", "varied"]
 Function = Callable[..., Scalar]
 
 FIRST: Mapping[str, float] = {"aligned_scale": 1.0, "trust": 1.0}
-"""Values of the fields that reductions fill, before they do."""
+"""Initial values of the fields that reductions set."""
 
 LEAST_SHARE = 1e-3
 """Share of aligned elements below which moves are not scaled up further."""
@@ -24,49 +24,49 @@ LEAST_SHARE = 1e-3
 
 @scalar
 def every_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
-    """The move of the rule."""
+    """Return the move of the rule."""
     return move
 
 
 @scalar
 def cautious_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
-    """The move where it is downhill, scaled up by the share of such elements; else 0."""
+    """Return the move if it is downhill, divided by the share of such elements; else 0."""
     zero = type(move)(0)
     return move * (h.aligned_scale if same_sign(-move, rescaled(grad, h)) else zero)
 
 
 @scalar
 def every_weight(weight: Scalar, move: Scalar) -> Scalar:
-    """The weight, of which decay takes a share."""
+    """Return the weight that decay applies to."""
     return weight
 
 
 @scalar
 def cautious_weight(weight: Scalar, move: Scalar) -> Scalar:
-    """The weight unless it moves away from 0."""
+    """Return the weight, or 0 if it moves away from 0."""
     return type(weight)(0) if same_sign(weight, move) else weight
 
 
 @scalar
 def whole(change: Scalar, h: Hyper) -> Scalar:
-    """The change of the weight."""
+    """Return the change of the weight."""
     return change
 
 
 @scalar
 def limited(change: Scalar, h: Hyper) -> Scalar:
-    """The change of the weight at the tensor's own rate."""
+    """Return the change of the weight, scaled by the tensor's factor."""
     return h.trust * change
 
 
 def aligned_finish(sums: Sums, h: Hyper) -> None:
-    """One over the share of elements that move downhill."""
+    """Write the inverse of the share of elements that move downhill."""
     share = sums[0] / sums[1] if sums[1] > 0 else 1.0
     h.aligned_scale = 1.0 / max(share, LEAST_SHARE)
 
 
 def ratio_finish(sums: Sums, h: Hyper) -> None:
-    """One over the root of the mean ratio, at most 1."""
+    """Write the inverse of the root mean ratio, at most 1."""
     root = math.sqrt(sums[0] / sums[1]) if sums[1] > 0 else 1.0
     h.trust = 1.0 if root <= 1.0 else 1.0 / root
 
@@ -81,9 +81,10 @@ def varied(
     cautious_decay: bool,
     stable: bool,
 ) -> Rule:
-    r"""Rule that changes weights like `of`, but with caution.
+    r"""Return a cautious or stable variant of the rule `of`.
 
-    With :math:`\Delta` the move of the rule and :math:`\delta` the share that decay takes,
+    With :math:`\Delta` the move of the rule and :math:`\delta` the share of the weight that decay
+    subtracts, the update is
 
     .. math:: w \leftarrow w + T (M(\Delta) - \delta D(w))
 
@@ -94,17 +95,17 @@ def varied(
     of : Rule
         A rule with decoupled decay.
     share : callable
-        ``share(h)``: share of the weight that decay takes.
+        ``share(h)``: share of the weight that decay subtracts.
     ratio : callable or None
-        ``ratio(grad, state, h)``: square of the gradient over its average in the new state.
+        ``ratio(grad, state, h)``: squared gradient over its moving average in the new state.
     fields : tuple of str
-        Fields of `h` that `ratio` reads besides those of the rule.
+        Fields of `h` that `ratio` reads and the rule does not have.
     cautious : bool
-        Move only elements whose move is downhill, further by the share of these.
+        Move only elements whose move is downhill, and divide moves by the share of these elements.
     cautious_decay : bool
         Decay only weights that do not move away from 0.
     stable : bool
-        Divide by the root of the mean `ratio` where that is above 1.
+        Divide the change by the root of the mean `ratio` if that is above 1.
     """
     if not (cautious or cautious_decay or stable):
         return of

@@ -1,4 +1,4 @@
-"""Exact weights in memory: plain, with a rounded copy beside them, or split in two halves."""
+"""Storage of exact weights: plain, with a rounded copy, or split into two 16-bit parts."""
 
 from typing import Any
 
@@ -14,25 +14,25 @@ from fastopt.kernels.storage import load, store
 __all__ = ["joined", "parts", "read_weight", "write_weight"]
 
 SPLIT = (types.CPointer(types.int16), types.CPointer(types.uint16))
-"""Pointers to the bfloat16 and the remainder of a split weight."""
+"""Pointer types of the bfloat16 and the low 16 bits of a split weight."""
 
 
 def parts(exact: Any) -> Any:
-    """Arrays of the bits into which :func:`fastopt.kernels.half.split_float32` splits numbers."""
+    """Split an array into two uint16 arrays, like :func:`fastopt.kernels.half.split_float32`."""
     bits = exact.view(np.uint32)
     high = np.where(np.isnan(exact), bits | 0x400000, bits + 0x8000) >> 16
     return np.asarray(high, np.uint16), np.asarray(bits & 0xFFFF, np.uint16)
 
 
 def joined(high: Any, low: Any) -> Any:
-    """The float32 numbers whose :func:`parts` are these."""
+    """Join the arrays from :func:`parts` to float32 numbers."""
     high, low = high.view(np.uint16).astype(np.uint32), low.astype(np.uint32)
     raised = np.where(high & 0x7FFF, low >> 15, 0)
     return (((high - raised) << 16) | low).astype(np.uint32).view(np.float32)
 
 
 def read_weight(pointers, i):
-    """Element `i` of a weight: what is behind the first pointer, or joined of split halves."""
+    """Load element `i` of a weight: the value at the first pointer, or the joined split parts."""
     if _is_split(pointers):
         return half.join_float32(pointers[0][i] & 0xFFFF, pointers[1][i])
     return load(pointers[:1], i)[0]
@@ -51,7 +51,7 @@ def _read_weight(pointers, i):
 
 
 def write_weight(pointers, i, weight):
-    """Write element `i` of a weight and of its copy, rounded to their kinds, or its two parts."""
+    """Store element `i` of a weight and of its copy, rounded to their types, or its two parts."""
     if _is_split(pointers):
         high, low = half.split_float32(np.float32(weight))
         pointers[0][i], pointers[1][i] = int(high), int(low)

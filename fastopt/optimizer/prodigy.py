@@ -117,13 +117,13 @@ class Prodigy(AdamFamily):
     :math:`d_{k + 1} \epsilon` in the denominator, which needs all sums before the first weight
     moves; optax.contrib.prodigy has that too, and always corrects the bias.
 
-    State of a parameter: the tuple of the arrays :math:`m, v, s, w_0`, like the weight, and two
+    State: the tuple of the arrays :math:`m, v, s, w_0`, in the weight's shape, and two
     numbers without dimensions, its shares in both sums of the last step.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 1; None keeps a scheduler's own rate.
+        Default 1; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     beta3 : float, optional

@@ -49,7 +49,7 @@ class ScheduleFreeFamily(Optimizer):
     Parameters
     ----------
     learning_rate : float or callable, optional
-        None keeps a scheduler's own rate.
+        None uses the scheduler's ``base_lr``.
     warmup_steps : int
         Updates in which the rate rises linearly, at least 0. Default 0.
     r, weight_lr_power : float

@@ -58,12 +58,12 @@ class ScheduleFreeAdamW(ScheduleFreeFamily):
     Source: Defazio et al., "The Road Less Scheduled", arXiv:2405.15682; generalized primal
     averaging: arXiv:2512.17131.
 
-    State of a parameter: the tuple :math:`(v, z - w)` of arrays like the weight.
+    State: the tuple :math:`(v, z - w)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.0025; None keeps a scheduler's own rate.
+        Default 0.0025; None uses the scheduler's ``base_lr``.
     beta1 : float
         :math:`\beta_1`, at least 0.01 and below 1. Default 0.9.
     beta2 : float

@@ -34,12 +34,12 @@ class ScheduleFreeSGD(ScheduleFreeFamily):
 
     Source: Defazio et al., "The Road Less Scheduled", arXiv:2405.15682.
 
-    State of a parameter: the array :math:`z - w`, like the weight.
+    State: the array :math:`z - w`, in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 1; None keeps a scheduler's own rate.
+        Default 1; None uses the scheduler's ``base_lr``.
     momentum : float
         :math:`\mu`, at least 0.01 and below 1. Default 0.9.
     warmup_steps : int

@@ -51,14 +51,14 @@ class SGD(MomentumFamily):
     :math:`\mu`; without momentum :math:`w \leftarrow w - \eta h`. Momentum is that of Polyak,
     "Some methods of speeding up the convergence of iteration methods" (1964).
 
-    State of a parameter: None, or with momentum the array :math:`m`, like the weight.
+    State: None, or with momentum the array :math:`m`, in the weight's shape.
 
     Parameters
     ----------
     momentum : float
         Momentum :math:`\mu`. Default 0.
     lazy_update : bool, optional
-        Under row-sparse gradients touch only the rows they list. Default True.
+        Update only the indexed rows of row-sparse gradients. Default True.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

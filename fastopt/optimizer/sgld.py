@@ -32,7 +32,7 @@ class SGLD(Optimizer):
     Source: Welling and Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics",
     ICML 2011; Patterson and Teh, NIPS 2013.
 
-    State of a parameter: None.
+    State: None.
 
     Parameters
     ----------

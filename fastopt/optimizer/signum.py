@@ -42,12 +42,12 @@ class Signum(MomentumFamily):
     Source: Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
     arXiv:1802.04434.
 
-    State of a parameter: the array :math:`m`, like the weight; None without momentum.
+    State: the array :math:`m`, in the weight's shape; None without momentum.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.01; None keeps a scheduler's own rate.
+        Default 0.01; None uses the scheduler's ``base_lr``.
     momentum : float
         Momentum :math:`\mu`. Default 0.9.
     wd_lh : float

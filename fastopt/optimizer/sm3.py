@@ -82,14 +82,14 @@ class SM3(MatrixFamily):
     It is computed by NumPy on one thread: the largest values of columns go across the order of
     memory, which kernels of rules follow.
 
-    State of a parameter: the tuple of an accumulator for each axis, of its length, or of one array
-    like a weight with fewer than two dimensions; and of :math:`m`, like the weight, unless
+    State: the tuple of an accumulator for each axis, of its length, or of one array
+    like a weight with fewer than two dimensions; and of :math:`m`, in the weight's shape, unless
     `momentum` is 0. One array alone is not in a tuple.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.1; None keeps a scheduler's own rate.
+        Default 0.1; None uses the scheduler's ``base_lr``.
     momentum : float
         Decay rate :math:`\mu`, at least 0 and below 1. Default 0.9.
     eps : float

@@ -154,13 +154,13 @@ class SOAP(MatrixFamily):
     and where LAPACK fails in float32. Their last bits may depend on the number of threads of
     NumPy's BLAS. A gradient that is not finite makes all of the weight NaN.
 
-    State of a parameter: the tuple of m and v, like the weight, an array of the number of updates,
+    State: the tuple of m and v, like the weight, an array of the number of updates,
     of shape (1,), and for each axis with a basis the matrices L and :math:`Q_L`.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.003; None keeps a scheduler's own rate.
+        Default 0.003; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of m and v, at least 0 and below 1. Defaults 0.95, 0.95.
     epsilon : float

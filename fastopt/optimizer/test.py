@@ -17,7 +17,7 @@ def test(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 class Test(Optimizer):
     r"""Toy that adds the gradient, :math:`w \leftarrow w + r g`, to try out what surrounds it.
 
-    No rate, decay or clipping, and updates are not counted. State of a parameter: a copy of the
+    No rate, decay or clipping, and updates are not counted. State: a copy of the
     weight after the update.
 
     Parameters

@@ -45,13 +45,13 @@ class Yogi(AdamFamily):
     Source: Zaheer et al., "Adaptive Methods for Nonconvex Optimization", NeurIPS 2018, with the
     bias correction and the first values of optax.yogi.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, which start with
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape, which start with
     `initial_value` everywhere.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float

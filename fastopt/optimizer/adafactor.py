@@ -142,8 +142,8 @@ class Adafactor(MatrixFamily):
     Raises
     ------
     ValueError
-        An argument is NaN or out of range, or a pattern is not a regular expression; or
-        `fallback_for` comes without `fallback`.
+        An argument is NaN or out of range, a pattern is not a regular expression, or
+        `fallback_for` is given without `fallback`.
     TypeError
         An argument has the wrong type, or the fallback has no rule. In an update: the gradient is
         row-sparse, or the weight is on a CUDA device.

@@ -14,13 +14,13 @@ __all__ = ["SGD", "ccSGD", "descend", "roll", "sgd", "sgd_momentum"]
 
 @scalar
 def descend(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
-    """One step of gradient descent."""
+    """Return the weight after a step of gradient descent."""
     return weight - h.lr * decayed(weight, grad, h)
 
 
 @scalar
 def roll(weight: Scalar, grad: Scalar, mom: Scalar, h: Hyper) -> tuple[Scalar, Scalar]:
-    """One step of gradient descent with momentum; the rate is inside the buffer."""
+    """Return weight and momentum after a step; the momentum includes the learning rate."""
     mom = h.momentum * mom - h.lr * decayed(weight, grad, h)
     return weight + mom, mom
 
@@ -47,9 +47,9 @@ class SGD(MomentumFamily):
         m &\leftarrow \mu m - \eta h \\
         w &\leftarrow w + m
 
-    with rescale factor :math:`r`, rate :math:`\eta`, weight decay :math:`\lambda` and momentum
-    :math:`\mu`; without momentum :math:`w \leftarrow w - \eta h`. Momentum is that of Polyak,
-    "Some methods of speeding up the convergence of iteration methods" (1964).
+    with rescale factor :math:`r`, learning rate :math:`\eta`, weight decay :math:`\lambda` and
+    momentum :math:`\mu`; without momentum :math:`w \leftarrow w - \eta h`. Source: Polyak, "Some
+    methods of speeding up the convergence of iteration methods" (1964).
 
     State: None, or with momentum the array :math:`m`, in the weight's shape.
 

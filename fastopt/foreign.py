@@ -162,7 +162,7 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
 
 
 def _of_tensor(role: str, tensor: Any) -> Array:
-    """Return a new view of a CPU tensor, with or without ``requires_grad``; it keeps it alive.
+    """Return a new view of a CPU tensor, which it keeps alive, with or without requires_grad.
 
     ``Tensor.numpy()`` is not used because it makes the tensor permanently non-resizable.
     """

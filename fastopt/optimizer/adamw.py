@@ -127,8 +127,9 @@ class AdamW(CautiousFamily):
     The following variants change the step. Let :math:`u` be the step without decay, which is
     subtracted from the weight:
 
-    * `cautious`: :math:`u` is set to 0 where its sign differs from that of :math:`h`; the other
-      elements are divided by their fraction of the tensor, or by 0.001 if that is larger;
+    * `cautious`: :math:`u` is set to 0 where its sign differs from the sign of :math:`h`; the
+      other elements are divided by the fraction of the tensor that they make up, or by 0.001 if
+      that is larger;
     * `cautious_decay`: only weights with :math:`u w \ge 0` decay;
     * `stable`: the step, including decay, is divided by
       :math:`\max(1, \sqrt{\mathrm{mean}(h^2 / \max(\hat v, \epsilon^2))})`, with

@@ -1010,7 +1010,7 @@ class Optimizer(Checked):
         return planner
 
     def snapshot(self) -> Snapshot:
-        """Return the attributes and copies of mappings, for :meth:`put_back`; not the arrays."""
+        """Return attributes and copies of mappings for :meth:`put_back`; arrays are not copied."""
         return {
             name: (value, dict(value) if isinstance(value, Mapping) else None)
             for name, value in vars(self).items()

@@ -29,7 +29,7 @@ def schedulefree_adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> 
 
 
 def averaged_and_corrected(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Compute the factors of :func:`averaged`, and the bias correction of the second moment."""
+    """Compute the factors of `averaged`, and the bias correction of the second moment."""
     averaged(t, h, carried)
     h.var_scale = 1 / (1 - h.beta2**t)
 

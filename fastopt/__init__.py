@@ -1,6 +1,6 @@
 """In-place optimizer updates for NumPy training loops, at memory speed.
 
-Every optimizer that is registered is an attribute here too: ``fastopt.Adam``.
+Every registered optimizer is also an attribute of this module, such as ``fastopt.Adam``.
 """
 
 import importlib
@@ -69,7 +69,7 @@ if typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = ("EmbeddingTable",)
-"""Names of :mod:`fastopt.table`, which is imported when one of them is used."""
+"""Names from :mod:`fastopt.table`, which is imported on first use."""
 
 _ELSEWHERE = {
     "optim": "optimizer is the module of optimizers",
@@ -85,7 +85,7 @@ _ELSEWHERE = {
 
 
 def _optimizers() -> list[str]:
-    """Names of the registered classes."""
+    """Return the names of the registered classes."""
     return [klass.__name__ for klass in optimizer.opt_registry.values()]
 
 

@@ -17,7 +17,7 @@ from fastopt import __version__
 __all__ = ["main"]
 
 INTERRUPTED, PIPE_CLOSED = 130, 141
-"""Exit codes with which a shell reports the signals SIGINT and SIGPIPE."""
+"""Exit codes of a process ended by SIGINT and by SIGPIPE, as a shell reports them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,13 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        Arguments after the program's name. Default: those of the process.
+        Arguments after the program name. Default: ``sys.argv[1:]``.
 
     Returns
     -------
     int
-        0 if the command succeeded, 2 if it could not do what was asked, 130 after Ctrl-C, 141 if
-        nobody reads the output any more.
+        0 on success, 2 on a usage error or if the command cannot run as requested, 130 after
+        Ctrl-C, 141 if the reader of standard output has closed it.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports what is wrong in one line, without the usage."""
+    """Argument parser that reports an error in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -169,7 +169,7 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser = commands.add_parser("demo", help=words, description=words)
     parser.set_defaults(command=_demo)
     tasks = ("digits", "embeddings", "recommend")
-    # Options that are not given are left out, so that each task has its own defaults.
+    # Omitted options are suppressed so that each task applies its own defaults.
     add = partial(parser.add_argument, default=argparse.SUPPRESS)
     parser.add_argument(
         "--task",

@@ -1,4 +1,4 @@
-"""Mixed precision: the scale of the loss that keeps small gradients from becoming zero."""
+"""Mixed precision: loss scaling, which keeps small gradients from underflowing to zero."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,24 +10,24 @@ from fastopt.naming import Constructor
 
 __all__ = ["LossScaler", "StepInfo"]
 
-_LEAST, _MOST = 2.0**-126, 2.0**126  # within float32, and so is the inverse
+_LEAST, _MOST = 2.0**-126, 2.0**126  # the scale and its inverse are normal float32 numbers
 
 
 class StepInfo(NamedTuple):
-    """What the last call of an updater did.
+    """Outcome of the last call of an updater.
 
     Parameters
     ----------
     stepped : bool
-        The weights were updated.
+        Whether the weights were updated.
     skipped : bool
-        A gradient was not finite, so nothing was changed.
+        Whether the update was skipped because a gradient was not finite.
     global_norm : float or None
-        Euclidean norm of all gradients of the call together, as far as it was computed.
+        Euclidean norm of all gradients of the call, concatenated; None if it was not computed.
     culprits : tuple of str
-        Names of the parameters whose gradients were not finite.
+        Names of the parameters with non-finite gradients.
     d : float or None
-        Estimate of the distance that :class:`~fastopt.optimizer.Prodigy` updated with.
+        Distance estimate that :class:`~fastopt.optimizer.Prodigy` used in this update.
 
     Examples
     --------
@@ -44,11 +44,11 @@ class StepInfo(NamedTuple):
 
 
 class LossScaler(metaclass=Constructor):
-    r"""Scale of the loss, and so of its gradients, that adapts to what float16 can hold.
+    r"""Loss scale that adapts to the range of float16.
 
-    Gradients below 3e-8 are zero in float16. Those of a loss that is multiplied by a large number
-    are larger by the same factor; an updater with this scaler divides by it. After every
-    `growth_interval` steps in a row without overflow
+    Gradients below 3e-8 underflow to zero in float16. Multiplying the loss by a large scale
+    multiplies its gradients by the same factor; an updater with this scaler divides them by it
+    again. After `growth_interval` consecutive steps without overflow
 
     .. math:: \mathrm{scale} \leftarrow \min(\mathrm{growth\_factor} \cdot \mathrm{scale},
         \mathrm{max\_scale})
@@ -61,12 +61,12 @@ class LossScaler(metaclass=Constructor):
     Parameters
     ----------
     init_scale : float, default 65536
-        First scale. Powers of 2 are exact: they change no digit of a gradient.
+        Initial scale. A power of 2 is exact: scaling does not round the gradients.
     growth_factor : float, at least 1, default 2
     backoff_factor : float, from 0 to below 1, default 0.5
     growth_interval : int, at least 1, default 2000
     dynamic : bool, default True
-        If False, the scale is static: it never changes by itself.
+        If False, the scale is static: overflow does not change it.
     min_scale : float, from 2**-126, default 1
     max_scale : float, to 2**126, default 2**24
         Bounds of the scale.
@@ -74,13 +74,13 @@ class LossScaler(metaclass=Constructor):
     Raises
     ------
     TypeError, ValueError
-        An argument is of another kind or out of range; `init_scale` is not from `min_scale` to
-        `max_scale`.
+        An argument has the wrong type or is out of range, or `init_scale` is not between
+        `min_scale` and `max_scale`.
 
     References
     ----------
     Micikevicius et al., 2018, "Mixed precision training", https://arxiv.org/abs/1710.03740.
-    The names are those of ``torch.amp.GradScaler``.
+    The argument names follow ``torch.amp.GradScaler``.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class LossScaler(metaclass=Constructor):
     512.0
     1024.0
 
-    A static one:
+    A static scale:
 
     >>> scaler = LossScaler(128, dynamic=False)
     >>> scaler.update(overflow=True)
@@ -124,7 +124,7 @@ class LossScaler(metaclass=Constructor):
 
     @property
     def scale(self) -> float:
-        """Factor of the loss; may be set to a number from `min_scale` to `max_scale`."""
+        """Factor of the loss; may be set to a number between `min_scale` and `max_scale`."""
         return self._scale
 
     @scale.setter
@@ -133,7 +133,7 @@ class LossScaler(metaclass=Constructor):
 
     @property
     def good_steps(self) -> int:
-        """Steps in a row without overflow, from 0 again where the scale grows."""
+        """Consecutive steps without overflow; reset to 0 when the scale grows."""
         return self._good_steps
 
     def scale_loss(self, loss: Any) -> Any:
@@ -142,12 +142,13 @@ class LossScaler(metaclass=Constructor):
         Parameters
         ----------
         loss : float or array
-            A float16 or bfloat16 of NumPy becomes float32, as the product may be beyond float16.
+            NumPy float16 and bfloat16 are converted to float32, since the product may overflow
+            float16.
 
         Raises
         ------
         TypeError
-            It cannot be multiplied by a number.
+            `loss` cannot be multiplied by a number.
 
         Examples
         --------
@@ -164,12 +165,12 @@ class LossScaler(metaclass=Constructor):
             raise TypeError(f"loss must be a number or an array, got {brief(loss)}") from error
 
     def update(self, overflow: bool) -> None:
-        """Adapt the scale to one more step; an updater with this scaler does so by itself.
+        """Adapt the scale after a step; an updater with this scaler calls it automatically.
 
         Parameters
         ----------
         overflow : bool
-            A gradient was infinite or NaN, so the step was skipped.
+            Whether a gradient was infinite or NaN, so that the step was skipped.
 
         Raises
         ------
@@ -188,7 +189,7 @@ class LossScaler(metaclass=Constructor):
             self._good_steps = 0
 
     def state_dict(self) -> dict[str, float]:
-        """Return scale, settings and count of good steps, as plain numbers for a checkpoint.
+        """Return the scale, the settings and the count of good steps, for a checkpoint.
 
         Examples
         --------
@@ -204,7 +205,7 @@ class LossScaler(metaclass=Constructor):
         return {"scale": self._scale, "good_steps": self._good_steps, **settings}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take over what :meth:`state_dict` returned, all or, if something is wrong, nothing.
+        """Restore the state returned by :meth:`state_dict`; on an error nothing changes.
 
         Parameters
         ----------
@@ -213,7 +214,7 @@ class LossScaler(metaclass=Constructor):
         Raises
         ------
         TypeError
-            `state` is not a mapping, or a value is not of the kind that it must be.
+            `state` is not a mapping, or a value has the wrong type.
         ValueError
             A name is missing or unknown, or a value is out of range.
         """

@@ -1,8 +1,8 @@
-"""Checks of arguments, with errors that name the argument, what it must be and what it is.
+"""Validation of arguments, with errors that state the name, the expected and the actual value.
 
-A description of an argument is a function of (name, value) that returns the value to keep, or
-raises TypeError or ValueError. One description serves the constructor, the assignment of the
-attribute and its restoration from a checkpoint.
+The description of an argument is a function of (name, value) that returns the value to store or
+raises TypeError or ValueError. The same description validates the constructor argument, later
+assignments to the attribute and values restored from a checkpoint.
 """
 
 import math
@@ -40,20 +40,20 @@ Description = Callable[[str, Any], Any]
 Descriptions = Mapping[str, Description]
 
 LARGEST_COUNT = 2**62
-"""Counts are kept in 64 bits, and go on."""
+"""Counts are stored in 64 bits; the limit leaves room to increment them."""
 
 LENGTH = 100
-"""Characters of a value that a message quotes."""
+"""Maximum number of characters of a value that an error message quotes."""
 
 
 def brief(value: Any) -> str:
-    """Return the value as messages quote it: on one line, and the beginning of a long one."""
+    """Return the representation of a value for messages: one line, truncated if it is long."""
     words = " ".join(repr(value).split())
     return words if len(words) <= LENGTH else f"{words[:LENGTH]}..."
 
 
 def without_address(words: str, value: Any) -> str:
-    """Return a representation; where it has an address, the name of a function or a class."""
+    """Return `words`, or the name of the function or class if they contain a memory address."""
     if " at 0x" not in words:
         return words
     return f"<{getattr(value, '__name__', type(value).__name__).strip('<>')}>"
@@ -69,20 +69,20 @@ def number(
     infinite: bool = False,
     nan: bool = False,
 ) -> float:
-    """Return `value` as a float if it is a number from `least` to `most` and less than `below`.
+    """Return `value` as a float if it is in [`least`, `most`] and less than `below`.
 
     Raises
     ------
     TypeError
         `value` is not a real number.
     ValueError
-        `value` is out of range, or NaN or infinite where that is not asked for.
+        `value` is out of range, or NaN or infinite without `nan` or `infinite`.
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {brief(value)}")
     try:
         exact = float(value)
-    except OverflowError:  # of an int or a fraction
+    except OverflowError:  # from an int or a Fraction
         raise ValueError(f"{name} must be in the range of float64, got {brief(value)}") from None
     if (math.isinf(exact) and infinite) or (math.isnan(exact) and nan):
         return exact
@@ -95,7 +95,7 @@ def number(
 
 
 def count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
-    """Return `value` as an int if it is an integer from `least` to `most`.
+    """Return `value` as an int if it is an integer in [`least`, `most`].
 
     Raises
     ------
@@ -130,7 +130,7 @@ def flag(name: str, value: Any) -> bool:
 
 @dataclass(eq=False, repr=False, match_args=False)
 class Real:
-    """A real number, kept as a float; see :func:`number`."""
+    """A real number, stored as a float; see :func:`number`."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -141,13 +141,13 @@ class Real:
     def __call__(self, name: str, value: Any) -> float:
         """Return the checked value."""
         if type(value) is float and self.least <= value <= self.most and value < self.below:
-            return value  # most assignments are of such floats, some at every step
+            return value  # fast path: floats in range are assigned at every step
         return number(name, value, **vars(self))
 
 
 @dataclass(eq=False, repr=False, match_args=False)
 class Integer:
-    """An integer, kept as an int; see :func:`count`."""
+    """An integer, stored as an int; see :func:`count`."""
 
     least: int = 1
     most: int | None = LARGEST_COUNT
@@ -166,7 +166,7 @@ class Flag:
 
 
 class Choice:
-    """One of some strings."""
+    """One of several strings."""
 
     def __init__(self, *choices: str) -> None:
         self.choices = choices
@@ -178,7 +178,7 @@ class Choice:
 
 @dataclass(eq=False, repr=False, match_args=False)
 class Instance:
-    """An instance of a class; `kind` says what that is in errors."""
+    """An instance of a class; `kind` is its name in error messages."""
 
     of: type
     kind: str
@@ -192,7 +192,7 @@ class Instance:
 
 @dataclass(eq=False, repr=False, match_args=False)
 class OrNone:
-    """None, or what another description admits."""
+    """None, or a value that another description accepts."""
 
     of: Description
 
@@ -203,7 +203,7 @@ class OrNone:
 
 @dataclass(eq=False, repr=False, match_args=False)
 class Renamed:
-    """What another description admits; errors have the name of the argument."""
+    """A value that another description accepts; errors use the name of the argument."""
 
     argument: str
     of: Description
@@ -215,7 +215,7 @@ class Renamed:
 
 @dataclass(eq=False, repr=False, match_args=False)
 class ListOf:
-    """A list of what another description admits."""
+    """A list of values that another description accepts."""
 
     of: Description
 
@@ -228,7 +228,7 @@ class ListOf:
 
 @dataclass(eq=False, repr=False, match_args=False)
 class TableOf:
-    """A mapping by index or name of what another description admits."""
+    """A mapping from indices or names to values that another description accepts."""
 
     of: Description
 
@@ -244,7 +244,7 @@ class TableOf:
 
 @dataclass(eq=False, repr=False, match_args=False)
 class PairOf:
-    """A tuple of two, each of which another description admits."""
+    """A tuple of two values, each accepted by its own description."""
 
     first: Description
     second: Description
@@ -258,11 +258,11 @@ class PairOf:
 
 @dataclass(eq=False, repr=False, match_args=False)
 class ArrayOf:
-    """An array of one of these dtypes, of the machine's byte order."""
+    """An array of one of the given dtypes, in native byte order."""
 
     dtypes: tuple[str, ...]
     vector: bool = False
-    """Whether it must have one dimension and finite elements; it becomes contiguous."""
+    """Whether it must be one-dimensional and finite; it is then returned contiguous."""
 
     def __call__(self, name: str, value: Any) -> np.ndarray[Any, Any]:
         """Return the checked value."""
@@ -280,12 +280,12 @@ class ArrayOf:
 
 
 def inherited(cls: type, attribute: str) -> dict[str, Description]:
-    """Return the descriptions in `attribute` of a class and of its bases, as one mapping.
+    """Return the descriptions in `attribute` of a class and its bases, merged into one mapping.
 
     Raises
     ------
     TypeError
-        A class has something else under that name.
+        The attribute of a class does not map names to descriptions.
     """
     merged: dict[str, Description] = {}
     for base in reversed(cls.__mro__):

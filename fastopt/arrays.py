@@ -1,4 +1,4 @@
-"""What updates take as weights and gradients, for type checkers."""
+"""Type hints for the weights and gradients that updates accept."""
 
 from typing import Any, Protocol
 
@@ -15,25 +15,25 @@ class OnDevice(Protocol):
 
     @property
     def __cuda_array_interface__(self) -> Any:
-        """Address, shape and type."""
+        """Address, shape and dtype."""
 
 
 class Exchanged(Protocol):
-    """Array of another library, such as a tensor of torch."""
+    """Array of another library, such as a torch tensor."""
 
     def __dlpack__(self) -> Any:
-        """Return the capsule of DLPack."""
+        """Return the DLPack capsule."""
 
 
 class Compressed(Protocol):
     """Array or matrix of scipy.sparse."""
 
     def tocsr(self) -> Any:
-        """Return it in CSR format."""
+        """Return the array in CSR format."""
 
 
 Weight = NDArray[Any] | OnDevice | Exchanged
-"""A dense array that is changed in place."""
+"""A dense array that is updated in place."""
 
 Rows = tuple[NDArray[Any], NDArray[np.integer[Any]]]
 """Values of some rows, and their indices."""

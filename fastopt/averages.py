@@ -1,4 +1,4 @@
-"""Averages of the weights over the steps of training: EMA, SWA and Lookahead."""
+"""Averages of the weights over the training steps: EMA, SWA and Lookahead."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ __all__ = ["EMA", "SWA", "Lookahead"]
 
 @dataclass(frozen=True)
 class EMA(metaclass=Constructor):
-    r"""Exponential moving average of the weights, computed in the pass of the update.
+    r"""Exponential moving average of the weights, computed in the same pass as the update.
 
     With :math:`w_t` the weight after update :math:`t` and :math:`a_0 = w_0`,
 
@@ -28,20 +28,20 @@ class EMA(metaclass=Constructor):
     decay : float
         :math:`d`, at least 0 and below 1. Default 0.999.
     bias_correction : bool
-        Leave out the first weights. Default False.
+        Leave the initial weights out of the average. Default False.
     warmup : bool
         Start with a smaller decay. Default False.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is of another kind or out of range; or `bias_correction` and `warmup` are both
-        True.
+        An argument has the wrong type or is out of range, or `bias_correction` and `warmup` are
+        both True.
 
     References
     ----------
     Polyak and Juditsky, 1992, "Acceleration of stochastic approximation by averaging", SIAM
-    Journal on Control and Optimization 30(4). The warm-up is that of
+    Journal on Control and Optimization 30(4). The warm-up follows
     ``tf.train.ExponentialMovingAverage(num_updates=...)``.
 
     Examples
@@ -73,22 +73,22 @@ class EMA(metaclass=Constructor):
             raise ValueError("bias_correction and warmup cannot both be True")
 
     alternates = False
-    """Whether there are steps that leave the average alone."""
+    """Whether some steps do not change the average."""
     derive = staticmethod(averaged)
     alone = averaged_alone
 
     @property
     def constant(self) -> bool:
-        """Whether the rate is the same in all steps."""
+        """Whether the averaging rate is the same in all steps."""
         return not (self.bias_correction or self.warmup)
 
     def rate(self, t: int) -> float:
-        """Share of the way to the weight that the average goes after an update.
+        """Return the averaging rate c of an update, ``a += c * (w - a)``.
 
         Parameters
         ----------
         t : int
-            Number of updates of the parameter, this one included.
+            Number of updates of the parameter, including this one.
         """
         if self.bias_correction:
             return (1 - self.decay) / (1 - self.decay ** max(t, 1))
@@ -99,22 +99,22 @@ class EMA(metaclass=Constructor):
 
 @dataclass(frozen=True)
 class SWA(metaclass=Constructor):
-    r"""Stochastic weight averaging: the mean of the weights of every so many steps.
+    r"""Stochastic weight averaging: the mean of the weights after every c-th update.
 
     With :math:`w_t` the weight after update :math:`t`, :math:`s` = `start` and
-    :math:`c` = `every`, after :math:`n + 1` of these steps
+    :math:`c` = `every`, the average of the first :math:`n + 1` sampled weights is
 
     .. math:: a = \frac{1}{n + 1} \sum_{i=0}^{n} w_{s + i c}
 
-    and before the first of them the weight as it was before the first update. It is kept as a
-    running mean, :math:`a \leftarrow a + (w - a) / (n + 1)`.
+    Before the first sample it is the initial weight. It is computed as a running mean,
+    :math:`a \leftarrow a + (w - a) / (n + 1)`.
 
     Parameters
     ----------
     start : int
-        Update from which weights are averaged, from 1. Default 1.
+        First update whose weights are averaged, counted from 1. Default 1.
     every : int
-        Updates from one to the next; 1 averages all. Default 1.
+        Number of updates between samples; 1 averages the weights of all updates. Default 1.
 
     Raises
     ------
@@ -159,12 +159,12 @@ class SWA(metaclass=Constructor):
     alone = averaged_alone
 
     def rate(self, t: int) -> float:
-        """Share of the way to the weight that the average goes after an update.
+        """Return the averaging rate c of an update, ``a += c * (w - a)``.
 
         Parameters
         ----------
         t : int
-            Number of updates of the parameter, this one included.
+            Number of updates of the parameter, including this one.
         """
         passed = t - self.start
         if passed < 0 or passed % self.every:
@@ -174,10 +174,10 @@ class SWA(metaclass=Constructor):
 
 @dataclass(frozen=True)
 class Lookahead(metaclass=Constructor):
-    r"""Lookahead: slow weights that follow the fast ones, and to which these return.
+    r"""Lookahead: slow weights that follow the fast weights and periodically reset them.
 
     Every `k` updates, with :math:`w` the fast weight, which the optimizer updates, and :math:`a`
-    the slow one, which starts like it,
+    the slow weight, which starts as a copy of it,
 
     .. math::
         a &\leftarrow a + \alpha (w - a) \\
@@ -186,14 +186,14 @@ class Lookahead(metaclass=Constructor):
     Parameters
     ----------
     k : int
-        Updates between two of these steps, at least 1. Default 5.
+        Number of updates between synchronizations, at least 1. Default 5.
     alpha : float
         :math:`\alpha`, above 0 and at most 1. Default 0.5.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is of another kind or out of range.
+        An argument has the wrong type or is out of range.
 
     References
     ----------
@@ -233,18 +233,18 @@ class Lookahead(metaclass=Constructor):
     alone = synced_alone
 
     def rate(self, t: int) -> float:
-        """Share of the way to the weight that the average goes after an update.
+        """Return the averaging rate c of an update, ``a += c * (w - a)``.
 
         Parameters
         ----------
         t : int
-            Number of updates of the parameter, this one included.
+            Number of updates of the parameter, including this one.
         """
         return 0.0 if t % self.k else self.alpha
 
 
 Average = EMA | SWA | Lookahead
-"""A way to average weights."""
+"""Any of the averaging methods."""
 
 _KINDS: dict[str, Callable[..., Average]] = {"EMA": EMA, "SWA": SWA, "Lookahead": Lookahead}
 
@@ -254,18 +254,18 @@ def _set(average: Any, name: str, value: Any) -> None:
 
 
 def check_average(value: Any) -> Average | None:
-    """Return an average or None, else raise TypeError."""
+    """Return `value` if it is an average or None, else raise TypeError."""
     if value is None or isinstance(value, Average):
         return value
     raise TypeError(f"average must be an EMA, SWA or Lookahead, got {brief(value)}")
 
 
 def described(average: Average) -> dict[str, Any]:
-    """Kind and arguments of an average, for a checkpoint."""
+    """Return the kind and arguments of an average, for a checkpoint."""
     return {"kind": type(average).__name__, **asdict(average)}
 
 
 def rebuilt(description: Mapping[str, Any]) -> Average:
-    """The average that :func:`described` describes."""
+    """Return the average for a description made by :func:`described`."""
     arguments = dict(description)
     return _KINDS[arguments.pop("kind")](**arguments)

@@ -1,4 +1,4 @@
-"""Objects whose attributes pass the same checks in the constructor, later and from a file."""
+"""Objects that validate their attributes on construction, on assignment and on restoring."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,16 +11,16 @@ __all__ = ["Checked"]
 
 
 class Checked(Advised, metaclass=Constructor):
-    """Abstract base of classes that describe their attributes, see :mod:`fastopt.arguments`."""
+    """Abstract base of classes with described attributes, see :mod:`fastopt.arguments`."""
 
     arguments: ClassVar[Descriptions] = {}
-    """Attributes that are checked wherever they are set; the class adds those of its bases."""
+    """Attributes that are validated on every assignment; merged with the bases' arguments."""
 
     progress: ClassVar[Descriptions] = {}
-    """Attributes that change with every update; they are checked where they are restored."""
+    """Attributes that change with every update; validated only when they are restored."""
 
     added: ClassVar[Mapping[str, Any]] = {}
-    """Values of attributes that older checkpoints lack."""
+    """Default values of attributes that older checkpoints lack."""
 
     _arguments: ClassVar[Descriptions] = {}
     _progress: ClassVar[Descriptions] = {}
@@ -36,17 +36,17 @@ class Checked(Advised, metaclass=Constructor):
 
     @classmethod
     def described(cls) -> set[str]:
-        """Names of the attributes that the class and its bases describe."""
+        """Return the names of the attributes that the class and its bases describe."""
         return {*cls._arguments, *cls._progress}
 
     @classmethod
     def checked(cls, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return attributes of an instance that was saved, once all of them are checked.
+        """Validate the attributes of a saved instance and return them.
 
         Raises
         ------
         TypeError, ValueError
-            One is missing, or is not what the class says.
+            An attribute is missing or does not match its description.
         """
         described = {**cls._arguments, **cls._progress}
         for base in cls.__mro__:
@@ -58,4 +58,4 @@ class Checked(Advised, metaclass=Constructor):
         return {**attributes, **found}
 
     def check_together(self) -> None:
-        """Raise ValueError unless the attributes fit together; a subclass may have more to say."""
+        """Raise ValueError unless the attributes are consistent; subclasses may extend this."""

@@ -1,4 +1,4 @@
-"""What the commands share: refusals in a line, packages that they need, progress bars, tables."""
+"""Helpers of the commands: one-line errors, optional packages, progress bars and tables."""
 
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -15,15 +15,15 @@ EXTRAS = {
     "bfloat16": ("ml_dtypes",),
     "mpi": ("mpi4py", "mpich"),
 }
-"""Packages that parts of fastopt need, by the extra that installs them."""
+"""Optional dependencies, by the extra that installs them."""
 
 
 class Refused(Exception):
-    """A command cannot run as asked; the message is one line that says what to do."""
+    """A command cannot run as requested; the message is one line that says what to do."""
 
 
 def unknown(name: str, known: Sequence[str]) -> str:
-    """Sentence about a name that is not one of `known`.
+    """Return a message about a name that is not in `known`.
 
     Examples
     --------
@@ -37,12 +37,12 @@ def unknown(name: str, known: Sequence[str]) -> str:
 
 
 def need(*modules: str, extra: str = "demo") -> list[Any]:
-    """Import modules of other packages.
+    """Import modules of optional packages.
 
     Raises
     ------
     Refused
-        A package is missing, which the `extra` of fastopt installs.
+        A package is missing; the message names the packages that `extra` installs.
     """
     try:
         return [import_module(module) for module in modules]
@@ -53,14 +53,14 @@ def need(*modules: str, extra: str = "demo") -> list[Any]:
 
 
 def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
-    """Go through `tasks` with a progress bar on standard error, if tqdm is installed.
+    """Iterate over `tasks` with a progress bar on standard error, if tqdm is installed.
 
     Parameters
     ----------
     tasks : sequence
-        What is gone through.
+        The items.
     unit : str
-        What one of them is called.
+        Name of one item in the progress bar.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
 
 
 def say(line: str) -> None:
-    """Print a line, above a progress bar if one is shown."""
+    """Print a line, above the progress bar if one is active."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -87,14 +87,14 @@ def say(line: str) -> None:
 
 
 class Table:
-    """A table whose rows are printed as they come, after an empty line and its head.
+    """A table that prints each row when it is added, preceded by an empty line and a header.
 
     Parameters
     ----------
     head : sequence of str
-        Titles of the columns.
+        Column titles.
     widest : sequence of str
-        Examples of wide cells, which set the widths of the columns.
+        A wide example cell for each column; it sets the column width.
 
     Examples
     --------
@@ -112,7 +112,7 @@ class Table:
         self.widths = [max(map(len, column)) for column in zip(head, widest, strict=True)]
 
     def add(self, cells: Sequence[str]) -> None:
-        """Print a row, the first with the head."""
+        """Print a row, and the header before the first row."""
         if self.head:
             say("")
             self._print(self.head)
@@ -125,13 +125,13 @@ class Table:
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Pad cells to the widths of their columns, the first to the left and the others right."""
+    """Pad cells to the column widths; the first is left-aligned, the others right-aligned."""
     pairs = enumerate(zip(cells, widths, strict=True))
     return [f"{cell:>{width}}" if k else f"{cell:<{width}}" for k, (cell, width) in pairs]
 
 
 def duration(seconds: float) -> str:
-    """Time in microseconds or milliseconds.
+    """Format a time in microseconds or milliseconds.
 
     Examples
     --------
@@ -143,16 +143,16 @@ def duration(seconds: float) -> str:
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]], markdown: bool = False) -> str:
-    """Lay out a table, its first column to the left and the others to the right.
+    """Format a table with the first column left-aligned and the others right-aligned.
 
     Parameters
     ----------
     head : sequence of str
-        What the columns hold.
+        Column titles.
     lines : sequence of sequence of str
-        As many cells in each line.
+        The rows, each with as many cells as `head`.
     markdown : bool
-        In Markdown instead of with blanks alone. Default False.
+        Use Markdown syntax instead of plain text. Default False.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Devices: where a parameter keeps its copies."""
+"""Devices that hold the copies of a parameter."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ __all__ = ["Device", "cpu", "cuda", "current_device"]
 
 @dataclass(frozen=True)
 class Device:
-    """A place for arrays: equal by value, hashable, and usable in ``with``.
+    """A device that holds arrays: comparable by value, hashable, and a context manager.
 
-    Different numbers of the CPU are different devices, although all of them are main memory, so
-    that code for several devices runs and can be tested anywhere.
+    ``cpu(0)`` and ``cpu(1)`` are different devices although both are host memory, so that code
+    for several devices can be run and tested without a GPU.
 
     Parameters
     ----------
     device_type : {'cpu', 'cuda'}
         Kind of device.
     device_id : int
-        Its number, from 0. Default 0.
+        Index of the device, from 0. Default 0.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class Device:
         _entered.set(_entered.get()[:-1])
 
 
-# A tuple, not a list: a task or thread that copies the context must not see later changes.
+# A tuple, not a list: a task or thread that copies the context must not see later changes to it.
 _entered: ContextVar[tuple[Device, ...]] = ContextVar("fastopt.device", default=())
 
 
@@ -74,7 +74,7 @@ def cpu(device_id: int = 0) -> Device:
     Parameters
     ----------
     device_id : int
-        Its number, from 0. Default 0.
+        Index of the device, from 0. Default 0.
 
     Examples
     --------
@@ -86,12 +86,12 @@ def cpu(device_id: int = 0) -> Device:
 
 
 def cuda(device_id: int = 0) -> Device:
-    """Return an NVIDIA GPU as a device; nothing is asked of a driver.
+    """Return a CUDA device, without querying the driver.
 
     Parameters
     ----------
     device_id : int
-        Its number, from 0. Default 0.
+        Index of the device, from 0. Default 0.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def cuda(device_id: int = 0) -> Device:
 
 
 def current_device() -> Device:
-    """Return the device of the innermost ``with`` block in this thread or task, or ``cpu(0)``.
+    """Return the device of the innermost ``with`` block of this thread or task, or ``cpu(0)``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Rows of sparse arrays in CSR and COO format, which are known by their attributes alone."""
+"""Rows of sparse arrays in CSR and COO format, without importing scipy."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ Array = NDArray[Any]
 
 
 def listed_rows(array: Any, wide: DTypeLike) -> tuple[Array, Array]:
-    """Return the rows that have entries, and where they are, sorted.
+    """Return the values and the sorted indices of the rows with stored entries.
 
-    Entries at the same place are summed in their order, in the dtype `wide`.
+    Duplicate entries are summed in storage order, in the dtype `wide`.
     """
     first, *rest = _coordinates(array)
     rows, position = np.unique(first, return_inverse=True)
@@ -24,7 +24,7 @@ def listed_rows(array: Any, wide: DTypeLike) -> tuple[Array, Array]:
 
 
 def _coordinates(array: Any) -> tuple[Array, ...]:
-    """Arrays that say for each dimension where the entries are."""
+    """Return the coordinates of the stored entries, one array for each dimension."""
     if array.format == "coo":
         return tuple(array.coords)
     rows = np.repeat(np.arange(len(array.indptr) - 1), np.diff(array.indptr))

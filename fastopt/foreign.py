@@ -1,7 +1,7 @@
 """NumPy views of arrays of other libraries: torch tensors on the CPU, DLPack, buffers.
 
-Nothing is copied, and no library is imported. A view serves again as long as its array is the same
-object and its memory, shape and dtype are what they were, which is compared in every call.
+Nothing is copied, and no library is imported. Views are cached; every call checks that the array
+is still the same object with the same memory, shape and dtype.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ ADVICE = "update a NumPy copy, np.array(x), and assign it back"
 
 
 class _Known(NamedTuple):
-    """The view of an array that outlives it no longer than the view is used."""
+    """Cached view of an array; the entry keeps the array alive while the view is in use."""
 
     view: "ref[Array]"
     owner: Any
@@ -33,11 +33,11 @@ class _Known(NamedTuple):
 
 
 _known: dict[int, _Known] = {}
-"""Views by the id of their array."""
+"""Cached views, by the id of their array."""
 
 
 def is_foreign(array: Any) -> bool:
-    """Whether `array` has memory on the host that NumPy can view, and is not a NumPy array."""
+    """Whether `array` is not a NumPy array but has host memory that NumPy can view."""
     if isinstance(array, OURS):
         return False
     if _is_tensor(array):
@@ -48,14 +48,14 @@ def is_foreign(array: Any) -> bool:
 
 
 def as_weight(array: Any) -> Any:
-    """Return a NumPy view of a foreign array that may be written to; others as they are.
+    """Return a writable NumPy view of a foreign array; return other arrays unchanged.
 
     Raises
     ------
     TypeError
-        There is no NumPy view of such an array.
+        NumPy cannot view the array.
     ValueError
-        The array is immutable.
+        The array is read-only.
     """
     known = _known.get(id(array))
     if known is not None and _is_tensor(array):
@@ -80,12 +80,12 @@ def as_weight(array: Any) -> Any:
 
 
 def as_gradient(grad: Any) -> Any:
-    """Return a NumPy view, or a RowSparse, of a foreign gradient; others as they are.
+    """Return a NumPy view, or a RowSparse, of a foreign gradient; return others unchanged.
 
     Raises
     ------
     TypeError
-        There is no NumPy view of such an array.
+        NumPy cannot view the array.
     """
     if isinstance(grad, OURS):
         if isinstance(grad, (tuple, list)) and len(grad) == 2 and any(map(is_foreign, grad)):
@@ -102,7 +102,7 @@ def as_gradient(grad: Any) -> Any:
 
 
 def latest(view: Any) -> Any:
-    """Return the present view of the array that `view` was made for; others as they are."""
+    """Return the current view of the array that `view` belongs to; return others unchanged."""
     for known in list(_known.values()):
         if known.view() is view:
             return as_weight(known.owner)
@@ -123,7 +123,7 @@ def _is_buffer(array: Any) -> bool:
 
 
 def _keep(array: Any, view: Array, signature: tuple[Any, ...]) -> Array:
-    """Know the view of an array, which lives as long as that."""
+    """Cache the view of an array for as long as the view lives."""
     key = id(array)
 
     def forget(of: Any) -> None:
@@ -136,14 +136,14 @@ def _keep(array: Any, view: Array, signature: tuple[Any, ...]) -> Array:
 
 
 def _imported(role: str, array: Any) -> Array:
-    """New NumPy view of an array by DLPack or the buffer protocol, which keeps it alive."""
+    """Return a new NumPy view by DLPack or the buffer protocol; it keeps the array alive."""
     try:
         if not hasattr(type(array), "__dlpack__"):
             return np.asarray(memoryview(array))
         try:
             return np.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError):
-            if hasattr(type(array), "__array__"):  # of a dtype that DLPack or NumPy lacks
+            if hasattr(type(array), "__array__"):  # DLPack or NumPy lacks the dtype
                 made = np.asarray(array)
                 made.flags.writeable = False
                 return made
@@ -153,18 +153,18 @@ def _imported(role: str, array: Any) -> Array:
         raise TypeError(f"{words}: {error}") from error
 
 
-# Tensors of torch
+# Torch tensors
 
 
 def _signature(tensor: Any) -> tuple[Any, ...]:
-    """What changes when a tensor is moved, reshaped or converted in place."""
+    """Return the properties that change if a tensor is moved, reshaped or converted in place."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
 
 
 def _of_tensor(role: str, tensor: Any) -> Array:
-    """New view of a tensor on the CPU, with or without ``requires_grad``; it keeps it alive.
+    """Return a new view of a CPU tensor, which it keeps alive, with or without requires_grad.
 
-    Tensor.numpy() would forbid torch to resize the tensor for good.
+    ``Tensor.numpy()`` is not used because it makes the tensor permanently non-resizable.
     """
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided:
@@ -193,7 +193,7 @@ def _of_tensor(role: str, tensor: Any) -> Array:
 
 @cache
 def _dtype(role: str, kind: Any) -> np.dtype[Any]:
-    """NumPy's dtype for one of torch's."""
+    """Return the NumPy dtype of a torch dtype."""
     name = str(kind).removeprefix("torch.")
     try:
         found: np.dtype[Any] = bfloat16() if name == "bfloat16" else np.dtype(name)
@@ -203,7 +203,7 @@ def _dtype(role: str, kind: Any) -> np.dtype[Any]:
 
 
 def _row_sparse(grad: Any) -> RowSparse:
-    """Gradient of a sparse COO tensor, such as ``torch.nn.Embedding(sparse=True)`` has."""
+    """Return the gradient in a sparse COO tensor, as of ``torch.nn.Embedding(sparse=True)``."""
     if grad.sparse_dim() != 1:
         raise TypeError(
             f"gradient must be sparse by rows, with sparse_dim 1, got {grad.sparse_dim()}; "

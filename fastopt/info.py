@@ -1,4 +1,4 @@
-"""What fastopt runs on: versions, processor, threads, kernel cache, MPI and CUDA."""
+"""Description of the environment: versions, processor, threads, kernel cache, MPI and CUDA."""
 
 import importlib
 import inspect
@@ -23,26 +23,26 @@ from fastopt.kernels.threads import start_layer, thread_count
 
 __all__ = ["busy", "is_first", "report"]
 
-numba: Any = importlib.import_module("numba")  # whose type hints leave out the configuration
+numba: Any = importlib.import_module("numba")  # its type hints lack the configuration
 
 UNCOMPILED = "none: NUMBA_DISABLE_JIT=1"
 
 BUSY = 0.75
-"""Load of each CPU from which timings are disturbed: a benchmark needs CPUs of its own."""
+"""Load per CPU above which timings are unreliable: a benchmark needs idle CPUs."""
 
 FEATURES = (
     *("sse4.2", "avx", "avx2", "fma", "f16c"),
     *("avx512f", "avx512bw", "avx512vl", "avx512bf16", "avx512fp16"),
     *("neon", "fullfp16", "sve", "sve2"),
 )
-"""Instruction sets that change how kernels are compiled, x86 first, then ARM."""
+"""Instruction sets that affect how kernels are compiled, x86 first, then ARM."""
 
 
 def report() -> str:
-    """Describe versions, processor, threads, kernel cache, MPI and CUDA, an aligned line for each.
+    """Describe versions, processor, threads, kernel cache, MPI and CUDA, one line each.
 
-    It runs an update that is large enough for several threads, as the threading layer is not
-    known before.
+    It runs an update that is large enough for several threads, because the threading layer is
+    selected only then.
 
     Examples
     --------
@@ -71,13 +71,13 @@ def report() -> str:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ranks = mpi()  # first, as it sets the threads of a rank
+        ranks = mpi()  # first, because it sets the number of threads of a rank
         rows["mpi"] = lambda: ranks
         return "\n".join(f"{name:<17}{describe()}" for name, describe in rows.items())
 
 
 def busy() -> str:
-    """Sentence that says that other processes keep this machine busy, empty if they do not."""
+    """Return a warning if other processes keep this machine busy, else an empty string."""
     load, cpus = _load()
     if load is None or load <= BUSY * cpus:
         return ""
@@ -85,7 +85,7 @@ def busy() -> str:
 
 
 def load() -> str:
-    """Processes that compute or wait for a CPU, as a mean over the last minute."""
+    """Return the load average of the last minute."""
     mean, cpus = _load()
     return busy() or ("unknown" if mean is None else f"{mean:.1f} on {cpus} CPUs")
 
@@ -96,7 +96,7 @@ def _load() -> tuple[float | None, int]:
 
 
 def processor() -> str:
-    """Name of the processor."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -106,7 +106,7 @@ def processor() -> str:
 
 
 def features() -> str:
-    """Those of :data:`FEATURES` that the processor has."""
+    """Return the instruction sets in :data:`FEATURES` that the processor supports."""
     try:
         found = binding.get_host_cpu_features()
     except RuntimeError as error:
@@ -115,7 +115,7 @@ def features() -> str:
 
 
 def target() -> str:
-    """Processor that kernels are compiled for, and who chose it."""
+    """Return the processor that kernels are compiled for, and the setting that selected it."""
     name, chosen = numba.config.CPU_NAME, numba.config.CPU_FEATURES
     used = {None: "its features", "": "none of its features"}.get(chosen, f"features {chosen}")
     if name is None:
@@ -124,13 +124,13 @@ def target() -> str:
 
 
 def threading_layer() -> str:
-    """Threading layer that runs parallel kernels, and why it is that one."""
+    """Return the threading layer of parallel kernels, and why it was selected."""
     if numba.config.DISABLE_JIT:
         return UNCOMPILED
     weight = np.zeros(1 << 20, np.float32)
     try:
         optimizer.get_updater(optimizer.SGD())(0, np.zeros_like(weight), weight)
-        start_layer()  # if one thread was enough for the update
+        start_layer()  # in case the update ran on one thread
         layer = numba.threading_layer()
     except ValueError as error:
         return f"none: {_flat(error)}"
@@ -143,7 +143,7 @@ def threading_layer() -> str:
 
 
 def _obstacle(layer: str) -> str:
-    """Why numba cannot use a threading layer."""
+    """Return the reason why numba cannot use a threading layer."""
     try:
         importlib.import_module(f"numba.np.ufunc.{layer}pool")
     except ImportError as error:
@@ -152,7 +152,7 @@ def _obstacle(layer: str) -> str:
 
 
 def threads() -> str:
-    """Number of threads of a parallel kernel, and what limits it."""
+    """Return the number of threads of a parallel kernel, and its limits."""
     affinity = getattr(os, "sched_getaffinity", None)
     usable = len(affinity(0)) if affinity else os.cpu_count()
     limit = f"{usable} of {os.cpu_count()} CPUs may be used"
@@ -166,17 +166,17 @@ def threads() -> str:
 
 
 STARTERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-"""Variables of which a program that starts ranks sets one."""
+"""Environment variables that MPI launchers set to the rank; each launcher sets one of them."""
 
 
 def is_first() -> bool:
-    """Whether this process is the first rank of a job, or in none."""
+    """Whether this process is rank 0 of an MPI job, or not in an MPI job."""
     given = [os.environ[name] for name in STARTERS if name in os.environ]
     return not given or given[0] == "0"
 
 
 def mpi() -> str:
-    """MPI of mpi4py, this rank, and the threads of a rank, or why there is none."""
+    """Return the mpi4py version, this rank and its threads, or why MPI is unavailable."""
     try:
         found = f"mpi4py {version('mpi4py')}"
     except PackageNotFoundError:
@@ -191,19 +191,20 @@ def mpi() -> str:
 
 
 def kernel_cache() -> str:
-    """Directory where numba keeps compiled kernels, or why there is none."""
+    """Return the directory of numba's compiled kernels, or why there is none."""
     if numba.config.DISABLE_JIT:
         return UNCOMPILED
     factory = inspect.unwrap(cpu.dense)
     try:
-        # Decorating finds the directory and proves that it can be written; nothing is compiled.
+        # Decorating a function locates the directory and checks that it is writable; nothing is
+        # compiled.
         return str(numba.njit(cache=True)(factory).stats.cache_path)
     except RuntimeError as error:
         return f"none: {error}; set NUMBA_CACHE_DIR to a directory that can be written"
 
 
 def cuda() -> str:
-    """Name of the current CUDA device, or why there is none."""
+    """Return the name of the current CUDA device, or why there is none."""
     try:
         cuda: Any = importlib.import_module("numba.cuda")
         if numba.config.ENABLE_CUDASIM:
@@ -215,7 +216,7 @@ def cuda() -> str:
         device = cuda.get_current_device()
         name = device.name.decode() if isinstance(device.name, bytes) else device.name
         return f"{name}, compute capability {'.'.join(map(str, device.compute_capability))}"
-    except Exception as error:  # numba raises errors of many kinds where a part of CUDA is missing
+    except Exception as error:  # numba raises various errors if a part of CUDA is missing
         return f"none: {_flat(error)}"
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment when nothing is half done."""
+"""Deferral of Ctrl-C until an update is complete."""
 
 import importlib
 import os
@@ -9,21 +9,21 @@ from typing import Any
 
 __all__ = ["uninterrupted"]
 
-# The public functions take ten times longer, for their enumerations.
+# The public functions are ten times slower, because they convert to enumerations.
 _signal: Any = importlib.import_module("_signal")
 _INTERRUPT = int(signal.SIGINT)
 
 
 class _Uninterrupted:
-    """Context in which Ctrl-C waits until the end; contexts inside of it change nothing.
+    """Context manager that defers Ctrl-C until it exits; nested contexts have no effect.
 
-    Python delivers signals to the main thread alone, and only there does this do anything.
+    It has no effect outside the main thread, since Python delivers signals only there.
     """
 
     __slots__ = ("_came", "_depth", "_handler", "_main")
 
     def __init__(self) -> None:
-        self._main = main_thread().ident  # in a forked child the thread that forked
+        self._main = main_thread().ident  # in a forked child, the thread that called fork
         self._depth = 0
         self._handler: Any = None
         self._came: tuple[Any, ...] | None = None
@@ -32,13 +32,13 @@ class _Uninterrupted:
         if get_ident() == self._main:
             if not self._depth:
                 self._came, self._handler = None, _signal.getsignal(_INTERRUPT)
-                if self._handler is not None:  # as it is where it was not set from Python
-                    _signal.signal(_INTERRUPT, self._wait)  # which may raise what came before
+                if self._handler is not None:  # None: the handler was not set from Python
+                    _signal.signal(_INTERRUPT, self._wait)  # may raise an earlier KeyboardInterrupt
             self._depth += 1
 
     @property
     def pending(self) -> bool:
-        """Whether Ctrl-C came and waits, for code that may wait for long."""
+        """Whether a Ctrl-C is pending, for code that may block for long."""
         return self._depth > 0 and self._came is not None
 
     def _wait(self, *came: Any) -> None:
@@ -62,17 +62,17 @@ class _Uninterrupted:
         if callable(self._handler):
             self._handler(*came)
         elif self._handler == _signal.SIG_DFL:
-            _signal.raise_signal(_INTERRUPT)  # which ends the process
+            _signal.raise_signal(_INTERRUPT)  # terminates the process
 
     def reset(self) -> None:
-        """Forget, in a forked child, the contexts of the parent."""
+        """Discard the parent's contexts in a forked child."""
         if self._depth and self._handler is not None:
             _signal.signal(_INTERRUPT, self._handler)
         self.__init__()  # type: ignore[misc]
 
 
 uninterrupted = _Uninterrupted()
-"""Context in which Ctrl-C waits until the end."""
+"""Context manager that defers Ctrl-C until it exits."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=uninterrupted.reset)

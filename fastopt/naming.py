@@ -1,6 +1,6 @@
-"""Constructors that take arguments under the names of other libraries too.
+"""Constructors that accept aliases and explain argument names of other libraries.
 
-Names are resolved once, before ``__init__`` is called, which sees those of this library alone.
+Aliases are resolved before ``__init__`` is called, so that it sees only the canonical names.
 """
 
 import functools
@@ -16,7 +16,7 @@ __all__ = ["Constructor", "Same", "constructs", "rename", "unknown_arguments"]
 
 
 class Same:
-    """Default of an argument that is another name of others, whose names it shows."""
+    """Default value of an alias; its representation is the names that the alias stands for."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -27,20 +27,23 @@ class Same:
 
 
 class Constructor(ABCMeta):
-    """Metaclass of classes with such constructors."""
+    """Metaclass of classes whose constructors accept aliases of their arguments."""
 
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Other names of arguments, where a class has all of these; several take their values."""
+    """Aliases and the arguments they stand for; an alias of several takes a tuple of values.
+
+    An alias exists if the class has all of the arguments.
+    """
 
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Names of other libraries, and those that may be meant."""
+    """Argument names of other libraries, and the names to suggest for them."""
 
     argument_advice: ClassVar[Mapping[str, str]] = {}
-    """What to write in place of arguments that no class has."""
+    """Advice for argument names of other libraries that have no counterpart."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """All arguments: those that ``**kwargs`` stand for and other names included."""
+        """Signature with all arguments, including aliases and those passed by ``**kwargs``."""
         known: inspect.Signature | None = vars(cls).get("_all_arguments")
         if known is None:
             known = inspect.Signature(list(_parameters(cls)))
@@ -50,17 +53,17 @@ class Constructor(ABCMeta):
     if not TYPE_CHECKING:  # checkers read __init__
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            """Make an instance."""
+            """Create an instance, resolving aliases first."""
             if args or kwargs:
                 _resolve(cls, args, kwargs)
             return super().__call__(*args, **kwargs)
 
     def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Refuse positional arguments that cannot be meant, or warn of them."""
+        """Raise or warn if positional arguments look like a mistake."""
 
 
 def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
-    """Parameters of the constructor."""
+    """Yield the parameters of the constructor."""
     owner, bases = _definer(cls)
     _, *own = inspect.signature(vars(owner)["__init__"]).parameters.values()
     found = {each.name: each for each in own if each.kind is not each.VAR_KEYWORD}
@@ -78,19 +81,19 @@ def _parameters(cls: Any) -> Iterator[inspect.Parameter]:
 
 
 def _definer(cls: type) -> tuple[type, list[type]]:
-    """The class that defines the constructor, and those that its ``super()`` finds."""
+    """Return the class that defines ``__init__``, and the classes after it in the MRO."""
     order = cls.__mro__
     place = next(place for place, base in enumerate(order) if "__init__" in vars(base))
     return order[place], list(order[place + 1 :])
 
 
 def _keys(keywords: inspect.Parameter) -> list[str]:
-    """Names in the TypedDict that annotates ``**kwargs``."""
+    """Return the keys of the TypedDict that annotates ``**kwargs``."""
     return [name for part in get_args(keywords.annotation) for name in part.__annotations__]
 
 
 def _passed_on(keywords: inspect.Parameter, bases: Iterable[type]) -> Iterator[inspect.Parameter]:
-    """What ``**kwargs`` stands for: keys of its TypedDict, or arguments of the next class."""
+    """Yield the parameters behind ``**kwargs``: TypedDict keys, or those of the next class."""
     above: dict[str, inspect.Parameter] = {}
     for base in bases:
         if isinstance(base, Constructor) and "__init__" in vars(base):
@@ -106,7 +109,7 @@ def _passed_on(keywords: inspect.Parameter, bases: Iterable[type]) -> Iterator[i
 
 
 def _resolve(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Replace other names in `kwargs` by those of the constructor."""
+    """Replace aliases in `kwargs` by the constructor's names, and reject unknown names."""
     parameters = cls.__signature__.parameters
     cls.check_positional(args, kwargs)
     rename(cls, kwargs, list(parameters)[: len(args)])
@@ -116,7 +119,7 @@ def _resolve(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def rename(cls: Any, kwargs: dict[str, Any], others: Iterable[str] = ()) -> None:
-    """Give arguments in `kwargs` the names that the constructor of `cls` has for them.
+    """Replace aliases in `kwargs` by the argument names of the constructor of `cls`.
 
     Parameters
     ----------
@@ -125,12 +128,13 @@ def rename(cls: Any, kwargs: dict[str, Any], others: Iterable[str] = ()) -> None
     kwargs : dict of str to object
         Arguments by name; changed in place.
     others : iterable of str
-        Names of arguments that are given besides.
+        Names of further arguments that are passed by position.
 
     Raises
     ------
     TypeError
-        An argument is given under two names, or a pair of values is none.
+        An argument is given under two names, or the value of an alias of several arguments is not
+        a tuple of that length.
     """
     parameters = cls.__signature__.parameters
     given = {*kwargs, *others}
@@ -145,7 +149,7 @@ def rename(cls: Any, kwargs: dict[str, Any], others: Iterable[str] = ()) -> None
 
 
 def _values(alias: str, names: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """Values of the arguments that an alias stands for."""
+    """Return the values of the arguments that an alias stands for."""
     if len(names) == 1:
         return {names[0]: value}
     if not isinstance(value, (tuple, list)) or len(value) != len(names):
@@ -160,7 +164,7 @@ def unknown_arguments(
     caller: str | None = None,
     taken: Sequence[str] | None = None,
 ) -> TypeError:
-    """Error of arguments that a class does not take, with what may be meant.
+    """Return the error for arguments that a class does not take, with suggestions.
 
     Parameters
     ----------
@@ -169,9 +173,9 @@ def unknown_arguments(
     unknown : iterable of str
         Names of the arguments.
     caller : str, optional
-        What was called, where it is not the class itself.
+        Name of the called function. Default: the name of the class.
     taken : sequence of str, optional
-        Names that are taken, where they are not all of those of the class.
+        Accepted names. Default: all arguments of the class.
     """
     if taken is None:
         parameters = cls.__signature__.parameters.values()
@@ -190,7 +194,7 @@ def unknown_arguments(
 
 
 def _meant(cls: Any, name: str, taken: Sequence[str]) -> str | None:
-    """Argument that may be meant by another name."""
+    """Return the argument to suggest for an unknown name, or None."""
     meant = [each for each in cls.argument_names.get(name, ()) if each in taken]
     return meant[0] if meant else closest(name, taken)
 
@@ -202,7 +206,7 @@ Result = TypeVar("Result")
 def constructs(
     cls: Any,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Decorator of a function that takes the arguments of a class, and explains others alike."""
+    """Decorate a function with the arguments of a class to report unknown ones like the class."""
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Updates in plain NumPy, as one would write them by hand: what fastopt is compared with."""
+"""Updates in plain NumPy, the baseline of comparisons and benchmarks."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Update = Callable[[int, Array, Array], None]
 
 
 def numpy_sgd(opt: optimizer.SGD) -> Update:
-    """The rule of SGD, with or without momentum, in plain NumPy."""
+    """Return an SGD update in plain NumPy, with or without momentum."""
     lr, momentum = opt.learning_rate, opt.momentum
     moments: dict[int, Array] = {}
 
@@ -35,7 +35,7 @@ def numpy_sgd(opt: optimizer.SGD) -> Update:
 
 
 def numpy_adam(opt: optimizer.Adam) -> Update:
-    """The rule of Adam in plain NumPy."""
+    """Return an Adam update in plain NumPy."""
     lr, beta1, beta2, epsilon = opt.learning_rate, opt.beta1, opt.beta2, opt.epsilon
     moments: dict[int, tuple[Array, Array]] = {}
     counts: dict[int, int] = {}
@@ -56,7 +56,7 @@ def numpy_adam(opt: optimizer.Adam) -> Update:
 
 
 def with_masters(update: Update) -> Update:
-    """Do the update on float32 masters of half-precision weights, with casts before and after."""
+    """Apply an update to float32 masters of half-precision weights, with casts around it."""
     masters: dict[int, Array] = {}
 
     def cast(index: int, grad: Array, weight: Array) -> None:
@@ -73,4 +73,4 @@ UPDATES: dict[str, Callable[[Any], Update]] = {
     "ccsgd": numpy_sgd,
     "adam": numpy_adam,
 }
-"""Functions that make such an update from an optimizer, by the optimizer's name."""
+"""Functions that create an update from an optimizer, by the optimizer's name."""

@@ -1,4 +1,4 @@
-"""Row-sparse arrays: gradients of tables of which a step has touched few rows."""
+"""Row-sparse arrays, such as gradients of large tables with few non-zero rows."""
 
 from typing import Any, Self
 
@@ -18,35 +18,34 @@ REALS = (*HALVES, "float32", "float64")
 
 
 class RowSparse:
-    """Some rows of an array, all other rows of which are zero.
+    """A row-sparse array: the values and indices of some rows; all other rows are zero.
 
-    Row ``indices[j]`` is ``values[j]``. Indices may come in any order. An index that is repeated
-    stands for the sum of its rows.
+    Row ``indices[j]`` of the array is ``values[j]``. Indices may be in any order. The rows of a
+    repeated index are summed.
 
     Parameters
     ----------
     values : array_like
-        The listed rows, of shape ``(k, *shape[1:])``: float16, bfloat16, float32 or float64. An
-        array of any layout is kept without a copy, also one on a CUDA device; methods that compute
-        with it then raise TypeError.
+        The indexed rows, of shape ``(k, *shape[1:])``: float16, bfloat16, float32 or float64.
+        Arrays are kept without a copy, whatever their layout. They may be on a CUDA device;
+        methods that compute with the values then raise TypeError.
     indices : array_like
-        Their `k` positions from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a
-        copy, other integers become int64.
+        The `k` row indices, from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a
+        copy; other integers are converted to int64.
     shape : int or tuple of int
-        Shape of the whole array, of one dimension or more.
+        Shape of the whole array, with at least one dimension.
 
     Attributes
     ----------
     values, indices : numpy.ndarray
-        The listed rows and their positions.
+        The indexed rows and their indices.
     shape, dtype, ndim
-        Of the whole array, as in NumPy.
+        Shape, dtype and number of dimensions of the whole array, as in NumPy.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is of another type than described, the shapes do not fit together, or an index
-        is negative or too large.
+        An argument has the wrong type, the shapes do not match, or an index is out of range.
 
     Examples
     --------
@@ -62,7 +61,7 @@ class RowSparse:
            [1., 2.]])
     """
 
-    __array_ufunc__ = None  # NumPy's operators are not to take it for a scalar.
+    __array_ufunc__ = None  # keeps NumPy operators from treating the object as a scalar
 
     def __init__(self, values: ArrayLike, indices: ArrayLike, shape: int | tuple[int, ...]) -> None:
         self.shape = _shape(shape)
@@ -84,7 +83,7 @@ class RowSparse:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the values, which may be replaced."""
+        """Dtype of the values."""
         told: np.dtype[Any] = header(self.values).dtype
         return told
 
@@ -95,17 +94,17 @@ class RowSparse:
 
     @classmethod
     def from_dense(cls, dense: ArrayLike) -> Self:
-        """Return the rows of an array that are not zero everywhere.
+        """Return the row-sparse array of the non-zero rows of a dense array.
 
         Parameters
         ----------
         dense : array_like
-            float16, bfloat16, float32 or float64, of one dimension or more.
+            float16, bfloat16, float32 or float64, with at least one dimension.
 
         Raises
         ------
         TypeError, ValueError
-            `dense` is not of the values' types, or has no dimension.
+            `dense` has another dtype or no dimensions.
 
         Examples
         --------
@@ -121,18 +120,18 @@ class RowSparse:
         return cls(dense[rows], rows, dense.shape)
 
     def to_dense(self) -> Array:
-        """Return the whole array, with repeated rows summed as :meth:`coalesce` sums them."""
+        """Return the dense array; rows of a repeated index are summed like in :meth:`coalesce`."""
         summed = self.coalesce()
         dense = np.zeros(self.shape, self.dtype)
         dense[summed.indices] = summed.values
         return dense
 
     def coalesce(self) -> Self:
-        """Return the same array with indices that are sorted and unique.
+        """Return an equal array with sorted, unique indices.
 
-        Rows of a repeated index are added one after the other in the order in which they are
-        listed: in float32 for float16 and bfloat16, with one rounding at the end, else in the
-        values' own type. An array that is sorted and unique already is returned itself.
+        Rows of a repeated index are added in their order: float16 and bfloat16 values in float32
+        with one rounding at the end, other values in their own dtype. If the indices are already
+        sorted and unique, the array itself is returned.
 
         Examples
         --------
@@ -150,14 +149,14 @@ class RowSparse:
         first = np.append(True, ordered[1:] != ordered[:-1])
         sums = self.values[order[first]].astype(_wide(self.dtype), order="C")
         again = self.values[order[~first]].astype(sums.dtype, copy=False)
-        # Elements of flat arrays are added several times faster than rows.
+        # np.add.at is several times faster on elements of flat arrays than on rows.
         width = sums[0].size
         target = (np.cumsum(first) - 1)[~first, np.newaxis] * width + np.arange(width)
         np.add.at(sums.reshape(-1), target.reshape(-1), again.reshape(-1))
         return type(self)(sums.astype(self.dtype, copy=False), ordered[first], self.shape)
 
     def retain(self, row_ids: ArrayLike) -> Self:
-        """Return the listed rows whose index is among `row_ids`, in the order they had.
+        """Return the rows whose index is in `row_ids`, in their present order.
 
         Parameters
         ----------
@@ -231,7 +230,7 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
     Raises
     ------
     TypeError, ValueError
-        As :class:`RowSparse` does, and if `pair` is not a pair.
+        `pair` is not a pair, or :class:`RowSparse` raises.
 
     Examples
     --------
@@ -245,12 +244,13 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
 
 
 def is_row_sparse(grad: Any) -> bool:
-    """Whether :func:`as_row_sparse` is the function for `grad`.
+    """Whether `grad` is a gradient in a form that :func:`as_row_sparse` accepts.
 
     Parameters
     ----------
     grad : object
-        Any gradient; an array that is not one of a pair is dense.
+        A gradient: a RowSparse, a pair of arrays or a sparse array is row-sparse, a single array
+        is dense.
 
     Examples
     --------
@@ -266,20 +266,21 @@ def is_row_sparse(grad: Any) -> bool:
 
 
 def as_row_sparse(grad: Any, shape: int | tuple[int, ...]) -> RowSparse:
-    """Return a gradient in any of the row-sparse forms as a :class:`RowSparse`.
+    """Convert a gradient in any row-sparse form to a :class:`RowSparse`.
 
     Parameters
     ----------
     grad : RowSparse, pair (values, indices), or scipy.sparse array or matrix
-        The last in CSR or COO format. Its rows with stored entries become the listed rows, sorted;
-        entries at the same place are summed in their order, as :meth:`RowSparse.coalesce` does.
+        A scipy.sparse array must be in CSR or COO format. Its rows with stored entries become the
+        indexed rows, sorted; duplicate entries are summed in order, like in
+        :meth:`RowSparse.coalesce`.
     shape : int or tuple of int
         Shape that the whole gradient must have.
 
     Raises
     ------
     TypeError, ValueError
-        `grad` is none of these or has another shape, and as :class:`RowSparse` does.
+        `grad` has another type or shape, or :class:`RowSparse` raises.
 
     Examples
     --------
@@ -309,7 +310,7 @@ def _is_pair(grad: object) -> bool:
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Type in which values of `dtype` are summed."""
+    """Return the dtype in which values of `dtype` are summed."""
     return np.dtype(np.float32) if dtype.name in HALVES else dtype
 
 
@@ -321,21 +322,21 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _reals(name: str, values: Any) -> Array:
-    """Return `values` as an array, once they are known to be of a type that is taken."""
+    """Return `values` as an array, after checking its dtype."""
     array = header(values) if is_cuda(values) else _unmasked(name, values)
-    dtype = array.dtype  # its name takes microseconds to look up
+    dtype = array.dtype  # dtype.name takes microseconds, so `char` is compared first
     if not (dtype.isnative and (dtype.char in "fd" or dtype.name in REALS)):
         raise TypeError(f"{name} must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {array.dtype}")
     return array
 
 
 def _positions(name: str, values: Any, rows: int) -> Array:
-    """Return row numbers as int32 or int64, once they are known to be of an array's `rows`."""
+    """Return row indices as int32 or int64, after checking that they are in ``range(rows)``."""
     if is_cuda(values):
         raise ValueError(f"{name} are on {device_of(header(values))}, the values in main memory")
     array = _unmasked(name, values)
     if not (isinstance(values, np.ndarray) or array.size):
-        array = array.astype(np.int64)  # NumPy takes an empty list for floats.
+        array = array.astype(np.int64)  # an empty list becomes a float array
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     if array.ndim != 1:
@@ -349,9 +350,9 @@ def _positions(name: str, values: Any, rows: int) -> Array:
 
 
 def _listed_on_device(values: Any, indices: Any, rows: int) -> Any:
-    """Row numbers on the device of `values`; those that are there are checked when they are used.
+    """Return row indices on the device of `values`.
 
-    Others are known to be of an array's `rows`.
+    Indices on the host are checked and uploaded; those on the device are range-checked on use.
     """
     of = _reals("values", values)
     if not is_cuda(indices):

@@ -1,4 +1,4 @@
-"""Nested structures of weights and gradients: their leaves, named by their paths."""
+"""Flattening of nested weights and gradients into leaves that are named by their paths."""
 
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from dataclasses import fields, is_dataclass
@@ -9,42 +9,41 @@ from typing import Any, NamedTuple
 __all__ = ["Leaves", "Structures"]
 
 KEPT = 16
-"""Most structures whose paths are kept."""
+"""Maximum number of cached structures."""
 
 
 Leaves = tuple[tuple[str, ...], Sequence[Any], Sequence[Any], tuple[str, ...]]
-"""Paths, gradients and weights of the leaves that have a gradient, in the order of the weights; and
-paths of the others."""
+"""Paths, gradients and weights of the leaves with a gradient, in the order of the weights; and the
+paths of the leaves without one."""
 
 
 class Structures:
-    """Flattens gradients and weights of the same structure; keeps the paths of known structures.
+    """Flattens gradients and weights of the same structure, and caches the paths.
 
-    Containers are mappings, lists, tuples, named tuples and instances of dataclasses; everything
-    else is a leaf. The structure is that of the weights: what the gradients have in the place of
-    a leaf is its gradient, also if it is a tuple. Two containers fit if the names in them are the
-    same, whatever their types and the order of their keys.
+    Containers are mappings, lists, tuples, named tuples and dataclass instances; everything else
+    is a leaf. The weights define the structure: the gradient of a leaf is whatever the gradients
+    hold at its path, even a tuple. Two containers match if they hold the same names, regardless of
+    their types and the order of their keys.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[_Node, tuple[str, ...], tuple[str, ...]]] = {}
 
     def flatten(self, grads: Any, weights: Any) -> Leaves:
-        """Return paths, gradients and weights where there is a gradient, and the paths elsewhere.
+        """Return paths, gradients and weights of leaves with a gradient, and the other paths.
 
         Parameters
         ----------
         grads, weights : nested containers of arrays, or arrays
-            A None in the place of a gradient, or of a container of gradients, leaves out all the
-            weights there.
+            None instead of a gradient, or of a container of gradients, skips the weights there.
 
         Raises
         ------
         ValueError
-            A gradient is missing, or has no weight; two leaves have the same path; a container
-            holds itself.
+            A gradient is missing or has no weight, two leaves have the same path, or a container
+            contains itself.
         TypeError
-            A gradient stands where the weights have a container; a key is not a string or an
+            A gradient is at the path of a container of weights, or a key is not a string or an
             integer.
         """
         known = self._known.get(id(weights))
@@ -75,25 +74,26 @@ Reader = Callable[[Any], tuple[Any, ...]]
 
 
 class _Node(NamedTuple):
-    """A container of weights and its gradients, as they were when their paths were found.
+    """Cached structure of a container of weights and the container of its gradients.
 
-    Types decide what is a container, so that equal types and names make an equal structure.
+    Whether an item is a container depends only on its type, so a container with the same types and
+    names as before has the same structure.
     """
 
     types: tuple[type, type]
     grads_length: int | None
     weights_length: int | None
-    """Numbers of items, where the type does not determine them."""
+    """Numbers of items; None if the type determines them."""
     read_grads: Reader
     read_weights: Reader
     grad_types: tuple[type, ...]
     weight_types: tuple[type, ...]
     parts: "tuple[tuple[int, _Node | None], ...] | None"
-    """Positions of the leaves with a gradient, and of the containers with their nodes; None if all
-    items are such leaves."""
+    """Positions of the leaves with a gradient (node None), and of the containers with their nodes;
+    None if all items are leaves with a gradient."""
 
     def read(self, grads: Any, weights: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
-        """Gradients and weights in order; None if the structure differs."""
+        """Return gradients and weights in order; None if the structure differs."""
         if (type(grads), type(weights)) != self.types:
             return None
         if self.grads_length is not None and len(grads) != self.grads_length:
@@ -128,7 +128,7 @@ class _Node(NamedTuple):
 def _walk(
     path: str, grads: Any, weights: Any, leaves: list[tuple[str, Any, Any]], left: list[str]
 ) -> "_Node | None":
-    """Append the leaves below `path`; return the node of a container that can be read again."""
+    """Append the leaves below `path`; return the node of a container that can be cached."""
     below = _items(path, weights)
     if grads is None:
         if below is None and weights is not None:
@@ -188,7 +188,7 @@ def _walk(
 
 
 def _items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
-    """Key and value of the items of a container, by name; None for a leaf."""
+    """Return the keys and values of a container's items, by name; None for a leaf."""
     pairs: Iterator[tuple[str, tuple[Any, Any]]]
     if isinstance(value, Mapping):
         pairs = ((_name(path, key), (key, value[key])) for key in value)
@@ -223,9 +223,9 @@ def _join(path: str, name: str) -> str:
 
 
 def _reader(container: Any, keys: Sequence[Any]) -> Reader | None:
-    """Function that returns the items of a container of this type as a tuple.
+    """Return a function that reads the items of a container of this type as a tuple.
 
-    None for mappings of other types than dict, which may do anything when they are read.
+    None for mappings other than dict, since reading them may have side effects.
     """
     get: Any
     if isinstance(container, (list, tuple)):
@@ -245,5 +245,5 @@ def _reader(container: Any, keys: Sequence[Any]) -> Reader | None:
 
 
 def _nothing(container: Any) -> tuple[Any, ...]:
-    """Items of an empty container."""
+    """Return the items of an empty container."""
     return ()

@@ -1,4 +1,4 @@
-"""What to write instead: for misspelled names, and for those of other libraries."""
+"""Suggestions for misspelled names and for names of other libraries."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -8,18 +8,18 @@ __all__ = ["Advised", "closest", "no_attribute"]
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None:
-    """Return the known name that is most like `name`, or None if none is like it.
+    """Return the known name most similar to `name`, or None if no name is similar enough.
 
-    Upper and lower case and underscores count least, so that ``beta_1`` is ``beta1``.
+    Case and underscores are ignored, so that ``beta_1`` matches ``beta1``.
 
     Parameters
     ----------
     name : str
-        What was typed.
+        The misspelled name.
     known : iterable of str
-        Names that exist.
+        Existing names.
     cutoff : float
-        How much alike they must be, from 0 to 1.
+        Minimum similarity, from 0 to 1.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None
     True
     """
     plain, typed = {_plain(each): each for each in sorted(known, reverse=True)}, _plain(name)
-    if typed not in plain:  # letters that are swapped come before one that is missing
+    if typed not in plain:  # prefer swapped letters over a missing one
         for each in plain:
             if len(typed) > 2 and sorted(each) == sorted(typed):
                 return plain[each]
@@ -47,18 +47,18 @@ def _plain(name: str) -> str:
 def no_attribute(
     owner: str, name: str, known: Iterable[str], advice: Mapping[str, str]
 ) -> AttributeError:
-    """Error of a missing attribute that says what to write instead.
+    """Return the AttributeError for a missing attribute, with a suggestion.
 
     Parameters
     ----------
     owner : str
-        What lacks it: "module 'fastopt'".
+        Description of the owner, such as "module 'fastopt'".
     name : str
         The attribute.
     known : iterable of str
-        Names that exist, which may be dotted; their last parts are compared with `name`.
+        Existing names, which may be dotted; their last parts are compared with `name`.
     advice : mapping of str to str
-        Sentences for names of other libraries.
+        Advice for names of other libraries.
     """
     words = f"{owner} has no attribute {name!r}"
     if name in advice:
@@ -69,17 +69,17 @@ def no_attribute(
 
 
 class Advised:
-    """Base of classes whose missing attributes are explained."""
+    """Base of classes that suggest a name when an attribute is missing."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """What to write instead of methods and attributes of other libraries."""
+    """Advice for methods and attributes of other libraries."""
 
-    if not TYPE_CHECKING:  # a checker would take it for every attribute
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self)
             if not name.startswith("__") and hasattr(kind, name):
-                return object.__getattribute__(self, name)  # a property that failed says why
+                return object.__getattribute__(self, name)  # raises the property's own error
             known = {*dir(kind), *vars(self)}
             known = {each for each in known if not each.startswith("_")}
             raise no_attribute(f"{kind.__name__!r} object", name, known, kind.elsewhere)

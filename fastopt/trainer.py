@@ -1,4 +1,4 @@
-"""The trainer: updates all parameters of a model in one call."""
+"""The trainer, which updates all parameters of a model in one call."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -23,9 +23,9 @@ Parameters = ParameterDict | Mapping[str, Parameter] | Iterable[Parameter]
 
 
 class StaleGradientError(RuntimeError, UserWarning):
-    """A gradient was neither read nor written since the last step.
+    """A gradient has been neither read nor written since the last step.
 
-    It is a UserWarning too, which Gluon raises.
+    It is also a UserWarning, which is what Gluon raises.
 
     Examples
     --------
@@ -47,30 +47,30 @@ class Trainer(Advised, metaclass=Constructor):
     Parameters
     ----------
     params : ParameterDict, dict of str to Parameter, or list of Parameter
-        What to train. Parameters of dicts are numbered by their sorted names, those of lists in
-        their order; a parameter that comes several times is updated once in a step.
+        Parameters to train. Those in a dict are numbered by sorted name, those in a list by
+        position. A parameter that occurs several times is updated once per step.
     optimizer : str or Optimizer
-        The optimizer, or its registered name. Default ``"sgd"``. Multipliers of rate and decay
-        are those of the parameters, whatever their names.
+        The optimizer, or its registered name. Default ``"sgd"``. Learning rate and weight decay
+        multipliers are taken from the parameters, whatever their names.
     optimizer_params : dict, optional
         Arguments of an optimizer that is given by name.
     loss_scaler : fastopt.amp.LossScaler, optional
         Divides gradients by the loss scale, and skips steps in which they overflow.
     clip_global_norm : float, optional
-        Bound of the norm of all gradients together.
+        Maximum norm of all gradients, concatenated.
     comm : mpi4py communicator, or updater, optional
-        Shares the state of the optimizer out among ranks. Or an updater made already, whose
-        optimizer must be `optimizer`.
+        Communicator among whose ranks the optimizer state is sharded; or an existing updater,
+        whose optimizer must be `optimizer`.
 
     Attributes
     ----------
     updater : Updater
-        Keeps the state of the optimizer.
+        The updater, which holds the optimizer state.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be.
+        An argument has the wrong type or value.
     RuntimeError
         A row-sparse parameter belongs to another trainer.
 
@@ -130,8 +130,9 @@ class Trainer(Advised, metaclass=Constructor):
         given = {name: value for name, value in options.items() if value is not None}
         self.updater: Any = _updater(made, comm, given)
         for parameter in sorted(self._parameters, key=lambda p: p.stype == "default"):
-            parameter._set_trainer(self)  # row-sparse ones first, which may refuse
-        # Where the optimizer looks up multipliers, and names for messages and files.
+            parameter._set_trainer(self)  # row-sparse ones first, because they may raise
+        # The optimizer looks up multipliers in param_dict, and names for messages and files in
+        # idx2name.
         self.optimizer.param_dict = dict(enumerate(self._parameters))
         self.optimizer.idx2name = dict(enumerate(self._names))
 
@@ -146,7 +147,7 @@ class Trainer(Advised, metaclass=Constructor):
 
     @property
     def learning_rate(self) -> float:
-        """The present rate, before multipliers; setting it is :meth:`set_learning_rate`."""
+        """Current learning rate, before multipliers; assigning calls :meth:`set_learning_rate`."""
         return self.optimizer.learning_rate
 
     @learning_rate.setter
@@ -154,37 +155,38 @@ class Trainer(Advised, metaclass=Constructor):
         self.set_learning_rate(lr)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate of the optimizer.
+        """Set the learning rate of the optimizer.
 
         Parameters
         ----------
         lr : float
-            As :meth:`fastopt.optimizer.Optimizer.set_learning_rate` takes it, with its errors.
+            New learning rate; errors are those of
+            :meth:`fastopt.optimizer.Optimizer.set_learning_rate`.
         """
         self.optimizer.set_learning_rate(lr)
 
     # Steps
 
     def step(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
-        """Sum the gradients of each parameter's devices, and update.
+        """Sum each parameter's gradients over its devices, and update the parameters.
 
         Parameters
         ----------
         batch_size : float
-            What gradients are divided by: ``rescale_grad`` is its first value over this. Default
-            1, for gradients that are means over the batch.
+            Divisor of the gradients: ``rescale_grad`` is set to its initial value divided by
+            `batch_size`. Default 1, for gradients that are means over the batch.
         ignore_stale_grad : bool
-            Leave parameters alone that have had no gradient since the last step, instead of
-            raising. Default False.
+            Skip parameters without a new gradient since the last step instead of raising.
+            Default False.
 
         Raises
         ------
         StaleGradientError
-            A gradient is stale: it was neither read nor written since the last step.
+            A gradient has been neither read nor written since the last step.
         RuntimeError
-            A parameter that has a gradient is not initialized.
+            A parameter that requires a gradient is not initialized.
         TypeError, ValueError
-            As :class:`~fastopt.optimizer.Updater` does. No parameter changes.
+            :class:`~fastopt.optimizer.Updater` raises. No parameter changes.
         """
         if batch_size is not self._batch_size:
             self._rescale(batch_size)
@@ -194,10 +196,10 @@ class Trainer(Advised, metaclass=Constructor):
         self._update(ready)
 
     def allreduce_grads(self) -> None:
-        """Put the sum over a parameter's devices into the gradient of each of them.
+        """Sum each parameter's gradients over its devices, and write the sum to all of them.
 
-        Gradients are added in the order of the devices, without stale ones. :meth:`step` does
-        it; call it to work on the sums before :meth:`update`.
+        Gradients are added in the order of the devices; stale ones are left out. :meth:`step`
+        calls this method; call it directly to modify the sums before :meth:`update`.
         """
         for parameter in self._parameters:
             gradient = parameter._gradient
@@ -205,25 +207,25 @@ class Trainer(Advised, metaclass=Constructor):
                 gradient.allreduce()
 
     def update(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
-        """Update after :meth:`allreduce_grads`, from the gradients of the first devices.
+        """Update from the gradients of the first device, after :meth:`allreduce_grads`.
 
         Parameters
         ----------
         batch_size, ignore_stale_grad
-            As :meth:`step` takes them, with the same errors.
+            See :meth:`step`, also for errors.
         """
         if batch_size is not self._batch_size:
             self._rescale(batch_size)
         self._update(self._ready(ignore_stale_grad))
 
     def _rescale(self, batch_size: float) -> None:
-        """Find the factor of gradients of a batch size that differs from the last one."""
+        """Compute ``rescale_grad`` for a new batch size."""
         if number("batch_size", batch_size, least=0) == 0:
             raise ValueError("batch_size must be more than 0, got 0")
         self._rescale_grad, self._batch_size = self._scale / batch_size, batch_size
 
     def _ready(self, ignore_stale_grad: bool) -> list[int]:
-        """Return the numbers of the parameters to be updated."""
+        """Return the indices of the parameters to update."""
         ready: list[int] = []
         self._several = False
         for i, parameter in enumerate(self._parameters):
@@ -244,7 +246,7 @@ class Trainer(Advised, metaclass=Constructor):
         return ready
 
     def _update(self, ready: list[int]) -> None:
-        """Update the first copies in one call, and the others from them."""
+        """Update the copies on the first devices in one call, and copy them to the others."""
         optimizer, rescale_grad = self.updater.optimizer, self._rescale_grad
         copies, buffers, grads, weights = [], [], [], []
         for i in ready:
@@ -269,22 +271,23 @@ class Trainer(Advised, metaclass=Constructor):
         Gradient.finish_all(buffers)
 
     def _follow(self, parameter: Parameter, values: Array) -> None:
-        """Let the float32 master of a parameter, which updates start from, have new values."""
+        """Write new values to the float32 master of a parameter, if it has one."""
         index, made = self._parameters.index(parameter), self.updater.optimizer
         has_master = made.multi_precision and getattr(made, "master", "") == "float32"
         if has_master and parameter.dtype.name in HALVES and index in self.updater.states:
             self.updater.set_master(index, values.astype(np.float32))
 
     def _row_sparse_pull(self, copy: Array, rows: Array) -> RowSparse:
-        """Rows of one copy of a parameter."""
+        """Return rows of one copy of a parameter."""
         return RowSparse(copy[rows], rows, copy.shape)
 
     # States
 
     def save_states(self, path: str | os.PathLike[str]) -> None:
-        """Write the state of the optimizer, with its counts and hyper-parameters, to a file.
+        """Write the optimizer state, update counts and hyper-parameters to a file.
 
-        See :meth:`fastopt.optimizer.Updater.save`; parameters are saved by themselves.
+        See :meth:`fastopt.optimizer.Updater.save`. The parameters are not included; save them
+        separately.
 
         Parameters
         ----------
@@ -299,7 +302,7 @@ class Trainer(Advised, metaclass=Constructor):
         self.updater.save(path)
 
     def load_states(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a file of :meth:`save_states`, in which parameters are found by name.
+        """Restore the state from a file of :meth:`save_states`, matching parameters by name.
 
         See :meth:`fastopt.optimizer.Updater.load`.
 
@@ -311,15 +314,15 @@ class Trainer(Advised, metaclass=Constructor):
         Raises
         ------
         fastopt.checkpoint.CheckpointError
-            The file is damaged or does not fit. Nothing changes.
+            The file is damaged or does not match the parameters. Nothing changes.
         OSError
-            It cannot be read.
+            The file cannot be read.
         """
         self.updater.load(path)
 
 
 def _numbered(params: Any) -> tuple[list[Parameter], list[str]]:
-    """Return the parameters, each once, and their names."""
+    """Return the parameters without duplicates, and their names."""
     if isinstance(params, (ParameterDict, Mapping)):
         pairs = [(name, params[name]) for name in sorted(params.keys())]
     elif isinstance(params, Iterable):

@@ -1,4 +1,4 @@
-"""``fastopt warmup``: kernels compiled before they are needed, as for images and clusters."""
+"""``fastopt warmup``: compiles kernels ahead of time, for container images and clusters."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -21,7 +21,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 def names() -> list[str]:
-    """Names of the optimizers that have kernels, without deprecated ones."""
+    """Return the names of the optimizers with kernels, without deprecated ones."""
     return [
         name
         for name, klass in sorted(optimizer.opt_registry.items())
@@ -34,16 +34,16 @@ def _has_rule(klass: type[optimizer.Optimizer]) -> bool:
 
 
 def warm(name: str, dtype: str, rows: bool) -> None:
-    """Compile what an optimizer needs for weights of `dtype`, or take it from the cache.
+    """Compile the kernels of an optimizer for weights of `dtype`, or load them from the cache.
 
     Parameters
     ----------
     name : str
         Registered name of the optimizer.
     dtype : str
-        One of :data:`DTYPES`; halves are updated with masters.
+        One of :data:`DTYPES`; half-precision weights are updated with float32 masters.
     rows : bool
-        Gradients list rows.
+        Whether gradients are row-sparse.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def warm(name: str, dtype: str, rows: bool) -> None:
     >>> warm("sgd", "float32", rows=False)
     """
     if rows and issubclass(optimizer.opt_registry[name], MatrixFamily):
-        return  # it takes dense gradients
+        return  # these optimizers accept only dense gradients
     kind: Any = bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
     for momentum, height in product(_momenta(name), (1, table.PARALLEL_FROM)):
         made = optimizer.create(name, multi_precision=kind.itemsize == 2, **momentum)
@@ -60,19 +60,19 @@ def warm(name: str, dtype: str, rows: bool) -> None:
         if rows:
             gradient = RowSparse(gradient, np.arange(height)[::-1], weight.shape)
         updater = optimizer.get_updater(made)
-        for rate in (0.1, 0.2, 0.3):  # a call after a change is checked by a kernel of its own
+        for rate in (0.1, 0.2, 0.3):  # calls after a change run an additional checking kernel
             made.lr = rate
             updater(0, gradient, weight)
 
 
 def _momenta(name: str) -> list[dict[str, float]]:
-    """Arguments of the forms of an optimizer with and without momentum."""
+    """Return arguments for the variants of an optimizer with and without momentum."""
     with_momentum = issubclass(optimizer.opt_registry[name], MomentumFamily)
     return [{"momentum": 0.0}, {"momentum": 0.9}] if with_momentum else [{}]
 
 
 def counts() -> tuple[int, int]:
-    """Number of kernels that this process has compiled, and that it has found in the cache."""
+    """Return the numbers of kernels that this process compiled and loaded from the cache."""
     stats = [kernel.stats for kernel in compiled_kernels]
     return (
         sum(sum(each.cache_misses.values()) for each in stats),
@@ -83,7 +83,7 @@ def counts() -> tuple[int, int]:
 def tasks(
     optimizers: Sequence[str], dtypes: Sequence[str], rows: bool
 ) -> Iterator[tuple[str, str, bool]]:
-    """Arguments of each call of :func:`warm`."""
+    """Return the arguments of each call of :func:`warm`."""
     return product(optimizers, dtypes, (False, True) if rows else (False,))
 
 
@@ -97,7 +97,7 @@ def run(optimizers: Sequence[str], dtypes: Sequence[str], rows: bool) -> None:
     dtypes : sequence of str
         Some of :data:`DTYPES`.
     rows : bool
-        Whether to compile kernels for gradients that list rows too.
+        Whether to compile the kernels for row-sparse gradients too.
     """
     before = counts()
     for task in progress(list(tasks(optimizers, dtypes, rows)), "variant"):

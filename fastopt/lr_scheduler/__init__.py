@@ -1,4 +1,4 @@
-"""Learning rate schedules: functions from the number of updates so far to a rate."""
+"""Learning rate schedules: functions from the number of updates so far to a learning rate."""
 
 from typing import Any
 

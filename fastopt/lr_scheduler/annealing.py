@@ -1,4 +1,4 @@
-"""Schedules that go from one rate to another along a curve."""
+"""Schedules that anneal the learning rate along a curve."""
 
 import math
 from typing import ClassVar
@@ -10,7 +10,7 @@ __all__ = ["CosineRestartsScheduler", "CosineScheduler", "OneCycleScheduler", "P
 
 
 class _Annealed(LRScheduler):
-    """From `base_lr` to `final_lr` at `max_update`; ``_share`` of the way is left."""
+    """Anneal from `base_lr` to `final_lr` at `max_update`; ``_share`` is the remaining fraction."""
 
     arguments: ClassVar[Descriptions] = {"max_update": Integer(), "final_lr": Real(least=0)}
     keeps_base_lr = True
@@ -49,7 +49,7 @@ class _Annealed(LRScheduler):
 
 @register
 class PolyScheduler(_Annealed):
-    r"""Go from `base_lr` to `final_lr` along a power of the remaining time.
+    r"""Polynomial decay from `base_lr` to `final_lr`.
 
     .. math:: \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr}) (1-x)^\mathrm{pwr},
         \quad x = \frac{n - \mathrm{warmup\_steps}}{\mathrm{max\_update} - \mathrm{warmup\_steps}}
@@ -57,7 +57,7 @@ class PolyScheduler(_Annealed):
     Parameters
     ----------
     max_update : int, more than `warmup_steps`
-        Update from which on the rate is `final_lr`.
+        First update with the learning rate `final_lr`.
     base_lr
         See :class:`LRScheduler`.
     pwr : float, 0 or more, default 2
@@ -94,7 +94,7 @@ class PolyScheduler(_Annealed):
 
 @register
 class CosineScheduler(_Annealed):
-    r"""Go from `base_lr` to `final_lr` along half a cosine (arXiv:1608.03983, equation 5).
+    r"""Cosine annealing from `base_lr` to `final_lr` (arXiv:1608.03983, equation 5).
 
     .. math:: \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr}) (1 + \cos \pi x) / 2,
         \quad x = \frac{n - \mathrm{warmup\_steps}}{\mathrm{max\_update} - \mathrm{warmup\_steps}}
@@ -102,7 +102,7 @@ class CosineScheduler(_Annealed):
     Parameters
     ----------
     max_update : int, more than `warmup_steps`
-        Update from which on the rate is `final_lr`.
+        First update with the learning rate `final_lr`.
     base_lr
         See :class:`LRScheduler`.
     final_lr : float, 0 or more, default 0
@@ -123,17 +123,17 @@ class CosineScheduler(_Annealed):
 
 @register
 class CosineRestartsScheduler(LRScheduler):
-    r"""Go from `base_lr` to `final_lr` along half a cosine again and again (SGDR).
+    r"""Cosine annealing from `base_lr` to `final_lr` with warm restarts (SGDR).
 
     .. math:: \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr})
         (1 + \cos(\pi t / T_i)) / 2, \quad T_i = \mathrm{period} \cdot \mathrm{period\_mult}^i
 
-    with :math:`t < T_i` updates since restart :math:`i` (arXiv:1608.03983).
+    with :math:`t < T_i` the number of updates since restart :math:`i` (arXiv:1608.03983).
 
     Parameters
     ----------
     period : int, at least 1
-        Updates from the end of warm-up to the first restart.
+        Number of updates from the end of warm-up to the first restart.
     base_lr
         See :class:`LRScheduler`.
     final_lr : float, 0 or more, default 0
@@ -183,23 +183,23 @@ class CosineRestartsScheduler(LRScheduler):
 
 @register
 class OneCycleScheduler(LRScheduler):
-    r"""Rise to `base_lr`, then fall far below the first rate (1cycle, arXiv:1708.07120).
+    r"""1cycle: rise to `base_lr`, then anneal far below the initial rate (arXiv:1708.07120).
 
     .. math:: b + (a - b) (1 + \cos \pi x) / 2, \quad (a, b, x) = \begin{cases}
         (\eta_0, \mathrm{base\_lr}, n / p) & n < p \\
         (\mathrm{base\_lr}, \eta_1, (n - p) / (\mathrm{max\_update} - p)) & n \ge p \end{cases}
 
     with :math:`p` = `pct_start` * `max_update`, :math:`\eta_0` = `base_lr` / `div_factor` and
-    :math:`\eta_1 = \eta_0` / `final_div_factor`. In the paper both ways are straight lines.
+    :math:`\eta_1 = \eta_0` / `final_div_factor`. In the paper both phases are linear.
 
     Parameters
     ----------
     max_update : int, at least 1
-        Update from which on the rate is :math:`\eta_1`.
+        First update with the learning rate :math:`\eta_1`.
     base_lr : float, default 0.01
-        Highest rate; see :class:`LRScheduler`, also for errors.
+        Maximum learning rate; see :class:`LRScheduler`, also for errors.
     pct_start : float, from 0 to 1, default 0.3
-        Share of the updates in which the rate rises.
+        Fraction of the updates in which the learning rate rises.
     div_factor : float, at least 1, default 25
     final_div_factor : float, at least 1, default 1e4
 

@@ -1,4 +1,4 @@
-"""The base class of all schedules and their registry."""
+"""The base class and the registry of the schedules."""
 
 import inspect
 import math
@@ -16,7 +16,7 @@ from fastopt.notices import warn_user
 __all__ = ["LRScheduler", "Schedule", "rebased", "register", "scheduler_registry"]
 
 Schedule = Callable[[int], float]
-"""From the number of updates so far to a learning rate."""
+"""A function from the number of updates so far to a learning rate."""
 
 Class = TypeVar("Class", bound="type[LRScheduler]")
 
@@ -24,12 +24,12 @@ scheduler_registry: dict[str, type["LRScheduler"]] = {}
 
 
 def register(klass: Class) -> Class:
-    """Enter a class into ``scheduler_registry`` under its name, as a decorator.
+    """Register a class in ``scheduler_registry`` under its name; usable as a decorator.
 
     Parameters
     ----------
     klass : type
-        Subclass of :class:`LRScheduler`. A class of the same name is replaced with a warning.
+        Subclass of :class:`LRScheduler`. It replaces a class of the same name, with a warning.
 
     Raises
     ------
@@ -56,35 +56,35 @@ def register(klass: Class) -> Class:
 
 
 class LRScheduler(Checked):
-    r"""Base class of all schedules: a warm-up, then the rate that a subclass defines.
+    r"""Base class of all schedules: a warm-up, followed by the rate that a subclass defines.
 
-    A subclass writes ``_rate(num_update)``, called from update `warmup_steps` on. Before, a linear
-    warm-up has the rate
+    A subclass implements ``_rate(num_update)``, which is called from update `warmup_steps` on.
+    Before that, the learning rate of a linear warm-up is
 
     .. math:: \mathrm{warmup\_begin\_lr} + (\mathrm{base\_lr} - \mathrm{warmup\_begin\_lr})
         \frac{n}{\mathrm{warmup\_steps}}
 
-    An optimizer with another learning rate works with a shallow copy of the schedule, whose
-    ``base_lr`` is that rate. Schedules with a `factor` multiply it; the others, and warm-up, keep
-    the `base_lr` they were made with.
+    An optimizer with a different `learning_rate` uses a shallow copy of the schedule with
+    ``base_lr`` set to that rate. Schedules with a `factor` multiply this value; other schedules,
+    and the warm-up, keep the `base_lr` passed to the constructor.
 
     Parameters
     ----------
     base_lr : float, default 0.01
-        Rate at the end of warm-up, 0 or more.
+        Learning rate at the end of warm-up, at least 0.
     warmup_steps : int, default 0
         Number of warm-up updates.
     warmup_begin_lr : float, default 0
-        Rate at update 0 of a warm-up, from 0 to `base_lr`.
+        Learning rate at update 0 of the warm-up, from 0 to `base_lr`.
     warmup_mode : {'linear', 'constant'}
-        Rise to `base_lr`, or wait at `warmup_begin_lr`.
+        Increase linearly to `base_lr`, or stay at `warmup_begin_lr`.
 
     Raises
     ------
     TypeError
-        An argument of any schedule is not a number, or not an integer where updates are counted.
+        An argument is not a number, or a number of updates is not an integer.
     ValueError
-        An argument of any schedule is out of range, NaN or infinite; a call's number is negative.
+        An argument is out of range, NaN or infinite; or, in a call, `num_update` is negative.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class LRScheduler(Checked):
     """
 
     arguments: ClassVar[Descriptions] = {
-        "base_lr": Real(least=0),  # optimizers assign it
+        "base_lr": Real(least=0),  # optimizers assign this attribute
         "warmup_final_lr": Real(least=0),
         "warmup_steps": Integer(least=0),
         "warmup_begin_lr": Real(least=0),
@@ -141,7 +141,7 @@ class LRScheduler(Checked):
     base_lr: float
 
     keeps_base_lr: ClassVar[bool] = False
-    """Whether rates follow the constructor's `base_lr` even if the attribute changes."""
+    """Whether the rates depend on the constructor's `base_lr`, even if the attribute changes."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class LRScheduler(Checked):
         self.check_together()
 
     def check_together(self) -> None:
-        """Raise ValueError unless the arguments fit together."""
+        """Raise ValueError unless the arguments are consistent."""
         if self.warmup_begin_lr > self.warmup_final_lr:
             raise ValueError(
                 f"warmup_begin_lr must be at most base_lr={self.warmup_final_lr}, "
@@ -166,7 +166,7 @@ class LRScheduler(Checked):
             )
 
     def __call__(self, num_update: int) -> float:
-        """Return the rate at update `num_update`."""
+        """Return the learning rate at update `num_update`."""
         if type(num_update) is not int and not _is_number(num_update):
             raise TypeError(f"num_update must be a number of updates, got {num_update!r}")
         if num_update < self.warmup_steps or num_update < 0:
@@ -174,7 +174,7 @@ class LRScheduler(Checked):
         return float(self._rate(num_update))
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """Return the rate of warm-up, or that at its end if it is over.
+        """Return the warm-up learning rate, or its final value after the warm-up.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class LRScheduler(Checked):
         Raises
         ------
         ValueError
-            It is negative.
+            `num_update` is negative.
         """
         if num_update < 0:
             raise ValueError(f"num_update must be at least 0, got {num_update}")
@@ -204,14 +204,14 @@ class LRScheduler(Checked):
 
 
 def rebased(schedule: Any, rate: float, optimizer: type) -> Any:
-    """Return a shallow copy of a schedule, for an optimizer with another rate than its `base_lr`.
+    """Return a shallow copy of a schedule for an optimizer whose rate differs from its `base_lr`.
 
-    Warns where the difference is not what was asked for. A value that is the default of its
-    argument does not count as given.
+    Warns if both values were set explicitly, or if the optimizer's rate has no or partial effect.
+    A value that equals the default of its argument counts as not set.
     """
     own, kind = schedule.base_lr, type(schedule)
     twin = copy(schedule)
-    if twin is not schedule:  # a function is its own copy
+    if twin is not schedule:  # copy() of a function returns the function itself
         twin.base_lr = rate
     words = f"learning_rate={rate} of {optimizer.__name__}"
     if twin is schedule or getattr(schedule, "keeps_base_lr", False):
@@ -233,7 +233,7 @@ def rebased(schedule: Any, rate: float, optimizer: type) -> Any:
 
 
 def _default(klass: type, argument: str) -> Any:
-    """Default of an argument of a constructor, in the first class that names it."""
+    """Return the default of a constructor argument, from the first class that declares it."""
     for base in klass.__mro__:
         parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
         if argument in parameters:
@@ -246,12 +246,12 @@ def _is_number(value: Any) -> bool:
 
 
 def between(first: float, second: float, share: float) -> float:
-    """Number at a share of the way from `first` to `second`."""
+    """Interpolate linearly between `first` (share 0) and `second` (share 1)."""
     return first + (second - first) * share
 
 
 def half_cosine(done: float) -> float:
-    """Half a cosine, from 1 to 0."""
+    """Return half a period of a cosine, which falls from 1 to 0."""
     return (1 + math.cos(math.pi * done)) / 2
 
 
@@ -263,7 +263,7 @@ def listed(name: str, values: Iterable[Any]) -> list[Any]:
 
 
 def increasing(name: str, values: Iterable[Any]) -> list[int]:
-    """Return `values` as a list of positive integers, each larger than the last."""
+    """Return `values` as a list of positive, strictly increasing integers, else raise."""
     counts = [count(f"{name}[{i}]", value) for i, value in enumerate(listed(name, values))]
     if any(second <= first for first, second in pairwise(counts)):
         raise ValueError(f"{name} must be strictly increasing, got {counts}")

@@ -1,4 +1,4 @@
-"""Schedules that multiply the rate by a factor again and again."""
+"""Schedules that repeatedly multiply the learning rate by a factor."""
 
 import math
 from bisect import bisect_left
@@ -12,7 +12,7 @@ __all__ = ["ExponentialScheduler", "FactorScheduler", "MultiFactorScheduler", "P
 
 
 class _Reduced(LRScheduler):
-    """`base_lr` times a power of `factor`; no reduction goes below `stop_factor_lr`."""
+    """`base_lr` times a power of `factor`, not reduced below `stop_factor_lr`."""
 
     arguments: ClassVar[Descriptions] = {
         "factor": Real(least=0, most=1),
@@ -43,20 +43,20 @@ def _steps(name: str, value: Any) -> list[int]:
 
 @register
 class FactorScheduler(_Reduced):
-    r"""Multiply the rate by `factor` after every `step` updates.
+    r"""Multiply the learning rate by `factor` after every `step` updates.
 
     .. math:: \max(\mathrm{base\_lr} \cdot \mathrm{factor}^{\lfloor (n-1) / \mathrm{step} \rfloor},
         \mathrm{stop\_factor\_lr})
 
-    Reductions that are due in warm-up take effect when it ends.
+    Reductions due during the warm-up take effect at its end.
 
     Parameters
     ----------
     step : int, at least 1
-        Updates from one reduction to the next.
+        Number of updates between reductions.
     factor : float, from 0 to 1, default 1
     stop_factor_lr : float, default 1e-8
-        Least rate after a reduction.
+        Minimum learning rate after a reduction.
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
         See :class:`LRScheduler`, also for errors.
 
@@ -91,7 +91,7 @@ class FactorScheduler(_Reduced):
 
 @register
 class ExponentialScheduler(FactorScheduler):
-    r"""Multiply the rate by `factor` over every `step` updates, a little in each of them.
+    r"""Exponential decay: multiply the learning rate by `factor` over every `step` updates.
 
     .. math:: \max(\mathrm{base\_lr} \cdot
         \mathrm{factor}^{(n - \mathrm{warmup\_steps}) / \mathrm{step}}, \mathrm{stop\_factor\_lr})
@@ -115,16 +115,16 @@ class ExponentialScheduler(FactorScheduler):
 
 @register
 class MultiFactorScheduler(_Reduced):
-    r"""Multiply the rate by `factor` after each of the given updates.
+    r"""Multiply the learning rate by `factor` after each of the given updates.
 
     .. math:: \mathrm{base\_lr} \cdot \mathrm{factor}^{|\{s \in \mathrm{step}: s < n\}|}
 
-    Reductions that are due in warm-up take effect when it ends.
+    Reductions due during the warm-up take effect at its end.
 
     Parameters
     ----------
     step : list of int, increasing, at least 1
-        Numbers of updates.
+        Numbers of updates after which the learning rate is multiplied.
     factor : float, from 0 to 1, default 1
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
         See :class:`LRScheduler`, also for errors.
@@ -163,7 +163,7 @@ _PLATEAU: Descriptions = {
 
 
 def _shared(name: str, value: Any) -> dict[str, Any]:
-    """The state of a PlateauScheduler, checked; the same dict, which copies share."""
+    """Check the state of a PlateauScheduler; return the same dict, because copies share it."""
     if not isinstance(value, dict) or value.keys() != _PLATEAU.keys():
         raise ValueError(f"{name} must have {', '.join(_PLATEAU)}, got {brief(value)}")
     value.update({key: check(f"{name}[{key!r}]", value[key]) for key, check in _PLATEAU.items()})
@@ -172,25 +172,25 @@ def _shared(name: str, value: Any) -> dict[str, Any]:
 
 @register
 class PlateauScheduler(_Reduced):
-    r"""Multiply the rate by `factor` when a metric stops improving.
+    r"""Multiply the learning rate by `factor` when a metric stops improving.
 
     .. math:: \max(\mathrm{base\_lr} \cdot \mathrm{factor}^k, \mathrm{stop\_factor\_lr})
 
-    after :math:`k` reductions. This one has state: :meth:`step` decides about reductions, and a
-    call returns the present rate whatever `num_update` is, warm-up aside. The state is the dict
-    `shared`, which shallow copies share, those of optimizers too.
+    after :math:`k` reductions. Unlike other schedules it has state: :meth:`step` triggers the
+    reductions, and after the warm-up a call returns the current rate, whatever `num_update` is.
+    The state is the dict `shared`, which shallow copies share, including those of optimizers.
 
     Parameters
     ----------
     factor : float, from 0 to 1, default 0.1
     patience : int, at least 1, default 10
-        Steps in a row without improvement that lead to a reduction.
+        Consecutive steps without improvement before a reduction.
     min_delta : float, default 0
-        Only a change for the better by more than this is an improvement.
+        Minimum improvement: only changes larger than this count.
     mode : {'min', 'max'}
         Whether a lower or a higher metric is better.
     stop_factor_lr : float, default 1e-8
-        Least rate after a reduction.
+        Minimum learning rate after a reduction.
     base_lr, warmup_steps, warmup_begin_lr, warmup_mode
         See :class:`LRScheduler`, also for errors.
 
@@ -232,17 +232,17 @@ class PlateauScheduler(_Reduced):
         self.shared: dict[str, Any] = {"best": None, "reductions": 0, "bad_steps": 0}
 
     def step(self, metric: float) -> None:
-        """Take the present value of the metric, and reduce the rate if it is time.
+        """Record the current value of the metric, and reduce the rate if it has not improved.
 
         Parameters
         ----------
         metric : float
-            Loss, or whatever is to fall, or with ``mode="max"`` to rise.
+            The loss, or another metric to minimize, or to maximize with ``mode="max"``.
 
         Raises
         ------
         TypeError, ValueError
-            `metric` is not a number, or not a finite one.
+            `metric` is not a finite number.
         """
         metric, state = number("metric", metric), self.shared
         sign = 1 if self.mode == "max" else -1

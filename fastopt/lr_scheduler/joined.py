@@ -1,4 +1,4 @@
-"""Schedules one after the other."""
+"""Sequences of schedules."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -12,24 +12,25 @@ __all__ = ["JoinedScheduler"]
 
 @register
 class JoinedScheduler(LRScheduler):
-    r"""Run one schedule after the other.
+    r"""Run several schedules in sequence.
 
     .. math:: \mathrm{schedules}_i(n - b_i), \quad b_i \le n < b_{i+1}
 
-    with :math:`b_0 = 0` and :math:`b_1, b_2, \ldots` = `boundaries`: each schedule counts from 0
-    and keeps its own warm-up and ``base_lr``.
+    with :math:`b_0 = 0` and :math:`b_1, b_2, \ldots` = `boundaries`: each schedule counts updates
+    from 0 and keeps its own warm-up and ``base_lr``.
 
     Parameters
     ----------
     schedules : list of LRScheduler
+        The schedules, one more than `boundaries`.
     boundaries : list of int, increasing, at least 1
-        First update of each schedule but the first.
+        First update of the second and each later schedule.
 
     Raises
     ------
     TypeError, ValueError
-        `schedules` does not hold schedules, one more than there are boundaries, or the boundaries
-        are not integers in increasing order.
+        `schedules` does not hold LRScheduler objects, their number is not one more than that of
+        `boundaries`, or `boundaries` are not increasing integers.
 
     Examples
     --------

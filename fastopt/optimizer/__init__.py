@@ -1,7 +1,7 @@
 """Optimizers, their base class and registry, and the updater.
 
-Every module of this package is imported, and every class that it registers is an attribute here;
-the re-exports below tell type checkers.
+All modules of this package are imported, and every registered class is an attribute of it. The
+re-exports below are for type checkers.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Gradient accumulation: sums of the gradients of several calls, applied as their mean."""
+"""Gradient accumulation: gradients of several calls are summed and applied as their mean."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,12 +23,12 @@ Entry = tuple[Index, Any, Any]
 
 
 class Sum(Optimizer):
-    """Adds gradients to sums, which are its weights.
+    """Optimizer that adds gradients to sums, which take the role of the weights.
 
     Parameters
     ----------
     keep : bool
-        Whether it adds; else each gradient starts a new sum.
+        Whether to add to the sum; otherwise the gradient starts a new sum.
     """
 
     rule = accumulate
@@ -45,7 +45,7 @@ class Sum(Optimizer):
 
 
 class Sums(Planner):
-    """Plans of calls that add gradients to sums, whose dtypes may differ."""
+    """Planner of calls that add gradients to sums; their dtypes may differ."""
 
     def table(
         self,
@@ -62,14 +62,14 @@ class Sums(Planner):
 
 
 class Waiting:
-    """Stands for the plan of a call that has only added gradients to their sums yet.
+    """Placeholder for the plan of a call that has only accumulated gradients so far.
 
     Parameters
     ----------
     indices, weights : list
         Indices and weights of the call.
     single : bool
-        Whether the call passes one index instead of lists.
+        Whether the call passes a single index instead of lists.
     """
 
     version = -1
@@ -82,24 +82,24 @@ class Waiting:
         self.key = indices[0] if single else tuple(indices)
 
     def chosen(self) -> None:
-        """There is no plan of a step."""
+        """Return None: there is no plan of an update yet."""
         return
 
 
 class Windows:
-    """The sums of gradients since the last update of each index.
+    """Sums of the gradients since the last update of each index.
 
     Parameters
     ----------
     every : int
-        Calls of an index for one update.
+        Number of calls of an index per update.
 
     Attributes
     ----------
     calls : dict
-        Calls of each index since its last update.
+        Number of calls of each index since its last update.
     sums : dict
-        Sum of each index, in the precision of the arithmetic; of no use without calls.
+        Sum of each index, in the precision of the arithmetic; valid only for indices in `calls`.
     """
 
     def __init__(self, every: int) -> None:
@@ -119,7 +119,7 @@ class Windows:
         self._start()
 
     def open_sums(self) -> dict[Index, Any]:
-        """Sums of the indices that wait for their update, on the host."""
+        """Return the incomplete sums, on the host."""
         return {index: _on_host(self.sums[index]) for index in self.calls}
 
     def is_last(self, index: Index) -> bool:
@@ -127,7 +127,7 @@ class Windows:
         return self.calls.get(index, 0) + 1 >= self.every
 
     def phase(self, indices: Sequence[Index]) -> int:
-        """Calls since the last update, if that is one number for all indices; else -1."""
+        """Return the calls since the last update if equal for all indices, else -1."""
         if len(indices) == 1:
             return self.calls.get(indices[0], 0)
         calls = [self.calls.get(index, 0) for index in indices]
@@ -136,12 +136,12 @@ class Windows:
     # Sums
 
     def plan(self, key: Any, phase: int) -> Plan | None:
-        """Plan that adds the gradients of a call to their sums, if there is one."""
+        """Return the cached plan that adds the gradients of a call to their sums, or None."""
         plan: Plan | None = self._planners[phase > 0].plans.get(key)
         return plan
 
     def add(self, entries: Sequence[Entry], names: dict[Any, str], single: bool) -> None:
-        """Add gradients that are checked to their sums; nothing is counted."""
+        """Add validated gradients to their sums, without counting the calls."""
         calls: tuple[list[Any], list[Any]] = [], []
         sums: dict[Index, Any] = {}
         tables: list[Table] = []
@@ -166,7 +166,7 @@ class Windows:
         self._put(sums)
 
     def _put(self, sums: dict[Index, Any]) -> None:
-        """Keep sums; the plans of others are forgotten."""
+        """Store sums; if an array is replaced, the cached plans are discarded."""
         if any(self.sums.get(index, total) is not total for index, total in sums.items()):
             for planner in self._planners:
                 planner.plans.clear()
@@ -178,27 +178,27 @@ class Windows:
             self.calls[index] = self.calls.get(index, 0) + 1
 
     def close(self, indices: Sequence[Index]) -> None:
-        """Start again after an update, or after a call that was skipped."""
+        """Start new sums after an update or a skipped step."""
         for index in indices:
             self.calls.pop(index, None)
             if isinstance(self.sums.get(index), RowSparse):
                 del self.sums[index]
 
     def restore(self, calls: dict[Index, int], sums: dict[Index, Any]) -> None:
-        """Take over sums of a checkpoint."""
+        """Restore sums from a checkpoint."""
         self.calls, self.sums = calls, sums
         self._start()
 
     # Rolling back
 
     def before(self, indices: Sequence[Index]) -> dict[Index, Any]:
-        """Sums that calls have added to, as they are."""
+        """Return copies of the incomplete sums of `indices`, for :meth:`put_back`."""
         return {
             index: _on_host(self.sums[index], copy=True) for index in indices if index in self.calls
         }
 
     def put_back(self, before: dict[Index, Any]) -> None:
-        """Give sums the values that they had."""
+        """Restore the sums that :meth:`before` returned."""
         for index, values in before.items():
             total = self.sums[index]
             if isinstance(values, RowSparse) or isinstance(total, RowSparse):
@@ -210,7 +210,7 @@ class Windows:
 
 
 def _on_host(total: Any, copy: bool = False) -> Any:
-    """A sum on the host, as a copy if it may be written to."""
+    """Return a sum on the host; with `copy`, a NumPy array is copied."""
     if isinstance(total, RowSparse):
         return total
     return np.array(total, order="K") if copy and not is_cuda(total) else host(total)

@@ -13,7 +13,7 @@ __all__ = ["AdaBelief", "adabelief"]
 
 @rule(state=("mean", "var"), signed=("mean",), hyper=(*MOMENTS, "mean_scale", "var_scale"))
 def adabelief(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Average gradient over the root of its squared surprise's average."""
+    """Mean gradient divided by the root of the mean squared deviation from it."""
     mean, var = state
     grad = rescaled(grad, h)
     mean = h.beta1 * mean + h.one_minus_beta1 * grad
@@ -25,7 +25,7 @@ def adabelief(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @register
 class AdaBelief(CautiousFamily):
-    r"""AdaBelief: Adam that divides by the gradient's distance from its average.
+    r"""AdaBelief: Adam that divides by the deviation of the gradient from its moving average.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -33,22 +33,22 @@ class AdaBelief(CautiousFamily):
         s &\leftarrow \beta_2 s + (1 - \beta_2) (h - m)^2 + \epsilon \\
         w &\leftarrow w - \eta \left( \frac{\hat m}{\sqrt{\hat s} + \epsilon} + \lambda w \right)
 
-    with :math:`\hat m = m / (1 - \beta_1^t)` and :math:`\hat s = s / (1 - \beta_2^t)`; the decay
-    is decoupled. Source: Zhuang et al., "AdaBelief Optimizer: Adapting Stepsizes by the Belief
-    in Observed Gradients", arXiv:2010.07468.
+    with :math:`\hat m = m / (1 - \beta_1^t)` and :math:`\hat s = s / (1 - \beta_2^t)`. Weight decay
+    is decoupled. Source: Zhuang et al., "AdaBelief Optimizer: Adapting Stepsizes by the Belief in
+    Observed Gradients", arXiv:2010.07468.
 
-    State of a parameter: the tuple :math:`(m, s)` of arrays like the weight.
+    State: the tuple :math:`(m, s)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`s`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
     cautious, cautious_decay : bool
-        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
+        See :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

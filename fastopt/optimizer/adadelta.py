@@ -20,7 +20,7 @@ __all__ = ["AdaDelta", "adadelta"]
     hyper=("wd", "rescale_grad", "clip_gradient", "rho", "one_minus_rho", "epsilon"),
 )
 def adadelta(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient in units of the steps' and the gradients' moving magnitudes."""
+    """Gradient times the ratio of the root mean squares of steps and gradients."""
     acc_g, acc_delta = state
     grad = rescaled(grad, h)
     acc_g = h.rho * acc_g + h.one_minus_rho * grad * grad
@@ -31,7 +31,7 @@ def adadelta(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @register
 class AdaDelta(Optimizer):
-    r"""AdaDelta, with decoupled decay.
+    r"""AdaDelta, with decoupled weight decay.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -40,11 +40,11 @@ class AdaDelta(Optimizer):
         D &\leftarrow \rho D + (1 - \rho) u^2 \\
         w &\leftarrow w - (u + \lambda w)
 
-    There is no learning rate: rates, schedules and rate multipliers have no effect, and the
-    decay acts with full strength in every step. Source: Zeiler, "ADADELTA: An Adaptive Learning
-    Rate Method", arXiv:1212.5701.
+    There is no learning rate: learning rates, schedules and their multipliers have no effect, and
+    the weight decay is not multiplied by a learning rate. Source: Zeiler, "ADADELTA: An Adaptive
+    Learning Rate Method", arXiv:1212.5701.
 
-    State of a parameter: the tuple :math:`(G, D)` of arrays like the weight.
+    State: the tuple :math:`(G, D)` of arrays in the weight's shape.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Adafactor: second moments of rows and columns in place of one for each element."""
+"""Adafactor: second moments of rows and columns instead of single elements."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ __all__ = ["Adafactor"]
 
 
 class _Factored:
-    """Directions: gradients over the root of the second moment, as far as it is known."""
+    """Directions: gradients divided by the root of the factored second moment."""
 
     def __init__(self) -> None:
         self._rescaled = Rescaled()
@@ -43,7 +43,7 @@ class _Factored:
         gradient = self._rescaled(main, index, direction, grad)
         count = main._index_update_count[index] - main.begin_num_update
         share = count**-main.decay_rate
-        with np.errstate(all="ignore"):  # NaN and infinity spread without a warning
+        with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             size = _root_mean_square(weight, squares)
             np.multiply(gradient, gradient, out=squares)
             squares += direction.dtype.type(main.eps1)
@@ -66,14 +66,14 @@ class _Factored:
 
 
 def _root_mean_square(array: Array, squares: Array) -> float:
-    """Root of the mean of squares, which are added up in float64."""
+    """Return the root mean square, with the squares summed in float64."""
     squares[...] = array
     np.multiply(squares, squares, out=squares)
     return math.sqrt(squares.sum(dtype=np.float64) / squares.size)
 
 
 def _blend(average: Array, new: Array, share: float) -> None:
-    """Move an average by a share of the way to a new value."""
+    """Move an average towards a new value by the fraction `share`."""
     average += (new - average) * share
 
 
@@ -84,7 +84,7 @@ def _inverse_root(moment: Array, direction: Array) -> Array:
 
 @register
 class Adafactor(MatrixFamily):
-    r"""Adafactor: second moments of rows and columns in place of one for each element.
+    r"""Adafactor: second moments of rows and columns instead of single elements.
 
     .. math::
         h &= \mathrm{clip}(r g), \qquad \beta = 1 - t^{-c} \\
@@ -95,53 +95,55 @@ class Adafactor(MatrixFamily):
         w &\leftarrow (1 - \eta \lambda) w
             - \alpha \frac{u}{\max(1, \mathrm{RMS}(u) / d)}
 
-    with :math:`c` = `decay_rate`, :math:`d` = `clip_threshold` and the root of the mean square
-    :math:`\mathrm{RMS}`. Of weights with more than two dimensions, rows and columns are the last
-    two. Weights with fewer have a second moment for each element:
+    with :math:`c` = `decay_rate`, :math:`d` = `clip_threshold` and the root mean square
+    :math:`\mathrm{RMS}`. For weights with more than two dimensions, rows and columns are the last
+    two axes. Weights with fewer dimensions have a second moment for each element:
     :math:`v \leftarrow \beta v + (1 - \beta) (h^2 + \epsilon_1)` and :math:`u = h / \sqrt v`.
 
     Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
-    arXiv:1804.04235. torch.optim.Adafactor has a floor in place of :math:`\epsilon_1`, and agrees
-    where both are small; optax.adafactor has :math:`\alpha` without :math:`t^{-1/2}`, as
-    ``relative_step=False``.
+    arXiv:1804.04235. torch.optim.Adafactor uses a lower bound instead of adding :math:`\epsilon_1`;
+    the results agree if both are small. optax.adafactor has :math:`\alpha` without
+    :math:`t^{-1/2}`, like ``relative_step=False``.
 
-    Means are computed by NumPy in float64, on one thread: the sums of columns go across the order
-    of memory, which kernels of rules follow.
+    Means are computed by NumPy in float64 on one thread, since column sums do not follow the memory
+    order, which the compiled kernels require.
 
-    State of a parameter: the tuple of arrays :math:`R` and :math:`C`, of the weight's shape without
-    its last axis and without the last but one; of weights with fewer than two dimensions the array
+    State: the tuple of arrays :math:`R` and :math:`C`, with the weight's shape without the last
+    axis and without the second to last; for weights with fewer than two dimensions the array
     :math:`v`.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.01; None keeps a scheduler's own rate.
+        Default 0.01; None uses the scheduler's ``base_lr``.
     decay_rate : float
         Exponent :math:`c`, at least 0. Default 0.8.
     eps1 : float
-        :math:`\epsilon_1`, what squares of gradients are increased by, at least 0. Default 1e-30.
+        :math:`\epsilon_1`, added to squared gradients, at least 0. Default 1e-30.
     eps2 : float
-        :math:`\epsilon_2`, least size of a weight, at least 0. Default 0.001.
+        :math:`\epsilon_2`, lower bound of the root mean square of a weight, at least 0. Default
+        0.001.
     clip_threshold : float, optional
-        Largest root mean square :math:`d` of :math:`u`, at least 1e-30; None for no limit.
+        Maximum root mean square :math:`d` of :math:`u`, at least 1e-30; None for no limit.
         Default 1.
     scale_parameter : bool
-        Scale steps by the size of the weight; otherwise :math:`\alpha` has no second factor.
-        Default True.
+        Scale steps by the root mean square of the weight; otherwise :math:`\alpha` has no second
+        factor. Default True.
     relative_step : bool
-        Bound the rate by :math:`t^{-1/2}`. Default True.
+        Bound the learning rate by :math:`t^{-1/2}`. Default True.
     fallback : Optimizer or str, optional
-        What updates weights of `fallback_for`, see :class:`~fastopt.optimizer.Muon`. Default None.
+        Optimizer of the weights in `fallback_for`, see :class:`~fastopt.optimizer.Muon`. Default
+        None.
     fallback_for : str or sequence of str, optional
-        Regular expressions over names of weights that the fallback updates.
+        Regular expressions for the names of weights that the fallback updates.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range, or a pattern is not a regular expression; or
-        `fallback_for` comes without `fallback`.
+        An argument is NaN or out of range, a pattern is not a regular expression, or
+        `fallback_for` is given without `fallback`.
     TypeError
         An argument has the wrong type, or the fallback has no rule. In an update: the gradient is
         row-sparse, or the weight is on a CUDA device.
@@ -193,7 +195,7 @@ class Adafactor(MatrixFamily):
         super().__init__(learning_rate, fallback, fallback_for, **common)
 
     def factor(self, count: int, lr: float, size: float) -> float:
-        """Factor of the learning rate in a step of a weight whose root mean square is `size`."""
+        """Return the factor of the learning rate for a weight with root mean square `size`."""
         bound = 1 / math.sqrt(count)
         factor = bound / lr if self.relative_step and lr > bound else 1.0
         if self.scale_parameter:

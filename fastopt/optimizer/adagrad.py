@@ -17,7 +17,7 @@ __all__ = ["AdaGrad", "adagrad", "adagrad_of_torch"]
 
 @rule(state=("history",), hyper=(*COMMON, "epsilon"))
 def adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient over the root of its squares' sum, with decoupled decay."""
+    """Gradient divided by the root of the sum of its squares, with decoupled decay."""
     grad = rescaled(grad, h)
     history = state[0] + grad * grad
     step = grad / math.sqrt(history + h.epsilon) + h.wd * weight
@@ -26,7 +26,7 @@ def adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @rule(state=("history",), hyper=(*COMMON, "epsilon"))
 def adagrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient with decay over the root of its squares' sum, with epsilon beside the root."""
+    """Gradient with decay; epsilon is added to the root of the sum of its squares."""
     grad = decayed(weight, grad, h)
     history = state[0] + grad * grad
     return weight - h.lr * grad / (math.sqrt(history) + h.epsilon), (history,)
@@ -34,30 +34,30 @@ def adagrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> St
 
 @register
 class AdaGrad(Optimizer):
-    r"""AdaGrad, with decoupled decay.
+    r"""AdaGrad, with decoupled weight decay.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
         H &\leftarrow H + h^2 \\
         w &\leftarrow w - \eta \left( \frac{h}{\sqrt{H + \epsilon}} + \lambda w \right)
 
-    With ``formula="torch"`` it is the formula of torch.optim.Adagrad, where decay is a part of the
-    gradient, and :math:`\epsilon` is beside the root:
+    ``formula="torch"`` uses the formula of torch.optim.Adagrad, where weight decay is added to the
+    gradient and :math:`\epsilon` is added to the square root:
 
     .. math::
         h &= \mathrm{clip}(r g) + \lambda w \\
         H &\leftarrow H + h^2, \qquad w \leftarrow w - \eta \frac{h}{\sqrt{H} + \epsilon}
 
-    With `eps` 0 an element whose gradient has always been 0 becomes NaN. Source: Duchi, Hazan
+    If `eps` is 0, an element whose gradient has always been 0 becomes NaN. Source: Duchi, Hazan
     and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
     JMLR 12 (2011).
 
-    State of a parameter: the array :math:`H`, like the weight.
+    State: the array :math:`H`, in the weight's shape.
 
     Parameters
     ----------
     eps : float
-        :math:`\epsilon`, at least 0. Default 1e-7; torch's own is 1e-10.
+        :math:`\epsilon`, at least 0. Default 1e-7; the default of torch is 1e-10.
     formula : str
         'mxnet' or 'torch'. Default 'mxnet'.
     **common
@@ -95,12 +95,12 @@ class AdaGrad(Optimizer):
 
     @property
     def rule(self) -> Rule:
-        """The rule of the formula."""
+        """Rule of the selected formula."""
         return adagrad_of_torch if self.formula == "torch" else adagrad
 
     @property
     def decoupled(self) -> bool:  # type: ignore[override]
-        """Whether decay is no part of the gradient."""
+        """Whether weight decay is decoupled from the gradient."""
         return self.formula == "mxnet"
 
     @constant

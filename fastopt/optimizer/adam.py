@@ -17,34 +17,34 @@ __all__ = ["Adam", "adam", "adam_of_torch", "amsgrad", "amsgrad_of_torch", "desc
 
 @scalar
 def descended(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
-    """Descent along the average of gradients over the root of that of squares."""
+    """Step along the first moment divided by the root of the second moment."""
     return weight - h.lr * mean / (math.sqrt(var) + h.epsilon)
 
 
 @rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
 def adam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam with decay inside the clipped gradient; ``lr`` holds the bias correction."""
+    """Adam with decay inside the clip; ``lr`` includes the bias correction."""
     mean, var = moments(clipped_decayed(weight, grad, h), state, h)
     return descended(weight, mean, var, h), (mean, var)
 
 
 @rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
 def adam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam with decay beside the clipped gradient; ``epsilon`` holds the bias correction too."""
+    """Adam with decay outside the clip; ``lr`` and ``epsilon`` include the bias correction."""
     mean, var = moments(decayed(weight, grad, h), state, h)
     return descended(weight, mean, var, h), (mean, var)
 
 
 @rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
 def amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam over the root of the largest average of squares."""
+    """AMSGrad with decay inside the clip."""
     mean, var, peak = peak_moments(clipped_decayed(weight, grad, h), state, h)
     return descended(weight, mean, peak, h), (mean, var, peak)
 
 
 @rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=MOMENTS)
 def amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """The same with decay beside the clipped gradient."""
+    """AMSGrad with decay outside the clip."""
     mean, var, peak = peak_moments(decayed(weight, grad, h), state, h)
     return descended(weight, mean, peak, h), (mean, var, peak)
 
@@ -59,9 +59,9 @@ RULES = {
 
 
 def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Put the correction of both moving averages' bias towards 0 into the learning rate.
+    """Fold the bias corrections of both moments into the learning rate.
 
-    An epsilon beside the root of the corrected average is one that depends on the step.
+    For torch's formula ``sqrt(v / c) + epsilon``, epsilon is multiplied by ``sqrt(c)`` too.
     """
     root = math.sqrt(1 - h.beta2**t)
     h.lr = h.lr * root / (1 - h.beta1**t)
@@ -71,7 +71,7 @@ def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
 
 @register
 class Adam(AdamFamily):
-    r"""Adam, with decay as a part of the gradient (L2, not AdamW).
+    r"""Adam, with weight decay added to the gradient (L2 regularization, unlike AdamW).
 
     .. math::
         h &= \mathrm{clip}(r g + \lambda w) \\
@@ -80,37 +80,37 @@ class Adam(AdamFamily):
         w &\leftarrow w - \eta \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}
             \frac{m}{\sqrt{v} + \epsilon}
 
-    With ``formula="torch"`` it is the formula of torch.optim.Adam and optax, where
-    :math:`\epsilon` is beside the corrected root, and the clip does not cover the decay:
+    ``formula="torch"`` uses the formula of torch.optim.Adam and optax, where :math:`\epsilon` is
+    added to the bias-corrected root, and the clip does not include the weight decay:
 
     .. math::
         h &= \mathrm{clip}(r g) + \lambda w \\
         w &\leftarrow w - \eta \frac{m}{1 - \beta_1^t}
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right)
 
-    With `amsgrad` the root is that of :math:`p \leftarrow \max(p, v)` in place of :math:`v`.
+    With `amsgrad`, :math:`p \leftarrow \max(p, v)` replaces :math:`v` under the root.
 
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980:
     algorithm 1 is torch's formula, the end of its section 2 is MXNet's. AMSGrad: Reddi, Kale and
     Kumar, "On the Convergence of Adam and Beyond", ICLR 2018, arXiv:1904.09237.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, with `amsgrad`
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape, with `amsgrad`
     :math:`(m, v, p)`.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
     lazy_update : bool, optional
-        Under row-sparse gradients touch only the rows they list. Default True.
+        Update only the indexed rows of row-sparse gradients. Default True.
     formula : str
         'mxnet' or 'torch'. Default 'mxnet'.
     amsgrad : bool
-        Divide by the root of the largest :math:`v` so far. Default False.
+        Divide by the root of the maximum of :math:`v` so far. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -152,7 +152,7 @@ class Adam(AdamFamily):
 
     @property
     def rule(self) -> Rule:
-        """The rule of the formula."""
+        """Rule of the selected formula."""
         return RULES[self.formula, self.amsgrad]
 
     @corrected(corrected_rate, "corrects_epsilon")

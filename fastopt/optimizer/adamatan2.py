@@ -1,4 +1,4 @@
-"""AdamAtan2: Adam without an epsilon, and whatever the scale of the gradients."""
+"""AdamAtan2: Adam without epsilon, invariant to the scale of the gradients."""
 
 import math
 from typing import Any, ClassVar, Unpack
@@ -16,18 +16,18 @@ __all__ = ["AdamAtan2", "adam_atan2"]
 FIELDS = tuple(field for field in MOMENTS if field != "epsilon")
 
 LOW, HIGH = 0.66, 1 + math.sqrt(2)
-"""Ratios between which the arctangent is found from that of another ratio."""
+"""Bounds of the ranges of y / x in the argument reduction of the arctangent."""
 
 P0, P1, P2 = -8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1
 P3, P4 = -1.228866684490136173410e2, -6.485021904942025371773e1
 Q0, Q1, Q2 = 2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2
 Q3, Q4 = 4.853903996359136964868e2, 1.945506571482613964425e2
-"""Coefficients of the arctangent in the library Cephes."""
+"""Coefficients of the arctangent in the Cephes library."""
 
 
 @scalar
 def angle(y: Scalar, x: Scalar) -> Scalar:
-    """Arctangent of y / x for an x of at least 0, as ``math.atan2``; it can be vectorized."""
+    """Return ``math.atan2(y, x)`` for x >= 0, in a form that compilers can vectorize."""
     real, size = type(y), abs(y)
     top, bottom, first = size, x, real(0)
     if size > real(HIGH) * x:
@@ -51,21 +51,21 @@ def angle(y: Scalar, x: Scalar) -> Scalar:
     hyper=(*FIELDS, "mean_scale", "var_scale", "scale"),
 )
 def adam_atan2(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Angle between both averages, and decay beside it."""
+    """Arctangent of the ratio of the moments, with decoupled decay."""
     mean, var = moments(rescaled(grad, h), state, h)
     step = h.scale * angle(mean * h.mean_scale, math.sqrt(var * h.var_scale))
     return weight - h.lr * (step + h.wd * weight), (mean, var)
 
 
 def mean_and_angle(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Scales that correct both averages' bias towards 0; that of the second has b squared too."""
+    """Compute the bias corrections of both moments; the second also includes b squared."""
     mean_and_var(t, h, carried)
     h.var_scale = h.var_scale * h.b * h.b
 
 
 @register
 class AdamAtan2(CautiousFamily):
-    r"""Adam with an arctangent in place of the division, so that no epsilon is needed.
+    r"""AdamAtan2: Adam with an arctangent instead of a division, so that no epsilon is needed.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -74,22 +74,23 @@ class AdamAtan2(CautiousFamily):
         w &\leftarrow w - \eta \left( a\, \mathrm{atan2} \left( \frac{m}{1 - \beta_1^t},\;
             b \sqrt{\frac{v}{1 - \beta_2^t}} \right) + \lambda w \right)
 
-    A factor of all gradients changes nothing, and :math:`a \pi / 2` bounds the step. Source:
-    Everett et al., "Scaling Exponents Across Parameterizations and Optimizers", arXiv:2407.05872.
+    The step does not depend on the scale of the gradients, and is at most :math:`\eta a \pi / 2`
+    without decay. Source: Everett et al., "Scaling Exponents Across Parameterizations and
+    Optimizers", arXiv:2407.05872.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     a, b : float
-        :math:`a` and :math:`b`, at least 0. Defaults 1.27, with which a ratio of 1 is a step of
+        :math:`a` and :math:`b`, at least 0. Defaults 1.27, which turns a ratio of 1 into a step of
         nearly 1, and 1.
     cautious, cautious_decay : bool
-        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
+        See :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

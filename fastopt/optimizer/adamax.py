@@ -19,7 +19,7 @@ __all__ = ["Adamax", "adamax"]
     hyper=tuple(f for f in MOMENTS if f != "one_minus_beta2"),
 )
 def adamax(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Moving average of the gradient over its decaying maximum; no step where that is 0."""
+    """Mean gradient divided by its decaying maximum; no step where the maximum is 0."""
     mean, norm = state
     grad = clipped_decayed(weight, grad, h)
     mean = h.beta1 * mean + h.one_minus_beta1 * grad
@@ -33,7 +33,7 @@ def adamax(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Put the correction of the moving average's bias towards 0 into the learning rate."""
+    """Fold the bias correction of the first moment into the learning rate."""
     h.lr = h.lr / (1 - h.beta1**t)
 
 
@@ -47,15 +47,15 @@ class Adamax(AdamFamily):
         u &\leftarrow \max(\beta_2 u, |h|) \\
         w &\leftarrow w - \frac{\eta}{1 - \beta_1^t} \frac{m}{u}
 
-    An element with :math:`u = 0` stays where it is. Source: Kingma and Ba, "Adam: A Method for
+    An element with :math:`u = 0` does not change. Source: Kingma and Ba, "Adam: A Method for
     Stochastic Optimization", arXiv:1412.6980, section 7.
 
-    State of a parameter: the tuple :math:`(m, u)` of arrays like the weight.
+    State: the tuple :math:`(m, u)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.002; None keeps a scheduler's own rate.
+        Default 0.002; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`u`, at least 0 and below 1. Defaults 0.9, 0.999.
     **common

@@ -17,20 +17,20 @@ __all__ = ["AdamW", "adamw", "adamw_amsgrad", "adamw_amsgrad_of_torch", "adamw_o
 
 @scalar
 def beside_decay(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
-    """Descent by Adam and decay side by side, both scaled by ``eta``."""
+    """Adam step plus decay, both scaled by ``eta``."""
     step = h.lr * mean / (math.sqrt(var) + h.epsilon) + h.wd * weight
     return weight - h.eta * step
 
 
 @scalar
 def after_decay(weight: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
-    """Decay by ``shrink``, then descent by Adam at the rate ``eta``."""
+    """Decay by the factor ``shrink``, then an Adam step with learning rate ``eta``."""
     return h.shrink * weight - h.eta * mean / (math.sqrt(var) + h.epsilon)
 
 
 @rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "eta"))
 def adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """A step by MXNet's formula."""
+    """AdamW with MXNet's formula."""
     mean, var = moments(rescaled(grad, h), state, h)
     return beside_decay(weight, mean, var, h), (mean, var)
 
@@ -39,7 +39,7 @@ def adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "eta", "shrink")
 )
 def adamw_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """A step by torch's formula."""
+    """AdamW with torch's formula."""
     mean, var = moments(rescaled(grad, h), state, h)
     return after_decay(weight, mean, var, h), (mean, var)
 
@@ -48,7 +48,7 @@ def adamw_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step
     state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=(*MOMENTS, "eta")
 )
 def adamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """The same as :func:`adamw` over the root of the largest average of squares."""
+    """AdamW with MXNet's formula and AMSGrad."""
     mean, var, peak = peak_moments(rescaled(grad, h), state, h)
     return beside_decay(weight, mean, peak, h), (mean, var, peak)
 
@@ -60,7 +60,7 @@ def adamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     hyper=(*MOMENTS, "eta", "shrink"),
 )
 def adamw_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """The same as :func:`adamw_of_torch` over the root of the largest average of squares."""
+    """AdamW with torch's formula and AMSGrad."""
     mean, var, peak = peak_moments(rescaled(grad, h), state, h)
     return after_decay(weight, mean, peak, h), (mean, var, peak)
 
@@ -76,22 +76,22 @@ RULES = {
 
 @scalar
 def eta_times_decay(h: Hyper) -> Scalar:
-    """Share of a weight that decay takes by MXNet's formula."""
+    """Return the fraction by which decay shrinks a weight with MXNet's formula."""
     return h.eta * h.wd
 
 
 @scalar
 def square_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
-    """Square of the gradient over its average, without the average's bias; 0 where both are."""
+    """Return the squared gradient over its bias-corrected average; 0 where both are 0."""
     floor = h.epsilon * h.epsilon
     var = state[1] if state[1] > floor else floor
     return grad * grad * h.var_bias / var if var != type(var)(0) else var
 
 
 def corrected_eta(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Put the correction of both moving averages' bias towards 0 into ``eta``.
+    """Fold the bias corrections of both moments into ``eta``.
 
-    An epsilon beside the root of the corrected average is one that depends on the step.
+    For torch's formula ``sqrt(v / c) + epsilon``, epsilon is multiplied by ``sqrt(c)`` too.
     """
     h.var_bias = 1 - h.beta2**t
     root = math.sqrt(h.var_bias)
@@ -110,68 +110,71 @@ class AdamW(CautiousFamily):
         v &\leftarrow \beta_2 v + (1 - \beta_2) h^2 \\
         w &\leftarrow w - E \left( A \frac{m}{\sqrt{v} + \epsilon} + \lambda w \right)
 
-    By default :math:`A = 1` and :math:`E = \eta \sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`, so
-    that the bias correction scales the decay too; without `correct_bias` :math:`E` is the rate.
-    With `eta`, :math:`A` is the rate, :math:`E` is `eta`, and there is no bias correction. A
-    ``rescale_grad`` that is 0, infinite or NaN skips the update: a loss scale that overflowed.
+    By default :math:`A = 1` and :math:`E = \eta \sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`, so that
+    the bias correction also scales the weight decay. Without `correct_bias`, :math:`E = \eta`.
+    With `eta`, :math:`A = \eta`, :math:`E` is `eta`, and there is no bias correction. A
+    ``rescale_grad`` of 0, infinity or NaN indicates an overflow of the loss scale and skips the
+    update.
 
-    With ``formula="torch"`` it is the formula of torch.optim.AdamW and optax, where the bias
-    correction does not scale the decay, and :math:`\epsilon` is beside the corrected root:
+    ``formula="torch"`` uses the formula of torch.optim.AdamW and optax, where the bias correction
+    does not scale the weight decay, and :math:`\epsilon` is added to the bias-corrected root:
 
     .. math::
         w \leftarrow (1 - \eta \lambda) w - \eta \frac{m}{1 - \beta_1^t}
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right)
 
-    With `amsgrad` the root is that of :math:`p \leftarrow \max(p, v)` in place of :math:`v`.
-    Other forms change the step, with :math:`u` what it subtracts from the weight besides decay:
+    With `amsgrad`, :math:`p \leftarrow \max(p, v)` replaces :math:`v` under the root.
+    The following variants change the step. Let :math:`u` be the step without decay, which is
+    subtracted from the weight:
 
-    * `cautious`: :math:`u` is 0 where it has another sign than :math:`h`, and elsewhere it is
-      divided by the share of such elements of the tensor, or by 0.001 if that is larger;
+    * `cautious`: :math:`u` is set to 0 where its sign differs from the sign of :math:`h`; the
+      other elements are divided by the fraction of the tensor that they make up, or by 0.001 if
+      that is larger;
     * `cautious_decay`: only weights with :math:`u w \ge 0` decay;
-    * `stable`: the step, decay included, is divided by
+    * `stable`: the step, including decay, is divided by
       :math:`\max(1, \sqrt{\mathrm{mean}(h^2 / \max(\hat v, \epsilon^2))})`, with
-      :math:`\hat v = v / (1 - \beta_2^t)` if the bias is corrected.
+      :math:`\hat v = v / (1 - \beta_2^t)`, or :math:`\hat v = v` without bias correction.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101.
     AMSGrad: Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", arXiv:1904.09237.
-    `cautious`: Liang et al., "Cautious Optimizers", arXiv:2411.16085, as in the authors' code.
+    `cautious`: Liang et al., "Cautious Optimizers", arXiv:2411.16085, following the authors' code.
     `cautious_decay`: Chen et al., "Cautious Weight Decay", arXiv:2510.12402. `stable`: Wortsman et
     al., "Stable and low-precision training for large-scale vision-language models", StableAdamW,
     arXiv:2304.13013.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, with `amsgrad`
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape, with `amsgrad`
     :math:`(m, v, p)`.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-6.
     correct_bias : bool
-        Correct the averages' bias towards 0. Default True.
+        Correct the bias of the moving averages. Default True.
     eta : float, optional
         Schedule multiplier of the paper. Default None.
     formula : str
-        'mxnet' or 'torch', which has neither `eta` nor ``correct_bias=False``. Default 'mxnet'.
-        Torch's own defaults are ``eps=1e-8`` and ``weight_decay=0.01``.
+        'mxnet', or 'torch', which supports neither `eta` nor ``correct_bias=False``. Default
+        'mxnet'. The defaults of torch are ``eps=1e-8`` and ``weight_decay=0.01``.
     amsgrad : bool
-        Divide by the root of the largest :math:`v` so far. Default False.
+        Divide by the root of the maximum of :math:`v` so far. Default False.
     stable : bool
-        Bound the tensor's root mean square of steps. Default False.
+        Bound the root mean square of the tensor's step. Default False.
     cautious : bool
-        Move only elements whose step is along the gradient. Default False.
+        Update only elements whose step has the sign of the gradient. Default False.
     cautious_decay : bool
-        Decay only weights that do not move away from 0. Default False.
+        Decay only weights that the step does not move away from 0. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range, or does not go with the others.
+        An argument is NaN, out of range, or incompatible with the others.
 
     Examples
     --------
@@ -218,12 +221,12 @@ class AdamW(CautiousFamily):
 
     @property
     def bounded(self) -> bool:
-        """Whether the form is stable."""
+        """Whether the variant is stable."""
         return self.stable
 
     @property
     def plain(self) -> Rule:
-        """The rule of the formula."""
+        """Rule of the selected formula."""
         return RULES[self.formula, self.amsgrad]
 
     @property

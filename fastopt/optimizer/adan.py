@@ -1,4 +1,4 @@
-"""Adan: Adam with Nesterov momentum by differences of gradients."""
+"""Adan: Adam with Nesterov momentum from differences of gradients."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ FIELDS = (
 
 @rule(state=("mean", "diff", "var", "previous"), hyper=FIELDS)
 def adan(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Averages of the gradient and of its change over the root of the average of a square."""
+    """Means of the gradient and of its change divided by the root of the second moment."""
     mean, diff, var, previous = state
     grad = rescaled(grad, h)
     change = h.differs * (grad - previous)
@@ -37,7 +37,7 @@ def adan(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Bias corrections; in the first step there is no change."""
+    """Compute the bias corrections; in the first step the gradient difference is 0."""
     h.mean_scale = 1 / (1 - h.beta1**t)
     h.diff_scale = h.beta2 / (1 - h.beta2**t)
     h.var_scale = 1 / (1 - h.beta3**t)
@@ -58,26 +58,26 @@ class Adan(AdamFamily):
             \left( \frac{m}{1 - \beta_1^t} + \beta_2 \frac{n}{1 - \beta_2^t} \right)
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_3^t}} + \epsilon \right) \right)
 
-    with :math:`d = 0` in the first update. Without `proximal` the decay is that of AdamW: the
-    weight is multiplied by :math:`1 - \eta \lambda` before the step.
+    with :math:`d = 0` in the first update. Without `proximal`, weight decay is applied as in AdamW:
+    the weight is multiplied by :math:`1 - \eta \lambda` before the step.
 
     Source: Xie et al., "Adan: Adaptive Nesterov Momentum Algorithm for Faster Optimizing Deep
-    Models", arXiv:2208.06677, as in the authors' code; the paper's :math:`\beta` are one minus
-    these. optax.adan has :math:`1 - \beta_2` in place of both factors :math:`\beta_2`.
+    Models", arXiv:2208.06677, following the authors' code; each :math:`\beta` is one minus that of
+    the paper. optax.adan has :math:`1 - \beta_2` instead of both factors :math:`\beta_2`.
 
-    State of a parameter: the tuple :math:`(m, n, v, p)` of arrays like the weight.
+    State: the tuple :math:`(m, n, v, p)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2, beta3 : float
         Decay rates of :math:`m`, :math:`n` and :math:`v`, at least 0 and below 1. Defaults 0.98,
         0.92, 0.99.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
     proximal : bool
-        Decay by a division after the step. Default True.
+        Apply weight decay by a division after the step. Default True.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

@@ -19,7 +19,7 @@ FIELDS = ("mean_scale", "var_scale", "beta3", "one_minus_beta3", "mix")
 
 @rule(state=("mean", "slow", "var"), signed=("mean",), hyper=(*MOMENTS, *FIELDS))
 def ademamix(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Both averages over the root of the square's average, and decay beside them."""
+    """Both means divided by the root of the second moment, with decoupled decay."""
     grad = rescaled(grad, h)
     mean, var = moments(grad, (state[0], state[2]), h)
     slow = h.beta3 * state[1] + h.one_minus_beta3 * grad
@@ -28,7 +28,7 @@ def ademamix(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Bias corrections, and the share and the decay rate of the slow average in this step."""
+    """Compute the bias corrections, and the factor and decay rate of the slow average."""
     h.mean_scale = 1 / (1 - h.beta1**t)
     h.var_scale = 1 / (1 - h.beta2**t)
     if t < h.alpha_steps:
@@ -53,20 +53,19 @@ class AdEMAMix(CautiousFamily):
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right) + \lambda w \right)
 
     where :math:`a_t = \alpha \min(1, t / T_\alpha)`, and :math:`b_t` goes from :math:`\beta_1` to
-    :math:`\beta_3` in :math:`T_\beta` steps, in such a way that :math:`1 / \ln b_t` is linear in
-    :math:`t`. By default neither is warmed up, as with optax.contrib.ademamix; the paper takes the
-    number of all steps for both :math:`T`. With a :math:`\beta_1` of 0 there is no warm-up of
-    :math:`b_t`.
+    :math:`\beta_3` in :math:`T_\beta` steps such that :math:`1 / \ln b_t` is linear in :math:`t`.
+    By default neither is warmed up, like in optax.contrib.ademamix; the paper sets both :math:`T`
+    to the total number of steps. If :math:`\beta_1` is 0, :math:`b_t` is not warmed up.
 
     Source: Pagliardini, Ablin and Grangier, "The AdEMAMix Optimizer: Better, Faster, Older",
     arXiv:2409.03137.
 
-    State of a parameter: the tuple :math:`(m, s, v)` of arrays like the weight.
+    State: the tuple :math:`(m, s, v)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2, beta3 : float
         Decay rates of :math:`m`, :math:`v` and :math:`s`, at least 0 and below 1. Defaults 0.9,
         0.999, 0.9999.
@@ -77,7 +76,7 @@ class AdEMAMix(CautiousFamily):
     alpha_steps, beta3_steps : int
         :math:`T_\alpha` and :math:`T_\beta`, at least 0. Default 0: no warm-up.
     cautious, cautious_decay : bool
-        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
+        See :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

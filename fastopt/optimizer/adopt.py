@@ -1,4 +1,4 @@
-"""ADOPT: Adam that normalizes the gradient by the second moment of the steps before."""
+"""ADOPT: Adam that normalizes the gradient by the previous second moment."""
 
 import math
 from typing import Any, ClassVar, Unpack
@@ -16,7 +16,7 @@ __all__ = ["ADOPT", "adopt"]
 
 @rule(state=("mean", "var"), signed=("mean",), hyper=(*MOMENTS, "largest"))
 def adopt(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Average of normalized and clipped gradients; the second moment changes last."""
+    """Mean of normalized, clipped gradients; the second moment is updated last."""
     mean, var = state
     grad, root = rescaled(grad, h), math.sqrt(var)
     if root < h.epsilon:
@@ -27,7 +27,7 @@ def adopt(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
-    """The bound of this step; the first one does nothing but start the second moment."""
+    """Compute the bound of this step; the first step only initializes the second moment."""
     past = t - 1 - h.begun
     if past < 1:
         h.lr, h.largest = 0.0, 0.0
@@ -47,18 +47,18 @@ class ADOPT(CautiousFamily):
         w &\leftarrow w - \eta (m + \lambda w) \\
         v &\leftarrow \beta_2 v + (1 - \beta_2) h^2
 
-    with :math:`c_t = (t - 1)^{1/4}`. The first update sets :math:`v = h^2` and nothing else; what
-    a lazy update touches later for the first time has :math:`v = 0`, and steps by the bound.
+    with :math:`c_t = (t - 1)^{1/4}`. The first update only sets :math:`v = h^2`. Rows that a lazy
+    update first touches in a later step have :math:`v = 0` there, so the bound applies.
 
     Source: Taniguchi et al., "ADOPT: Modified Adam Can Converge with Any :math:`\beta_2` with the
-    Optimal Rate", arXiv:2411.02853, with the bound of the authors' code.
+    Optimal Rate", arXiv:2411.02853, with the bound from the authors' code.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.9999.
     epsilon : float
@@ -66,7 +66,7 @@ class ADOPT(CautiousFamily):
     clips : bool
         Bound normalized gradients by :math:`c_t`. Default True.
     cautious, cautious_decay : bool
-        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
+        See :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

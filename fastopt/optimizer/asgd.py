@@ -1,4 +1,4 @@
-"""ASGD: gradient descent with a decaying rate, and the average of its weights."""
+"""ASGD: gradient descent with a decaying learning rate and averaged weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
@@ -15,14 +15,14 @@ __all__ = ["ASGD", "asgd"]
 
 @rule(state=("ax",), hyper=(*COMMON, "shrink", "share"))
 def asgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent, and the average moved towards the new weight."""
+    """Gradient descent, and an average that moves towards the new weight."""
     weight = h.shrink * weight - h.lr * decayed(weight, grad, h)
     ax = state[0] + h.share * (weight - state[0])
     return weight, (weight if h.share == type(weight)(1) else ax,)
 
 
 def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Rate of this step, and share of its weight in the average."""
+    """Compute the learning rate of this step, and the averaging rate."""
     past = t - 1
     h.lr = h.lr / (1 + h.lambd * h.lr * past) ** h.alpha
     h.shrink = 1 - h.lambd * h.lr
@@ -38,18 +38,18 @@ class ASGD(Optimizer):
         w &\leftarrow (1 - \lambda_0 \eta_t) w - \eta_t (\mathrm{clip}(r g) + \lambda w) \\
         a &\leftarrow a + (w - a) / \max(1, t - 1 - t_0)
 
-    with :math:`\lambda_0` = `lambd`. In ``with updater.averaged():`` the weights are the
-    averages :math:`a`; until :math:`t_0` these are the weights. This is torch.optim.ASGD.
+    with :math:`\lambda_0` = `lambd`. Inside ``with updater.averaged():`` the weights hold the
+    averages :math:`a`, which equal the weights until step :math:`t_0`. This is torch.optim.ASGD.
 
     Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM
     Journal on Control and Optimization 30(4), 1992.
 
-    State of a parameter: the array :math:`a`, like the weight.
+    State: the array :math:`a`, in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.01; None keeps a scheduler's own rate.
+        Default 0.01; None uses the scheduler's ``base_lr``.
     lambd : float
         :math:`\lambda_0`, at least 0. Default 1e-4.
     alpha : float

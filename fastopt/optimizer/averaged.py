@@ -1,4 +1,4 @@
-"""Which optimizers an updater can average the weights of."""
+"""Checks that an updater can average the weights of an optimizer."""
 
 from fastopt.averages import Average
 from fastopt.optimizer.optimizer import Optimizer
@@ -7,16 +7,16 @@ __all__ = ["check_averaged", "check_averaged_together"]
 
 
 def check_averaged(optimizer: Optimizer, average: Average, context: str = "") -> None:
-    """Raise TypeError unless the weights of an optimizer can be averaged in its updates.
+    """Raise TypeError unless an optimizer's weights can be averaged during its updates.
 
     Parameters
     ----------
     optimizer : Optimizer
         The optimizer.
     average : Average
-        How to average.
+        The averaging method.
     context : str
-        Start of the message.
+        Prefix of the error message.
     """
     name = type(optimizer).__name__
     if not optimizer.native:

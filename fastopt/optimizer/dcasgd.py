@@ -21,20 +21,20 @@ __all__ = ["DCASGD", "dcasgd", "dcasgd_momentum"]
 
 @scalar
 def compensated(weight: Scalar, grad: Scalar, previous: Scalar, h: Hyper) -> Scalar:
-    """Gradient with decay and the compensation for the step since `previous`."""
+    """Return the gradient with decay and the compensation for the change since `previous`."""
     grad = rescaled(grad, h)
     return grad + h.wd * weight + h.lamda * grad * grad * (weight - previous)
 
 
 @rule(state=("previous",), hyper=(*COMMON, "lamda"))
 def dcasgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Compensated gradient descent."""
+    """Delay-compensated gradient descent."""
     return weight - h.lr * compensated(weight, grad, state[0], h), (weight,)
 
 
 @rule(state=("mom", "previous"), hyper=(*COMMON, "lamda", "momentum"))
 def dcasgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Compensated gradient descent with momentum."""
+    """Delay-compensated gradient descent with momentum."""
     mom, previous = state
     mom = h.momentum * mom - h.lr * compensated(weight, grad, previous, h)
     return weight + mom, (mom, weight)
@@ -42,7 +42,7 @@ def dcasgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Ste
 
 @register
 class DCASGD(MomentumFamily):
-    r"""Gradient descent with compensation for the delay of asynchronous gradients.
+    r"""DCASGD: gradient descent with compensation for the delay of asynchronous gradients.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -54,7 +54,7 @@ class DCASGD(MomentumFamily):
     Source: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation",
     arXiv:1609.08326.
 
-    State of a parameter: the tuple :math:`(m, p)` of arrays like the weight; :math:`m` is None
+    State: the tuple :math:`(m, p)` of arrays in the weight's shape; :math:`m` is None
     without momentum, and :math:`p` starts as a copy of the weight.
 
     Parameters
@@ -97,7 +97,7 @@ class DCASGD(MomentumFamily):
         return {"momentum": self.momentum, "lamda": self.lamda}
 
     def create_state(self, index: Index, weight: Array) -> tuple[Array | None, Array]:
-        """Momentum (None if it is 0) and a copy of the weight."""
+        """Create the momentum buffer (None without momentum) and a copy of the weight."""
         weight = header(weight)
         dtype, order = self._state_dtype(weight), order_of(weight)
         mom = like(weight, weight.shape, dtype, order) if self.momentum else None

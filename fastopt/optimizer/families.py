@@ -1,4 +1,4 @@
-"""What optimizers with the same arguments have in common."""
+"""Abstract base classes of optimizers with common arguments."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
@@ -23,17 +23,17 @@ __all__ = [
 ]
 
 FORMULA = Choice("mxnet", "torch")
-"""Whose formula a class computes that has two."""
+"""Argument of classes with two formulas: the library whose formula is computed."""
 
 MOMENTS = (*COMMON, "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "epsilon")
-"""Fields that :meth:`AdamFamily.hyper` and the base class fill."""
+"""Hyper-parameters set by :meth:`AdamFamily.hyper` and the base class."""
 
 TRUST = (*MOMENTS, "mean_scale", "var_scale", "lower_bound", "upper_bound")
-"""Fields that :meth:`TrustRatioFamily.hyper` and the base class fill."""
+"""Hyper-parameters set by :meth:`TrustRatioFamily.hyper` and the base class."""
 
 
 def mean_and_var(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Scales that correct the bias of both moving averages towards 0."""
+    """Compute the bias corrections of both moving averages."""
     h.mean_scale = 1 / (1 - h.beta1**t)
     h.var_scale = 1 / (1 - h.beta2**t)
 
@@ -44,11 +44,11 @@ class AdamFamily(Optimizer):
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of the moving averages, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
-        Small number that keeps divisions finite, at least 0. Default 1e-8.
+        Small constant that avoids division by zero, at least 0. Default 1e-8.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -91,35 +91,35 @@ class AdamFamily(Optimizer):
 
 @scalar
 def rate_times_decay(h: Hyper) -> Scalar:
-    """Share of a weight that decoupled decay takes."""
+    """Return the fraction by which decoupled weight decay shrinks a weight."""
     return h.lr * h.wd
 
 
 class CautiousFamily(AdamFamily):
-    """Abstract base of optimizers with decoupled decay that have cautious and stable forms.
+    """Abstract base of optimizers with decoupled decay and cautious and stable variants.
 
     Parameters
     ----------
     learning_rate, beta1, beta2, epsilon
         See :class:`AdamFamily`.
     cautious : bool
-        Move only elements whose move is downhill. Default False.
+        Update only elements whose step has the sign of the gradient. Default False.
     cautious_decay : bool
-        Decay only weights that do not move away from 0. Default False.
+        Decay only weights that the step does not move away from 0. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range, or does not go with the others.
+        An argument is NaN, out of range, or incompatible with the others.
     """
 
     decoupled = True
     ratio: ClassVar[Callable[..., Any] | None] = None
-    """Scalar function of the square of the gradient over its average, for stable forms."""
+    """Scalar function for stable variants: squared gradient divided by its moving average."""
     ratio_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that it reads besides those of the rule."""
+    """Hyper-parameters that `ratio` reads in addition to those of the rule."""
     arguments: ClassVar[Descriptions] = {"cautious": Flag(), "cautious_decay": Flag()}
     added: ClassVar[Mapping[str, Any]] = {"cautious": False, "cautious_decay": False}
 
@@ -140,22 +140,22 @@ class CautiousFamily(AdamFamily):
 
     @property
     def plain(self) -> Rule:
-        """The rule that is neither cautious nor stable."""
+        """Rule without the cautious and stable variants."""
         raise NotImplementedError
 
     @property
     def bounded(self) -> bool:
-        """Whether the form is stable: its rate is divided by the root of the mean ratio."""
+        """Whether the variant is stable: divides the rate by the root of the mean ratio."""
         return False
 
     @property
     def share(self) -> Callable[[Any], Any]:
-        """Scalar function of the share of a weight that decay takes."""
+        """Scalar function that returns the fraction by which decay shrinks a weight."""
         return rate_times_decay
 
     @property
     def rule(self) -> Rule:
-        """The rule of the form."""
+        """Rule of the selected variant."""
         flags = self.cautious, self.cautious_decay, self.bounded
         return varied(self.plain, self.share, self.ratio, self.ratio_fields, *flags)
 
@@ -173,16 +173,16 @@ class CautiousFamily(AdamFamily):
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), **FIRST}  # which plain forms do not read
+        return {**super().hyper(t, lr, wd), **FIRST}  # plain variants do not read FIRST
 
 
 class MomentumFamily(Optimizer):
-    """Abstract base of optimizers with the argument `momentum` and forms with and without it.
+    """Abstract base of optimizers with optional momentum.
 
     Parameters
     ----------
     momentum : float
-        Momentum. The form with a buffer is used unless it is 0.
+        Momentum; 0 selects the rule without a momentum buffer.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -193,7 +193,7 @@ class MomentumFamily(Optimizer):
     """
 
     forms: tuple[Rule, Rule]
-    """The rules without and with momentum."""
+    """Rules without and with momentum."""
 
     arguments: ClassVar[Descriptions] = {"momentum": Real()}
 
@@ -203,7 +203,7 @@ class MomentumFamily(Optimizer):
 
     @property
     def rule(self) -> Rule:
-        """The form with a buffer unless momentum is 0."""
+        """Rule with a momentum buffer, or without one if `momentum` is 0."""
         return self.forms[self.momentum != 0]
 
     @constant
@@ -213,16 +213,16 @@ class MomentumFamily(Optimizer):
 
 
 class TrustRatioFamily(AdamFamily):
-    """Abstract base of optimizers whose trust ratio compares the weight's and the step's norms.
+    """Abstract base of optimizers with a trust ratio: norm of the weight over norm of the step.
 
     Parameters
     ----------
     learning_rate, beta1, beta2, epsilon
-        See :class:`AdamFamily`; epsilon is 1e-6 by default.
+        See :class:`AdamFamily`; the default of `epsilon` is 1e-6.
     lower_bound, upper_bound : float, optional
-        Bounds of the weight's norm. Default None; None and 0 mean no bound.
+        Bounds of the weight norm. Default None; None and 0 mean no bound.
     bias_correction : bool
-        Correct the averages' bias towards 0. Default True.
+        Correct the bias of the moving averages. Default True.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -233,7 +233,7 @@ class TrustRatioFamily(AdamFamily):
     """
 
     measured: ClassVar[tuple[str, ...]] = ()
-    """Fields that the sums of the rule fill."""
+    """Hyper-parameters that the rule's reductions compute."""
 
     arguments: ClassVar[Descriptions] = {
         "lower_bound": OrNone(Real(least=0, infinite=True)),

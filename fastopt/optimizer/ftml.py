@@ -27,14 +27,14 @@ def ftml(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Scales of this step, with the correction of both moving averages' bias towards 0."""
+    """Compute the scales of this step, including the bias corrections."""
     h.inverse_lr = (1 - h.beta1**t) / h.lr if h.lr != 0 else 0.0
     h.var_scale = 1 / (1 - h.beta2**t)
 
 
 @register
 class FTML(AdamFamily):
-    r"""Follow the moving leader.
+    r"""FTML: follow the moving leader.
 
     .. math::
         h &= \mathrm{clip}(r g + \lambda w) \\
@@ -44,10 +44,10 @@ class FTML(AdamFamily):
         z &\leftarrow \beta_1 z + (1 - \beta_1) h - (D - \beta_1 d) w \\
         d &\leftarrow D, \qquad w \leftarrow -z / D
 
-    A rate of 0 changes nothing. Source: Zheng and Kwok, "Follow the Moving Leader in Deep
+    A learning rate of 0 changes nothing. Source: Zheng and Kwok, "Follow the Moving Leader in Deep
     Learning", ICML 2017.
 
-    State of a parameter: the tuple :math:`(d, v, z)` of arrays like the weight.
+    State: the tuple :math:`(d, v, z)` of arrays in the weight's shape.
 
     Parameters
     ----------

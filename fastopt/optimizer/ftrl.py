@@ -16,7 +16,7 @@ __all__ = ["Ftrl", "ftrl"]
 
 @rule(state=("z", "n"), hyper=(*COMMON, "inverse_lr", "lamda1", "beta"))
 def ftrl(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Weight that minimizes the proximal sum so far; exactly 0 inside the L1 threshold."""
+    """Minimizer of the proximal sum so far; exactly 0 within the L1 threshold."""
     if not h.lr:
         return weight, state
     z, n = state
@@ -44,19 +44,20 @@ class Ftrl(Optimizer):
             & \text{otherwise}
         \end{cases}
 
-    The weight follows from :math:`z` and :math:`n` alone: a coordinate whose gradient has always
-    been 0 becomes 0 at the first update, whatever it started from. A rate of 0 changes nothing.
+    The new weight depends only on :math:`z` and :math:`n`: a coordinate whose gradient has always
+    been 0 becomes 0 at the first update, whatever its initial value. A learning rate of 0 changes
+    nothing.
 
     Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
 
-    State of a parameter: the tuple :math:`(z, n)` of arrays like the weight.
+    State: the tuple :math:`(z, n)` of arrays in the weight's shape.
 
     Parameters
     ----------
     lamda1 : float
         L1 regularization :math:`\lambda_1`. Default 0.01.
     learning_rate : float or callable, optional
-        Default 0.1; None keeps a scheduler's own rate.
+        Default 0.1; None uses the scheduler's ``base_lr``.
     beta : float
         :math:`\beta`, at least 0. Default 1.
     **common

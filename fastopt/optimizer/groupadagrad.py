@@ -1,4 +1,4 @@
-"""GroupAdaGrad: AdaGrad with one history for each row."""
+"""GroupAdaGrad: AdaGrad with one accumulator for each row."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ __all__ = ["GroupAdaGrad", "group_adagrad"]
 
 
 def square(grad: Scalar, h: Hyper) -> Scalar:
-    """Square of the gradient."""
+    """Return the squared gradient."""
     grad = rescaled(grad, h)
     return grad * grad
 
@@ -26,7 +26,7 @@ def square(grad: Scalar, h: Hyper) -> Scalar:
     row=square,
 )
 def group_adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper, mean: Scalar) -> Step:
-    """Gradient over the root of the sum of the row's mean squares."""
+    """Gradient divided by the root of the row's sum of mean squares."""
     history = state[0] + mean
     rate = h.lr / math.sqrt(history + h.epsilon)  # the same for the whole row
     return weight - rate * rescaled(grad, h), (history,)
@@ -34,7 +34,7 @@ def group_adagrad(weight: Scalar, grad: Scalar, state: State, h: Hyper, mean: Sc
 
 @register
 class GroupAdaGrad(Optimizer):
-    r"""AdaGrad with one history for each row, as for embeddings.
+    r"""AdaGrad with one accumulator for each row, for example for embeddings.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -45,7 +45,7 @@ class GroupAdaGrad(Optimizer):
     Subgradient Methods for Online Learning and Stochastic Optimization", JMLR 12 (2011), with
     rows as the coordinates.
 
-    State of a parameter: the array :math:`H` of shape (rows, 1).
+    State: the array :math:`H` of shape (rows, 1).
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
-"""Groups of weights with hyper-parameters of their own: one optimizer for each group.
+"""Groups of weights with their own hyper-parameters, each updated by its own optimizer.
 
-A group is found by a regular expression over the names of parameters. What it overrides makes it
-a twin of the updater's optimizer, which shares counts, names and all that is not overridden.
+A parameter is assigned to a group by a regular expression on its name. The optimizer of a group
+with overridden hyper-parameters is a twin of the updater's optimizer: it shares the update counts,
+the names and everything that is not overridden.
 """
 
 import inspect
@@ -26,16 +27,16 @@ __all__ = ["Groups"]
 
 MULTIPLIERS = ("lr_mult", "wd_mult")
 ATTRIBUTES = {"learning_rate": "lr"}
-"""Attributes of arguments that have another name."""
+"""Arguments whose attributes have a different name."""
 
 SHARED = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict", "sym")
-"""Arguments of an optimizer that hold for all groups."""
+"""Arguments that are common to all groups and cannot be overridden."""
 
 FOLLOWED = (
     *("_index_update_count", "idx2name", "param_dict", "rescale_grad", "begin_num_update"),
     *("row_decay", "masters_given"),
 )
-"""Attributes that another optimizer has of the updater's."""
+"""Attributes that a group's own optimizer shares with the updater's optimizer."""
 
 
 class Group:
@@ -46,7 +47,7 @@ class Group:
     pattern : str
         Regular expression.
     given : mapping
-        What the user gave for it.
+        The user's settings for the group.
     main : Optimizer
         The optimizer of the updater.
     """
@@ -72,7 +73,7 @@ class Group:
             if name in rest
         }
         self.own = {*self.multipliers}
-        """Attributes that the group does not have of the updater's optimizer."""
+        """Attributes that the group does not take from the updater's optimizer."""
         self.indices: set[Index] = set()
         self.is_other = "optimizer" in rest
         if self.is_other:
@@ -89,7 +90,7 @@ class Group:
         self.follows = self.optimizer is not main
 
     def _completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What was given, with an optimizer in place of its name and a schedule as such."""
+        """Return the settings, with an optimizer for its name and a schedule as `lr_scheduler`."""
         rest = dict(given)
         try:
             if isinstance(rest.get("optimizer"), str):
@@ -104,7 +105,7 @@ class Group:
         return rest
 
     def _twin(self, main: Any, overrides: dict[str, Any]) -> Any:
-        """Optimizer of the same class with other hyper-parameters."""
+        """Return an optimizer of the same class with overridden hyper-parameters."""
         taken = _arguments(main)
         try:
             rename(type(main), overrides)
@@ -142,7 +143,7 @@ class Group:
         return twin
 
     def _copy(self, main: Any) -> bool:
-        """Take the attributes of the updater's optimizer; whether one has changed."""
+        """Copy the shared attributes of the updater's optimizer; return whether one has changed."""
         own, found, changed = vars(self.optimizer), vars(main), False
         names = FOLLOWED if self.is_other else [name for name in found if name not in TRANSIENT]
         for name in names:
@@ -157,7 +158,7 @@ class Group:
         return changed
 
     def follow(self, main: Any, tables: bool) -> None:
-        """Have what the updater's optimizer has now; `tables` if its multipliers have changed."""
+        """Synchronize with the updater's optimizer; `tables`: its multipliers have changed."""
         changed = self._copy(main)
         self._check_rate()
         if tables:
@@ -168,7 +169,7 @@ class Group:
             self.optimizer._changed()
 
     def _fill(self, name: str, table: Mapping[Any, float]) -> None:
-        """Set multipliers of the optimizer: those of the updater's, or its own, and the group's."""
+        """Set the multipliers of the optimizer, including those of the group."""
         own = dict(getattr(self.optimizer, name) if self.is_other else table)
         if name in self.multipliers:
             own |= dict.fromkeys(self.indices, self.multipliers[name])
@@ -183,19 +184,19 @@ class Group:
 
 
 class Groups:
-    """The groups of an updater; each index belongs to the first whose pattern matches its name.
+    """The groups of an updater; an index belongs to the first group whose pattern matches it.
 
     Parameters
     ----------
     groups : mapping of str to mapping
-        What the user gave.
+        The user's settings, by pattern.
     planner : Planner
         The planner of the updater.
 
     Raises
     ------
     TypeError, ValueError
-        A pattern, a hyper-parameter or its value is not what it must be; the message names it.
+        A pattern, the name of a hyper-parameter or its value is invalid; the message names it.
     """
 
     def __init__(self, groups: Mapping[str, Any], planner: Planner) -> None:
@@ -225,7 +226,7 @@ class Groups:
     # Routes
 
     def route(self, index: Index) -> Group | None:
-        """The group of a parameter; None if no pattern matches."""
+        """Return the group of a parameter; None if no pattern matches."""
         if index in self._routes:
             return self._routes[index]
         name = self.main.idx2name.get(index, str(index))
@@ -237,7 +238,7 @@ class Groups:
         return group
 
     def planner_of(self, index: Index) -> Planner:
-        """The planner with the optimizer of a parameter, which follows that of the updater."""
+        """Return the planner with the optimizer of a parameter, synchronized with the updater's."""
         self.sync()
         group = self.route(index)
         if group is None or not group.follows:
@@ -245,19 +246,19 @@ class Groups:
         return self._planners[id(group.optimizer)]
 
     def note(self, indices: Sequence[Index]) -> None:
-        """Know parameters that have no gradient, so that no pattern of theirs is warned of."""
+        """Record parameters without a gradient, so that their patterns cause no warning."""
         if self.unchecked:
             for index in indices:
                 self.route(index)
 
     def optimizer_of(self, index: Index) -> Optimizer:
-        """The optimizer of a parameter as it is."""
+        """Return the optimizer of a parameter, without synchronizing it."""
         group = self.route(index)
         found: Optimizer = self.main if group is None else group.optimizer
         return found
 
     def select(self, indices: Sequence[Index]) -> Callable[[Sequence[Any]], list[Any]] | None:
-        """Function that leaves frozen parameters out of a list; None if there are none."""
+        """Return a function that removes frozen parameters from a list; None if none is frozen."""
         self.sync()
         key = tuple(indices)
         if key not in self._selectors:
@@ -270,7 +271,7 @@ class Groups:
         return found
 
     def is_frozen(self, index: Index) -> bool:
-        """Whether a parameter is left alone."""
+        """Whether a parameter is frozen."""
         if not self.freezes:
             return False
         self.sync()
@@ -278,14 +279,14 @@ class Groups:
         return group is not None and group.frozen
 
     def check_average(self, average: Average) -> None:
-        """Raise TypeError unless an average can be kept of the weights of all groups."""
+        """Raise TypeError unless the weights of all groups can be averaged."""
         for group in self.groups:
             if group.is_other:
                 check_averaged(group.optimizer, average, f"{group.label}: ")
                 check_averaged_together(self.main, group.optimizer, group.label)
 
     def warn_of_unused(self, indices: Sequence[Index]) -> None:
-        """Warn, once, of patterns that no known parameter matches, nor one of `indices`."""
+        """Warn once about patterns that match no known parameter and none in `indices`."""
         if not self.unchecked:
             return
         self.unchecked = False
@@ -303,7 +304,7 @@ class Groups:
     # The updater's optimizer
 
     def sync(self) -> None:
-        """Let the optimizers of groups follow that of the updater."""
+        """Synchronize the optimizers of the groups with the updater's optimizer."""
         main = self.main
         if self._version == main.version:
             return
@@ -326,12 +327,12 @@ class Groups:
         self._tables_version, self._version = main.multipliers_version, main.version
 
     def generation(self) -> int:
-        """Number that changes when parameters may belong to other groups than before."""
+        """Return a number that changes whenever parameters may have moved between groups."""
         self.sync()
         return self._generation
 
     def _changed(self) -> None:
-        """Give the plans of all groups a new version, since counts have moved."""
+        """Invalidate the plans of all groups, since the array of counts has moved."""
         for group in self.groups:
             if group.follows:
                 group.optimizer._changed()
@@ -340,24 +341,24 @@ class Groups:
 
     @property
     def folds(self) -> bool:
-        """Whether a factor of all gradients may be put into `rescale_grad` of all optimizers."""
+        """Whether all optimizers can fold a common gradient factor into `rescale_grad`."""
         optimizers = [planner.optimizer for planner in self._planners.values()]
         return all(optimizer.folds for optimizer in (self.main, *optimizers))
 
     @property
     def evaluates(self) -> bool:
-        """Whether an optimizer of a group has weights to evaluate."""
+        """Whether an optimizer of a group evaluates with other weights than it updates."""
         return any(planner.optimizer.evaluates for planner in self._planners.values())
 
     def prepare(
         self, calls: Sequence[Call], single: bool, masters: bool, key: Any, averaging: Any
     ) -> "Joint | None":
-        """The plan of a call with parameters of groups; None if they are all the main's."""
+        """Return the plan of a call; None if the updater's optimizer updates all parameters."""
         for planner in self._planners.values():
             planner.measures = self.planner.measures
-            vars(planner.optimizer)["unchecked"] = False  # no names of its multipliers are unknown
+            vars(planner.optimizer)["unchecked"] = False  # multipliers are checked by the updater's
         planners = [self.planner_of(index) for index, *_ in calls]
-        self.sync()  # what new indices have changed
+        self.sync()  # new indices may have changed multipliers
         if all(planner is self.planner for planner in planners):
             return None
         places: dict[int, list[int]] = {}
@@ -387,7 +388,7 @@ class Groups:
 
 
 def _chain(before: Callable[[], None], method: Any) -> Callable[[], None]:
-    """Function that calls another one, and a method as long as its object lives."""
+    """Return a function that calls `before`, and a method while its object is alive."""
 
     def changed() -> None:
         before()
@@ -399,7 +400,7 @@ def _chain(before: Callable[[], None], method: Any) -> Callable[[], None]:
 
 
 def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
-    """Function that returns the items of a list at `places`."""
+    """Return a function that selects the items of a list at `places`."""
     if len(places) < 2:
         return lambda values: [values[k] for k in places]
     get = itemgetter(*places)
@@ -407,7 +408,7 @@ def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
 
 
 def _arguments(optimizer: Any) -> list[str]:
-    """Arguments of an optimizer's class that it keeps as attributes."""
+    """Return the arguments of an optimizer's class that are stored as attributes."""
     names = dict.fromkeys(
         name
         for klass in type(optimizer).__mro__
@@ -422,7 +423,7 @@ def _arguments(optimizer: Any) -> list[str]:
 
 
 def _check_optimizer(label: str, optimizer: Any) -> None:
-    """Raise TypeError unless an optimizer's updates can be prepared together with others."""
+    """Raise TypeError unless an optimizer can be used with groups."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{label}: optimizer must be an Optimizer, got {brief(optimizer)}")
     kind = type(optimizer).__name__

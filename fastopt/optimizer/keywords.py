@@ -1,4 +1,4 @@
-"""Keyword arguments that constructors of optimizers pass on, for type checkers and editors."""
+"""Types of the keyword arguments that optimizer constructors pass on to their base class."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 Rate = float | Schedule | None
-"""A learning rate, or a schedule of it."""
+"""A learning rate or a schedule."""
 
 Formula = Literal["mxnet", "torch"]
 Correction = Literal["next", "present"]
 
 
 class Betas(TypedDict, total=False):
-    """Both decay rates at once."""
+    """`beta1` and `beta2` as a pair."""
 
     betas: tuple[float, float]
 
@@ -55,18 +55,18 @@ class Epsilon(TypedDict, total=False):
 
 
 class CommonNames(TypedDict, total=False):
-    """Other names of arguments that every optimizer has."""
+    """Aliases of arguments of every optimizer."""
 
     lr: Rate
     weight_decay: float
 
 
 class Names(CommonNames, Betas, Eps, Epsilon, total=False):
-    """Other names of arguments."""
+    """Aliases of arguments."""
 
 
 class Shared(CommonNames, total=False):
-    """Arguments of every optimizer that no class has among its own."""
+    """Arguments of every optimizer that no class declares itself."""
 
     rescale_grad: float
     param_idx2name: Mapping[Index, str] | None
@@ -86,25 +86,25 @@ class Shared(CommonNames, total=False):
 
 
 class Precise(Shared, total=False):
-    """And `multi_precision`."""
+    """`Shared` and `multi_precision`."""
 
     multi_precision: bool
 
 
 class RatedArguments(Precise, total=False):
-    """Arguments of every optimizer but `learning_rate`."""
+    """Arguments of every optimizer except `learning_rate`."""
 
     lazy_update: bool | None
 
 
 class MomentumArguments(Precise, total=False):
-    """Arguments of every optimizer but `lazy_update`."""
+    """Arguments of every optimizer except `lazy_update`."""
 
     learning_rate: Rate
 
 
 class ScaledArguments(Shared, total=False):
-    """Arguments of every optimizer but `multi_precision`."""
+    """Arguments of every optimizer except `multi_precision`."""
 
     learning_rate: Rate
     lazy_update: bool | None
@@ -117,61 +117,61 @@ class CommonArguments(ScaledArguments, total=False):
 
 
 class BetaArguments(RatedArguments, Betas, total=False):
-    """Besides `learning_rate`, `beta1` and `beta2`."""
+    """Arguments besides `learning_rate`, `beta1` and `beta2`."""
 
 
 class MomentArguments(BetaArguments, Eps, total=False):
-    """Besides `learning_rate`, `beta1`, `beta2` and `epsilon`."""
+    """Arguments besides `learning_rate`, `beta1`, `beta2` and `epsilon`."""
 
 
 class Cautious(TypedDict, total=False):
-    """Forms of rules with decoupled decay."""
+    """Cautious variants of rules with decoupled weight decay."""
 
     cautious: bool
     cautious_decay: bool
 
 
 class CautiousArguments(MomentArguments, Cautious, total=False):
-    """Besides `learning_rate`, `beta1`, `beta2` and `epsilon`, where there are cautious forms."""
+    """`MomentArguments` of optimizers with cautious variants."""
 
 
 class CautiousBetaArguments(BetaArguments, Cautious, total=False):
-    """Besides `learning_rate`, `beta1` and `beta2`, where there are cautious forms."""
+    """`BetaArguments` of optimizers with cautious variants."""
 
 
 class TripleArguments(RatedArguments, Eps, total=False):
-    """Besides `learning_rate`, `beta1`, `beta2`, `beta3` and `epsilon`."""
+    """Arguments besides `learning_rate`, `beta1`, `beta2`, `beta3` and `epsilon`."""
 
     betas: tuple[float, float, float]
 
 
 class CautiousTripleArguments(TripleArguments, Cautious, total=False):
-    """The same, where there are cautious forms."""
+    """`TripleArguments` of optimizers with cautious variants."""
 
 
 class AdamArguments(Precise, Betas, Eps, total=False):
-    """Besides those and `lazy_update`."""
+    """Arguments besides those that :class:`~fastopt.optimizer.Adam` declares itself."""
 
 
 class RatedEpsArguments(RatedArguments, Eps, total=False):
-    """Besides `learning_rate` and `epsilon`."""
+    """Arguments besides `learning_rate` and `epsilon`."""
 
 
 class EpsArguments(CommonArguments, Eps, total=False):
-    """Besides `epsilon`."""
+    """Arguments besides `epsilon`."""
 
 
 class EpsilonArguments(CommonArguments, Epsilon, total=False):
-    """Besides `eps`."""
+    """Arguments besides `eps`."""
 
 
 class LayerArguments(MomentumArguments, Epsilon, total=False):
-    """Besides `eps` and `lazy_update`."""
+    """Arguments besides `eps` and `lazy_update`."""
 
 
 class MatrixFamilyArguments(RatedArguments, Betas, Eps, Epsilon, total=False):
-    """Besides `learning_rate`, and other names of what a class of matrices may take."""
+    """Arguments besides `learning_rate`, with the aliases of all matrix optimizers."""
 
 
 class MatrixArguments(RatedArguments, Epsilon, total=False):
-    """Besides `learning_rate` and `eps`."""
+    """Arguments besides `learning_rate` and `eps`."""

@@ -12,7 +12,7 @@ __all__ = ["LAMB", "lamb", "trust_ratio"]
 
 @scalar
 def trust_ratio(square_weight: Scalar, square_step: Scalar, h: Hyper) -> Scalar:
-    """Bounded norm of the weight over the norm of the step, or 1 where either is 0."""
+    """Return the bounded weight norm over the step norm, or 1 if either is 0."""
     norm = math.sqrt(square_weight)
     if norm > h.upper_bound:
         norm = h.upper_bound * 1.0
@@ -26,20 +26,20 @@ def trust_ratio(square_weight: Scalar, square_step: Scalar, h: Hyper) -> Scalar:
 def direction(
     weight: Scalar, grad: Scalar, state: State, h: Hyper
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """Adam's step with decay, before the trust ratio, and the new averages."""
+    """Return Adam's step with decay, before the trust ratio, and the new moments."""
     mean, var = moments(rescaled(grad, h), state, h)
     root = math.sqrt(var * h.var_scale) + h.epsilon
     return mean * h.mean_scale / root + h.wd * weight, mean, var
 
 
 def lamb_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-    """Squares of the weight and of the step."""
+    """Return the squares of the weight and of the step."""
     step, _, _ = direction(weight, grad, state, h)
     return weight * weight, step * step
 
 
 def lamb_finish(sums: Sums, h: Hyper) -> None:
-    """Scale the rate by the trust ratio."""
+    """Scale the learning rate by the trust ratio."""
     h.lr = h.lr * trust_ratio(sums[0], sums[1], h)
 
 
@@ -51,14 +51,14 @@ def lamb_finish(sums: Sums, h: Hyper) -> None:
     passes=((lamb_sums, lamb_finish),),
 )
 def lamb(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam's step at the layer's own rate."""
+    """Adam's step with the layer's learning rate."""
     step, mean, var = direction(weight, grad, state, h)
     return weight - h.lr * step, (mean, var)
 
 
 @register
 class LAMB(TrustRatioFamily):
-    r"""LAMB: Adam at a rate of its own for each layer, for large batches.
+    r"""LAMB: Adam with a layer-wise learning rate, for large batches.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -68,26 +68,26 @@ class LAMB(TrustRatioFamily):
         w &\leftarrow w - \eta \frac{\min(\max(\|w\|, l), u)}{\|q\|} q
 
     with :math:`\hat m = m / (1 - \beta_1^t)`, :math:`\hat v = v / (1 - \beta_2^t)`, and a ratio
-    of 1 where either norm is 0. Norms are added up in float64 in an order that does not depend
-    on the number of threads.
+    of 1 if either norm is 0. Norms are summed in float64, in an order that does not depend on the
+    number of threads.
 
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76
     minutes", arXiv:1904.00962.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-6.
     lower_bound, upper_bound : float, optional
-        Bounds :math:`l, u` of the weight's norm. Default None; None and 0 mean no bound.
+        Bounds :math:`l, u` of the weight norm. Default None; None and 0 mean no bound.
     bias_correction : bool
-        Correct the averages' bias towards 0; if not, :math:`\hat m = m` and
+        Correct the bias of the moving averages; otherwise :math:`\hat m = m` and
         :math:`\hat v = v`. Default True.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.

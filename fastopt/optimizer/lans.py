@@ -15,7 +15,7 @@ __all__ = ["LANS", "lans"]
 def directions(
     weight: Scalar, grad: Scalar, state: State, h: Hyper
 ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-    """Steps along the average and along the present gradient, and the new averages."""
+    """Return the steps along the mean and the current gradient, and the new moments."""
     grad = rescaled(grad, h) * h.inverse_norm
     mean, var = moments(grad, state, h)
     root = math.sqrt(var * h.var_scale) + h.epsilon
@@ -24,24 +24,24 @@ def directions(
 
 
 def norm_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-    """Square of the gradient."""
+    """Return the squared gradient."""
     grad = rescaled(grad, h)
     return (grad * grad,)
 
 
 def norm_finish(sums: Sums, h: Hyper) -> None:
-    """Inverse of the gradient's norm, or 1 where that is 0."""
+    """Compute the inverse of the gradient norm, or 1 if the norm is 0."""
     h.inverse_norm = 1.0 / math.sqrt(sums[0]) if sums[0] != 0 else 1.0
 
 
 def trust_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-    """Squares of the weight and of both steps."""
+    """Return the squares of the weight and of both steps."""
     along_mean, along_grad, _, _ = directions(weight, grad, state, h)
     return weight * weight, along_mean * along_mean, along_grad * along_grad
 
 
 def trust_finish(sums: Sums, h: Hyper) -> None:
-    """Rates of both steps."""
+    """Compute the learning rates of both steps."""
     h.mean_rate = h.lr * h.beta1 * trust_ratio(sums[0], sums[1], h)
     h.grad_rate = h.lr * h.one_minus_beta1 * trust_ratio(sums[0], sums[2], h)
 
@@ -54,7 +54,7 @@ def trust_finish(sums: Sums, h: Hyper) -> None:
     passes=((norm_sums, norm_finish), (trust_sums, trust_finish)),
 )
 def lans(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Both steps, each at its own rate."""
+    """Both steps, each with its own learning rate."""
     along_mean, along_grad, mean, var = directions(weight, grad, state, h)
     return weight - h.mean_rate * along_mean - h.grad_rate * along_grad, (mean, var)
 
@@ -73,25 +73,25 @@ class LANS(TrustRatioFamily):
             + (1 - \beta_1) \frac{\phi(\|w\|)}{\|c\|} c \right)
 
     with :math:`\hat m = m / (1 - \beta_1^t)`, :math:`\hat v = v / (1 - \beta_2^t)`,
-    :math:`\phi(x) = \min(\max(x, l), u)`, and a ratio of 1 where either norm is 0.
+    :math:`\phi(x) = \min(\max(x, l), u)`, and a ratio of 1 if either norm is 0.
 
     Source: Zheng et al., "Accelerated Large Batch Optimization of BERT Pretraining in 54
     minutes", arXiv:2006.13484.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-6.
     lower_bound, upper_bound : float, optional
-        Bounds :math:`l, u` of the weight's norm. Default None; None and 0 mean no bound.
+        Bounds :math:`l, u` of the weight norm. Default None; None and 0 mean no bound.
     bias_correction : bool
-        Correct the averages' bias towards 0; if not, :math:`\hat m = m` and
+        Correct the bias of the moving averages; otherwise :math:`\hat m = m` and
         :math:`\hat v = v`. Default True.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.

@@ -1,4 +1,4 @@
-"""LARS: a learning rate for each layer."""
+"""LARS: layer-wise adaptive learning rates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ FIELDS = (*COMMON, "eta", "epsilon", "direction")
 
 
 def lars_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-    """Squares of the weight and of the raw gradient."""
+    """Return the squares of the weight and of the raw gradient."""
     return weight * weight, grad * grad
 
 
 def lars_finish(sums: Sums, h: Hyper) -> None:
-    """Scale the rate to the layer, unless one of the norms is 0."""
+    """Scale the learning rate of the layer, unless one of the norms is 0."""
     weight, grad = math.sqrt(sums[0]), math.sqrt(sums[1])
     if weight == 0 or grad == 0:
         return
@@ -38,7 +38,7 @@ def lars_finish(sums: Sums, h: Hyper) -> None:
 
 @rule(hyper=FIELDS, passes=((lars_sums, lars_finish),))
 def lars(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent at the layer's rate."""
+    """Gradient descent with the layer's learning rate."""
     return descend(weight, grad, h), ()
 
 
@@ -49,7 +49,7 @@ def lars(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     passes=((lars_sums, lars_finish),),
 )
 def lars_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent with momentum at the layer's rate."""
+    """Gradient descent with momentum and the layer's learning rate."""
     weight, mom = roll(weight, grad, state[0], h)
     return weight, (mom,)
 
@@ -63,7 +63,7 @@ def corrected_momentum(t: Scalar, h: Hyper, carried: Any) -> None:
 
 @register
 class LARS(MomentumFamily):
-    r"""LARS: gradient descent at a rate of its own for each layer.
+    r"""LARS: gradient descent with a layer-wise learning rate.
 
     .. math::
         \eta' &= \eta \frac{\eta_0 \|w\|}{r \|g\| + \lambda \|w\| + \epsilon} \\
@@ -71,28 +71,28 @@ class LARS(MomentumFamily):
         w &\leftarrow w + m
 
     with :math:`\eta_0` = `eta`. Parameters whose name ends in ``gamma``, ``beta`` or ``bias``,
-    and layers where a norm is 0, keep :math:`\eta' = \eta`. Norms are added up in float64 in an
-    order that does not depend on the number of threads. Weight decay reaches only names whose
-    last part, after ``_``, ``.`` or ``/``, is ``weight`` or ``kernel``.
+    and layers with a norm of 0, use :math:`\eta' = \eta`. Norms are summed in float64, in an order
+    that does not depend on the number of threads. By default weight decay applies only to names
+    whose last part, after ``_``, ``.`` or ``/``, is ``weight`` or ``kernel``.
 
     Source: You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks",
     arXiv:1708.03888.
 
-    State of a parameter: None, or with momentum the array :math:`m`, like the weight.
+    State: None, or with momentum the array :math:`m`, in the weight's shape.
 
     Parameters
     ----------
     momentum : float
         Momentum :math:`\mu`. Default 0.
     lazy_update : bool, optional
-        Under row-sparse gradients touch only the rows they list. Default True.
+        Update only the indexed rows of row-sparse gradients. Default True.
     eta : float
         Trust coefficient :math:`\eta_0`. Default 0.001.
     eps : float
         :math:`\epsilon`, at least 0. Default 0.
     momentum_correction : bool
-        After a change of the rate, scale the momentum by new rate over old rate in this
-        parameter's next update. Default True.
+        After a change of the learning rate, multiply the momentum by the ratio of the new to the
+        old learning rate in the next update of the parameter. Default True.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -144,7 +144,7 @@ class LARS(MomentumFamily):
 
     @property
     def carried(self) -> PerIndex:
-        """Learning rate of the last update."""
+        """Learning rates of the last updates."""
         return self._last_rates
 
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:

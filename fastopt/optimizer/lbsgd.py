@@ -1,4 +1,4 @@
-"""LBSGD: gradient descent that emulates large batches."""
+"""LBSGD: gradient descent with emulated large batches."""
 
 import math
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ __all__ = ["LBSGD", "lbsgd", "lbsgd_momentum"]
 
 FIELDS = (*COMMON, "batch_scale")
 LARGEST = 2**62
-"""Rows of a weight of unknown height."""
+"""Number of rows assumed for a weight of unknown height."""
 
 
 def lars_finish(sums: Sums, h: Hyper) -> None:
-    """Scale the rate by the root of the norms' ratio, kept between 0.01 and 100."""
+    """Scale the learning rate by the root of the ratio of squared norms, within [0.01, 100]."""
     grad = sums[1] / (h.batch_scale * h.batch_scale)
     factor = math.sqrt(sums[0] / (grad + h.wd * sums[0] + 1e-18))
     h.lr = h.lr * min(max(factor, 0.01), 100.0)
@@ -38,7 +38,7 @@ def lars_finish(sums: Sums, h: Hyper) -> None:
 
 @rule(hyper=FIELDS, passes=((lars_sums, lars_finish),))
 def lbsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent at the layer's rate."""
+    """Gradient descent with the layer's learning rate."""
     return descend(weight, grad, h), ()
 
 
@@ -46,13 +46,13 @@ def lbsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     state=("mom",), signed=("mom",), hyper=(*FIELDS, "momentum"), passes=((lars_sums, lars_finish),)
 )
 def lbsgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent with momentum at the layer's rate."""
+    """Gradient descent with momentum and the layer's learning rate."""
     weight, mom = roll(weight, grad, state[0], h)
     return weight, (mom,)
 
 
 def _check_sum(name: str, value: Any) -> dict[str, Any]:
-    """Entry of :attr:`LBSGD.cumgrads`: a dense or row-sparse sum or None, and the calls so far."""
+    """Check an entry of :attr:`LBSGD.cumgrads`: the sum of gradients and the number of calls."""
     if not isinstance(value, Mapping) or set(value) != {"cum_grad", "num_cums"}:
         raise TypeError(f"{name} must have cum_grad and num_cums, got {brief(value)}")
     total, calls = value["cum_grad"], Integer(least=0)(f"{name}['num_cums']", value["num_cums"])
@@ -67,9 +67,10 @@ def _check_sum(name: str, value: Any) -> dict[str, Any]:
 
 @register
 class LBSGD(MomentumFamily):
-    r"""Gradient descent that adds up gradients of `batch_scale` calls before it updates.
+    r"""LBSGD: gradient descent that accumulates gradients over `batch_scale` calls.
 
-    Every `batch_scale`-th call of a parameter, with :math:`A` the sum since the last update,
+    Every `batch_scale`-th call of a parameter updates it, with :math:`A` the sum of gradients since
+    the last update:
 
     .. math::
         h &= \mathrm{clip}(r A / S) + \lambda w \\
@@ -79,18 +80,17 @@ class LBSGD(MomentumFamily):
     with :math:`S` = `batch_scale`. The factor :math:`f` grows from 1 to :math:`S` in
     :math:`N` = `warmup_epochs` * `updates_per_epoch` calls: with :math:`x = n / N` after
     :math:`n` calls, it is :math:`1 + (S - 1) x` for 'linear', :math:`1 + (S - 1) x^2` for
-    'power2', :math:`1 + (S - 1) \sqrt{x}` for 'sqrt', and 1 for another name. For 'lars' it is
+    'power2', :math:`1 + (S - 1) \sqrt{x}` for 'sqrt', and 1 for any other name. For 'lars' it is
     :math:`\sqrt{\|w\|^2 / (\|A / S\|^2 + \lambda \|w\|^2 + 10^{-18})}`, at least 0.01 and at
-    most 100. A schedule is read before the call is counted.
+    most 100. The schedule is evaluated before the call is counted.
 
     Sources: Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677 (warm-up); You,
     Gitman and Ginsburg, arXiv:1708.03888 (layer-wise rates).
 
-    State of a parameter: None, or with momentum the array :math:`m`, like the weight. With
+    State: None, or with momentum the array :math:`m`, in the weight's shape. With
     `multi_precision`, :meth:`create_state` of a half-precision weight returns the pair of this and
-    the float32 master, which :meth:`update` takes. The sum and the number of calls are in
-    ``cumgrads[index]``; of gradients that list rows the sum is a
-    pair of values and indices.
+    the float32 master, which :meth:`update` accepts. ``cumgrads[index]`` holds the sum and the
+    number of calls; the sum of row-sparse gradients is a pair of values and indices.
 
     Parameters
     ----------
@@ -103,13 +103,13 @@ class LBSGD(MomentumFamily):
     warmup_epochs : int
         Epochs of warm-up. Default 5.
     batch_scale : int
-        Calls for one update, :math:`S`. Default 1.
+        Number of calls per update, :math:`S`. Default 1.
     updates_per_epoch : int
-        Calls in an epoch. Default 32.
+        Number of calls per epoch. Default 32.
     begin_epoch : int
-        The number of calls starts at ``begin_epoch * updates_per_epoch``. Default 0.
+        The call count starts at ``begin_epoch * updates_per_epoch``. Default 0.
     num_epochs : int
-        Not used. Default 60.
+        Unused. Default 60.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -168,7 +168,7 @@ class LBSGD(MomentumFamily):
 
     @property
     def rule(self) -> Rule:
-        """The form for the warm-up strategy, with a buffer unless momentum is 0."""
+        """Rule for the warm-up strategy, with or without a momentum buffer."""
         forms = (lbsgd, lbsgd_momentum) if self.warmup_strategy == "lars" else SGD.forms
         return forms[self.momentum != 0]
 
@@ -176,8 +176,8 @@ class LBSGD(MomentumFamily):
         """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`.
 
         With `multi_precision`, the state of a half-precision weight is the pair of momentum and
-        float32 master, as in MXNet, where other optimizers have it from
-        :meth:`create_state_multi_precision` alone.
+        float32 master, as in MXNet. Other optimizers return the master only from
+        :meth:`create_state_multi_precision`.
         """
         if not has_master(self, header(weight)):
             return super().create_state(index, weight)
@@ -185,14 +185,14 @@ class LBSGD(MomentumFamily):
         return momentum, master
 
     def direct_state(self, weight: Array, state: Any) -> tuple[Any, bool]:
-        """See :meth:`Optimizer.direct_state`; masters are in the state of :meth:`create_state`."""
+        """See :meth:`Optimizer.direct_state`; :meth:`create_state` returns masters too."""
         if isinstance(state, (tuple, list)) and has_master(self, header(weight)):
             return tuple(state)[::-1], True
         return state, False
 
     @property
     def accumulates(self) -> bool:
-        """Always, as calls are counted in :attr:`cumgrads`."""
+        """Always True, because calls are counted in :attr:`cumgrads`."""
         return True
 
     def accumulate(
@@ -210,7 +210,7 @@ class LBSGD(MomentumFamily):
         return (total if calls % self.batch_scale == 0 else None), tables
 
     def _sum(self, words: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Table]]:
-        """Sum of the gradients since the last update, and what to launch to complete it."""
+        """Return the sum of gradients since the last update, and the kernels that complete it."""
         before = self.cumgrads.get(index)
         keep = before is not None and before["num_cums"] % self.batch_scale != 0
         total: Any = before["cum_grad"] if before is not None else None
@@ -240,7 +240,7 @@ class LBSGD(MomentumFamily):
         return lr * self._warmup(self.init_updates + t - self.begin_num_update) * wd
 
     def _warmup(self, calls: int) -> float:
-        """Factor of the rate after so many calls."""
+        """Return the warm-up factor of the learning rate after `calls` calls."""
         length = self.warmup_epochs * self.updates_per_epoch
         if self.warmup_strategy == "lars":
             return 1.0

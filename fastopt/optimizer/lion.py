@@ -13,7 +13,7 @@ __all__ = ["Lion", "lion"]
 
 @rule(state=("mom",), signed=("mom",), hyper=tuple(f for f in MOMENTS if f != "epsilon"))
 def lion(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Sign of one average as the step, another average as the state."""
+    """Step along the sign of one average; another average is the state."""
     (mom,) = state
     grad = rescaled(grad, h)
     step = sign(h.beta1 * mom + h.one_minus_beta1 * grad) + h.wd * weight
@@ -22,30 +22,30 @@ def lion(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @register
 class Lion(CautiousFamily):
-    r"""Lion: steps of equal size along the sign of an average.
+    r"""Lion: steps of equal magnitude along the sign of the averaged gradient.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
         w &\leftarrow w - \eta (\mathrm{sign}(\beta_1 m + (1 - \beta_1) h) + \lambda w) \\
         m &\leftarrow \beta_2 m + (1 - \beta_2) h
 
-    The decay is decoupled. `cautious` and `cautious_decay` are those of
+    Weight decay is decoupled. For `cautious` and `cautious_decay` see
     :class:`~fastopt.optimizer.AdamW`. Source: Chen et al., "Symbolic Discovery of Optimization
     Algorithms", arXiv:2302.06675.
 
-    State of a parameter: the array :math:`m`, like the weight.
+    State: the array :math:`m`, in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.0001; None keeps a scheduler's own rate.
+        Default 0.0001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
-        Decay rates of the step's average and of :math:`m`, at least 0 and below 1. Defaults
+        Decay rates of the average in the step and of :math:`m`, at least 0 and below 1. Defaults
         0.9, 0.99.
     cautious : bool
-        Move only elements whose step is along the gradient. Default False.
+        Update only elements whose step has the sign of the gradient. Default False.
     cautious_decay : bool
-        Decay only weights that do not move away from 0. Default False.
+        Decay only weights that the step does not move away from 0. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

@@ -1,4 +1,4 @@
-"""Which weights are those of an optimizer of matrices, and another optimizer for the rest."""
+"""Base class of optimizers for weight matrices, with a fallback optimizer for other weights."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -31,23 +31,23 @@ COUNTED = ("_index_update_count", "begin_num_update", "idx2name", "param_dict")
 TABLES = ("lr_mult", "wd_mult")
 RATES = ("lr", "lr_scheduler", "wd", "seed", "rounding")
 SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
-"""Attributes that the part which rescales gradients has of the optimizer."""
+"""Attributes that :class:`Rescaled` copies from the optimizer."""
 
 SHARED = (*COUNTED, *TABLES, "rescale_grad", "row_decay", "masters_given")
-"""Attributes that a fallback has of the optimizer, whatever its arguments."""
+"""Attributes that every fallback shares with the optimizer."""
 
 NAMED = (*RATES, "clip_gradient", "multi_precision", "state_dtype", "maximize")
-"""Attributes that it has of it too if it is given by name."""
+"""Further attributes that a fallback given by name shares."""
 
 
 @rule(hyper=("lr", "shrink"))
 def descent(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Decay, and descent along a direction."""
+    """Weight decay, and a step along a direction."""
     return h.shrink * weight - h.lr * grad, ()
 
 
 class _Descent(Optimizer):
-    """Last part of a step, along the direction; it counts the step and finds its rate."""
+    """Last part of a step, along the direction; it counts the step and computes its rate."""
 
     rule = descent
     decays_last: bool
@@ -60,26 +60,26 @@ class _Descent(Optimizer):
 
 
 class Directions(Protocol):
-    """What computes the direction of a step, in buffers of this process."""
+    """Computes the direction of a step, in buffers of this process."""
 
     def reserve(self, main: Any, index: Index, direction: Array) -> None:
-        """Make room for the step of a weight, before anything changes."""
+        """Allocate buffers for the step of a weight, before anything changes."""
 
     def write(
         self, main: Any, index: Index, weight: Array, direction: Array, grad: Array, state: Any
     ) -> bool:
-        """Write the direction and the state, and return whether the weight descends along it."""
+        """Write the direction and the state; return whether to step along the direction."""
 
 
 class Part:
-    """An optimizer that has some attributes of another one.
+    """An inner optimizer that shares some attributes of another optimizer.
 
     Parameters
     ----------
     optimizer : Optimizer
-        It must not be used but through this.
+        The inner optimizer, which must not be used otherwise.
     names : sequence of str
-        The attributes.
+        Names of the shared attributes.
     """
 
     def __init__(self, optimizer: Optimizer, names: Sequence[str]) -> None:
@@ -87,11 +87,11 @@ class Part:
         self._version = self._tables = -1
 
     def follow(self, main: Any) -> Any:
-        """The optimizer, with the attributes that `main` has now."""
+        """Return the optimizer with the current attributes of `main`."""
         if self._version != main.version:
             own, found = vars(self.optimizer), vars(main)
             own.update((name, found[name]) for name in self.names)
-            own["unchecked"] = False  # the names of multipliers are checked for all
+            own["unchecked"] = False  # `main` checks the multipliers
             if self._tables != main.multipliers_version:
                 self.optimizer._changed_tables()
             else:
@@ -102,27 +102,27 @@ class Part:
     def step(
         self, main: Any, index: Index, count: int, weight: Array, grad: Array, state: Any
     ) -> None:
-        """Update `weight`, which has been updated `count` times."""
+        """Update `weight`, which has been updated `count` times before."""
         optimizer = self.follow(main)
         optimizer._index_update_count[index] = count
         optimizer._direct().update(index, weight, grad, state, masters=False)
 
 
 class Rescaled:
-    """Gradients, rescaled and clipped: steps of SGD from 0 at a learning rate of 1."""
+    """Rescales and clips gradients, by a step of SGD from 0 with a learning rate of 1."""
 
     def __init__(self) -> None:
         self._descent = Part(SGD(learning_rate=1.0), SCALES)
         self._kept: dict[Any, Array] = {}
 
     def reserve(self, direction: Array) -> None:
-        """Make room for a gradient with the shape and dtype of `direction`, in C order."""
+        """Allocate a gradient with the shape and dtype of `direction`, in C order."""
         if (direction.shape, direction.dtype) not in self._kept:
             made = np.empty(direction.shape, direction.dtype)
             self._kept[direction.shape, direction.dtype] = made
 
     def __call__(self, main: Any, index: Index, direction: Array, grad: Array) -> Array:
-        """The gradient, in memory that serves the next one of this shape too."""
+        """Return the gradient, in a buffer that is reused for the next one of this shape."""
         gradient = self._kept[direction.shape, direction.dtype]
         gradient.fill(0)
         self._descent.step(main, index, 0, gradient, grad, None)
@@ -130,7 +130,7 @@ class Rescaled:
 
 
 class _Work:
-    """Buffers and parts of an optimizer of matrices, which are made again in another process.
+    """Buffers and inner optimizers of a matrix optimizer, which belong to one process.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class _Work:
     def step(
         self, main: "MatrixFamily", index: Index, weight: Array, grad: Any, state: Any
     ) -> None:
-        """Update a weight; its direction is computed once the step is counted."""
+        """Update a weight; its direction is computed after the step is counted."""
         real = np.dtype(real_of(weight.dtype))
         fortran = weight.ndim == 2 and is_fortran(weight)
         direction = self._kept.get((weight.shape, real, fortran))
@@ -172,13 +172,13 @@ class _Work:
             self._now = None
 
     def _launch(self, tables: Sequence[Table]) -> None:
-        """Compute the direction, then descend along it."""
+        """Compute the direction, then step along it."""
         if self._directions.write(*self._now):
             launch(tables)
 
 
 def _check_fallback(name: str, value: Any) -> Any:
-    """None, the name of an optimizer, or an optimizer with a rule."""
+    """Check a fallback: None, the name of an optimizer, or an optimizer with a rule."""
     if value is None:
         return None
     made = create(value)
@@ -193,7 +193,7 @@ def _check_fallback(name: str, value: Any) -> Any:
 
 
 def pattern(name: str, value: Any) -> str:
-    """A regular expression, checked."""
+    """Check a regular expression."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a regular expression, got {brief(value)}")
     try:
@@ -204,7 +204,7 @@ def pattern(name: str, value: Any) -> str:
 
 
 def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
-    """Regular expressions: one, several or none."""
+    """Check one regular expression, several, or None."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -215,38 +215,38 @@ def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
 
 
 class MatrixFamily(Optimizer):
-    """Abstract base of optimizers of weights with two or more dimensions.
+    """Abstract base of optimizers for weights with two or more dimensions.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        None keeps a scheduler's own rate.
+        None uses the scheduler's ``base_lr``.
     fallback : Optimizer or str, optional
-        What updates weights with fewer than two dimensions, and those of `fallback_for`. It
-        counts with this optimizer, whose `rescale_grad`, names and multipliers hold for it too.
-        A name stands for an optimizer with the same learning rate, schedule, weight decay, clip
-        and precision; an Optimizer must serve this one alone. Default None: such weights are
-        errors.
+        Optimizer of weights with fewer than two dimensions, and of those in `fallback_for`. It
+        shares the update counts, `rescale_grad`, names and multipliers of this optimizer. A name
+        creates an optimizer with the same learning rate, schedule, weight decay, clip and
+        precision; an Optimizer object must not be used elsewhere. Default None: such weights
+        raise an error.
     fallback_for : str or sequence of str, optional
-        Regular expressions over names of weights that the fallback updates.
+        Regular expressions for the names of weights that the fallback updates.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
     ------
     ValueError
-        An argument is out of range, or `fallback_for` comes without `fallback`.
+        An argument is out of range, or `fallback_for` is given without `fallback`.
     TypeError
         An argument has the wrong type, or the fallback has no rule.
     """
 
     ascends = True
     decays_last: ClassVar[bool] = False
-    """Whether weight decay takes its share after the step along the direction."""
+    """Whether weight decay is applied after the step along the direction."""
     takes_vectors: ClassVar[bool] = False
     """Whether weights with fewer than two dimensions are updated too."""
     rounds_state: ClassVar[bool] = True
-    """Whether the state may be kept in bfloat16."""
+    """Whether the state may be stored in bfloat16."""
     arguments: ClassVar[Descriptions] = {
         "fallback": _check_fallback,
         "fallback_for": _check_patterns,
@@ -263,21 +263,21 @@ class MatrixFamily(Optimizer):
         self.fallback_for: Any = fallback_for
         super().__init__(learning_rate=learning_rate, **common)
 
-    # What a class writes
+    # Methods for subclasses
 
     def directions(self) -> Directions:
-        """What computes directions, for one process."""
+        """Create the object that computes directions, for one process."""
         raise NotImplementedError
 
     def slots(self, shape: Shape) -> Mapping[str, Shape]:
-        """Shape of each array of the state of a weight, by name."""
+        """Return the shapes of the state arrays of a weight, by name."""
         raise NotImplementedError
 
     def check_shape(self, index: Index, shape: Shape) -> None:
         """Raise ValueError unless a weight of this shape can be updated."""
 
     def patterns(self) -> Mapping[str, Sequence[str]]:
-        """Regular expressions over names of weights, by argument."""
+        """Return the regular expressions for names of weights, by argument."""
         return {"fallback_for": self.fallback_for or ()}
 
     def check_together(self) -> None:
@@ -301,10 +301,10 @@ class MatrixFamily(Optimizer):
                 f"maximize is {self.maximize}, that of the fallback {self.fallback.maximize}"
             )
 
-    # Which weights
+    # Selection of weights
 
     def name_of(self, index: Index) -> str:
-        """Name of a parameter, or its index."""
+        """Return the name of a parameter, or its index as a string."""
         own = getattr(self.param_dict.get(index), "name", None)
         return self.idx2name.get(index, own if isinstance(own, str) else str(index))
 
@@ -330,7 +330,7 @@ class MatrixFamily(Optimizer):
         return False
 
     def check_multipliers(self, indices: Sequence[Index], also: Collection[Index] = ()) -> None:
-        """See :meth:`Optimizer.check_multipliers`; patterns that match no name warn too."""
+        """See :meth:`Optimizer.check_multipliers`; also warn about patterns that match no name."""
         super().check_multipliers(indices, also)
         if self.unchecked:
             return
@@ -343,7 +343,7 @@ class MatrixFamily(Optimizer):
                     warn_user(words)
 
     def _check_matrix(self, index: Index, weight: Array) -> None:
-        """Raise unless a weight can be updated, whatever its gradient and state."""
+        """Raise unless a weight can be updated, regardless of its gradient and state."""
         if is_cuda(weight):
             raise TypeError(
                 f"{label(index, self.idx2name)}: {type(self).__name__} computes with NumPy, and "
@@ -352,7 +352,7 @@ class MatrixFamily(Optimizer):
         self.check_shape(index, weight.shape)
 
     def _check_slots(self, words: str, exact: Array, state: Any) -> None:
-        """Raise unless a state is one of a weight like `exact`."""
+        """Raise unless a state matches a weight with the shape and dtype of `exact`."""
         slots, arrays = self.slots(exact.shape), tuple(headers(leaves(state)))
         if len(arrays) != len(slots):
             raise ValueError(
@@ -364,7 +364,7 @@ class MatrixFamily(Optimizer):
             check_like(words, f"state {slot!r}", array, dtypes, shape)
 
     def dense_gradient(self, index: Index, weight: Array, grad: RowSparse) -> Any:
-        """See :meth:`Optimizer.dense_gradient`; a fallback takes row-sparse gradients."""
+        """See :meth:`Optimizer.dense_gradient`; a fallback accepts row-sparse gradients."""
         if self.falls_back(index, weight):
             return grad
         raise TypeError(
@@ -398,7 +398,7 @@ class MatrixFamily(Optimizer):
             super()._warn_of_halves(weight)
 
     def restore(self, attributes: Mapping[str, Any]) -> None:
-        """See :meth:`Optimizer.restore`; a fallback stays the same object."""
+        """See :meth:`Optimizer.restore`; the fallback is restored in place."""
         now, saved = vars(self).get("fallback"), attributes.get("fallback")
         if isinstance(now, Optimizer) and isinstance(saved, type(now)) and now is not saved:
             now.restore(saved.__getstate__())
@@ -408,14 +408,14 @@ class MatrixFamily(Optimizer):
     # Steps
 
     def _working(self) -> _Work:
-        """Buffers and parts of this process."""
+        """Return the buffers and inner optimizers of this process."""
         work = vars(self).get("work")
         if work is None or work.given is not self.fallback:
             work = vars(self)["work"] = _Work(self)
         return work
 
     def _fallback(self) -> Any:
-        """The fallback, which must be there, with what it has of this optimizer."""
+        """Return the fallback, which must exist, with the current shared attributes."""
         part = self._working().fallback
         assert part is not None
         return part.follow(self)
@@ -425,7 +425,7 @@ class MatrixFamily(Optimizer):
         for index, weight, grad, state in calls:
             if self.falls_back(index, weight):
                 if grad.dtype != weight.dtype and not is_half(weight):
-                    grad = to_float32(grad)  # of a weight with a half-precision copy
+                    grad = to_float32(grad)  # the weight has a half-precision copy
                 self._fallback().check_calls([(index, weight, grad, state)])
                 continue
             words, inner = label(index, self.idx2name), state
@@ -453,7 +453,7 @@ class MatrixFamily(Optimizer):
     def update_in_python(
         self, index: Index, weight: Array, grad: Any, state: Any, copy: Array | None
     ) -> None:
-        """See :meth:`Optimizer.update_in_python`; a fallback has masters of its own."""
+        """See :meth:`Optimizer.update_in_python`; a fallback handles its own masters."""
         if copy is None and self.falls_back(index, weight):
             with self.lock:
                 self._fallback().update_multi_precision(index, weight, grad, state)

@@ -1,4 +1,4 @@
-"""Muon: momentum whose direction is made orthogonal, for weight matrices."""
+"""Muon: momentum with orthogonalized steps, for weight matrices."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
 __all__ = ["Muon", "muon_momentum"]
 
 SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "maximize", "seed")
-"""Attributes that the momentum's part has of a Muon."""
+"""Attributes that the inner momentum optimizer shares with Muon."""
 
 
 @rule(
@@ -27,14 +27,14 @@ SCALES = ("rescale_grad", "clip_gradient", "momentum", "nesterov", "idx2name", "
     hyper=("rescale_grad", "clip_gradient", "beta", "one_minus_beta", "fresh", "kept"),
 )
 def muon_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Moving average of the gradient; the direction takes the place of the weight."""
+    """Moving average of the gradient; the direction is written to the weight."""
     grad = rescaled(grad, h)
     mom = h.beta * state[0] + h.one_minus_beta * grad
     return h.fresh * grad + h.kept * mom, (mom,)
 
 
 class _Momentum(Optimizer):
-    """First part of a step: ``weight`` becomes the direction, and the state is the momentum."""
+    """First part of a step: writes the direction to ``weight``; the state is the momentum."""
 
     rule = muon_momentum
     momentum: float
@@ -53,7 +53,7 @@ class _Momentum(Optimizer):
 
 
 class _Orthogonal:
-    """Directions: the momentum, whose matrices are made orthogonal, each by itself."""
+    """Directions: the momentum, with each matrix orthogonalized separately."""
 
     def __init__(self) -> None:
         self._momentum = Part(_Momentum(), SCALES)
@@ -77,7 +77,7 @@ class _Orthogonal:
 
 
 def _check_split(name: str, value: Any) -> tuple[tuple[str, int | tuple[int, ...]], ...] | None:
-    """Pairs of a regular expression and the parts: their number, or the rows of each."""
+    """Check pairs of a regular expression and the number of parts or the rows of each part."""
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -98,7 +98,7 @@ def _check_parts(name: str, parts: Any) -> int | tuple[int, ...]:
 
 @register
 class Muon(MatrixFamily):
-    r"""Momentum with orthogonalized steps, for weight matrices.
+    r"""Muon: momentum with orthogonalized steps, for weight matrices.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -108,38 +108,37 @@ class Muon(MatrixFamily):
 
     Without `nesterov` :math:`d = m`. With the singular value decomposition :math:`d = U S V^T`,
     :math:`\mathrm{orth}(d)` approximates :math:`U V^T` by `steps` iterations
-    :math:`X \leftarrow a X + (b A + c A^2) X` with :math:`A = X X^T`, which start with
-    :math:`X = d / (\sigma \max(\|d\|_F, \epsilon))`. With ``coefficients="polar"`` the numbers
-    a, b and c are those of Polar Express, another triple in each step, and
-    :math:`\sigma = 1.02`; with ``"quintic"`` they are 3.4445, -4.775 and 2.0315 in every step, as
-    in torch.optim.Muon and optax, which leaves singular values between about 0.7 and 1.2, and
-    :math:`\sigma = 1`. A matrix with more rows than columns is transposed before and after; where
-    one side is at least three times the other, the iteration runs on the products of its shorter
+    :math:`X \leftarrow a X + (b A + c A^2) X` with :math:`A = X X^T`, starting from
+    :math:`X = d / (\sigma \max(\|d\|_F, \epsilon))`. With ``coefficients="polar"`` the coefficients
+    a, b and c are those of Polar Express, a different triple in each iteration, and
+    :math:`\sigma = 1.02`. With ``"quintic"`` they are 3.4445, -4.775 and 2.0315 in all iterations,
+    as in torch.optim.Muon and optax, which yields singular values between about 0.7 and 1.2, and
+    :math:`\sigma = 1`. A matrix with more rows than columns is transposed before and after. If one
+    side is at least three times the other, the iteration runs on Gram matrices of the shorter
     side.
 
-    For a matrix of n rows and m columns :math:`s` is :math:`0.2 \sqrt{\max(n, m)}` with
-    ``adjust="rms"``, so that learning rates and weight decays of AdamW fit, and
+    For a matrix with n rows and m columns, :math:`s` is :math:`0.2 \sqrt{\max(n, m)}` with
+    ``adjust="rms"``, so that learning rates and weight decays of AdamW can be reused, and
     :math:`\sqrt{\max(1, n / m)}` with ``adjust="original"``.
 
     Sources: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Amsel
     et al., "The Polar Express", arXiv:2505.16932; Liu et al., "Muon is Scalable for LLM
     Training", arXiv:2502.16982 (``adjust="rms"``).
 
-    Weights with more than two dimensions are updated as matrices of their first axis by all
-    others, as kernels of convolutions are. Weights with fewer dimensions, embeddings and output
-    layers belong to a `fallback`: they raise an error, or are chosen by `fallback_for`.
+    Weights with more than two dimensions, such as convolution kernels, are reshaped to matrices of
+    the first axis by all others. Weights with fewer dimensions need a `fallback`; without one they
+    raise an error. Embeddings and output layers should use it too, by `fallback_for`.
 
-    The iteration runs in float32, and in float64 for float64 weights, by matrix products of NumPy.
-    Their last bits may depend on the number of threads of NumPy's BLAS. A step of a square matrix
-    of n rows takes about :math:`10 n^3` multiplications.
+    The iteration uses NumPy matrix products in float32, or in float64 for float64 weights. Their
+    last bits may depend on the number of threads of NumPy's BLAS. A step of a square matrix with n
+    rows takes about :math:`10 n^3` multiplications.
 
-    State of a parameter: the array :math:`m`, like the weight; that of the fallback for its
-    weights.
+    State: the array :math:`m`, in the weight's shape; weights of the fallback have its state.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     momentum : float
         Decay rate :math:`\mu`, at least 0 and below 1. Default 0.95.
     nesterov : bool
@@ -147,36 +146,36 @@ class Muon(MatrixFamily):
     coefficients : str
         'polar' or 'quintic'. Default 'polar'.
     steps : int
-        Iterations, from 1 to 100. After the fifth one of 'polar', its last triple is repeated.
-        Default 5.
+        Number of iterations, from 1 to 100. With 'polar', the fifth triple is repeated after the
+        fifth iteration. Default 5.
     eps : float
-        Smallest norm :math:`\epsilon` that a direction is divided by, at least 1e-30.
+        Lower bound :math:`\epsilon` of the norm that a direction is divided by, at least 1e-30.
         Default 1e-7.
     adjust : str
         'rms' or 'original'. Default 'rms'.
     split : dict of str to int or sequence of int, optional
-        Weights that are several matrices, one below the other, such as the joined queries, keys
-        and values of attention, or its heads: by a regular expression over names, the number of
-        equal parts along the first axis, or the rows of each. Each is orthogonalized by itself.
-        The first pattern counts that ``re.search`` finds in the name, which is that of
-        ``idx2name``, of the object in ``param_dict``, or the index.
+        Weights that consist of several matrices stacked along the first axis, such as the queries,
+        keys and values of attention, or its heads. Maps a regular expression for names to the
+        number of equal parts, or to the number of rows of each part. The parts are orthogonalized
+        separately. The first pattern that ``re.search`` finds in the name applies; the name is the
+        entry in ``idx2name``, the name of the object in ``param_dict``, or the index.
     fallback : Optimizer or str, optional
-        What updates weights with fewer than two dimensions, and those of `fallback_for`. It
-        counts with this optimizer, whose `rescale_grad`, names and multipliers hold for it too.
-        A name stands for an optimizer with the same learning rate, schedule, weight decay, clip
-        and precision; an Optimizer must serve this one alone. Default None: such weights are
-        errors.
+        Optimizer of weights with fewer than two dimensions, and of those in `fallback_for`. It
+        shares the update counts, `rescale_grad`, names and multipliers of this optimizer. A name
+        creates an optimizer with the same learning rate, schedule, weight decay, clip and
+        precision; an Optimizer object must not be used elsewhere. Default None: such weights
+        raise an error.
     fallback_for : str or sequence of str, optional
-        Regular expressions over names of weights that the fallback updates.
+        Regular expressions for the names of weights that the fallback updates.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range, or a pattern is not a regular expression; or
-        `fallback_for` comes without `fallback`. In an update: a weight has fewer than two
-        dimensions and there is no fallback, or cannot be split so.
+        An argument is NaN or out of range, a pattern is not a regular expression, or
+        `fallback_for` is given without `fallback`. In an update: a weight has fewer than two
+        dimensions and there is no fallback, or its rows cannot be split as requested.
     TypeError
         An argument has the wrong type, or the fallback has no rule. In an update: the gradient of
         a matrix is row-sparse, or the matrix is on a CUDA device.
@@ -248,7 +247,7 @@ class Muon(MatrixFamily):
         return {**super().patterns(), "split": [each for each, _ in self.split or ()]}
 
     def _sizes(self, index: Index, shape: tuple[int, ...]) -> Sequence[int]:
-        """Rows of the matrices of a weight."""
+        """Return the numbers of rows of the matrices in a weight."""
         if self.split is None:
             return shape[:1]
         name, rows = self.name_of(index), shape[0]
@@ -262,9 +261,9 @@ class Muon(MatrixFamily):
         return sizes
 
     def matrices(self, index: Index, array: Array) -> list[Array]:
-        """Views of the matrices in an array like a weight, which are orthogonalized by themselves.
+        """Return views of the matrices in an array that are orthogonalized separately.
 
-        Equal parts of a weight are one view of three dimensions.
+        Equal parts are returned as one three-dimensional view.
         """
         flat = array if array.ndim == 2 else array.reshape(len(array), math.prod(array.shape[1:]))
         sizes = self._sizes(index, array.shape)
@@ -274,7 +273,7 @@ class Muon(MatrixFamily):
         return [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def scale(self, rows: int, columns: int) -> float:
-        """Factor of an orthogonal matrix of this shape."""
+        """Return the factor of the orthogonalized step of a matrix of this shape."""
         if self.adjust == "rms":
             return 0.2 * math.sqrt(max(rows, columns))
         return math.sqrt(max(1.0, rows / columns)) if columns else 1.0

@@ -31,14 +31,14 @@ FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
 
 @scalar
 def look_ahead(grad: Scalar, mean: Scalar, var: Scalar, h: Hyper) -> Scalar:
-    """Present gradient and looked-ahead average over the root of the square's average."""
+    """Return the step: gradient and look-ahead mean over the root of the second moment."""
     ahead = h.grad_scale * grad + h.mean_scale * mean
     return h.lr * ahead / (math.sqrt(var * h.var_scale) + h.epsilon)
 
 
 @rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """A step of Nadam with decay inside the clipped gradient."""
+    """Nadam with decay inside the clip."""
     grad = clipped_decayed(weight, grad, h)
     mean, var = moments(grad, state, h)
     return weight - look_ahead(grad, mean, var, h), (mean, var)
@@ -46,7 +46,7 @@ def nadam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """A step of Nadam with decay beside the clipped gradient."""
+    """Nadam with decay outside the clip."""
     grad = decayed(weight, grad, h)
     mean, var = moments(grad, state, h)
     return weight - look_ahead(grad, mean, var, h), (mean, var)
@@ -54,7 +54,7 @@ def nadam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step
 
 @rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadam_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """The same as :func:`nadam` over the root of the largest average of squares."""
+    """Nadam with AMSGrad and decay inside the clip."""
     grad = clipped_decayed(weight, grad, h)
     mean, var, peak = peak_moments(grad, state, h)
     return weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
@@ -62,7 +62,7 @@ def nadam_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadam_amsgrad_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """The same as :func:`nadam_of_torch` over the root of the largest average of squares."""
+    """Nadam with AMSGrad and decay outside the clip."""
     grad = decayed(weight, grad, h)
     mean, var, peak = peak_moments(grad, state, h)
     return weight - look_ahead(grad, mean, peak, h), (mean, var, peak)
@@ -78,19 +78,19 @@ RULES = {
 
 
 class Products(PerIndex):
-    """Product of the momenta by index; the first number of the array is all parameters' own."""
+    """Products of the momenta by index; the first number is shared by all parameters."""
 
     first = 1
 
 
 @scalar
 def momentum_at(t: Scalar, h: Hyper) -> Scalar:
-    """Momentum of step `t`."""
+    """Return the momentum of step `t`."""
     return h.beta1 * (1 - 0.5 * math.pow(0.96, t * h.schedule_decay))
 
 
 def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Scales of this step, by the product of the momenta so far."""
+    """Compute the scales of this step from the product of the momenta so far."""
     now, ahead = momentum_at(t, h), momentum_at(t + 1, h)
     carried[0] = carried[0] * now
     product = carried[0]
@@ -101,7 +101,7 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
 
 @register
 class Nadam(AdamFamily):
-    r"""Adam with Nesterov momentum.
+    r"""Nadam: Adam with Nesterov momentum.
 
     .. math::
         h &= \mathrm{clip}(r g + \lambda w) \\
@@ -112,26 +112,26 @@ class Nadam(AdamFamily):
             + \frac{a_{t+1} m}{1 - P a_{t+1}} \right)
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right)
 
-    with :math:`s` = `schedule_decay`. By default one product :math:`P` (``m_schedule``) serves
-    all parameters and advances with every update of any of them, so that results depend on
-    their number and order; `per_parameter` keeps one for each.
+    with :math:`s` = `schedule_decay`. By default all parameters share one product :math:`P`
+    (``m_schedule``), which changes with every update of any of them, so that results depend on the
+    number and order of parameters; `per_parameter` keeps one product for each.
 
-    With ``formula="torch"`` it is the formula of torch.optim.NAdam: a product for each
-    parameter, and :math:`h = \mathrm{clip}(r g) + \lambda w`.
+    ``formula="torch"`` uses the formula of torch.optim.NAdam: one product for each parameter, and
+    :math:`h = \mathrm{clip}(r g) + \lambda w`.
 
-    With `amsgrad` the root is that of :math:`p \leftarrow \max(p, v)` in place of :math:`v`;
-    torch.optim.NAdam has no such form.
+    With `amsgrad`, :math:`p \leftarrow \max(p, v)` replaces :math:`v` under the root;
+    torch.optim.NAdam has no such variant.
 
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop. AMSGrad: Reddi,
     Kale and Kumar, "On the Convergence of Adam and Beyond", ICLR 2018, arXiv:1904.09237.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, with `amsgrad`
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape, with `amsgrad`
     :math:`(m, v, p)`.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
@@ -139,12 +139,11 @@ class Nadam(AdamFamily):
     schedule_decay : float
         :math:`s`, at least 0. Default 0.004.
     per_parameter : bool
-        Keep a product :math:`P` for each parameter. Default False; with torch's formula there is
-        one in any case.
+        Keep a product :math:`P` for each parameter. Default False; torch's formula always does.
     formula : str
         'mxnet' or 'torch'. Default 'mxnet'.
     amsgrad : bool
-        Divide by the root of the largest :math:`v` so far. Default False.
+        Divide by the root of the maximum of :math:`v` so far. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -199,12 +198,12 @@ class Nadam(AdamFamily):
 
     @property
     def rule(self) -> Rule:
-        """The rule of the formula."""
+        """Rule of the selected formula."""
         return RULES[self.formula, self.amsgrad]
 
     @property
     def m_schedule(self) -> float:
-        """Product of the momenta so far, which all parameters share."""
+        """Product of the momenta so far, shared by all parameters."""
         return float(self._m_schedules.array[0])
 
     @m_schedule.setter

@@ -18,7 +18,7 @@ FIELDS = (*MOMENTS, "grad_scale", "mean_scale", "var_scale")
 
 @rule(state=("mean", "var"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Nesterov's Adam and decay side by side."""
+    """Nadam with decoupled decay."""
     grad = rescaled(grad, h)
     mean, var = moments(grad, state, h)
     return weight - (look_ahead(grad, mean, var, h) + h.lr * h.wd * weight), (mean, var)
@@ -26,7 +26,7 @@ def nadamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @rule(state=("mean", "var", "peak"), signed=("mean",), nonnegative=("var",), hyper=FIELDS)
 def nadamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """The same as :func:`nadamw` over the root of the largest average of squares."""
+    """Nadam with AMSGrad and decoupled decay."""
     grad = rescaled(grad, h)
     mean, var, peak = peak_moments(grad, state, h)
     return weight - (look_ahead(grad, mean, peak, h) + h.lr * h.wd * weight), (mean, var, peak)
@@ -34,7 +34,7 @@ def nadamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step
 
 @scalar
 def square_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
-    """Square of the gradient over its average, without the average's bias; 0 where both are."""
+    """Return the squared gradient over its bias-corrected average; 0 where both are 0."""
     floor = h.epsilon * h.epsilon
     var = state[1] * h.var_scale
     if var < floor:
@@ -43,7 +43,7 @@ def square_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
 
 
 def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Scales of the gradient and of both moving averages without their bias towards 0."""
+    """Compute the scales of the gradient and of both moments, including the bias corrections."""
     h.grad_scale = h.one_minus_beta1 / (1 - h.beta1**t)
     h.mean_scale = h.beta1 / (1 - h.beta1 ** (t + h.ahead))
     h.var_scale = 1 / (1 - h.beta2**t)
@@ -51,7 +51,7 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
 
 @register
 class NAdamW(CautiousFamily):
-    r"""Adam with Nesterov momentum and decoupled weight decay.
+    r"""NAdamW: Adam with Nesterov momentum and decoupled weight decay.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -61,42 +61,42 @@ class NAdamW(CautiousFamily):
             + \frac{(1 - \beta_1) h}{1 - \beta_1^t} \right)
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right) + \lambda w \right)
 
-    This is optax.nadamw. With ``correction="present"`` the first exponent is :math:`t` too, as in
-    the baselines of AlgoPerf. `amsgrad`, `stable`, `cautious` and `cautious_decay` are those of
+    This is optax.nadamw. With ``correction="present"`` the first exponent is also :math:`t`, as in
+    the baselines of AlgoPerf. For `amsgrad`, `stable`, `cautious` and `cautious_decay` see
     :class:`~fastopt.optimizer.AdamW`.
 
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop; Loshchilov and
     Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101; Dahl et al., "Benchmarking
     Neural Network Training Algorithms", arXiv:2306.07179.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, with `amsgrad`
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape, with `amsgrad`
     :math:`(m, v, p)`.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
     correction : str
-        Bias correction of :math:`m`: 'next', that of the next step, or 'present'. Default 'next'.
+        Step whose bias correction is applied to :math:`m`: 'next' or 'present'. Default 'next'.
     amsgrad : bool
-        Divide by the root of the largest :math:`v` so far. Default False.
+        Divide by the root of the maximum of :math:`v` so far. Default False.
     stable : bool
-        Bound the tensor's root mean square of steps. Default False.
+        Bound the root mean square of the tensor's step. Default False.
     cautious : bool
-        Move only elements whose step is along the gradient. Default False.
+        Update only elements whose step has the sign of the gradient. Default False.
     cautious_decay : bool
-        Decay only weights that do not move away from 0. Default False.
+        Decay only weights that the step does not move away from 0. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range, or does not go with the others.
+        An argument is NaN, out of range, or incompatible with the others.
 
     Examples
     --------
@@ -135,12 +135,12 @@ class NAdamW(CautiousFamily):
 
     @property
     def bounded(self) -> bool:
-        """Whether the form is stable."""
+        """Whether the variant is stable."""
         return self.stable
 
     @property
     def plain(self) -> Rule:
-        """The rule without or with AMSGrad."""
+        """Rule without or with AMSGrad."""
         return nadamw_amsgrad if self.amsgrad else nadamw
 
     @corrected(corrected_scales, "ahead")

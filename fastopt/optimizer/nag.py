@@ -14,7 +14,7 @@ __all__ = ["NAG", "nag"]
 
 @rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum"))
 def nag(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Look ahead along the buffer; the rate is outside of it."""
+    """Nesterov momentum; the buffer does not include the learning rate."""
     (mom,) = state
     grad = decayed(weight, grad, h)
     mom = h.momentum * mom + grad
@@ -23,18 +23,18 @@ def nag(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @register
 class NAG(MomentumFamily):
-    r"""Nesterov's accelerated gradient.
+    r"""NAG: Nesterov's accelerated gradient.
 
     .. math::
         h &= \mathrm{clip}(r g) + \lambda w \\
         m &\leftarrow \mu m + h \\
         w &\leftarrow w - \eta (h + \mu m)
 
-    Without momentum it is gradient descent. Sources: Nesterov, "A method of solving a convex
+    Without momentum this is gradient descent. Sources: Nesterov, "A method of solving a convex
     programming problem with convergence rate O(1/k^2)" (1983); Sutskever et al., "On the
     importance of initialization and momentum in deep learning" (2013).
 
-    State of a parameter: None, or with momentum the array :math:`m`, like the weight.
+    State: None, or with momentum the array :math:`m`, in the weight's shape.
 
     Parameters
     ----------

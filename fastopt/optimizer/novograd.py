@@ -1,4 +1,4 @@
-"""NovoGrad: momentum over gradients that are divided by a norm for each tensor."""
+"""NovoGrad: momentum of gradients that are normalized per tensor."""
 
 import math
 from typing import Any, Unpack
@@ -14,13 +14,13 @@ __all__ = ["NovoGrad", "novograd"]
 
 
 def square(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-    """Square of the gradient."""
+    """Return the squared gradient."""
     grad = rescaled(grad, h)
     return (grad * grad,)
 
 
 def norm(sums: Sums, h: Hyper, kept: State) -> State:
-    """Average of the squares of the norm, and the factor that divides by its root."""
+    """Update the average of squared norms, and compute the inverse of its root."""
     var = h.beta2 * kept[0] + h.one_minus_beta2 * sums[0]
     h.inverse = 1 / (math.sqrt(var) + h.epsilon)
     return (var,)
@@ -34,20 +34,20 @@ def norm(sums: Sums, h: Hyper, kept: State) -> State:
     kept=("var",),
 )
 def novograd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Momentum of normalized gradients, with decay as a part of them."""
+    """Momentum of normalized gradients plus decay."""
     mom = h.beta1 * state[0] + (h.inverse * rescaled(grad, h) + h.wd * weight)
     return weight - h.lr * mom, (mom,)
 
 
 def started(t: Scalar, h: Hyper, carried: Any) -> None:
-    """The first average is the first square."""
+    """Initialize the average with the first squared norm."""
     if t - h.begun < 2:
         h.beta2, h.one_minus_beta2 = 0.0, 1.0
 
 
 @register
 class NovoGrad(AdamFamily):
-    r"""NovoGrad: momentum over gradients that are divided by a norm for each tensor.
+    r"""NovoGrad: momentum of gradients that are normalized per tensor.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -55,20 +55,19 @@ class NovoGrad(AdamFamily):
         m &\leftarrow \beta_1 m + \frac{h}{\sqrt{v} + \epsilon} + \lambda w \\
         w &\leftarrow w - \eta m
 
-    with one number :math:`v` for each tensor; the first update sets it to :math:`\|h\|^2`. The norm
-    is that of the whole gradient, also in a lazy update, and is added up in float64 in an order
+    with one number :math:`v` for each tensor, which the first update sets to :math:`\|h\|^2`. The
+    norm is that of the whole gradient, even in a lazy update. It is summed in float64, in an order
     that does not depend on the number of threads.
 
     Source: Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive Moments for
     Training of Deep Networks", arXiv:1905.11286.
 
-    State of a parameter: the tuple :math:`(m, v)` of an array like the weight and one without
-    dimensions.
+    State: the tuple :math:`(m, v)` of an array in the weight's shape and a zero-dimensional array.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.01; None keeps a scheduler's own rate.
+        Default 0.01; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.95, 0.98.
     epsilon : float

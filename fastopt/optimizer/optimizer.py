@@ -1,4 +1,4 @@
-"""The base class of all optimizers: what an author writes, and what a user sets."""
+"""The base class of all optimizers, their registry, and learning rate and decay multipliers."""
 
 import itertools
 import math
@@ -75,14 +75,14 @@ __all__ = [
 
 Class = TypeVar("Class", bound="type[Optimizer]")
 Snapshot = dict[str, tuple[Any, dict[Any, Any] | None]]
-"""Attributes, and the items of those that are mappings."""
+"""Attributes of an optimizer, and the items of those that are mappings."""
 
 RATE = Real(least=0)
 COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
-"""What a class may override to count, or to find rates, in its own way."""
+"""Methods that a class may override to change how updates are counted or rates are computed."""
 
 TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
-"""Attributes that decide about multipliers."""
+"""Attributes that determine the multipliers."""
 
 NAMES = {
     **dict.fromkeys(("step_size", "learn_rate", "learning_rate_init", "alpha"), ("learning_rate",)),
@@ -101,7 +101,7 @@ NAMES = {
     "random_state": ("seed",),
     "freeze": ("frozen",),
 }
-"""Arguments of other libraries, and ours."""
+"""Argument names of other libraries, and the names to suggest for them."""
 
 LIMITS = ("clip_adaptive", "clip_global_norm", "loss_scaler")
 CLIPS = "Updater(optimizer, clip_global_norm=...) limits the norm of all gradients together"
@@ -142,7 +142,7 @@ ADVICE = {
     "eps_root": "epsilon is beside the root or inside it, see formula and docs/formulas.md",
     "formula": "this class has one formula alone; Adam, AdamW, AdaGrad, RMSProp and Nadam have two",
 }
-"""What to write in place of arguments of other libraries that have no counterpart."""
+"""Advice for arguments of other libraries that have no counterpart."""
 
 STEPS = "an optimizer is called by an updater: Updater(optimizer)(index, grad, weight)"
 STATES = "an updater has the states: Updater(optimizer).state_dict()"
@@ -156,23 +156,23 @@ ELSEWHERE = {
         "Updater(optimizer, groups={pattern: {name: value}}) has groups of parameters",
     ),
 }
-"""What to call instead of methods of other libraries' optimizers."""
+"""Advice for methods of other libraries' optimizers."""
 
 TRANSIENT = frozenset(
     {"lock", "planner", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
     | {"work"}
 )
-"""Attributes that serve the present process only."""
+"""Attributes that belong to the current process and are not saved or copied."""
 
 _versions = itertools.count()
-"""Numbers of versions: no two optimizers share one."""
+"""Version numbers, unique among all optimizers of the process."""
 
 _locked: "WeakSet[Optimizer]" = WeakSet()
 
 
 def _unlock() -> None:
     for optimizer in list(_locked):
-        vars(optimizer)["lock"] = threading.RLock()  # maybe held by a thread that is not here
+        vars(optimizer)["lock"] = threading.RLock()  # a thread of the parent may have held it
 
 
 in_forked_child(_unlock)
@@ -185,7 +185,7 @@ def _check_schedule(name: str, lr_scheduler: Any) -> Any:
 
 
 def _check_sym_info(name: str, value: Any) -> Any:
-    """Nothing, or attributes by name and the names, as a symbol has them."""
+    """Check `sym_info`: an empty tuple, or the attributes and argument names of a symbol."""
     if isinstance(value, tuple) and len(value) in (0, 2):
         attributes, names = value or ({}, [])
         if isinstance(attributes, Mapping) and isinstance(names, (list, tuple)):
@@ -199,7 +199,7 @@ def _check_sym_info(name: str, value: Any) -> Any:
 class ScheduledRateError(RuntimeError, UserWarning):
     """The learning rate of an optimizer with a schedule cannot be set.
 
-    It is a UserWarning too, which MXNet raises.
+    It is also a UserWarning, which is what MXNet raises.
 
     Examples
     --------
@@ -214,20 +214,21 @@ class ScheduledRateError(RuntimeError, UserWarning):
 
 
 def endings(*words: str) -> tuple[str, ...]:
-    """Endings of names whose last part, after ``_``, ``.`` or ``/``, is one of `words`."""
+    """Return the suffixes of names whose last part, after ``_``, ``.`` or ``/``, is in `words`."""
     return tuple(map("".join, product("_./", words)))
 
 
 class Optimizer(Checked):
-    r"""Base class of all optimizers; it updates nothing by itself.
+    r"""Base class of all optimizers.
 
-    A subclass names a :func:`~fastopt.rule` and writes :meth:`hyper` and :meth:`create_state`,
-    or it overrides :meth:`update` with NumPy code of its own.
+    A subclass sets a :func:`~fastopt.rule` and implements :meth:`hyper` and, if needed,
+    :meth:`create_state`; or it overrides :meth:`update` with NumPy code.
 
-    The effective rate of a parameter is :math:`\eta = \mathrm{base} \cdot \mathrm{mult}`, where
-    base is ``lr_scheduler(num_update)`` or the learning rate, and mult is the first of:
-    ``param_dict[index].lr_mult``, the entry of :attr:`lr_mult` under the index, the entry under
-    the parameter's name, 1. The effective weight decay :math:`\lambda` is found likewise.
+    The effective learning rate of a parameter is :math:`\eta = \mathrm{base} \cdot \mathrm{mult}`,
+    where base is ``lr_scheduler(num_update)`` or the learning rate, and mult is the first of these
+    that exists: ``param_dict[index].lr_mult``, the entry of :attr:`lr_mult` for the index, the
+    entry for the parameter's name, 1. The effective weight decay :math:`\lambda` is computed in
+    the same way.
 
     Parameters
     ----------
@@ -242,47 +243,47 @@ class Optimizer(Checked):
         Clip each element of the rescaled gradient to ``[-clip_gradient, clip_gradient]``. None,
         0 and negative values mean no clipping.
     learning_rate : float or callable, optional
-        The rate, or a schedule, which then is `lr_scheduler`. Default: the scheduler's own
-        ``base_lr`` if there is a scheduler, else 0.01. If both are given, the optimizer works with
-        a copy of the schedule whose ``base_lr`` is the rate.
+        The learning rate, or a schedule, which is then used as `lr_scheduler`. Default: the
+        scheduler's ``base_lr`` if there is a scheduler, else 0.01. If both are given, the optimizer
+        uses a copy of the schedule with ``base_lr`` set to the learning rate.
     lr_scheduler : callable, optional
-        Takes the number of updates so far and returns the rate.
+        Function from the number of updates so far to the learning rate.
     sym : object, optional
-        Anything with ``attr_dict()`` and ``list_arguments()``, whose attributes ``__lr_mult__``
-        and ``__wd_mult__`` are multipliers.
+        Object with ``attr_dict()`` and ``list_arguments()``, such as an MXNet symbol, whose
+        attributes ``__lr_mult__`` and ``__wd_mult__`` are multipliers.
     begin_num_update : int
-        Number from which updates are counted. Default 0.
+        Initial value of the update counts. Default 0.
     multi_precision : bool
-        Keep float32 masters of half-precision weights; no effect on others. Default False.
+        Keep float32 masters of half-precision weights; no effect on other weights. Default False.
     param_dict : dict, optional
-        Objects with attributes ``lr_mult`` and ``wd_mult`` by index.
+        Objects with attributes ``lr_mult`` and ``wd_mult``, by index.
     seed : int
-        Seed of what is drawn at random: noise of the rule, stochastic rounding. Default 0.
+        Seed of the random numbers: noise of the rule and stochastic rounding. Default 0.
     lazy_update : bool, optional
-        Under row-sparse gradients touch only the rows they list. Default True for SGD, ccSGD,
-        Adam, AdaGrad, Ftrl, GroupAdaGrad, LARS and LBSGD, else False: the step that a dense
-        gradient with zeros elsewhere would make.
+        Update only the indexed rows of row-sparse gradients. Default True for SGD, ccSGD, Adam,
+        AdaGrad, Ftrl, GroupAdaGrad, LARS and LBSGD, else False: a row-sparse gradient then has
+        the effect of the equivalent dense gradient, with zeros in the other rows.
     sparse_decay : str
-        Weight decay of rows that a lazy update does not touch: 'touched', none; 'catch_up', made
-        up for when the row is next touched, for decoupled decay only; 'dense', at once, by the
-        factor 1 - rate * decay, whatever rate LARS, LAMB, LANS or LBSGD's 'lars' find for a layer.
-        Both keep a float64 number for each row. Default 'touched'.
+        Weight decay of rows that a lazy update does not touch. 'touched': no decay. 'catch_up':
+        the decay is deferred until the row is next touched; only for decoupled weight decay.
+        'dense': the decay is applied at once, by the factor 1 - learning rate * weight decay,
+        without the layer-wise scaling of LARS, LAMB, LANS and LBSGD's 'lars'. Both 'catch_up' and
+        'dense' store a float64 number for each row. Default 'touched'.
     rounding : str
-        How half-precision weights without masters are rounded: 'nearest' or 'stochastic', up or
-        down at random such that the mean is exact. Default 'nearest'.
+        Rounding of half-precision weights without masters: 'nearest', or 'stochastic', which
+        rounds up or down at random so that the expected value is exact. Default 'nearest'.
     master : str
-        How masters are kept: 'float32', or, for bfloat16 weights, 'split': the 16 bits that the
-        weight lacks of a float32. Default 'float32'.
+        Format of the masters: 'float32', or, for bfloat16 weights, 'split', which stores only the
+        low 16 bits that the weight lacks. Default 'float32'.
     state_dtype : str, optional
-        'bfloat16' keeps the state of every slot in bfloat16, rounded stochastically; needs the
-        package ml_dtypes. 'int8' keeps moving averages in 8 bits, with a scale for each 128
-        elements, see ``docs/8-bit-state.md``. Default None: the precision of the arithmetic.
+        'bfloat16' stores all state in bfloat16 with stochastic rounding; it needs the package
+        ml_dtypes. 'int8' stores moving averages in 8 bits, with one scale for every 128 elements,
+        see ``docs/8-bit-state.md``. Default None: the precision of the arithmetic.
     maximize : bool
-        Ascend: every gradient is taken with the opposite sign. Weight decay still makes weights
-        smaller. Default False.
+        Maximize: negate every gradient. Weight decay still shrinks the weights. Default False.
     state_min_size : int, optional
-        Elements that a weight has at least where ``state_dtype="int8"`` keeps its state in 8 bits.
-        Default: 4096, and weights of one dimension stay in the precision of the arithmetic.
+        With ``state_dtype="int8"``, minimum number of elements of a weight whose state is stored
+        in 8 bits. Default: 4096, and only for weights with two or more dimensions.
     lr : float or callable, optional
         Another name of `learning_rate`.
     weight_decay : float, optional
@@ -291,11 +292,11 @@ class Optimizer(Checked):
     Raises
     ------
     ValueError
-        A rate or decay is NaN or infinite, or the learning rate is negative; or `maximize` is
-        given to a class whose ``update()`` is Python code.
+        The learning rate or the weight decay is NaN or infinite, the learning rate is negative, or
+        `maximize` is True for a class that implements ``update()`` in Python.
     TypeError
-        An argument has the wrong type, is not one of the class, or is given under two names. The
-        error suggests a name where it can.
+        An argument has the wrong type, is unknown, or is given under two names. For an unknown
+        argument the error suggests a name if it can.
 
     Examples
     --------
@@ -312,42 +313,42 @@ class Optimizer(Checked):
     """
 
     lazy_by_default: ClassVar[bool] = False
-    """Whether row-sparse updates are lazy unless the user says otherwise."""
+    """Default value of `lazy_update`."""
 
     decoupled: ClassVar[bool] = False
-    """Whether weight decay does nothing but take a share of the weight, see :meth:`decay`."""
+    """Whether weight decay only multiplies the weight by a factor, see :meth:`decay`."""
 
     master_last: ClassVar[bool] = False
     """Whether the state is nested as (state, master) instead of (master, state)."""
 
     rounded_sums: ClassVar[bool] = False
-    """Whether the passes of a rule see a weight with a master as it was rounded."""
+    """Whether the reductions of a rule use the rounded weight instead of its float32 master."""
 
     rates_before_count: ClassVar[bool] = False
-    """Whether a schedule is read before the call is counted."""
+    """Whether the schedule is evaluated before the update is counted."""
 
     opt_registry: ClassVar[dict[str, type["Optimizer"]]] = {}
 
     native: ClassVar[bool] = True
-    """Whether the class leaves its updates to its rule, overriding no ``update`` method."""
+    """Whether updates use the rule: the class overrides no ``update`` method."""
 
     ascends: ClassVar[bool] = False
-    """Whether an :meth:`update` in Python ascends with ``maximize``."""
+    """Whether an :meth:`update` in Python supports ``maximize``."""
 
     evaluates: ClassVar[bool] = False
-    """Whether :meth:`evaluated` has weights to evaluate."""
+    """Whether the class overrides :meth:`evaluated`."""
 
     may_skip: ClassVar[bool] = False
-    """Whether :meth:`skips` may be True."""
+    """Whether the class overrides :meth:`skips`, so that it may return True."""
 
     rule_by_index: ClassVar[bool] = False
-    """Whether parameters have rules of their own."""
+    """Whether the class overrides :meth:`rule_for`, so that rules differ between parameters."""
 
     same_in_groups: ClassVar[tuple[str, ...]] = ()
     """Arguments that a group of an updater cannot override."""
 
     per_index: ClassVar[bool] = False
-    """Whether the class overrides how it counts or finds rates, so that it is asked each time."""
+    """Whether the class overrides counts or rates, so that its methods are called every time."""
 
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "lr": ("learning_rate",),
@@ -366,7 +367,7 @@ class Optimizer(Checked):
         "lr_scheduler": _check_schedule,
         "wd": Real(),
         "begin_num_update": Integer(least=0),
-        "rescale_grad": Real(infinite=True, nan=True),  # AdamW takes these for an overflow
+        "rescale_grad": Real(infinite=True, nan=True),  # AdamW treats these as overflow
         "clip_gradient": OrNone(Real(infinite=True)),
         "multi_precision": Flag(),
         "seed": Integer(least=0, most=None),
@@ -394,15 +395,15 @@ class Optimizer(Checked):
     idx2name: dict[Any, str]
     param_dict: dict[Any, Any]
     lock: Any
-    """Held during an update, for threads that share the optimizer."""
+    """Lock that is held during updates, for threads that share the optimizer."""
     planner: Planner | None
     _warned: bool
     version: int
-    """Number that changes whenever an attribute or a table of multipliers does."""
+    """Number that changes whenever an attribute or a multiplier changes."""
     mode_version: int
-    """The same, but for `rescale_grad`, which changes no kernel."""
+    """Like `version`, but not changed by `rescale_grad`, which does not affect the kernels."""
     multipliers_version: int
-    """The same, for the tables of multipliers alone."""
+    """Like `version`, but changed only by multipliers."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -485,9 +486,9 @@ class Optimizer(Checked):
         self.check_together()
 
     def _start(self) -> None:
-        """Start with what serves the present process only."""
+        """Initialize the attributes of the current process."""
         attributes = vars(self)
-        attributes["lock"] = threading.RLock()  # for threads that share the optimizer
+        attributes["lock"] = threading.RLock()
         attributes["planner"] = None
         attributes["_warned"] = False
         self._changed_tables()
@@ -507,16 +508,16 @@ class Optimizer(Checked):
             raise AttributeError(f"{own} to set; set {' and '.join(names)}")
         try:
             super().__setattr__(name, value)
-        finally:  # Ctrl-C may come in between
+        finally:  # even if Ctrl-C interrupts the assignment
             if name in TABLES:
                 self._changed_tables()
             elif name != "rescale_grad":
                 self._changed()
-            elif before != vars(self).get(name):  # which trainers assign in every step
+            elif before != vars(self).get(name):  # trainers assign rescale_grad in every step
                 vars(self)["version"] = next(_versions)
 
     def _by_index(self, name: str, values: Mapping[Index, Any]) -> PerIndex:
-        """Numbers by index in an array of our own; what belongs to no index stays as it was."""
+        """Return a new PerIndex of `values`; numbers that belong to no index are kept."""
         numbers, before = self.by_index[name](values), vars(self).get(name)
         if before is not None:
             numbers.array[: numbers.first] = before.array[: numbers.first]
@@ -528,7 +529,7 @@ class Optimizer(Checked):
         self._changed()
 
     def _changed(self) -> None:
-        """Give plans a new version to compare with."""
+        """Set a new version, which invalidates plans."""
         vars(self)["version"] = vars(self)["mode_version"] = next(_versions)
 
     def _changed_tables(self) -> None:
@@ -536,7 +537,7 @@ class Optimizer(Checked):
         vars(self)["multipliers_version"] = self.version
 
     def check_together(self) -> None:
-        """Raise ValueError unless the arguments fit together."""
+        """Raise ValueError unless the arguments are consistent."""
         if self.state_dtype == "bfloat16":
             bfloat16()
         if self.maximize and not (self.native or self.ascends):
@@ -560,12 +561,12 @@ class Optimizer(Checked):
 
     @staticmethod
     def register(klass: Class) -> Class:
-        """Register a class under its lower-case name, as a decorator.
+        """Register a class under its lower-case name; usable as a decorator.
 
         Parameters
         ----------
         klass : type
-            Subclass of :class:`Optimizer`. A class of the same name is replaced with a warning.
+            Subclass of :class:`Optimizer`. It replaces a class of the same name, with a warning.
 
         Raises
         ------
@@ -596,22 +597,21 @@ class Optimizer(Checked):
 
     @staticmethod
     def create_optimizer(name: "str | Optimizer", **kwargs: Any) -> "Optimizer":
-        """Make an optimizer by its registered name.
+        """Create an optimizer by its registered name.
 
         Parameters
         ----------
         name : str or Optimizer
-            Name of a registered class; upper and lower case do not matter. An optimizer is
-            returned as it is.
+            Case-insensitive name of a registered class. An optimizer is returned unchanged.
         **kwargs
             Arguments of the class.
 
         Raises
         ------
         ValueError
-            No class of that name is registered, or there are arguments besides an optimizer.
+            No class of that name is registered, or arguments are passed together with an optimizer.
         TypeError
-            `name` is something else, or the class does not take an argument.
+            `name` has another type, or the class does not accept an argument.
 
         Examples
         --------
@@ -644,9 +644,9 @@ class Optimizer(Checked):
 
     @classmethod
     def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Refuse weights in place of the first argument, and warn of a rate that is not the first.
+        """Raise if the first argument is weights; warn if it may be meant as the learning rate.
 
-        The order of arguments is MXNet's, where the first one of SGD is the momentum.
+        The order of arguments follows MXNet, where the first argument of SGD is the momentum.
         """
         owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
         if not args or owner.__module__.partition(".")[0] != "fastopt":
@@ -666,7 +666,7 @@ class Optimizer(Checked):
             )
 
     def __repr__(self) -> str:
-        """Class, rate and whatever else is not the default."""
+        """Class, learning rate, and all arguments that differ from their default."""
         own = vars(self)
         shown = {} if own.get("lr_scheduler") is not None else {"learning_rate": own.get("lr")}
         for name, parameter in type(self).__signature__.parameters.items():
@@ -685,21 +685,21 @@ class Optimizer(Checked):
         )
         return f"{type(self).__name__}({words})"
 
-    # What an author writes
+    # Methods for subclasses
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
-        """Fields of the rule's record for one step, computed in float64.
+        """Return the hyper-parameters of the rule for one step, computed in float64.
 
-        ``lr``, ``wd``, ``rescale_grad`` and ``clip_gradient`` need not be given; a given one
-        takes the place of the usual value.
+        ``lr``, ``wd``, ``rescale_grad`` and ``clip_gradient`` are added automatically; values
+        returned here override them.
 
         Parameters
         ----------
         t : int
-            Number of updates of this parameter, the present one included.
+            Number of updates of this parameter, including the current one.
         lr, wd : float
-            Effective rate and weight decay of this parameter.
+            Effective learning rate and weight decay of this parameter.
 
         Returns
         -------
@@ -709,41 +709,41 @@ class Optimizer(Checked):
         return {}
 
     def decay(self, t: int, lr: float, wd: float) -> float:
-        """Share of a weight that decay takes in one step, whatever the gradient.
+        """Return the fraction by which weight decay shrinks a weight in one step.
 
-        By default rate times decay.
+        By default the learning rate times the weight decay.
 
         Parameters
         ----------
         t, lr, wd
-            As :meth:`hyper` takes them.
+            See :meth:`hyper`.
         """
         return lr * wd
 
     def evaluated(self, weight: Array, state: Sequence[Array]) -> Array | None:
-        """The weights that one evaluates, if they are others than those that are updated.
+        """Return the weights to evaluate with, if they differ from the updated weights.
 
         Parameters
         ----------
         weight : numpy.ndarray
             A copy of the weight, or of its master, in the precision of the arithmetic.
         state : sequence of numpy.ndarray
-            An array for each slot of the rule.
+            One array for each state slot of the rule.
 
         Returns
         -------
         numpy.ndarray or None
-            None by default. Otherwise :meth:`Updater.averaged` writes it to the weight.
+            None by default. Otherwise :meth:`Updater.averaged` copies the result to the weight.
         """
         return None
 
     @property
     def rule(self) -> Rule | None:
-        """The rule that :meth:`update` applies; a class with one rule says ``rule = its_rule``."""
+        """Rule that :meth:`update` applies; a class with one rule sets ``rule = its_rule``."""
         return None
 
     def rule_for(self, index: Index) -> Rule | None:
-        """Rule of one parameter, for classes that treat some of them differently.
+        """Return the rule of one parameter, for classes with different rules.
 
         Parameters
         ----------
@@ -753,75 +753,75 @@ class Optimizer(Checked):
         return self.rule
 
     def skips(self) -> bool:
-        """Whether steps are counted but nothing is updated."""
+        """Whether updates are counted but change no weight or state."""
         return False
 
     def count_only(self, index: Index) -> None:
-        """Count a call that updates nothing, with the checks of one that does."""
+        """Count an update that is skipped, with the checks of a normal update."""
         self._get_lr(index), self._get_wd(index)
         self._update_count(index)
 
     @property
     def carried(self) -> PerIndex | None:
-        """Numbers that parameters carry from step to step, see ``corrected``."""
+        """Numbers that parameters keep between steps, see :func:`~fastopt.optimizer.corrected`."""
         return None
 
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:
-        """Positions of these numbers in :attr:`carried`."""
+        """Return the positions of the parameters' numbers in :attr:`carried`."""
         return np.zeros(len(indices), np.int64)
 
     @property
     def step_sums(self) -> StepSums | None:
-        """What adds up the numbers that a rule keeps, where it needs those of all tensors."""
+        """Object that sums the rule's kept numbers over the tensors of a step, or None."""
         return None
 
     @property
     def folds(self) -> bool:
-        """Whether a factor of all gradients may be put into `rescale_grad`."""
+        """Whether a common factor of the gradients may be folded into `rescale_grad`."""
         rule = self.rule if self.native and not self.accumulates else None
         return rule is not None and "rescale_grad" in rule.hyper
 
     @property
     def in_list_order(self) -> bool:
-        """Whether tensors must be counted in the order of their list."""
+        """Whether the tensors of a list must be counted in order."""
         return False
 
     @property
     def accumulates(self) -> bool:
-        """Whether :meth:`accumulate` comes before an update."""
+        """Whether :meth:`accumulate` is called before an update."""
         return False
 
     def accumulate(
         self, words: str, index: Index, grad: Any, weight: Array
     ) -> tuple[Any, list[Table]]:
-        """Gradient to update with, None if there is no update; and the launches that make it."""
+        """Return the gradient to update with, or None for no update, and the kernels to launch."""
         raise NotImplementedError
 
     def create_state(self, index: Index, weight: Array) -> Any:
-        """Make the state of one parameter: zeros for each slot of the rule.
+        """Create the state of one parameter: an array of zeros for each slot of the rule.
 
-        They have the weight's shape, under a row rule (rows, 1), and dtype: float32 for weights
-        of half precision, `state_dtype` if it is given. A slot in 8 bits is a pair: codes of the
-        weight's shape, and their scales, with a row for each row of the weight. A number that a
-        rule keeps for the tensor is an array without dimensions, in the precision of the
-        arithmetic.
+        The arrays have the shape of the weight, or (rows, 1) for a row rule. Their dtype is
+        `state_dtype` if it is given, else float32 for half-precision weights and the weight's
+        dtype for others. An 8-bit slot is a pair of codes, in the weight's shape, and scales, with
+        one row for each row of the weight. A number that a rule keeps for the whole tensor is a
+        zero-dimensional array in the precision of the arithmetic.
 
         Parameters
         ----------
         index : int or str
             The parameter.
         weight : numpy.ndarray
-            Its weight.
+            The weight of the parameter.
 
         Returns
         -------
         None, numpy.ndarray or tuple
-            None without slots, the array itself for one slot, else a tuple.
+            None without slots, the array for a single slot, else a tuple.
 
         Raises
         ------
         ValueError
-            `state_dtype` is 'int8', and the rule has no slot that 8 bits can hold.
+            `state_dtype` is 'int8', and the rule has no slot that can be stored in 8 bits.
         TypeError
             `state_dtype` is 'int8', and the weight is on a device.
         """
@@ -840,16 +840,16 @@ class Optimizer(Checked):
         return slots if len(slots) > 1 else slots[0] if slots else None
 
     def _state_dtype(self, weight: Array) -> Any:
-        self.codes_of(self.rule, weight)  # where a class makes its own state, it needs a check too
+        self.codes_of(self.rule, weight)  # raises for classes that create their state themselves
         return bfloat16() if self.state_dtype == "bfloat16" else real_of(weight.dtype)
 
     def codes_of(self, rule: Rule | None, weight: Array) -> dict[str, str]:
-        """Dtype of the codes of each slot that is kept in 8 bits for this weight.
+        """Return the dtype of the codes of each slot that is stored in 8 bits for this weight.
 
         Raises
         ------
         ValueError
-            The rule has no slot that 8 bits can hold.
+            The rule has no slot that can be stored in 8 bits.
         TypeError
             The weight is on a device.
         """
@@ -866,16 +866,15 @@ class Optimizer(Checked):
         return rule.codes if is_worth_codes(weight.shape, self.state_min_size) else {}
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
-        """Make the state of one parameter, with a float32 master if it is kept in half precision.
+        """Create the state of one parameter, with a float32 master for a half-precision weight.
 
-        With `multi_precision` and a weight of half precision it returns the pair of the master
-        (with ``master="split"``, of the 16 bits that the weight lacks of one) and the state; SGD
-        has the state first.
+        With `multi_precision` and a half-precision weight it returns a pair of the master (the low
+        16 bits with ``master="split"``) and the state; for SGD the state is first.
 
         Parameters
         ----------
         index, weight
-            As :meth:`create_state` takes them.
+            See :meth:`create_state`.
         """
         given, weight = weight, header(weight)
         if not is_half(weight):
@@ -904,19 +903,20 @@ class Optimizer(Checked):
         Parameters
         ----------
         index : int or str
-            The parameter; counts and multipliers belong to it.
+            The parameter, which selects the update count and the multipliers.
         weight : numpy.ndarray
             The weight: float32, float64, float16 or bfloat16.
         grad : numpy.ndarray or RowSparse
-            Gradient of the weight's shape and dtype; float32 too for half-precision weights. It
-            is not changed.
+            Gradient with the weight's shape and dtype; for half-precision weights it may also be
+            float32. It is not changed.
         state : None, numpy.ndarray or tuple
-            What :meth:`create_state` returned.
+            The state returned by :meth:`create_state`.
 
         Raises
         ------
         TypeError, ValueError
-            The arrays do not fit, or the rate is not a number of at least 0. Nothing changes.
+            The arrays do not match, or the learning rate is not a non-negative number. Nothing
+            changes.
         """
         with self.lock:
             state, masters = self.direct_state(weight, state)
@@ -928,9 +928,9 @@ class Optimizer(Checked):
         Parameters
         ----------
         index, weight, grad
-            As :meth:`update` takes them, with the same errors.
+            See :meth:`update`, also for errors.
         state : None, numpy.ndarray or tuple
-            What :meth:`create_state_multi_precision` returned.
+            The state returned by :meth:`create_state_multi_precision`.
         """
         if self.native:
             with self.lock:
@@ -939,13 +939,13 @@ class Optimizer(Checked):
             self.update_in_python(index, weight, grad, state, None)
 
     def direct_state(self, weight: Array, state: Any) -> tuple[Any, bool]:
-        """State for :meth:`update` without an updater, and whether it holds a master."""
+        """Return the state for :meth:`update` without an updater, and whether it has a master."""
         return state, False
 
     def update_in_python(
         self, index: Index, weight: Array, grad: Any, state: Any, copy: Array | None
     ) -> None:
-        """Update by a class that overrides ``update()``, which sees no masters or copies."""
+        """Update with an overridden ``update()``, handling masters and half-precision copies."""
         words = label(index, self.idx2name)
         if is_cuda(weight) and (copy is not None or has_master(self, header(weight))):
             raise TypeError(f"{words}: an update() in Python has no masters or copies on a device")
@@ -963,21 +963,21 @@ class Optimizer(Checked):
             self.update(index, weight, grad, state)
 
     def check_calls(self, calls: Sequence[tuple[Index, Array, Any, Any]]) -> None:
-        """Raise if an update of a list must fail, before the first one is made.
+        """Raise if an update of a list would fail, before the first weight changes.
 
-        For classes that override :meth:`update`, whose updates are made one after the other. By
-        default nothing is checked but what the updater checks.
+        Classes that override :meth:`update` may override this too, because their updates run one
+        at a time. By default such a class has no checks beyond those of the updater.
 
         Parameters
         ----------
         calls : sequence of (index, weight, grad, state)
-            The list.
+            The updates.
         """
         if self.native:
             self._direct().check(calls)
 
     def dense_gradient(self, index: Index, weight: Array, grad: RowSparse) -> Any:
-        """Gradient for a class that overrides :meth:`update`, where it is row-sparse."""
+        """Convert a row-sparse gradient for a class that overrides :meth:`update`."""
         return grad.to_dense()
 
     def update_all(self, calls: Sequence[tuple[Index, Array, Any, Any]]) -> None:
@@ -991,25 +991,26 @@ class Optimizer(Checked):
         Raises
         ------
         TypeError, ValueError
-            As :meth:`update` does.
+            See :meth:`update`.
         """
         with self.lock:
             if self.native:
-                self._direct().update_all(list(calls))  # alive, whatever others do to theirs
+                # The copy keeps the arrays alive even if another thread changes the caller's list.
+                self._direct().update_all(list(calls))
             else:
                 self.check_calls(calls)
                 for call in calls:
                     self.update_multi_precision(*call)
 
     def _direct(self) -> Planner:
-        """Planner of updates without an updater."""
+        """Return the planner of updates without an updater."""
         planner = self.planner
         if planner is None:
             planner = vars(self)["planner"] = Planner(self)
         return planner
 
     def snapshot(self) -> Snapshot:
-        """Attributes, and what is in them; arrays apart."""
+        """Return attributes and copies of mappings for :meth:`put_back`; arrays are not copied."""
         return {
             name: (value, dict(value) if isinstance(value, Mapping) else None)
             for name, value in vars(self).items()
@@ -1017,7 +1018,7 @@ class Optimizer(Checked):
         } | {name: (getattr(self, name), None) for name in self.in_arrays}
 
     def put_back(self, saved: Snapshot) -> None:
-        """Set attributes to those of a snapshot; mappings stay the objects that others may hold."""
+        """Restore a snapshot; mappings are changed in place, since other objects may hold them."""
         for name, (value, content) in saved.items():
             if content is not None:
                 value.clear()
@@ -1032,7 +1033,7 @@ class Optimizer(Checked):
 
     @property
     def num_update(self) -> int:
-        """The largest number of updates of a parameter, which schedules are asked for."""
+        """Largest update count of a parameter, at which the schedule is evaluated."""
         return self._index_update_count.largest
 
     @num_update.setter
@@ -1046,7 +1047,7 @@ class Optimizer(Checked):
         counts.largest = max(counts.largest, count)
 
     def key(self, index: Index) -> int:
-        """Key of the random numbers of this update."""
+        """Return the key of the random numbers of this update."""
         count = self._index_update_count.get(index, 0)
         return noise.key(self.seed, noise.index_number(index), count)
 
@@ -1074,14 +1075,14 @@ class Optimizer(Checked):
         return decay
 
     def check_rates(self, index: Index, rate: float, decay: float) -> None:
-        """Raise ValueError unless rate and decay of a parameter are numbers that make sense."""
+        """Raise ValueError unless a parameter's learning rate and weight decay are valid."""
         if not 0 <= rate < math.inf:
             number(f"{label(index, self.idx2name)}: learning rate", rate, least=0)
         if not math.isfinite(decay):
             number(f"{label(index, self.idx2name)}: weight decay", decay)
 
     def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
-        """Multiplier of a parameter: the first hit of its object, its index and its name."""
+        """Return the multiplier of a parameter, looked up by its object, index and name in turn."""
         value: Any
         if index in self.param_dict:
             value, of = getattr(self.param_dict[index], attribute, None), " of its parameter"
@@ -1100,7 +1101,7 @@ class Optimizer(Checked):
 
     @property
     def learning_rate(self) -> float:
-        """The present rate, before multipliers; setting it is :meth:`set_learning_rate`."""
+        """Current learning rate, before multipliers; assigning calls :meth:`set_learning_rate`."""
         if self.lr_scheduler is None:
             return as_float("lr", self.lr)
         try:
@@ -1116,16 +1117,16 @@ class Optimizer(Checked):
 
     @staticmethod
     def scheduled(rate: Any) -> float:
-        """What a schedule has returned, as a float."""
+        """Return the result of a schedule as a float."""
         try:
             return float(rate)
         except OverflowError:
-            return math.inf  # which no parameter takes
+            return math.inf  # rejected when the rate of a parameter is checked
         except (TypeError, ValueError):
             raise TypeError(f"lr_scheduler must return a number, got {brief(rate)}") from None
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate.
+        """Set the learning rate.
 
         Parameters
         ----------
@@ -1135,7 +1136,7 @@ class Optimizer(Checked):
         Raises
         ------
         ScheduledRateError
-            There is a scheduler, which decides alone.
+            The optimizer has a schedule, which determines the learning rate.
         ValueError
             `lr` is negative, NaN or infinite.
         """
@@ -1146,11 +1147,11 @@ class Optimizer(Checked):
         self.lr = RATE("learning_rate", lr)
 
     def set_lr_scale(self, args_lrscale: Any) -> None:
-        """Raise DeprecationWarning: :meth:`set_lr_mult` has taken its place."""
+        """Raise DeprecationWarning; use :meth:`set_lr_mult` instead."""
         raise DeprecationWarning("set_lr_scale is gone, use set_lr_mult")
 
     def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
-        """Set rate multipliers, forgetting those set before.
+        """Set learning rate multipliers, replacing all earlier ones.
 
         Parameters
         ----------
@@ -1166,10 +1167,10 @@ class Optimizer(Checked):
         self.unchecked = True
 
     def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
-        """Set weight decay multipliers, forgetting those set before.
+        """Set weight decay multipliers, replacing all earlier ones.
 
-        Named parameters whose last part, after ``_``, ``.`` or ``/``, is not ``weight``, ``gamma``
-        or ``kernel`` start at 0.
+        The default is 0 for named parameters whose last part, after ``_``, ``.`` or ``/``, is not
+        ``weight``, ``gamma`` or ``kernel``.
 
         Parameters
         ----------
@@ -1187,23 +1188,23 @@ class Optimizer(Checked):
         self.unchecked = True
 
     _decayed: ClassVar[tuple[str, ...]] = endings("weight", "gamma", "kernel")
-    """Endings of the names that decay unless :meth:`set_wd_mult` says otherwise."""
+    """Suffixes of the names that decay by default, see :meth:`set_wd_mult`."""
 
     unchecked: bool = False
-    """Whether :meth:`check_multipliers` has yet to see all names."""
+    """Whether :meth:`check_multipliers` still has to check the multipliers."""
 
     def check_multipliers(self, indices: Sequence[Index], also: Collection[Index] = ()) -> None:
-        """Warn, once, of multipliers that no parameter has, and of decay that no name has.
+        """Warn once about multipliers of unknown parameters, and if weight decay has no effect.
 
-        All names are known once every index of ``idx2name`` has been updated, or a list is, or an
-        index is for the second time.
+        The check runs when all parameters are assumed to be known: every index of ``idx2name`` has
+        been updated, a list is updated, or an index is updated for the second time.
 
         Parameters
         ----------
         indices : sequence of int or str
-            Parameters that are about to be updated. Nothing is counted yet.
+            Parameters that are about to be updated and are not counted yet.
         also : collection of int or str
-            Parameters whose gradients wait for their update.
+            Parameters with accumulated gradients that are not applied yet.
         """
         before = {*self._index_update_count, *also}
         names, seen = self.idx2name, {*indices, *before}
@@ -1225,7 +1226,7 @@ class Optimizer(Checked):
             )
 
     def _decays(self, index: Index) -> bool:
-        """Whether a named parameter may decay, by its multiplier."""
+        """Whether the weight decay multiplier of a parameter is not 0."""
         return self.multiplier(index, self.wd_mult, "wd_mult") != 0
 
     def _attributes(self, key: str) -> dict[Index, float]:
@@ -1241,10 +1242,10 @@ class Optimizer(Checked):
         rates: Mapping[str, float],
         hyper: Mapping[str, float],
     ) -> list[float]:
-        """Values of the fields `names` for a rule.
+        """Return the values of the hyper-parameters `names` of a rule.
 
-        `rates` has the learning rate ``lr``, the weight decay ``wd``, and the learning rate without
-        multipliers, ``rate``.
+        `rates` holds the learning rate ``lr``, the weight decay ``wd``, and the learning rate
+        before multipliers, ``rate``.
         """
         turned = "rescale_grad" in names or ("direction" in names and "direction" not in hyper)
         if self.maximize and not turned:
@@ -1267,7 +1268,7 @@ class Optimizer(Checked):
                 f"{type(self).__name__}.hyper() does not give {error}, which rule {rule.name} reads"
             ) from None
         except (TypeError, ValueError):
-            bound("clip_gradient", self.clip_gradient)  # which may have been set past its check
+            bound("clip_gradient", self.clip_gradient)  # it may have been set without its check
             raise TypeError(
                 f"{type(self).__name__}.hyper() must return a dict of numbers, got {hyper!r}"
             ) from None
@@ -1281,9 +1282,9 @@ class Optimizer(Checked):
     # Copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but param_dict, which holds live parameters, and what serves this process.
+        """All attributes except param_dict, which holds live parameters, and TRANSIENT ones.
 
-        Arrays on a device are copied to main memory.
+        Arrays on a device are copied to the host.
         """
         kept = {k: v for k, v in vars(self).items() if k not in TRANSIENT and k != "param_dict"}
         plain = {
@@ -1297,7 +1298,7 @@ class Optimizer(Checked):
         self.restore({**state, "param_dict": {}})
 
     def restore(self, attributes: Mapping[str, Any]) -> None:
-        """Set attributes without the checks of assignment, as of a checkpoint that is checked."""
+        """Set attributes without validation, such as those of a validated checkpoint."""
         own = vars(self)
         for name, value in attributes.items():
             if name in TABLES:
@@ -1313,10 +1314,10 @@ class Optimizer(Checked):
         self._changed_tables()
 
     by_index: ClassVar[dict[str, type[PerIndex]]] = {"_index_update_count": Counts}
-    """Attributes that are numbers by index."""
+    """Attributes that store a number for each index."""
 
     in_arrays: ClassVar[tuple[str, ...]] = ("num_update",)
-    """Properties whose values lie in the arrays of these."""
+    """Properties whose values are stored in the arrays of `by_index` attributes."""
 
 
 register = Optimizer.register
@@ -1324,7 +1325,7 @@ create = Optimizer.create_optimizer
 
 
 def bound(name: str, limit: float | None) -> float:
-    """Bound of a clip of this name: None, 0 and negative limits mean no clipping."""
+    """Return the limit of a clip as a float; None, 0 and negative limits mean no clipping."""
     if limit is None:
         return math.inf
     exact = as_float(name, limit)
@@ -1332,7 +1333,7 @@ def bound(name: str, limit: float | None) -> float:
 
 
 def as_float(name: str, value: Any) -> float:
-    """Attribute as a float; faster than the check of the argument, which it has passed."""
+    """Convert a validated attribute to float; faster than validating it again."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -1342,7 +1343,7 @@ def as_float(name: str, value: Any) -> float:
 
 
 def _attribute_of(optimizer: Optimizer, argument: str) -> str:
-    """Attribute that keeps an argument of the constructor."""
+    """Return the name of the attribute that stores a constructor argument."""
     for attribute, description in optimizer._arguments.items():
         if isinstance(description, Renamed) and description.argument == argument:
             return attribute

@@ -1,4 +1,4 @@
-"""Prodigy: Adam whose learning rate is an estimate of the distance to a solution."""
+"""Prodigy: Adam with a learning rate estimated from the distance to a solution."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,18 +28,18 @@ FIELDS = (
 
 @scalar
 def with_decay(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
-    """Rescaled and clipped gradient, and coupled decay."""
+    """Return the rescaled and clipped gradient plus coupled decay."""
     return rescaled(grad, h) + h.coupled * weight
 
 
 def parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-    """Progress along the gradient since the start, and size of the new sum of gradients."""
+    """Return the progress along the gradient since the start, and the absolute gradient sum."""
     grad = with_decay(weight, grad, h)
     return grad * (state[3] - weight), abs(h.beta3 * state[2] + h.sum_rate * grad)
 
 
 def of_tensor(sums: Sums, h: Hyper, kept: State) -> State:
-    """Shares of a tensor in the numerator and the denominator of the estimate."""
+    """Return the tensor's terms in the numerator and the denominator of the estimate."""
     return h.progress_rate * sums[0], h.counts * sums[1]
 
 
@@ -50,7 +50,7 @@ def of_tensor(sums: Sums, h: Hyper, kept: State) -> State:
     kept=("numerator", "denominator"),
 )
 def prodigy(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam's step at the estimated rate, and the sum of gradients from which it is estimated."""
+    """Adam's step with the estimated learning rate, and the gradient sum used to estimate it."""
     mean, var, total, start = state
     grad = with_decay(weight, grad, h)
     mean = h.beta1 * mean + h.mean_rate * grad
@@ -61,7 +61,7 @@ def prodigy(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 def corrected_rates(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Bias correction of the rate, and of what is proportional to it."""
+    """Apply the bias correction to the learning rate and to everything proportional to it."""
     if h.lr > 0:
         scale = math.sqrt(1 - h.beta2**t) / (1 - h.beta1**t)
         h.lr = h.lr * scale
@@ -72,7 +72,7 @@ def corrected_rates(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 def _check_estimate(name: str, value: Any) -> dict[str, float]:
-    """Nothing, or what the next estimate follows from."""
+    """Check the saved estimate: empty, or the numbers that determine the next estimate."""
     found = TableOf(ANY)(name, value)
     if found and (tuple(found) != ESTIMATE or not found["d"] > 0):
         raise ValueError(f"{name} must have {ESTIMATE} with d above 0, got {brief(value)}")
@@ -81,7 +81,7 @@ def _check_estimate(name: str, value: Any) -> dict[str, float]:
 
 @register
 class Prodigy(AdamFamily):
-    r"""Prodigy: Adam whose learning rate is an estimate of the distance to a solution.
+    r"""Prodigy: Adam with a learning rate estimated from the distance to a solution.
 
     .. math::
         h &= \mathrm{clip}(r g), \qquad \gamma = \eta d_k \\
@@ -93,37 +93,37 @@ class Prodigy(AdamFamily):
         d_{k + 1} &= \min\!\Big(d^{\max}, \; g_{\max} d_k\Big), \qquad
         d^{\max} \leftarrow \max\!\Big(d^{\max}, \; c \, q \Big/ \sum \|s\|_1 \Big)
 
-    The sums go over all parameters of a step, so that there is one estimate :math:`d` for all. It
-    starts with :math:`d_0` = `d0` and never falls; :math:`c` = `d_coef`, :math:`g_{\max}` =
-    `growth_rate`, and :math:`w_0` are the weights before the first update. With `bias_correction`
+    The sums run over all parameters of a step, so that there is a single estimate :math:`d`. It
+    starts at :math:`d_0` = `d0` and never decreases. :math:`c` is `d_coef`, :math:`g_{\max}` is
+    `growth_rate`, and :math:`w_0` are the weights before the first update. With `bias_correction`,
     :math:`\gamma` is multiplied by :math:`\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`. Without
-    `decouple` :math:`\lambda w` is added to :math:`h` instead.
+    `decouple`, :math:`\lambda w` is added to :math:`h` instead.
 
-    A step ends when a parameter is updated that is in it already: a list is a step, and single
-    calls, one for each parameter, are a step too, with the same bits. The next call updates with
-    the new :math:`d`, which is in ``updater.info.d``. Parameters without a gradient in a step have
-    no share in its estimate. Between single calls for some parameters only, one that was left out
-    before counts to the step in which it comes. A list must not have an index twice.
+    A step ends when a parameter that is already part of it is updated again: a call with a list is
+    a step, and so are single calls for each parameter, with bitwise equal results. The next call
+    uses the new :math:`d`, which is available as ``updater.info.d``. Parameters without a gradient
+    in a step do not contribute to its estimate. With single calls, a parameter that was skipped
+    contributes to the step in which it is next updated. A list must not contain an index twice.
 
-    The learning rate is the factor of a schedule, usually 1 at first, the same for all parameters:
-    multipliers must be 0 or 1. A parameter with the rate 0 is left alone, and has no share in the
-    estimate. A gradient that is not finite stays in the sums, and so ends the growth of :math:`d`;
-    a `loss_scaler` or `clip_global_norm` of the updater skips it. Lazy updates leave :math:`s` of
-    rows that are not indexed as it is; it counts with :math:`\beta_3 |s|`, which makes the estimate
-    smaller; `sparse_decay` must be 'touched'.
+    The learning rate is a factor for schedules, usually 1 at first, and the same for all
+    parameters: multipliers must be 0 or 1. A parameter with learning rate 0 is not updated and does
+    not contribute to the estimate. A non-finite gradient stays in the sums and so stops the growth
+    of :math:`d`; a `loss_scaler` or `clip_global_norm` of the updater skips such gradients. Lazy
+    updates do not change :math:`s` of rows that are not indexed; these rows count as
+    :math:`\beta_3 |s|`, which makes the estimate smaller. `sparse_decay` must be 'touched'.
 
     Source: Mishchenko and Defazio, "Prodigy: An Expeditiously Adaptive Parameter-Free Learner",
-    arXiv:2306.06101, algorithm 4, with the sums of the authors' package prodigyopt. That has
-    :math:`d_{k + 1} \epsilon` in the denominator, which needs all sums before the first weight
-    moves; optax.contrib.prodigy has that too, and always corrects the bias.
+    arXiv:2306.06101, algorithm 4, with the sums of the authors' package prodigyopt. That package
+    has :math:`d_{k + 1} \epsilon` in the denominator, which requires all sums before the first
+    weight is updated; so has optax.contrib.prodigy, which also always corrects the bias.
 
-    State of a parameter: the tuple of the arrays :math:`m, v, s, w_0`, like the weight, and two
-    numbers without dimensions, its shares in both sums of the last step.
+    State: the tuple of the arrays :math:`m, v, s, w_0`, in the weight's shape, and two
+    zero-dimensional arrays, the parameter's terms in both sums of the last step.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 1; None keeps a scheduler's own rate.
+        Default 1; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     beta3 : float, optional
@@ -131,25 +131,25 @@ class Prodigy(AdamFamily):
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
     d0 : float
-        First estimate, at least 1e-30; to be set before the first update. Default 1e-6.
+        Initial estimate, at least 1e-30; must be set before the first update. Default 1e-6.
     d_coef : float
         Factor of the estimate, at least 0; the preferred way to tune it. Default 1.
     growth_rate : float
-        Largest factor by which the estimate grows in a step, at least 1. Default: infinity.
+        Maximum factor by which the estimate grows in a step, at least 1. Default: infinity.
     decouple : bool
-        Decoupled weight decay. Default True.
+        Use decoupled weight decay. Default True.
     bias_correction : bool
-        Correct the bias of both averages. Default False.
+        Correct the bias of both moments. Default False.
     safeguard_warmup : bool
-        Leave the learning rate out of :math:`s`, for schedules that warm up. Default False.
+        Leave the learning rate out of :math:`s`, for schedules with a warm-up. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range. In an update: a list has an index twice, or a multiplier
-        of the learning rate is neither 0 nor 1. Nothing changes.
+        An argument is NaN or out of range. In an update: a list contains an index twice, or a
+        learning rate multiplier is neither 0 nor 1. Nothing changes.
 
     Examples
     --------
@@ -228,7 +228,7 @@ class Prodigy(AdamFamily):
         return mean, var, total, exact_copy((header(weight),)), *numbers
 
     def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
-        """See :meth:`Optimizer.multiplier`; those of the learning rate are 0 or 1."""
+        """See :meth:`Optimizer.multiplier`; learning rate multipliers must be 0 or 1."""
         found = super().multiplier(index, table, attribute)
         if attribute == "lr_mult" and found not in (0, 1):
             raise ValueError(
@@ -271,7 +271,7 @@ class Prodigy(AdamFamily):
 
     @property
     def d(self) -> float:
-        """Estimate of the distance in the present step."""
+        """Estimate of the distance in the current step."""
         return self.estimate.get("d", self.d0)
 
     @property
@@ -285,7 +285,7 @@ class Prodigy(AdamFamily):
         return self
 
     def begin(self, indices: Sequence[Index]) -> Any:
-        """Start a step, with a new estimate, if one of the indices is in the present one."""
+        """Start a new step and update the estimate if an index is already in the current step."""
         if self.shares.keys().isdisjoint(indices):
             return None
         before = dict(self.estimate), dict(self.shares)
@@ -305,7 +305,7 @@ class Prodigy(AdamFamily):
         return before
 
     def put_back(self, before: Any) -> None:
-        """Undo what :meth:`begin` has changed."""
+        """Undo the changes of :meth:`begin`."""
         if before is not None:
             self.estimate.clear()
             self.shares.clear()
@@ -313,5 +313,5 @@ class Prodigy(AdamFamily):
             self.shares.update(before[1])
 
     def add(self, indices: Sequence[Index], numbers: Sequence[Sequence[float]]) -> None:
-        """Add the shares of tensors in the sums of a step."""
+        """Record the terms of tensors in the sums of a step."""
         self.shares.update(zip(indices, map(tuple, numbers), strict=True))

@@ -1,4 +1,4 @@
-"""RAdam: Adam with its variance rectified."""
+"""RAdam: Adam with a rectified adaptive learning rate."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ __all__ = ["RAdam", "radam"]
     hyper=(*MOMENTS, "mean_scale", "rectified"),
 )
 def radam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam's step times ``rectified``, or the average alone while that is 0."""
+    """Adam's step times ``rectified``, or the mean gradient while ``rectified`` is 0."""
     mean, var = moments(rescaled(grad, h), state, h)
     step = mean * h.mean_scale
     if h.rectified:
@@ -28,7 +28,7 @@ def radam(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 def rectified(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Scales of this step: the bias correction, and the rectification where it is defined."""
+    """Compute the bias correction, and the rectification if it is defined."""
     var = 1 - h.beta2**t
     limit = 2 / (1 - h.beta2) - 1
     length = limit - 2 * t * (1 - var) / var
@@ -41,7 +41,7 @@ def rectified(t: Scalar, h: Hyper, carried: Any) -> None:
 
 @register
 class RAdam(CautiousFamily):
-    r"""RAdam: Adam that waits for its second moment to be known before it divides by it.
+    r"""RAdam: Adam that uses its second moment only once its variance is tractable.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -57,21 +57,21 @@ class RAdam(CautiousFamily):
         \end{cases} \\
         w &\leftarrow w - \eta \left( \frac{m}{1 - \beta_1^t} l_t + \lambda w \right)
 
-    The decay is decoupled. Source: Liu et al., "On the Variance of the Adaptive Learning Rate
+    Weight decay is decoupled. Source: Liu et al., "On the Variance of the Adaptive Learning Rate
     and Beyond", arXiv:1908.03265.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight.
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
     cautious, cautious_decay : bool
-        Forms of :class:`~fastopt.optimizer.AdamW`. Default False.
+        See :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

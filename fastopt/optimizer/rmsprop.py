@@ -25,7 +25,7 @@ FIELDS = (*COMMON, "gamma1", "one_minus_gamma1", "epsilon", "clip_weights")
 
 @rule(state=("n",), nonnegative=("n",), hyper=FIELDS)
 def rmsprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient over the root of its square's moving average."""
+    """Gradient divided by the root of the moving average of its square."""
     grad = clipped_decayed(weight, grad, h)
     n = h.gamma1 * state[0] + h.one_minus_gamma1 * grad * grad
     return clip(weight - h.lr * grad / math.sqrt(n + h.epsilon), h.clip_weights), (n,)
@@ -33,18 +33,18 @@ def rmsprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @scalar
 def variance(grad: Scalar, n: Scalar, mean: Scalar, h: Hyper) -> tuple[Scalar, Scalar, Scalar]:
-    """Moving averages of the square and of the gradient, and the variance."""
+    """Return the moving averages of the squared gradient and the gradient, and the variance."""
     n = h.gamma1 * n + h.one_minus_gamma1 * grad * grad
     mean = h.gamma1 * mean + h.one_minus_gamma1 * grad
     var = n - mean * mean
-    if var < type(var)(0):  # rounding, after many equal gradients
+    if var < type(var)(0):  # by rounding, after many equal gradients
         var = type(var)(0)
     return n, mean, var
 
 
 @rule(state=("n", "mean", "delta"), hyper=(*FIELDS, "gamma2"))
 def rmsprop_centered(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient over its moving standard deviation, with momentum."""
+    """Gradient divided by its moving standard deviation, with momentum."""
     n, mean, delta = state
     grad = clipped_decayed(weight, grad, h)
     n, mean, var = variance(grad, n, mean, h)
@@ -54,7 +54,7 @@ def rmsprop_centered(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> St
 
 @rule(state=("n",), nonnegative=("n",), hyper=FIELDS)
 def rmsprop_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient over the root of its square's moving average, with epsilon beside the root."""
+    """Gradient divided by the root of the moving average of its square; epsilon is outside it."""
     grad = decayed(weight, grad, h)
     n = h.gamma1 * state[0] + h.one_minus_gamma1 * grad * grad
     return clip(weight - h.lr * grad / (math.sqrt(n) + h.epsilon), h.clip_weights), (n,)
@@ -62,7 +62,7 @@ def rmsprop_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> St
 
 @rule(state=("n", "mean", "buffer"), hyper=(*FIELDS, "gamma2"))
 def rmsprop_centered_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient over its moving standard deviation, with momentum outside of the rate."""
+    """Gradient divided by its moving standard deviation; momentum excludes the learning rate."""
     n, mean, buffer = state
     grad = decayed(weight, grad, h)
     n, mean, var = variance(grad, n, mean, h)
@@ -72,14 +72,14 @@ def rmsprop_centered_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyp
 
 @register
 class RMSProp(Optimizer):
-    r"""RMSProp.
+    r"""RMSProp, plain or centered.
 
     .. math::
         h &= \mathrm{clip}(r g + \lambda w) \\
         n &\leftarrow \gamma_1 n + (1 - \gamma_1) h^2 \\
         w &\leftarrow w - \eta \frac{h}{\sqrt{n + \epsilon}}
 
-    and centered
+    or, with `centered`,
 
     .. math::
         m &\leftarrow \gamma_1 m + (1 - \gamma_1) h \\
@@ -87,16 +87,17 @@ class RMSProp(Optimizer):
             - \eta \frac{h}{\sqrt{\max(n - m^2, 0) + \epsilon}} \\
         w &\leftarrow w + \Delta
 
-    after which the weight is clipped to ``[-clip_weights, clip_weights]``.
+    Then the weight is clipped to ``[-clip_weights, clip_weights]``.
 
-    With ``formula="torch"`` it is the formula of torch.optim.RMSprop, where the clip does not cover
-    the decay, :math:`\epsilon` is beside the root, and the momentum does not hold the rate:
+    ``formula="torch"`` uses the formula of torch.optim.RMSprop, where the clip does not include the
+    weight decay, :math:`\epsilon` is added to the root, and the momentum buffer does not include
+    the learning rate:
 
     .. math::
         h &= \mathrm{clip}(r g) + \lambda w \\
         w &\leftarrow w - \eta \frac{h}{\sqrt{n} + \epsilon}
 
-    and centered
+    or, with `centered`,
 
     .. math::
         b \leftarrow \gamma_2 b + \frac{h}{\sqrt{\max(n - m^2, 0)} + \epsilon}, \qquad
@@ -105,25 +106,25 @@ class RMSProp(Optimizer):
     Sources: Tieleman and Hinton, "Lecture 6.5 - RMSProp" (2012); centered: Graves, "Generating
     Sequences With Recurrent Neural Networks", arXiv:1308.0850, equations 38 to 45.
 
-    State of a parameter: the tuple :math:`(n,)`, centered :math:`(n, m, \Delta)` or
-    :math:`(n, m, b)`, of arrays like the weight.
+    State: the tuple :math:`(n,)`, centered :math:`(n, m, \Delta)` or
+    :math:`(n, m, b)`, of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     gamma1 : float
         Decay rate of :math:`n` and :math:`m`, at least 0 and below 1. Default 0.9.
     gamma2 : float
-        Momentum of the centered form. Default 0.9.
+        Momentum of the centered variant. Default 0.9.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
     centered : bool
-        Use the centered form. Default False.
+        Use the centered variant. Default False.
     clip_weights : float, optional
-        Largest magnitude of a weight. None, 0 and negative values mean no limit.
+        Maximum magnitude of a weight. None, 0 and negative values mean no limit.
     formula : str
-        'mxnet' or 'torch', whose ``alpha`` is `gamma1` and whose ``momentum`` `gamma2`. Default
+        'mxnet' or 'torch', whose ``alpha`` is `gamma1` and whose ``momentum`` is `gamma2`. Default
         'mxnet'.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
@@ -180,7 +181,7 @@ class RMSProp(Optimizer):
 
     @property
     def rule(self) -> Rule:
-        """The plain or the centered form of the formula."""
+        """Plain or centered rule of the selected formula."""
         if self.formula == "torch":
             return rmsprop_centered_of_torch if self.centered else rmsprop_of_torch
         return rmsprop_centered if self.centered else rmsprop
@@ -197,6 +198,6 @@ class RMSProp(Optimizer):
         }
 
     def create_state(self, index: Index, weight: Array) -> tuple[Array, ...]:
-        """Zeros for each slot, as a tuple also where there is one."""
+        """Create an array of zeros for each slot, always as a tuple."""
         state = super().create_state(index, weight)
         return state if self.centered else (state,)

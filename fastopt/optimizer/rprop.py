@@ -1,4 +1,4 @@
-"""Rprop: resilient backpropagation, by the signs of gradients alone."""
+"""Rprop: resilient backpropagation, which uses only the signs of gradients."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Unpack
@@ -18,7 +18,7 @@ __all__ = ["Rprop", "rprop"]
     hyper=(*COMMON, "eta_minus", "eta_plus", "least_step", "largest_step"),
 )
 def rprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """A step whose size grows while the sign stays, and shrinks without a step when it changes."""
+    """Step whose size grows while the sign stays; at a sign change it shrinks without a step."""
     previous, size = state
     zero = type(weight)(0)
     grad = decayed(weight, grad, h)
@@ -38,7 +38,7 @@ def rprop(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @register
 class Rprop(Optimizer):
-    r"""Rprop: steps by the sign of the gradient, each element with a size of its own.
+    r"""Rprop: steps along the sign of the gradient, with a step size for each element.
 
     .. math::
         h &= \mathrm{clip}(r g) + \lambda w \\
@@ -47,20 +47,20 @@ class Rprop(Optimizer):
         h &\leftarrow 0 \text{ where } h p < 0 \\
         w &\leftarrow w - s\, \mathrm{sign}(h), \qquad p \leftarrow h
 
-    For gradients of all examples at once: signs of small batches are noise. :math:`s` starts as
-    the learning rate, which has no effect afterwards. This is torch.optim.Rprop, with `etas` and
-    `step_sizes` under two names each.
+    Rprop is meant for full-batch gradients, since the signs of small batches are noisy. :math:`s`
+    is initialized with the learning rate, which has no effect afterwards. This is torch.optim.Rprop
+    with its pairs `etas` and `step_sizes` as two arguments each.
 
     Source: Riedmiller and Braun, "A direct adaptive method for faster backpropagation learning: the
     RPROP algorithm", IEEE International Conference on Neural Networks 1993.
 
-    State of a parameter: the tuple :math:`(p, s)` of arrays like the weight; an :math:`s` of 0 has
-    not started.
+    State: the tuple :math:`(p, s)` of arrays in the weight's shape; :math:`s = 0` means that an
+    element is not initialized yet.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        First :math:`s`. Default 0.01; None keeps a scheduler's own rate.
+        Initial value of :math:`s`. Default 0.01; None uses the scheduler's ``base_lr``.
     eta_minus, eta_plus : float
         :math:`\eta_-`, at least 0, and :math:`\eta_+`, at least 1. Defaults 0.5, 1.2.
     least_step, largest_step : float

@@ -1,4 +1,4 @@
-"""Schedule-Free optimizers: averages of the weights in place of a schedule of the rate."""
+"""Schedule-Free optimizers: averaging of the weights instead of a learning rate schedule."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
@@ -17,18 +17,18 @@ from fastopt.optimizer.optimizer import Array, Index, Optimizer
 __all__ = ["FREE", "ScheduleFreeFamily", "interpolated"]
 
 FREE = (*COMMON, "pull", "one_minus_pull", "weight_rate", "lead_rate")
-"""Fields that :meth:`ScheduleFreeFamily.hyper` and the base class fill."""
+"""Hyper-parameters set by :meth:`ScheduleFreeFamily.hyper` and the base class."""
 
 
 @scalar
 def interpolated(weight: Scalar, step: Scalar, lead: Scalar, h: Hyper) -> State:
-    """The weight, and by how much the fast weight is ahead of it, after a step of the latter."""
+    """Return the weight w and the lead z - w after a step of the fast weight z."""
     moved = weight + h.pull * lead - h.weight_rate * step
     return moved, h.one_minus_pull * (lead - h.lead_rate * step)
 
 
 def averaged(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Rate of this step, and share of its fast weight in the average."""
+    """Compute the learning rate of this step, and the averaging rate of the fast weight."""
     past = t - h.begun
     if past < h.warmup_steps:
         h.lr = h.lr * (past / h.warmup_steps)
@@ -49,13 +49,14 @@ class ScheduleFreeFamily(Optimizer):
     Parameters
     ----------
     learning_rate : float or callable, optional
-        None keeps a scheduler's own rate.
+        None uses the scheduler's ``base_lr``.
     warmup_steps : int
-        Updates in which the rate rises linearly, at least 0. Default 0.
+        Number of updates with a linearly increasing learning rate, at least 0. Default 0.
     r, weight_lr_power : float
-        Powers of the number of the update and of its rate in the average. Defaults 0, 2.
+        Exponents of the update number and of the learning rate in the averaging weights. Defaults
+        0, 2.
     average_rate : float, optional
-        Constant share of each fast weight in the average. Default None.
+        Constant averaging rate of the fast weights. Default None.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -91,12 +92,12 @@ class ScheduleFreeFamily(Optimizer):
 
     @property
     def inner(self) -> float:
-        """Share of the average in the weights that gradients are taken at."""
+        """Interpolation factor of the average in the weights at which gradients are computed."""
         raise NotImplementedError
 
     @property
     def carried(self) -> PerIndex:
-        """Sums of the weights of the average so far."""
+        """Sums of the averaging weights so far."""
         return self._weight_sums
 
     def carried_slots(self, indices: Sequence[Index]) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ __all__ = ["ScheduleFreeAdamW", "schedulefree_adamw"]
     hyper=(*FREE, "beta2", "one_minus_beta2", "epsilon", "var_scale"),
 )
 def schedulefree_adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """A step of the fast weight along the normalized gradient with decay."""
+    """Step of the fast weight along the normalized gradient with decay."""
     grad = rescaled(grad, h)
     var = h.beta2 * state[0] + h.one_minus_beta2 * grad * grad
     step = grad / (math.sqrt(var * h.var_scale) + h.epsilon) + h.wd * weight
@@ -29,14 +29,14 @@ def schedulefree_adamw(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> 
 
 
 def averaged_and_corrected(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Shares of this step, and the correction of the second moment's bias towards 0."""
+    """Compute the factors of `averaged`, and the bias correction of the second moment."""
     averaged(t, h, carried)
     h.var_scale = 1 / (1 - h.beta2**t)
 
 
 @register
 class ScheduleFreeAdamW(ScheduleFreeFamily):
-    r"""Schedule-Free AdamW: no schedule of the rate, and none of the number of steps.
+    r"""Schedule-Free AdamW: needs neither a learning rate schedule nor the number of steps.
 
     .. math::
         h &= \mathrm{clip}(r g), \qquad v \leftarrow \beta_2 v + (1 - \beta_2) h^2 \\
@@ -45,25 +45,25 @@ class ScheduleFreeAdamW(ScheduleFreeFamily):
         x &\leftarrow (1 - c_t) x + c_t z, \qquad
         w = \beta_1 x + (1 - \beta_1) z
 
-    Gradients are taken at :math:`w`, the weight; in ``with updater.averaged():`` the weights are
-    :math:`x`, with which one evaluates. Weights of a checkpoint are saved outside of it. The rate
-    is :math:`\eta_t = \eta \min(1, t / T)` with :math:`T` = `warmup_steps`, and
+    Gradients are computed at :math:`w`, the weight. Inside ``with updater.averaged():`` the weights
+    hold :math:`x`, for evaluation; save checkpoints of the weights outside this context. The
+    learning rate is :math:`\eta_t = \eta \min(1, t / T)` with :math:`T` = `warmup_steps`, and
     :math:`c_t = a_t / \sum_{i \le t} a_i` with :math:`a_t = t^r \eta_t^p`, where :math:`r` is `r`
-    and :math:`p` is `weight_lr_power`. With `average_rate` :math:`c_t` is that constant, as in
+    and :math:`p` is `weight_lr_power`. With `average_rate`, :math:`c_t` is that constant, as in
     generalized primal averaging.
 
-    This is AdamWScheduleFree of the package schedulefree, but that its :math:`a_t` has the largest
-    rate so far, which differs only after the rate has become smaller.
+    This is AdamWScheduleFree of the package schedulefree, except that its :math:`a_t` uses the
+    maximum learning rate so far; results differ only after the learning rate has decreased.
 
     Source: Defazio et al., "The Road Less Scheduled", arXiv:2405.15682; generalized primal
     averaging: arXiv:2512.17131.
 
-    State of a parameter: the tuple :math:`(v, z - w)` of arrays like the weight.
+    State: the tuple :math:`(v, z - w)` of arrays in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.0025; None keeps a scheduler's own rate.
+        Default 0.0025; None uses the scheduler's ``base_lr``.
     beta1 : float
         :math:`\beta_1`, at least 0.01 and below 1. Default 0.9.
     beta2 : float
@@ -132,7 +132,7 @@ class ScheduleFreeAdamW(ScheduleFreeFamily):
 
     @property
     def inner(self) -> float:
-        """Share of the average in the weights that gradients are taken at."""
+        """Interpolation factor of the average in the weights at which gradients are computed."""
         return self.beta1
 
     @corrected(

@@ -14,39 +14,39 @@ __all__ = ["ScheduleFreeSGD", "schedulefree_sgd"]
 
 @rule(state=("lead",), hyper=FREE)
 def schedulefree_sgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """A step of the fast weight along the gradient with decay."""
+    """Step of the fast weight along the gradient with decay."""
     weight, lead = interpolated(weight, decayed(weight, grad, h), state[0], h)
     return weight, (lead,)
 
 
 @register
 class ScheduleFreeSGD(ScheduleFreeFamily):
-    r"""Schedule-Free gradient descent: no schedule of the rate, and none of the number of steps.
+    r"""Schedule-Free SGD: needs neither a learning rate schedule nor the number of steps.
 
     .. math::
         z &\leftarrow z - \eta_t (\mathrm{clip}(r g) + \lambda w) \\
         x &\leftarrow (1 - c_t) x + c_t z, \qquad w = \mu x + (1 - \mu) z
 
-    Gradients are taken at :math:`w`, the weight; in ``with updater.averaged():`` the weights are
-    :math:`x`, with which one evaluates. :math:`\eta_t`, :math:`c_t` and the other arguments are
-    those of :class:`~fastopt.optimizer.ScheduleFreeAdamW`. This is SGDScheduleFree of the package
+    Gradients are computed at :math:`w`, the weight. Inside ``with updater.averaged():`` the weights
+    hold :math:`x`, for evaluation. For :math:`\eta_t`, :math:`c_t` and the other arguments see
+    :class:`~fastopt.optimizer.ScheduleFreeAdamW`. This is SGDScheduleFree of the package
     schedulefree.
 
     Source: Defazio et al., "The Road Less Scheduled", arXiv:2405.15682.
 
-    State of a parameter: the array :math:`z - w`, like the weight.
+    State: the array :math:`z - w`, in the weight's shape.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 1; None keeps a scheduler's own rate.
+        Default 1; None uses the scheduler's ``base_lr``.
     momentum : float
         :math:`\mu`, at least 0.01 and below 1. Default 0.9.
     warmup_steps : int
-        Updates in which the rate rises linearly, at least 0. Default 0.
+        Number of updates with a linearly increasing learning rate, at least 0. Default 0.
     r, weight_lr_power : float
-        Powers of the number of the update and of its rate in the average, at least 0. Defaults 0,
-        2.
+        Exponents of the update number and of the learning rate in the averaging weights, at least
+        0. Defaults 0, 2.
     average_rate : float, optional
         Constant :math:`c_t`, above 0 and at most 1. Default None.
     **common
@@ -88,5 +88,5 @@ class ScheduleFreeSGD(ScheduleFreeFamily):
 
     @property
     def inner(self) -> float:
-        """Share of the average in the weights that gradients are taken at."""
+        """Interpolation factor of the average in the weights at which gradients are computed."""
         return self.momentum

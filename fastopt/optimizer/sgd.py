@@ -14,13 +14,13 @@ __all__ = ["SGD", "ccSGD", "descend", "roll", "sgd", "sgd_momentum"]
 
 @scalar
 def descend(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
-    """One step of gradient descent."""
+    """Return the weight after a step of gradient descent."""
     return weight - h.lr * decayed(weight, grad, h)
 
 
 @scalar
 def roll(weight: Scalar, grad: Scalar, mom: Scalar, h: Hyper) -> tuple[Scalar, Scalar]:
-    """One step of gradient descent with momentum; the rate is inside the buffer."""
+    """Return weight and momentum after a step; the momentum includes the learning rate."""
     mom = h.momentum * mom - h.lr * decayed(weight, grad, h)
     return weight + mom, mom
 
@@ -47,18 +47,18 @@ class SGD(MomentumFamily):
         m &\leftarrow \mu m - \eta h \\
         w &\leftarrow w + m
 
-    with rescale factor :math:`r`, rate :math:`\eta`, weight decay :math:`\lambda` and momentum
-    :math:`\mu`; without momentum :math:`w \leftarrow w - \eta h`. Momentum is that of Polyak,
-    "Some methods of speeding up the convergence of iteration methods" (1964).
+    with rescale factor :math:`r`, learning rate :math:`\eta`, weight decay :math:`\lambda` and
+    momentum :math:`\mu`; without momentum :math:`w \leftarrow w - \eta h`. Source: Polyak, "Some
+    methods of speeding up the convergence of iteration methods" (1964).
 
-    State of a parameter: None, or with momentum the array :math:`m`, like the weight.
+    State: None, or with momentum the array :math:`m`, in the weight's shape.
 
     Parameters
     ----------
     momentum : float
         Momentum :math:`\mu`. Default 0.
     lazy_update : bool, optional
-        Under row-sparse gradients touch only the rows they list. Default True.
+        Update only the indexed rows of row-sparse gradients. Default True.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

@@ -13,26 +13,26 @@ __all__ = ["SGLD", "sgld"]
 
 @rule(hyper=(*COMMON, "spread"), noise=True)
 def sgld(weight: Scalar, grad: Scalar, state: State, h: Hyper, noise: Scalar) -> Step:
-    """Half a step of gradient descent and a normal step."""
+    """Half a step of gradient descent plus Gaussian noise."""
     return weight - h.lr * decayed(weight, grad, h) + h.spread * noise, ()
 
 
 @register
 class SGLD(Optimizer):
-    r"""Stochastic gradient Langevin dynamics: draws from the posterior instead of its maximum.
+    r"""SGLD: stochastic gradient Langevin dynamics, which samples from the posterior.
 
     .. math::
         w \leftarrow w - \frac{\eta}{2} (\mathrm{clip}(r g) + \lambda w)
             + \mathcal{N}(0, \eta)
 
-    The noise depends only on the seed, the index, the step and the element's position: equal
-    calls give equal weights for any number of threads. It has float32 precision (largest
-    magnitude 6.8) for float64 weights too.
+    The noise depends only on the seed, the index, the step and the position of the element: equal
+    calls give equal weights for any number of threads. It has float32 precision (maximum magnitude
+    6.8), even for float64 weights.
 
     Source: Welling and Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics",
     ICML 2011; Patterson and Teh, NIPS 2013.
 
-    State of a parameter: None.
+    State: None.
 
     Parameters
     ----------

@@ -16,20 +16,20 @@ __all__ = ["Signum", "signsgd", "signum"]
 
 @rule(hyper=("lr", "shrink", "direction"))
 def signsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Sign of the gradient, with decoupled decay."""
+    """Step along the sign of the gradient, with decoupled decay."""
     return h.shrink * weight - h.lr * h.direction * sign(grad), ()
 
 
 @rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum", "one_minus_momentum", "shrink"))
 def signum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Sign of the momentum, whose buffer points downhill."""
+    """Step along the sign of the momentum, which averages negative gradients."""
     mom = h.momentum * state[0] - h.one_minus_momentum * decayed(weight, grad, h)
     return h.shrink * weight + h.lr * sign(mom), (mom,)
 
 
 @register
 class Signum(MomentumFamily):
-    r"""Signum, and signSGD without momentum.
+    r"""Signum: steps along the sign of the momentum; signSGD without momentum.
 
     .. math::
         m &\leftarrow \mu m - (1 - \mu) (\mathrm{clip}(r g) + \lambda w) \\
@@ -42,16 +42,16 @@ class Signum(MomentumFamily):
     Source: Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
     arXiv:1802.04434.
 
-    State of a parameter: the array :math:`m`, like the weight; None without momentum.
+    State: the array :math:`m`, in the weight's shape; None without momentum.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.01; None keeps a scheduler's own rate.
+        Default 0.01; None uses the scheduler's ``base_lr``.
     momentum : float
         Momentum :math:`\mu`. Default 0.9.
     wd_lh : float
-        Decoupled decay :math:`\delta`. Default 0.
+        Decoupled weight decay :math:`\delta`. Default 0.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

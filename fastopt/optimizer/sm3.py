@@ -16,7 +16,7 @@ __all__ = ["SM3"]
 
 
 class _Covered:
-    """Directions: momentum of gradients over the roots of bounds on their sums of squares."""
+    """Directions: momentum of gradients divided by roots of bounds on their sums of squares."""
 
     def __init__(self) -> None:
         self._rescaled = Rescaled()
@@ -39,7 +39,7 @@ class _Covered:
         squares = self._buffers("squares", direction.shape, direction.dtype)
         gradient = self._rescaled(main, index, direction, grad)
         covers = arrays[: max(count, 1)]
-        with np.errstate(all="ignore"):  # NaN and infinity spread without a warning
+        with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             bounds.fill(np.inf)
             for axis, cover in enumerate(covers):
                 ahead = cover.reshape(-1, *[1] * (count - axis - 1)) if count > 1 else cover
@@ -71,41 +71,42 @@ class SM3(MatrixFamily):
         m &\leftarrow \mu m + (1 - \mu) \frac{h}{\sqrt{\nu + \epsilon}} \\
         w &\leftarrow (1 - \eta \lambda) w - \eta m
 
-    for a matrix; weights with more dimensions have an accumulator for each position along each
-    axis, and :math:`\nu` starts with the least of those that an element belongs to. It bounds the
-    sum of squares that AdaGrad has for each element. Weights with fewer dimensions have these sums
-    themselves. Where :math:`\nu + \epsilon` is 0, the quotient is 0.
+    for a matrix. Weights with more dimensions have an accumulator for each index along each axis,
+    and the minimum is taken over all accumulators of an element. :math:`\nu` is an upper bound of
+    AdaGrad's sum of squares for each element. Weights with fewer dimensions have these sums
+    themselves. The quotient is 0 where :math:`\nu + \epsilon` is 0.
 
     Source: Anil, Gupta, Koren and Singer, "Memory-Efficient Adaptive Optimization",
     arXiv:1901.11150, algorithm SM3-II. optax.sm3 has an :math:`\epsilon` of 1e-8.
 
-    It is computed by NumPy on one thread: the largest values of columns go across the order of
-    memory, which kernels of rules follow.
+    SM3 is computed by NumPy on one thread, since column maxima do not follow the memory order,
+    which the compiled kernels require.
 
-    State of a parameter: the tuple of an accumulator for each axis, of its length, or of one array
-    like a weight with fewer than two dimensions; and of :math:`m`, like the weight, unless
-    `momentum` is 0. One array alone is not in a tuple.
+    State: a tuple with one accumulator for each axis, of its length (for weights with fewer than
+    two dimensions one array in the weight's shape), and :math:`m`, in the weight's shape, unless
+    `momentum` is 0. A single array is not wrapped in a tuple.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.1; None keeps a scheduler's own rate.
+        Default 0.1; None uses the scheduler's ``base_lr``.
     momentum : float
         Decay rate :math:`\mu`, at least 0 and below 1. Default 0.9.
     eps : float
         :math:`\epsilon`, at least 0. Default 0.
     fallback : Optimizer or str, optional
-        What updates weights of `fallback_for`, see :class:`~fastopt.optimizer.Muon`. Default None.
+        Optimizer of the weights in `fallback_for`, see :class:`~fastopt.optimizer.Muon`. Default
+        None.
     fallback_for : str or sequence of str, optional
-        Regular expressions over names of weights that the fallback updates.
+        Regular expressions for the names of weights that the fallback updates.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range, or a pattern is not a regular expression; or
-        `fallback_for` comes without `fallback`.
+        An argument is NaN or out of range, a pattern is not a regular expression, or
+        `fallback_for` is given without `fallback`.
     TypeError
         An argument has the wrong type, or the fallback has no rule. In an update: the gradient is
         row-sparse, or the weight is on a CUDA device.

@@ -16,11 +16,11 @@ from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
 __all__ = ["SOAP"]
 
 MOMENTS = ("beta1", "beta2", "epsilon", "idx2name")
-"""Attributes that the Adam in the eigenbasis has of it."""
+"""Attributes that the inner Adam shares with SOAP."""
 
 
 class _Rotated:
-    """Directions: steps of Adam in the eigenbases, from 0 at a learning rate of 1."""
+    """Directions: steps of Adam in the eigenbases, from 0 with a learning rate of 1."""
 
     def __init__(self) -> None:
         self._rescaled = Rescaled()
@@ -46,14 +46,14 @@ class _Rotated:
     ) -> bool:
         """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`.
 
-        Decompositions come before the state changes, so that nothing has if one fails.
+        Decompositions are computed before the state changes, so that a failure changes nothing.
         """
         mean, var, steps, *pairs = state
         inside, step = self._kept[direction.shape, direction.dtype]
         gradient = self._rescaled(main, index, direction, grad)
         lengths, count = main.axes(direction.shape), int(steps[0])
         factors, bases = (_by_axis(main, lengths, pairs[first::2]) for first in (0, 1))
-        with np.errstate(all="ignore"):  # NaN and infinity spread without a warning
+        with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             averages = self._averages(main, gradient.reshape(lengths), factors)
             new, orders = _next_bases(lengths, averages, bases, count, main.precondition_frequency)
             if count:
@@ -74,7 +74,7 @@ class _Rotated:
         return count > 0
 
     def _pair(self, index: Index, mean: Array, var: Array) -> tuple[Array, Array]:
-        """Both moments in a tuple that stays the same object, as the plan of a step needs it."""
+        """Return both moments in a tuple that stays the same object, for the plan of the step."""
         pair = self._moments.get(index)
         if pair is None or pair[0] is not mean or pair[1] is not var:
             pair = self._moments[index] = mean, var
@@ -83,7 +83,7 @@ class _Rotated:
     def _averages(
         self, main: "SOAP", gradient: Array, factors: Sequence[Array | None]
     ) -> list[Array | None]:
-        """Moving averages of the products of the gradient along each axis."""
+        """Return the moving averages of the gradient's products with itself along each axis."""
         beta = main.beta2 if main.shampoo_beta is None else main.shampoo_beta
         found: list[Array | None] = []
         for axis, factor in enumerate(factors):
@@ -97,7 +97,7 @@ class _Rotated:
 
 
 def _by_axis(main: "SOAP", lengths: Shape, arrays: Sequence[Array]) -> list[Array | None]:
-    """An array for each axis that has one, and None for the others."""
+    """Return an array for each axis with a basis, and None for the others."""
     rest = iter(arrays)
     return [next(rest) if length <= main.max_precond_dim else None for length in lengths]
 
@@ -109,7 +109,7 @@ def _next_bases(
     count: int,
     every: int,
 ) -> tuple[Sequence[Array | None], list[Array] | None]:
-    """Bases of the next step, and for each axis the old columns that they come from, if others."""
+    """Return the bases of the next step, and, if they change, the column order for each axis."""
     if count == 0:
         return [None if factor is None else eigenbasis(factor) for factor in factors], None
     if count % every:
@@ -123,7 +123,7 @@ def _next_bases(
 
 @register
 class SOAP(MatrixFamily):
-    r"""Adam in the eigenbasis of Shampoo's preconditioner, for weight matrices.
+    r"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner, for weight matrices.
 
     .. math::
         h &= \mathrm{clip}(r g) \\
@@ -136,31 +136,32 @@ class SOAP(MatrixFamily):
         R &\leftarrow \beta_s R + (1 - \beta_s) h^T h
 
     The columns of :math:`Q_L` and :math:`Q_R` are the eigenvectors of L and R. The first update of
-    a weight starts L and R and computes them, and does not change the weight; so t counts the
-    updates from the second one on. Every `precondition_frequency` updates both are replaced by
-    the orthogonal factor of the QR decomposition of :math:`L Q_L` and :math:`R Q_R`, the columns
-    sorted by their eigenvalues; m is rotated into the new bases, and v sorted like them.
+    a weight initializes L and R, computes their eigenvectors and does not change the weight, so t
+    counts updates from the second one on. Every `precondition_frequency` updates, :math:`Q_L` and
+    :math:`Q_R` are replaced by the orthogonal factors of the QR decompositions of :math:`L Q_L` and
+    :math:`R Q_R`, with columns sorted by eigenvalue; m is rotated into the new bases, and v is
+    sorted in the same order.
 
-    Weights with more than two dimensions have a basis for each. An axis that is longer than
-    `max_precond_dim` has none: it is left as it is.
+    Weights with more than two dimensions have a basis for each axis. An axis longer than
+    `max_precond_dim` has no basis and is not rotated.
 
     Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", arXiv:2409.11321,
-    with the order of the authors' code.
+    with the order of operations of the authors' code.
 
-    Weights with fewer dimensions, embeddings and output layers belong to a `fallback`: they raise
-    an error, or are chosen by `fallback_for`.
+    Weights with fewer dimensions need a `fallback`; without one they raise an error. Embeddings
+    and output layers should use it too, by `fallback_for`.
 
-    Products and decompositions are those of NumPy, in float32, and in float64 for float64 weights
-    and where LAPACK fails in float32. Their last bits may depend on the number of threads of
-    NumPy's BLAS. A gradient that is not finite makes all of the weight NaN.
+    Products and decompositions use NumPy in float32, or in float64 for float64 weights and if
+    LAPACK fails in float32. Their last bits may depend on the number of threads of NumPy's BLAS. A
+    non-finite gradient makes the whole weight NaN.
 
-    State of a parameter: the tuple of m and v, like the weight, an array of the number of updates,
-    of shape (1,), and for each axis with a basis the matrices L and :math:`Q_L`.
+    State: the tuple of m and v, in the weight's shape, an array of shape (1,) with the number of
+    updates, and for each axis with a basis the matrices L and :math:`Q_L`.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.003; None keeps a scheduler's own rate.
+        Default 0.003; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of m and v, at least 0 and below 1. Defaults 0.95, 0.95.
     epsilon : float
@@ -168,25 +169,25 @@ class SOAP(MatrixFamily):
     shampoo_beta : float, optional
         Decay rate :math:`\beta_s` of L and R, at least 0 and below 1. Default None: `beta2`.
     precondition_frequency : int
-        Updates for one of the bases, at least 1. Default 10.
+        Number of updates between updates of the bases, at least 1. Default 10.
     max_precond_dim : int
-        Length of the longest axis that has a basis, at least 1. Default 10000.
+        Maximum length of an axis with a basis, at least 1. Default 10000.
     merge_dims : bool
-        Merge neighbouring axes as long as the product of their lengths is at most
-        `max_precond_dim`. Default False.
+        Merge adjacent axes while the product of their lengths is at most `max_precond_dim`.
+        Default False.
     fallback : Optimizer or str, optional
-        What updates weights with fewer than two dimensions, and those of `fallback_for`, see
-        :class:`~fastopt.optimizer.Muon`. Default None: such weights are errors.
+        Optimizer of weights with fewer than two dimensions, and of those in `fallback_for`, see
+        :class:`~fastopt.optimizer.Muon`. Default None: such weights raise an error.
     fallback_for : str or sequence of str, optional
-        Regular expressions over names of weights that the fallback updates.
+        Regular expressions for the names of weights that the fallback updates.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 
     Raises
     ------
     ValueError
-        An argument is NaN or out of range, or a pattern is not a regular expression; or
-        `fallback_for` comes without `fallback`. In an update: a weight has fewer than two
+        An argument is NaN or out of range, a pattern is not a regular expression, or
+        `fallback_for` is given without `fallback`. In an update: a weight has fewer than two
         dimensions and there is no fallback.
     TypeError
         An argument has the wrong type, or the fallback has no rule. In an update: the gradient of
@@ -244,7 +245,7 @@ class SOAP(MatrixFamily):
         super().__init__(learning_rate, fallback, fallback_for, **common)
 
     def axes(self, shape: Shape) -> Shape:
-        """Lengths of the axes that may have a basis."""
+        """Return the lengths of the axes that may have a basis, merged if requested."""
         return axes(shape, self.max_precond_dim, self.merge_dims)
 
     def directions(self) -> _Rotated:

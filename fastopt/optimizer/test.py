@@ -15,10 +15,10 @@ def test(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @register
 class Test(Optimizer):
-    r"""Toy that adds the gradient, :math:`w \leftarrow w + r g`, to try out what surrounds it.
+    r"""Test optimizer that adds the gradient: :math:`w \leftarrow w + r g`.
 
-    No rate, decay or clipping, and updates are not counted. State of a parameter: a copy of the
-    weight after the update.
+    It has no learning rate, weight decay or clipping, and does not count updates. State: a copy of
+    the weight after the update.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Half-precision weights whose float32 master no updater uses yet."""
+"""Half-precision weights whose float32 master has not been passed to an updater yet."""
 
 from typing import Any
 from weakref import WeakValueDictionary
@@ -11,17 +11,17 @@ _unbound: "WeakValueDictionary[int, Any]" = WeakValueDictionary()
 
 
 def expect_bind(weight: Any) -> None:
-    """Note that `weight` has a master, which an updater is to be told of."""
+    """Record that `weight` has a master that must be passed to an updater."""
     _unbound[id(weight)] = weight
 
 
 def bound(weight: Any) -> None:
-    """Note that an updater has the master of `weight`."""
+    """Record that an updater uses the master of `weight`."""
     _unbound.pop(id(weight), None)
 
 
 def warn_if_unbound(words: str, weight: Any) -> None:
-    """Warn, once, if `weight` begins to be updated and its master is not used."""
+    """Warn once if `weight` is about to be updated without its master."""
     if _unbound.pop(id(weight), None) is not None:
         warn_user(
             f"{words}: the weight's float32 master is not used; call bind(updater) of its "

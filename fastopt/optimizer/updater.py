@@ -1,4 +1,4 @@
-"""The updater: the state of every index, and the way of a call to its plan."""
+"""The updater: holds the state of each parameter and dispatches calls to cached plans."""
 
 import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
@@ -39,85 +39,86 @@ from fastopt.sparse import RowSparse
 __all__ = ["Updater", "get_updater"]
 
 OURS = {np.ndarray, RowSparse}
-"""Types of arrays that need no view."""
+"""Array types that are used without a view."""
 
 STEPPED = StepInfo(stepped=True, skipped=False)
 ACCUMULATED = StepInfo(stepped=False, skipped=False)
-"""A call whose gradients were added to their sums."""
+"""Outcome of a call that only accumulated its gradients."""
 
 LIMITS = {
     "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
     "clip_global_norm": OrNone(Real(least=0)),
 }
 OF_OPTIMIZER = ("lr", "learning_rate")
-"""What the optimizer has."""
+"""Attributes that belong to the optimizer and cannot be set on an updater."""
 
 SETTINGS = ("accumulate", "average", "clip_adaptive", "clip_adaptive_eps")
-"""Attributes that are checked when they are set."""
+"""Attributes that are validated when they are set."""
 
 PARTS = ("_windows", "_averages", "_units")
-"""What works for them."""
+"""Attributes with the objects that implement the settings."""
 
 
 class Updater(Resumable):
-    """Update weights in place with an optimizer and keep its state for each index.
+    """Update weights in place with an optimizer, and hold its state for each index.
 
     Parameters
     ----------
     optimizer : Optimizer or str
-        Decides how to update; or the name of a class, for one with its defaults.
+        The optimizer, or the registered name of a class, which is created with its defaults.
     loss_scaler : fastopt.amp.LossScaler, optional
-        Gradients are those of a loss that was multiplied by its scale, and are divided by it. A
-        call with a gradient that is not finite updates nothing and makes the scale smaller.
+        Divides gradients by the scale that the loss was multiplied by. A call with a non-finite
+        gradient updates nothing and reduces the scale.
     clip_global_norm : float, optional
-        Largest norm of all gradients of a call together, rescaled and divided by the loss scale;
-        gradients with a larger norm are scaled down to it, 0 zeroes them. Default None: no limit. A
-        call with a gradient that is not finite updates nothing.
+        Maximum norm of all gradients of a call, concatenated, rescaled and divided by the loss
+        scale; gradients with a larger norm are scaled down to it, 0 zeroes them. Default None: no
+        limit. A call with a non-finite gradient updates nothing.
     groups : dict of str to dict, optional
-        Hyper-parameters of groups of weights, by a regular expression: a weight belongs to the
-        first group whose pattern ``re.search`` finds in its name, which is that of ``idx2name`` or
-        the index. A group has any argument of the optimizer, which it overrides, ``lr_mult`` and
-        ``wd_mult``; or ``"frozen": True``: its weights are left alone and their gradients may be
-        None; or ``"optimizer"``: another one or its name, whose counts, names and `rescale_grad`
-        are those of `optimizer`, and whose multipliers are its own. Default: none.
+        Hyper-parameters of groups of weights, by regular expression: a weight belongs to the first
+        group whose pattern ``re.search`` finds in its name, which is the entry of ``idx2name`` or
+        the index. A group may override any argument of the optimizer and set ``lr_mult`` and
+        ``wd_mult``. With ``"frozen": True`` its weights are not updated, and their gradients may
+        be None. With ``"optimizer"`` it uses another optimizer, given as an object or by name,
+        which shares update counts, names and `rescale_grad` with `optimizer` but has its own
+        multipliers. Default: no groups.
     accumulate : int
-        Calls of an index for one update, with the mean of their gradients. Default 1. See
-        ``docs/accumulation.md``.
+        Number of calls per update of an index, which uses the mean of their gradients. Default 1.
+        See ``docs/accumulation.md``.
     average : EMA, SWA or Lookahead, optional
-        Average of the weights that is kept beside them, see :attr:`averages` and
-        :meth:`averaged`. Default None.
+        Average of the weights to maintain, see :attr:`averages` and :meth:`averaged`. Default
+        None.
     clip_adaptive : float, optional
-        Largest ratio of the norm of a unit's gradient to that of its weight; larger gradients are
-        scaled down to it. Units are the slices along the first axis, and all of a weight of one
-        dimension or none. Default None: no limit. See ``docs/clipping.md``.
+        Maximum ratio of the gradient norm of a unit to its weight norm; larger gradients are scaled
+        down to it. Units are the slices along the first axis, or the whole weight if it has fewer
+        than two dimensions. Default None: no limit. See ``docs/clipping.md``.
     clip_adaptive_eps : float
-        Smallest norm that a unit of the weight counts with. Default 1e-3.
+        Lower bound of the weight norm of a unit in this ratio. Default 1e-3.
 
     Attributes
     ----------
     optimizer : Optimizer
         The optimizer.
     info : fastopt.amp.StepInfo
-        What the last call did: whether it updated, the global norm (if there is a loss scaler or a
-        clip of the norm), and the names of parameters whose gradients were not finite.
+        Outcome of the last call: whether it updated the weights, the global norm (with a loss
+        scaler or `clip_global_norm`), and the names of parameters with non-finite gradients.
     groups : mapping or None
-        The groups; assign others to change them.
+        The groups, read-only; assign a new mapping to change them.
     states : dict
-        State of each index that has been updated, as ``create_state`` made it.
+        State of each index that has been updated, as created by ``create_state``.
     states_synced : dict
         Whether the state of an index is on its weight's device.
 
     Raises
     ------
     TypeError
-        `optimizer` is not an :class:`Optimizer`, or `loss_scaler` not a LossScaler; a group has a
-        hyper-parameter that its optimizer lacks, or one of another type; `average` is of another
-        kind, or an optimizer has no rule that it could be computed with, or it alone has averages
-        in its own state.
+        `optimizer` is not an :class:`Optimizer`, or `loss_scaler` is not a LossScaler; a group has
+        a hyper-parameter that its optimizer lacks, or one of the wrong type; `average` has the
+        wrong type, an optimizer does not support it because it overrides ``update()`` or counts
+        updates differently, or only some of the optimizers have averages in their own state.
     ValueError
         `clip_global_norm`, `clip_adaptive` or `clip_adaptive_eps` is negative, NaN or infinite, or
-        `accumulate` is less than 1; a pattern is not a regular expression, a hyper-parameter of a
-        group is out of range; or no class has the name `optimizer`.
+        `accumulate` is less than 1; a pattern is not a regular expression, or a hyper-parameter of
+        a group is out of range; or no class is registered under the name `optimizer`.
 
     Examples
     --------
@@ -176,7 +177,7 @@ class Updater(Resumable):
 
     @property
     def info(self) -> StepInfo:
-        """What the last call did, with the estimate of an optimizer that makes one."""
+        """Outcome of the last call, with Prodigy including its distance estimate."""
         sums, info = self.optimizer.step_sums, self._info
         return info if sums is None else info._replace(d=sums.d)
 
@@ -207,7 +208,7 @@ class Updater(Resumable):
             self._forget_plans()
 
     def _plan_with(self, optimizer: Optimizer) -> None:
-        """Plan updates with another optimizer; nothing changes unless the groups fit it."""
+        """Switch to another optimizer; nothing changes if the groups do not match it."""
         planner, before = Planner(optimizer), vars(self).get("planner")
         if before is not None:
             planner.take_over(before)
@@ -215,7 +216,7 @@ class Updater(Resumable):
         vars(self)["planner"], vars(self)["_plans"] = planner, planner.plans
 
     def _group(self, groups: Any, planner: Planner) -> None:
-        """Let weights have the optimizers of `groups`."""
+        """Set the groups of `planner`."""
         found = None if groups is None else Groups(groups, planner)
         average = vars(self).get("average")
         if found is not None and average is not None:
@@ -227,7 +228,7 @@ class Updater(Resumable):
         planner.plans.clear()
 
     def _set(self, name: str, value: Any) -> Any:
-        """Check a setting, and make what works for it."""
+        """Validate a setting, and create the object that implements it."""
         own = vars(self)
         if name == "accumulate":
             value = count(name, value)
@@ -261,18 +262,18 @@ class Updater(Resumable):
         return value
 
     def _forget_plans(self) -> None:
-        """Forget all plans, since a state may have been replaced."""
+        """Discard all plans, since a state may have been replaced."""
         self.planner.plans.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Attributes; states on a device are copied to the host, until their next update."""
+        """Attributes; states on a device are copied to the host until their next update."""
         hidden = {"planner", "_plans", "_units"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
         }
         kept = {name: value for name, value in vars(self).items() if name not in hidden}
-        if self.groups is not None:  # in a view that is read-only and cannot be pickled
+        if self.groups is not None:  # a read-only view, which cannot be pickled
             kept["groups"] = {pattern: dict(given) for pattern, given in self.groups.items()}
         return {**kept, "states": host(dict(self.states)), "states_synced": synced}
 
@@ -299,34 +300,34 @@ class Updater(Resumable):
         Parameters
         ----------
         index : int, str or bytes, or a list of them
-            The parameter; its state and counts are kept under it. Lists may be other sequences or
-            views of dictionaries, as in ``updater(w.keys(), g.values(), w.values())``.
+            The parameter, which selects its state and update count. A list may be any sequence or
+            a dictionary view, as in ``updater(w.keys(), g.values(), w.values())``.
         grad : numpy.ndarray or CUDA array, or a list of them
-            Gradient with the weight's shape and dtype; float32 too for weights of half precision.
-            It is not changed. A row-sparse gradient may be a
+            Gradient with the weight's shape and dtype; for half-precision weights it may also be
+            float32. It is not changed. A row-sparse gradient may be a
             :class:`~fastopt.sparse.RowSparse`, a pair ``(values, indices)``, or a
             scipy.sparse array in CSR or COO format.
         weight : numpy.ndarray or CUDA array, or a list of them
-            float32, float64, float16 or bfloat16, of any shape and layout. Changed in place. A
-            CUDA array is one with ``__cuda_array_interface__``; state is made on its device, where
-            the gradient must be too. Tensors of torch on the CPU, arrays with ``__dlpack__`` and
-            writable buffers are updated through NumPy views of them.
+            float32, float64, float16 or bfloat16 array of any shape and layout, updated in place.
+            A CUDA array is an object with ``__cuda_array_interface__``; its state is created on
+            its device, and its gradient must be on the same device. Torch tensors on the CPU,
+            arrays with ``__dlpack__`` and writable buffers are updated through NumPy views.
 
         Raises
         ------
         TypeError, ValueError
-            The arguments do not fit together. No weight, state or count changes.
+            The arguments do not match. No weight, state or count changes.
         ImportError
-            An array is on a CUDA device, and numba-cuda or a driver is missing.
+            An array is on a CUDA device, and numba-cuda or the driver is missing.
         """
         optimizer = self.optimizer
         try:
             plan = self._plans.get(tuple(index) if type(index) is list else index)
-        except TypeError:  # of an array, say, which the checks refuse
+        except TypeError:  # unhashable, such as an array; the checks below reject it
             plan = None
         if plan is not None:
             if type(grad) is list and not plan.small:
-                grad = tuple(grad)  # alive, whatever other threads do to the list meanwhile
+                grad = tuple(grad)  # keeps gradients alive if another thread changes the list
             with optimizer.lock:
                 if plan.version == optimizer.version:
                     if plan.quick_call((index, grad, weight)):
@@ -334,7 +335,7 @@ class Updater(Resumable):
                             self._info = STEPPED
                         return
                 elif optimizer.unchecked:
-                    pass  # names of multipliers are checked below
+                    pass  # multipliers are checked below
                 elif self.planner.measures:
                     if self._measured_again(plan, index, grad, weight):
                         return
@@ -358,7 +359,7 @@ class Updater(Resumable):
             indices, grads, weights = as_lists(index, grad, weight)
             indices = [check_index(each) for each in indices]
             if not all(isinstance(each, (list, tuple)) for each in (index, grad, weight)):
-                self(indices, grads, weights)  # what were views of dictionaries
+                self(indices, grads, weights)  # dictionary views, converted to lists
                 return
         groups = self.planner.groups
         if groups is not None and groups.freezes:
@@ -375,29 +376,30 @@ class Updater(Resumable):
             self._update_views(indices, grads, weights, single)
 
     def step(self, grads: Any, weights: Any) -> None:
-        """Update nested weights in place: dictionaries, lists, tuples, dataclasses of arrays.
+        """Update weights in nested dictionaries, lists, tuples and dataclasses in place.
 
         The index of a weight is its path: the keys, positions and attributes that lead to it,
-        joined by dots, such as ``"hidden.weight"`` or ``"layers.0"``; that of an array that is not
-        in a container is ``""``. It is otherwise like the call with lists of the indices, the
-        gradients and the weights, with the same errors.
+        joined by dots, such as ``"hidden.weight"`` or ``"layers.0"``; the index of an array without
+        a container is ``""``. Otherwise this equals a call with lists of indices, gradients and
+        weights, with the same errors.
 
         Parameters
         ----------
         grads : dict, list, tuple, named tuple, dataclass instance or array
-            Gradients, in containers with the same names as the weights'; types of containers and
-            orders of keys may differ. None leaves a weight, or all in a container, alone. A pair
-            ``(values, indices)`` in the place of a weight is row-sparse.
+            Gradients, nested like the weights; container types and the order of keys may differ.
+            None skips a weight, or all weights of a container. A pair ``(values, indices)`` at the
+            path of a weight is a row-sparse gradient.
         weights : dict, list, tuple, named tuple, dataclass instance or array
-            Weights, nested to any depth. They are changed in place, the containers are not.
+            Weights, nested to any depth. The arrays are updated in place; the containers are not
+            changed.
 
         Raises
         ------
         ValueError
-            A gradient is missing, or has no weight; two weights have the same path. Nothing
+            A gradient is missing or has no weight, or two weights have the same path. Nothing
             changes.
         TypeError
-            The containers do not fit together. Nothing changes.
+            The containers do not match. Nothing changes.
 
         Examples
         --------
@@ -421,7 +423,7 @@ class Updater(Resumable):
     def _update_views(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
     ) -> None:
-        """Update arrays of other libraries by NumPy views of them."""
+        """Update arrays of other libraries through NumPy views."""
         own, views = list(grads), list(weights)
         for k, index in enumerate(indices):
             try:
@@ -445,7 +447,7 @@ class Updater(Resumable):
         weights: list[Any],
         single: bool = False,
     ) -> None:
-        """Update after all checks, unless a loss scaler or a clip of the norm forbids it."""
+        """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
         optimizer = self.optimizer
         with optimizer.lock:
             if self._averages is not None:
@@ -465,7 +467,7 @@ class Updater(Resumable):
     def _step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
     ) -> None:
-        """Update by a new plan, or by code of the user's."""
+        """Update with a new plan, or with a user's ``update()``."""
         optimizer = self.optimizer
         calls = self._checked(indices, grads, weights)
         if not optimizer.native:
@@ -480,7 +482,7 @@ class Updater(Resumable):
         self._keep(calls)
 
     def _measured_again(self, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
-        """Update with summed, scaled and clipped gradients, if the plan fits the call."""
+        """Accumulate, scale and clip the gradients and update, if the plan matches the call."""
         with uninterrupted:
             if self._windows is not None:
                 return self._add_again(self._windows, plan, index, grad, weight)
@@ -499,7 +501,7 @@ class Updater(Resumable):
         return True
 
     def _measured_at_once(self, plan: Plan, objects: tuple[Any, Any, Any]) -> bool:
-        """Do the same by one kernel."""
+        """Like :meth:`_measured_again`, with a single kernel."""
         optimizer, limit = self.optimizer, self.clip_global_norm
         scale, norm = scale_of(self.loss_scaler), plan.norm
         norm[RESCALE] = as_float("rescale_grad", optimizer.rescale_grad)
@@ -515,7 +517,7 @@ class Updater(Resumable):
         return True
 
     def _step_again(self, plan: Plan, share: float = 1.0) -> None:
-        """Update by a plan, whose arrays are entered, with gradients times `share`."""
+        """Update with a plan whose array arguments are set, and gradients times `share`."""
         info, factor = self._measured(lambda: self._squares(plan, ()), plan.indices, share)
         if info.stepped:
             plan.step(factor * share)
@@ -524,7 +526,7 @@ class Updater(Resumable):
         self._report(info)
 
     def _add_again(self, windows: Windows, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
-        """Add gradients to their sums by a plan, and update by another after the last of them."""
+        """Accumulate gradients with one plan; when the sums are complete, update with another."""
         indices, phase = plan.indices, windows.phase(plan.indices)
         adding = windows.plan(plan.key, phase) if phase >= 0 else None
         if adding is None or not _are(weight, plan.weights, bool(plan.length)):
@@ -542,7 +544,7 @@ class Updater(Resumable):
         if self._units is not None or not plan.folds or not plan.fits(index, sums, weight):
             return False
         steady = plan.filled[:1] == (self.optimizer.version,) and plan.settled
-        before = {} if steady else windows.before(indices)  # what is computed may raise
+        before = {} if steady else windows.before(indices)  # computing hyper-parameters may raise
         if not adding.call_again(index, grad, sums):
             return False
         try:
@@ -554,7 +556,7 @@ class Updater(Resumable):
         return True
 
     def _clip_again(self, plan: Plan, grad: Any, weight: Any) -> Any:
-        """Gradients with clipped units, if they are like those of the plan; else None."""
+        """Return gradients with clipped units, or None if they do not match the plan."""
         if not _are(weight, plan.weights, bool(plan.length)):
             return None
         grads = grad if plan.length else [grad]
@@ -571,7 +573,7 @@ class Updater(Resumable):
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
     ) -> list[Any]:
-        """Gradients with clipped units, which are multiplied by `share` afterwards."""
+        """Return gradients with clipped units; the update multiplies them by `share`."""
         assert self._units is not None
         rescale_grad = as_float("rescale_grad", self.optimizer.rescale_grad)
         factor = rescale_grad * share * scale_of(self.loss_scaler)
@@ -580,9 +582,9 @@ class Updater(Resumable):
     def _measured_step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
     ) -> None:
-        """Update with summed, scaled and clipped gradients, by a new plan or by code of the user's.
+        """Accumulate, scale and clip the gradients, and update with a new plan or a user's code.
 
-        With sums, the plan is that of the parameters whose sums are complete.
+        When gradients are accumulated, only parameters whose sums are complete are updated.
         """
         if self._windows is None:
             self._apply(self._checked(indices, grads, weights), single)
@@ -590,7 +592,7 @@ class Updater(Resumable):
             self._add(self._windows, self._checked_entries(indices, grads, weights), single)
 
     def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
-        """Add gradients to their sums, and update the parameters whose sums are complete."""
+        """Accumulate gradients, and update the parameters whose sums are complete."""
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
         self._check_summable(entries)
         last = [entry for entry in entries if windows.is_last(entry[0])]
@@ -615,7 +617,7 @@ class Updater(Resumable):
                 self.planner.keep(waiting.key, waiting)
 
     def _check_summable(self, entries: Sequence[Entry]) -> None:
-        """Raise unless gradients can be added to sums: an index once, rows on the host."""
+        """Raise if gradients cannot be accumulated: repeated indices, or lazy rows on a device."""
         names, seen = self.optimizer.idx2name, set[Index]()
         for index, weight, grad in entries:
             words, optimizer = label(index, names), self.planner.of(index).optimizer
@@ -631,7 +633,7 @@ class Updater(Resumable):
                 )
 
     def _apply(self, calls: list[Call], single: bool, share: float = 1.0) -> None:
-        """Update with scaled and clipped gradients, which are multiplied by `share`."""
+        """Scale and clip gradients, multiply them by `share`, and update."""
         optimizer, indices = self.optimizer, [index for index, *_ in calls]
         if self._units is not None and calls:
             _, weights, grads, states = map(list, zip(*calls, strict=True))
@@ -662,9 +664,9 @@ class Updater(Resumable):
     def _measured(
         self, sums: Callable[[], NDArray[np.float64]], indices: list[Index], share: float = 1.0
     ) -> tuple[StepInfo, float]:
-        """What to do with gradients of these sums of squares, and the factor to do it with.
+        """Return the outcome and the gradient factor that follow from the sums of squares.
 
-        They are multiplied by `share` too.
+        `share` is a further factor of the gradients.
         """
         if self.loss_scaler is None and self.clip_global_norm is None:
             return STEPPED, 1.0
@@ -679,17 +681,17 @@ class Updater(Resumable):
         )
 
     def _report(self, info: StepInfo) -> None:
-        """Keep what a call did."""
-        vars(self)["_info"] = info  # past the checks of other attributes
+        """Record the outcome of a call."""
+        vars(self)["_info"] = info  # skips __setattr__
         if self.loss_scaler is not None:
             self.loss_scaler.update(overflow=info.skipped)
 
     def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> NDArray[np.float64]:
-        """Sum of the squares of each gradient."""
+        """Return the sum of squares of each gradient."""
         return squares(calls) if plan is None or plan.in_order else plan.squares()
 
     def _update_in_python(self, calls: Sequence[Call]) -> None:
-        """Update by a class that overrides ``update()``."""
+        """Update with an optimizer that overrides ``update()``."""
         optimizer = self.optimizer
         if len(calls) > 1:
             optimizer.check_calls(calls)
@@ -700,10 +702,10 @@ class Updater(Resumable):
             else:
                 copy = self.planner.copies.get(index)
                 optimizer.update_in_python(index, weight, grad, state, copy)
-            self._keep([call])  # even if code of the user's fails at the next one
+            self._keep([call])  # in case the user's code raises at the next parameter
 
     def _keep(self, calls: Sequence[Call]) -> None:
-        """Keep the states of weights that have been updated."""
+        """Store the states of updated weights."""
         for index, _, _, state in calls:
             dict.__setitem__(self.states, index, state)
             dict.__setitem__(self.states_synced, index, True)
@@ -712,13 +714,13 @@ class Updater(Resumable):
     def _checked(
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
     ) -> list[Call]:
-        """Calls with states, which are created for new indices once all arrays are checked."""
+        """Check all arrays, then return the calls with states, created for new indices."""
         return self._with_states(self._checked_entries(indices, grads, weights))
 
     def _checked_entries(
         self, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
     ) -> list[Entry]:
-        """Indices, weights and gradients that fit together."""
+        """Check that weights and gradients match; return indices, weights and gradients."""
         optimizer = self.optimizer
         checked = []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
@@ -730,7 +732,7 @@ class Updater(Resumable):
         return checked
 
     def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
-        """Calls with states, which are created for new indices."""
+        """Return the calls with states, which are created for new indices."""
         states: dict[Index, Any] = {}
         for index, weight, grad in checked:
             if index not in states:
@@ -738,7 +740,7 @@ class Updater(Resumable):
         return [(index, weight, grad, states[index]) for index, weight, grad in checked]
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
-        """State of `index` on its weight's device, created for a new index."""
+        """Return the state of `index` on its weight's device, creating it for a new index."""
         if index not in self.states:
             optimizer = self.planner.of(index).optimizer
             state = optimizer.create_state_multi_precision(index, weight)
@@ -750,21 +752,21 @@ class Updater(Resumable):
         return self.sync_state_context(self.states[index], header(weight))
 
     def set_master(self, index: Any, array: Array) -> None:
-        """Give the float32 master of a half-precision weight its values.
+        """Set the values of the float32 master of a half-precision weight.
 
-        Without it a master starts as the weight, whose values are rounded already.
+        Otherwise a master is initialized from the rounded values of the weight.
 
         Parameters
         ----------
         index : int, str or bytes
-            The parameter, of an optimizer with ``multi_precision=True``.
+            The parameter; its optimizer must have ``multi_precision=True``.
         array : numpy.ndarray
-            The exact values, float32, of the weight's shape; they are copied.
+            The exact float32 values, in the weight's shape; they are copied.
 
         Raises
         ------
         TypeError, ValueError
-            The optimizer keeps no masters, or the array does not fit. Nothing changes.
+            The optimizer keeps no masters, or the array does not match. Nothing changes.
 
         Examples
         --------
@@ -782,7 +784,7 @@ class Updater(Resumable):
         set_master(self.planner.of(index).optimizer, index, array, self.states.get(index))
 
     def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
-        """Copy of the state of a parameter in another precision.
+        """Return a copy of the state of a parameter in another precision.
 
         Parameters
         ----------
@@ -794,16 +796,16 @@ class Updater(Resumable):
         Returns
         -------
         None, numpy.ndarray, tuple or list
-            The state as `states` has it, with an array of the weight's shape for each slot, also
-            where that is in 8 bits. A master is copied as it is.
+            The state, nested like in `states`, with one array of the weight's shape for each slot,
+            including 8-bit slots. A master keeps its dtype.
 
         Raises
         ------
         KeyError
             The parameter has no state yet.
         TypeError
-            `dtype` is not a floating-point type, the state is on a device, or the optimizer updates
-            by Python code.
+            `dtype` is not a floating-point type, the state is on a device, or the optimizer
+            overrides ``update()``.
 
         Examples
         --------
@@ -825,19 +827,19 @@ class Updater(Resumable):
             return mapped_slots(of, index, self.states[index], lambda _, slot: slot.astype(dtype))
 
     def set_state_dtype(self, state_dtype: Literal["bfloat16", "int8"] | None) -> None:
-        """Keep states in another precision from now on; those that exist are converted.
+        """Change the precision of the states; existing states are converted.
 
         Parameters
         ----------
         state_dtype : str or None
-            As :class:`~fastopt.optimizer.Optimizer` takes it. It becomes the optimizer's, and that
-            of groups that do not have one of their own.
+            See :class:`~fastopt.optimizer.Optimizer`. It is set on the optimizer, and applies to
+            all groups that do not override it.
 
         Raises
         ------
         ValueError, TypeError
-            There is no such precision, the rule has no slot that 8 bits can hold, a state is on a
-            device, or the optimizer updates by Python code. Nothing changes.
+            `state_dtype` is unknown, the rule has no slot that can be stored in 8 bits, a state is
+            on a device, or the optimizer overrides ``update()``. Nothing changes.
 
         Examples
         --------
@@ -873,21 +875,21 @@ class Updater(Resumable):
             self._forget_plans()
 
     def set_copy(self, index: Any, array: Array | None) -> None:
-        """Keep a half-precision copy of a float32 weight: each update writes it too.
+        """Set a half-precision copy of a float32 weight, which every update writes too.
 
         Parameters
         ----------
         index : int, str or bytes
             The parameter.
         array : numpy.ndarray or None
-            The copy, float16 or bfloat16, of the weight's shape. It is written by every update
-            from now on, with the weight's values rounded to nearest. None ends it.
+            The copy, float16 or bfloat16, in the weight's shape. From now on every update writes
+            the weight's values to it, rounded to nearest. None removes the copy.
 
         Raises
         ------
         TypeError, ValueError
-            `array` is of another kind, or read-only; or, at the next update, does not have the
-            weight's shape or shares its memory.
+            `array` has the wrong type or is read-only; or, at the next update, it does not have
+            the weight's shape or shares its memory.
 
         Examples
         --------
@@ -904,22 +906,22 @@ class Updater(Resumable):
         self.planner.set_copy(check_index(index), array)
 
     def flush(self, index: Any, weight: Array | None = None) -> None:
-        """Give all rows of a parameter the decay that they have missed.
+        """Apply the deferred weight decay to all rows of a parameter.
 
-        For ``sparse_decay="catch_up"``, before weights are used as a whole: rows that gradients
-        have not listed lately are too large by the decay of the steps since.
+        With ``sparse_decay="catch_up"``, call it before using the whole weight: rows that recent
+        gradients have not indexed still lack the decay of the steps since their last update.
 
         Parameters
         ----------
         index : int, str or bytes
             The parameter.
         weight : numpy.ndarray, optional
-            Its weight. Default: the one that was last updated.
+            The weight. Default: the weight that was last updated under this index.
 
         Raises
         ------
         ValueError
-            No weight is given and none has been updated.
+            No weight is given, and no weight has been updated under this index.
 
         Examples
         --------
@@ -952,40 +954,41 @@ class Updater(Resumable):
 
     @property
     def averages(self) -> dict[Index, Any]:
-        """Average of each index, an array of float32, or of float64 for float64 weights.
+        """Average of each index: a float32 array, or float64 for float64 weights.
 
-        Empty without `average`. The arrays are those that updates write to.
+        Empty without `average`. The arrays are not copies: updates write to them.
         """
         return {} if self._averages is None else dict(self._averages.arrays)
 
     @contextmanager
     def averaged(self, weights: Mapping[Any, Any] | None = None) -> Iterator[None]:
-        """Context in which the weights hold their averages.
+        """Context manager that replaces the values of the weights by their averages.
 
-        At its end, also by an exception, they hold again what they held; what was written to them
-        inside is lost. Half-precision copies (:meth:`set_copy`) follow. It takes memory for a copy
-        of the weights. Updates, :meth:`flush`, loads and another ``averaged()`` are errors inside.
-        Weights of frozen groups keep their values.
+        On exit, including by an exception, the previous values are restored; changes made inside
+        the context are lost. Half-precision copies (:meth:`set_copy`) are swapped too. The context
+        needs memory for a copy of the weights. Updates, :meth:`flush`, loads and a nested
+        ``averaged()`` raise inside it. Weights of frozen groups keep their values.
 
-        Without `average` they hold the averages that the optimizer's own state has: ASGD and the
-        Schedule-Free optimizers have some. :meth:`save` is an error then.
+        Without `average`, the averages are those in the optimizer's own state, which ASGD and the
+        Schedule-Free optimizers have. In that case :meth:`save` raises inside the context.
 
-        With `average` :meth:`save` inside writes averages and what the weights held: after a load
-        of such a file call :meth:`restore_weights`, whatever was saved of the weights.
+        With `average`, :meth:`save` inside the context writes both the averages and the replaced
+        values of the weights. After loading such a file call :meth:`restore_weights`, no matter
+        when the weights themselves were saved.
 
         Parameters
         ----------
         weights : mapping of index to array, optional
-            Weights that were not updated yet by this updater, as after a load. Default: all that
-            have an average are those that were last updated.
+            Weights that this updater has not updated yet, for example after a load. Default: the
+            last updated weight of each index with an average.
 
         Raises
         ------
         RuntimeError
-            Neither updater nor optimizer has averages, or the weights hold them already.
+            Neither the updater nor the optimizer has averages, or the weights already hold them.
         ValueError
-            The weight of an index that has an average is not known, an index of `weights` has no
-            average, or a weight has another shape than its average.
+            An index with an average has no known weight, an index in `weights` has no average, or
+            a weight and its average differ in shape.
 
         Examples
         --------
@@ -1015,7 +1018,7 @@ class Updater(Resumable):
                 entered = True
                 vars(self)["_averages"] = averages
                 averages.swap_in(targets)
-                vars(self)["_plans"] = {}  # every call is checked
+                vars(self)["_plans"] = {}  # no plan matches, so every call is checked and raises
             yield
         finally:
             if entered:
@@ -1026,12 +1029,12 @@ class Updater(Resumable):
 
     @property
     def _evaluates(self) -> bool:
-        """Whether an optimizer has other weights to evaluate than those that it updates."""
+        """Whether an optimizer evaluates with other weights than it updates."""
         groups = self.planner.groups
         return self.optimizer.evaluates or (groups is not None and groups.evaluates)
 
     def _inner_state(self, index: Index, weight: Any) -> tuple[Any, list[Any]]:
-        """Exact parts of a weight, and the arrays of its state besides."""
+        """Return the weight's exact values (its master if it has one), and its state arrays."""
         of = self.planner.of(index).optimizer
         words, weight, state = label(index, of.idx2name), header(weight), self.states[index]
         if has_master(of, weight):
@@ -1041,7 +1044,7 @@ class Updater(Resumable):
         return exact, [host(header(array)) for array in leaves(state)]
 
     def _leading(self) -> dict[Index, Any]:
-        """Last array of each state from which weights to evaluate are found; it has their shape."""
+        """Return an array in the weight's shape for each index whose optimizer has averages."""
         return {
             index: leaves(state)[-1]
             for index, state in self.states.items()
@@ -1049,7 +1052,7 @@ class Updater(Resumable):
         }
 
     def _evaluated(self, targets: Mapping[Index, Sequence[Any]]) -> dict[Index, Any]:
-        """Weights to evaluate, by index."""
+        """Return the weights to evaluate with, by index."""
         found = {}
         for index, (weight, *_) in targets.items():
             exact, state = self._inner_state(index, weight)
@@ -1058,19 +1061,20 @@ class Updater(Resumable):
         return found
 
     def restore_weights(self, weights: Mapping[Any, Any]) -> None:
-        """Write what weights held when their averages were swapped in, and the state was saved.
+        """Restore the weights after loading a state that was saved inside :meth:`averaged`.
 
         Parameters
         ----------
         weights : mapping of index to array
-            The weights of the checkpoint; they are written to.
+            The weights, which are overwritten with their values before the averages were swapped
+            in.
 
         Raises
         ------
         RuntimeError
-            The updater has not loaded what :meth:`save` wrote inside of :meth:`averaged`.
+            No state that was saved inside :meth:`averaged` has been loaded.
         ValueError
-            A weight is missing, or does not fit. Nothing changes.
+            A weight is missing or does not match. Nothing changes.
 
         Examples
         --------
@@ -1109,7 +1113,7 @@ class Updater(Resumable):
     def _targets(
         self, averages: Averages, needed: Mapping[Index, Any], weights: Mapping[Any, Any] | None
     ) -> dict[Index, list[Any]]:
-        """Weight of each index, with its half-precision copy if it has one."""
+        """Return the weight of each index, with its half-precision copy if it has one."""
         if not isinstance(weights, Mapping | None):
             raise TypeError(f"weights must map indices to arrays, got {brief(weights)}")
         own = {check_index(index): weight for index, weight in (weights or {}).items()}
@@ -1130,15 +1134,15 @@ class Updater(Resumable):
         return targets
 
     def sync_state_context(self, state: Any, context: Any) -> Any:
-        """Bring a restored state to its weight's device.
+        """Move a restored state to its weight's device.
 
         Parameters
         ----------
         state : None, numpy.ndarray, or tuple or list of them
             The state of one index.
         context : object
-            The weight. If it is on a CUDA device, NumPy arrays are copied there; in main memory
-            the state is where it is needed and comes back as it is.
+            The weight. If it is on a CUDA device, NumPy arrays are copied there; if it is on the
+            host, the state is returned unchanged.
 
         Returns
         -------
@@ -1166,7 +1170,7 @@ def get_updater(
     optimizer : Optimizer or str
         The optimizer or its name.
     loss_scaler, clip_global_norm, groups, accumulate, average, clip_adaptive, clip_adaptive_eps
-        Arguments of :class:`Updater`, with the same errors.
+        See :class:`Updater`, also for errors.
 
     Examples
     --------
@@ -1188,7 +1192,7 @@ def get_updater(
 
 
 def _are(weights: Any, known: Sequence[Any], listed: bool) -> bool:
-    """Whether the weights of a call are those of its plan."""
+    """Whether the weights of a call are the same objects as those of its plan."""
     if not listed:
         return weights is known[0]
     if type(weights) not in (list, tuple) or len(weights) != len(known):

@@ -1,4 +1,4 @@
-"""Yogi: Adam whose second moment changes by additions."""
+"""Yogi: Adam with an additive update of the second moment."""
 
 import math
 from typing import ClassVar, Unpack
@@ -21,7 +21,7 @@ __all__ = ["Yogi", "yogi"]
 
 @rule(state=("mean", "var"), hyper=(*MOMENTS, "mean_scale", "var_scale"))
 def yogi(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Adam whose second moment moves by a share of the square, whatever the distance."""
+    """Adam whose second moment changes by at most a fraction of the squared gradient."""
     mean, var = state
     grad = decayed(weight, grad, h)
     square = grad * grad
@@ -33,7 +33,7 @@ def yogi(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 @register
 class Yogi(AdamFamily):
-    r"""Yogi: Adam whose second moment grows fast no more than it shrinks.
+    r"""Yogi: Adam with an additive update of the second moment, which limits how fast it changes.
 
     .. math::
         h &= \mathrm{clip}(r g) + \lambda w \\
@@ -43,21 +43,21 @@ class Yogi(AdamFamily):
             \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right)
 
     Source: Zaheer et al., "Adaptive Methods for Nonconvex Optimization", NeurIPS 2018, with the
-    bias correction and the first values of optax.yogi.
+    bias correction and the initial values of optax.yogi.
 
-    State of a parameter: the tuple :math:`(m, v)` of arrays like the weight, which start with
-    `initial_value` everywhere.
+    State: the tuple :math:`(m, v)` of arrays in the weight's shape, filled with `initial_value`
+    initially.
 
     Parameters
     ----------
     learning_rate : float or callable, optional
-        Default 0.001; None keeps a scheduler's own rate.
+        Default 0.001; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 0.001.
     initial_value : float
-        First value of :math:`m` and :math:`v`, at least 0. Default 1e-6.
+        Initial value of :math:`m` and :math:`v`, at least 0. Default 1e-6.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -98,7 +98,7 @@ class Yogi(AdamFamily):
         return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "var_scale": 1.0}
 
     def create_state(self, index: Index, weight: Array) -> tuple[Array, ...]:
-        """Both averages, filled with the first value."""
+        """Create both moments, filled with `initial_value`."""
         weight = header(weight)
         dtype, order = self._state_dtype(weight), order_of(weight)
         first = (np.full(weight.shape, self.initial_value, dtype, order) for _ in yogi.state)

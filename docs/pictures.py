@@ -2,7 +2,8 @@
 
 ``python docs/pictures.py`` draws the comparison with other libraries again, from the tables of
 ``docs/performance.md``, into ``docs/_static``. The build of the documentation draws the schedules,
-the errors of numbers in 8 bits, and the optimizers from the results in ``which-optimizer.json``.
+the errors of numbers in 8 bits, the layers of ``architecture.md``, and the optimizers from the
+results in ``which-optimizer.json``.
 """
 
 import json
@@ -22,7 +23,9 @@ __all__ = [
     "draw_codes",
     "draw_compared",
     "draw_comparison",
+    "draw_layers",
     "draw_schedules",
+    "layers",
     "rows",
     "schedule_files",
 ]
@@ -237,6 +240,32 @@ def draw_codes(directory: Path = DOCS) -> None:
             plot.legend(frameon=False, labelcolor=colors["text"], loc="lower left")
             title = "relative error in 8 bits; 1: the number becomes 0"
             plot.set_title(title, size=10, loc="left", color=colors["text"], weight="bold")
+
+
+def layers(page: str) -> dict[str, list[str]]:
+    """Modules of each layer of the package, from the table of a page, the highest first."""
+    table = _table(page, "layer").items()
+    return {name: re.findall(r"`([\w.]+)`", cells["modules"]) for name, cells in table}
+
+
+def layer_files(theme: str = "light") -> list[str]:
+    """Path of the picture of the layers, relative to the documentation."""
+    return [f"_static/schedules/layers-{theme}.svg"]
+
+
+def draw_layers(directory: Path = DOCS) -> None:
+    """Draw the layers of the package as boxes on top of each other."""
+    found = layers((DOCS / "architecture.md").read_text(encoding="utf-8"))
+    for theme, colors in THEMES.items():
+        (path,) = layer_files(theme)
+        with _axes(directory / path, theme, 6.6, 0.42 * len(found), 9) as plot:
+            for height, (name, modules) in enumerate(reversed(found.items())):
+                color = colors["bar" if name in ("engine", "kernels") else "pale"]
+                plot.barh(height, 1, 0.86, color=color, alpha=0.35)
+                plot.text(0.02, height, name, va="center", weight="bold")
+                plot.text(0.19, height, "   ".join(modules), va="center")
+            plot.set(xlim=(0, 1), ylim=(-0.5, len(found) - 0.5))
+            plot.set_axis_off()
 
 
 COMPARED = DOCS / "which-optimizer.json"

@@ -31,4 +31,5 @@ def setup(app: Any) -> dict[str, Any]:
     app.connect("builder-inited", lambda _: pictures.draw_schedules())
     app.connect("builder-inited", lambda _: pictures.draw_codes())
     app.connect("builder-inited", lambda _: pictures.draw_compared())
+    app.connect("builder-inited", lambda _: pictures.draw_layers())
     return {"parallel_read_safe": True}

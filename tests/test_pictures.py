@@ -124,3 +124,14 @@ def test_equal_pictures_are_equal_files(pictures, tmp_path):
         pictures.draw_comparison(pictures.rows(PAGE), tmp_path / k)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_layers_are_those_of_the_page(pictures, theme, tmp_path):
+    pictures.draw_layers(tmp_path)
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    (path,) = pictures.layer_files(theme)
+    drawn = " ".join(words(tmp_path / path)).split()
+    assert "](_static/schedules/layers-light.svg)" in page
+    for name, modules in pictures.layers(page).items():
+        assert {name, *modules} <= {*drawn}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
@@ -34,7 +34,9 @@ from fastopt.kernels.layout import (
     Layout,
 )
 from fastopt.kernels.table import Array, Combine, Table, chunks, joined_ranges
-from fastopt.sparse import RowSparse
+
+if TYPE_CHECKING:
+    from fastopt.sparse import RowSparse
 
 __all__ = ["CudaTable"]
 
@@ -301,7 +303,7 @@ class CudaTable(Table):
         across = min(1 << max(self.width - 1, 1).bit_length(), self.kernels.THREADS)
         return across, self.kernels.THREADS // across
 
-    def list_rows(self, words: str, grad: RowSparse) -> None:
+    def list_rows(self, words: str, grad: "RowSparse") -> None:
         """See :meth:`Table.list_rows`; rows are sorted and counted on the device."""
         values, indices = header(grad.values), header(grad.indices)
         height, count = len(self.arrays[0]), len(indices)

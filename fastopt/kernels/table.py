@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -31,7 +31,9 @@ from fastopt.kernels.layout import (
 from fastopt.kernels.numpy_abi import C_ORDER, NBYTES, guard
 from fastopt.kernels.segments import ASCENDING, OUTSIDE
 from fastopt.kernels.threads import may_run_parallel, thread_count, turn
-from fastopt.sparse import RowSparse
+
+if TYPE_CHECKING:
+    from fastopt.sparse import RowSparse
 
 __all__ = ["CHUNK", "PARALLEL_FROM", "Combine", "Pieces", "Table", "balanced", "chunks", "launch"]
 
@@ -181,12 +183,12 @@ class Table:
         by_element = not (layout.sparse or layout.by_row or layout.rule.passes)
         return by_element and self.device is None and not (self.copied or self.borrowed)
 
-    def serves(self, grad: RowSparse) -> bool:
+    def serves(self, grad: "RowSparse") -> bool:
         """Whether the kernels are those for a row-sparse gradient."""
         layout = self.layout
         return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
 
-    def list_rows(self, words: str, grad: RowSparse) -> None:
+    def list_rows(self, words: str, grad: "RowSparse") -> None:
         """Set the gradient to one that lists rows.
 
         Raises
@@ -237,7 +239,7 @@ class Table:
         self.row_guards[:, NBYTES] = self.width * values.itemsize, height
         self.counting = _counting(len(self.checked_rows) + 1)
 
-    def take_rows(self, grad: RowSparse, written: Array) -> bool:
+    def take_rows(self, grad: "RowSparse", written: Array) -> bool:
         """Set the gradient to one whose rows ascend; False with nothing changed for any other.
 
         It must not share memory with the sorted ranges `written`.

@@ -1,4 +1,4 @@
-"""What fastopt's measurements have to reach."""
+"""Performance targets of fastopt ("bars") and the functions that measure them."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +24,11 @@ __all__ = ["all_bars"]
 
 Peers = Mapping[str, tuple[str, Callable]]
 Bar = tuple[str, str, Callable[[], str]]
-"""What is measured, the bar, and the function that measures it."""
+"""Description of a measurement, its bar, and the function that measures it."""
 
 
 def all_bars(quick: bool) -> Iterator[Bar]:
-    """Every bar; `quick` takes fewer rounds and smaller tables."""
+    """Yield all bars; `quick` uses fewer rounds and smaller tables."""
     rounds = 5 if quick else 31
     yield from call_bars(rounds)
     yield from few_bars(rounds)
@@ -46,7 +46,7 @@ def all_bars(quick: bool) -> Iterator[Bar]:
 
 
 def call_bars(rounds: int) -> Iterator[Bar]:
-    """One call on one weight."""
+    """Bars of a call on one weight."""
     for algorithm, size, bars in (
         ("adam", 10, {"NumPy in place": 3.5, "torch fused": 12}),
         ("adam", 1_000, {"NumPy in place": 4, "torch fused": 12, "written loop": 0.9}),
@@ -59,7 +59,7 @@ def call_bars(rounds: int) -> Iterator[Bar]:
 
 
 def few_bars(rounds: int) -> Iterator[Bar]:
-    """One call on a list of small weights, with other gradient arrays in each call."""
+    """Bars of a call on a list of small weights, with new gradient arrays in each call."""
     for words, algorithm, shapes, bars in (
         ("4 x 1,000", "adam", [(1_000,)] * 4, {"NumPy in place": 5, "torch fused": 7}),
         ("the demo's network", "adam", small.DEMO, {"NumPy in place": 3.5}),
@@ -108,7 +108,7 @@ def guarded(shapes: Shapes, rounds: int) -> str:
 
 
 def frame_bars() -> Iterator[Bar]:
-    """Functions of Python that a warm call enters."""
+    """Bars of the number of Python functions that a warm call enters."""
     for words, shapes, bar in (("one call", [(10,)], 10), ("a list", small.DEMO, 12)):
         for kind, make in (
             ("Adam", small.fastopt_step),
@@ -132,7 +132,7 @@ def frames(make: Callable, shapes: Shapes) -> str:
         step()
     finally:
         sys.setprofile(None)
-    return f"{entered - 1}"  # the step's own function is the user's
+    return f"{entered - 1}"  # without the benchmark's own function
 
 
 def dense_bars(rounds: int) -> Iterator[Bar]:
@@ -159,7 +159,7 @@ def start_bars(quick: bool) -> Iterator[Bar]:
 
 
 def norm_bars(rounds: int) -> Iterator[Bar]:
-    """Updates that add up over all elements first, at 20M elements."""
+    """Bars of updates that need a reduction over all elements, at 20M elements."""
 
     def clipped() -> str:
         clip = Clip()
@@ -175,7 +175,7 @@ def norm_bars(rounds: int) -> Iterator[Bar]:
 
 
 def list_bars(rounds: int) -> Iterator[Bar]:
-    """Adam on many tensors in one call."""
+    """Bars of Adam on many tensors in one call."""
     for (what, arguments), least in zip(list(list_steps.CASES.items())[:2], (12, 9), strict=True):
         measure = partial(against, list_steps.PEERS, "torch fused", arguments, rounds)
         yield f"{what}, time of torch fused / time", f">= {least}", measure
@@ -187,7 +187,7 @@ def list_bars(rounds: int) -> Iterator[Bar]:
 
 
 def row_bars(rounds: int) -> Iterator[Bar]:
-    """Lazy Adam against other ways to step, on rows that are not in the caches."""
+    """Bars of lazy Adam against other implementations, on rows that are not in the caches."""
     for kind, rival, bar in (
         ("sorted", "torch SparseAdam", ">= 8"),
         ("sorted", "limit", ">= 0.6"),
@@ -236,7 +236,7 @@ def table_bars(quick: bool) -> Iterator[Bar]:
 
 
 def half_bars(rounds: int) -> Iterator[Bar]:
-    """Adam with weights or state of half precision."""
+    """Bars of Adam with half-precision weights or state."""
     for dtype in ("float16", "bfloat16"):
         yield (
             f"Adam, {dtype} with masters, 20M elements, time / float32's",

@@ -1,9 +1,9 @@
-"""Threading layers beside busy processes: ``python busy.py`` prints a table in Markdown.
+"""Threading layers on a busy machine: ``python busy.py`` prints a table in Markdown.
 
-Updates with two threads are compared with the serial kernel: on TBB; on OpenMP as fastopt loads it
-where there is no TBB, whose threads spin briefly while they wait; on OpenMP whose threads spin as
-long as they do by default; and on OpenMP whose threads sleep at once. Two threads are used at every
-size, also where fastopt itself would use one.
+Updates with two threads are compared with the serial kernel: on TBB; on OpenMP as fastopt
+configures it without TBB, with threads that spin briefly while they wait; on OpenMP with the
+default spin time; and on OpenMP with threads that sleep immediately. Two threads are used at every
+size, even if fastopt itself would use one.
 """
 
 import argparse
@@ -34,10 +34,10 @@ COLUMNS: dict[str, dict[str, str | None]] = {
     "spinning": {"NUMBA_THREADING_LAYER": "omp", "GOMP_SPINCOUNT": "300000"},
     "passive": {"NUMBA_THREADING_LAYER": "omp", "OMP_WAIT_POLICY": "passive"},
 }
-"""Variables of the process that measures a column; 300,000 is libgomp's own default."""
+"""Environment variables of the process of each column; 300,000 is libgomp's default."""
 SETTINGS = ("NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 PAUSE = 0.02
-"""Seconds after which threads of another column have ceased to spin."""
+"""Seconds to wait until the threads of another column have stopped spinning."""
 
 WORKER = """
 import json, sys, time
@@ -88,14 +88,14 @@ class Column:
         self.process.wait()
 
     def times(self, optimizer: str, size: int, seconds: float) -> list[float]:
-        """Seconds of each update, for about `seconds`."""
+        """Measure updates for about `seconds`, and return the seconds of each."""
         print(json.dumps([optimizer, size, seconds]), file=self.process.stdin, flush=True)
         return json.loads(self.process.stdout.readline())
 
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keep so many processes computing meanwhile."""
+    """Run `count` busy processes inside the block."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -108,7 +108,7 @@ def busy(count: int) -> Iterator[None]:
 def cells(
     columns: Sequence[Column], optimizer: str, size: int, seconds: float, rounds: int
 ) -> list[np.ndarray]:
-    """Seconds of each update in each column; columns take turns, forwards and backwards."""
+    """Return the seconds of updates by column; columns take turns, forwards and backwards."""
     times: list[list[float]] = [[] for _ in columns]
     for index in range(rounds):
         for k in range(len(columns))[:: -1 if index % 2 else 1]:
@@ -117,7 +117,7 @@ def cells(
 
 
 def written(times: np.ndarray) -> str:
-    """Median and 90th percentile."""
+    """Format the median and the 90th percentile."""
     return " / ".join(duration(float(np.percentile(times, p))) for p in (50, 90))
 
 

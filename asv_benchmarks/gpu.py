@@ -1,10 +1,10 @@
-"""Table of updates on a CUDA device: the time of a step, and how near it comes to a copy.
+"""Table of updates on a CUDA device: the time of a step, and its speed relative to a copy.
 
 ``python gpu.py`` measures Adam on float32 weights of several sizes, half-precision weights with
-masters, a thousand small tensors in one launch and listed rows of a table, each beside torch's
-optimizer where torch sees the device. Arrays hold normal numbers. Times are medians between CUDA
-events. A copy on the device of half of the bytes that a step moves is the limit: it reads and
-writes as many.
+masters, a thousand small tensors in one launch and indexed rows of a table, each together with
+torch's optimizer if torch can use the device. Arrays hold normally distributed values. Times are
+medians, measured with CUDA events. The limit is a device copy of half the bytes that a step moves:
+it reads and writes as many bytes as the step.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ROWS, WIDTH, LISTED = 10_000_000, 64, 65_536
 
 @dataclass(frozen=True)
 class Race:
-    """One row of the table: a step, what it moves, and the step of torch beside it."""
+    """A row of the table: a step, the bytes it moves, and the step of torch."""
 
     name: str
     make: Callable[[], Call]
@@ -40,7 +40,7 @@ class Race:
 
 
 def filled(shape, dtype=np.float32):
-    """Device array of normal numbers, a million of them again and again."""
+    """Return a device array of normally distributed values, 2**20 of them repeated."""
     numbers = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
     return cuda.to_device(np.resize(numbers.astype(dtype), shape))
 
@@ -53,7 +53,7 @@ def dense(shapes, dtype=np.float32, **kwargs) -> Call:
 
 
 def new_gradients(shapes) -> Call:
-    """Steps with gradients that are other objects than those of the step before."""
+    """Return a step whose gradients are other objects than in the step before."""
     updater = optimizer.get_updater(optimizer.Adam())
     weights = [filled(shape) for shape in shapes]
     turns = cycle([[filled(shape) for shape in shapes] for _ in range(2)])
@@ -114,7 +114,7 @@ def races(largest: int, small: int, height: int, listed: int) -> Iterator[Race]:
 
 
 def copying(size: int) -> Call:
-    """Copy on the device that moves so many bytes in all."""
+    """Return a device copy that moves `size` bytes in total, reads and writes together."""
     source, target = (filled((max(size // 8, 1),)) for _ in range(2))
     if config.ENABLE_CUDASIM:
         return partial(target.copy_to_device, source)
@@ -122,16 +122,16 @@ def copying(size: int) -> Call:
 
     to, of = (array.device_ctypes_pointer.value for array in (target, source))
 
-    def copy() -> None:  # what numba does besides takes longer than the copy of a small array
+    def copy() -> None:  # numba's overhead exceeds the copy of a small array
         (error,) = driver.cuMemcpyDtoDAsync(to, of, source.nbytes, 0)
         assert not error, error
-        assert target is not None  # and alive
+        assert target is not None  # keeps it alive
 
     return copy
 
 
 def sample(call: Call, repeats: int) -> float:
-    """Seconds of one call out of several, between two events on the device."""
+    """Return the mean seconds of `repeats` calls, measured with CUDA events."""
     if config.ENABLE_CUDASIM:
         begin = time.perf_counter()
         for _ in range(repeats):
@@ -147,7 +147,7 @@ def sample(call: Call, repeats: int) -> float:
 
 
 def measured(race: Race, rounds: int, repeats: int) -> str:
-    """A line of the table; the calls take turns in every round."""
+    """Measure a row of the table; the calls take turns in every round."""
     calls = {"fastopt": race.make(), "copy": copying(race.moved)}
     if race.torch is not None:
         try:

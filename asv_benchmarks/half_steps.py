@@ -1,4 +1,4 @@
-"""The same step of Adam in several libraries on float16 weights with masters, or smaller state."""
+"""Step of Adam in several libraries, on float16 weights with masters or with bfloat16 state."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ CASES = {
     f"Adam, float16 with float32 masters, {SIZE:,}": (MASTER, SIZE),
     f"Adam, float32 with bfloat16 state, {SIZE:,}": (STATE, SIZE),
 }
-"""Arguments of a step by the words for it."""
+"""Arguments of a step by its label."""
 
 
 def fastopt_step(what: str, size: int) -> Call:
@@ -50,7 +50,7 @@ def numpy_masters(size: int) -> Call:
 
 
 def torch_masters(size: int, rule: Callable) -> Call:
-    """Casts before and after a step of the masters, as one would write them."""
+    """Return a step of the masters with handwritten casts before and after it."""
     import torch
 
     (master,) = weights = torch_parameters([(size,)])
@@ -67,7 +67,10 @@ def torch_masters(size: int, rule: Callable) -> Call:
 
 
 def optax_half(what: str, size: int) -> Call:
-    """Masters are a part of the state; of compressed state optax has the mean alone."""
+    """Return a step of optax with masters in the state, or with a bfloat16 mean.
+
+    optax can store only the mean in another dtype, not the variance.
+    """
     import jax
     import jax.numpy as jnp
     import optax

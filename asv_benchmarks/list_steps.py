@@ -1,4 +1,4 @@
-"""The same step of Adam on many float32 weights in several libraries."""
+"""Step of Adam on many float32 weights in several libraries."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ CASES = {
     "Adam, 1,000 x 1,000, fresh gradients": (SMALL, True),
     "Adam, ResNet-50's 161 weights": (resnet50(), False),
 }
-"""Arguments of a step by the words for it."""
+"""Arguments of a step by its label."""
 
 
 def fastopt_step(shapes: Shapes, fresh: bool) -> Call:
@@ -35,12 +35,12 @@ def fastopt_step(shapes: Shapes, fresh: bool) -> Call:
 
 
 def limit_step(shapes: Shapes, fresh: bool) -> Call:
-    """The limit of one flat weight."""
+    """Return the memory-bandwidth limit of one flat weight of the same size."""
     return Step("adam", elements(shapes), learning_rate=LR).limit
 
 
 def arrays(shapes: Shapes, fresh: bool, make: Callable) -> tuple[list, Callable]:
-    """Weights, and a function that returns their gradients, new ones each time if `fresh`."""
+    """Return weights and a function that returns gradients, new arrays each time if `fresh`."""
     draw = np.random.default_rng(0).standard_normal
 
     def drawn() -> list:

@@ -1,9 +1,9 @@
 """Whole training loops of other libraries, with their own optimizer and with fastopt, as a table.
 
-All run in one process on one thread and take turns. A cell of "fastopt" is the median of the ratio
-of its time to that of the library's own optimizer in the same round: below 1 fastopt's loop is
-faster. "list" updates all parameters in one call, "single" each in a call. "difference" is the
-largest relative difference of two losses on the way.
+All loops run in one process on one thread and take turns. The cells for fastopt are the median
+ratio of its time to the library's own optimizer in the same round: below 1, fastopt's loop is
+faster. "list" updates all parameters in one call, "single" one parameter per call. "difference" is
+the largest relative difference between the two loss curves.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from unittest import mock
 
-for variable in ("OMP", "OPENBLAS", "MKL", "NUMBA"):  # before any of them is imported
+for variable in ("OMP", "OPENBLAS", "MKL", "NUMBA"):  # before the libraries are imported
     os.environ[f"{variable}_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "recipes"))
 
@@ -28,12 +28,12 @@ from fastopt.bench.clock import interleaved  # noqa: E402
 from fastopt.console import progress, table  # noqa: E402
 
 Train = Callable[[], list[float]]
-"""A training; it returns its losses."""
+"""A training run that returns its losses."""
 OWN = "own"
 
 
 class Single:
-    """Mixed into an adapter of scikit-learn: a call for each parameter."""
+    """Mixin for the scikit-learn adapters: one call per parameter."""
 
     def update_params(self, params, grads):
         for index, weight, grad in zip(self.indices, params, grads, strict=True):
@@ -63,7 +63,7 @@ def scikit_learn() -> Iterator[tuple[str, dict[str, Train]]]:
 
 
 def fitted(model, hidden, batch, epochs, x, y, made) -> list[float]:
-    """Losses of a network of scikit-learn with an optimizer in the place of its Adam."""
+    """Return the losses of a scikit-learn network whose Adam is replaced by `made`."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import _multilayer_perceptron
 
@@ -175,7 +175,7 @@ def timed(train: Train) -> float:
 
 
 def difference(losses: list[float], own: list[float]) -> float:
-    """Largest relative difference."""
+    """Return the largest relative difference."""
     return float(np.max(np.abs(np.subtract(losses, own)) / np.abs(own)))
 
 

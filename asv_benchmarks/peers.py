@@ -1,10 +1,10 @@
 """One step in several libraries, as one table: dense, lists, row-sparse, half precision, rules.
 
-Every library runs in a process of its own, on its own warm memory and with the same number of
-threads and CPUs. The processes take turns. The first number of a line is fastopt's median time of
-a step; the others are the median ratio of a library's time to fastopt's in the same round, so that
-more than 1 is slower than fastopt. The limit reads and writes the memory that the step must, and
-nothing else; of the rows that a gradient lists, it reads and writes each once.
+Each library runs in its own process, on warm memory and with the same number of threads and CPUs.
+The processes take turns. The first number of a line is fastopt's median time of a step; the others
+are the median ratio of a library's time to fastopt's in the same round: more than 1 means slower
+than fastopt. The limit is a loop that only reads and writes the memory that the step must; for a
+row-sparse gradient, it reads and writes each indexed row once.
 """
 
 import argparse
@@ -38,15 +38,15 @@ COLUMNS = {
     for module in (steps, row_steps, list_steps, half_steps, rule_steps)
     for column, (library, _) in module.PEERS.items()
 }
-"""Library by the column of the table."""
+"""Library by column of the table."""
 
 OURS = "fastopt"
 Times = dict[str, tuple[float, float]]
-"""Seconds, and ratio to fastopt, by the column of the table."""
+"""Seconds and ratio to fastopt by column of the table."""
 
 
 def installed() -> dict[str, str]:
-    """Version of every library that is there."""
+    """Return the versions of the installed libraries."""
     versions = {OURS: fastopt.__version__, "numba": numba.__version__}
     for library in COLUMNS.values():
         if library not in versions and find_spec(library):
@@ -55,7 +55,7 @@ def installed() -> dict[str, str]:
 
 
 def cases(quick: bool) -> Iterator[tuple[str, dict[str, Make]]]:
-    """What is measured, and the steps by column."""
+    """Yield the label of each case, and the steps by column."""
     for module in (steps, list_steps, row_steps, half_steps, rule_steps):
         for words, arguments in module.CASES.items():
             if not (quick and any(isinstance(a, int) and a > 1_000_000 for a in arguments)):
@@ -63,7 +63,7 @@ def cases(quick: bool) -> Iterator[tuple[str, dict[str, Make]]]:
 
 
 def measure(only: str, quick: bool) -> dict[str, Times]:
-    """Times of every case; `quick` takes fewer rounds and leaves out large ones."""
+    """Measure all cases; `quick` uses fewer rounds and skips large cases."""
     versions = installed()
     for library in dict.fromkeys(COLUMNS.values()):
         if library not in versions:
@@ -82,7 +82,7 @@ def measure(only: str, quick: bool) -> dict[str, Times]:
 
 
 def lines_of(results: dict[str, Times]) -> tuple[list[str], list[list[str]]]:
-    """Head and lines of the table, without columns that nothing was measured for."""
+    """Return head and lines of the table, without empty columns."""
     columns = [column for column in COLUMNS if any(column in times for times in results.values())]
     head = ["step", *(f"{column}, time" if column == OURS else column for column in columns)]
     lines = []
@@ -100,7 +100,7 @@ def bars(only: str, quick: bool, markdown: bool) -> None:
 
 
 def conditions() -> None:
-    """What the numbers above depend on."""
+    """Print the machine, settings and versions behind the numbers."""
     there = llvmlite.binding.get_host_cpu_features()
     print(
         f"\n{platform.system()} {platform.release().partition('-')[0]}, {processor()} "

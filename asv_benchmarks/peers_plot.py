@@ -1,4 +1,4 @@
-"""The plot of peers.py: how much longer than fastopt other libraries take for the same step."""
+"""Plot of peers.py: times of other libraries relative to fastopt for the same step."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ MARKERS = "|os^DvPX"
 
 
 def draw(ratios: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Draw a line of dots for each case, given its ratios by column; written to `path`."""
+    """Draw a row of dots for each case from its ratios by column, and write it to `path`."""
     columns = list(dict.fromkeys(column for times in ratios.values() for column in times))
     with axes(path, 8, 1.2 + 0.25 * len(ratios)) as plot:
         for k, column in enumerate(columns):

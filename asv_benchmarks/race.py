@@ -1,4 +1,4 @@
-"""Steps that take turns, each in a process of its own."""
+"""Steps that are timed in turn, each in its own process."""
 
 import gc
 import multiprocessing
@@ -21,7 +21,7 @@ Make = Callable[[], Call]
 
 
 class Worker:
-    """A process that measures a step whenever it is asked to, one step after the other."""
+    """A process that measures one step at a time, on request."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -31,7 +31,7 @@ class Worker:
         pipe.close()
 
     def begin(self, make: Make) -> str:
-        """Make a step, and return why that is impossible, or nothing."""
+        """Create a step; return why that is impossible, or an empty string."""
         try:
             self._pipe.send(make)
             return self._pipe.recv()
@@ -39,12 +39,12 @@ class Worker:
             return "its process ended"
 
     def sample(self) -> float:
-        time.sleep(0.01)  # until the threads of the process before no longer spin
+        time.sleep(0.01)  # until the threads of the previous process stop spinning
         self._pipe.send("sample")
         return self._pipe.recv()
 
     def end(self) -> None:
-        """Give the memory of the step back."""
+        """Release the memory of the step."""
         self._pipe.send("end")
 
     def stop(self) -> None:
@@ -53,9 +53,9 @@ class Worker:
 
 
 def serve(pipe) -> None:
-    """Do what is asked for: a step to make, a sample of it, or to forget it."""
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the table alone goes to stdout
-    if hasattr(os, "sched_setaffinity"):  # jax has no other setting of its threads
+    """Serve requests: create a step, sample it, or release it."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # stdout is for the table only
+    if hasattr(os, "sched_setaffinity"):  # jax has no other way to limit its threads
         usable = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, usable[: numba.config.NUMBA_NUM_THREADS])
     sample = None
@@ -75,7 +75,7 @@ def serve(pipe) -> None:
 
 
 def attempt(make: Make) -> tuple[Callable[[], float] | None, str]:
-    """Sampler of a step, or why there is none."""
+    """Return the sampler of a step and an empty string, or None and the error."""
     try:
         return sampler(make()), ""
     except NotImplementedError:
@@ -85,7 +85,7 @@ def attempt(make: Make) -> tuple[Callable[[], float] | None, str]:
 
 
 class Race:
-    """Processes for the steps of one table, by name; they end with the ``with`` block."""
+    """Processes for the steps of a table, by name; they end with the ``with`` block."""
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
@@ -100,7 +100,7 @@ class Race:
     def run(
         self, makes: Mapping[str, Make], what: str, rounds: int
     ) -> dict[str, tuple[float, float]]:
-        """Median seconds of each step, and the median of its ratio to the first in a round."""
+        """Return the median seconds of each step, and its median ratio to the first step."""
         racing = {}
         for name, make in makes.items():
             if name not in self._workers:

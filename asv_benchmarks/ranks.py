@@ -1,10 +1,10 @@
-"""Steps of Adam on several ranks beside what one writes by hand, in turns.
+"""Steps of Adam on several ranks, in turn with handwritten MPI code.
 
     python ranks.py             1, 2 and 4 ranks on this machine: a step, medians and minima
     python ranks.py --backward  2 ranks: a simulated backward pass and a step
 
-A parent starts ``mpiexec`` for each number of ranks. There, all ways take turns, all ranks at once,
-so that they meet the same disturbances.
+A parent process starts ``mpiexec`` for each number of ranks. In each job, all variants take turns,
+on all ranks at once, so that disturbances affect them alike.
 """
 
 import argparse
@@ -22,7 +22,7 @@ Ways = dict[str, Callable[[], object]]
 
 
 def arrays(shapes, one: bool):
-    """Weights and gradients of these shapes, each apart or in one memory."""
+    """Return weights and gradients of these shapes, separate or each in one flat buffer."""
     from fastopt.mpi import flat_like
 
     draw = np.random.default_rng(0).standard_normal
@@ -36,7 +36,7 @@ def arrays(shapes, one: bool):
 
 
 def by_hand(comm, size: int) -> Ways:
-    """A flat loop with a share of the state on each rank, and a full update on all of them."""
+    """Return handwritten steps: one with sharded state, and one with a full update on each rank."""
     from mpi4py import MPI
 
     from fastopt import optimizer
@@ -61,7 +61,7 @@ def by_hand(comm, size: int) -> Ways:
 
 
 def steps(comm, shapes) -> Ways:
-    """What takes a step."""
+    """Return all variants of a step."""
     from fastopt import optimizer
     from fastopt.mpi import ShardedUpdater
 
@@ -75,7 +75,7 @@ def steps(comm, shapes) -> Ways:
 
 
 def passes(comm, shapes, seconds: float) -> Ways:
-    """A backward pass of so many seconds, and a step."""
+    """Return variants of a simulated backward pass of `seconds`, followed by a step."""
     from fastopt import optimizer
     from fastopt.mpi import ShardedUpdater
 
@@ -111,7 +111,7 @@ def passes(comm, shapes, seconds: float) -> Ways:
 
 
 def measure(ways: Ways, comm, rounds: int) -> dict[str, list[float]]:
-    """Median and minimum of each way."""
+    """Return median and minimum seconds of each variant."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 2):
         for name, work in ways.items():

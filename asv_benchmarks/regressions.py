@@ -1,11 +1,11 @@
-"""Find what is slower in one commit than in another: ``python regressions.py BASE [HEAD]``.
+"""Find performance regressions between two commits: ``python regressions.py BASE [HEAD]``.
 
-Each commit has a process of its own, and the two take turns: other programs on the machine slow
-both alike, so that the ratios of a round are steady where times are not. The benchmarks are those
-of the asv suites beside this file. HEAD is the working tree unless it is given.
+Each commit runs in its own process, and the two take turns: other programs on the machine slow
+both alike, so that ratios within a round are steadier than times. The benchmarks are the asv
+suites in this directory. HEAD defaults to the working tree.
 
-What looks slower is measured again in new processes. The exit status is 1 if anything is slower
-both times.
+Benchmarks that look slower are measured again in new processes. The exit status is 1 if any is
+slower both times.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 QUICK = r"^(dispatch|small|rows\.Few)\.|^tables\.Small\.|^norms\.Clip\..*\(1000\)$"
-"""Benchmarks of calls on small arrays, where time around the kernels shows most."""
+"""Benchmarks of calls on small arrays, where overhead around the kernels dominates."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,26 @@ class Comparison:
     """Times of two commits in the same rounds."""
 
     times: np.ndarray
-    """A row for each round: the base and the head."""
+    """Seconds of base and head, one row per round."""
 
     @cached_property
     def ratios(self) -> np.ndarray:
-        """Head over base in each round, sorted."""
+        """Ratio of head to base in each round, sorted."""
         return np.sort(self.times[:, 1] / self.times[:, 0])
 
     @property
     def ratio(self) -> float:
-        """The median ratio."""
+        """Median ratio of head to base."""
         return float(np.median(self.ratios))
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the median lies with at least 95% probability, by the sign test."""
+        """Confidence interval of the median, at least 95%, by the sign test."""
         count = len(self.ratios)
         left, tail = (
             0,
             1,
-        )  # out at each end, and the ways in which fewer ratios are below the median
+        )  # ratios dropped at each end; number of outcomes with fewer ratios below the median
         while tail <= 0.025 * 2**count:
             left += 1
             tail += comb(count, left)
@@ -65,17 +65,17 @@ class Comparison:
         return float(self.ratios[left - 1]), float(self.ratios[count - left])
 
     def is_slower(self, factor: float) -> bool:
-        """Whether the median ratio is above `factor`, and surely above 1."""
+        """Whether the median ratio is above `factor`, and its interval above 1."""
         return self.ratio > factor and self.interval[0] > 1
 
 
 class Side:
-    """The benchmarks in a process that imports fastopt from `tree`.
+    """A process that runs the benchmarks with fastopt imported from `tree`.
 
     Parameters
     ----------
     tree : Path
-        A checkout.
+        Root of a checkout.
     """
 
     def __init__(self, tree: Path) -> None:
@@ -99,7 +99,7 @@ class Side:
         self._process.wait()
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Answer of :class:`Server`'s method `what`."""
+        """Call the method `what` of :class:`Server` in the process, and return its result."""
         print(json.dumps([what, *arguments]), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
@@ -108,17 +108,17 @@ class Side:
 
 
 class Server:
-    """What the process of a :class:`Side` is asked to do; it returns what JSON can say."""
+    """Methods that the process of a :class:`Side` serves; results are JSON-serializable."""
 
     def __init__(self) -> None:
         self.benchmark: Any = None
 
     @cached_property
     def known(self) -> dict[str, tuple[Any, int]]:
-        """Benchmarks and the number of their parameters, by name."""
+        """Benchmarks and their parameter index, by name."""
         from asv_runner.discovery import disc_benchmarks
 
-        with contextlib.redirect_stderr(io.StringIO()):  # suites of what this commit lacks
+        with contextlib.redirect_stderr(io.StringIO()):  # suites that this commit cannot import
             found = [b for b in disc_benchmarks("benchmarks", True) if b.type == "track"]
         known = {}
         for benchmark in found:
@@ -140,12 +140,12 @@ class Server:
         return list(self.known)
 
     def begin(self, name: str) -> str | None:
-        """Set a benchmark up, and return why that is impossible."""
+        """Set up a benchmark; return why that is impossible, or None."""
         self.benchmark, index = self.known[name]
         self.benchmark.set_param_idx(index)
         try:
             return "it does not apply" if self.benchmark.do_setup() else None
-        except Exception as error:  # of a commit without what it measures
+        except Exception as error:  # the commit may lack the measured feature
             return f"{type(error).__name__}: {error}"
 
     def measure(self) -> float:
@@ -157,7 +157,7 @@ class Server:
 
 
 def serve() -> None:
-    """Answer what comes as lines of JSON until there is no more."""
+    """Serve requests, one line of JSON each, until the input ends."""
     answers, sys.stdout = sys.stdout, sys.stderr
     sys.path.insert(0, str(HERE))
     server = Server()
@@ -168,7 +168,7 @@ def serve() -> None:
 
 @contextlib.contextmanager
 def checkout(commit: str | None) -> Iterator[Path]:
-    """Folder with the files of a commit, or the working tree."""
+    """Yield a directory with the files of a commit, or the working tree."""
     root = HERE.resolve().parent
     if commit is None:
         yield root
@@ -182,12 +182,12 @@ def checkout(commit: str | None) -> Iterator[Path]:
 
 
 def compared(sides: Sequence[Side], name: str, rounds: int) -> Comparison | str:
-    """Times of a benchmark on both sides, or why there are none."""
+    """Measure a benchmark on both sides; return the times, or why that is impossible."""
     for side in sides:
         if why := side.ask("begin", name):
             return why
     for side in sides:
-        side.ask("measure")  # compiles what setup left
+        side.ask("measure")  # warm-up: compiles kernels that setup did not
     times = np.empty((rounds, 2))
     for k in range(rounds):
         for side in (0, 1) if k % 2 else (1, 0):
@@ -198,7 +198,7 @@ def compared(sides: Sequence[Side], name: str, rounds: int) -> Comparison | str:
 
 
 def line(name: str, found: Comparison | str, slower: bool) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     if isinstance(found, str):
         return f"{'':>30}  {name}: not measured, {found}"
     base, head = np.median(found.times, axis=0)
@@ -208,7 +208,7 @@ def line(name: str, found: Comparison | str, slower: bool) -> str:
 
 
 def compare(sides: Sequence[Side], names: Sequence[str], rounds: int, factor: float) -> list[str]:
-    """Print a line for each benchmark; return the names of those that are slower."""
+    """Print a line for each benchmark; return the names of the slower ones."""
     slower = []
     for number, name in enumerate(names, 1):
         if sys.stderr.isatty():
@@ -223,7 +223,7 @@ def compare(sides: Sequence[Side], names: Sequence[str], rounds: int, factor: fl
 
 
 def chosen(sides: Sequence[Side], pattern: re.Pattern[str]) -> list[str]:
-    """Names that `pattern` is found in; those that the base lacks are told and left out."""
+    """Return the benchmark names that match `pattern`; report and skip those new in the head."""
     before, names = (side.ask("names") for side in sides)
     names = [name for name in names if pattern.search(name)]
     new = [name for name in names if name not in before]
@@ -233,7 +233,7 @@ def chosen(sides: Sequence[Side], pattern: re.Pattern[str]) -> list[str]:
 
 
 def expression(text: str) -> re.Pattern[str]:
-    """A regular expression that was typed."""
+    """Compile a regular expression from the command line."""
     try:
         return re.compile(text)
     except re.error as error:

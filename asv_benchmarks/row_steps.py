@@ -1,4 +1,4 @@
-"""The same lazy row-sparse step in several libraries: 8,192 ids of a table of 1,000,000 x 64."""
+"""Lazy row-sparse step in several libraries: 8,192 ids of a table of 1,000,000 x 64."""
 
 import math
 from collections.abc import Callable
@@ -17,11 +17,11 @@ CASES = {
     for cold in (True, False)
     for kind in ("sorted", "permuted", "zipf")
 }
-"""Arguments of a step by the words for it."""
+"""Arguments of a step by its label."""
 
 
 def drawn(kind: str, cold: bool) -> list[np.ndarray]:
-    """Ids of the batches."""
+    """Return the row indices of the batches."""
     return batches(kind) if cold else batches(kind, count=1)
 
 
@@ -33,7 +33,7 @@ def numpy_step(kind: str, cold: bool) -> Call:
     opt = optimizer.Adam(**FASTOPT["adam"])
     arrays = [np.zeros((HEIGHT, WIDTH), np.float32) for _ in range(3)]
     for array in arrays:
-        array += 0  # every page is there
+        array += 0  # touches every page
     values, ids, counts = gradient(), cycle(drawn(kind, cold)), count(1)
 
     def step() -> None:
@@ -46,7 +46,7 @@ def numpy_step(kind: str, cold: bool) -> Call:
 
 
 def summed(ids: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows once each and in order, and the sums of their values."""
+    """Return the unique row indices in order, and the summed values of each."""
     order = np.argsort(ids, kind="stable")
     rows, starts = np.unique(ids[order], return_index=True)
     return rows, np.add.reduceat(values[order], starts)
@@ -61,7 +61,7 @@ def lazy_adam(
     mean: np.ndarray,
     var: np.ndarray,
 ) -> None:
-    """Gather the rows, step, scatter them."""
+    """Gather the rows, update them and scatter them back."""
     mean[rows] = m = opt.beta1 * mean[rows] + (1 - opt.beta1) * grad
     var[rows] = v = opt.beta2 * var[rows] + (1 - opt.beta2) * grad * grad
     rate = opt.learning_rate * math.sqrt(1 - opt.beta2**t) / (1 - opt.beta1**t)
@@ -81,7 +81,7 @@ def torch_step(kind: str, cold: bool) -> Call:
                 torch.from_numpy(ids)[None],
                 values,
                 (HEIGHT, WIDTH),
-                is_coalesced=kind == "sorted",  # spares torch the sorting
+                is_coalesced=kind == "sorted",  # lets torch skip sorting
                 check_invariants=False,
             )
             for ids in drawn(kind, cold)
@@ -95,7 +95,7 @@ def torch_step(kind: str, cold: bool) -> Call:
     step()
     for state in optimizer.state[weight].values():
         if isinstance(state, torch.Tensor):
-            state.add_(0)  # every page is there
+            state.add_(0)  # touches every page
     return step
 
 

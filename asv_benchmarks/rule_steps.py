@@ -1,4 +1,4 @@
-"""The same step of newer rules in several libraries, on one float32 matrix."""
+"""Steps of newer optimizers in several libraries, on one float32 matrix."""
 
 from collections.abc import Callable
 
@@ -25,17 +25,17 @@ WORDS = {
     "muon": "Muon",
 }
 CASES = {f"{words}, {SHAPE[0]} x {SHAPE[1]}": (name, SHAPE) for name, words in WORDS.items()}
-"""Arguments of a step by the words for it."""
+"""Arguments of a step by its label."""
 
 TORCH = ("nadam", "asgd", "rprop", "adafactor", "muon")
-"""Classes of torch.optim, under the same words."""
+"""Optimizers that torch.optim has, under the names in WORDS."""
 
 OPTAX = {
     **{name: name for name in ("rprop", "yogi", "adan", "novograd", "adafactor", "sm3")},
     **{name: f"contrib.{name}" for name in ("ademamix", "adopt", "muon")},
     "nadam": "nadam",
 }
-"""Functions of optax; its Prodigy keeps the weights themselves, whose memory jit cannot take."""
+"""Functions of optax; its Prodigy stores the weights, so that jit cannot donate their memory."""
 
 
 def fastopt_step(name: str, shape: tuple[int, int]) -> Call:
@@ -59,7 +59,7 @@ def torch_step(name: str, shape: tuple[int, int]) -> Call:
 
 
 def author_step(library: str) -> Callable[[str, tuple[int, int]], Call]:
-    """Step of the package of an optimizer's authors, for torch."""
+    """Return a step of the torch package of an optimizer's authors."""
 
     def step(name: str, shape: tuple[int, int]) -> Call:
         if name == "prodigy" and library == "prodigyopt":

@@ -1,9 +1,9 @@
-"""Time of a sharded step of Adam by its parts, beside what a model of memory and network says.
+"""Time of a sharded step of Adam by its parts, compared to a model of memory and network.
 
-    python scaling.py            1, 2 and 4 ranks on this machine, then what the model says of more
+    python scaling.py            1, 2 and 4 ranks on this machine, then predictions for more
 
-A parent starts ``mpiexec`` for each number of ranks. There, steps and probes of what the model is
-made of take turns, all ranks at once, so that they meet the same disturbances.
+A parent process starts ``mpiexec`` for each number of ranks. In each job, steps and probes of the
+model's costs take turns, on all ranks at once, so that disturbances affect them alike.
 """
 
 import argparse
@@ -23,29 +23,30 @@ from benchmarks.tables import SMALL, Shapes, elements, resnet50
 MODELS: dict[str, Shapes] = {"ResNet-50": resnet50(), "1,000 x 1,000": SMALL}
 PARTS = ("packing", "communication", "update")
 BYTES = 4
-"""Bytes of a gradient and of a weight."""
+"""Bytes of one element of a gradient or weight."""
 
 NETWORK, LATENCY = 12.5e9, 2e-6
-"""What predictions assume of a network: bytes a second each way, and seconds for a message."""
+"""Assumed network of the predictions: bytes per second each way, and seconds per message."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a step is made of, in seconds; the first three for an element."""
+    """Costs of the parts of a step, in seconds; the first three are per element."""
 
     copy: float
-    """Copying a number from one place in memory to another."""
+    """Copy of an element in memory."""
     exchange: float
-    """Sending gradients with all-to-all and collecting weights with all-gather."""
+    """All-to-all of gradients and all-gather of weights."""
     update: float
-    """Updating on one rank."""
+    """Update on one rank."""
     call: float
-    """A call on as many tensors of one element."""
+    """Overhead of a call, measured with as many tensors of one element."""
 
     def step(self, size: int, ranks: int) -> dict[str, float]:
-        """Seconds of the parts of a step.
+        """Return the seconds of the parts of a step.
 
-        On several ranks each number is packed, one of others added, and one put back.
+        On several ranks, packing is three copies per element: packing the gradient, adding a
+        received one, and copying a weight back.
         """
         several = ranks > 1
         return {
@@ -57,15 +58,15 @@ class Costs:
 
 
 def sent(size: int, ranks: int) -> float:
-    """Bytes that each rank sends in a step, and receives."""
+    """Return the bytes that each rank sends in a step, and the same number it receives."""
     return 2 * BYTES * size * (ranks - 1) / ranks
 
 
 def predicted(costs: Costs, size: int, ranks: int, bucket: int) -> dict[str, float]:
-    """Seconds of the parts where each rank has a node like this machine, and the assumed network.
+    """Predict the seconds of the parts, with one rank per node like this machine.
 
-    All-to-all and all-gather take a message to each other rank, one after the other, for each
-    bucket.
+    The network is the assumed one. All-to-all and all-gather send one message to each other rank,
+    one after the other, for each bucket.
     """
     messages = 2 * (ranks - 1) * math.ceil(BYTES * size / bucket)
     parts = costs.step(size, ranks)
@@ -74,7 +75,7 @@ def predicted(costs: Costs, size: int, ranks: int, bucket: int) -> dict[str, flo
 
 
 def clocked(comm, work) -> float:
-    """Seconds until the slowest rank has done some work that all begin together."""
+    """Return the seconds until the slowest rank has finished work that all start together."""
     from mpi4py import MPI
 
     comm.Barrier()
@@ -84,7 +85,7 @@ def clocked(comm, work) -> float:
 
 
 def sharded(comm, shapes: Shapes):
-    """Sharded updater and a step of it."""
+    """Return a sharded updater and a step with it."""
     from fastopt import optimizer
     from fastopt.mpi import ShardedUpdater
 
@@ -96,7 +97,7 @@ def sharded(comm, shapes: Shapes):
 
 
 def probes(comm, size: int, bucket: int):
-    """Work that shows the cost of a copy, an exchange and an update of `size` elements."""
+    """Return work that measures a copy, an exchange and an update, with its element counts."""
 
     from fastopt import optimizer
     from fastopt.mpi.ranks import Ranks
@@ -104,7 +105,7 @@ def probes(comm, size: int, bucket: int):
     wait = Ranks(comm).wait
     source, target = np.ones((2, size), np.float32)
     share = max(bucket // BYTES // comm.size, 1)
-    wholes, parts = np.ones((2, 3, share * comm.size), np.float32)  # in turn, as they overlap
+    wholes, parts = np.ones((2, 3, share * comm.size), np.float32)  # three, as exchanges overlap
     owns = np.ones((3, share), np.float32)
     buckets = math.ceil(size / wholes.shape[1])
     slices = np.ones((2, max(size // comm.size, 1)), np.float32)
@@ -137,7 +138,7 @@ def probes(comm, size: int, bucket: int):
 
 
 def measure(name: str, rounds: int) -> dict[str, object]:
-    """Medians of a step, of its parts, and of what it costs, on the ranks of this job."""
+    """Return medians of a step, its parts and its costs, on the ranks of this job."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
@@ -166,7 +167,7 @@ def measure(name: str, rounds: int) -> dict[str, object]:
 
 
 def job(ranks: int, script: Path, name: str, *options: str) -> dict:
-    """What a script prints in a job of so many ranks."""
+    """Run a script in an MPI job and return the JSON that it prints."""
     beside = str(Path(sys.executable).parent)
     mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
     if mpiexec is None:
@@ -177,7 +178,7 @@ def job(ranks: int, script: Path, name: str, *options: str) -> dict:
 
 
 def row(name: str, ranks: int, parts: dict[str, float], step: float | None = None) -> str:
-    """Line of a table, in milliseconds."""
+    """Format a line of the table, in milliseconds."""
     columns = [parts[part] for part in PARTS]
     columns += [step if step is not None else sum(parts.values())]
     return f"| {name} | {ranks} | " + " | ".join(f"{1e3 * each:.2f}" for each in columns) + " |"

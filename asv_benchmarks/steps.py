@@ -1,4 +1,4 @@
-"""The same dense step in several libraries, on one float32 weight and normal gradients."""
+"""Dense step in several libraries, on one float32 weight with normally distributed gradients."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ CASES = {
     for algorithm, words in (("adam", "Adam"), ("sgd", "SGD with momentum"))
     for size in SIZES
 }
-"""Arguments of a step by the words for it."""
+"""Arguments of a step by its label."""
 
 
 def limit_step(algorithm: str, size: int) -> Call:
@@ -80,7 +80,7 @@ def optax_rule(algorithm: str, **options: object):
 
 
 def optax_call(rule, weights, gradients: Callable) -> Call:
-    """A jitted step that takes over the memory of weights and state."""
+    """Return a jitted step with donated weights and state."""
     import jax
     import optax
 
@@ -106,7 +106,7 @@ def optax_step(algorithm: str, size: int, **options: object) -> Call:
 
 
 def mxnet():
-    """MXNet 1.9.1, which asks NumPy for names that NumPy 2 has dropped but steps do not need."""
+    """Import MXNet 1.9.1, which uses names removed in NumPy 2 that steps do not need."""
     missing = np.__getattr__
     np.__getattr__ = lambda name: None
     try:

@@ -1,9 +1,9 @@
 """Steps and seconds that optimizers need to reach a loss of AdamW, on four small models.
 
-Each optimizer has the same number of trials on each model, with arguments from a random search;
-the best one is run with other seeds. What AdamW reaches in three quarters of its steps is the
-target of all. ``--write`` puts the results into ``docs/which-optimizer.json``, from which the
-documentation draws its pictures, and the tables into ``docs/which-optimizer.md``.
+Each optimizer has the same number of random-search trials on each model; the best arguments are
+run with other seeds. The target for all is the loss that AdamW reaches in three quarters of its
+steps. ``--write`` writes the results to ``docs/which-optimizer.json``, from which the
+documentation draws its pictures, and the tables to ``docs/which-optimizer.md``.
 """
 
 import argparse
@@ -38,20 +38,20 @@ DOCS = Path(__file__).parents[1] / "docs"
 NAME = "which-optimizer"
 BASELINE = "AdamW"
 EVERY = 5
-"""Steps from one evaluation to the next."""
+"""Steps between evaluations."""
 
 FIRST = 0.75
-"""Share of the steps in which AdamW has to reach the target."""
+"""Share of the steps after which the loss of AdamW is the target."""
 
 LARGEST = 4.0
-"""Largest ratio to the fewest steps that counts in a score."""
+"""Ratio to the best optimizer at which profiles and scores are cut off."""
 
 Results = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer, the range of its rate, and choices of other arguments."""
+    """An optimizer, the range of its learning rate, and choices of other arguments."""
 
     name: str
     rates: tuple[float, float] = (1e-4, 1e-1)
@@ -59,12 +59,13 @@ class Contender:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     rate: str = "learning_rate"
     averages: bool = False
-    """Whether it is evaluated at the averages of its weights."""
+    """Whether it is evaluated at the averaged weights."""
 
     def arguments(self, trial: int, trials: int) -> dict[str, float]:
-        """Arguments of a trial: a rate from one of as many equal parts of the range, and others.
+        """Draw the arguments of a trial.
 
-        All contenders have the same draws.
+        The learning rate is drawn from the trial's part of the range, which is split into `trials`
+        parts of equal logarithmic length. All contenders have the same draws.
         """
         rng = np.random.default_rng(trial)
         low, high = self.rates
@@ -73,7 +74,7 @@ class Contender:
         return {self.rate: float(f"{rate:.3g}"), **draws}
 
     def make(self, arguments: Mapping[str, float], names: Sequence[str]) -> fastopt.Updater:
-        """An updater of weights with these names."""
+        """Return an updater of weights with these names."""
         fixed = dict(self.fixed)
         if "fallback" in fixed:
             patterns = [each for each in ("embed", "output") if any(each in n for n in names)]
@@ -84,7 +85,7 @@ class Contender:
 BETA1 = {"beta1": (0.9, 0.8, 0.95)}
 DECAY = {"wd": (0.0, 0.01, 0.1)}
 SMALL_DECAY = {"wd": (0.0, 1e-4, 1e-3)}
-"""Decay that is added to the gradient."""
+"""Weight decay that is added to the gradient."""
 
 TORCH = {"formula": "torch", "epsilon": 1e-8}
 FALLBACK = {"fallback": "adamw"}
@@ -117,13 +118,13 @@ CONTENDERS = {
         fixed={**FALLBACK, "max_precond_dim": 256},
     ),
 }
-"""What is compared, by the name in the table."""
+"""Compared optimizers by name in the table."""
 
 
 def losses(
     contender: Contender, arguments: Mapping[str, float], workload: Workload, seed: int, steps: int
 ) -> list[float]:
-    """Held-out loss after every few steps; infinite from where it is not a number."""
+    """Return the held-out loss every few steps; infinite from the first non-finite one on."""
     model = workload.start(seed)
     updater = contender.make(arguments, model.names)
     indices, found = list(model.names), []
@@ -143,12 +144,12 @@ def _evaluated(updater: fastopt.Updater, model: Model) -> float:
 
 
 def until(found: Sequence[float], target: float) -> int | None:
-    """Steps to the first loss that is at most the target."""
+    """Return the number of steps to the first loss that is at most `target`, or None."""
     return next((EVERY * k for k, loss in enumerate(found, 1) if loss <= target), None)
 
 
 def best(found: Sequence[float]) -> float:
-    """Smallest loss in the first steps, which trials are compared by."""
+    """Return the smallest loss in the first steps, the criterion for trials."""
     return min(found[: max(1, int(FIRST * len(found)))])
 
 
@@ -199,7 +200,7 @@ def compare(
 
 
 SHOWN = (BASELINE, "Muon", "SOAP")
-"""Optimizers whose losses are drawn."""
+"""Optimizers whose losses are plotted."""
 
 
 def _short(number: float) -> float | None:
@@ -207,7 +208,7 @@ def _short(number: float) -> float | None:
 
 
 def measure(results: Results, rounds: int = 5) -> None:
-    """Add the time of a step: of the gradient, and of the update of each optimizer, in turns."""
+    """Add the times of the gradient and of the update of each optimizer, measured in turn."""
     for model, facts in results["models"].items():
         runs = {name: _Timed(name, model, each) for name, each in results["optimizers"].items()}
         gradients = [runs[BASELINE].gradient(10) for _ in range(rounds)]
@@ -221,7 +222,7 @@ def measure(results: Results, rounds: int = 5) -> None:
 
 
 class _Timed:
-    """An updater and a model at its start, with one gradient."""
+    """An updater and a model at its initial weights, with one gradient."""
 
     def __init__(self, name: str, model: str, each: Results) -> None:
         self.model = WORKLOADS[model].start(0)
@@ -244,7 +245,7 @@ class _Timed:
 
 
 def conclude(results: Results) -> None:
-    """Add what follows from the numbers: ratios to the best one, their profiles and scores."""
+    """Add performance profiles and scores, from the ratios to the best optimizer."""
     for measure_ in ("steps", "seconds"):
         ratios = _ratios(results, measure_)
         bounds = np.geomspace(1, LARGEST, 61)
@@ -255,7 +256,7 @@ def conclude(results: Results) -> None:
                 for name, each in ratios.items()
             },
             "scores": {
-                # The mean height of the profile over ratios from 1 to the largest one.
+                # Mean height of the profile over ratios from 1 to LARGEST.
                 name: round(float((LARGEST - np.minimum(each, LARGEST)).mean() / (LARGEST - 1)), 3)
                 for name, each in ratios.items()
             },
@@ -263,7 +264,7 @@ def conclude(results: Results) -> None:
 
 
 def _ratios(results: Results, measure_: str) -> dict[str, Any]:
-    """Of each optimizer, the ratio to the best one in each model with each seed."""
+    """Return each optimizer's ratios to the best one, for each model and seed."""
     costs = {
         name: [
             cost * (step_ms(results, name, model) if measure_ == "seconds" else 1)
@@ -279,27 +280,27 @@ def _ratios(results: Results, measure_: str) -> dict[str, Any]:
 
 
 def step_ms(results: Results, name: str, model: str) -> float:
-    """Milliseconds of a step: gradient and update."""
+    """Return the milliseconds of a step, gradient and update."""
     each = results["models"][model], results["optimizers"][name][model]
     return float(each[0]["gradient_ms"] + each[1]["update_ms"])
 
 
-# Words
+# Text
 
 
 def middle(steps: Sequence[int | None]) -> float:
-    """The median, infinite where most seeds did not get there."""
+    """Return the median, infinite if most seeds did not reach the target."""
     return median(math.inf if n is None else n for n in steps)
 
 
 def ordered(results: Results) -> list[str]:
-    """Names, of the highest score by steps first."""
+    """Return the names by descending score of steps."""
     scores = results["steps"]["scores"]
     return sorted(scores, key=lambda name: -scores[name])
 
 
 def tables(results: Results) -> str:
-    """The tables of the page, in Markdown."""
+    """Format the tables of the page, in Markdown."""
     models, seeds = results["models"], len(results["seeds"])
     steps, times = [], []
     for name in ordered(results):
@@ -354,7 +355,7 @@ def _words(arguments: Mapping[str, float]) -> str:
 
 
 def statement(results: Results) -> str:
-    """Steps of Muon and SOAP as shares of AdamW's, in a sentence."""
+    """Summarize the steps of Muon and SOAP as shares of AdamW's, in a sentence."""
     parts = []
     for name in SHOWN[1:]:
         shares = []
@@ -370,7 +371,7 @@ def statement(results: Results) -> str:
 
 
 def conditions(results: Results) -> str:
-    """What the numbers depend on."""
+    """Describe the settings and the machine behind the numbers."""
     budgets = ", ".join(f"{model} {facts['steps']}" for model, facts in results["models"].items())
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     seeds = ", ".join(map(str, results["seeds"]))
@@ -382,7 +383,7 @@ def conditions(results: Results) -> str:
 
 
 def describe(results: Results) -> None:
-    """Add what the numbers depend on."""
+    """Add machine, date and versions to the results."""
     results["machine"] = processor()
     results["date"] = f"{datetime.now(UTC):%Y-%m-%d}"
     results["versions"] = {
@@ -397,14 +398,14 @@ BORDERS = "<!-- tables -->", "<!-- end of tables -->"
 
 
 def with_tables(page: str, results: Results) -> str:
-    """A page whose tables are those of the results."""
+    """Return a page with its tables replaced by those of the results."""
     first, last = map(re.escape, BORDERS)
     made = f"{BORDERS[0]}\n\n{tables(results)}\n\n{BORDERS[1]}"
     return re.sub(f"{first}.*{last}", lambda _: made, page, flags=re.DOTALL)
 
 
 def as_text(results: Results) -> str:
-    """JSON with a line for each list of numbers."""
+    """Format the results as JSON, with each list of numbers on one line."""
     text = json.dumps(results, indent=1)
     return re.sub(r"\[[^\[\]{}]*\]", lambda m: re.sub(r"\s+", " ", m[0]), text) + "\n"
 

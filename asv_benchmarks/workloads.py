@@ -1,4 +1,4 @@
-"""Four small models in NumPy, with which optimizers are compared."""
+"""Four small models in NumPy for the comparison of optimizers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ Gradients = tuple[float, list[Array]]
 
 
 class Model(Protocol):
-    """Weights that gradients are computed for."""
+    """Weights with a loss and its gradients."""
 
     names: Sequence[str]
     weights: list[Array]
 
     def steps(self) -> Iterator[list[Array]]:
-        """Gradients of one batch after the other, at the present weights."""
+        """Yield gradients batch by batch, at the current weights."""
 
     def held_out(self) -> float:
-        """Loss on data that no batch has."""
+        """Return the loss on held-out data."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, what its loss is of, and the number of steps that an optimizer has."""
+    """A model, a description of it and its loss, and the number of steps of a run."""
 
     words: str
     start: Callable[[int], Model]
@@ -39,7 +39,7 @@ class Workload:
 
 
 def cross_entropy(scores: Array, classes: Array) -> tuple[float, Array]:
-    """Mean of the cross-entropy, and its gradient with respect to the scores."""
+    """Return the mean cross-entropy and its gradient with respect to the scores."""
     scores = scores - scores.max(axis=1, keepdims=True)
     log_likelihood = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     rows = np.arange(len(classes))
@@ -49,7 +49,7 @@ def cross_entropy(scores: Array, classes: Array) -> tuple[float, Array]:
 
 
 class Network:
-    """Rectified units in fully connected layers: a weight and a bias for each."""
+    """Fully connected layers with ReLU, a weight and a bias for each."""
 
     def __init__(self, rng: np.random.Generator, sizes: Sequence[int]) -> None:
         self.names, self.weights = [], []
@@ -64,14 +64,14 @@ class Network:
             ]
 
     def forward(self, x: Array) -> tuple[Array, list[Array]]:
-        """Scores, and the inputs of each layer."""
+        """Return the scores and the inputs of each layer."""
         inputs = [x]
         for weight, bias in zip(self.weights[:-2:2], self.weights[1:-2:2], strict=True):
             inputs.append(np.maximum(inputs[-1] @ weight.T + bias, 0))
         return inputs[-1] @ self.weights[-2].T + self.weights[-1], inputs
 
     def backward(self, x: Array, classes: Array) -> tuple[list[Array], Array]:
-        """Gradients of the weights, and that of the inputs."""
+        """Return the gradients of the weights, and the gradient of the inputs."""
         scores, inputs = self.forward(x)
         _, grad = cross_entropy(scores, classes)
         found: list[Array] = []
@@ -84,7 +84,7 @@ class Network:
 
 
 class Digits:
-    """A perceptron with two hidden layers reads the digits of scikit-learn."""
+    """A perceptron with two hidden layers that classifies the digits of scikit-learn."""
 
     def __init__(self, seed: int) -> None:
         from sklearn.datasets import load_digits
@@ -108,14 +108,14 @@ class Digits:
 
 
 def text() -> str:
-    """The reference pages that Python's ``help`` shows."""
+    """Return the text of the reference pages of Python's ``help``."""
     from pydoc_data.topics import topics
 
     return " ".join(" ".join(topics[name].split()) for name in sorted(topics)).lower()
 
 
 class Characters:
-    """Two hidden layers predict a character of a text from the eight before it."""
+    """A network with two hidden layers that predicts a character from the eight before it."""
 
     CONTEXT, SIZE, BATCH, LENGTH, KNOWN = 8, 16, 64, 200_000, 48
 
@@ -152,7 +152,7 @@ class Characters:
 
 
 class Factorization:
-    """Factors of a matrix with noise, of which a third is known."""
+    """Factorization of a noisy matrix of which a third is known."""
 
     USERS, ITEMS, RANK, SIZE, BATCH, NOISE = 300, 200, 4, 8, 512, 0.3
 
@@ -191,7 +191,7 @@ class Factorization:
 
 
 class Words:
-    """Vectors of words, which tell a word's neighbours from words drawn at random."""
+    """Skip-gram word vectors, which distinguish a word's neighbours from random words."""
 
     SIZE, NEGATIVES, BATCH, LEAST = 32, 5, 128, 15
 
@@ -215,7 +215,7 @@ class Words:
 
 
 def dense(gradient: RowSparse, batch: int) -> Array:
-    """Gradient of the mean over a batch, as an array like the weight."""
+    """Return the gradient of the mean loss of a batch, as a dense array."""
     whole: Array = gradient.to_dense() / np.float32(batch)
     return whole
 
@@ -226,4 +226,4 @@ WORKLOADS = {
     "factors": Workload("factors of a matrix; mean square", Factorization, 300),
     "words": Workload("vectors of words; loss of a pair", Words, 300),
 }
-"""By their names in the table."""
+"""Workloads by name in the table."""

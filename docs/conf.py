@@ -1,4 +1,4 @@
-"""Settings of Sphinx: ``sphinx-build -W --keep-going -b html docs docs/_build/html``."""
+"""Sphinx configuration: ``sphinx-build -W --keep-going -b html docs docs/_build/html``."""
 
 import inspect
 import re
@@ -22,27 +22,27 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx_design",
     "sphinx_pictures",
-    "sphinx-mathjax-offline",  # formulas are drawn by scripts of the build, not of a network
+    "sphinx-mathjax-offline",  # MathJax is part of the build and not loaded from a network
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
-autodoc_mock_imports = ["mpi4py"]  # which needs a library outside of Python
-autodoc_typehints = "none"  # numpydoc says them in words
+autodoc_mock_imports = ["mpi4py"]  # needs an MPI library
+autodoc_typehints = "none"  # types are in the numpydoc sections
 numpydoc_show_class_members = False
-# A parameter without a type is described where its class is.
+# No PR04: a parameter without a type is described in the docstring of another class.
 numpydoc_validation_checks = {
     *("GL01", "GL03", "GL05", "GL06", "GL07", "GL08", "GL09", "GL10"),
     *("SS01", "SS02", "SS03", "SS04", "SS06"),
     *("PR01", "PR02", "PR03", "PR05", "PR10"),
 }
 numpydoc_validation_exclude = {
-    r"\.(Rule|Scope|SGLD|Test)$",  # made by functions; or with the constructor of the base class
-    r"\.ShardedUpdater\.",  # its methods take what those of Updater do
-    r"\.kernels\.scalars\.",  # arguments of rules, all of them
-    r"\.StepInfo\.",  # fields of a named tuple, whose docstrings are its own
+    r"\.(Rule|Scope|SGLD|Test)$",  # created by functions, or with the base class's constructor
+    r"\.ShardedUpdater\.",  # methods with the same arguments as those of Updater
+    r"\.kernels\.scalars\.",  # arguments are those of update rules
+    r"\.StepInfo\.",  # fields of a named tuple, with generated docstrings
     r"\.MXNetStates\.optimizer$",  # None, whose class has no docstring
 }
 
@@ -73,14 +73,14 @@ COMMON = re.compile(r"\*\*common\n    .*\n(?=\n)", re.MULTILINE)
 
 
 def described() -> dict[str, list[str]]:
-    """Lines that describe each argument of the base class."""
+    """Return the docstring lines of each argument of the base class."""
     text = inspect.getdoc(Optimizer).partition("----------\n")[2].partition("\n\nRaises\n")[0]
     parts = re.split(r"\n(?=\w)", text)
     return {part.partition(" :")[0]: part.splitlines() for part in parts}
 
 
 def list_all_arguments(app, what, name, obj, options, lines):
-    """Put the arguments of the base class in place of ``**common``."""
+    """Replace ``**common`` by the arguments of the base class."""
     text = "\n".join(lines)
     if what != "class" or not COMMON.search(text):
         return
@@ -93,5 +93,5 @@ def list_all_arguments(app, what, name, obj, options, lines):
 
 
 def setup(app):
-    """Connect the function above, before numpydoc reads docstrings."""
+    """Connect :func:`list_all_arguments`, to run before numpydoc."""
     app.connect("autodoc-process-docstring", list_all_arguments, priority=400)

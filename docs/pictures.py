@@ -1,8 +1,8 @@
-"""Pictures of the documentation, each for light and for dark pages.
+"""Pictures of the documentation, each in a light and a dark version.
 
-``python docs/pictures.py`` draws the comparison with other libraries again, from the tables of
-``docs/performance.md``, into ``docs/_static``. The build of the documentation draws the schedules,
-the errors of numbers in 8 bits, the layers of ``architecture.md``, and the optimizers from the
+``python docs/pictures.py`` redraws the comparison with other libraries from the tables of
+``docs/performance.md`` into ``docs/_static``. The documentation build draws the schedules, the
+errors of 8-bit state, the layers of ``architecture.md``, and the comparison of optimizers from the
 results in ``which-optimizer.json``.
 """
 
@@ -40,7 +40,7 @@ THEMES = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one would use instead, and how many times longer a step takes, by what is updated."""
+    """An alternative to fastopt, and its step time relative to fastopt by workload."""
 
     name: str
     ratios: dict[str, float]
@@ -53,12 +53,12 @@ WRITTEN = "Adam, {} elements, time of written loop / time"
 
 
 def rows(page: str) -> list[Row]:
-    """Rows of the picture, from the tables of a page.
+    """Return the rows of the picture, from the tables of a page.
 
     Raises
     ------
     KeyError
-        The page has no such number.
+        A table, row or column is missing from the page.
     """
     table, bars = _table(page, "step"), _table(page, "measurement")
     sizes = {SMALL: "1,000", LARGE: "20,000,000"}
@@ -74,7 +74,7 @@ def rows(page: str) -> list[Row]:
 
 
 def _table(page: str, first: str) -> dict[str, dict[str, str]]:
-    """Cells by row and column of the first table whose first column is called `first`."""
+    """Return cells by row and column of the first table whose first column is named `first`."""
     match = re.search(rf"^\| {first} +\|.*\n(?:\|.*\n)+", page, re.MULTILINE)
     if match is None:
         raise KeyError(first)
@@ -84,14 +84,14 @@ def _table(page: str, first: str) -> dict[str, dict[str, str]]:
 
 @contextmanager
 def _axes(path: Path, theme: str, width: float, height: float, size: float) -> Iterator[Any]:
-    """Axes of a figure of so many inches without frame, which is written to `path` afterwards."""
+    """Yield axes that fill a figure of this size in inches, and write it to `path` afterwards."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     colors = THEMES[theme]
     style: dict[Any, Any] = {
-        "svg.fonttype": "none",  # text stays text
-        "svg.hashsalt": path.stem,  # equal pictures are equal files
+        "svg.fonttype": "none",  # text is not converted to paths
+        "svg.hashsalt": path.stem,  # equal pictures give equal files
         "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
         "font.size": size,
         "text.color": colors["text"],
@@ -138,7 +138,7 @@ def _bars(plot: Any, found: Sequence[Row], colors: dict[str, str]) -> None:
 
 
 def drawn_schedules() -> dict[str, schedules.LRScheduler]:
-    """An example of each schedule, over 120 updates, by the name of its class."""
+    """Return an example of each schedule for 120 updates, by class name."""
     plateau = schedules.PlateauScheduler(factor=0.5, patience=10, base_lr=0.4)
     warm = schedules.FactorScheduler(step=1000, base_lr=0.4, warmup_steps=30)
     cosine = schedules.CosineScheduler(max_update=60, base_lr=0.4)
@@ -157,7 +157,7 @@ def drawn_schedules() -> dict[str, schedules.LRScheduler]:
 
 
 def schedule_files(theme: str = "light") -> list[str]:
-    """Paths of the pictures of schedules, relative to the documentation."""
+    """Return the paths of the pictures of schedules, relative to ``docs``."""
     return [f"_static/schedules/{name}-{theme}.svg" for name in drawn_schedules()]
 
 
@@ -177,7 +177,7 @@ def draw_schedules(directory: Path = DOCS) -> None:
 
 
 def _rates(schedule: schedules.LRScheduler) -> list[float]:
-    """Rates of 121 updates; one that follows a metric sees it stall from the 40th step on."""
+    """Return 121 learning rates; the metric of PlateauScheduler stalls from step 40 on."""
     found = []
     for n in range(121):
         if isinstance(schedule, schedules.PlateauScheduler):
@@ -190,13 +190,13 @@ LINES = {
     "m, linear": ("int8", 1),
     "√v, squares of codes": ("uint8", 2),
 }
-"""Numbers in 8 bits: dtype of their codes, and the power of what is drawn that is kept."""
+"""8-bit state: dtype of the codes, and the power of the plotted value that is stored."""
 
 
 def code_errors() -> dict[str, tuple[Any, Any]]:
-    """Relative errors of numbers in 8 bits, by their share of the block's largest; a pair of each.
+    """Return values as shares of the largest in a block and their relative errors in 8 bits.
 
-    Those that become zero have the error 1.
+    Values that become zero have an error of 1.
     """
     import numpy as np
 
@@ -215,12 +215,12 @@ def code_errors() -> dict[str, tuple[Any, Any]]:
 
 
 def code_files(theme: str = "light") -> list[str]:
-    """Path of the picture of these errors, relative to the documentation."""
+    """Return the path of the picture of 8-bit errors, relative to ``docs``."""
     return [f"_static/schedules/codes-{theme}.svg"]
 
 
 def draw_codes(directory: Path = DOCS) -> None:
-    """Draw the largest error of numbers in 8 bits around each share of the block's largest."""
+    """Draw the largest 8-bit error near each value, as a share of the block's largest."""
     import numpy as np
 
     for theme, colors in THEMES.items():
@@ -243,18 +243,18 @@ def draw_codes(directory: Path = DOCS) -> None:
 
 
 def layers(page: str) -> dict[str, list[str]]:
-    """Modules of each layer of the package, from the table of a page, the highest first."""
+    """Return the modules of each layer of the package, top first, from the table of a page."""
     table = _table(page, "layer").items()
     return {name: re.findall(r"`([\w.]+)`", cells["modules"]) for name, cells in table}
 
 
 def layer_files(theme: str = "light") -> list[str]:
-    """Path of the picture of the layers, relative to the documentation."""
+    """Return the path of the picture of the layers, relative to ``docs``."""
     return [f"_static/schedules/layers-{theme}.svg"]
 
 
 def draw_layers(directory: Path = DOCS) -> None:
-    """Draw the layers of the package as boxes on top of each other."""
+    """Draw the layers of the package as a stack of boxes."""
     found = layers((DOCS / "architecture.md").read_text(encoding="utf-8"))
     for theme, colors in THEMES.items():
         (path,) = layer_files(theme)
@@ -270,19 +270,19 @@ def draw_layers(directory: Path = DOCS) -> None:
 
 COMPARED = DOCS / "which-optimizer.json"
 DRAWN = ("AdamW", "Muon", "SOAP")
-"""Optimizers whose losses are drawn."""
+"""Optimizers whose losses are plotted."""
 
 NAMED = 4
-"""Optimizers of the highest scores that are named in a picture of profiles."""
+"""Number of optimizers with the highest scores that are named in a picture of profiles."""
 
 
 def compared_files(theme: str = "light") -> list[str]:
-    """Paths of the pictures of the comparison of optimizers, relative to the documentation."""
+    """Return the paths of the pictures that compare optimizers, relative to ``docs``."""
     return [f"_static/schedules/{name}-{theme}.svg" for name in ("losses", "profiles")]
 
 
 def draw_compared(directory: Path = DOCS, path: Path = COMPARED) -> None:
-    """Draw losses and profiles of the comparison of optimizers."""
+    """Draw the losses and profiles of the comparison of optimizers."""
     found = json.loads(path.read_text(encoding="utf-8"))
     for theme, colors in THEMES.items():
         losses, profiles = (directory / file for file in compared_files(theme))
@@ -293,13 +293,13 @@ def draw_compared(directory: Path = DOCS, path: Path = COMPARED) -> None:
 
 
 def steps_to_target(found: Any, name: str, model: str) -> float:
-    """Median of the steps to the target; infinite where most seeds do not get there."""
+    """Return the median steps to the target, infinite if most seeds do not reach it."""
     steps = found["optimizers"][name][model]["steps"]
     return median(float("inf") if n is None else n for n in steps)
 
 
 def losses_title(found: Any) -> str:
-    """What the picture of losses says."""
+    """Return the title of the picture of losses."""
     base, *others = (
         [steps_to_target(found, name, model) for model in _drawn_models(found)] for name in DRAWN
     )
@@ -355,7 +355,7 @@ TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 2.5, 3, 3.5, 4)
 
 
 def profiles_title(found: Any) -> str:
-    """What the picture of profiles says."""
+    """Return the title of the picture of profiles."""
     best = {
         measure: max(found[measure]["scores"], key=found[measure]["scores"].get)
         for measure in ("steps", "seconds")
@@ -402,7 +402,7 @@ def _profiles(plot: Any, found: Any, colors: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Draw the comparison again."""
+    """Redraw the comparison with other libraries."""
     draw_comparison(rows((DOCS / "performance.md").read_text(encoding="utf-8")))
     return 0
 

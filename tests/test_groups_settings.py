@@ -120,13 +120,13 @@ def is_equal(made, each, weights, expected):
     assert made.states.keys() <= each.keys()
 
 
+@pytest.mark.parametrize("average", [AVERAGES[1], *exhaustive(AVERAGES[0], *AVERAGES[2:])], ids=str)
 @hypothesis.settings(max_examples=10)
 @given(
-    st.sampled_from([1, 2, 3]),
-    st.sampled_from(AVERAGES),
-    st.sampled_from([None, 0.05]),
-    st.sampled_from([None, 8.0]),
-    st.lists(
+    every=st.sampled_from([1, 2, 3]),
+    clip=st.sampled_from([None, 0.05]),
+    scale=st.sampled_from([None, 8.0]),
+    calls=st.lists(
         st.tuples(st.sampled_from(WAYS), st.lists(st.sampled_from(NAMES), min_size=1, unique=True)),
         min_size=1,
         max_size=9,

@@ -69,8 +69,8 @@ def test_new_rates_decays_and_shapes_compile_nothing(case, rng):
 @pytest.mark.parametrize("case", by_default(c for c in CASES if c.converges is not None), ids=str)
 def test_converges_on_a_convex_problem(case):
     updater = case.updater(**case.converges)
-    target = np.linspace(-2, 2, 35, dtype=np.float32).reshape(case.shape)
-    weight = np.ones(case.shape, np.float32)
+    target = np.linspace(-2, 2, 35).reshape(case.shape)
+    weight = np.ones(case.shape)
     start = np.square(weight - target).sum()
     for _ in range(200):
         updater(0, weight - target, weight)

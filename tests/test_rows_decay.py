@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from cases import CASES, LIGHT, OF_STEPS, SAMPLE, Case, sampled
+from cases import CASES, LIGHT, OF_STEPS, Case, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from listings import listing, problems, same_bits
@@ -194,7 +194,7 @@ def test_arguments_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("case", "how"),
     [
-        pytest.param(case, how, marks=[pytest.mark.exhaustive] * (str(case) not in SAMPLE))
+        pytest.param(case, how, marks=[pytest.mark.exhaustive] * (str(case) not in LIGHT))
         for cases, how in ((DECAYING, "dense"), (DECOUPLED, "catch_up"))
         for case in cases
         if case.name != "adan"  # whose share is below 1 at any rate

@@ -1,1 +1,1 @@
-"""Benchmarks of fastopt; smaller numbers are better in all of them."""
+"""Benchmarks of fastopt; smaller is better for all of them."""

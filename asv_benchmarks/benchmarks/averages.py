@@ -1,4 +1,4 @@
-"""Averages of weights in the pass of the update, and sums of gradients."""
+"""Weight averages computed in the same pass as the update, and gradient accumulation."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ DECAY = 0.999
 
 
 def adam(size, **kwargs):
-    """Step of Adam on an array of its own."""
+    """Return a step of Adam on a new array."""
     weight, grad = draw(size)
     updater = optimizer.Updater(optimizer.Adam(), **kwargs)
 
@@ -25,7 +25,7 @@ def adam(size, **kwargs):
 
 
 def numpy_average(size):
-    """Adam, then an average in NumPy's fewest passes."""
+    """Return a step of Adam followed by an average in NumPy, in as few passes as possible."""
     step = adam(size)
     average, room = step.weight.copy(), np.empty_like(step.weight)
 
@@ -39,7 +39,7 @@ def numpy_average(size):
 
 
 def torch_average(size):
-    """Adam of this library on a tensor's memory, then torch's AveragedModel."""
+    """Return a step of fastopt's Adam on a tensor's memory, followed by torch's AveragedModel."""
     import torch
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -57,7 +57,7 @@ def torch_average(size):
 
 
 def repeated(step, times):
-    """A step, `times` times: as a unit of what happens once in so many steps."""
+    """Return a function that does `times` steps, one period of averages updated so often."""
 
     def steps():
         for _ in range(times):
@@ -76,11 +76,11 @@ KINDS = {
     "accumulate 4": (4, lambda size: adam(size, accumulate=4)),
     "clip_adaptive": (1, lambda size: adam((size // 100, 100), clip_adaptive=0.01)),
 }
-"""Steps until what they do repeats, and what makes them for arrays of a size."""
+"""Period in steps, and a function that creates the step for an array of some size."""
 
 
 class Averages:
-    """Time of a step over that of Adam alone."""
+    """Time of a step relative to Adam alone."""
 
     params = (tuple(KINDS), SIZES)
     param_names = ("kind", "elements")
@@ -100,7 +100,7 @@ class Averages:
 
 
 class Sums:
-    """Time of a call that adds a gradient to its sum."""
+    """Time of a call that adds a gradient to the accumulated sum."""
 
     params = (SIZES,)
     param_names = ("elements",)

@@ -1,6 +1,6 @@
-"""Saving and loading 1 GB of state; the references for memory hold the state, or nothing.
+"""Saving and loading 1 GB of state; memory references hold the state, or nothing.
 
-The file is on the disk when a save ends, and in the page cache when a load begins.
+A save ends when the file is on disk; a load starts with the file in the page cache.
 """
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from fastopt import optimizer
 from fastopt.bench.clock import seconds
 
-FILE = "state.safetensors"  # asv gives each benchmark a directory of its own
+FILE = "state.safetensors"  # asv runs each benchmark in its own directory
 PARAMETERS, ELEMENTS = 25, 5_000_000
 GIGABYTES = PARAMETERS * 2 * ELEMENTS * 4 / 1e9
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share besides :mod:`fastopt.bench`: new processes, and their settings."""
+"""Shared code of the benchmarks besides :mod:`fastopt.bench`: measurements in new processes."""
 
 import os
 import subprocess
@@ -10,15 +10,15 @@ import numpy as np
 
 from fastopt.bench.clock import Call, interleaved, microseconds
 
-# Without it, GNU OpenMP may keep two threads on one core of a small virtual machine.
+# Without this, GNU OpenMP may keep two threads on one core of a small virtual machine.
 os.environ.setdefault("OMP_PROC_BIND", "true")
 
 TABLE_SHAPE = (312_500, 64)
-"""20 million elements, in rows for the rules with one state number for each row."""
+"""20 million elements, two-dimensional for rules with one state value per row."""
 
 
 def fresh(statement: str, setup: str = "", **environ: str) -> float:
-    """Seconds that `statement` takes in a new process, after `setup`."""
+    """Return the seconds that `statement` takes in a new process, after `setup`."""
     lines = [
         setup,
         "from time import perf_counter",
@@ -31,16 +31,16 @@ def fresh(statement: str, setup: str = "", **environ: str) -> float:
 
 
 def import_overhead(rounds: int = 11) -> float:
-    """Median seconds by which an import of fastopt takes longer than one of numba."""
+    """Return the median seconds by which importing fastopt takes longer than importing numba."""
     imports = [partial(fresh, "import fastopt"), partial(fresh, "import numba")]
     times = interleaved(imports, rounds)
     return float(np.median(times[:, 0] - times[:, 1]))
 
 
 def first_steps(size: int, rounds: int = 3) -> tuple[float, float]:
-    """Median seconds of Adam's first step in a new process after the imports.
+    """Return the median seconds of Adam's first step in a new process, after the imports.
 
-    First with an empty cache of compiled kernels, then with the one that this leaves behind.
+    The first value is for an empty cache of compiled kernels, the second one for a warm cache.
     """
     setup = f"""
 import numpy as np
@@ -58,5 +58,5 @@ updater = optimizer.get_updater(optimizer.create("adam"))
 
 
 def ns_per_element(step: Call, elements: int) -> float:
-    """Median nanoseconds of `step` for each element."""
+    """Return the median nanoseconds of `step` per element."""
     return 1e3 * microseconds(step, rounds=15) / elements

@@ -1,4 +1,4 @@
-"""First step of Adam in a new process, below and above the size from which threads are used."""
+"""First step of Adam in a new process, below and above the size threshold for threads."""
 
 from .common import first_steps
 

@@ -5,8 +5,8 @@ from fastopt.bench.steps import Step
 
 
 class Dispatch:
-    # Not a time_ method: asv sets up again before each timed call, which is too coarse for a
-    # call of microseconds.
+    # Not a time_ method: asv repeats the setup before each timed call, which is too coarse for
+    # calls of microseconds.
     params = ("adam", "sgd")
     param_names = ("optimizer",)
     unit = "us"

@@ -1,4 +1,4 @@
-"""EmbeddingTable against row numbers: 8,192 ids a step of 1,000,000 random ids x 64, lazy Adam."""
+"""EmbeddingTable against row indices: 8,192 ids per step out of 1,000,000 x 64, lazy Adam."""
 
 import os
 import tempfile
@@ -19,7 +19,7 @@ KINDS = ("permuted", "zipf", "sorted")
 
 
 def hashes(count: int) -> np.ndarray:
-    """Different ids of 64 bits, in no order."""
+    """Return distinct 64-bit ids, unsorted."""
     ids = np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (ids ^ (ids >> np.uint64(29))).view(np.int64)
 
@@ -27,7 +27,7 @@ def hashes(count: int) -> np.ndarray:
 def filled(
     height: int = HEIGHT, width: int = WIDTH, path: str | None = None
 ) -> fastopt.EmbeddingTable:
-    """A table of so many rows whose state has been written to."""
+    """Return a table of `height` rows whose state has been written to."""
     table = fastopt.EmbeddingTable(width, "adam", init="zeros", path=path)
     ids = hashes(height)
     for some in np.array_split(ids, max(height // 100_000, 1)):
@@ -36,7 +36,7 @@ def filled(
 
 
 class Compared:
-    """Calls by id and by row number on tables of their own, with the same rows in turn."""
+    """Calls by id and by row index, on separate tables with the same sequence of rows."""
 
     def __init__(self, kind: str, height: int = HEIGHT) -> None:
         self.table, known = filled(height), hashes(height)
@@ -46,7 +46,7 @@ class Compared:
         self.grads = [RowSparse(self.values, rows, self.weight.shape) for rows in self.rows]
         self.ids = [known[rows] for rows in self.rows]
         whole = RowSparse(np.zeros_like(self.weight), np.arange(height), self.weight.shape)
-        self.updater(0, whole, self.weight)  # every page is there
+        self.updater(0, whole, self.weight)  # touches every page
         self._next = cycle(range(len(self.rows)))
 
     def update(self) -> None:
@@ -62,14 +62,17 @@ class Compared:
         np.take(self.weight, self.rows[next(self._next)], axis=0)
 
     def measured(self, what: str, rounds: int = 31) -> tuple[float, float]:
-        """Median microseconds by id, and the share of the speed by row number."""
+        """Return median microseconds by id, and the speed relative to calls by row index."""
         calls = getattr(self, what), getattr(self, f"plain_{what}")
         times = interleaved([sampler(call, 0.03) for call in calls], rounds)
         return 1e6 * float(np.median(times[:, 0])), float(np.median(times[:, 1] / times[:, 0]))
 
 
 def insertion(count: int = HEIGHT, at_once: int | None = None) -> float:
-    """Seconds in which an empty table gets rows with random first values, `at_once` in a call."""
+    """Return seconds to insert randomly initialized rows into an empty table.
+
+    Each call inserts `at_once` rows, by default all of them.
+    """
     ids = hashes(count)
     fastopt.EmbeddingTable(WIDTH, "adam").lookup(ids[:10])
     table = fastopt.EmbeddingTable(WIDTH, "adam")
@@ -80,7 +83,7 @@ def insertion(count: int = HEIGHT, at_once: int | None = None) -> float:
 
 
 def eviction(height: int, width: int = WIDTH) -> float:
-    """Seconds in which a tenth of the rows, at random, are evicted."""
+    """Return the seconds to evict a random tenth of the rows."""
     small = filled(10, width)
     small.evict(count_below=1)
     table = filled(height, width)
@@ -94,7 +97,7 @@ def eviction(height: int, width: int = WIDTH) -> float:
 
 
 def zipf(height: int, exponent: float, steps: int, listed: int = 8_192) -> list[np.ndarray]:
-    """Ids of batches; the id of row r is as likely as ``(r + 1) ** -exponent``."""
+    """Draw batches of ids; the probability of row r is proportional to ``(r + 1) ** -exponent``."""
     rng, power, known = np.random.default_rng(0), 1 - exponent, hashes(height)
     uniform = rng.random((steps, listed))
     ranks = ((height**power - 1) * uniform + 1) ** (1 / power)
@@ -102,7 +105,7 @@ def zipf(height: int, exponent: float, steps: int, listed: int = 8_192) -> list[
 
 
 def drop_pages(path: str) -> None:
-    """Have the system forget the pages of a table's files."""
+    """Drop the files of a table from the page cache."""
     for entry in os.scandir(path):
         descriptor = os.open(entry.path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -113,9 +116,10 @@ def drop_pages(path: str) -> None:
 def stepped(
     height: int, width: int, exponent: float, path: str | None, warm: int = 50, timed: int = 60
 ) -> float:
-    """Median seconds of a step after `warm` others: prefetch of the next, lookup and update.
+    """Return the median seconds of a step: prefetch of the next batch, lookup and update.
 
-    Pages of a table in files are dropped before the first step.
+    The first `warm` steps are not counted. A table in files is dropped from the page cache before
+    the first step.
     """
     table = filled(height, width, path)
     if path is not None:

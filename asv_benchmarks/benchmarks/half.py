@@ -1,4 +1,4 @@
-"""Adam with weights or state of half precision, against float32 Adam in the same rounds."""
+"""Adam with half-precision weights or state, against float32 Adam in the same rounds."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ FORMS = {
 
 
 def adam(size: int, dtype: str = "float32", casts: bool = False, **kwargs: object) -> Call:
-    """A step, compiled and on touched memory; `casts` has NumPy cast around a float32 update."""
+    """Return a warm step of Adam; with `casts`, NumPy casts before and after a float32 update."""
     weight, grad = (array.astype(DTYPES[dtype], copy=False) for array in draw(size))
     updater = optimizer.get_updater(optimizer.Adam(**kwargs))
     step = partial(plain.with_masters(updater) if casts else updater, 0, grad, weight)
@@ -41,12 +41,12 @@ def of_form(form: str, size: int = SIZE) -> Call:
 
 
 def slowdown(form: str, size: int = SIZE, rounds: int = 15) -> float:
-    """Time over that of float32 Adam."""
+    """Return the time relative to float32 Adam."""
     return ratio(of_form(form, size), adam(size), rounds)
 
 
 def speedup_over_casts(dtype: str, rounds: int = 5) -> float:
-    """How many times faster masters are than casts with NumPy around float32 Adam."""
+    """Return the speedup of masters over casts with NumPy around float32 Adam."""
     return ratio(adam(SIZE, dtype, casts=True), adam(SIZE, dtype, **MASTERS), rounds)
 
 
@@ -69,7 +69,7 @@ class Forms:
 
 
 class CompressedState:
-    """In memory for sure: state of two bytes a number, or one, instead of four."""
+    """State of two bytes or one byte per value instead of four, too large for the caches."""
 
     params = ("float32, bfloat16 state", "float32, 8-bit state")
     param_names = ("form",)

@@ -1,4 +1,4 @@
-"""Import time, alone and over that of numba."""
+"""Import time, and the difference to the import time of numba."""
 
 from .common import import_overhead
 

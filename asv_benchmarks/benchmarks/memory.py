@@ -1,4 +1,4 @@
-"""Peak memory of a first step; the reference holds the weight and the gradient only."""
+"""Peak memory of the first step; the reference holds only the weight and the gradient."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ class PeakMemory:
     param_names = ("optimizer",)
 
     def setup(self, name):
-        Step(name, 100_000)  # what compilation takes belongs to the reference
+        Step(name, 100_000)  # compiles, so that the reference includes the memory for that
         self.weight, self.grad = np.ones((2, 20_000_000), np.float32)
         self.updater = optimizer.get_updater(optimizer.create(name))
 

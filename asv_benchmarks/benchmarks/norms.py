@@ -1,4 +1,4 @@
-"""Sums over a tensor: optimizers with a rate for each layer, and a bound of the global norm."""
+"""Reductions over a tensor: optimizers with layerwise learning rates, and global-norm clipping."""
 
 from fastopt import optimizer
 from fastopt.bench.clock import ratio
@@ -10,7 +10,7 @@ SIZE = 20_000_000
 
 
 class Layers:
-    """Updates that need norms of the tensor first: against a loop that reads as often, and Adam."""
+    """Updates that need tensor norms, against a loop with the same reads and against Adam."""
 
     params = (("lamb", "lans", "lars"), (1_000_000, SIZE))
     param_names = ("optimizer", "elements")

@@ -12,7 +12,7 @@ from fastopt.bench.clock import against, interleaved, microseconds, sampler
 from fastopt.sparse import RowSparse
 
 KINDS = ("sorted", "permuted", "zipf")
-"""Rows that a step lists: each once and in order, each once, or by frequency as words are."""
+"""Row indices of a step: unique and sorted, unique, or with Zipf frequencies like words."""
 
 HEIGHT, WIDTH, LISTED, BATCHES = 1_000_000, 64, 8_192, 64
 
@@ -20,22 +20,22 @@ HEIGHT, WIDTH, LISTED, BATCHES = 1_000_000, 64, 8_192, 64
 def batches(
     kind: str, height: int = HEIGHT, count: int = BATCHES, listed: int = LISTED
 ) -> list[np.ndarray]:
-    """Ids of `count` batches, of `listed` ids each."""
+    """Draw `count` batches of `listed` row indices each."""
     rng = np.random.default_rng(0)
-    if kind == "zipf":  # a row number is as likely as its inverse
+    if kind == "zipf":  # probability inversely proportional to the row index
         return [(height ** rng.random(listed)).astype(np.int64) - 1 for _ in range(count)]
     drawn = [rng.choice(height, listed, replace=False) for _ in range(count)]
     return [np.sort(ids) for ids in drawn] if kind == "sorted" else drawn
 
 
 def gradient(listed: int = LISTED) -> np.ndarray:
-    """Values of the listed rows, the same for all batches: a model has just written them."""
+    """Return gradient values, one array for all batches: in cache, as if just computed."""
     return np.random.default_rng(1).standard_normal((listed, WIDTH), np.float32)
 
 
 @njit(parallel=True, error_model="numpy", cache=True)
 def _scatter(weight, mean, var, grad, rows, zero):
-    """Read and write the listed rows of three arrays, with the same values."""
+    """Read and rewrite the indexed rows of three arrays without changing them."""
     for k in prange(len(rows)):
         row = rows[k]
         for i in range(weight.shape[1]):
@@ -45,18 +45,18 @@ def _scatter(weight, mean, var, grad, rows, zero):
 
 
 class _Batches:
-    """What the steps have in common: ids that change from call to call, or stay in the caches.
+    """Base class of steps on batches of row indices.
 
     Parameters
     ----------
     kind : str
         One of KINDS.
     cold : bool
-        Each call is for another one of BATCHES batches, so that its rows are not in the caches.
+        Cycle through BATCHES batches, so that the rows are not in the caches.
     height : int
         Rows of the table.
     listed : int
-        Rows that a call lists.
+        Row indices per call.
     """
 
     def __init__(self, kind: str, cold: bool, height: int = HEIGHT, listed: int = LISTED) -> None:
@@ -65,7 +65,7 @@ class _Batches:
         self.weight = self.table()
 
     def table(self) -> np.ndarray:
-        """Zeros; pages that cold steps will meet are there."""
+        """Return a table of zeros; for cold steps, all pages are touched."""
         return self.touched(np.zeros(self.shape, np.float32))
 
     def touched(self, array: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ class _Batches:
 
 
 class RowStep(_Batches):
-    """A call that updates listed rows of a float32 table with lazy Adam."""
+    """A call that updates indexed rows of a float32 table with lazy Adam."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args)
@@ -90,7 +90,7 @@ class RowStep(_Batches):
 
 
 class Loop(_Batches):
-    """A call that reads and writes these rows of weight and state, each once, and nothing else."""
+    """A call that only reads and writes the indexed rows of weight and state, each once."""
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
@@ -103,16 +103,16 @@ class Loop(_Batches):
 
 
 def over_heights(heights: tuple[int, ...], rounds: int = 15) -> float:
-    """Median ratio of the slowest to the fastest step on tables of these heights, in cache."""
+    """Return the median ratio of the slowest to the fastest step over table heights, in cache."""
     samples = [sampler(RowStep("sorted", False, height)) for height in heights]
     times = interleaved(samples, rounds)
     return float(np.median(times.max(axis=1) / times.min(axis=1)))
 
 
 def resident_share(order: str, height: int) -> float:
-    """Share of Adam's state in memory after one row in a hundred was updated.
+    """Return the resident share of Adam's state after an update of 1% of the rows.
 
-    These rows are drawn at random or, if `order` is 'contiguous', the first of the table.
+    The rows are drawn at random or, if `order` is 'contiguous', the first of the table.
     """
     rows = np.arange(height // 100)
     if order == "random":
@@ -127,7 +127,7 @@ def resident_share(order: str, height: int) -> float:
 
 
 def _resident() -> int:
-    """Bytes of this process in memory, where Linux tells."""
+    """Return the resident memory of this process in bytes, on Linux."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * mmap.PAGESIZE
 
@@ -152,7 +152,7 @@ class Rows:
 
 
 class Few:
-    """Few ids of a table of 1,000,000 rows, whose time is that of the call."""
+    """Few ids of a table of 1,000,000 rows, where call overhead dominates."""
 
     params = (("sorted", "permuted"), (64, 512))
     param_names = ("ids", "listed")
@@ -173,7 +173,7 @@ class Few:
 
 
 class Heights:
-    """The time of a step in cache should not depend on the height of the table."""
+    """Time of a step in cache, which should not depend on the height of the table."""
 
     params = (100_000, 1_000_000, 10_000_000)
     param_names = ("rows",)
@@ -188,7 +188,7 @@ class Heights:
 
 
 class State:
-    """Memory of the state after one row in a hundred was updated."""
+    """Memory of the state after an update of 1% of the rows."""
 
     params = ("random", "contiguous")
     param_names = ("order",)

@@ -1,4 +1,4 @@
-"""Steps on few float32 weights, in NumPy without temporaries, and as a loop written by hand."""
+"""Steps on few float32 weights: fastopt, NumPy without temporaries, and a handwritten loop."""
 
 import math
 from collections.abc import Callable
@@ -27,14 +27,14 @@ DEMO: Shapes = [(64, 128), (128,), (128, 10), (10,)]
 
 
 def drawn(shapes: Shapes, fresh: bool) -> tuple[list[np.ndarray], Callable[[], list[np.ndarray]]]:
-    """Weights, and a function that returns gradients: other arrays than before if `fresh`."""
+    """Return weights and a function that returns gradients, new arrays each time if `fresh`."""
     draw = np.random.default_rng(0).standard_normal
     sets = [[draw(shape, np.float32) for shape in shapes] for _ in range(4 if fresh else 2)]
     return sets[0], partial(next, cycle(sets[1:]))
 
 
 def fastopt_step(algorithm: str, shapes: Shapes, fresh: bool, **options: object) -> Call:
-    """One call for all weights; `options` are those of the updater."""
+    """Return a step with one call for all weights; `options` are passed to the updater."""
     weights, gradients = drawn(shapes, fresh)
     rates = CosineScheduler(10**9, base_lr=LR) if options else None
     made = optimizer.create(algorithm, lr_scheduler=rates, **ARGUMENTS[algorithm])
@@ -47,13 +47,13 @@ def fastopt_step(algorithm: str, shapes: Shapes, fresh: bool, **options: object)
 
 
 def guarded_step(algorithm: str, shapes: Shapes, fresh: bool) -> Call:
-    """The same with a loss scaler, a clip of the global norm and a cosine schedule."""
+    """Return a step with a loss scaler, global-norm clipping and a cosine schedule."""
     options = {"loss_scaler": LossScaler(), "clip_global_norm": 1.0}
     return fastopt_step(algorithm, shapes, fresh, **options)
 
 
 def numpy_step(algorithm: str, shapes: Shapes, fresh: bool) -> Call:
-    """Plain NumPy that makes no temporary arrays."""
+    """Return a step in plain NumPy without temporary arrays."""
     weights, gradients = drawn(shapes, fresh)
     arrays = [(w, *(np.zeros_like(w) for _ in range(3))) for w in weights]
     counts = count(1)
@@ -94,7 +94,7 @@ def _adam(weight, grad, mean, var, rate, beta1, beta2, epsilon, one):
 
 
 def loop_step(algorithm: str, shapes: Shapes, fresh: bool) -> Call:
-    """A parallel loop of numba, as one writes it by hand for one weight."""
+    """Return a step as a handwritten parallel numba loop, for one weight."""
     if algorithm != "adam" or len(shapes) > 1:
         raise NotImplementedError
     ((weight,), gradients) = drawn(shapes, fresh)
@@ -110,7 +110,7 @@ def loop_step(algorithm: str, shapes: Shapes, fresh: bool) -> Call:
 
 
 class Few:
-    """A list of small weights in one call, with the same and with new gradient arrays."""
+    """A list of small weights in one call, with the same or with new gradient arrays."""
 
     params = (("4 x 1,000", "demo", "20 x 1,000"), ("adam", "sgd"), ("same", "new"))
     param_names = ("weights", "optimizer", "gradients")
@@ -132,7 +132,7 @@ class Few:
 
 
 class Guarded:
-    """A list with a loss scaler, a clip of the global norm and a schedule."""
+    """A list of weights with a loss scaler, global-norm clipping and a schedule."""
 
     def setup(self):
         self.step = guarded_step("adam", [(1_000,)] * 20, True)
@@ -144,7 +144,7 @@ class Guarded:
 
 
 class One:
-    """Adam on one weight, against NumPy in place and against the loop."""
+    """Adam on one weight, against NumPy in place and against the handwritten loop."""
 
     params = (10, 1_000, 100_000, 1_000_000)
     param_names = ("elements",)

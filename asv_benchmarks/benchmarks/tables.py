@@ -12,11 +12,11 @@ from fastopt.bench.steps import Step
 Shapes = list[tuple[int, ...]]
 
 SMALL: Shapes = [(1_000,)] * 1_000
-"""Many tensors, none of which is large."""
+"""Many small tensors."""
 
 
 def resnet50() -> Shapes:
-    """Shapes of the parameters of ResNet-50."""
+    """Return the shapes of the parameters of ResNet-50."""
 
     def normalized(*shape: int) -> Shapes:
         return [shape, shape[:1], shape[:1]]
@@ -35,19 +35,19 @@ def resnet50() -> Shapes:
 
 
 def elements(shapes: Shapes) -> int:
-    """Elements of all tensors together."""
+    """Return the total number of elements."""
     return sum(map(math.prod, shapes))
 
 
 class ListStep:
-    """A list call of Adam, compiled and on touched memory.
+    """A call of Adam on a list of weights, compiled and with all memory touched.
 
     Parameters
     ----------
     shapes : list of tuple of int
         Shape of each weight.
     fresh : bool
-        Whether each call has other gradient arrays than the two before.
+        Whether each call has other gradient arrays than the two calls before.
     **kwargs
         Arguments of the optimizer.
     """
@@ -67,7 +67,7 @@ class ListStep:
 
 
 def against_flat(rounds: int = 15) -> float:
-    """Time of a step of ResNet-50 over that of one flat weight with as many elements."""
+    """Return the time of a step of ResNet-50 relative to a flat weight of the same size."""
     shapes = resnet50()
     return ratio(ListStep(shapes), Step("adam", elements(shapes)), rounds)
 

@@ -1,4 +1,4 @@
-"""How long two trainings take, one with the library's own optimizer and one with fastopt."""
+"""Training time with a library's own optimizer and with fastopt."""
 
 from statistics import median
 from time import perf_counter
@@ -7,14 +7,14 @@ ROUNDS = 5
 
 
 def seconds(train):
-    """Seconds of a training."""
+    """Return the seconds of a training run."""
     start = perf_counter()
     train()
     return perf_counter() - start
 
 
 def both_times(library, theirs, ours):
-    """One line with the median times of both, which take turns."""
+    """Return a line with the median times of both, which are measured in turn."""
     theirs(), ours()
     times = [(seconds(theirs), seconds(ours)) for _ in range(ROUNDS)]
     own, fast = (median(column) * 1e3 for column in zip(*times, strict=True))

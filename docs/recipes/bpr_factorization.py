@@ -1,7 +1,7 @@
 """fastopt in a matrix factorization by Bayesian personalized ranking, with row-sparse gradients.
 
-Users and items have vectors; an item that a user has chosen is to get a higher score than one
-drawn at random (Rendle et al. 2009, arXiv:1205.2618). A step changes few rows of either table.
+Users and items have vectors, trained so that an item chosen by a user gets a higher score than one
+drawn at random (Rendle et al. 2009, arXiv:1205.2618). A step changes few rows of each table.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ USERS, ITEMS, SIZE, BATCH, STEPS, RATE, EPSILON = 50_000, 20_000, 32, 512, 200, 
 
 
 def choices():
-    """Users, items that they chose, and other items, for each step; a few are most frequent."""
+    """Draw users, items that they chose and other items for each step, with skewed frequencies."""
     rng = np.random.default_rng(0)
     shape = STEPS, BATCH
     users = np.minimum(rng.zipf(1.3, shape), USERS) - 1
@@ -22,7 +22,7 @@ def choices():
 
 
 class AdaGradByHand:
-    """AdaGrad on the rows of a gradient: repeated rows are summed first."""
+    """AdaGrad on the rows of a row-sparse gradient: repeated rows are summed first."""
 
     def __init__(self, tables):
         self.tables, self.sums = tables, [np.zeros_like(table) for table in tables]
@@ -44,7 +44,7 @@ def with_fastopt(tables):
 
 
 def train(make_step):
-    """Mean losses of every 10 steps; `make_step` takes the tables and returns what updates them."""
+    """Return mean losses of every 10 steps; `make_step(tables)` returns the update function."""
     rng = np.random.default_rng(1)
     tables = [rng.normal(scale=0.1, size=(n, SIZE)).astype(np.float32) for n in (USERS, ITEMS)]
     step, losses = make_step(tables), []
@@ -60,7 +60,7 @@ def train(make_step):
 
 
 def curves():
-    """Losses with AdaGrad by hand, and with fastopt's."""
+    """Return the losses with handwritten AdaGrad and with fastopt."""
     return train(AdaGradByHand), train(with_fastopt)
 
 

@@ -1,4 +1,4 @@
-"""fastopt with gradients of HIPS autograd: a network tells tumours apart."""
+"""fastopt with gradients of HIPS autograd: a network classifies tumours."""
 
 import autograd.numpy as np
 from autograd import grad
@@ -16,26 +16,26 @@ X = (X - X.mean(axis=0)) / X.std(axis=0)
 
 
 def start():
-    """Weights and biases of a network with 16 hidden units."""
+    """Return initial weights and biases of a network with 16 hidden units."""
     rng = np.random.default_rng(0)
     return [rng.normal(size=(30, 16)) / 30**0.5, np.zeros(16), rng.normal(size=16) / 4, np.zeros(1)]
 
 
 def loss(params, x, y):
-    """Mean cross-entropy."""
+    """Return the mean cross-entropy."""
     w1, b1, w2, b2 = params
     score = np.tanh(x @ w1 + b1) @ w2 + b2
     return np.mean(np.logaddexp(0, score) - y * score)
 
 
 def slope(params, step):
-    """Gradient of the loss of a batch."""
+    """Return the gradient of the loss of a batch."""
     rows = np.random.default_rng(step).integers(len(X), size=BATCH)
     return grad(loss)(params, X[rows], Y[rows])
 
 
 def theirs(method, **arguments):
-    """Losses before each step of an optimizer of autograd."""
+    """Return the loss before each step of an autograd optimizer."""
     losses = []
     method(
         slope,
@@ -58,13 +58,14 @@ def ours(made):
 
 
 def loops(name):
-    """Trainings with one of autograd's optimizers, and with fastopt's; each returns its losses."""
+    """Return training functions with autograd's optimizer and with fastopt's."""
     if name == "adam":
         return (
             lambda: theirs(optimizers.adam, step_size=0.01),
             lambda: ours(optimizer.Adam(lr=0.01, formula="torch")),
         )
-    # The average of autograd's sgd has weights that add up to 1: the rate is smaller by 1 - mass.
+    # autograd's sgd averages gradients with weights that sum to 1, so the learning rate is scaled
+    # by 1 - mass.
     return (
         lambda: theirs(optimizers.sgd, step_size=0.1, mass=0.9),
         lambda: ours(optimizer.SGD(learning_rate=0.1 * (1 - 0.9), momentum=0.9)),
@@ -72,7 +73,7 @@ def loops(name):
 
 
 def curves(name):
-    """The losses of one of autograd's optimizers, and of fastopt's."""
+    """Return the losses with autograd's optimizer and with fastopt's."""
     return [train() for train in loops(name)]
 
 

@@ -1,4 +1,4 @@
-"""fastopt with gradients of JAX: weights are NumPy arrays, and optax runs outside of `jit`."""
+"""fastopt with gradients of JAX: weights are NumPy arrays, and optax runs outside `jit`."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ IMAGES = IMAGES.astype(np.float32) / 16
 
 
 def loss(params, x, y):
-    """Mean cross-entropy of a network with a hidden layer."""
+    """Return the mean cross-entropy of a network with a hidden layer."""
     hidden = jax.nn.relu(x @ params["w1"] + params["b1"])
     scores = jax.nn.log_softmax(hidden @ params["w2"] + params["b2"])
     return -jnp.take_along_axis(scores, y[:, None], axis=1).mean()
@@ -26,7 +26,7 @@ ADAM = optax.adam(RATE)
 
 
 def start():
-    """First weights."""
+    """Return the initial weights."""
     rng = np.random.default_rng(0)
     w1 = rng.normal(scale=0.1, size=(64, WIDTH)).astype(np.float32)
     w2 = rng.normal(scale=0.1, size=(WIDTH, 10)).astype(np.float32)
@@ -34,14 +34,14 @@ def start():
 
 
 def batches():
-    """Images and digits of all steps."""
+    """Yield the images and digits of each step."""
     for step in range(STEPS):
         rows = np.random.default_rng(step).integers(len(IMAGES), size=BATCH)
         yield IMAGES[rows], DIGITS[rows]
 
 
 def with_optax():
-    """Losses with optax, each operation of which is a call."""
+    """Return the losses with optax, where each operation is dispatched separately."""
     params = jax.tree.map(jnp.asarray, start())
     state, losses = ADAM.init(params), []
     for x, y in batches():
@@ -54,14 +54,14 @@ def with_optax():
 
 @jax.jit
 def compiled(params, state, x, y):
-    """Gradient and update in one function."""
+    """Compute gradient and update in one compiled function."""
     value, grads = jax.value_and_grad(loss)(params, x, y)
     updates, state = ADAM.update(grads, state, params)
     return optax.apply_updates(params, updates), state, value
 
 
 def with_optax_in_jit():
-    """Losses with optax, compiled together with the gradient."""
+    """Return the losses with optax, compiled together with the gradient."""
     params = jax.tree.map(jnp.asarray, start())
     state, losses = ADAM.init(params), []
     for x, y in batches():
@@ -71,7 +71,7 @@ def with_optax_in_jit():
 
 
 def with_fastopt():
-    """Losses with fastopt: gradients are read where JAX has put them."""
+    """Return the losses with fastopt, which reads JAX's gradients without copying."""
     params, losses = start(), []
     updater = optimizer.get_updater(optimizer.Adam(learning_rate=RATE))
     names, weights = list(params), list(params.values())
@@ -83,7 +83,7 @@ def with_fastopt():
 
 
 def curves():
-    """Losses with optax, and with fastopt."""
+    """Return the losses with optax and with fastopt."""
     return with_optax(), with_fastopt()
 
 

@@ -1,4 +1,4 @@
-"""fastopt with tensors of mygrad, against the Adam of its companion mynn."""
+"""fastopt with mygrad tensors, compared to Adam of its companion library mynn."""
 
 import mygrad
 import numpy as np
@@ -12,7 +12,7 @@ STEPS, BATCH = 200, 64
 
 
 def train(make_step):
-    """Losses of all batches; `make_step` takes the tensors and returns what updates them."""
+    """Return the loss of each batch; `make_step(tensors)` returns the update function."""
     x, y = load_breast_cancer(return_X_y=True)
     x = (x - x.mean(axis=0)) / x.std(axis=0)
     rng = np.random.default_rng(0)
@@ -33,12 +33,12 @@ def train(make_step):
 
 
 def of_mynn(params):
-    """Return mynn's step."""
+    """Return a step of mynn's Adam."""
     return Adam(params, learning_rate=0.01).step
 
 
 def of_fastopt(params):
-    """Return fastopt's step: it updates the arrays of the tensors in place."""
+    """Return a step of fastopt's Adam, which updates the arrays of the tensors in place."""
     updater = optimizer.get_updater(optimizer.Adam(lr=0.01, formula="torch"))
     indices = list(range(len(params)))
 
@@ -49,7 +49,7 @@ def of_fastopt(params):
 
 
 def curves():
-    """Losses with mynn's Adam, and with fastopt's."""
+    """Return the losses with mynn's Adam and with fastopt's."""
     return train(of_mynn), train(of_fastopt)
 
 

@@ -1,6 +1,6 @@
-"""fastopt in an online logistic regression on strings, such as clicks are predicted by.
+"""fastopt in an online logistic regression on string features, as used to predict clicks.
 
-Features come as text, are hashed to 64 bits, and get a weight when they first appear; weights of
+Features are strings, hashed to 64 bits, and get a weight when they first appear; weights of
 features that have not been seen for long are dropped.
 """
 
@@ -15,7 +15,7 @@ RATE, EPSILON, BATCH, STEPS, UNUSED = 0.3, 1e-7, 32, 400, 100
 
 
 def stream():
-    """Batches of features, an array of hashes for each example, and whether there was a click."""
+    """Yield batches: arrays of feature hashes, one row per example, and clicks (0 or 1)."""
     rng = np.random.default_rng(0)
     known = {}
 
@@ -63,13 +63,13 @@ class DictionaryByHand:
 
 
 def with_fastopt():
-    """A table of weights."""
+    """Return a table of weights."""
     adagrad = fastopt.AdaGrad(learning_rate=RATE, eps=EPSILON, lazy_update=True)
     return fastopt.EmbeddingTable(1, adagrad, dtype="float64", init="zeros")
 
 
 def train(weights):
-    """Mean losses of every 10 batches, each before it is learned."""
+    """Return mean losses of every 10 batches, each evaluated before its update."""
     losses = []
     for number, (ids, clicks) in enumerate(stream()):
         score = weights.lookup(ids).sum(axis=(1, 2))
@@ -82,17 +82,17 @@ def train(weights):
 
 
 def theirs():
-    """Losses with a dictionary."""
+    """Return the losses with a dictionary."""
     return train(DictionaryByHand())
 
 
 def ours():
-    """Losses with a table."""
+    """Return the losses with a table."""
     return train(with_fastopt())
 
 
 def curves():
-    """Losses of both."""
+    """Return the losses of both."""
     return theirs(), ours()
 
 

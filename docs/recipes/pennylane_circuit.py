@@ -1,4 +1,4 @@
-"""fastopt in the place of PennyLane's Adam: a circuit of three qubits learns a parity."""
+"""fastopt instead of PennyLane's Adam: a circuit of three qubits learns a parity."""
 
 import pennylane as qml
 from both_times import both_times
@@ -10,7 +10,7 @@ STEPS, WIRES, LAYERS = 20, 3, 2
 
 
 class FastAdam(qml.AdamOptimizer):
-    """Adam of fastopt; it updates trainable arguments in place and returns them."""
+    """Adam of fastopt, which updates trainable arguments in place and returns all arguments."""
 
     def __init__(self, stepsize=0.01, beta1=0.9, beta2=0.99, eps=1e-8):
         super().__init__(stepsize, beta1, beta2, eps)
@@ -24,7 +24,7 @@ class FastAdam(qml.AdamOptimizer):
 
 @qml.qnode(qml.device("default.qubit", wires=WIRES))
 def circuit(weights, bits):
-    """Expected parity of three bits."""
+    """Return the expected parity of three bits."""
     qml.BasisEmbedding(bits, wires=range(WIRES))
     for layer in weights:
         for wire, angles in enumerate(layer):
@@ -35,13 +35,13 @@ def circuit(weights, bits):
 
 
 def cost(weights, bias, bits, signs):
-    """Mean square error."""
+    """Return the mean squared error."""
     errors = (circuit(weights, b) + bias - s for b, s in zip(bits, signs, strict=True))
     return sum(error**2 for error in errors) / len(bits)
 
 
 def train(made):
-    """Losses of all steps with an optimizer of PennyLane's kind."""
+    """Return the loss of each step with an optimizer that has PennyLane's interface."""
     rng = np.random.default_rng(0)
     weights = np.array(rng.normal(size=(LAYERS, WIRES, 3)) / 10, requires_grad=True)
     bias, losses = np.array(0.0, requires_grad=True), []
@@ -54,17 +54,17 @@ def train(made):
 
 
 def theirs():
-    """Losses with PennyLane's Adam."""
+    """Return the losses with PennyLane's Adam."""
     return train(qml.AdamOptimizer(0.05))
 
 
 def ours():
-    """Losses with fastopt's."""
+    """Return the losses with fastopt's Adam."""
     return train(FastAdam(0.05))
 
 
 def curves():
-    """Losses with PennyLane's Adam, and with fastopt's."""
+    """Return the losses with PennyLane's Adam and with fastopt's."""
     return theirs(), ours()
 
 

@@ -1,4 +1,4 @@
-"""fastopt in a plain NumPy loop, against Adam written by hand: softmax regression on digits."""
+"""fastopt in a plain NumPy loop, compared to handwritten Adam: softmax regression on digits."""
 
 import numpy as np
 from both_times import both_times
@@ -10,7 +10,7 @@ EPOCHS, BATCH, RATE = 20, 32, 0.01
 
 
 class AdamByHand:
-    """Adam as at the end of section 2 of arXiv:1412.6980, with temporaries as NumPy makes them."""
+    """Adam as at the end of section 2 of arXiv:1412.6980, with NumPy's temporary arrays."""
 
     def __init__(self, weights):
         self.weights, self.t = weights, 0
@@ -33,7 +33,7 @@ def with_fastopt(weights):
 
 
 def train(make_step):
-    """Mean losses of all epochs; `make_step` takes the weights and returns what updates them."""
+    """Return the mean loss of each epoch; `make_step(weights)` returns the update function."""
     images, digits = load_digits(return_X_y=True)
     x, y = images / 16, np.eye(10)[digits]
     weight, bias = weights = [np.zeros((64, 10)), np.zeros(10)]
@@ -53,7 +53,7 @@ def train(make_step):
 
 
 def curves():
-    """Losses with Adam by hand, and with fastopt's."""
+    """Return the losses with handwritten Adam and with fastopt."""
     return train(AdamByHand), train(with_fastopt)
 
 

@@ -1,4 +1,4 @@
-"""fastopt in river's logistic regression, which learns one example after the other."""
+"""fastopt in river's logistic regression, which learns from one example at a time."""
 
 from both_times import both_times
 from river import datasets, linear_model, optim, preprocessing
@@ -24,7 +24,7 @@ class FastAdam(optim.base.Optimizer):
 
 
 def train(made):
-    """Losses of all examples with an optimizer of river's kind."""
+    """Return the loss of each example with an optimizer that has river's interface."""
     model = preprocessing.StandardScaler() | linear_model.LogisticRegression(made)
     log_loss, losses = optim.losses.Log(), []
     for x, y in EXAMPLES:
@@ -37,17 +37,17 @@ EXAMPLES = list(datasets.Phishing())
 
 
 def theirs():
-    """Losses with river's Adam."""
+    """Return the losses with river's Adam."""
     return train(optim.Adam(0.1))
 
 
 def ours():
-    """Losses with fastopt's."""
+    """Return the losses with fastopt's Adam."""
     return train(FastAdam(0.1))
 
 
 def curves():
-    """Means of 125 losses each with river's Adam, and with fastopt's."""
+    """Return mean losses of every 125 examples with river's Adam and with fastopt's."""
     return [
         [sum(losses[start : start + 125]) / 125 for start in range(0, len(losses), 125)]
         for losses in (theirs(), ours())

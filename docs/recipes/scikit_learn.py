@@ -1,4 +1,4 @@
-"""fastopt in scikit-learn's MLPClassifier, on its digits: both train the same network."""
+"""fastopt in scikit-learn's MLPClassifier on digits: both optimizers train the same network."""
 
 import warnings
 from unittest import mock
@@ -25,7 +25,7 @@ class FastAdam(AdamOptimizer):
 
 
 class FastSGD(SGDOptimizer):
-    """Momentum descent of fastopt; scikit-learn goes on setting `learning_rate`."""
+    """SGD with momentum of fastopt; scikit-learn still sets `learning_rate`."""
 
     def __init__(self, params, learning_rate_init, lr_schedule, momentum, nesterov, power_t):
         super().__init__([], learning_rate_init, lr_schedule, momentum, nesterov, power_t)
@@ -42,7 +42,7 @@ class FastSGD(SGDOptimizer):
 
 
 def curve(solver, nesterov=True):
-    """Loss after each epoch with the optimizer that scikit-learn finds under its own name."""
+    """Return the loss after each epoch with scikit-learn's optimizer, or its replacement."""
     x, y = load_digits(return_X_y=True)
     model = MLPClassifier(
         64,
@@ -53,20 +53,20 @@ def curve(solver, nesterov=True):
         nesterovs_momentum=nesterov,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # 20 epochs are not enough
+        warnings.simplefilter("ignore", ConvergenceWarning)  # 20 epochs are too few to converge
         model.fit(x / 16, y)
     return model.loss_curve_
 
 
 def fast_curve(solver, nesterov=True):
-    """Loss after each epoch with fastopt's optimizer in its place."""
+    """Return the loss after each epoch with scikit-learn's optimizer replaced by fastopt's."""
     fast = {"AdamOptimizer": FastAdam, "SGDOptimizer": FastSGD}
     with mock.patch.multiple(_multilayer_perceptron, **fast):
         return curve(solver, nesterov)
 
 
 def curves(solver, nesterov=True):
-    """The loss after each epoch with scikit-learn's optimizer, and with fastopt's."""
+    """Return the losses with scikit-learn's optimizer and with fastopt's."""
     return curve(solver, nesterov), fast_curve(solver, nesterov)
 
 

@@ -1,4 +1,4 @@
-"""fastopt in the place of thinc's Adam: a network reads scikit-learn's digits."""
+"""fastopt instead of thinc's Adam: a network classifies scikit-learn's digits."""
 
 import numpy as np
 from both_times import both_times
@@ -19,14 +19,14 @@ EPOCHS, BATCH = 10, 128
 
 
 class FastOptimizer:
-    """An optimizer of fastopt, called as ``Model.finish_update`` calls thinc's.
+    """A fastopt optimizer with the interface that ``Model.finish_update`` of thinc expects.
 
     Parameters
     ----------
     made : fastopt.optimizer.Optimizer
-        Decides how to update.
+        The optimizer.
     grad_clip : float, optional
-        Largest norm of the gradient of each parameter, like in thinc; 0 means no limit.
+        Maximum norm of the gradient of each parameter, as in thinc; 0 means no limit.
     """
 
     def __init__(self, made, grad_clip=0.0):
@@ -46,7 +46,7 @@ class FastOptimizer:
 
 
 def train(made):
-    """Mean losses of all epochs with an optimizer of thinc's kind."""
+    """Return the mean loss of each epoch with an optimizer that has thinc's interface."""
     images, digits = load_digits(return_X_y=True)
     x, y = (images / 16).astype("float32"), np.eye(10, dtype="float32")[digits]
     fix_random_seed(0)
@@ -67,17 +67,17 @@ def train(made):
 
 
 def theirs(grad_clip=1.0):
-    """Losses with thinc's Adam."""
+    """Return the losses with thinc's Adam."""
     return train(Adam(0.005, grad_clip=grad_clip, use_averages=False))
 
 
 def ours(grad_clip=1.0):
-    """Losses with fastopt's."""
+    """Return the losses with fastopt's Adam."""
     return train(FastOptimizer(optimizer.Adam(learning_rate=0.005), grad_clip))
 
 
 def curves():
-    """Losses with thinc's Adam, and with fastopt's."""
+    """Return the losses with thinc's Adam and with fastopt's."""
     return theirs(), ours()
 
 

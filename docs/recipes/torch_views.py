@@ -1,4 +1,4 @@
-"""fastopt with gradients of torch: NumPy views of the parameters are updated in place."""
+"""fastopt with gradients of torch: it updates NumPy views of the parameters in place."""
 
 import numpy as np
 import torch
@@ -8,17 +8,17 @@ from sklearn.datasets import load_digits
 from fastopt import optimizer
 
 EPOCHS, BATCH, WIDTH, RATE = 10, 64, 512, 0.001
-torch.set_num_threads(1)  # layers of this size gain nothing from more
+torch.set_num_threads(1)  # more threads do not help for layers of this size
 
 
 def of_torch(params, **options):
-    """Return the step of torch's Adam."""
+    """Return a step of torch's Adam."""
     made = torch.optim.Adam(params, lr=RATE, **options)
     return made.step
 
 
 def of_torch_fused(params):
-    """Return the step of torch's fastest Adam."""
+    """Return a step of torch's fused Adam, the fastest one."""
     return of_torch(params, fused=True)
 
 
@@ -35,7 +35,7 @@ def of_fastopt(params):
 
 
 def train(make_step):
-    """Mean losses of all epochs; `make_step` takes the parameters and returns what updates them."""
+    """Return the mean loss of each epoch; `make_step(params)` returns the update function."""
     torch.manual_seed(0)
     images, digits = load_digits(return_X_y=True)
     x, y = torch.from_numpy(images.astype(np.float32) / 16), torch.from_numpy(digits)
@@ -57,7 +57,7 @@ def train(make_step):
 
 
 def curves():
-    """Losses with torch's Adam, and with fastopt's."""
+    """Return the losses with torch's Adam and with fastopt's."""
     return train(of_torch), train(of_fastopt)
 
 

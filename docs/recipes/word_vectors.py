@@ -1,7 +1,8 @@
 """fastopt in skip-gram word vectors, whose vocabulary grows as the text is read.
 
-A word has a vector that is to tell its neighbours from words of the text drawn at random (Mikolov
-et al. 2013, arXiv:1310.4546). Words are known by hashes; nobody counts them before.
+Word vectors are trained to distinguish a word's neighbours from random words of the text (Mikolov
+et al. 2013, arXiv:1310.4546). Words are identified by hashes; the vocabulary is not counted in
+advance.
 """
 
 import re
@@ -17,14 +18,14 @@ SIZE, BATCH, STEPS, NEGATIVES, RATE, EPSILON = 32, 256, 300, 4, 0.1, 1e-7
 
 
 def read():
-    """Hash of each word of Python's reference."""
+    """Return the hash of each word of Python's reference pages."""
     words = re.findall(r"[a-z]{2,}", "\n".join(topics.values()).lower())
     numbers = {w: blake2b(w.encode(), digest_size=8).digest() for w in dict.fromkeys(words)}
     return np.frombuffer(b"".join(numbers[word] for word in words), np.int64)
 
 
 def new_tables(made):
-    """Tables of words and of their neighbours."""
+    """Return tables of words and of their neighbours."""
     return {
         "words": fastopt.EmbeddingTable(
             SIZE, made, init=fastopt.initializer.Uniform(0.5 / SIZE, rng=0), name="words"
@@ -34,7 +35,7 @@ def new_tables(made):
 
 
 def with_fastopt():
-    """What looks up vectors, and what updates them."""
+    """Return functions that look up vectors and update them."""
     made = fastopt.AdaGrad(learning_rate=RATE, eps=EPSILON, lazy_update=True)
     tables = new_tables(made)
     return (
@@ -44,10 +45,10 @@ def with_fastopt():
 
 
 class DictionaryByHand:
-    """A dictionary of rows, and AdaGrad on those that a batch has."""
+    """A dictionary of rows, with AdaGrad on the rows of a batch."""
 
     def __init__(self):
-        self.first = new_tables(fastopt.SGD(lazy_update=True))  # the same first vectors
+        self.first = new_tables(fastopt.SGD(lazy_update=True))  # the same initial vectors
         self.vectors = {name: {} for name in self.first}
         self.sums = {name: {} for name in self.first}
 
@@ -73,7 +74,7 @@ class DictionaryByHand:
 
 
 def train(lookup, update):
-    """Mean losses of every 10 steps."""
+    """Return mean losses of every 10 steps."""
     rng, text, losses = np.random.default_rng(1), read()[:20_000], []
     for _ in range(STEPS):
         at = rng.integers(5, len(text) - 5, BATCH)
@@ -91,18 +92,18 @@ def train(lookup, update):
 
 
 def theirs():
-    """Losses with a dictionary."""
+    """Return the losses with a dictionary."""
     by_hand = DictionaryByHand()
     return train(by_hand.lookup, by_hand.update)
 
 
 def ours():
-    """Losses with tables."""
+    """Return the losses with tables."""
     return train(*with_fastopt())
 
 
 def curves():
-    """Losses of both."""
+    """Return the losses of both."""
     return theirs(), ours()
 
 

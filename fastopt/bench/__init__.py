@@ -1,1 +1,1 @@
-"""Measurements: a clock, the limit of an update, plain NumPy code, and ``fastopt bench``."""
+"""Benchmarks: a clock, the bandwidth limit of an update, NumPy code, and ``fastopt bench``."""

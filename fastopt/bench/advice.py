@@ -1,4 +1,4 @@
-"""What to do about threads on this machine, from what was measured on it."""
+"""Advice on threads, from measurements on this machine."""
 
 import os
 import platform
@@ -9,16 +9,16 @@ from fastopt.kernels.threads import load_tbb
 __all__ = ["on_layer", "on_threads"]
 
 WORTH = 1.05
-"""Times faster that more threads must be to be worth it."""
+"""Speedup from which more threads are worth it."""
 
 
 def on_threads(times: Mapping[int, Mapping[int, float]]) -> str:
-    """How many threads updates are worth.
+    """Advise on the number of threads for updates.
 
     Parameters
     ----------
     times : mapping of int to mapping of int to float
-        Seconds of an update by number of elements and number of threads.
+        Seconds of an update, by number of elements and number of threads.
 
     Examples
     --------
@@ -46,17 +46,17 @@ def on_threads(times: Mapping[int, Mapping[int, float]]) -> str:
 
 
 def _enough(times: Mapping[int, float]) -> int:
-    """Smallest number of threads that is about as fast as the best."""
+    """Return the smallest number of threads that is about as fast as the best."""
     return min(count for count in times if not _slower(times, count))
 
 
 def _slower(times: Mapping[int, float], count: int) -> bool:
-    """Whether so many threads are slower than fewer."""
+    """Whether `count` threads are slower than the best number."""
     return times[count] > WORTH * min(times.values())
 
 
 def on_layer(layer: str) -> str:
-    """Whether threads run on TBB, and how they would."""
+    """Report whether threads run on TBB, and how to enable it if not."""
     safe = "survives forks and calls from several threads"
     if layer == "tbb":
         return f"TBB: threads run on it, it {safe}"

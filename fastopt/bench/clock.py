@@ -1,4 +1,4 @@
-"""The clock: how long calls take, with those that are compared in turn."""
+"""Timing of calls; calls to be compared are timed in turn."""
 
 import math
 import time
@@ -16,11 +16,14 @@ Call = Callable[[], None]
 Sample = Callable[[], float]
 
 LEAST = 3
-"""Rounds that are measured however long they take."""
+"""Number of rounds that are measured regardless of the budget."""
 
 
 def seconds(call: Call, number: int, warm: bool = True) -> float:
-    """Mean seconds of `call`, if `warm` after one that brings its memory back into the caches."""
+    """Return the mean seconds of `number` calls; `warm` does an untimed call first.
+
+    The untimed call brings the memory of `call` back into the caches.
+    """
     if warm:
         call()
     start = time.perf_counter()
@@ -30,10 +33,10 @@ def seconds(call: Call, number: int, warm: bool = True) -> float:
 
 
 def sampler(call: Call, duration: float = 0.01) -> Sample:
-    """Function that returns the seconds of `call`, each time as a mean over about `duration`.
+    """Return a function that times `call`, as the mean over about `duration` seconds.
 
-    What one call takes longer than that for is not in the caches anyway. The first calls, which
-    compile and make plans, are not measured.
+    If one call takes longer than that, its memory does not fit into the caches, and no warm-up
+    call is done. The first calls, which compile and create plans, are not measured.
     """
     seconds(call, 2)
     number = round(duration / seconds(call, 1))
@@ -41,10 +44,10 @@ def sampler(call: Call, duration: float = 0.01) -> Sample:
 
 
 def interleaved(samples: Sequence[Sample], rounds: int, budget: float = math.inf) -> Array:
-    """Results of all `samples` in each round; every other round goes backwards.
+    """Return the results of all `samples` by round; every other round runs in reverse order.
 
     Other programs on the machine slow neighbours in a round alike, so that ratios within a
-    round are steadier than ratios of medians. After `budget` seconds no round is begun, but for
+    round are steadier than ratios of medians. After `budget` seconds no round is started, except
     the first :data:`LEAST`.
 
     Examples
@@ -68,17 +71,17 @@ def interleaved(samples: Sequence[Sample], rounds: int, budget: float = math.inf
 
 
 def ratio(call: Call, other: Call, rounds: int = 15) -> float:
-    """Median of the time of `call` over that of `other` in the same round."""
+    """Return the median over rounds of the time of `call` divided by the time of `other`."""
     times = interleaved([sampler(call), sampler(other)], rounds)
     return float(np.median(times[:, 0] / times[:, 1]))
 
 
 def against(limit: Call, step: Call, rounds: int = 15) -> tuple[float, float]:
-    """Median seconds of `step`, and the share of the limit's speed that it reaches."""
+    """Return the median seconds of `step`, and the share of the limit's speed that it reaches."""
     times = interleaved([sampler(step), sampler(limit)], rounds)
     return float(np.median(times[:, 0])), float(np.median(times[:, 1] / times[:, 0]))
 
 
 def microseconds(step: Call, rounds: int = 31) -> float:
-    """Median microseconds of `step`."""
+    """Return the median microseconds of `step`."""
     return 1e6 * float(np.median(interleaved([sampler(step)], rounds)))

@@ -1,7 +1,7 @@
-"""Every optimizer in plain NumPy, as one would write it by hand, for ``fastopt bench``.
+"""Optimizers in plain NumPy, as one would write them by hand, for ``fastopt bench``.
 
-Weight decay, clipping and rescaling are left out, as they are off by default. The formulas are
-those in the docstrings of :mod:`fastopt.optimizer`.
+Weight decay, clipping and rescaling are omitted, as they are off by default. The formulas are
+given in the docstrings of :mod:`fastopt.optimizer`.
 """
 
 import math
@@ -22,18 +22,18 @@ Formula = Callable[..., None]
 FORMULAS: dict[str, Callable[[Any], Update]] = {
     "adam": plain.numpy_adam,
     "sgd": plain.numpy_sgd,
-    "lbsgd": plain.numpy_sgd,  # with batch_scale=1 there is nothing to sum up and to warm up
+    "lbsgd": plain.numpy_sgd,  # batch_scale=1: no accumulation and no warm-up
 }
-"""Functions that make an update from an optimizer, by the optimizer's name."""
+"""Functions that create an update from an optimizer, by the optimizer's name."""
 
 
 def zeros(slots: int) -> Make:
-    """Function that makes a state of arrays like the weight."""
+    """Return a function that creates `slots` state arrays of the weight's shape."""
     return lambda weight: tuple(np.zeros_like(weight) for _ in range(slots))
 
 
 def formula(name: str, state: Make) -> Callable[[Formula], Formula]:
-    """Enter ``step(opt, t, grad, weight, *state)`` under an optimizer's name."""
+    """Register ``step(opt, t, grad, weight, *state)`` under an optimizer's name."""
 
     def enter(step: Formula) -> Formula:
         FORMULAS[name] = partial(_update, step, state)
@@ -56,13 +56,13 @@ def _update(step: Formula, state: Make, opt: Any) -> Update:
 
 
 def average(old: Array, beta: float, new: Array) -> None:
-    """Moving average in place."""
+    """Update a moving average in place."""
     old *= beta
     old += (1 - beta) * new
 
 
 def _averages(opt: Any, t: int, grad: Array, mean: Array, var: Array) -> tuple[Array, Array]:
-    """Moving averages of the gradient and of its square, without their bias towards 0."""
+    """Return bias-corrected moving averages of the gradient and of its square."""
     average(mean, opt.beta1, grad)
     average(var, opt.beta2, grad * grad)
     return mean / (1 - opt.beta1**t), var / (1 - opt.beta2**t)
@@ -198,7 +198,7 @@ def _radam(opt: Any, t: int, grad: Array, weight: Array, mean: Array, var: Array
     if length > 4:
         grown = (length - 4) * (length - 2) / length
         rectified = math.sqrt(grown * limit / ((limit - 4) * (limit - 2)))
-        # Epsilon stands beside the root of the average with its bias.
+        # Epsilon is added to the root of the average before bias correction.
         step *= rectified / (np.sqrt(square) + opt.epsilon / math.sqrt(1 - opt.beta2**t))
     weight -= opt.learning_rate * step
 

@@ -1,4 +1,4 @@
-"""What ``fastopt bench`` measures, and how it shares the time that it has."""
+"""Measurements of ``fastopt bench``, and the division of its time budget."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,27 +21,27 @@ from fastopt.plain import Array
 __all__ = ["STATES", "Arrays", "Budget", "Standing", "arrays_of", "bandwidth", "by_threads"]
 __all__ += ["prepare", "standings"]
 
-numba: Any = import_module("numba")  # whose type hints leave much out
+numba: Any = import_module("numba")  # its type hints are incomplete
 
 WIDTH = 64
-"""Columns of a weight, if its size is a multiple."""
+"""Columns of a weight, if its size is a multiple of this."""
 STATES = range(4)
-"""Numbers of state arrays that the rules have."""
+"""Numbers of state arrays that occur in the rules."""
 ROUNDS = 31
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Seconds of an update, and the times of the limit and of NumPy code over it."""
+    """Seconds of an update, and the times of the limit and of NumPy code relative to it."""
 
     seconds: float
     limit: float
     numpy: float | None
-    """None where the optimizer has no formula in :data:`~fastopt.bench.formulas.FORMULAS`."""
+    """None if the optimizer has no formula in :data:`~fastopt.bench.formulas.FORMULAS`."""
 
 
 class Budget:
-    """Seconds of wall-clock time, compilation included, and the tasks that share them.
+    """A budget of wall-clock seconds, including compilation, divided among tasks.
 
     Examples
     --------
@@ -60,14 +60,14 @@ class Budget:
         return time.perf_counter() >= self.deadline
 
     def share(self) -> float:
-        """Seconds for the next task: what is left, in equal parts."""
+        """Return the seconds for the next task: an equal part of the remaining time."""
         left = max(self.deadline - time.perf_counter(), 0.0)
         self.tasks -= 1
         return left / (self.tasks + 1)
 
 
 def prepare(name: str, sizes: Sequence[int]) -> float:
-    """Compile the serial and parallel kernels that the sizes need, or load them from the cache.
+    """Compile the serial and parallel kernels for the sizes, or load them from the cache.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def prepare(name: str, sizes: Sequence[int]) -> float:
 
 
 def _shape(size: int) -> tuple[int, int]:
-    """Shape with a second dimension, for the rules that have a number for each row."""
+    """Return a two-dimensional shape, for rules with one state value per row."""
     width = gcd(size, WIDTH)
     return size // width, width
 
@@ -91,21 +91,24 @@ Arrays = tuple[Array, Array]
 
 
 def arrays_of(size: int) -> Arrays:
-    """Draw a weight of so many elements, and its gradient."""
+    """Draw a weight of `size` elements and its gradient."""
     return draw(_shape(size))
 
 
 def standings(name: str, arrays: Sequence[Arrays], seconds: float) -> list[Standing]:
-    """Standing of an optimizer for each weight; the last is measured first.
+    """Measure an optimizer on each weight, the last one first.
 
-    The others share the time that it leaves.
+    The others share the time that is left.
     """
     budget = Budget(seconds, len(arrays))
     return [_standing(name, each, budget.share()) for each in reversed(arrays)][::-1]
 
 
 def bandwidth(slots: int, size: int, seconds: float) -> float:
-    """Bytes a second of the loop that moves what an update with so many state arrays moves."""
+    """Return the bytes per second of a loop that moves the memory of an update.
+
+    The update has `slots` state arrays of `size` elements.
+    """
     arrays = tuple(np.ones(size, np.float32) for _ in range(2 + slots))
     times = interleaved([sampler(partial(traffic.write, arrays))], ROUNDS, seconds)
     return (2 * len(arrays) - 1) * arrays[0].nbytes / float(np.median(times))
@@ -125,7 +128,7 @@ def _standing(name: str, arrays: Arrays, seconds: float) -> Standing:
 
 
 def by_threads(arrays: Arrays, count: int, seconds: float) -> Mapping[int, float]:
-    """Seconds of Adam by number of threads: powers of two, and all."""
+    """Return the seconds of an Adam update by number of threads: powers of two, and `count`."""
     step = Step("adam", arrays[0].shape, arrays)
     counts = sorted({1 << k for k in range(count.bit_length())} | {count})
 

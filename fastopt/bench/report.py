@@ -1,4 +1,4 @@
-"""``fastopt bench``: the memory of this machine, and how near each update comes to it."""
+"""``fastopt bench``: memory bandwidth of this machine, and the share that updates reach."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +26,10 @@ from fastopt.kernels.threads import thread_count, use_threads
 
 __all__ = ["Options", "run"]
 
-numba: Any = import_module("numba")  # whose type hints leave much out
+numba: Any = import_module("numba")  # its type hints are incomplete
 
 FIRST = ("adam", "sgd", "adamw")
-"""Optimizers that most people ask for, measured before time runs out."""
+"""The most used optimizers, which are measured first."""
 
 TIME = "100.0 us"
 
@@ -42,7 +42,7 @@ NumPy code over that of the update. Momentum is 0.9 where there is one.
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured; None stands for all optimizers, and for all threads."""
+    """Options of the benchmark; None means all optimizers, and all threads."""
 
     sizes: Sequence[int] = (1_000, 1_000_000, 10_000_000)
     optimizers: Sequence[str] | None = None
@@ -51,14 +51,14 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Measure, print each row when it is measured, and the advice at the end.
+    """Run the benchmark: print each row when it is measured, and advice at the end.
 
-    After ``options.seconds``, compilation included, no row is started.
+    After ``options.seconds``, including compilation, no further row is started.
 
     Raises
     ------
     Refused
-        An option does not fit this machine, or there is no such optimizer.
+        An option is not possible on this machine, or there is no such optimizer.
     """
     names = _names(options.optimizers)
     sizes = sorted(set(options.sizes))
@@ -109,7 +109,7 @@ class _Report:
         print(on_layer(layer))
 
     def memory(self) -> None:
-        """Print what the loops of the limit move."""
+        """Print the bandwidth of the limit loops."""
         sizes = [f"{size:,} elements" for size in self.arrays]
         rows = Table(["arrays", *sizes], ["5 read, 4 written", *["100.0 GB/s"] * len(sizes)])
         for slots in STATES:
@@ -121,7 +121,7 @@ class _Report:
             rows.add([name, *(f"{speed / 1e9:.1f} GB/s" for speed in speeds)])
 
     def threads(self) -> dict[int, Mapping[int, float]]:
-        """Print times of Adam by number of threads, and return them by size."""
+        """Print the times of Adam by number of threads, and return them by size."""
         if not self.parallel or self.budget.spent:
             return {}
         self.compiling += prepare("adam", self.parallel)
@@ -136,7 +136,7 @@ class _Report:
         return times
 
     def optimizers(self) -> list[str]:
-        """Print a row for each optimizer, and return the names of those that time did not reach."""
+        """Print a row for each optimizer; return the names left when the time ran out."""
         head, widest = ["optimizer", "compile"], [max(self.names, key=len), TIME]
         for size in self.arrays:
             head += [f"{size:,}", "limit", "NumPy"]
@@ -174,7 +174,7 @@ def _names(given: Sequence[str] | None) -> list[str]:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[int]:
-    """Use so many threads meanwhile."""
+    """Use `count` threads inside the block."""
     if numba.config.DISABLE_JIT:
         raise Refused("nothing is compiled, as NUMBA_DISABLE_JIT=1: unset it")
     most, before = numba.config.NUMBA_NUM_THREADS, thread_count()

@@ -1,4 +1,4 @@
-"""Updates on warm memory, and the limit that memory sets to each."""
+"""Updates on warm memory, and the memory-bandwidth limit of each."""
 
 from itertools import compress
 from typing import Any
@@ -14,17 +14,17 @@ from fastopt.plain import Array
 __all__ = ["Step", "against_limit", "draw", "momentum_of"]
 
 MOMENTUM = 0.9
-"""Momentum of the optimizers that have none by default."""
+"""Momentum for optimizers whose default has none."""
 
 
 def draw(shape: int | tuple[int, ...]) -> tuple[Array, Array]:
-    """Normal float32 weight and gradient."""
+    """Draw a float32 weight and gradient from a normal distribution."""
     rng = np.random.default_rng(0)
     return rng.standard_normal(shape, np.float32), rng.standard_normal(shape, np.float32)
 
 
 def momentum_of(name: str) -> dict[str, Any]:
-    """Arguments that give a registered optimizer momentum, where it takes any.
+    """Return arguments that enable momentum in a registered optimizer, if it has any.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def momentum_of(name: str) -> dict[str, Any]:
 
 
 class Step:
-    """A call that updates one float32 weight, compiled and on touched memory.
+    """An update of one float32 weight, compiled and with all memory touched.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Step:
     shape : int or tuple of int
         Shape of the weight.
     arrays : tuple of numpy.ndarray, optional
-        Weight and gradient of this shape. Default: those of :func:`draw`.
+        Weight and gradient of this shape. Default: the result of :func:`draw`.
     **kwargs
         Arguments of the optimizer.
     """
@@ -71,10 +71,10 @@ class Step:
         self.updater(0, self.grad, self.weight)
 
     def limit(self) -> None:
-        """Read and write the memory that the update must, and nothing else.
+        """Read and write the same memory as the update, without computing.
 
-        Weight, gradient and state are read and all but the gradient written; each pass of the
-        rule reads what it depends on once more.
+        Weight, gradient and state are read, and all but the gradient are written; each reduction
+        of the rule reads its inputs once more.
         """
         for arrays in self._passes:
             traffic.read(arrays)
@@ -82,5 +82,5 @@ class Step:
 
 
 def against_limit(step: Step, rounds: int = 15) -> tuple[float, float]:
-    """What :func:`~fastopt.bench.clock.against` returns, for the limit of the step's arrays."""
+    """Return :func:`~fastopt.bench.clock.against` for a step and the limit of its arrays."""
     return against(step.limit, step, rounds)

@@ -1,1 +1,1 @@
-"""The demos: small models in plain NumPy, the optimizers of which are timed."""
+"""Demos: small models in plain NumPy whose optimizer steps are timed."""

@@ -1,4 +1,4 @@
-"""What the demos share: a training loop that times updates, and reports of what it measured."""
+"""Shared code of the demos: a training loop that times updates, and reports."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ __all__ += ["first_step", "heading", "need", "progress_bar", "take_turns", "trai
 
 @dataclass
 class Runner:
-    """A way to do a step, the weights that it changes, and the seconds that each step took."""
+    """An implementation of a step, the weights that it updates, and the seconds of each step."""
 
     act: Callable[[Any], None]
     weights: Sequence[Array]
@@ -28,7 +28,7 @@ class Runner:
 
     @classmethod
     def of(cls, update: Callable[[int, Any, Array], None], weights: Sequence[Array]) -> Self:
-        """Update the weights one after the other; a step takes their gradients."""
+        """Create a runner whose step takes gradients and updates the weights one by one."""
 
         def act(gradients: Sequence[Any]) -> None:
             for index, weight in enumerate(weights):
@@ -37,7 +37,7 @@ class Runner:
         return cls(act, weights)
 
     def step(self, given: Any) -> None:
-        """Do a step with what it takes."""
+        """Do and time a step."""
         begin = perf_counter()
         self.act(given)
         self.seconds.append(perf_counter() - begin)
@@ -46,12 +46,12 @@ class Runner:
 def create(
     name: str, suited: Mapping[str, Any], given: Mapping[str, Any], **fixed: Any
 ) -> optimizer.Optimizer:
-    """Make an optimizer: what was `given` and is not None goes before what is `suited`.
+    """Create an optimizer; values in `given` that are not None override those in `suited`.
 
     Raises
     ------
     Refused
-        There is no such optimizer, or it does not take the arguments.
+        There is no such optimizer, or it does not accept the arguments.
     """
     arguments = {**suited, **{k: v for k, v in given.items() if v is not None}}
     try:
@@ -61,7 +61,7 @@ def create(
 
 
 def heading(name: str, opt: optimizer.Optimizer, options: Any) -> str:
-    """What a run is made with."""
+    """Describe the settings of a run in a line."""
     return (
         f"{name}: learning rate {opt.learning_rate:g}, {options.dtype}, "
         f"epochs {options.epochs}, batch size {options.batch_size}, seed {options.seed}"
@@ -69,17 +69,19 @@ def heading(name: str, opt: optimizer.Optimizer, options: Any) -> str:
 
 
 def chunks(array: Array, size: int) -> list[Array]:
-    """Parts of `size` rows; the last may be shorter."""
+    """Split an array into parts of `size` rows; the last may be shorter."""
     return [array[start : start + size] for start in range(0, len(array), size)]
 
 
 def first_step(trial: Runner, *given: Any) -> float:
-    """Seconds of steps on copies, so that nothing is compiled when steps are compared.
+    """Do steps on copies, so that kernels are compiled before steps are timed.
+
+    Returns the seconds that this took.
 
     Raises
     ------
     Refused
-        The optimizer does not take the weights.
+        The optimizer does not accept the weights.
     """
     try:
         for each in given:
@@ -90,7 +92,7 @@ def first_step(trial: Runner, *given: Any) -> float:
 
 
 def take_turns(runners: Sequence[Runner], *given: Any) -> None:
-    """Let each runner do a step with what it is given; every other time in reverse order."""
+    """Do one step of each runner, in reverse order every other time."""
     turns = list(zip(runners, given, strict=True))
     for runner, its in turns[:: -1 if len(runners[0].seconds) % 2 else 1]:
         runner.step(its)
@@ -100,9 +102,9 @@ def updates(
     epoch: Callable[[], tuple[int, Iterable[tuple[float, Sequence[Any]]]]],
     runners: Sequence[Runner],
 ) -> Callable[[], tuple[int, Iterator[float]]]:
-    """Make epochs of updates for :func:`train` from epochs of losses and gradients.
+    """Turn epochs of losses and gradients into epochs of updates for :func:`train`.
 
-    Those of a step are worked out when the updates before it are done.
+    Loss and gradients of a step are computed after the updates of the step before.
     """
 
     def begin() -> tuple[int, Iterator[float]]:
@@ -119,12 +121,12 @@ def updates(
 
 @contextmanager
 def progress_bar(shown: bool = True) -> Iterator[Any]:
-    """One line on standard error that is rewritten and removed at the end; none in a file or pipe.
+    """Show a progress bar on standard error if that is a terminal; it is removed at the end.
 
     Raises
     ------
     Refused
-        tqdm is missing.
+        tqdm is not installed.
     """
     (tqdm,) = need("tqdm")
     disable = None if shown else True  # None: unless standard error is a terminal
@@ -140,7 +142,7 @@ class Training:
     seconds: list[float] = field(default_factory=list)
 
     def others(self, runners: Iterable[Runner]) -> Array:
-        """Seconds of each step without those of the runners: of the gradients, that is."""
+        """Seconds of each step without the runners, that is, of computing the gradients."""
         updates = sum(np.array(runner.seconds) for runner in runners)
         gradients: Array = np.array(self.seconds) - updates
         return gradients
@@ -153,11 +155,11 @@ def train(
     label: str,
     trainings: int = 1,
 ) -> Training:
-    """Do epochs, and show their progress.
+    """Train for a number of epochs and show the progress.
 
-    `begin` begins an epoch: it returns the number of its steps, and what does a step and returns
-    its loss whenever it is asked for the next one. The bar is as long as this training and those
-    that follow, `trainings` in all.
+    `begin` starts an epoch: it returns the number of steps and an iterator that does one step at a
+    time and yields its loss. The bar covers this training and the following ones, `trainings` in
+    all.
     """
     training = Training()
     for epoch in range(1, epochs + 1):
@@ -178,26 +180,26 @@ def train(
 
 
 def diverged(training: Training) -> str:
-    """What to change if a loss is no longer finite, with the end of a line; else nothing."""
+    """Return a line of advice if the last loss is not finite, else an empty string."""
     if math.isfinite(training.losses[-1][-1]):
         return ""
     return "the loss is no longer a finite number: try a smaller --learning-rate\n"
 
 
 def faster(ours: float, theirs: float) -> str:
-    """How two times compare, in words."""
+    """Describe the ratio of two times."""
     ratio = theirs / ours
     return f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
 
 
 def difference(ours: Runner, theirs: Runner) -> float:
-    """Largest difference of two numbers in the weights of two runs."""
+    """Return the largest absolute difference between the weights of two runs."""
     pairs = zip(ours.weights, theirs.weights, strict=True)
     return max(float(abs(a - b).max()) for a, b in pairs)
 
 
 def agreement(name: str, pairs: Sequence[tuple[Runner, Runner]]) -> str:
-    """Whether rounding explains how far apart runs with the same gradients have ended."""
+    """Report whether runs with the same gradients differ by no more than rounding explains."""
     apart = [difference(ours, theirs) for ours, theirs in pairs]
     if not all(map(math.isfinite, apart)):
         return f"agreement with {name}: unknown, weights are no longer finite numbers"
@@ -211,9 +213,9 @@ def agreement(name: str, pairs: Sequence[tuple[Runner, Runner]]) -> str:
 
 
 def rounding(ours: Runner, theirs: Runner) -> float:
-    """Difference of weights that rounding may explain.
+    """Return the difference of weights that rounding may explain.
 
-    Each step rounds a weight once in either run, and the state behind it a few times.
+    In each run, a step rounds a weight once and its state a few times.
     """
     largest = max(float(abs(weight).max()) for weight in theirs.weights)
     return 4 * len(ours.seconds) * float(np.finfo(ours.weights[0].dtype).eps) * largest

@@ -1,4 +1,4 @@
-"""The demo of dense updates: a perceptron learns to read digits, and its optimizer is timed."""
+"""Demo of dense updates: a perceptron learns to classify digits, and its optimizer is timed."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,18 +33,18 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "lion": {"learning_rate": 0.0003},
     "muon": {"learning_rate": 0.01, "fallback": "adamw"},
     "soap": {"fallback": "adamw"},
-    # The posterior that SGLD samples has the gradient of the sum over all images, not the mean.
+    # SGLD samples a posterior, which needs the gradient of the sum over all images, not the mean.
     "sgld": {"learning_rate": 0.0001, "rescale_grad": TRAIN},
 }
 """Arguments that suit this task better than the optimizer's own defaults."""
 
 NETWORKS: tuple[tuple[int, ...], ...] = ((128,), (512, 512))
-"""Units of the hidden layers of the networks that are trained."""
+"""Sizes of the hidden layers of each network."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the demo is asked to do; None stands for what suits the optimizer, or all networks."""
+    """Options of the demo; None selects values suited to the optimizer, or all networks."""
 
     optimizer: str = "adam"
     learning_rate: float | None = None
@@ -61,7 +61,7 @@ class Options:
 
 
 class Race(Trainer):
-    """A trainer whose steps are timed, and done by others too, on copies of the weights."""
+    """A trainer whose steps are timed and repeated by rivals on copies of the weights."""
 
     def __init__(
         self, model: Perceptron, opt: optimizer.Optimizer, rivals: Mapping[str, Rival], comm: Any
@@ -72,7 +72,7 @@ class Race(Trainer):
         self.rivals = {name: rival(opt, model.weights) for name, rival in rivals.items()}
 
     def step(self, batch_size: float = 1, ignore_stale_grad: bool = False) -> None:
-        """Do the step in all ways."""
+        """Do the step with fastopt and all rivals."""
         if not self.rivals:
             self.ours.step(batch_size)
             return
@@ -83,7 +83,7 @@ class Race(Trainer):
 
 
 class Task:
-    """A network that is trained, and what came of it."""
+    """A network to train, with the results."""
 
     def __init__(
         self,
@@ -101,20 +101,20 @@ class Task:
         self.race = Race(self.model, _optimizer(options), rivals, team.comm)
 
     def first_step(self) -> float:
-        """Seconds of a step on copies."""
+        """Do a step on copies and return its seconds."""
         trial, size = deepcopy(self.model), self.options.batch_size
         trial.backward(self.images[:size], self.digits[:size])
         trainer = Trainer(trial.params, _optimizer(self.options), comm=self.team.comm)
         return common.first_step(Runner(trainer.step, trial.weights), size)
 
     def epoch(self) -> tuple[int, Iterator[float]]:
-        """Number of steps of an epoch, and the loss of each when it is done."""
+        """Start an epoch: return the number of steps and an iterator over their losses."""
         chunks = common.chunks(self.rng.permutation(TRAIN), self.options.batch_size)
         batches = [(self.images[c], self.digits[c]) for c in chunks]
         return len(chunks), train(self.model, self.race, batches, self.team)
 
     def train(self, bar: Any, trainings: int) -> None:
-        """Do all epochs."""
+        """Train for all epochs and compute the test accuracy."""
         epochs = self.options.epochs
         self.training = common.train(epochs, self.epoch, bar, self.name, trainings)
         self.accuracy = self.model.accuracy(self.images[TRAIN:], self.digits[TRAIN:])
@@ -122,14 +122,12 @@ class Task:
 
 @np.errstate(all="ignore")
 def run(options: Options) -> float:
-    """Train the networks, print what was measured, and return the accuracy of the first.
-
-    It is the share of test images whose digit has the highest score.
+    """Train the networks, print the measurements, and return the test accuracy of the first one.
 
     Raises
     ------
     Refused
-        An option does not fit, or a package is missing.
+        An option is invalid, or a package is missing.
     """
     name, team = options.optimizer.lower(), Team.of(options.mpi)
     opt = _optimizer(options)
@@ -140,7 +138,7 @@ def run(options: Options) -> float:
     networks = [options.hidden] if options.hidden else NETWORKS
     others = {} if _unrivaled(options) else rivals(name, torch=options.plot is not None)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* weights without masters")  # they were asked for
+        warnings.filterwarnings("ignore", ".* weights without masters")  # --no-master
         tasks = [Task(options, hidden, datasets, others, team) for hidden in networks]
         seconds = sum(task.first_step() for task in tasks)
         print(common.heading(name, opt, options))
@@ -160,7 +158,7 @@ def run(options: Options) -> float:
 
 
 def _optimizer(options: Options) -> optimizer.Optimizer:
-    """Make the optimizer that the options ask for, if they fit together."""
+    """Create the optimizer, after checking that the options are compatible."""
     name, half = options.optimizer.lower(), options.dtype in HALVES
     if options.batch_size > TRAIN:
         raise Refused(f"--batch-size is at most {TRAIN}, the number of images to train")
@@ -176,7 +174,7 @@ def _optimizer(options: Options) -> optimizer.Optimizer:
 
 
 def _images(datasets: Any, rng: np.random.Generator, dtype: str) -> tuple[Array, Array]:
-    """Images as rows of numbers from 0 to 1, and their digits, in random order."""
+    """Return images as rows of values from 0 to 1, and their digits, in random order."""
     images, digits = datasets.load_digits(return_X_y=True)
     order = rng.permutation(len(digits))
     wide = "float64" if dtype == "float64" else "float32"
@@ -203,7 +201,7 @@ def _shared(ranks: int) -> str:
 
 
 def _unrivaled(options: Options) -> str:
-    """Why fastopt is not compared; empty if it is."""
+    """Return why fastopt is not compared with NumPy; empty if it is."""
     name = options.optimizer.lower()
     if options.dtype in HALVES:
         return f"NumPy would round every intermediate result to {options.dtype}"
@@ -213,7 +211,7 @@ def _unrivaled(options: Options) -> str:
 
 
 def _report(name: str, options: Options, tasks: Sequence[Task]) -> None:
-    """Print what was shown, what came of each network, and how the times compare."""
+    """Print the results of each network and the comparison of times."""
     names = list(tasks[0].race.rivals)
     many = f"{len(tasks)} networks" if len(tasks) > 1 else "a network"
     if names:
@@ -235,7 +233,7 @@ def _report(name: str, options: Options, tasks: Sequence[Task]) -> None:
 
 
 def _line(task: Task) -> list[str]:
-    """Cells of a network in the table."""
+    """Return the table cells of a network."""
     runners = task.race.ours, *task.race.rivals.values()
     return [
         task.name,
@@ -247,7 +245,7 @@ def _line(task: Task) -> list[str]:
 
 
 def _conclusion(tasks: Sequence[Task]) -> str:
-    """How fastopt compares with NumPy, in a line."""
+    """Summarize the comparison with NumPy."""
     words = [
         common.faster(median(task.race.ours.seconds), median(task.race.rivals[NUMPY].seconds))
         for task in tasks
@@ -262,7 +260,7 @@ def _conclusion(tasks: Sequence[Task]) -> str:
 
 
 def _draw(task: Task, name: str, path: Path) -> None:
-    """Draw the loss over the time of gradients and updates, for each way to update."""
+    """Plot the loss over the time of gradients and updates, for each implementation."""
     runners = {"fastopt": task.race.ours, **task.race.rivals}
     gradients = task.training.others(runners.values())
     times = {way: np.cumsum(gradients + runner.seconds) for way, runner in runners.items()}

@@ -1,4 +1,4 @@
-"""The demo of row-sparse updates: words get vectors, and lazy updates race dense ones."""
+"""Demo of row-sparse updates: word vectors, with lazy updates compared to dense ones."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -32,17 +32,17 @@ WORDS = (
 )  # fmt: skip
 
 RATES = {"adagrad": 0.1, "groupadagrad": 0.1, "adam": 0.002, "sgd": 0.05, "ccsgd": 0.05}
-"""Learning rates that suit this task better than the optimizer's own default."""
+"""Learning rates that suit this task better than the optimizers' defaults."""
 
 EXACT = ("adagrad", "groupadagrad", "sgd", "ccsgd")
-"""Optimizers that leave a row alone if its gradient is zero, as lazy updates do."""
+"""Optimizers whose dense updates leave rows with zero gradient unchanged, like lazy ones."""
 
 Epoch = tuple[int, Iterator[tuple[float, list[RowSparse]]]]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the demo is asked to do; None stands for what suits the optimizer."""
+    """Options of the demo; None selects values suited to the optimizer."""
 
     optimizer: str = "adagrad"
     learning_rate: float | None = None
@@ -56,12 +56,12 @@ class Options:
 
 @dataclass
 class Dense(Runner):
-    """Updates with dense gradients; the seconds that it takes to make these are kept apart."""
+    """Updates with dense gradients; the time to create the gradients is measured separately."""
 
     making: list[float] = field(default_factory=list)
 
     def step(self, given: Sequence[RowSparse]) -> None:
-        """Update every weight by its gradient."""
+        """Convert the gradients to dense ones and update all weights."""
         begin = perf_counter()
         dense = [gradient.to_dense() for gradient in given]
         self.making.append(perf_counter() - begin)
@@ -70,12 +70,12 @@ class Dense(Runner):
 
 @np.errstate(all="ignore")
 def run(options: Options) -> float:
-    """Train the vectors, print what was measured, and return the mean loss of the last epoch.
+    """Train the vectors, print the measurements, and return the mean loss of the last epoch.
 
     Raises
     ------
     Refused
-        An option does not fit, or a package is missing.
+        An option is invalid, or a package is missing.
     """
     if options.dtype in HALVES:
         raise Refused("--task embeddings takes --dtype float32 or float64")
@@ -124,7 +124,7 @@ def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
 
 
 def _corpus(path: Path | None) -> Corpus:
-    """Words of a file, or of the reference pages that Python's ``help`` shows."""
+    """Read the words of a file, or of the reference pages of Python's ``help``."""
     try:
         if path is None:
             from pydoc_data.topics import topics
@@ -146,14 +146,14 @@ def _corpus(path: Path | None) -> Corpus:
 def _epoch(
     corpus: Corpus, model: SkipGram, rng: np.random.Generator, size: int, most: int | None = None
 ) -> Epoch:
-    """Number of batches, up to `most`, and the loss and gradients of each."""
+    """Return the number of batches, at most `most`, and their losses and gradients."""
     batches = common.chunks(corpus.pairs(rng, WINDOW, THRESHOLD), size)[:most]
     return len(batches), (model.backward(batch, NEGATIVES, rng) for batch in batches)
 
 
 @dataclass
 class Race:
-    """Updates of one table's rows, row-sparse and dense, and how many rows a step has."""
+    """Comparison of row-sparse and dense updates of a table, with the number of rows per step."""
 
     rows: int
     indices: int
@@ -166,8 +166,8 @@ class Race:
 def _race(opt: optimizer.Optimizer, model: SkipGram, epoch: Callable[[], Epoch], bar: Any) -> Race:
     """Train with row-sparse and with dense gradients in turn.
 
-    Both run on one thread: where other processes are busy, the dense update would mostly wait for
-    its second thread.
+    Both run on one thread: on a busy machine, the dense update would mostly wait for its second
+    thread.
     """
     _, gradients = next(epoch()[1])
     whole = [gradient.to_dense() for gradient in gradients]
@@ -192,7 +192,7 @@ def _race(opt: optimizer.Optimizer, model: SkipGram, epoch: Callable[[], Epoch],
 
 
 def _report(name: str, races: Sequence[Race]) -> None:
-    """Print how row-sparse updates compare with dense ones."""
+    """Print the comparison of row-sparse with dense updates."""
     print(
         f"\nfastopt updated two tables by row-sparse gradients: {races[0].indices} row indices per "
         f"step, {races[0].unique} unique;\ncopies of the tables were updated by the same gradients "
@@ -215,13 +215,13 @@ def _report(name: str, races: Sequence[Race]) -> None:
 
 
 def _line(race: Race) -> list[str]:
-    """Cells of a race in the table."""
+    """Return the table cells of a comparison."""
     times = race.lazy.seconds, race.dense.seconds, race.dense.making
     return [f"{race.rows:,}", *(duration(median(seconds)) for seconds in times)]
 
 
 def _draw(race: Race, name: str, path: Path) -> None:
-    """Draw the loss over the time of gradients and updates, row-sparse and dense."""
+    """Plot the loss over the time of gradients and updates, row-sparse and dense."""
     making = np.array(race.dense.making)
     gradients = race.training.others([race.lazy, race.dense]) - making
     times = {
@@ -236,7 +236,7 @@ def _draw(race: Race, name: str, path: Path) -> None:
 
 
 def _show(corpus: Corpus, vectors: Array) -> None:
-    """Print the neighbours of some words, among the words that are common in the text."""
+    """Print the nearest neighbours of some words, among the most common words of the text."""
     known = corpus.words[:COMMON]
     longer = [word for word in known if len(word) > 4]
     print(f"nearest of the {len(known)} commonest words, with the cosine of their vectors:")

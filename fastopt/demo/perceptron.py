@@ -1,4 +1,4 @@
-"""The network of the digits demo: NumPy computes it, a Trainer updates its parameters."""
+"""Network of the digits demo, computed in NumPy and updated by a Trainer."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -18,8 +18,8 @@ __all__ = ["Layer", "Perceptron", "train"]
 class Layer:
     """A fully connected layer.
 
-    Images have float32 numbers also where weights have 16 bits, so that NumPy widens the weights
-    and computes in float32; ``add_grad`` rounds gradients to the weights' dtype.
+    Images are float32 even if weights are half-precision, so that NumPy computes in float32;
+    ``add_grad`` rounds gradients to the weights' dtype.
     """
 
     def __init__(self, name: str, inputs: int, outputs: int) -> None:
@@ -28,13 +28,13 @@ class Layer:
             self.bias = get_parameter("bias", outputs, initializer="zeros")
 
     def forward(self, x: Array) -> Array:
-        """Outputs for each row of `x`."""
+        """Return the outputs for each row of `x`."""
         self.x = x
         y: Array = x @ self.weight.data().T + self.bias.data()
         return y
 
     def backward(self, grad: Array) -> Array:
-        """Add to the gradients, given that of the outputs, and return that of the inputs."""
+        """Accumulate weight gradients from the output gradient; return the input gradient."""
         self.weight.add_grad(grad.T @ self.x)
         self.bias.add_grad(grad.sum(axis=0))
         back: Array = grad @ self.weight.data()
@@ -42,16 +42,16 @@ class Layer:
 
 
 class Perceptron:
-    """Hidden layers of rectified units, then a softmax over the ten digits.
+    """Hidden ReLU layers, then a softmax over the ten digits.
 
     Parameters
     ----------
     dtype : str
-        Of weights and gradients.
+        Dtype of weights and gradients.
     rng : numpy.random.Generator
-        Draws the first weights.
+        Draws the initial weights.
     hidden : sequence of int
-        Units of the hidden layers. Default one layer of 128.
+        Sizes of the hidden layers. Default: one layer of 128 units.
 
     Examples
     --------
@@ -82,18 +82,18 @@ class Perceptron:
 
     @property
     def weights(self) -> list[Array]:
-        """The arrays of the parameters."""
+        """Arrays of the parameters."""
         return [parameter.data() for parameter in self.params.values()]
 
     def forward(self, images: Array) -> Array:
-        """Scores of the digits."""
+        """Return the scores of the digits."""
         *hidden, output = self.layers
         for layer in hidden:
             images = np.maximum(layer.forward(images), 0)
         return output.forward(images)
 
     def backward(self, images: Array, digits: Array) -> float:
-        """Add the gradients of the cross-entropy, summed over a batch, and return its mean."""
+        """Accumulate gradients of the summed cross-entropy of a batch; return its mean."""
         scores = self.forward(images)
         scores -= scores.max(axis=1, keepdims=True)
         log_likelihood = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
@@ -101,12 +101,12 @@ class Perceptron:
         grad = np.exp(log_likelihood)
         grad[rows, digits] -= 1
         for layer in reversed(self.layers[1:]):
-            grad = layer.backward(grad) * (layer.x > 0)  # its inputs are outputs of rectified units
+            grad = layer.backward(grad) * (layer.x > 0)  # derivative of the ReLU before the layer
         self.layers[0].backward(grad)
         return -float(log_likelihood[rows, digits].mean())
 
     def accuracy(self, images: Array, digits: Array) -> float:
-        """Share of the images whose digit has the highest score."""
+        """Return the share of images whose digit has the highest score."""
         return float((self.forward(images).argmax(axis=1) == digits).mean())
 
 
@@ -118,7 +118,7 @@ def train(
 ) -> Iterator[float]:
     """Do a step with each batch of images and digits, and yield its loss.
 
-    The ranks of a team share each batch out among them.
+    Each batch is split among the ranks of a team.
     """
     team = team or Team()
     for images, digits in batches:

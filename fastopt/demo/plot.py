@@ -1,4 +1,4 @@
-"""Plots that can be read on light and on dark backgrounds, written to files."""
+"""Plots for light and dark backgrounds, written to files."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +16,16 @@ __all__ = ["COLORS", "GRAY", "axes", "check", "race"]
 
 GRAY = "#808080"
 COLORS = ("#3b8ed0", "#e07b39", "#3aa76d", "#c65fa8", "#c39a1c", "#8078e0", "#d9534f", "#2aa5a0")
-"""Colors as bright as the gray of the text, which both backgrounds set off."""
+"""Colors as bright as the gray of the text, with contrast on both backgrounds."""
 
 
 def check(path: Path) -> None:
-    """See that a plot can be written to `path`, before there is anything to draw.
+    """Check that a plot can be written to `path`, before anything is measured.
 
     Raises
     ------
     Refused
-        matplotlib is missing, knows no such format, or the file cannot be written.
+        matplotlib is missing, does not support the format, or the file cannot be written.
     """
     (backend,) = need("matplotlib.backend_bases")
     formats = backend.FigureCanvasBase.get_supported_filetypes()
@@ -43,7 +43,7 @@ def check(path: Path) -> None:
 
 @contextmanager
 def axes(path: Path, width: float, height: float) -> Iterator[Any]:
-    """Axes of a figure of so many inches, which is written to `path` afterwards.
+    """Yield the axes of a figure of this size in inches, and write it to `path` afterwards.
 
     Raises
     ------
@@ -73,9 +73,9 @@ def race(
     label: str,
     path: Path,
 ) -> None:
-    """Draw the means of `losses` over the time at their ends, and state how the times compare.
+    """Plot the mean of each part of `losses` over the time at its end, and compare the times.
 
-    The losses are the same for every name; `times` are the seconds until each step was done. The
+    The losses are the same for all names; `times` are the cumulative seconds after each step. The
     first name is emphasized, and the others are compared with it.
     """
     from matplotlib.ticker import LogLocator, NullFormatter

@@ -1,4 +1,4 @@
-"""The demo of embedding tables: what users chose ranks what they will choose, by ids of 64 bits."""
+"""Demo of embedding tables with 64-bit ids: recommend items from past choices of users."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ __all__ = ["RATES", "Choices", "Model", "Options", "recall", "run"]
 USERS, ITEMS, TASTES, CHOSEN, HELD, SIZE, TOP = 3000, 1500, 6, 30, 3, 32, 10
 SHARPNESS, POPULARITY = 2.0, 0.7
 RATES = {"adagrad": 0.1, "groupadagrad": 0.1, "adam": 0.005, "sgd": 0.1, "ccsgd": 0.1}
-"""Learning rates that suit this task better than the optimizer's own default."""
+"""Learning rates that suit this task better than the optimizers' defaults."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the demo is asked to do; None stands for what suits the optimizer."""
+    """Options of the demo; None selects values suited to the optimizer."""
 
     optimizer: str = "adagrad"
     learning_rate: float | None = None
@@ -42,11 +42,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Choices:
-    """What users chose, by a known model.
+    """Choices of users, drawn from a known model.
 
-    User `u` and item `i` have tastes, and `u` chooses items without repetition with odds that grow
-    with ``exp(SHARPNESS * cosine(u, i)) * popularity(i)``. ``chosen[u]`` are its items, of which
-    the last HELD are not shown in training. ``scores`` are the logarithms of the odds.
+    User `u` and item `i` have taste vectors, and `u` chooses items without repetition with odds
+    that grow with ``exp(SHARPNESS * cosine(u, i)) * popularity(i)``. ``chosen[u]`` are its items,
+    of which the last HELD are held out from training. ``scores`` are the logarithms of the odds.
     """
 
     users: Array
@@ -61,14 +61,15 @@ class Choices:
         of_users, of_items = (t / np.linalg.norm(t, axis=1, keepdims=True) for t in tastes)
         popularity = -POPULARITY * np.log1p(rng.permutation(items))
         scores = 2 * SHARPNESS * of_users @ of_items.T + popularity
-        keys = scores + rng.gumbel(size=scores.shape)  # the largest are a draw without repetition
+        # Gumbel top-k: the largest keys are a draw without repetition
+        keys = scores + rng.gumbel(size=scores.shape)
         chosen = np.argsort(-keys, axis=1, kind="stable")[:, :CHOSEN]
         chosen = rng.permuted(chosen, axis=1)
         return cls(_hashes("user", users), _hashes("item", items), chosen, scores)
 
     @property
     def seen(self) -> Array:
-        """Items of each user that are shown in training."""
+        """Items of each user that are used in training."""
         return self.chosen[:, :-HELD]
 
     @property
@@ -78,14 +79,14 @@ class Choices:
 
 
 def _hashes(kind: str, count: int) -> Array:
-    """Ids of 64 bits, as hashes of names give them."""
+    """Return 64-bit ids, hashes of names."""
     names = (f"{kind} {number}".encode() for number in range(count))
     digests = b"".join(blake2b(name, digest_size=8).digest() for name in names)
     return np.frombuffer(digests, np.uint64)
 
 
 def recall(choices: Choices, scores: Array) -> float:
-    """Share of held-out choices among the TOP items with the highest scores, without known ones."""
+    """Return the share of held-out choices among the TOP unseen items with the highest scores."""
     scores = np.array(np.broadcast_to(scores, choices.scores.shape), np.float64)
     np.put_along_axis(scores, choices.seen, -np.inf, axis=1)
     best = np.argpartition(-scores, TOP, axis=1)[:, :TOP]
@@ -94,10 +95,10 @@ def recall(choices: Choices, scores: Array) -> float:
 
 
 class Model:
-    """Vectors of users and items, whose product is higher for items that a user chose.
+    """Vectors of users and items, with a larger product for items that the user chose.
 
-    Bayesian personalized ranking: an item that was chosen, `i`, and one that was drawn at random,
-    `j`, cost ``-log(sigmoid(u (v_i - v_j)))`` (Rendle et al. 2009, arXiv:1205.2618).
+    Bayesian personalized ranking: for an item `i` that was chosen and an item `j` drawn at random,
+    the loss is ``-log(sigmoid(u (v_i - v_j)))`` (Rendle et al. 2009, arXiv:1205.2618).
     """
 
     def __init__(self, opt: Optimizer, dtype: str, seed: int) -> None:
@@ -129,7 +130,7 @@ class Model:
         return float(np.logaddexp(0, -score).mean())
 
     def scores(self, choices: Choices) -> Array:
-        """Score of each item for each user; ids that never appeared have vectors of zeros."""
+        """Return the score of each item for each user; ids not seen yet have zero vectors."""
         ids = {"users": choices.users, "items": choices.items}
         u, v = fastopt.table.lookup(self.tables, ids, create=False).values()
         products: Array = u @ v.T
@@ -138,12 +139,12 @@ class Model:
 
 @np.errstate(all="ignore")
 def run(options: Options) -> float:
-    """Train the vectors, print what was measured, and return the recall.
+    """Train the vectors, print the measurements, and return the recall.
 
     Raises
     ------
     Refused
-        An option does not fit, or a package is missing.
+        An option is invalid, or a package is missing.
     """
     if options.dtype in HALVES:
         raise Refused("--task recommend takes --dtype float32 or float64")
@@ -188,7 +189,10 @@ def run(options: Options) -> float:
 def _epoch(
     choices: Choices, model: Model, rng: np.random.Generator, size: int, recalls: list[float]
 ) -> tuple[int, Iterator[float]]:
-    """Number of batches, and the loss of each, which is an update; its recall comes at the end."""
+    """Return the number of batches and an iterator that updates and yields the loss of each.
+
+    The recall is appended to `recalls` at the end of the epoch.
+    """
     users, items = np.indices(choices.seen.shape)[0].reshape(-1), choices.seen.reshape(-1)
     batches = common.chunks(rng.permutation(len(users)), size)
 
@@ -204,7 +208,7 @@ def _epoch(
 
 
 def _report(model: Model, training: common.Training, chosen: int) -> None:
-    """Print how fast the tables were."""
+    """Print the throughput of the tables."""
     calls = np.array(model.seconds)
     rows = 3 * chosen / calls.sum()
     print(
@@ -216,7 +220,7 @@ def _report(model: Model, training: common.Training, chosen: int) -> None:
 def _draw(
     recalls: Sequence[float], known: Sequence[tuple[str, float]], name: str, path: Path
 ) -> None:
-    """Draw the recall after each epoch, between what it is compared with."""
+    """Plot the recall after each epoch, with the references."""
     with plot.axes(path, 7, 4.2) as axes:
         epochs = range(1, len(recalls) + 1)
         axes.plot(epochs, recalls, "o-", color=plot.COLORS[0], linewidth=2.8, label=name)

@@ -1,4 +1,4 @@
-"""Other ways to do the update of an optimizer, on one thread: the demo compares with them."""
+"""Other implementations of an update, on one thread, with which the demo compares fastopt."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ __all__ = ["NUMPY", "TORCH", "Rival", "rivals"]
 NUMPY, TORCH = "plain NumPy", "torch fused"
 
 Rival = Callable[[optimizer.Optimizer, Sequence[Array]], Runner]
-"""Makes what updates copies of weights as an optimizer does."""
+"""Creates a runner that updates copies of weights with the same rule as an optimizer."""
 
 
 def rivals(name: str, torch: bool) -> dict[str, Rival]:
-    """Ways to do the update of the optimizer of this name; torch's if asked for and installed."""
+    """Return implementations of an optimizer by name, with `torch` also torch's if installed."""
     found: dict[str, Rival] = {}
     if name in plain.UPDATES:
         found[NUMPY] = _numpy
@@ -50,7 +50,7 @@ def _torch(opt: optimizer.Optimizer, weights: Sequence[Array]) -> Runner:
     import torch
 
     copies = [weight.copy() for weight in weights]
-    tensors = [torch.from_numpy(copy).requires_grad_() for copy in copies]  # of the same memory
+    tensors = [torch.from_numpy(copy).requires_grad_() for copy in copies]  # share memory
     made = TORCH_OPTIMIZERS[type(opt).__name__.lower()](torch, tensors, opt)
 
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Skip-gram embeddings in plain NumPy: a text's words, their pairs, and a loss of two tables."""
+"""Skip-gram word vectors in plain NumPy: vocabulary, pairs of words, loss and gradients."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ WORD = re.compile(r"[^\W\d_]{2,}")
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as numbers: word `i` is ``words[i]`` and occurs ``counts[i]`` times."""
+    """A text as word indices: word `i` is ``words[i]`` and occurs ``counts[i]`` times."""
 
     words: list[str]
     counts: Array
@@ -25,7 +25,7 @@ class Corpus:
 
     @classmethod
     def of(cls, text: str, least: int) -> "Corpus":
-        """Read the words of two letters or more that occur at least `least` times."""
+        """Read a text, keeping words of two letters or more that occur at least `least` times."""
         tokens = WORD.findall(text.lower())
         counts = {word: n for word, n in Counter(tokens).most_common() if n >= least}
         numbers = {word: number for number, word in enumerate(counts)}
@@ -33,10 +33,10 @@ class Corpus:
         return cls(list(counts), np.array([*counts.values()], int), np.array(known, int))
 
     def pairs(self, rng: np.random.Generator, window: int, threshold: float) -> Array:
-        """Words and words near them, in random order, in an array of two columns.
+        """Return pairs of words and words near them, in random order, as an array of two columns.
 
-        A word of which the text consists by more than `threshold` is left out at random, and each
-        word sees up to `window` words to either side (Mikolov et al. 2013, arXiv:1310.4546).
+        Words whose frequency exceeds `threshold` are dropped at random, and each word is paired
+        with up to `window` words on either side (Mikolov et al. 2013, arXiv:1310.4546).
         """
         excess = self.counts / (threshold * self.counts.sum())
         chance = (np.sqrt(excess) + 1) / excess
@@ -51,10 +51,10 @@ class Corpus:
 
 
 class SkipGram:
-    """Vectors of words, trained so that they tell a word's neighbours from words drawn at random.
+    """Word vectors trained to distinguish a word's neighbours from words drawn at random.
 
-    A pair of a word with vector `v` and a neighbour, with vector `u` in a second table, costs
-    ``-log(sigmoid(u v))``, and each word drawn at random costs ``-log(sigmoid(-u v))``.
+    The loss of a word with vector `v` and a neighbour with vector `u`, in a second table, is
+    ``-log(sigmoid(u v))``; the loss of each word drawn at random is ``-log(sigmoid(-u v))``.
     """
 
     def __init__(self, rng: np.random.Generator, corpus: Corpus, size: int, dtype: str) -> None:
@@ -65,7 +65,7 @@ class SkipGram:
         self.cumulative = share / share[-1]
 
     def padded(self, height: int) -> "SkipGram":
-        """Return a copy with tables of `height` rows; no word has one of those that are added."""
+        """Return a copy whose tables are padded to `height` rows, which no word uses."""
         other = copy(self)
         other.weights = [np.pad(w, ((0, height - len(w)), (0, 0))) for w in self.weights]
         return other
@@ -73,14 +73,14 @@ class SkipGram:
     def backward(
         self, pairs: Array, negatives: int, rng: np.random.Generator
     ) -> tuple[float, list[RowSparse]]:
-        """Mean loss of the pairs, and the gradient of their sum with respect to each table."""
+        """Return the mean loss of the pairs, and the gradient of the summed loss by table."""
         vectors, contexts = self.weights
         words, neighbours = pairs.T
         drawn = np.searchsorted(self.cumulative, rng.random((len(pairs), negatives)))
         others = np.column_stack([neighbours, drawn])
         v, u = vectors[words], contexts[others]
         scores = (u @ v[:, :, np.newaxis])[:, :, 0]
-        scores[:, 0] *= -1  # the neighbour is to have a high score, all others a low one
+        scores[:, 0] *= -1  # column 0 is the neighbour, which should have a high score
         loss = float(np.logaddexp(0, scores).sum()) / len(pairs)
         slope = 1 / (1 + np.exp(-scores))
         slope[:, 0] *= -1
@@ -93,7 +93,7 @@ class SkipGram:
 
 
 def nearest(vectors: Array, word: int, number: int) -> tuple[Array, Array]:
-    """Rows whose vectors have the greatest cosine with that of row `word`, and the cosines."""
+    """Return the rows whose vectors have the largest cosine with row `word`, and the cosines."""
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = unit @ unit[word]
     cosines[word] = -np.inf

@@ -1,4 +1,4 @@
-"""The ranks that train a demo together, or one process alone."""
+"""MPI ranks that train a demo together, or a single process."""
 
 import os
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ __all__ = ["Team"]
 
 
 class Team:
-    """Ranks that each take a part of every batch.
+    """Ranks that each process a part of every batch.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Comm, optional
-        The ranks. Default: this process alone.
+        Communicator of the ranks. Default: a single process.
 
     Examples
     --------
@@ -34,22 +34,22 @@ class Team:
 
     @classmethod
     def of(cls, mpi: bool) -> Self:
-        """All ranks of the job if there is to be one.
+        """Return the team of all ranks of the job if `mpi` is True, else of this process.
 
         Raises
         ------
         Refused
-            mpi4py or an MPI is missing.
+            mpi4py or an MPI library is missing.
         """
         return cls(common.need("fastopt.mpi", extra="mpi")[0].MPI.COMM_WORLD if mpi else None)
 
     @property
     def part(self) -> slice:
-        """Which examples of a batch are this rank's."""
+        """Slice of the examples of a batch that this rank processes."""
         return slice(self.rank, None, self.size)
 
     def mean(self, loss: float, own: int, every: int) -> float:
-        """Mean loss of a batch, of which this rank has the mean over its own examples."""
+        """Return the mean loss of a batch from each rank's mean over its own examples."""
         if self.comm is None:
             return loss
         total = np.empty(self.size)

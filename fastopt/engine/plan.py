@@ -335,8 +335,8 @@ class Plan:
                 if type(grad) is not tuple or len(grad) != self.length:
                     return False
                 (grad,) = grad
-            if not self._take_rows(table, grad):
-                return False
+            if not self._take_rows(table, grad):  # they may have to be sorted
+                return self.fits(*objects) and not self.step()
         before, largest = counts[slots], counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
         table.entry[0, DONE] = 0

@@ -1,4 +1,4 @@
-"""Weight initializers: functions of a parameter's name and array that fill the array in place."""
+"""Weight initializers: callables that fill an array in place, given its parameter's name."""
 
 from fastopt.initializer.base import Initializer as Initializer
 from fastopt.initializer.constants import Bilinear as Bilinear

@@ -1,4 +1,4 @@
-"""Arrays that are initialized: what they may be, and how fixed values get into them."""
+"""Validation of arrays to be initialized, and assignment of fixed values."""
 
 import math
 from typing import Any
@@ -12,19 +12,19 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of this dtype hold integers or floats."""
+    """Whether this is a dtype of integers or floats."""
     return dtype.kind in "iuf" or dtype.name == "bfloat16"
 
 
 def target(name: str, arr: Any) -> Array:
-    """Return `arr` as a plain array on the same memory, once it can be initialized.
+    """Validate `arr` and return it as a base-class array that shares its memory.
 
     Raises
     ------
     TypeError
         `arr` is not a NumPy array of real numbers.
     ValueError
-        It is read-only.
+        `arr` is read-only.
     """
     if not isinstance(arr, np.ndarray) or isinstance(arr, np.ma.MaskedArray):
         raise TypeError(f"{name}: arr must be a NumPy array, got {type(arr).__name__}")
@@ -36,7 +36,7 @@ def target(name: str, arr: Any) -> Array:
 
 
 def drawable(name: str, arr: Array) -> type[np.float32] | type[np.float64]:
-    """Dtype in which random numbers for `arr` are computed; TypeError if it has no floats."""
+    """Return the dtype to draw random numbers in; TypeError if `arr` is not a float array."""
     if arr.dtype.name not in FLOATS:
         raise TypeError(
             f"{name}: arr must have one of the dtypes {', '.join(FLOATS)} for random numbers, "
@@ -46,14 +46,14 @@ def drawable(name: str, arr: Array) -> type[np.float32] | type[np.float64]:
 
 
 def assign(name: str, arr: Array, values: Array, what: str) -> None:
-    """Copy `values` into `arr`, repeated where they broadcast; only precision may be lost.
+    """Copy `values` into `arr` with broadcasting; only precision may be lost.
 
     Raises
     ------
     TypeError
-        `arr` has integers, and `values` has floats or integers that are too large for it.
+        `arr` has an integer dtype, and `values` are floats or integers out of its range.
     ValueError
-        The shapes do not fit.
+        `values` does not broadcast to the shape of `arr`.
     """
     if arr.dtype.kind in "iu" and not _within(values, np.iinfo(arr.dtype)):
         raise TypeError(f"{name}: {what} ({values.dtype}) does not fit into {arr.dtype}")
@@ -67,7 +67,7 @@ def assign(name: str, arr: Array, values: Array, what: str) -> None:
 
 
 def _within(values: Array, limits: Any) -> bool:
-    """Whether `values` are integers, and within the limits of a dtype."""
+    """Whether `values` are integers within the limits of a dtype."""
     if values.dtype.kind not in "iu":
         return False
     return not values.size or bool(limits.min <= values.min() and values.max() <= limits.max)

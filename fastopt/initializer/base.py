@@ -22,26 +22,26 @@ log = logging.getLogger("fastopt.initializer")
 class Initializer:
     """Base class of all initializers: called with a name and an array, they fill the array.
 
-    The end of the name decides which hook is called. Names that end in ``weight`` get
-    :meth:`_init_weight`, which a subclass writes; ``bias`` :meth:`_init_bias` and ``beta``
-    :meth:`_init_beta`, zeros; ``gamma`` :meth:`_init_gamma`, ones; ``min`` :meth:`_init_zero`;
-    ``max`` :meth:`_init_one`; ``weight_quantize`` and ``bias_quantize``
-    :meth:`_init_quantized_weight` and :meth:`_init_quantized_bias`; others
-    :meth:`_init_default`, an error. Every hook takes the name and the array and can be overridden.
+    The ending of the name selects the hook: ``weight`` :meth:`_init_weight`, which a subclass
+    implements; ``bias`` :meth:`_init_bias` and ``beta`` :meth:`_init_beta`, zeros; ``gamma``
+    :meth:`_init_gamma`, ones; ``min`` :meth:`_init_zero`; ``max`` :meth:`_init_one`;
+    ``weight_quantize`` and ``bias_quantize`` :meth:`_init_quantized_weight` and
+    :meth:`_init_quantized_bias`; any other ending :meth:`_init_default`, which raises an error.
+    Every hook takes the name and the array and can be overridden.
 
     Parameters
     ----------
     rng : numpy.random.Generator or seed, optional
-        Where random numbers come from: a generator, which is shared and moves on, or a seed for
-        a new one. Default: the generator of :func:`seed`, or one with fresh entropy.
+        Source of random numbers: a generator, which is shared and advanced, or a seed for a new
+        one. Default: the generator set by :func:`seed`, or one with fresh entropy.
     **kwargs
-        What :meth:`dumps` tells about the initializer: arguments of the subclass by name.
+        Arguments of the subclass, as written by :meth:`dumps`.
 
     Raises
     ------
     TypeError, ValueError
-        An argument of any initializer, or the array of a call, is not what it must be; the
-        message says what that is. A failing call changes nothing in the array.
+        An argument of an initializer, or the array of a call, is invalid. A call that fails
+        leaves the array unchanged.
 
     Examples
     --------
@@ -64,7 +64,7 @@ class Initializer:
 
     @property
     def rng(self) -> np.random.Generator:
-        """The generator that all random numbers come from."""
+        """Random generator of this initializer."""
         given = self._rng or draws.seeded()
         if given is None:
             given = self._fresh = self._fresh or draws.generator(None)
@@ -79,18 +79,18 @@ class Initializer:
         ----------
         verbose : bool, default False
         print_func : callable, optional
-            Takes the array and returns what to say about it. Default: the root of its mean
-            square.
+            Takes the array and returns the text to log. Default: the root mean square of the
+            array.
 
         Returns
         -------
         Initializer
-            Itself.
+            The initializer itself.
 
         Raises
         ------
         TypeError
-            `print_func` cannot be called.
+            `print_func` is not callable.
         """
         if not (print_func is None or callable(print_func)):
             raise TypeError(f"print_func must be a function of an array, got {print_func!r}")
@@ -98,12 +98,12 @@ class Initializer:
         return self
 
     def dumps(self) -> str:
-        """Return the initializer as JSON text, which :func:`create` takes; without its `rng`.
+        """Return the initializer, without its `rng`, as JSON text for :func:`create`.
 
         Raises
         ------
         TypeError
-            An argument is neither an array nor anything that JSON knows.
+            An argument is neither an array nor JSON-serializable.
 
         Examples
         --------
@@ -123,10 +123,10 @@ class Initializer:
         Parameters
         ----------
         desc : InitDesc
-            The parameter's name. A plain string is deprecated; see the guide for what differs.
+            The parameter's name. A plain string is deprecated; see the guide for the differences.
         arr : numpy.ndarray
-            Of any shape and strides, float16, bfloat16, float32 or float64; initializers that
-            draw no random numbers also fill arrays of integers.
+            Array of any shape and strides, of float16, bfloat16, float32 or float64.
+            Initializers that draw no random numbers also fill integer arrays.
         """
         patterns = DESCRIBED
         if not isinstance(desc, InitDesc):
@@ -149,7 +149,7 @@ class Initializer:
             log.info("Initialized %s as %s: %s", desc, pattern, self._print_func(arr))
 
     def _init_own(self, own: Any, desc: InitDesc, arr: Array) -> None:
-        """Leave the array to the parameter's own initializer."""
+        """Fill the array with the parameter's own initializer."""
         if isinstance(own, (str, Initializer)):
             self._made(own)._init_weight(desc, arr)
         else:
@@ -157,7 +157,7 @@ class Initializer:
             filler(f"{desc}: attrs['__init__']", own)(InitDesc(desc, rest, desc.global_init), arr)
 
     def _made(self, init: "str | Initializer") -> "Initializer":
-        """Make an initializer from its text; it draws from this one's generator."""
+        """Create an initializer from its text; it draws from this initializer's generator."""
         if isinstance(init, Initializer):
             return init
         made: Initializer = build(init)
@@ -166,7 +166,7 @@ class Initializer:
         return made
 
     def _draw(self, desc: str, arr: Array, sampler: draws.Sampler, scale: float) -> None:
-        """Fill `arr` with random numbers of this scale."""
+        """Fill `arr` with random numbers from `sampler`, multiplied by `scale`."""
         draws.fill(arr, self.rng, sampler, drawable(desc, arr), scale)
 
     # Hooks
@@ -203,12 +203,12 @@ class Initializer:
 
 
 def _plain(value: Any) -> Any:
-    """JSON form of an array or of a NumPy number."""
+    """Convert an array or a NumPy scalar to its JSON form."""
     if not isinstance(value, (np.ndarray, np.generic)):
         raise TypeError(f"an argument cannot be written as JSON: {value!r}")
     return value.tolist()
 
 
 def root_mean_square(arr: Array) -> str:
-    """Size of the elements of an array, in words."""
+    """Format the root mean square of an array."""
     return f"{np.linalg.norm(arr.astype(np.float64)) / math.sqrt(max(arr.size, 1)):g}"

@@ -1,4 +1,4 @@
-"""Initializers of fixed values."""
+"""Initializers with fixed values."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ class One(Initializer):
 
 @register
 class Constant(Initializer):
-    """Fill weights with one number, or with those of an array.
+    """Fill weights with a number or an array.
 
     Parameters
     ----------
@@ -108,8 +108,8 @@ class Bilinear(Initializer):
     .. math:: w_{oiyx} = (1 - |y / f - c|) (1 - |x / f - c|),
         \quad f = \lceil \mathrm{width} / 2 \rceil, \quad c = \frac{2 f - 1 - f \bmod 2}{2 f}
 
-    for upsampling by :math:`f` (arXiv:1411.4038). Both axes take :math:`f` from the width, and
-    every pair of channels has the same kernel.
+    for upsampling by a factor of :math:`f` (arXiv:1411.4038). Both axes use the :math:`f` of the
+    width, and every pair of channels has the same kernel.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Initializers whose scale does not depend on the weight's shape."""
+"""Random initializers whose scale does not depend on the weight's shape."""
 
 from functools import partial
 from typing import ClassVar
@@ -75,15 +75,15 @@ class Normal(Initializer):
 @register
 @alias("truncated_normal")
 class TruncatedNormal(Initializer):
-    """Draw weights from a normal distribution with mean 0, again where they are far from it.
+    """Draw weights from a truncated normal distribution with mean 0.
 
     Parameters
     ----------
     sigma : float, 0 or more, default 0.01
-        Standard deviation of the whole distribution. What is left of it has less: 0.88 `sigma`
-        with the default `bound`.
+        Standard deviation before truncation. The truncated distribution has a smaller one:
+        0.88 `sigma` with the default `bound`.
     bound : float, 1 or more, default 2
-        No weight is further from 0 than `bound` times `sigma`.
+        Values with magnitude above ``bound * sigma`` are drawn again.
     rng
         See :class:`Initializer`, also for errors.
 
@@ -110,12 +110,12 @@ class TruncatedNormal(Initializer):
 class Orthogonal(Initializer):
     r"""Make the rows or columns of a weight orthogonal and of length `scale`.
 
-    The weight is taken for a matrix with ``len(weight)`` rows:
+    The weight is reshaped to a matrix with ``len(weight)`` rows:
 
     .. math:: w = \mathrm{scale} \cdot U \text{ or } \mathrm{scale} \cdot V^\top,
         \quad U S V^\top = \text{a random matrix}
 
-    whichever has the shape of that matrix (Saxe et al., arXiv:1312.6120).
+    whichever has the shape of the matrix (Saxe et al., arXiv:1312.6120).
 
     Parameters
     ----------

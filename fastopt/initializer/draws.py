@@ -1,4 +1,4 @@
-"""Random numbers, drawn block by block from one generator."""
+"""Random numbers, drawn in blocks from one generator."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,17 +31,17 @@ Seed = (
     | None
 )
 Sampler = Callable[[np.random.Generator, int, Any], Array]
-"""Draws a number of values of unit scale in float32 or float64."""
+"""Draws a given number of values of unit scale in float32 or float64."""
 
 BLOCK = 1 << 15
-"""Values drawn at a time: few enough to stay in cache until they are written."""
+"""Number of values per block, small enough for a block to stay in cache until it is written."""
 
 TRUNCATED_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
-"""Standard deviation of a standard normal distribution without what is beyond 2."""
+"""Standard deviation of the standard normal distribution truncated to [-2, 2]."""
 
 
 def generator(rng: Seed) -> np.random.Generator:
-    """Return `rng` if it is a generator, else a new one from that seed."""
+    """Return `rng` if it is a generator, else a new generator with this seed."""
     try:
         return np.random.default_rng(rng)
     except (TypeError, ValueError):
@@ -54,21 +54,21 @@ _seeded: np.random.Generator | None = None
 
 
 def seed(seed: Seed = None) -> None:
-    """Seed all initializers that were made without a generator or seed of their own.
+    """Seed all initializers that were created without a generator or seed.
 
-    From now on they draw from one generator, in the order of the calls, so that
-    ``Parameter.initialize()`` makes the same numbers in every run.
+    From then on they draw from one shared generator, in the order of the calls, so that
+    ``Parameter.initialize()`` gives the same values in every run.
 
     Parameters
     ----------
     seed : int, numpy.random.Generator or other seed, optional
-        What :func:`numpy.random.default_rng` takes. Default: each initializer draws from a
-        generator with fresh entropy again, as before the first call.
+        Argument of :func:`numpy.random.default_rng`. Default: each initializer draws from its own
+        generator with fresh entropy, as before the first call.
 
     Raises
     ------
     TypeError
-        `seed` is none of these.
+        `seed` is not a valid seed.
 
     Examples
     --------
@@ -88,14 +88,14 @@ def seed(seed: Seed = None) -> None:
 
 
 def seeded() -> np.random.Generator | None:
-    """The generator of all initializers without one of their own, once :func:`seed` has made it."""
+    """Return the shared generator set by :func:`seed`, or None."""
     return _seeded
 
 
 def fill(
     arr: Array, rng: np.random.Generator, sampler: Sampler, dtype: Any, scale: float = 1
 ) -> None:
-    """Write `scale` times what `sampler` draws to `arr`, in C order whatever its strides."""
+    """Fill `arr` with `scale` times values from `sampler`, in C order whatever its strides."""
     flat = arr.reshape(-1) if arr.flags.c_contiguous else arr.flat
     for start in range(0, arr.size, BLOCK):
         stop = min(start + BLOCK, arr.size)
@@ -103,18 +103,18 @@ def fill(
 
 
 def uniform(rng: np.random.Generator, count: int, dtype: Any) -> Array:
-    """Uniform numbers from -1 to 1."""
+    """Draw uniform numbers from [-1, 1)."""
     values: Array = rng.random(count, dtype)
     return 2 * values - 1
 
 
 def normal(rng: np.random.Generator, count: int, dtype: Any) -> Array:
-    """Standard normal numbers."""
+    """Draw standard normal numbers."""
     return rng.standard_normal(count, dtype)
 
 
 def truncated(rng: np.random.Generator, count: int, dtype: Any, bound: float = 2) -> Array:
-    """Standard normal numbers, drawn again where they are beyond `bound`."""
+    """Draw standard normal numbers; values with magnitude above `bound` are drawn again."""
     values = normal(rng, count, dtype)
     while (beyond := np.flatnonzero(abs(values) > bound)).size:
         values[beyond] = normal(rng, beyond.size, dtype)
@@ -122,10 +122,10 @@ def truncated(rng: np.random.Generator, count: int, dtype: Any, bound: float = 2
 
 
 def standard_truncated(rng: np.random.Generator, count: int, dtype: Any) -> Array:
-    """Truncated normal numbers, scaled to have standard deviation 1."""
+    """Draw truncated normal numbers, scaled to standard deviation 1."""
     return truncated(rng, count, dtype) / TRUNCATED_STD
 
 
 def integers(rng: np.random.Generator, count: int, dtype: Any) -> Array:
-    """Integers from -127 to 126."""
+    """Draw integers from -127 to 126."""
     return rng.integers(-127, 127, count, dtype)

@@ -1,4 +1,4 @@
-"""Initializers whose scale follows from the number of inputs and outputs of a layer."""
+"""Initializers whose scale depends on the number of inputs and outputs of a layer."""
 
 import math
 from typing import ClassVar
@@ -15,23 +15,23 @@ __all__ = ["MSRAPrelu", "Xavier"]
 
 @register
 class Xavier(Initializer):
-    r"""Draw weights at a scale that keeps that of activations and gradients.
+    r"""Draw weights at a scale that preserves the scale of activations and gradients.
 
     .. math:: s = \sqrt{\mathrm{magnitude} / n}, \quad
         n_\mathrm{in} = \mathrm{shape}_1 k, \quad n_\mathrm{out} = \mathrm{shape}_0 k, \quad
         k = \prod_{i \ge 2} \mathrm{shape}_i
 
-    uniformly from :math:`[-s, s)` or from a normal distribution with standard deviation
-    :math:`s`. Glorot and Bengio, "Understanding the difficulty of training deep feedforward
-    neural networks" (2010); their formula is the default.
+    The weights are drawn uniformly from :math:`[-s, s)`, or from a normal distribution with
+    standard deviation :math:`s`. Glorot and Bengio, "Understanding the difficulty of training deep
+    feedforward neural networks" (2010); their formula is the default.
 
     Parameters
     ----------
     rnd_type : {'uniform', 'gaussian', 'truncated'}
-        'truncated' draws a normal number again if it is further from 0 than twice the standard
-        deviation of the distribution, whose scale is such that :math:`s` is what is left of it.
+        Distribution. 'truncated' is a normal distribution truncated at twice its standard
+        deviation and scaled so that the standard deviation after truncation is :math:`s`.
     factor_type : {'avg', 'in', 'out'}
-        What :math:`n` is: the mean of the numbers of inputs and outputs, or one of them.
+        Value of :math:`n`: mean of the numbers of inputs and outputs, or one of them.
     magnitude : float, 0 or more, default 3
     rng
         See :class:`Initializer`, also for errors.
@@ -80,25 +80,25 @@ class Xavier(Initializer):
         kernel = math.prod(arr.shape[2:])
         fan_in, fan_out = arr.shape[1] * kernel, arr.shape[0] * kernel
         fans = {"avg": (fan_in + fan_out) / 2, "in": fan_in, "out": fan_out}
-        fan = max(fans[self.factor_type], 1)  # less only where there is nothing to draw
+        fan = max(fans[self.factor_type], 1)  # below 1 only for empty arrays
         scale = math.sqrt(self.magnitude / fan)
         self._draw(desc, arr, self._samplers[self.rnd_type], scale)
 
 
 @register
 class MSRAPrelu(Xavier):
-    r"""Draw normal weights at a scale for layers that end in rectifiers.
+    r"""Draw normal weights at a scale suited to layers followed by (P)ReLU activations.
 
     .. math:: w \sim N(0, \sigma^2), \quad \sigma^2 = \frac{2}{(1 + \mathrm{slope}^2) n}
 
-    with :math:`n` of :class:`Xavier` (arXiv:1502.01852).
+    with :math:`n` as in :class:`Xavier` (arXiv:1502.01852).
 
     Parameters
     ----------
     factor_type : {'avg', 'in', 'out'}
-        What :math:`n` is, see :class:`Xavier`. The paper has 'in'.
+        Value of :math:`n`, see :class:`Xavier`. The paper uses 'in'.
     slope : float, default 0.25
-        Slope of the rectifier for negative numbers, at first.
+        Initial slope of the activation for negative inputs.
     rng
         See :class:`Xavier`, also for errors.
 

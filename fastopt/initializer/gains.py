@@ -1,4 +1,4 @@
-"""LeCun's, He's and Glorot's initializers under the names that are usual for them."""
+"""LeCun, He and Glorot initializers under their usual names."""
 
 from typing import ClassVar
 
@@ -72,7 +72,7 @@ class LecunNormal(_FanNormal):
     Parameters
     ----------
     truncated : bool, default True
-        Draw again what is far from 0, see `rnd_type` of :class:`Xavier`.
+        Truncate the distribution, see `rnd_type` of :class:`Xavier`.
     rng
         See :class:`Xavier`, also for errors and :math:`n_\mathrm{in}`.
 
@@ -124,7 +124,7 @@ class HeNormal(_FanNormal):
     Parameters
     ----------
     truncated : bool, default True
-        Draw again what is far from 0, see `rnd_type` of :class:`Xavier`.
+        Truncate the distribution, see `rnd_type` of :class:`Xavier`.
     rng
         See :class:`Xavier`, also for errors and :math:`n_\mathrm{in}`.
 
@@ -146,7 +146,7 @@ class HeNormal(_FanNormal):
 class GlorotUniform(_FanUniform):
     r"""Draw weights uniformly, :math:`s = \sqrt{6 / (n_\mathrm{in} + n_\mathrm{out})}`.
 
-    They lie in :math:`[-s, s)`. Glorot and Bengio, "Understanding the difficulty of training deep
+    The range is :math:`[-s, s)`. Glorot and Bengio, "Understanding the difficulty of training deep
     feedforward neural networks" (2010).
 
     Parameters
@@ -178,7 +178,7 @@ class GlorotNormal(_FanNormal):
     Parameters
     ----------
     truncated : bool, default True
-        Draw again what is far from 0, see `rnd_type` of :class:`Xavier`.
+        Truncate the distribution, see `rnd_type` of :class:`Xavier`.
     rng
         See :class:`Xavier`, also for errors and :math:`n_\mathrm{in}`.
 

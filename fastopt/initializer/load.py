@@ -1,4 +1,4 @@
-"""Initialization with arrays from a file."""
+"""Initialization from arrays of a file."""
 
 import os
 import re
@@ -21,25 +21,26 @@ _entries: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = safetensors.dese
 
 
 class Load:
-    """Copy each array from those of a file or dictionary that have its name.
+    """Initialize arrays by copying the array of the same name from a file or dictionary.
 
     Parameters
     ----------
     param : mapping of str to array_like, or path
-        Arrays by name, or a file of them: ``.safetensors``, ``.npz``, or ``.params`` of MXNet,
-        whose row-sparse arrays come dense. The beginnings ``arg:`` and ``aux:`` of names are
-        dropped.
+        Arrays by name, or the path of a ``.safetensors`` file, a ``.npz`` file or a ``.params``
+        file of MXNet, whose row-sparse arrays are loaded as dense ones. The prefixes ``arg:`` and
+        ``aux:`` of names are dropped.
     default_init : Initializer, optional
-        Initializes arrays that are not among them: an initializer, its text or name, or a
+        Initializes arrays whose name is not in `param`: an initializer, its text or name, or a
         function of (name, array).
     verbose : bool, default False
-        Log where each array comes from, at level INFO of logger "fastopt.initializer".
+        Log the source of each array, at level INFO of logger "fastopt.initializer".
 
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be, a file is damaged or of another kind, the array of a
-        call has another shape than the one of that name, or there is none and no `default_init`.
+        An argument is invalid, a file is damaged or of an unknown format, an array to be filled
+        differs in shape from the one in `param`, or its name is not in `param` and there is no
+        `default_init`.
     OSError
         The file cannot be opened.
 
@@ -98,7 +99,7 @@ class Load:
 
 
 def _read(path: Path) -> dict[str, Array]:
-    """Arrays of a file by name."""
+    """Read the arrays of a file by name."""
     read = _READERS.get(path.suffix)
     if read is None:
         raise ValueError(f"param must be a .safetensors, .npz or .params file, got {path}")
@@ -107,12 +108,12 @@ def _read(path: Path) -> dict[str, Array]:
             return read(stream)
         except NotReal:
             raise
-        except Exception as error:  # whatever else a damaged file leads to
+        except Exception as error:  # a damaged file may raise anything
             raise ValueError(f"param must be an intact file, got {path}: {error}") from error
 
 
 class NotReal(TypeError):
-    """An intact file holds something else than real numbers."""
+    """Raised if an intact file holds anything but real numbers."""
 
 
 def _read_npz(stream: BinaryIO) -> dict[str, Array]:
@@ -128,7 +129,7 @@ def _read_safetensors(stream: BinaryIO) -> dict[str, Array]:
 
 
 def _read_params(stream: BinaryIO) -> dict[str, Array]:
-    from fastopt.checkpoint.ndarray import Allowance, list_from_bytes  # which needs optimizers
+    from fastopt.checkpoint.ndarray import Allowance, list_from_bytes  # imports optimizers
 
     data = stream.read()
     return list_from_bytes(data, Allowance.of(len(data)))
@@ -142,7 +143,7 @@ _READERS: dict[str, Callable[[BinaryIO], dict[str, Array]]] = {
 
 
 def _decoded(dtype: str, shape: list[int], data: bytes) -> Array:
-    """Array of a safetensors entry; bfloat16 becomes float32, where its bits are the upper half."""
+    """Decode a safetensors entry; bfloat16 values become the upper 16 bits of float32 values."""
     if dtype == "BF16":
         wide = np.frombuffer(data, "<u2").astype(np.uint32) << 16
         return wide.view(np.float32).reshape(shape)

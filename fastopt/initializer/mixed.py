@@ -1,4 +1,4 @@
-"""One initializer for each kind of name."""
+"""Initializers selected by name patterns."""
 
 import re
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ __all__ = ["Mixed"]
 
 
 class Mixed:
-    """Leave each array to the initializer of the first pattern that its name matches.
+    """Fill each array with the initializer of the first pattern that matches its name.
 
     A pattern must match from the first character on: ``"bias"`` does not match ``fc_bias``,
-    ``".*bias"`` does. The chosen initializer goes by the end of the name as always, so a bias
-    becomes 0 whatever it is.
+    ``".*bias"`` does. The selected initializer still applies its rules for name endings, so a
+    bias becomes 0 with any initializer.
 
     Parameters
     ----------
@@ -27,8 +27,8 @@ class Mixed:
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be, there is not one initializer for each pattern, or
-        the name of a call matches none of them.
+        An argument is invalid, the numbers of patterns and initializers differ, or the name of a
+        call matches no pattern.
 
     Examples
     --------

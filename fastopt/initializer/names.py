@@ -1,4 +1,4 @@
-"""What an initializer is called with: a parameter's name, and what its ending asks for."""
+"""Names that initializers are called with, and the hooks that their endings select."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -10,16 +10,17 @@ __all__ = ["DESCRIBED", "PLAIN", "InitDesc", "hook_of"]
 
 
 class InitDesc(str):
-    """Name of a parameter, with what is known about its initialization.
+    """Name of a parameter with attributes that control its initialization.
 
     Parameters
     ----------
     name : str
     attrs : mapping of str to object, optional
-        ``attrs["__init__"]`` is the parameter's own initializer, which goes before its name: an
-        :class:`Initializer`, its text or registered name, or another function of (name, array).
+        ``attrs["__init__"]`` is the parameter's own initializer, which takes precedence over its
+        name: an :class:`Initializer`, its text or registered name, or another function of (name,
+        array).
     global_init : Initializer, optional
-        What an initializer with parts falls back to. Default: the one that is called.
+        Fallback for the parts of a composite initializer. Default: the initializer that is called.
 
     Raises
     ------
@@ -42,7 +43,7 @@ class InitDesc(str):
     def __new__(
         cls, name: str, attrs: Mapping[str, Any] | None = None, global_init: Any = None
     ) -> "InitDesc":
-        """Make the name and keep a copy of `attrs`."""
+        """Create the name with a copy of `attrs`."""
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, got {brief(name)}")
         if not isinstance(attrs, Mapping | None):
@@ -67,7 +68,7 @@ DESCRIBED = {
     "*weight_quantize": "_init_quantized_weight",
     "*bias_quantize": "_init_quantized_bias",
 }
-"""Patterns of names, and the hooks that initialize what matches: the first match counts."""
+"""Name patterns and the hooks they select; the first match wins."""
 
 PLAIN = {
     "upsampling*": "_init_bilinear",
@@ -79,11 +80,11 @@ PLAIN = {
     "*moving_inv_var": "_init_zero",
     "*moving_avg": "_init_zero",
 }
-"""The same for names that are plain strings."""
+"""Patterns for names that are plain strings."""
 
 
 def hook_of(name: str, patterns: Mapping[str, str]) -> tuple[str, str]:
-    """Pattern that `name` matches and its hook; ``_init_default`` if there is none."""
+    """Return the first pattern that matches `name` and its hook, by default ``_init_default``."""
     for pattern, hook in patterns.items():
         if fnmatchcase(name, pattern):
             return pattern.strip("*"), hook

@@ -1,4 +1,4 @@
-"""Classes of initializers by name."""
+"""Registry of initializer classes."""
 
 import warnings
 from collections.abc import Callable
@@ -13,12 +13,12 @@ Class = TypeVar("Class", bound=type[Initializer])
 
 
 def register(klass: Class) -> Class:
-    """Register a class under its lower-case name, as a decorator.
+    """Register a class under its lower-case name; a decorator.
 
     Parameters
     ----------
     klass : type
-        Subclass of :class:`Initializer`. A class of the same name is replaced with a warning.
+        Subclass of :class:`Initializer`. Replacing a class of the same name warns.
 
     Raises
     ------
@@ -41,12 +41,12 @@ def register(klass: Class) -> Class:
 
 
 def alias(*names: str) -> Callable[[Class], Class]:
-    """Register a class under further names, as a decorator; see :func:`register`.
+    """Register a class under additional names; a decorator like :func:`register`.
 
     Parameters
     ----------
     *names : str
-        Upper and lower case do not matter.
+        Names, case-insensitive.
 
     Raises
     ------
@@ -85,22 +85,22 @@ def _enter(name: str, klass: Any) -> None:
 
 
 def create(name: str | Initializer, **kwargs: Any) -> Initializer:
-    """Make an initializer by its registered name or from its text.
+    """Create an initializer from its registered name or its text.
 
     Parameters
     ----------
     name : str or Initializer
-        Name of a registered class, in which upper and lower case do not matter, or what
-        :meth:`Initializer.dumps` returned. An initializer is returned as it is.
+        Case-insensitive name of a registered class, or the result of :meth:`Initializer.dumps`.
+        An initializer is returned unchanged.
     **kwargs
-        Arguments of the class; they go before those of the text.
+        Arguments of the class; they override those of the text.
 
     Raises
     ------
     ValueError
-        No class of that name is registered, or the text is not that of an initializer.
+        No class of that name is registered, or the text does not describe an initializer.
     TypeError
-        The class does not take an argument, or `name` has another type.
+        The class does not accept an argument, or `name` has another type.
 
     Examples
     --------

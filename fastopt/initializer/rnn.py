@@ -21,17 +21,17 @@ GATES = {
     "lstm": ("_i", "_f", "_c", "_o"),
     "gru": ("_r", "_z", "_o"),
 }
-"""Gates of each kind of layer, in the order in which they are packed."""
+"""Gates of each kind of layer, in packing order."""
 
 
 @register
 class LSTMBias(Initializer):
-    """Fill the bias of an LSTM with zeros, and that of its forget gate with `forget_bias`.
+    """Fill the bias of an LSTM with zeros, except the forget gate's with `forget_bias`.
 
-    The gates are in the order input, forget, cell, output; a fourth of the length, rounded down,
-    is one gate. Jozefowicz et al., "An Empirical Exploration of Recurrent Network Architectures"
-    (2015), recommend 1. Give it to a bias as the attribute ``__init__``: called with the name of
-    a bias it leaves zeros, as every initializer does, and warns.
+    The gates are in the order input, forget, cell, output; each has a quarter of the length,
+    rounded down. Jozefowicz et al., "An Empirical Exploration of Recurrent Network Architectures"
+    (2015), recommend 1. Set it as the attribute ``__init__`` of a bias: called directly with the
+    name of a bias it fills zeros, like every initializer, and warns.
 
     Parameters
     ----------
@@ -79,14 +79,14 @@ class LSTMBias(Initializer):
 class FusedRNN(Initializer):
     """Fill the packed weights and biases of recurrent layers, part by part; see :meth:`layout`.
 
-    Each part is initialized under its own name, so biases become 0; those of the forget gates of
-    an LSTM become `forget_bias`.
+    Each part is initialized under its own name, so biases become 0, except the biases of an
+    LSTM's forget gates, which become `forget_bias`.
 
     Parameters
     ----------
     init : Initializer, str or None
-        Initializer of the parts, its text or its name. None: the global initializer, when this
-        one is the attribute ``__init__`` of a parameter.
+        Initializer of the parts, its text or its name. None: the global initializer, which
+        requires that this one is the attribute ``__init__`` of a parameter.
     num_hidden : int
         Units of a layer in one direction.
     num_layers : int
@@ -99,8 +99,8 @@ class FusedRNN(Initializer):
     Raises
     ------
     ValueError
-        The array is not a vector of a length that such layers have for some number of inputs, or
-        `init` is None and there is no other initializer.
+        The array is not one-dimensional, its length matches no number of inputs, or `init` is
+        None and there is no global initializer.
 
     Examples
     --------
@@ -145,9 +145,9 @@ class FusedRNN(Initializer):
         )
 
     def layout(self, size: int) -> list[tuple[str, tuple[int, ...], int]]:
-        """Name, shape and first element of each part of a packed vector.
+        """Return name, shape and offset of each part of a packed vector.
 
-        All weights come before all biases. Either are ordered by layer, direction (``l`` and
+        All weights come before all biases. Both are ordered by layer, direction (``l`` and
         ``r``), source (``i2h`` from the inputs, ``h2h`` from the hidden state) and gate: ``_i``,
         ``_f``, ``_c``, ``_o`` of an LSTM, ``_r``, ``_z``, ``_o`` of a GRU.
 
@@ -159,7 +159,7 @@ class FusedRNN(Initializer):
         Raises
         ------
         ValueError
-            No number of inputs leads to this length.
+            The length matches no number of inputs.
 
         Examples
         --------
@@ -186,7 +186,7 @@ class FusedRNN(Initializer):
         return parts
 
     def _inputs(self, size: int) -> int:
-        """Number of inputs of the first layer of a packed vector."""
+        """Return the number of inputs of the first layer, from the length of the vector."""
         hidden, directions = self.num_hidden, 1 + self.bidirectional
         rows = directions * hidden * len(GATES[self.mode])
         upper = (self.num_layers - 1) * (directions * hidden + hidden + 2)
@@ -208,7 +208,7 @@ class FusedRNN(Initializer):
             layout = self.layout(arr.size)
         except ValueError as error:
             raise ValueError(f"{desc}: {error}") from None
-        packed = np.empty_like(arr)  # a part that fails leaves the array as it was
+        packed = np.empty_like(arr)  # so that an error leaves `arr` unchanged
         for name, shape, start in layout:
             part = packed[start : start + math.prod(shape)].reshape(shape)
             if self.mode == "lstm" and name.endswith("_f_bias"):

@@ -1,4 +1,4 @@
-"""Initializers from their names and texts."""
+"""Creation of initializers from their names and texts."""
 
 import inspect
 import json
@@ -10,21 +10,21 @@ from fastopt.initializer.arrays import Array
 __all__ = ["Filler", "build", "filler", "initializer_registry"]
 
 Filler = Callable[[str, Array], None]
-"""What fills an array by name: an initializer, Load, Mixed, or a function."""
+"""Callable that fills an array by name: an initializer, Load, Mixed, or a function."""
 
 initializer_registry: dict[str, type[Any]] = {}
-"""Classes by lower-case names."""
+"""Initializer classes by lower-case name."""
 
 
 def build(text: str, **kwargs: Any) -> Any:
-    """Make an initializer from its text or name; `kwargs` go before the text's arguments.
+    """Create an initializer from its text or name; `kwargs` override the text's arguments.
 
     Raises
     ------
     ValueError
-        No class of that name is registered, or the text is not that of an initializer.
+        No class of that name is registered, or the text does not describe an initializer.
     TypeError
-        The class does not take an argument.
+        The class does not accept an argument.
     """
     name = text
     if text.startswith("["):
@@ -44,7 +44,7 @@ def build(text: str, **kwargs: Any) -> Any:
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a text."""
+    """Parse a text into name and arguments."""
     try:
         name, kwargs = json.loads(text)
     except ValueError:
@@ -55,12 +55,12 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def filler(name: str, value: Any) -> Filler:
-    """Return `value` if it fills arrays, or what it is the text or name of.
+    """Return `value` if it is a callable, or the initializer whose text or name it is.
 
     Raises
     ------
     TypeError
-        It is neither.
+        `value` is a class, or neither a callable nor a string.
     """
     if isinstance(value, str):
         value = build(value)

@@ -329,9 +329,7 @@ class Updater(Resumable):
                 grad = tuple(grad)  # alive, whatever other threads do to the list meanwhile
             with optimizer.lock:
                 if plan.version == optimizer.version:
-                    if plan.quick_call((index, grad, weight)) or (
-                        plan.sparse and plan.fits(index, grad, weight) and not plan.step()
-                    ):  # rows that do not ascend have to be sorted
+                    if plan.quick_call((index, grad, weight)):
                         if self._info is not STEPPED:
                             self._info = STEPPED
                         return

@@ -1,7 +1,7 @@
-"""Parameters of models, with their gradients, and dicts of them.
+"""Model parameters with their gradients, and dicts of parameters.
 
-A :class:`Parameter` is built up in layers, each a module: its attributes, its arrays, what gives
-them other numbers, and at last its gradient and its place with a trainer.
+A :class:`Parameter` is built in layers, one module each: attributes, arrays, writing of new
+values, and finally the gradient and the link to a trainer.
 """
 
 from fastopt.parameter.collection import ParameterDict as ParameterDict

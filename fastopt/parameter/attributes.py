@@ -1,4 +1,4 @@
-"""What a parameter is apart from its numbers: name, shape, type, multipliers."""
+"""Attributes of a parameter: name, shape, dtype and multipliers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -79,17 +79,17 @@ class Attributes(metaclass=Constructor):
 
     @property
     def stype(self) -> str:
-        """How the parameter is read: ``"default"``, or ``"row_sparse"`` for by rows."""
+        """Storage type of the data: ``"default"``, or ``"row_sparse"`` if it is read by rows."""
         return self._stype
 
     @property
     def grad_stype(self) -> str:
-        """How the gradient is kept: ``"default"`` or ``"row_sparse"``."""
+        """Storage type of the gradient: ``"default"`` or ``"row_sparse"``."""
         return self._grad_stype
 
     @property
     def grad_req(self) -> str:
-        """What happens to gradients; changing it forgets the present one."""
+        """How gradients are accumulated; changing it discards the current gradient."""
         return self._grad_req
 
     @grad_req.setter
@@ -102,7 +102,7 @@ class Attributes(metaclass=Constructor):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the elements; setting it is :meth:`~fastopt.parameter.Parameter.cast`."""
+        """Dtype; setting it calls :meth:`~fastopt.parameter.Parameter.cast`."""
         return self._dtype
 
     @dtype.setter
@@ -110,18 +110,18 @@ class Attributes(metaclass=Constructor):
         self.cast(dtype)
 
     def cast(self, dtype: Any) -> None:
-        """Change the type of the parameter and of its gradient.
+        """Change the dtype of the parameter and of its gradient.
 
         Parameters
         ----------
         dtype : str or dtype
-            Of real numbers. If it is another than before the arrays are new ones. An optimizer
-            that keeps state for the parameter does not accept it after that.
+            A real dtype. If it differs from the current one, new arrays are allocated. An
+            optimizer that has state for the parameter no longer accepts it.
 
         Raises
         ------
         TypeError
-            `dtype` is none, or there is a row-sparse gradient that cannot have it. Nothing changes.
+            `dtype` is not a real dtype, or a row-sparse gradient cannot have it. Nothing changes.
 
         Examples
         --------
@@ -147,13 +147,13 @@ class Attributes(metaclass=Constructor):
     def shape(self) -> Shape | None:
         """Shape, with -1 for unknown dimensions, or None.
 
-        Unknown dimensions can be set, known ones cannot be changed. Setting the last unknown one
-        of a parameter whose initialization waits for it initializes the parameter.
+        Unknown dimensions can be set; known ones cannot be changed. Setting the last unknown
+        dimension of a parameter with deferred initialization initializes it.
 
         Raises
         ------
         ValueError
-            The new shape does not agree with the present one.
+            The new shape does not agree with the current one.
         """
         return self._shape
 
@@ -166,12 +166,12 @@ class Attributes(metaclass=Constructor):
 
     @property
     def _words(self) -> str:
-        """Begin of an error message."""
+        """Prefix of error messages."""
         return f"{type(self).__name__} {self._name!r}"
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Put the parameter's name in front of errors about what it is given."""
+        """Prefix errors about arguments with the parameter's name."""
         try:
             yield
         except (TypeError, ValueError) as error:
@@ -179,23 +179,23 @@ class Attributes(metaclass=Constructor):
             raise kind(f"{self._words}: {error}") from error
 
     def _merged(self, shape: Any) -> Shape | None:
-        """Return the present shape and a given one together."""
+        """Return the current shape merged with `shape`."""
         with self._named():
             return merged(self._shape, as_shape(shape))
 
     def _complete(self, shape: Shape | None) -> None:
-        """Take on a shape that agrees with the present one."""
+        """Set a shape that agrees with the current one."""
         self._shape = shape
 
     def _check_and_setattr(self, **given: Any) -> None:
-        """Take on a shape and an initializer where they are missing; check everything else.
+        """Set the shape and the initializer if they are missing; check all other attributes.
 
         Raises
         ------
         TypeError
             There is no such attribute.
         ValueError
-            A given attribute is not that of this parameter.
+            An attribute differs from that of this parameter.
         """
         shape = self._merged(given.pop("shape", None))
         for key, value in given.items():
@@ -214,7 +214,7 @@ ASSIGNED = {
     "grad": "call set_grad(values), or add_grad(values) for one of several uses",
     "requires_grad": "set grad_req, to 'null' for a parameter that is not trained",
 }
-"""What to do instead of an assignment that does nothing here, but does elsewhere."""
+"""Advice for assignments that work in other libraries but would have no effect here."""
 
 
 def _stype(role: str, stype: str) -> str:
@@ -228,7 +228,7 @@ def _itself(value: Any) -> Any:
 
 
 def _text(init: Any) -> Any:
-    """What two equal initializers have in common; a function is only equal to itself."""
+    """Return a comparable form of an initializer; a function is equal only to itself."""
     return create(init).dumps() if isinstance(init, (str, Initializer)) else init
 
 
@@ -243,4 +243,4 @@ COMPARED: dict[str, Callable[[Any], Any]] = {
     "stype": _itself,
     "grad_stype": _itself,
 }
-"""What must agree when a parameter is asked for once more, in a form that can be compared."""
+"""Attributes that must agree when a parameter is requested again, with comparison keys."""

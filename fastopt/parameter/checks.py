@@ -1,4 +1,4 @@
-"""Checks of what parameters are given: shapes with unknown dimensions, dtypes, devices."""
+"""Validation of parameter arguments: shapes with unknown dimensions, dtypes, devices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ UNKNOWN = -1
 
 
 def as_shape(shape: Any) -> Shape | None:
-    """Return a shape as a tuple, in which 0, -1 and None have become -1; None stays None.
+    """Return a shape as a tuple, with -1 for lengths of 0, -1 and None; None stays None.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def is_known(shape: Shape | None) -> bool:
 
 
 def merged(one: Shape | None, other: Shape | None) -> Shape | None:
-    """Return what two shapes know together; ValueError if they contradict each other."""
+    """Combine the known dimensions of two shapes; ValueError if they contradict each other."""
     if one is None or other is None:
         return other if one is None else one
     if len(one) != len(other) or any(
@@ -52,12 +52,12 @@ def merged(one: Shape | None, other: Shape | None) -> Shape | None:
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the dtype of real numbers that `dtype` stands for.
+    """Return `dtype` as a NumPy dtype of real numbers.
 
     Raises
     ------
     TypeError
-        It stands for none, or for bfloat16 where the package ml_dtypes is missing.
+        `dtype` is not a native real dtype, or it is bfloat16 and ml_dtypes is not installed.
     """
     if isinstance(dtype, str) and dtype == "bfloat16":
         try:
@@ -76,7 +76,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_array(values: Any) -> Array:
-    """Return `values` as an array in main memory; TypeError if they are no numbers or masked."""
+    """Return `values` as an array on the host; TypeError if not numeric, or masked."""
     values = host(values) if is_cuda(values) else values
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("an array without a mask is needed, got a MaskedArray")
@@ -95,11 +95,11 @@ def as_devices(device: Any) -> tuple[Device, ...]:
     Raises
     ------
     TypeError
-        `device` is not made of devices.
+        `device` is not a device or a list of devices.
     ValueError
-        There is no device or one is repeated, or one of several is a CUDA device.
+        The list is empty, repeats a device, or has a CUDA device among several.
     ImportError
-        CUDA cannot be used.
+        CUDA is not available.
     """
     if device is None:
         device = current_device()

@@ -1,4 +1,4 @@
-"""What is done to all parameters of a model: they are initialized, changed, saved and loaded."""
+"""Operations on all parameters of a model: initialize, modify, save and load."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,18 +15,18 @@ from fastopt.parameter.parameter import Parameter
 __all__ = ["ParameterDict"]
 
 LARGE = 1 << 26
-"""Numbers whose initialization takes long enough to show progress."""
+"""Number of elements from which initialization shows a progress bar."""
 
 
 class ParameterDict(Named):
-    """Parameters by their full names, in the order in which they were made.
+    """Ordered dict of parameters by full name, in order of creation.
 
     Parameters
     ----------
     prefix : str
-        Put in front of the names that :meth:`get` is given. Default ``""``.
+        Prepended to the names passed to :meth:`get`. Default ``""``.
     shared : ParameterDict, optional
-        Where :meth:`get` looks for parameters before it makes them.
+        Dict that :meth:`get` searches before it creates a parameter.
 
     Raises
     ------
@@ -45,12 +45,12 @@ class ParameterDict(Named):
     """
 
     def _unique(self) -> list[Parameter]:
-        """Return the parameters, those under several names once."""
+        """Return the parameters without duplicates."""
         return list({id(parameter): parameter for parameter in self.values()}.values())
 
     @contextmanager
     def _all_or_none(self) -> Iterator[list[Parameter]]:
-        """Give the parameters their old attributes back if the block fails."""
+        """Restore the attributes of all parameters if the block fails."""
         parameters = self._unique()
         before = [dict(vars(parameter)) for parameter in parameters]
         try:
@@ -69,24 +69,24 @@ class ParameterDict(Named):
         verbose: bool = False,
         force_reinit: bool = False,
     ) -> None:
-        """Initialize all parameters, with a progress bar if that takes long and tqdm is there.
+        """Initialize all parameters, with a progress bar for large models if tqdm is installed.
 
         Parameters
         ----------
         init : str, Initializer or callable
-            For parameters that have none of their own; it also lends its random numbers to
-            those that are given by name. Default ``"uniform"``.
+            Used for parameters without their own initializer. Initializers given by name draw
+            from its random generator. Default ``"uniform"``.
         device
             See :meth:`Parameter.initialize`.
         verbose : bool
-            Log what is initialized. Default False.
+            Log each initialized array. Default False.
         force_reinit
             See :meth:`Parameter.initialize`.
 
         Raises
         ------
         TypeError, ValueError
-            As :meth:`Parameter.initialize` does; no parameter changes then.
+            Same errors as :meth:`Parameter.initialize`; no parameter changes in that case.
         """
         init = create(init) if isinstance(init, str) else init
         if verbose and isinstance(init, Initializer):
@@ -96,12 +96,12 @@ class ParameterDict(Named):
                 parameter.initialize(None, device, init, force_reinit)
 
     def zero_grad(self) -> None:
-        """Make all gradients zero."""
+        """Set all gradients to zero."""
         for parameter in self._unique():
             parameter.zero_grad()
 
     def list_device(self) -> list[Device]:
-        """Return the devices that some parameter is on.
+        """Return all devices that hold at least one parameter.
 
         Raises
         ------
@@ -117,7 +117,7 @@ class ParameterDict(Named):
         Parameters
         ----------
         device : Device or sequence of Device, optional
-            As :meth:`Parameter.reset_device` takes it, with the same errors.
+            See :meth:`Parameter.reset_device`, also for errors.
         """
         with self._all_or_none() as parameters:
             for parameter in parameters:
@@ -131,12 +131,12 @@ class ParameterDict(Named):
         name : str
             The attribute.
         value : object
-            What it becomes.
+            New value.
 
         Raises
         ------
         TypeError, ValueError
-            Parameters have no such attribute that can be set, or it cannot have that value.
+            Parameters have no settable attribute of that name, or the value is invalid.
 
         Examples
         --------
@@ -154,19 +154,19 @@ class ParameterDict(Named):
                 setattr(parameter, name, value)
 
     def save(self, filename: files.PathLike, strip_prefix: str = "") -> None:
-        """Write all parameters to a safetensors file, which is replaced whole or not at all.
+        """Write all parameters to a safetensors file, atomically.
 
         Parameters
         ----------
         filename : str or path
             The file.
         strip_prefix : str
-            Taken off all names. Default ``""``.
+            Prefix to remove from all names. Default ``""``.
 
         Raises
         ------
         ValueError
-            A name does not begin with `strip_prefix`, or is ``"__metadata__"`` in the file.
+            A name does not start with `strip_prefix`, or is ``"__metadata__"`` in the file.
         RuntimeError
             A parameter is not initialized.
         OSError
@@ -186,30 +186,31 @@ class ParameterDict(Named):
         cast_dtype: bool = False,
         dtype_source: str = "current",
     ) -> None:
-        """Read parameters from a file; those that are not initialized are initialized by it.
+        """Load parameters from a file; uninitialized parameters are initialized from it.
 
         Parameters
         ----------
         filename : str or path
-            From :meth:`save`, or another safetensors file, or a ``.params`` file of MXNet, whose
-            row-sparse arrays come dense; the beginnings ``arg:`` and ``aux:`` of names are dropped.
+            File written by :meth:`save`, another safetensors file, or a ``.params`` file of
+            MXNet, whose row-sparse arrays are loaded as dense ones and whose name prefixes
+            ``arg:`` and ``aux:`` are dropped.
         device : Device or list of Device, optional
-            For parameters that are not initialized. Default ``cpu(0)``.
+            Device of parameters that are not initialized yet. Default ``cpu(0)``.
         allow_missing : bool
-            Leave parameters that are not in the file as they are. Default False.
+            Leave parameters that are not in the file unchanged. Default False.
         ignore_extra : bool
-            Skip arrays that are no parameters of this dict. Default False.
+            Skip arrays in the file that are not parameters of this dict. Default False.
         restore_prefix : str
-            Put in front of all names of the file. Default ``""``.
+            Prepended to all names in the file. Default ``""``.
         cast_dtype : bool
-            Let the dtypes of file and parameter differ. Default False.
+            Allow the dtypes of file and parameter to differ. Default False.
         dtype_source : {'current', 'saved'}
-            Which one stays then. Default ``'current'``.
+            Which of two different dtypes to keep. Default ``'current'``.
 
         Raises
         ------
         TypeError, ValueError
-            File and parameters do not fit together, or it is not such a file
+            File and parameters do not match, or the file format is not supported
             (:class:`~fastopt.checkpoint.CheckpointError`). No parameter changes.
         OSError
             The file cannot be read.
@@ -232,7 +233,7 @@ class ParameterDict(Named):
             call()
 
     def _names_in_file(self, prefix: str) -> dict[str, str]:
-        """Name of each parameter in a file that leaves `prefix` out."""
+        """Map parameter names to names in a file, which do not have `prefix`."""
         for name in self:
             if not name.startswith(prefix):
                 raise ValueError(f"Parameter {name!r} does not begin with {prefix!r}")
@@ -240,13 +241,13 @@ class ParameterDict(Named):
 
 
 def _may_be_set(parameter: Parameter, name: str) -> bool:
-    """Whether `name` is a public attribute, and no method or property that is only read."""
+    """Whether `name` is a public attribute, not a method or a read-only property."""
     setter = getattr(getattr(type(parameter), name, None), "fset", None)
     return not name.startswith("_") and (name in vars(parameter) or setter is not None)
 
 
 def _progress(parameters: Sequence[Parameter]) -> Iterable[Parameter]:
-    """Return the parameters, with a progress bar around them where it is worth it."""
+    """Return the parameters, wrapped in a progress bar if there are many elements."""
     if sum(math.prod(p.shape or (0,)) for p in parameters) < LARGE:
         return parameters
     try:

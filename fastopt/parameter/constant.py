@@ -1,4 +1,4 @@
-"""Numbers that belong to a model and are not trained."""
+"""Constants of a model, which are not trained."""
 
 import warnings
 from typing import Any
@@ -18,17 +18,17 @@ class Constant(Parameter):
     Parameters
     ----------
     value : array_like
-        Its numbers. What is not a NumPy array becomes float32.
+        Value of the constant. Anything but a NumPy array is converted to float32.
 
     Attributes
     ----------
     value : numpy.ndarray
-        A copy of them, which :meth:`initialize` starts from.
+        Copy of the value, which :meth:`initialize` uses.
 
     Raises
     ------
     TypeError
-        `value` is not made of real numbers.
+        `value` does not consist of real numbers.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Constant(Parameter):
 
     @property
     def grad_req(self) -> str:
-        """``'null'``; setting it to anything else warns and does nothing."""
+        """Always ``'null'``; setting it to anything else warns and has no effect."""
         return self._grad_req
 
     @grad_req.setter

@@ -1,4 +1,4 @@
-"""Old spellings: what was a context is a device."""
+"""Deprecated names: ``ctx`` for ``device``."""
 
 import warnings
 from collections.abc import Callable
@@ -12,12 +12,12 @@ R = TypeVar("R")
 
 
 def renamed(old: str, new: str) -> None:
-    """Warn the caller of the caller that a name is deprecated."""
+    """Warn that a name is deprecated; the warning points at the caller's caller."""
     warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=3)
 
 
 def ctx_is_device(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function with an argument `device` take it as ``ctx=`` too, with a warning.
+    """Accept ``ctx=`` as a deprecated alias of the argument `device`.
 
     Raises
     ------

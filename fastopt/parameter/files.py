@@ -1,4 +1,4 @@
-"""Files of named arrays: safetensors, and those of MXNet to read."""
+"""Files of named arrays: safetensors, and MXNet ``.params`` files (read-only)."""
 
 import os
 import re
@@ -22,16 +22,16 @@ PathLike = str | os.PathLike[str]
 
 
 def save(path: PathLike, arrays: Mapping[str, Array]) -> None:
-    """Write a file that holds all arrays; bfloat16 is a type of the format."""
+    """Write all arrays to a safetensors file; the format supports bfloat16."""
     if METADATA in arrays:
         raise ValueError(f"{METADATA!r} cannot name an array, the format has something else there")
-    # safetensors writes the memory of an array whatever its strides
+    # safetensors writes the memory of an array without regard to its strides
     contiguous = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in arrays.items()}
     write_atomically(path, [safetensors.numpy.save(contiguous)])
 
 
 class _OfMXNet:
-    """Arrays of a list that MXNet wrote."""
+    """Arrays of an MXNet ``.params`` file."""
 
     def __init__(self, path: PathLike, data: bytes) -> None:
         with read_from(path):
@@ -49,16 +49,17 @@ class _OfMXNet:
 
 @contextmanager
 def opened(path: PathLike) -> Iterator[Any]:
-    """Open a file for its ``keys()`` and ``get_tensor(name)``.
+    """Open a file of arrays, with methods ``keys()`` and ``get_tensor(name)``.
 
-    A file of MXNet is known by its first bytes; its names lose ``arg:`` and ``aux:``.
+    MXNet files are recognized by their first bytes; the prefixes ``arg:`` and ``aux:`` of their
+    names are dropped.
 
     Raises
     ------
     fastopt.checkpoint.CheckpointError
-        It is not such a file.
+        The file is in neither format, or damaged.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     with open(path, "rb") as stream:
         if stream.read(len(LIST_HEAD)) == LIST_HEAD:
@@ -72,5 +73,5 @@ def opened(path: PathLike) -> Iterator[Any]:
     with file:
         names = file.keys()
         if any(file.get_slice(name).get_dtype() == "BF16" for name in names):
-            as_dtype("bfloat16")  # lets NumPy know the type
+            as_dtype("bfloat16")  # registers the dtype with NumPy
         yield file

@@ -17,9 +17,9 @@ __all__ = ["Gradient"]
 
 
 class Gradient:
-    """One buffer for each device, and what has happened to each since the last step.
+    """Gradient buffers, one for each device, and which of them are fresh in the current step.
 
-    A dense buffer is one array for good, a row-sparse one is replaced by each change.
+    A dense buffer is written in place; a row-sparse buffer is replaced by each change.
     """
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], devices: int, row_sparse: bool) -> None:
@@ -28,14 +28,14 @@ class Gradient:
         self.finish()
 
     def finish(self) -> None:
-        """Begin a new step: all buffers are stale and are replaced by what comes first."""
+        """Start a new step: mark all buffers as stale; the next gradient replaces them."""
         self.fresh = [False] * len(self.buffers)
         self._written = [False] * len(self.buffers)
         self._summed = False
 
     @staticmethod
     def finish_all(gradients: "Sequence[Gradient]") -> None:
-        """Do what :meth:`finish` does, for several gradients."""
+        """Call :meth:`finish` for several gradients."""
         for gradient in gradients:
             if type(gradient) is Gradient:
                 stale = [False] * len(gradient.buffers)
@@ -44,7 +44,7 @@ class Gradient:
                 gradient.finish()
 
     def touch(self, i: int) -> Any:
-        """Return buffer `i`, which the caller may write to and which counts as fresh."""
+        """Return buffer `i` for writing and mark it as fresh."""
         self.fresh[i], self._summed = True, False
         return self.buffers[i]
 
@@ -56,13 +56,13 @@ class Gradient:
         self._store(i, grad)
 
     def add(self, i: int, given: Any, *, always: bool) -> None:
-        """Add to buffer `i`; unless `always`, the first in a step replaces it."""
+        """Add to buffer `i`; unless `always`, the first gradient of a step replaces it."""
         if not (always or self._written[i]):
             self.set(i, given)
             return
         grad = self._admitted(given)
         self.touch(i)
-        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN tell of it
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow shows as infinities and NaN
             if isinstance(grad, np.ndarray):
                 self.buffers[i] += grad
             elif self.row_sparse:
@@ -72,7 +72,7 @@ class Gradient:
                 self.buffers[i][summed.indices] += summed.values
 
     def zero(self) -> None:
-        """Make all buffers zero."""
+        """Set all buffers to zero."""
         self._summed = False
         for i, buffer in enumerate(self.buffers):
             if self.row_sparse:
@@ -81,7 +81,7 @@ class Gradient:
                 buffer.fill(0)
 
     def allreduce(self) -> None:
-        """Put the sum of the fresh buffers, in their order, into all of them; but once only."""
+        """Store the sum of the fresh buffers, in order, in all buffers; at most once per step."""
         fresh = list(compress(self.buffers, self.fresh))
         if len(self.buffers) == 1 or not fresh or self._summed:
             return
@@ -92,7 +92,7 @@ class Gradient:
         self._summed = True
 
     def cast(self, dtype: np.dtype[Any]) -> "Gradient":
-        """Return the same gradient with buffers of another type."""
+        """Return the same gradient with buffers of another dtype."""
         made = copy(self)
         made.dtype = dtype
         made.buffers = [
@@ -104,7 +104,7 @@ class Gradient:
         return made
 
     def _cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
-        """Numbers of a buffer in another type; what is too large becomes infinite."""
+        """Convert an array to another dtype; values out of range become infinite."""
         with np.errstate(over="ignore"):
             return array.astype(dtype)
 
@@ -123,16 +123,16 @@ class Gradient:
             self.buffers[i][...] = grad
 
     def _admitted(self, given: Any) -> Any:
-        """Return a gradient with this shape and dtype, in a form that the buffers take.
+        """Convert a gradient to the dtype and storage type of the buffers.
 
         Raises
         ------
         TypeError, ValueError
-            It is not made of real numbers, or has another shape.
+            `given` does not consist of real numbers, or has another shape.
         """
         if not isinstance(given, list) and is_row_sparse(given):
             rows = as_row_sparse(given, self.shape)
-            # Rows are kept until the step, when the caller's arrays may hold something else.
+            # Copy: the rows are kept until the step, and the caller may reuse its arrays.
             values = _as(self.dtype, host(rows.values), new=True)
             return RowSparse(values, host(rows.indices).copy(), self.shape)
         array = as_array(given)
@@ -143,6 +143,6 @@ class Gradient:
 
 
 def _as(dtype: np.dtype[Any], values: Array, *, new: bool = False) -> Array:
-    """Return `values` in another type of the same kind; what is too large becomes infinite."""
+    """Cast `values` to another dtype of the same kind; values out of range become infinite."""
     with np.errstate(over="ignore"):
         return values.astype(dtype, casting="same_kind", copy=new)

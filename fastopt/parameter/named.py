@@ -1,4 +1,4 @@
-"""Parameters by name: made once, completed, shared and selected."""
+"""Dict of parameters by name: creation, lookup, sharing and selection."""
 
 import re
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
@@ -25,7 +25,7 @@ class Named:
 
     @property
     def prefix(self) -> str:
-        """What the names of :meth:`get` are put behind."""
+        """Prefix of the names passed to :meth:`get`."""
         return self._prefix
 
     def __getitem__(self, name: str) -> Parameter:
@@ -41,15 +41,15 @@ class Named:
         return name in self._parameters
 
     def keys(self) -> KeysView[str]:
-        """Full names."""
+        """Return the full names."""
         return self._parameters.keys()
 
     def values(self) -> ValuesView[Parameter]:
-        """Parameters."""
+        """Return the parameters."""
         return self._parameters.values()
 
     def items(self) -> ItemsView[str, Parameter]:
-        """Pairs of full name and parameter."""
+        """Return pairs of full name and parameter."""
         return self._parameters.items()
 
     def __repr__(self) -> str:
@@ -57,20 +57,20 @@ class Named:
         return f"{type(self).__name__}({self._prefix!r}):{lines}"
 
     def get(self, name: str, **kwargs: Any) -> Parameter:
-        """Return the parameter of this name, made if neither this dict nor `shared` has it.
+        """Return the parameter of this name; create it if neither this dict nor `shared` has it.
 
         Parameters
         ----------
         name : str
             Name without the prefix.
         **kwargs
-            Arguments of :class:`Parameter`. What is given for a parameter that is there must
-            agree with it; a shape may complete its shape, `init` is taken if it has none.
+            Arguments of :class:`Parameter`. If the parameter exists, they must agree with it;
+            `shape` may complete its shape, and `init` is used if it has no initializer.
 
         Raises
         ------
         TypeError, ValueError
-            An argument is wrong, or does not agree with the parameter that is there.
+            An argument is invalid, or does not agree with the existing parameter.
         """
         full = self._full(name)
         found = self._found(full)
@@ -82,19 +82,20 @@ class Named:
         return found
 
     def get_constant(self, name: str, value: Any = None) -> Constant:
-        """Return the constant of this name, made if neither this dict nor `shared` has it.
+        """Return the constant of this name; create it if neither this dict nor `shared` has it.
 
         Parameters
         ----------
         name : str
             Name without the prefix.
         value : array_like, optional
-            Its value, which that of a constant that is there must be equal to.
+            Its value; an existing constant must have the same value.
 
         Raises
         ------
         ValueError
-            There is none and no value, or it has another value, or it is not a constant.
+            The constant does not exist and `value` is None, the existing one has another value,
+            or the existing parameter is not a constant.
         """
         full = self._full(name)
         found = self._found(full)
@@ -121,7 +122,7 @@ class Named:
         return self._parameters.get(full)
 
     def update(self, other: "Named | Mapping[str, Parameter]") -> None:
-        """Take over all parameters of another dict, under its names.
+        """Add all parameters of another dict, under the same names.
 
         Parameters
         ----------
@@ -131,9 +132,9 @@ class Named:
         Raises
         ------
         TypeError
-            `other` does not hold parameters by name.
+            `other` is not a mapping of names to parameters.
         ValueError
-            A name stands for different parameters in the two.
+            A name refers to different parameters in the two dicts.
         """
         if not isinstance(other, (Named, Mapping)):
             raise TypeError(f"other must hold Parameters by name, got {type(other).__name__}")
@@ -145,17 +146,17 @@ class Named:
         self._parameters.update(other.items())
 
     def select(self, pattern: str) -> Self:
-        """Return a dict of the same parameters, of those whose full name a pattern matches.
+        """Return a dict of the parameters whose full name matches a pattern.
 
         Parameters
         ----------
         pattern : str
-            Regular expression that the name must begin with.
+            Regular expression, matched at the start of the name.
 
         Raises
         ------
         ValueError
-            `pattern` is none.
+            `pattern` is not a regular expression.
 
         Examples
         --------

@@ -18,7 +18,7 @@ __all__ = ["DeviceGradient"]
 
 
 class DeviceGradient(Gradient):
-    """A gradient whose one buffer is where the array of the parameter is."""
+    """Gradient with one buffer, on the CUDA device of the parameter."""
 
     def __init__(self, weight: Any, row_sparse: bool) -> None:
         of = header(weight)
@@ -26,7 +26,7 @@ class DeviceGradient(Gradient):
         super().__init__(tuple(of.shape), of.dtype, 1, row_sparse)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Attributes, with buffers in main memory."""
+        """Return the attributes, with the buffers copied to the host."""
         return {**vars(self), "buffers": [self._mapped(host, each) for each in self.buffers]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -65,27 +65,27 @@ class DeviceGradient(Gradient):
         return self._own(super()._cast(host(array), dtype))
 
     def _mapped(self, function: Callable[[Any], Any], buffer: Any) -> Any:
-        """The buffer with a function applied to its arrays."""
+        """Apply a function to the arrays of a buffer."""
         if isinstance(buffer, RowSparse):
             return RowSparse(function(buffer.values), function(buffer.indices), buffer.shape)
         return function(buffer)
 
     def _own(self, array: Any) -> Any:
-        """Copy of a NumPy array on the device."""
+        """Copy a NumPy array to the device."""
         return owned(array, self.device)
 
     def _zeros(self) -> Any:
         return self._mapped(self._own, super()._zeros())
 
     def _joined(self, *grads: RowSparse) -> RowSparse:
-        """Gradient that lists the rows of several, by way of main memory."""
+        """Concatenate row-sparse gradients, on the host."""
         values = np.concatenate([host(grad.values) for grad in grads])
         indices = np.concatenate([host(grad.indices).astype(np.int64) for grad in grads])
         made: RowSparse = self._mapped(self._own, RowSparse(values, indices, self.shape))
         return made
 
     def _admitted(self, given: Any) -> Any:
-        """The gradient on the device; listed rows are copied, as they are kept until the step."""
+        """Return the gradient on the device; rows are copied, as they are kept until the step."""
         if kind_of(self.dtype) is None:
             raise TypeError(f"{self.dtype} has no gradients on a CUDA device")
         if not isinstance(given, list) and is_row_sparse(given):

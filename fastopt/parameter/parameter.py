@@ -1,4 +1,4 @@
-"""A parameter of a model: its numbers and their gradient, on one or several devices."""
+"""A model parameter: its data and gradient, on one or several devices."""
 
 import threading
 import weakref
@@ -19,52 +19,53 @@ from fastopt.sparse import RowSparse
 __all__ = ["Parameter"]
 
 MAKING = threading.Lock()
-"""Held while a gradient is made, as each device may have a thread of its own."""
+"""Held while a gradient is created, as each device may have its own thread."""
 
 
 class Parameter(Written):
-    """A weight of a model with its gradient, which a :class:`~fastopt.trainer.Trainer` updates.
+    """A model weight with its gradient, updated by a :class:`~fastopt.trainer.Trainer`.
 
-    It holds one array for each of its devices after :meth:`initialize`, and if it has a gradient
-    one more, from the first time that it is needed.
+    After :meth:`initialize` it holds one array for each device, and one gradient buffer for each
+    device from the first use of the gradient.
 
     Parameters
     ----------
     name : str
-        Name for messages, optimizers and files. Default ``"weight"``.
+        Name in messages, optimizers and files. Default ``"weight"``.
     grad_req : {'write', 'add', 'null'}
-        What :meth:`add_grad` does: ``'write'`` replaces what is left of the last step and then
-        adds, ``'add'`` always adds, until :meth:`zero_grad`; with ``'null'`` there is no gradient
-        and no update. Default ``'write'``.
+        How :meth:`add_grad` accumulates: with ``'write'`` the first gradient after a step
+        replaces the old one and later ones are added; with ``'add'`` gradients are always added,
+        until :meth:`zero_grad`; with ``'null'`` there is no gradient and no update. Default
+        ``'write'``.
     shape : int or tuple of int, optional
-        Shape, in which 0, -1 and None are unknown dimensions. Default: nothing is known.
+        Shape, in which 0, -1 and None are unknown dimensions. Default: unknown.
     dtype : str or dtype
-        Type of the elements. Default ``"float32"``.
+        Data type. Default ``"float32"``.
     lr_mult, wd_mult : float
         Multipliers of the learning rate and of the weight decay. Default 1.
     init : str, Initializer or callable, optional
-        Fills the array. Default: what :meth:`initialize` is given.
+        Fills the array. Default: the argument of :meth:`initialize`.
     allow_deferred_init : bool
-        Let :meth:`initialize` wait for unknown dimensions. Default False.
+        Let :meth:`initialize` defer initialization until the shape is known. Default False.
     differentiable : bool
-        If it is False `grad_req` stays ``'null'``. Default True.
+        If False, `grad_req` stays ``'null'``. Default True.
     stype, grad_stype : {'default', 'row_sparse'}
-        Storage of the numbers and of the gradient. The array of a row-sparse parameter is read by
+        Storage type of the data and of the gradient. A row-sparse parameter is read with
         :meth:`row_sparse_data`; a row-sparse gradient is a :class:`~fastopt.sparse.RowSparse`.
     **unknown
-        Refused: the error names them.
+        Rejected with an error that lists them.
 
     Attributes
     ----------
     lr_mult, wd_mult : float
         May be changed at any time.
     init : str, Initializer, callable or None
-        As given.
+        The argument `init`.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is not what it must be.
+        An argument is invalid.
 
     Examples
     --------
@@ -83,7 +84,7 @@ class Parameter(Written):
     # Gradient
 
     def _buffers(self) -> Gradient:
-        """Return the gradient, made at its first use."""
+        """Return the gradient; it is allocated on first use."""
         copies = self._arrays()
         if self._grad_req == "null":
             raise RuntimeError(f"{self._words} has no gradient because its grad_req is 'null'")
@@ -100,7 +101,7 @@ class Parameter(Written):
 
     @ctx_is_device
     def grad(self, device: Device | None = None) -> Any:
-        """Return the gradient on one device, which counts as written in this step.
+        """Return the gradient on one device and mark it as written in this step.
 
         Parameters
         ----------
@@ -110,13 +111,13 @@ class Parameter(Written):
         Returns
         -------
         numpy.ndarray or RowSparse
-            The array that updates read; write to it. Row-sparse gradients are replaced as a
-            whole, by :meth:`set_grad`.
+            The array that updates read; it may be written in place. Replace a row-sparse gradient
+            with :meth:`set_grad`.
 
         Raises
         ------
         DeferredInitializationError
-            Initialization waits for the shape.
+            Initialization is deferred until the shape is known.
         RuntimeError
             The parameter is not initialized, not on that device, or has no gradient.
         """
@@ -126,22 +127,22 @@ class Parameter(Written):
         raise TypeError(f"{self._words} is not an array, its data() is one")
 
     def list_grad(self) -> list[Any]:
-        """Return the gradients on all devices, as :meth:`grad` does."""
+        """Return the gradients on all devices; see :meth:`grad`."""
         gradient = self._buffers()
         return [gradient.touch(i) for i in range(len(gradient.buffers))]
 
     def add_grad(self, grad: Any, device: Device | None = None) -> None:
         """Add to the gradient of this step; nothing happens if ``grad_req`` is ``'null'``.
 
-        With ``'write'`` the first gradient after a step replaces what that left, so that the
-        uses of a shared parameter add up. With ``'add'`` gradients add up until
-        :meth:`zero_grad`.
+        With ``'write'`` the first gradient after a step replaces the old one and later ones are
+        added, so that the gradients of a shared parameter add up. With ``'add'`` gradients add up
+        until :meth:`zero_grad`.
 
         Parameters
         ----------
         grad : array_like or RowSparse
-            Of the parameter's shape; it is converted to its dtype. Row-sparse gradients may also
-            be pairs (values, indices) and scipy.sparse arrays.
+            Gradient of the parameter's shape; it is converted to the parameter's dtype.
+            Row-sparse gradients may also be pairs (values, indices) or scipy.sparse arrays.
         device : Device, optional
             Default: the only device, or the current one if there are several.
 
@@ -150,7 +151,7 @@ class Parameter(Written):
         RuntimeError
             The parameter is not initialized, or not on that device.
         TypeError, ValueError
-            `grad` has another shape, or numbers of another kind.
+            `grad` has another shape, or a dtype of another kind.
 
         Examples
         --------
@@ -168,19 +169,19 @@ class Parameter(Written):
                 self._buffers().add(self._position(device), grad, always=always)
 
     def set_grad(self, grad: Any, device: Device | None = None) -> None:
-        """Replace the gradient; see :meth:`add_grad`, whose gradients are added to it.
+        """Replace the gradient; later calls of :meth:`add_grad` add to it.
 
         Parameters
         ----------
         grad, device
-            As :meth:`add_grad` takes them, with the same errors.
+            See :meth:`add_grad`, also for errors.
         """
         if self._grad_req != "null":
             with self._named():
                 self._buffers().set(self._position(device), grad)
 
     def zero_grad(self) -> None:
-        """Make the gradient zero on all devices, if there is one."""
+        """Set the gradient to zero on all devices, if it exists."""
         if self._gradient is not None:
             self._gradient.zero()
 
@@ -192,19 +193,19 @@ class Parameter(Written):
         Parameters
         ----------
         row_id : numpy.ndarray of int
-            Numbers of the rows; each is returned once, in increasing order.
+            Row indices; each row is returned once, in increasing order.
 
         Returns
         -------
         RowSparse
-            A copy.
+            Copy of the rows.
 
         Raises
         ------
         RuntimeError
             The parameter is not row-sparse, or has no :class:`~fastopt.trainer.Trainer`.
         TypeError, ValueError
-            `row_id` is not an array of numbers of rows.
+            `row_id` is not an array of integers, or an index is out of range.
 
         Examples
         --------
@@ -226,7 +227,7 @@ class Parameter(Written):
         Parameters
         ----------
         row_id : numpy.ndarray
-            As :meth:`row_sparse_data` takes it, with the same errors.
+            See :meth:`row_sparse_data`, also for errors.
         """
         self._require("row_sparse", "list_row_sparse_data()", "list_data()")
         return [self._rows(i, row_id) for i in range(len(self._arrays()))]
@@ -246,12 +247,12 @@ class Parameter(Written):
     # Trainer
 
     def _set_trainer(self, trainer: Any) -> None:
-        """Belong to a trainer, or with None to none.
+        """Attach the parameter to a trainer, or detach it with None.
 
         Raises
         ------
         RuntimeError
-            The parameter is row-sparse and belongs to another one.
+            The parameter is row-sparse and attached to another trainer.
         """
         present = self._trainer() if self._trainer else trainer
         if self._stype == "row_sparse" and None not in (present, trainer) and present != trainer:
@@ -261,9 +262,9 @@ class Parameter(Written):
         self._trainer = None if trainer is None else weakref.ref(trainer)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the trainer, which a copy does not belong to.
+        """Return all attributes but the trainer; copies are not attached to it.
 
-        Arrays on a device are copied to main memory.
+        Arrays on a device are copied to the host.
         """
         return {**vars(self), "_trainer": None, "_data": host(self._data)}
 

@@ -1,4 +1,4 @@
-"""The numbers of a parameter: a copy on each device, made now or once the shape is known."""
+"""Arrays of a parameter, one on each device; allocation waits until the shape is known."""
 
 import warnings
 import weakref
@@ -18,7 +18,7 @@ __all__ = ["DeferredInitializationError", "Stored"]
 
 
 class DeferredInitializationError(RuntimeError):
-    """A parameter is read while its initialization waits for its shape.
+    """Raised when a parameter is read while its initialization waits for its shape.
 
     Examples
     --------
@@ -35,7 +35,7 @@ class DeferredInitializationError(RuntimeError):
 
 
 class Deferred(NamedTuple):
-    """An initialization that waits."""
+    """Arguments of a deferred initialization."""
 
     init: Any
     default_init: Any
@@ -43,7 +43,7 @@ class Deferred(NamedTuple):
 
 
 class Stored(Attributes):
-    """Base of :class:`~fastopt.parameter.Parameter`: initialization, and access to the numbers."""
+    """Base of :class:`~fastopt.parameter.Parameter`: initialization and access to the arrays."""
 
     _devices: tuple[Device, ...] = ()
     _deferred: Deferred | None = None
@@ -59,27 +59,28 @@ class Stored(Attributes):
         default_init: Any = "uniform",
         force_reinit: bool = False,
     ) -> None:
-        """Make the arrays of the parameter, or wait for its shape.
+        """Allocate and initialize the arrays, or defer it until the shape is known.
 
         Parameters
         ----------
         init : str, Initializer or callable, optional
-            Fills the array, whatever the parameter's name ends in; a function is called with
-            name and array. Default: the attribute ``init``, and if that is None `default_init`.
-            An attribute that is a ``FusedRNN`` stays, and this fills its parts.
+            Fills the array, whatever the ending of the parameter's name; a function is called with
+            name and array. Default: the attribute ``init``, or `default_init` if that is None.
+            If the attribute is a ``FusedRNN``, it stays in use and `init` fills its parts.
         device : Device or list of Device, optional
-            Where a copy is kept. Default: the current device.
+            Devices that hold a copy. Default: the current device.
         default_init : str or Initializer
-            Lends its random numbers to initializers that are given by name. Default ``"uniform"``,
+            Initializers given by name draw from its random generator. Default ``"uniform"``,
             from -0.07 to 0.07.
         force_reinit : bool
-            Make new arrays even if there are some, instead of warning. Default False.
+            Initialize again if the parameter is initialized already, instead of warning. Default
+            False.
 
         Raises
         ------
         ValueError
             The shape is not known and the parameter does not allow deferred initialization, or
-            the initializer does not work for it.
+            the initializer cannot fill the array.
         TypeError
             An argument has the wrong type.
 
@@ -97,13 +98,13 @@ class Stored(Attributes):
                 stacklevel=3,
             )
             return
-        if isinstance(self.init, FusedRNN):  # packed; others are for its parts
+        if isinstance(self.init, FusedRNN):  # packed array; `init` is for its parts
             init, default_init = self.init, default_init if init is None else init
         elif init is None:
             init = default_init if self.init is None else self.init
         with self._named():
             if isinstance(init, str):
-                create(init)  # raises what is wrong with the name
+                create(init)  # raises if the name is invalid
             deferred = Deferred(init, default_init, as_devices(device))
         if is_known(self._shape):
             self._fill(deferred)
@@ -116,7 +117,7 @@ class Stored(Attributes):
             )
 
     def _fill(self, deferred: Deferred) -> None:
-        """Initialize, with a known shape."""
+        """Initialize a parameter of known shape."""
         init, default, devices = deferred
         data = np.zeros(self._shape or (), self._dtype)
         if not isinstance(default, (str, Initializer)):
@@ -126,7 +127,7 @@ class Stored(Attributes):
         self._tell(data)
 
     def _place(self, data: Array, devices: Sequence[Device]) -> None:
-        """Keep `data`, and copies of it for all devices but the first."""
+        """Store `data` on the first device and copies on the others."""
         if devices[0].device_type == "cuda":
             self._require("default", "a CUDA device", "a device of the CPU")
             self._data = [owned(data, devices[0])]
@@ -147,7 +148,7 @@ class Stored(Attributes):
     # Access
 
     def _arrays(self) -> list[Array]:
-        """Return all copies, with an error in words if there are none."""
+        """Return all copies; raise an error if the parameter is not initialized."""
         if self._data is not None:
             return self._data
         if self._deferred is not None:
@@ -158,7 +159,7 @@ class Stored(Attributes):
         raise RuntimeError(f"{self._words} is not initialized; call initialize() first")
 
     def _position(self, device: Device | None) -> int:
-        """Number of the copy on a device, by default on the only or the current one."""
+        """Return the index of the copy on a device, by default the only or the current one."""
         self._arrays()
         if device is None:
             if len(self._devices) == 1:
@@ -171,7 +172,7 @@ class Stored(Attributes):
         return self._devices.index(device)
 
     def _require(self, stype: str, method: str, instead: str) -> None:
-        """Raise RuntimeError unless a method is for this parameter's storage type."""
+        """Raise RuntimeError unless the parameter has storage type `stype`."""
         if self._stype != stype:
             raise RuntimeError(
                 f"{self._words} has stype {self._stype!r}, so that {method} is not for it; "
@@ -179,21 +180,21 @@ class Stored(Attributes):
             )
 
     def _attached(self) -> Any:
-        """Return the trainer, which row-sparse numbers are pulled by."""
+        """Return the trainer, through which row-sparse data are pulled."""
         trainer = self._trainer() if self._trainer else None
         if trainer is None:
             raise RuntimeError(f"{self._words} is row-sparse and has no Trainer; make one first")
         return trainer
 
     def _tell(self, values: Array) -> None:
-        """Let the trainer know of new values, before they are rounded to the parameter's type."""
+        """Pass new values to the trainer, before they are rounded to the parameter's dtype."""
         trainer = self._trainer() if self._trainer else None
         if trainer is not None:
             trainer._follow(self, values)
 
     @ctx_is_device
     def data(self, device: Device | None = None) -> Array:
-        """Return the parameter's array on one device; what is written to it is the new value.
+        """Return the parameter's array on one device; writes to it change the parameter.
 
         Parameters
         ----------
@@ -203,7 +204,7 @@ class Stored(Attributes):
         Raises
         ------
         DeferredInitializationError
-            Initialization waits for the shape.
+            Initialization is deferred until the shape is known.
         RuntimeError
             The parameter is not initialized, not on that device, or row-sparse.
         """
@@ -216,7 +217,7 @@ class Stored(Attributes):
         Raises
         ------
         RuntimeError
-            As :meth:`data` does.
+            Same errors as :meth:`data`.
         """
         self._require("default", "list_data()", "list_row_sparse_data()")
         return list(self._arrays())
@@ -227,7 +228,7 @@ class Stored(Attributes):
         Raises
         ------
         RuntimeError
-            It has not been initialized.
+            The parameter has not been initialized.
         """
         if self._deferred is not None:
             return list(self._deferred.devices)

@@ -1,4 +1,4 @@
-"""New numbers for a parameter: set, loaded, cast, or moved to other devices."""
+"""Writing of parameter values: setting, loading, and moving to other devices."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +19,7 @@ __all__ = ["Written"]
 
 
 class Written(Stored):
-    """Base of :class:`~fastopt.parameter.Parameter`: what gives it other numbers."""
+    """Base of :class:`~fastopt.parameter.Parameter`: methods that write new values."""
 
     def set_data(self, data: Any) -> None:
         """Write new values into the arrays on all devices.
@@ -27,15 +27,15 @@ class Written(Stored):
         Parameters
         ----------
         data : array_like or RowSparse
-            Values of the parameter's shape. They complete a shape that initialization waits for,
-            and take the place of what the initializer would have made.
+            Values of the parameter's shape. If initialization is deferred, they complete the shape
+            and are used instead of the initializer.
 
         Raises
         ------
         RuntimeError
             The parameter is not initialized.
         TypeError, ValueError
-            `data` has another shape, or numbers of another kind.
+            `data` has another shape, or a dtype of another kind.
 
         Examples
         --------
@@ -56,7 +56,7 @@ class Written(Stored):
         self._write(array, self._deferred.devices if self._deferred else self._devices)
 
     def _check_shape(self, array: Array) -> None:
-        """Raise ValueError unless an array has the shape, as far as it is known."""
+        """Raise ValueError unless an array agrees with the known dimensions."""
         if self._merged(array.shape) != array.shape:
             raise ValueError(f"{self._words} cannot have shape {array.shape}")
 
@@ -80,7 +80,7 @@ class Written(Stored):
         cast_dtype: bool = False,
         dtype_source: str = "current",
     ) -> None:
-        """Initialize with saved numbers, or write them into the arrays that are there."""
+        """Initialize from saved values, or write them into the existing arrays."""
         self._loading(as_array(data), device, cast_dtype, dtype_source)()
 
     def _loading(
@@ -90,13 +90,13 @@ class Written(Stored):
         cast_dtype: bool,
         dtype_source: str,
     ) -> partial[None]:
-        """Check saved numbers, and return the call that takes them over.
+        """Validate saved values and return the call that loads them.
 
         Raises
         ------
         TypeError, ValueError
-            They have another shape, another dtype without `cast_dtype`, or the parameter is on
-            other devices.
+            The shape differs, the dtype differs and `cast_dtype` is False, or the parameter is
+            on other devices.
         """
         with self._named():
             choice("dtype_source", dtype_source, "current", "saved")
@@ -119,7 +119,7 @@ class Written(Stored):
         dtype = data.dtype if dtype_source == "saved" else self._dtype
         if self._gradient is not None and dtype != self._dtype:
             with self._named():
-                self._gradient.cast(dtype)  # an error comes before any parameter changes
+                self._gradient.cast(dtype)  # raises before any parameter changes
         return partial(self._load, data, dtype, there or devices)
 
     def _load(self, data: Array, dtype: np.dtype[Any], devices: Sequence[Device]) -> None:
@@ -130,7 +130,7 @@ class Written(Stored):
     def reset_device(self, device: Device | Sequence[Device] | None = None) -> None:
         """Move the parameter to other devices, with new arrays for its data and gradient.
 
-        The copies are averaged; as a rule they are equal, and so are the new ones then.
+        The new value is the mean of all copies, which are normally equal.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class Written(Stored):
         ValueError
             The parameter is not initialized, or cannot be on that device.
         RuntimeError
-            It is row-sparse and has no Trainer.
+            The parameter is row-sparse and has no Trainer.
 
         Examples
         --------
@@ -164,14 +164,14 @@ class Written(Stored):
             raise ValueError(f"{self._words} is not initialized, so it cannot move to {device}")
 
     def _mean(self) -> Array:
-        """Return the mean of all copies; what they have in common if they are equal."""
+        """Return the mean of all copies, exactly their value if they are equal."""
         first: Array
         first, *others = map(host, self._arrays())
         if self._stype != "default":
             self._attached()
         if all(np.array_equal(first, other) for other in others):
             return first.copy()
-        # A sum of half-precision numbers may go beyond their type.
+        # A sum of half-precision values may overflow.
         mean = np.mean([copy.astype(np.float64) for copy in self._arrays()], axis=0)
         return np.array(mean, self._dtype)
 

@@ -1,4 +1,4 @@
-"""Initializers that make a weight together with its copy in another precision."""
+"""Initializers that create a weight together with its copy in another precision."""
 
 from fastopt.precision.external import ExternalInitializer as ExternalInitializer
 from fastopt.precision.info import ParameterInfo as ParameterInfo

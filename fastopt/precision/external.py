@@ -1,4 +1,4 @@
-"""Weights that the caller provides."""
+"""Initializer for weights provided by the caller."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ __all__ = ["ExternalInitializer"]
 
 
 class ExternalInitializer:
-    """Takes an array that is there already for a weight; it is updated in place.
+    """Use an existing array as a weight, which is updated in place.
 
     Parameters
     ----------
     array : numpy.ndarray, optional
-        The weight. Default: :meth:`create_param` finds it in `init_net`.
+        The weight. Default: :meth:`create_param` looks it up in `init_net`.
 
     Raises
     ------
@@ -43,25 +43,25 @@ class ExternalInitializer:
         Parameters
         ----------
         param_name : str
-            Its name in the present :class:`~fastopt.scope.name_scope`.
+            Name of the parameter in the current :class:`~fastopt.scope.name_scope`.
         init_net : dict of str to numpy.ndarray, or None
-            Has the array under its name, or takes it in.
+            Workspace that holds the array under its full name, or to which it is added.
         shape : int or tuple of int, or None
-            What the array's shape must be, where 0, -1 and None may be any length.
+            Expected shape, where 0, -1 and None match any length.
 
         Returns
         -------
         ParameterInfo
-            The array.
+            The parameter.
 
         Raises
         ------
         TypeError
-            `param_name` is not a str, or the array not a NumPy array of float32, float64, float16
-            or bfloat16.
+            `param_name` is not a str, or the array is not a NumPy array of float32, float64,
+            float16 or bfloat16.
         ValueError
-            There is no array, or two; it has another shape, is read-only, or holds infinities or
-            NaN.
+            The array is missing or given twice, has another shape, is read-only, or contains
+            infinities or NaN.
         """
         name = full_name(param_name)
         if self.array is not None:
@@ -72,7 +72,7 @@ class ExternalInitializer:
 
 
 def _of_floats(name: str, array: Any) -> Array:
-    """Return `array`; TypeError unless it is a NumPy array of a type that weights have."""
+    """Return `array`; TypeError unless it is a NumPy array of a supported float dtype."""
     if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name}: array must be a NumPy array, got {type(array).__name__}")
     if array.dtype.name not in FLOATS or not array.dtype.isnative:
@@ -82,7 +82,7 @@ def _of_floats(name: str, array: Any) -> Array:
 
 
 def _checked(name: str, given: Any, shape: Any) -> Array:
-    """Return the array if it can be a weight of this shape."""
+    """Return the array if it is a valid weight of this shape."""
     array = _of_floats(name, given)
     if not array.flags.writeable:
         raise ValueError(f"{name}: array is read-only, updates write to it")

@@ -1,4 +1,4 @@
-"""What an initializer makes of one parameter: its arrays, their names and their updates."""
+"""Result of a precision initializer: the arrays of one parameter, their names and updates."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Self
@@ -30,10 +30,11 @@ class ParameterInfo:
     name : str
         Name of the weight.
     blob : numpy.ndarray
-        The weight, as an updater takes it.
+        The weight, as passed to an updater.
     blob_copy : dict of str to numpy.ndarray, optional
-        Its copies by dtype. ``"float32"`` is the master of a half-precision weight, in which it
-        is optimized; ``"float16"`` or ``"bfloat16"`` is the rounded copy of a float32 weight.
+        Copies by dtype. ``"float32"`` is the master copy of a half-precision weight, to which
+        updates are applied; ``"float16"`` or ``"bfloat16"`` is the rounded copy of a float32
+        weight.
 
     Examples
     --------
@@ -67,7 +68,7 @@ class ParameterInfo:
     def blob_copy(self) -> dict[str, Array]:
         """Copies of the weight by dtype; the master is the array that updates write.
 
-        An optimizer with ``master="split"`` keeps the master in no array of its own.
+        With ``master="split"`` there is no separate array for the master.
         """
         if "float32" not in self._copies or self._bound is None:
             return dict(self._copies)
@@ -79,17 +80,17 @@ class ParameterInfo:
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """All arrays by name; a copy has ``_fp32``, ``_fp16`` or ``_bf16`` after the weight's."""
+        """All arrays by name; copies have the suffix ``_fp32``, ``_fp16`` or ``_bf16``."""
         copies = {self.name + SUFFIX[dtype]: array for dtype, array in self.blob_copy.items()}
         return {self.name: self.blob, **copies}
 
     def bind(self, updater: Updater, index: int | str | None = None) -> Self:
-        """Have an updater keep the copies: its updates of `index` write them in the same pass.
+        """Attach the copies to an updater: its updates of `index` write them in the same pass.
 
-        Call it before the first of them, and after ``updater.set_states``. A restored master
-        keeps its values. The workspace's master is the one that is updated from
-        now on; where no array is the whole master, with ``master="split"`` or under MPI, the
-        workspace loses it.
+        Call it before the first update of `index`, and after ``updater.set_states``. A restored
+        master keeps its values. From then on, the workspace holds the master that is updated; if
+        no single array holds the whole master, with ``master="split"`` or under MPI, it is removed
+        from the workspace.
 
         Parameters
         ----------
@@ -101,14 +102,14 @@ class ParameterInfo:
         Returns
         -------
         ParameterInfo
-            Itself.
+            The object itself.
 
         Raises
         ------
         TypeError
-            `updater` is no updater, or `index` no index.
+            `updater` is not an updater, or `index` is not an index.
         ValueError
-            The weight has a master, and the optimizer keeps none.
+            The weight has a master, but the optimizer does not use masters.
         """
         check_updater(updater)
         index = self.name if index is None else check_index(index)
@@ -119,14 +120,14 @@ class ParameterInfo:
                 updater.set_master(index, array)
                 given = updater.optimizer.masters_given
                 if index in given:
-                    given[index] = array  # itself, so that a workspace that has it follows
+                    given[index] = array  # this very array, so that the workspace sees updates
         self._bound = updater, index
         bound(self.blob)
         self._enter_master()
         return self
 
     def _enter_master(self) -> None:
-        """Have the workspace hold the master that updates write, if there is one array of it."""
+        """Put the master that updates write into the workspace, if it is a single array."""
         name = self.name + SUFFIX["float32"]
         if self._workspace is None or self._bound is None or name not in self._workspace:
             return
@@ -139,14 +140,14 @@ class ParameterInfo:
 
 
 def full_name(param_name: str) -> str:
-    """Return the name of a parameter in the present scope; TypeError if it is not a str."""
+    """Return the full name of a parameter in the current scope; TypeError if it is not a str."""
     if not isinstance(param_name, str):
         raise TypeError(f"param_name must be a str, got {type(param_name).__name__}")
     return current_scope().gen_name(param_name)
 
 
 def entered(info: ParameterInfo, init_net: Workspace | None) -> ParameterInfo:
-    """Put the arrays into a workspace; ValueError if one of their names is taken there."""
+    """Add the arrays to a workspace; ValueError if one of their names is taken."""
     if not isinstance(init_net, MutableMapping | None):
         raise TypeError(f"init_net must be a dict of arrays or None, got {init_net!r}")
     if init_net is not None:

@@ -1,4 +1,4 @@
-"""Initializers of one or two precisions."""
+"""Initializers of weights in one or two precisions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -26,12 +26,12 @@ __all__ = [
 
 
 class Initializer:
-    """Makes weights of one precision with an initializer of :mod:`fastopt.initializer`.
+    """Create weights of one precision with an initializer of :mod:`fastopt.initializer`.
 
     Parameters
     ----------
     operator_name : str, optional
-        Registered name of the initializer. Default: :meth:`update` gives it.
+        Registered name of the initializer. Default: set later by :meth:`update`.
     dtype : str or dtype
         float32 (the default), float64, float16 or bfloat16.
     **kwargs
@@ -40,9 +40,9 @@ class Initializer:
     Raises
     ------
     TypeError
-        The initializer does not take an argument, or there are arguments and no name.
+        The initializer does not accept an argument, or there are arguments without a name.
     ValueError
-        There is no such initializer, or `dtype` is another one.
+        There is no such initializer, or `dtype` is not supported.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class Initializer:
     """
 
     dtypes: ClassVar[tuple[str, ...]] = FLOATS
-    """What `dtype` may be, the default first."""
+    """Supported values of `dtype`, the default first."""
 
     def __init__(
         self, operator_name: str | None = None, *, dtype: Any = None, **kwargs: Any
@@ -69,7 +69,7 @@ class Initializer:
             raise TypeError(f"{', '.join(kwargs)} need an operator_name that takes them")
 
     def update(self, operator_name: str, kwargs: Mapping[str, Any]) -> None:
-        """Say which initializer to use, if that has not been said yet.
+        """Set the initializer, if it is not set yet.
 
         Parameters
         ----------
@@ -81,9 +81,9 @@ class Initializer:
         Raises
         ------
         ValueError
-            It has been said already, or there is no such initializer.
+            The initializer is set already, or there is no initializer of that name.
         TypeError
-            The initializer does not take an argument.
+            The initializer does not accept an argument.
         """
         if self.operator_name is not None:
             raise ValueError(
@@ -96,29 +96,29 @@ class Initializer:
     def create_param(
         self, param_name: str, init_net: Workspace | None, shape: Any
     ) -> ParameterInfo:
-        """Make the arrays of one parameter.
+        """Create the arrays of one parameter.
 
         Parameters
         ----------
         param_name : str
-            Its name in the present :class:`~fastopt.scope.name_scope`.
+            Name of the parameter in the current :class:`~fastopt.scope.name_scope`.
         init_net : dict of str to numpy.ndarray, or None
-            Takes in the arrays under their names.
+            Workspace to which the arrays are added by name.
         shape : int or tuple of int
             Shape of the weight.
 
         Returns
         -------
         ParameterInfo
-            The arrays.
+            The parameter.
 
         Raises
         ------
         TypeError
             `param_name` is not a str, or the initializer cannot fill such an array.
         ValueError
-            `operator_name` is not known yet; `shape` is not known; a name is taken in `init_net`;
-            a value is too large for `dtype`.
+            `operator_name` is not set yet; `shape` has unknown dimensions; a name is taken in
+            `init_net`; a value is too large for `dtype`.
         """
         name = full_name(param_name)
         if self._fill is None:
@@ -133,18 +133,19 @@ class Initializer:
 
 
 class PseudoFP16Initializer(Initializer):
-    """Makes half-precision weights that are optimized in a float32 master.
+    """Create half-precision weights with float32 master weights.
 
-    Gradients are computed with the half-precision weight. The master takes the updates, so that
-    small ones are not rounded away; it starts from the values before they are rounded. An updater
-    uses it once :meth:`ParameterInfo.bind` was called; without that the first update warns.
+    Gradients are computed with the half-precision weight. Updates are applied to the master, so
+    that small ones are not lost to rounding; it starts from the unrounded initial values. An
+    updater uses the master after :meth:`ParameterInfo.bind`; without that call the first update
+    warns.
 
     Parameters
     ----------
     operator_name : str, optional
-        As for :class:`Initializer`.
+        See :class:`Initializer`.
     dtype : str or dtype
-        Of the weight: float16 (the default) or bfloat16.
+        Dtype of the weight: float16 (the default) or bfloat16.
     **kwargs
         Arguments of the initializer.
 
@@ -168,16 +169,16 @@ class PseudoFP16Initializer(Initializer):
 
 
 class ReversePseudoFP16Initializer(Initializer):
-    """Makes float32 weights with a half-precision copy that every update writes anew.
+    """Create float32 weights with a half-precision copy that every update rewrites.
 
-    Gradients are computed with the copy, and update the weight.
+    Gradients are computed with the copy and applied to the weight.
 
     Parameters
     ----------
     operator_name : str, optional
-        As for :class:`Initializer`.
+        See :class:`Initializer`.
     dtype : str or dtype
-        Of the copy: float16 (the default) or bfloat16.
+        Dtype of the copy: float16 (the default) or bfloat16.
     **kwargs
         Arguments of the initializer.
 
@@ -201,21 +202,22 @@ def update_initializer(
     operator_name_and_kwargs: tuple[str, Mapping[str, Any]] | None,
     default_operator_name_and_kwargs: tuple[str, Mapping[str, Any]],
 ) -> Any:
-    """Make the initializer that a layer was asked for, with the layer's default where it was not.
+    """Create the initializer of a layer, from the user's arguments or the layer's defaults.
 
     Parameters
     ----------
     initializer_class : type or None
-        :class:`Initializer` or what is made like it; None means :class:`Initializer`.
+        :class:`Initializer` or a callable with the same arguments. None means
+        :class:`Initializer`.
     operator_name_and_kwargs : tuple of (str, dict), or None
-        Its arguments; None means the default.
+        Name and arguments of the initializer. None means the default.
     default_operator_name_and_kwargs : tuple of (str, dict)
-        The default.
+        Default name and arguments.
 
     Raises
     ------
     TypeError
-        The pair is not a name and a dict, or `initializer_class` cannot be called.
+        The pair is not a name and a dict, or `initializer_class` is not callable.
 
     Examples
     --------
@@ -236,7 +238,7 @@ def update_initializer(
 
 
 def _filled(name: str, shape: Shape, dtype: Any, fill: initializer.Initializer) -> Array:
-    """Return a new array that the initializer has filled, whatever the end of its name says."""
+    """Return a new array filled by the initializer, regardless of the ending of its name."""
     array = np.empty(shape, dtype)
     fill(initializer.InitDesc(name, {"__init__": fill}), array)
     return array
@@ -245,7 +247,7 @@ def _filled(name: str, shape: Shape, dtype: Any, fill: initializer.Initializer) 
 def _pair(
     name: str, shape: Shape, dtype: np.dtype[Any], fill: initializer.Initializer
 ) -> tuple[Array, Array]:
-    """Return a new float32 array, and the same rounded to half precision."""
+    """Return a new float32 array and its copy rounded to half precision."""
     single = _filled(name, shape, np.float32, fill)
     with np.errstate(over="ignore"):
         half = single.astype(dtype)

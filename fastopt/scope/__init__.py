@@ -1,4 +1,4 @@
-"""Scopes: where the parameters of a model get their names, their defaults and their sharing."""
+"""Scopes, which give parameters of a model their names and defaults, and share them."""
 
 from fastopt.scope.base import Scope as Scope
 from fastopt.scope.entered import current_scope as current_scope

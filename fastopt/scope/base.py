@@ -1,4 +1,4 @@
-"""What a scope is: names, defaults, and the parameters."""
+"""Base class of scopes: names, defaults and parameters."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,22 +13,22 @@ Reuse = bool | Literal["auto"]
 
 
 class Scope(Names):
-    """A prefix of names, defaults of parameters, and the dict that holds the parameters.
+    """A name prefix and defaults for parameters, with the dict that holds the parameters.
 
-    :class:`name_scope` makes scopes, :func:`current_scope` returns the innermost one.
+    :class:`name_scope` creates scopes, :func:`current_scope` returns the innermost one.
 
     Attributes
     ----------
     prefix : str
-        Begin of every name, which is also ``str(scope)``. Empty at the root.
+        Prefix of all names, also ``str(scope)``. Empty for the root.
     params : ParameterDict
-        Holds the parameters.
+        The parameters.
     defaults : dict of str to object
-        Arguments of new parameters, as :class:`~fastopt.parameter.Parameter` calls them.
+        Default arguments of :class:`~fastopt.parameter.Parameter` for new parameters.
     reuse : bool or "auto"
         Default of the argument of :meth:`get_parameter`.
     name : str or None
-        Name that the scope was made with.
+        Name that the scope was created with.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class Scope(Names):
 
     @property
     def dtype(self) -> Any:
-        """Default type of new parameters, or None."""
+        """Default `dtype` of new parameters, or None."""
         return self.defaults.get("dtype")
 
     def get_parameter(
@@ -80,10 +80,10 @@ class Scope(Names):
         reuse: Reuse | None = None,
         **kw: Any,
     ) -> Parameter:
-        """Create the parameter of this name in this scope, or return the one that is there.
+        """Create the parameter of this name in this scope, or return the existing one.
 
-        What a new one is not given comes from the scope. What one that is there is given must
-        agree with it, and may complete its shape.
+        Arguments that are not given for a new parameter are taken from the scope. For an existing
+        one, the arguments must agree with it; `shape` may complete its shape.
 
         Parameters
         ----------
@@ -92,10 +92,11 @@ class Scope(Names):
         shape : int or tuple of int, optional
             Shape, in which 0, -1 and None are unknown dimensions.
         initializer, regularizer, dtype, trainable
-            As in :class:`name_scope`.
+            See :class:`name_scope`.
         reuse : bool or "auto", optional
-            False: create it, an error if it is there. True: return it, an error if it is not.
-            "auto": return or create it. Default: the scope's, which is False at the root.
+            False: create the parameter; an error if it exists. True: return it; an error if it
+            does not exist. "auto": return or create it. Default: the scope's value, which is
+            False for the root.
         **kw
             Other arguments of :class:`~fastopt.parameter.Parameter`.
 
@@ -104,8 +105,8 @@ class Scope(Names):
         TypeError
             An argument has the wrong type, is unknown, or is given under two names.
         ValueError
-            The parameter is there and must not be, or the other way round; it is there with
-            another shape or attribute; or it has no name and is to be reused.
+            The parameter exists although `reuse` is False, or does not exist although it is True;
+            the existing one has another shape or attribute; or `reuse` is True without a name.
 
         Examples
         --------
@@ -142,7 +143,7 @@ class Scope(Names):
 
 
 def arguments(initializer: Any, regularizer: Any, dtype: Any, trainable: Any) -> dict[str, Any]:
-    """Arguments of a Parameter for what is given in the words of a scope."""
+    """Translate arguments of a scope into arguments of a Parameter."""
     if not isinstance(trainable, bool | None):
         raise TypeError(f"trainable must be True or False, got {trainable!r}")
     if regularizer is not None:
@@ -153,7 +154,7 @@ def arguments(initializer: Any, regularizer: Any, dtype: Any, trainable: Any) ->
 
 
 def checked_reuse(reuse: Reuse) -> Reuse:
-    """Return `reuse` if it is True, False or "auto", else raise ValueError."""
+    """Return `reuse`; ValueError unless it is True, False or "auto"."""
     if reuse is True or reuse is False or reuse == "auto":
         return reuse
     raise ValueError(f"reuse must be True, False or 'auto', got {reuse!r}")

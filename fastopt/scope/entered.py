@@ -1,4 +1,4 @@
-"""Scopes that are entered by ``with`` statements."""
+"""Scopes entered with ``with`` statements."""
 
 from contextvars import ContextVar
 from typing import Any, Self
@@ -11,37 +11,37 @@ __all__ = ["current_scope", "get_parameter", "name_scope"]
 
 
 class name_scope(Scope):
-    """A scope below the present one, for ``with`` statements.
+    """A scope nested in the current one, for ``with`` statements.
 
-    In the block :func:`get_parameter` puts names under ``str(scope)``, and takes what it is not
-    given from the scope. The scope takes what it is not given from the scope in which it is made;
-    where it is entered does not matter. It can be entered again and again, also while it is
-    entered, and in several threads at once. New threads begin at the root.
+    Inside the block, :func:`get_parameter` prefixes names with ``str(scope)`` and uses the scope's
+    defaults. The scope inherits defaults from the scope in which it is created, regardless of
+    where it is entered. It can be entered repeatedly, recursively, and in several threads at once.
+    New threads start at the root.
 
     Parameters
     ----------
     name : str, optional
-        Comes after the present scope's prefix and ``/``. Default: no level is added.
+        Appended to the current scope's prefix after a ``/``. Default: no level is added.
     abs_name : str, optional
-        The whole prefix, in place of the present scope's and `name`.
+        The whole prefix, instead of the current scope's prefix and `name`.
     initializer : str, Initializer or callable, optional
-        Fills the parameters: their `init`.
+        Default `init` of parameters, which fills their arrays.
     regularizer : float, optional
-        Multiplier of the weight decay, at least 0: their `wd_mult`.
+        Default `wd_mult` of parameters, the multiplier of the weight decay, at least 0.
     reuse : bool or "auto", optional
-        As in :meth:`Scope.get_parameter`.
+        See :meth:`Scope.get_parameter`.
     dtype : str or dtype, optional
-        Type of their elements.
+        Default dtype of parameters.
     params : ParameterDict, optional
-        Holds the parameters of this scope and those below. Default: the present scope's; the
-        root has one of its own.
+        Holds the parameters of this scope and of nested ones. Default: the dict of the current
+        scope; the root has its own.
     trainable : bool, optional
-        Whether they have gradients: their `grad_req`, ``"write"`` or ``"null"``.
+        Whether parameters have gradients: default `grad_req`, ``"write"`` or ``"null"``.
 
     Raises
     ------
     TypeError, ValueError
-        An argument is none of these.
+        An argument is invalid.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class name_scope(Scope):
             around.reuse if reuse is None else checked_reuse(reuse),
         )
         self.name = name
-        Parameter(prefix, **self.defaults)  # raises what it would raise for each parameter
+        Parameter(prefix, **self.defaults)  # validates the defaults
 
     def __enter__(self) -> Self:
         _entered.set((*_entered.get(), self))
@@ -98,7 +98,7 @@ _entered: ContextVar[tuple[Scope, ...]] = ContextVar("fastopt.scope", default=()
 
 
 def current_scope() -> Scope:
-    """Return the innermost scope that the present thread or task has entered, or the root.
+    """Return the innermost scope that the current thread or task has entered, or the root.
 
     Examples
     --------
@@ -111,12 +111,12 @@ def current_scope() -> Scope:
 
 
 def get_parameter(name: str | None = None, shape: Any = None, **kw: Any) -> Parameter:
-    """Create or return a parameter in the present scope.
+    """Create or return a parameter in the current scope.
 
     Parameters
     ----------
     name, shape, **kw
-        As :meth:`Scope.get_parameter` takes them, with the same errors.
+        See :meth:`Scope.get_parameter`, also for errors.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Names in a scope: the full one of a part, and new ones."""
+"""Names in a scope: full names and unique names."""
 
 import threading
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from fastopt.parameter import Parameter, ParameterDict
 __all__ = ["CREATING", "Names", "path"]
 
 CREATING = threading.RLock()
-"""Held from the look-up of a name to its creation, as scopes may share a ParameterDict."""
+"""Held from the lookup of a name to its creation, as scopes may share a ParameterDict."""
 
 
 class Names:
-    """Base of :class:`~fastopt.scope.Scope`: names that begin with a prefix."""
+    """Base of :class:`~fastopt.scope.Scope`: names with a prefix."""
 
     def __init__(self, prefix: str, params: ParameterDict, counts: dict[str, int]) -> None:
         self.prefix = prefix
@@ -39,7 +39,7 @@ class Names:
         TypeError
             `name` is not a str.
         ValueError
-            `name` or a part of it between slashes is empty.
+            `name` is empty, or a part of it between slashes is.
 
         Examples
         --------
@@ -51,21 +51,21 @@ class Names:
         return f"{self.prefix}/{part}" if self.prefix else part
 
     def unique_name(self, prefix: str) -> str:
-        """Return `prefix` with a number that makes it a new name in this scope.
+        """Return `prefix` followed by a number, a name that is unused in this scope.
 
-        It is without the scope's own prefix, which :class:`name_scope` and :meth:`get_parameter`
-        add. Each scope counts each prefix from 0, and leaves out names that parameters, or scopes
-        with parameters, have.
+        The result does not include the scope's own prefix, which :class:`name_scope` and
+        :meth:`get_parameter` add. Each scope counts each prefix from 0, and skips names of
+        parameters and of scopes with parameters.
 
         Parameters
         ----------
         prefix : str
-            Begin of the name.
+            Start of the name.
 
         Raises
         ------
         TypeError, ValueError
-            As :meth:`gen_name` does.
+            Same errors as :meth:`gen_name`.
 
         Examples
         --------
@@ -79,7 +79,7 @@ class Names:
 
     @contextmanager
     def _numbered(self, prefix: str) -> Iterator[str]:
-        """Hand out the next name with a prefix, which counts as used unless the block fails."""
+        """Yield the next name with a prefix; it counts as used unless the block fails."""
         stem = self.gen_name(prefix)
         with CREATING:
             count = self._counts.get(stem, 0)
@@ -89,7 +89,7 @@ class Names:
             self._counts[stem] = count + 1
 
     def _taken(self, full: str) -> bool:
-        """Whether a parameter, or a scope with parameters, has this full name."""
+        """Whether a parameter or a scope with parameters has this full name."""
         below = f"{self.params.prefix}{full}/"
         return self._found(full) is not None or any(p.startswith(below) for p in self.params)
 
@@ -98,7 +98,7 @@ class Names:
 
 
 def path(role: str, name: str) -> str:
-    """Return `name` if it can be a part of full names."""
+    """Return `name` if it is a valid part of a full name."""
     if not isinstance(name, str):
         raise TypeError(f"{role} must be a str, got {name!r}")
     if not all(name.split("/")):

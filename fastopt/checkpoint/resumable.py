@@ -91,7 +91,8 @@ class Resumable(Stateful, metaclass=Constructor):
         ----------
         dump_optimizer : bool
             Include the optimizer: hyper-parameters, update counts, schedule, everything except
-            ``param_dict``. Without it, update counts are not saved and start again. Default False.
+            ``param_dict``. Without it, update counts are not saved: an updater that loads the
+            states keeps its own. Default False.
 
         Returns
         -------

@@ -32,16 +32,20 @@ def first(ids):
     return (ids[:, np.newaxis] % 7 + np.arange(DIM)) / 16
 
 
+INDEX = "embedding"
+"""The name of a table by default: random numbers depend on it."""
+
+
 class Oracle:
     """The same table, as loops over a dictionary."""
 
     def __init__(self, made, dtype, min_count, half_life):
         self.updater = optimizer.get_updater(made)
         self.weight = np.zeros((HEIGHT, DIM), dtype)
-        self.updater.states[0] = made.create_state_multi_precision(0, self.weight)
-        self.updater.states_synced[0] = True
+        self.updater.states[INDEX] = made.create_state_multi_precision(INDEX, self.weight)
+        self.updater.states_synced[INDEX] = True
         if made.sparse_decay != "touched":
-            made.row_decay[0] = np.zeros(HEIGHT), 0.0
+            made.row_decay[INDEX] = np.zeros(HEIGHT), 0.0
         self.row, self.count, self.last, self.waiting = {}, {}, {}, {}
         self.min_count, self.half_life, self.step, self.high = min_count, half_life, 0, 0
 
@@ -53,11 +57,11 @@ class Oracle:
         weight = self.weight[row : row + 1]
         weight[...] = first(np.array([id]))
         made = self.updater.optimizer
-        state = leaves(made.create_state_multi_precision(0, weight))
-        for array, values in zip(leaves(self.updater.states[0]), state, strict=True):
+        state = leaves(made.create_state_multi_precision(INDEX, weight))
+        for array, values in zip(leaves(self.updater.states[INDEX]), state, strict=True):
             array[row] = values[0]
-        if 0 in made.row_decay:
-            made.row_decay[0][0][row] = made.row_decay[0][1]
+        if INDEX in made.row_decay:
+            made.row_decay[INDEX][0][row] = made.row_decay[INDEX][1]
 
     def decayed(self, id):
         """Count of an id now."""
@@ -87,7 +91,7 @@ class Oracle:
         used = [k for k, id in enumerate(ids) if id in self.row]
         rows = np.array([self.row[ids[k]] for k in used], np.int64)
         grad = RowSparse(grads[used], rows, (HEIGHT, DIM))
-        self.updater(0, grad, self.weight)
+        self.updater(INDEX, grad, self.weight)
         self.step += 1
         for id in {ids[k] for k in used}:
             self.count[id], self.last[id] = self.decayed(id), self.step
@@ -103,7 +107,7 @@ class Oracle:
         for id in gone:
             row = self.row.pop(id)
             self.weight[row] = 0
-            for array in leaves(self.updater.states[0]):
+            for array in leaves(self.updater.states[INDEX]):
                 array[row] = 0
         if unused_for is None and count_below is not None:
             self.waiting = {i: n for i, n in self.waiting.items() if n >= count_below}
@@ -172,7 +176,7 @@ class Tables(RuleBasedStateMachine):
             self.table = pickle.loads(pickle.dumps(self.table))
         else:
             self.table.flush()
-            self.oracle.updater.flush(0, self.oracle.weight)
+            self.oracle.updater.flush(INDEX, self.oracle.weight)
 
     @invariant()
     def is_the_dictionary(self):
@@ -193,7 +197,7 @@ class Tables(RuleBasedStateMachine):
 
 
 def _state(oracle):
-    return leaves(oracle.updater.states[0])
+    return leaves(oracle.updater.states[INDEX])
 
 
 def masters(**kwargs):

@@ -12,7 +12,7 @@ from cases import kept
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
-from test_embedding_table import BATCHES, DIM, Oracle, Tables, first
+from test_embedding_table import BATCHES, DIM, INDEX, Oracle, Tables, first
 
 import fastopt
 from fastopt import checkpoint, optimizer
@@ -169,7 +169,7 @@ class InFiles(Tables):
         flushes = self.table.flushes
         if how == "flush":
             self.table.flush()
-            self.oracle.updater.flush(0, self.oracle.weight)
+            self.oracle.updater.flush(INDEX, self.oracle.weight)
         elif how == "write":
             self.table.flush(decay=False)
         else:

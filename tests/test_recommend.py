@@ -78,8 +78,10 @@ def test_equal_seeds_repeat_the_run(small):
 def test_progress_is_one_line_of_a_terminal(small, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     recommend.run(Options(epochs=1))
-    assert "\n" not in terminal.getvalue()
-    assert "training, epoch 1/1" in terminal.getvalue()
+    shown = terminal.getvalue()
+    assert "\n" not in shown
+    assert shown.startswith("\r")
+    assert shown.endswith("\r")  # the line is cleared
 
 
 @pytest.mark.parametrize(

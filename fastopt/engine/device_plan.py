@@ -41,8 +41,7 @@ class DevicePlan(Plan):
             return False
         if not table.take_grads(grads, self.written):
             return False
-        counts, slots = self.counts, self.slots
-        before, largest = counts[slots], counts.item(0)
+        before, largest = self.counts[self.slots], self.counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
         with uninterrupted:
             table.entry[0, DONE] = 0
@@ -51,9 +50,6 @@ class DevicePlan(Plan):
                     return False
                 table.run()
             except BaseException:
-                if not table.done:
-                    counts[slots], counts[0] = before, largest
-                    if carried is not None:
-                        self.carried[self.carried_slots] = carried
+                self._restore_counts(before, largest, carried)
                 raise
         return True

@@ -329,7 +329,7 @@ class Plan:
         if self.small:
             fits: bool = self.entry(self.context, id(objects)) >= 0
             return fits
-        counts, slots, table = self.counts, self.slots, self.tables[0]
+        table = self.tables[0]
         if self.sparse:
             grad = objects[1]
             if self.length:
@@ -338,7 +338,7 @@ class Plan:
                 (grad,) = grad
             if not self._take_rows(table, grad):  # the rows may need sorting
                 return self.fits(*objects) and not self.step()
-        before, largest = counts[slots], counts.item(0)
+        before, largest = self.counts[self.slots], self.counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
         table.entry[0, DONE] = 0
         try:
@@ -350,12 +350,16 @@ class Plan:
             else:
                 table.run()
         except BaseException:
-            if not table.done:
-                counts[slots], counts[0] = before, largest
-                if carried is not None:
-                    self.carried[self.carried_slots] = carried
+            self._restore_counts(before, largest, carried)
             raise
         return True
+
+    def _restore_counts(self, counts: Any, largest: float, carried: Any) -> None:
+        """Undo the counting of a quick call, unless its only table was updated."""
+        if not self.tables[0].done:
+            self.counts[self.slots], self.counts[0] = counts, largest
+            if carried is not None:
+                self.carried[self.carried_slots] = carried
 
     def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
         """Update with gradients times `factor`, after :meth:`fits` has entered them.

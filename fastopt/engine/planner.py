@@ -487,16 +487,11 @@ def table_of(
     ValueError
         Arrays share memory.
     """
-    roles = ("weight", "its copy or remainder")[: len(weight)]
     sparse = isinstance(grad, RowSparse)
     values = header(grad.values if isinstance(grad, RowSparse) else grad)
     values = values if isinstance(values, np.ndarray) else np.asarray(values)
     arrays = (*weight, *state, values)
-    named = {"weight": weight[0], "gradient": values, **dict(zip(roles, weight, strict=True))}
-    slots = [f"state {slot!r}" for slot in rule.slots]
-    of = zip(rule.state, state, strict=False)
-    slots += [f"scales of state {slot!r}" for slot, array in of if is_coded(array)]
-    named |= dict(zip(slots, state, strict=True))
+    named = _named(rule, weight, values, state)
     check_together(words, named)
     if sparse:
         del named["gradient"]  # list_rows() copies values that lie in a state
@@ -540,6 +535,22 @@ def table_of(
     table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     return table
+
+
+def _named(
+    rule: Rule, weight: tuple[Array, ...], values: Any, state: tuple[Array, ...]
+) -> dict[str, Any]:
+    """Arrays of a tensor under the names that errors use."""
+    roles = ("weight", "its copy or remainder")[: len(weight)]
+    slots = [f"state {slot!r}" for slot in rule.slots]
+    codes = zip(rule.state, state, strict=False)
+    slots += [f"scales of state {slot!r}" for slot, array in codes if is_coded(array)]
+    return {
+        "weight": weight[0],
+        "gradient": values,
+        **dict(zip(roles, weight, strict=True)),
+        **dict(zip(slots, state, strict=True)),
+    }
 
 
 def _is_pitched(arrays: Sequence[Array]) -> bool:

@@ -90,8 +90,10 @@ def _optimizers() -> list[str]:
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name in _optimizers():
-        return getattr(optimizer, name)
+    if name.lower() in optimizer.opt_registry:
+        klass = getattr(optimizer, name, None)
+        if getattr(klass, "__name__", None) == name:
+            return klass
     if name in _LAZY:
         return getattr(importlib.import_module("fastopt.table"), name)
     schedules = (f"lr_scheduler.{each}" for each in lr_scheduler.scheduler_registry)

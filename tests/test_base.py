@@ -51,6 +51,28 @@ def test_registering_a_name_again_warns():
         optimizer.opt_registry["adam"] = optimizer.Adam
 
 
+def test_importing_the_package_imports_no_optimizer(run_python):
+    code = """
+import sys
+import fastopt
+loaded = {name for name in sys.modules if name.startswith("fastopt.optimizer.")}
+assert "fastopt.optimizer.adam" not in loaded and "fastopt.optimizer.sgd" not in loaded
+assert fastopt.optimizer.create("ADAM").beta1 == 0.9
+assert "fastopt.optimizer.lamb" not in sys.modules
+assert fastopt.optimizer.ccSGD.__module__ == fastopt.SGD.__module__ == "fastopt.optimizer.sgd"
+assert fastopt.optimizer.lamb.LAMB is fastopt.LAMB
+print(len(fastopt.optimizer.opt_registry))
+"""
+    assert int(run_python(code)) == len(optimizer.opt_registry)
+
+
+def test_a_class_is_in_the_module_of_its_name():
+    """Otherwise its name would be unknown until all optimizers are imported."""
+    for name, klass in optimizer.opt_registry.items():
+        if klass.__module__.startswith("fastopt."):
+            assert klass is getattr(optimizer.opt_registry.module(name), klass.__name__)
+
+
 def test_a_registered_class_is_an_attribute_of_the_package():
     @optimizer.register
     class Fresh(Optimizer):

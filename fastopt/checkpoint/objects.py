@@ -106,7 +106,8 @@ def _is_ours(klass: type) -> bool:
 
 def optimizer_class(name: Any, present: Optimizer | None) -> type[Optimizer]:
     """Class with a name: the current optimizer's class, or a registered one."""
-    for klass in (type(present), Optimizer.opt_registry.get(str(name).lower())):
+    registered: type | None = Optimizer.opt_registry.get(str(name).lower())
+    for klass in (type(present), registered):
         if klass is not None and klass.__name__ == name and issubclass(klass, Optimizer):
             return klass
     raise CheckpointError(f"optimizer class {name} is not registered")

@@ -1,73 +1,77 @@
 """Optimizers, their base class and registry, and the updater.
 
-All modules of this package are imported, and every registered class is an attribute of it. The
-re-exports below are for type checkers.
+Every registered class is an attribute of this package. The module of an optimizer is imported on
+first use; its import below is for type checkers.
 """
 
-import importlib
-import pkgutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastopt.engine.hyper import constant as constant
 from fastopt.engine.hyper import corrected as corrected
-from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
-from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
-from fastopt.optimizer.adafactor import Adafactor as Adafactor
-from fastopt.optimizer.adagrad import AdaGrad as AdaGrad
-from fastopt.optimizer.adam import Adam as Adam
-from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2
-from fastopt.optimizer.adamax import Adamax as Adamax
-from fastopt.optimizer.adamw import AdamW as AdamW
-from fastopt.optimizer.adan import Adan as Adan
-from fastopt.optimizer.ademamix import AdEMAMix as AdEMAMix
-from fastopt.optimizer.adopt import ADOPT as ADOPT
-from fastopt.optimizer.asgd import ASGD as ASGD
-from fastopt.optimizer.dcasgd import DCASGD as DCASGD
-from fastopt.optimizer.ftml import FTML as FTML
-from fastopt.optimizer.ftrl import Ftrl as Ftrl
-from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
-from fastopt.optimizer.lamb import LAMB as LAMB
-from fastopt.optimizer.lans import LANS as LANS
-from fastopt.optimizer.lars import LARS as LARS
-from fastopt.optimizer.lbsgd import LBSGD as LBSGD
-from fastopt.optimizer.lion import Lion as Lion
-from fastopt.optimizer.muon import Muon as Muon
-from fastopt.optimizer.nadam import Nadam as Nadam
-from fastopt.optimizer.nadamw import NAdamW as NAdamW
-from fastopt.optimizer.nag import NAG as NAG
-from fastopt.optimizer.novograd import NovoGrad as NovoGrad
 from fastopt.optimizer.optimizer import Optimizer as Optimizer
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
 from fastopt.optimizer.optimizer import create as create
 from fastopt.optimizer.optimizer import register as register
-from fastopt.optimizer.prodigy import Prodigy as Prodigy
-from fastopt.optimizer.radam import RAdam as RAdam
-from fastopt.optimizer.rmsprop import RMSProp as RMSProp
-from fastopt.optimizer.rprop import Rprop as Rprop
-from fastopt.optimizer.schedulefreeadamw import ScheduleFreeAdamW as ScheduleFreeAdamW
-from fastopt.optimizer.schedulefreesgd import ScheduleFreeSGD as ScheduleFreeSGD
-from fastopt.optimizer.sgd import SGD as SGD
-from fastopt.optimizer.sgd import ccSGD as ccSGD
-from fastopt.optimizer.sgld import SGLD as SGLD
-from fastopt.optimizer.signum import Signum as Signum
-from fastopt.optimizer.sm3 import SM3 as SM3
-from fastopt.optimizer.soap import SOAP as SOAP
-from fastopt.optimizer.test import Test as Test
 from fastopt.optimizer.updater import Updater as Updater
 from fastopt.optimizer.updater import get_updater as get_updater
-from fastopt.optimizer.yogi import Yogi as Yogi
 from fastopt.suggestions import no_attribute as _no_attribute
+
+if TYPE_CHECKING:
+    from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
+    from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
+    from fastopt.optimizer.adafactor import Adafactor as Adafactor
+    from fastopt.optimizer.adagrad import AdaGrad as AdaGrad
+    from fastopt.optimizer.adam import Adam as Adam
+    from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2
+    from fastopt.optimizer.adamax import Adamax as Adamax
+    from fastopt.optimizer.adamw import AdamW as AdamW
+    from fastopt.optimizer.adan import Adan as Adan
+    from fastopt.optimizer.ademamix import AdEMAMix as AdEMAMix
+    from fastopt.optimizer.adopt import ADOPT as ADOPT
+    from fastopt.optimizer.asgd import ASGD as ASGD
+    from fastopt.optimizer.dcasgd import DCASGD as DCASGD
+    from fastopt.optimizer.ftml import FTML as FTML
+    from fastopt.optimizer.ftrl import Ftrl as Ftrl
+    from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
+    from fastopt.optimizer.lamb import LAMB as LAMB
+    from fastopt.optimizer.lans import LANS as LANS
+    from fastopt.optimizer.lars import LARS as LARS
+    from fastopt.optimizer.lbsgd import LBSGD as LBSGD
+    from fastopt.optimizer.lion import Lion as Lion
+    from fastopt.optimizer.muon import Muon as Muon
+    from fastopt.optimizer.nadam import Nadam as Nadam
+    from fastopt.optimizer.nadamw import NAdamW as NAdamW
+    from fastopt.optimizer.nag import NAG as NAG
+    from fastopt.optimizer.novograd import NovoGrad as NovoGrad
+    from fastopt.optimizer.prodigy import Prodigy as Prodigy
+    from fastopt.optimizer.radam import RAdam as RAdam
+    from fastopt.optimizer.rmsprop import RMSProp as RMSProp
+    from fastopt.optimizer.rprop import Rprop as Rprop
+    from fastopt.optimizer.schedulefreeadamw import ScheduleFreeAdamW as ScheduleFreeAdamW
+    from fastopt.optimizer.schedulefreesgd import ScheduleFreeSGD as ScheduleFreeSGD
+    from fastopt.optimizer.sgd import SGD as SGD
+    from fastopt.optimizer.sgd import ccSGD as ccSGD
+    from fastopt.optimizer.sgld import SGLD as SGLD
+    from fastopt.optimizer.signum import Signum as Signum
+    from fastopt.optimizer.sm3 import SM3 as SM3
+    from fastopt.optimizer.soap import SOAP as SOAP
+    from fastopt.optimizer.test import Test as Test
+    from fastopt.optimizer.yogi import Yogi as Yogi
 
 create_optimizer = Optimizer.create_optimizer
 opt_registry = Optimizer.opt_registry
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
-
 
 def __getattr__(name: str) -> Any:
-    klass = opt_registry.get(name.lower())
-    if klass is not None and klass.__name__ == name:
-        return klass
+    module = opt_registry.module(name.lower())
+    for klass in (getattr(module, name, None), opt_registry.get(name.lower())):
+        if isinstance(klass, type) and klass.__name__ == name and issubclass(klass, Optimizer):
+            return klass
+    if module is not None and name.islower():
+        return module
     known = {each.__name__ for each in opt_registry.values()} | globals().keys()
     raise _no_attribute(f"module {__name__!r}", name, known, {})
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(each.__name__ for each in opt_registry.values())})

@@ -56,6 +56,7 @@ from fastopt.lr_scheduler.base import Schedule, rebased
 from fastopt.naming import Same, unknown_arguments
 from fastopt.notices import warn_user
 from fastopt.optimizer.keywords import Names, Rate
+from fastopt.optimizer.registry import Registry
 from fastopt.optimizer.unbound import warn_if_unbound
 from fastopt.sparse import RowSparse
 from fastopt.suggestions import closest
@@ -327,7 +328,7 @@ class Optimizer(Checked):
     rates_before_count: ClassVar[bool] = False
     """Whether the schedule is evaluated before the update is counted."""
 
-    opt_registry: ClassVar[dict[str, type["Optimizer"]]] = {}
+    opt_registry: ClassVar[Registry] = Registry("fastopt.optimizer", {"ccsgd": "sgd"})
 
     native: ClassVar[bool] = True
     """Whether updates use the rule: the class overrides no ``update`` method."""
@@ -634,7 +635,7 @@ class Optimizer(Checked):
             )
         if not isinstance(name, str):
             raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}")
-        klass = Optimizer.opt_registry.get(name.lower())
+        klass: type[Optimizer] | None = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             near = closest(name, Optimizer.opt_registry)
             words = f"; did you mean {near!r}?" if near else ""

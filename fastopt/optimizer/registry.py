@@ -1,0 +1,69 @@
+"""The registry of optimizers, which imports the module of an optimizer on first use."""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+__all__ = ["Registry"]
+
+
+class Registry(MutableMapping[str, Any]):
+    """Registered classes by lower-case name.
+
+    A class of the package is registered when its module is imported: the first lookup of its name
+    does so, and iteration imports all modules.
+
+    Parameters
+    ----------
+    package : str
+        The package. The class of a name is in the module of this name.
+    elsewhere : mapping of str to str
+        Names of classes that are in another module, and these modules.
+
+    Examples
+    --------
+    >>> from fastopt.optimizer.registry import Registry
+    >>> registry = Registry("fastopt.optimizer", {"ccsgd": "sgd"})
+    >>> "unknown" in registry, registry.modules >= {"adam", "sgd"}
+    (False, True)
+    """
+
+    def __init__(self, package: str, elsewhere: Mapping[str, str]):
+        self.package = package
+        self.elsewhere = elsewhere
+        self.classes: dict[str, Any] = {}
+
+    @functools.cached_property
+    def modules(self) -> frozenset[str]:
+        """Names of the modules of the package."""
+        path = importlib.import_module(self.package).__path__
+        return frozenset(module.name for module in pkgutil.iter_modules(path))
+
+    def module(self, name: str) -> Any:
+        """Import the module that belongs to a name; return None if there is none."""
+        name = self.elsewhere.get(name, name)
+        return importlib.import_module(f"{self.package}.{name}") if name in self.modules else None
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.classes:
+            self.module(name)
+        return self.classes[name]
+
+    def __setitem__(self, name: str, klass: Any) -> None:
+        self.classes[name] = klass
+
+    def __delitem__(self, name: str) -> None:
+        del self.classes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        for module in sorted(self.modules):
+            self.module(module)
+        return iter(sorted(self.classes))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<registry of {', '.join(sorted(self))}>"

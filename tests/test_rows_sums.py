@@ -130,3 +130,23 @@ def test_an_incomplete_sum_touches_nothing(rng):
     for _ in range(SUMMED - 1):
         updater(0, RowSparse(np.full((1, 4), np.nan), np.array([2]), (9, 4)), weight)
     same_bits((weight, *leaves(updater.states[0])), (before, np.zeros((9, 4))))
+
+
+def test_calls_continue_a_plan_and_batch_scale_may_change():
+    """Without sums, calls need no preparation; the number of calls so far decides the phase."""
+    made, weight = lbsgd(), np.zeros(3)
+    made.optimizer.batch_scale = 1
+    for _ in range(3):
+        made(0, np.ones(3), weight)
+    assert made.optimizer.cumgrads == {}
+    assert not made.optimizer.is_accumulating
+    made.optimizer.batch_scale = 2
+    before = weight.copy()
+    made(0, np.ones(3), weight)  # the fourth call
+    assert made.optimizer.cumgrads[0]["num_cums"] == 4
+    assert (weight != before).all()
+    made(0, np.ones(3), before)  # the fifth: nothing is updated
+    assert made.optimizer.cumgrads[0]["num_cums"] == 5
+    made.optimizer.batch_scale = 1
+    made(0, np.ones(3), weight)
+    assert made.optimizer.cumgrads == {}

@@ -111,6 +111,7 @@ class Planner:
             optimizer.sparse_decay,
             optimizer.seed,
             optimizer.in_list_order,
+            optimizer.is_accumulating,
             None if self.groups is None else self.groups.generation(),
         )
 
@@ -287,7 +288,7 @@ class Planner:
         factor: float = 1.0,
     ) -> None:
         """Update tensors that have no plan yet, with gradients times `factor`."""
-        if self.optimizer.accumulates:
+        if self.optimizer.is_accumulating:
             self._accumulate(calls, masters)
         elif calls:
             plan = self.prepare(calls, single, masters, key)

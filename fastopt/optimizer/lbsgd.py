@@ -89,8 +89,9 @@ class LBSGD(MomentumFamily):
 
     State: None, or with momentum the array :math:`m`, in the weight's shape. With
     `multi_precision`, :meth:`create_state` of a half-precision weight returns the pair of this and
-    the float32 master, which :meth:`update` accepts. ``cumgrads[index]`` holds the sum and the
-    number of calls; the sum of row-sparse gradients is a pair of values and indices.
+    the float32 master, which :meth:`update` accepts. If `batch_scale` is above 1,
+    ``cumgrads[index]`` holds the sum and the number of calls; the sum of row-sparse gradients is a
+    pair of values and indices.
 
     Parameters
     ----------
@@ -192,20 +193,26 @@ class LBSGD(MomentumFamily):
 
     @property
     def accumulates(self) -> bool:
-        """Always True, because calls are counted in :attr:`cumgrads`."""
+        """Always True, because `batch_scale` can be changed."""
         return True
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether an update takes several calls, or a sum of gradients is left from such calls."""
+        return self.batch_scale > 1 or bool(self.cumgrads)
 
     def accumulate(
         self, words: str, index: Index, grad: Any, weight: Array
     ) -> tuple[Any, list[Table]]:
         """See :meth:`Optimizer.accumulate`."""
+        if self.batch_scale <= 1:
+            self.cumgrads.pop(index, None)
+            return grad, []
         before = self.cumgrads.get(index)
-        calls = (before["num_cums"] if before else self.init_updates) + 1
-        total, tables = grad, list[Table]()
-        if self.batch_scale > 1:
-            total, tables = self._sum(words, index, grad, weight)
+        count = self._index_update_count.get(index, self.begin_num_update) - self.begin_num_update
+        calls = (before["num_cums"] if before else self.init_updates + count) + 1
+        total, tables = self._sum(words, index, grad, weight)
         kept = (total.values, total.indices) if isinstance(total, RowSparse) else total
-        kept = kept if self.batch_scale > 1 else None
         self.cumgrads[index] = {"cum_grad": kept, "num_cums": calls}
         return (total if calls % self.batch_scale == 0 else None), tables
 

@@ -789,7 +789,12 @@ class Optimizer(Checked):
 
     @property
     def accumulates(self) -> bool:
-        """Whether :meth:`accumulate` is called before an update."""
+        """Whether :meth:`accumulate` may be called before an update."""
+        return False
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether :meth:`accumulate` is called before an update now."""
         return False
 
     def accumulate(

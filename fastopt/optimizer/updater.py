@@ -473,7 +473,7 @@ class Updater(Resumable):
         if not optimizer.native:
             self._update_in_python(calls)
             return
-        if optimizer.accumulates or not calls:
+        if optimizer.is_accumulating or not calls:
             self.planner.update_all(calls)
         else:
             plan = self.planner.prepare(calls, single)

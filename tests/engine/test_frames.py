@@ -15,8 +15,8 @@ from fastopt.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
 
-IN_PYTHON = {"lbsgd", *OF_MATRICES, *OF_STEPS, "test"}
-"""LBSGD adds up gradients in Python, others compute matrices or rates; Test overrides counts."""
+IN_PYTHON = {*OF_MATRICES, *OF_STEPS, "test"}
+"""They compute matrices or rates in Python; Test overrides counts."""
 
 SINGLE, LIST = 10, 12
 """Most frames of a call for one parameter and for a list of four, a schedule's own included."""

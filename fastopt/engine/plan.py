@@ -287,15 +287,17 @@ class Plan:
                 return False
         return True
 
-    def _take_rows(self, table: Table, grad: Any) -> bool:
-        """Enter the row-sparse gradient of the only tensor if its rows strictly ascend."""
-        fits = type(grad) is RowSparse and grad.shape == self.weights[0].shape
-        return fits and table.take_rows(grad, self.written)
+    def _take_rows(self, table: Table, place: int, grad: Any) -> bool:
+        """Enter the row-sparse gradient of a tensor, unless it needs the checks in Python."""
+        if type(grad) is tuple and len(grad) == 2:
+            return table.take_rows(*grad, self.written)
+        fits = type(grad) is RowSparse and grad.shape == self.weights[place].shape
+        return fits and table.take_rows(grad.values, grad.indices, self.written)
 
     def _list_rows(self, group: Group, grad: Any) -> bool:
         """Enter the row-sparse gradient of a tensor; return False if it needs another kernel."""
         place, table = group.places[0], group.table
-        if self.direct and self._take_rows(table, grad):
+        if self._take_rows(table, place, grad):
             return True
         index, weight = self.indices[place], self.weights[place]
         words = label(index, self.optimizer.idx2name)
@@ -336,7 +338,7 @@ class Plan:
                 if type(grad) is not tuple or len(grad) != self.length:
                     return False
                 (grad,) = grad
-            if not self._take_rows(table, grad):  # the rows may need sorting
+            if not self._take_rows(table, 0, grad):
                 return self.fits(*objects) and not self.step()
         before, largest = self.counts[self.slots], self.counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None

@@ -181,7 +181,7 @@ class Layout:
         """Dtype of the record of hyper-parameters of a tensor."""
         return self.rule.record(self.real)
 
-    @property
+    @cached_property
     def by_row(self) -> bool:
         """Whether the kernel works row by row."""
         return self.lazy or self.rule.row is not None

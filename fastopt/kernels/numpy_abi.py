@@ -18,8 +18,9 @@ from numba import types
 from numba.extending import intrinsic, overload
 from numpy.lib.array_utils import byte_bounds
 
-from fastopt.kernels.layout import ADDRESS, SEGMENTS
+from fastopt.kernels.layout import ADDRESS, ORDER, ROWS, SEGMENTS, STARTS
 from fastopt.kernels.rule import scalar
+from fastopt.kernels.segments import sort_rows
 
 __all__ = [
     "FITS",
@@ -236,9 +237,18 @@ def enter(
 
 
 def take_rows(
-    table: Any, guards: Any, written: Any, checked: Any, counting: Any, values: Any, indices: Any
+    table: Any,
+    guards: Any,
+    written: Any,
+    checked: Any,
+    counting: Any,
+    places: Any,
+    pieces: Any,
+    step: Any,
+    values: Any,
+    indices: Any,
 ) -> Any:
-    """Check a row-sparse gradient, and enter it if its rows ascend.
+    """Check and enter a row-sparse gradient; sort its rows if they do not ascend.
 
     Parameters
     ----------
@@ -249,13 +259,16 @@ def take_rows(
         the values, and for the indices the height of the tensor.
     checked, counting : numpy.ndarray
         Output array for a copy of the indices, and an array of the numbers from 0 on.
+    places, pieces, step
+        See :func:`fastopt.kernels.segments.sort_rows`.
     values, indices : int
         Ids of the arrays, which the caller keeps alive.
 
     Returns
     -------
     int
-        Number of rows; -1 with nothing entered if the gradient must be checked in Python.
+        Number of chunks in `pieces`, 0 if rows ascend; -1 with nothing entered if the gradient must
+        be checked in Python.
     """
     guards[0, ID], guards[1, ID] = values, indices
     for k in range(2):
@@ -271,15 +284,27 @@ def take_rows(
     first = at(values, DATA)
     if not clear_of(first, first + count * guards[0, NBYTES], written):
         return -1
-    rows, last = at(indices, DATA), np.int64(-1)
+    rows, last, ascends = at(indices, DATA), np.int64(-1), True
     height = np.int64(guards[1, NBYTES])
     for i in range(np.int64(count)):
         row = np.int64(at(rows, 8 * i))
-        if row <= last or row >= height:
+        if row < 0 or row >= height:
             return -1
+        if row <= last:
+            ascends = False
         checked[i] = last = row
+    cuts = 0
+    unique, starts, order = checked.ctypes.data, counting.ctypes.data, counting.ctypes.data
+    if not ascends:
+        if count >= np.uint64(places.shape[1]):
+            return -1
+        found, cuts = sort_rows(checked[: np.int64(count)], height, step, places, pieces)
+        count = np.uint64(found)
+        unique, starts = places[0].ctypes.data, places[1].ctypes.data
+        order = places[2].ctypes.data
+    table[0, ROWS], table[0, STARTS], table[0, ORDER] = unique, starts, order
     table[0, SEGMENTS], table[0, table.shape[1] - 1] = count, first
-    return np.int64(count)
+    return cuts
 
 
 def take_addresses(table: Any, written: Any, sizes: Any, itemsize: Any, found: Any) -> Any:

@@ -11,11 +11,13 @@ from fastopt.kernels.storage import load, locate, store
 __all__ = [
     "ASCENDING",
     "MIXED",
+    "PLACES",
     "collect",
     "gather",
     "listed",
     "order_rows",
     "scattered",
+    "sort_rows",
     "summed",
     "survey",
 ]
@@ -49,13 +51,47 @@ def survey(rows: Any, height: int, checked: Any) -> Any:
 
 
 def order_rows(rows: Any, height: int, step: int) -> Any:
-    """Sort row indices with a stable least-significant-digit radix sort.
+    """Sort row indices; see :func:`sort_rows`.
 
-    Returns the unique rows in ascending order, the start of each one in `order` (and the end),
-    `order`, which has the sorted positions in `rows`, and chunks of about `step` positions.
+    Returns the unique rows, their starts, the order, and the chunks.
     """
     size = len(rows)
-    order, other = np.arange(size), np.empty(size, np.int64)
+    places = np.empty((PLACES, size + 1), np.int64)
+    pieces = np.empty((size // step + 1, 3), np.int64)
+    found, cuts = sort_rows(rows, height, step, places, pieces)
+    return places[0, :found], places[1, : found + 1], places[2, :size], pieces[:cuts]
+
+
+PLACES = 4
+"""Rows of the array `places` of :func:`sort_rows`."""
+
+
+@scalar
+def sort_rows(rows: Any, height: Any, step: Any, places: Any, pieces: Any) -> Any:
+    """Sort row indices with a stable least-significant-digit radix sort.
+
+    Parameters
+    ----------
+    rows : numpy.ndarray
+        At least one row index from 0 to ``height - 1``.
+    height, step : int
+        Height of the table, and the approximate number of positions in a chunk.
+    places : numpy.ndarray
+        Output array with PLACES rows, longer than `rows`: the unique rows in ascending order, the
+        start of each one in the order (and the end), the order, which has the sorted positions in
+        `rows`, and memory to work with.
+    pieces : numpy.ndarray
+        Output array of at least ``len(rows) // step + 1`` chunks.
+
+    Returns
+    -------
+    tuple of int
+        The numbers of unique rows and of chunks.
+    """
+    size = len(rows)
+    unique, starts, order, other = places[0], places[1], places[2], places[3]
+    for i in range(size):
+        order[i] = i
     digit_bits = DIGIT if size >= FEW else FEW_DIGIT
     counts = np.empty(1 << digit_bits, np.int64)
     shift = 0
@@ -72,15 +108,17 @@ def order_rows(rows: Any, height: int, step: int) -> Any:
             counts[digit] += 1
         order, other = other, order
         shift += digit_bits
-    unique, starts = np.empty(size, np.int64), np.empty(size + 1, np.int64)
-    pieces = np.zeros((size // step + 1, 3), np.int64)
+    if (shift // digit_bits) % 2:
+        for i in range(size):
+            other[i] = order[i]
+        order = other
     found, cuts = 0, 0
     for i in range(size):
         row = rows[order[i]]
         if found and row == unique[found - 1]:
             continue
         if cuts == 0 or i - starts[pieces[cuts - 1, 1]] >= step:
-            pieces[cuts, 1] = found
+            pieces[cuts, 0], pieces[cuts, 1] = 0, found
             cuts += 1
         unique[found], starts[found] = row, i
         found += 1
@@ -88,7 +126,7 @@ def order_rows(rows: Any, height: int, step: int) -> Any:
     for piece in range(cuts):
         end = pieces[piece + 1, 1] if piece + 1 < cuts else found
         pieces[piece, 2] = end - pieces[piece, 1]
-    return unique[:found], starts[: found + 1], order, pieces[:cuts]
+    return found, cuts
 
 
 @scalar

@@ -29,7 +29,7 @@ from fastopt.kernels.layout import (
     kind_of,
 )
 from fastopt.kernels.numpy_abi import C_ORDER, NBYTES, guard
-from fastopt.kernels.segments import ASCENDING, OUTSIDE
+from fastopt.kernels.segments import ASCENDING, OUTSIDE, PLACES
 from fastopt.kernels.threads import may_run_parallel, thread_count, turn
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ PARALLEL_FROM = 65_536
 
 If NumPy's own threads still spin after a matrix product, starting threads costs ten times as much.
 """
+
+SORTED_AT_ONCE = 65_536
+"""Maximum indexed rows that are sorted while other Python threads wait, as headers are read."""
 
 ROW_COST = 4
 """Cost of an element of an indexed row relative to a dense one: rows come from main memory."""
@@ -134,7 +137,7 @@ class Table:
         self.list_pieces = self.pieces, 0
         self.checked_rows = np.empty(0, np.int64)
         self.row_guards: Array | None = None
-        self.counting: Array = self.checked_rows
+        self.counting = self.places = self.row_pieces = self.checked_rows
         self.take: Callable[..., int] | None = None
         self.decay: tuple[Array, ...] = ()
         self.at_once = False
@@ -201,7 +204,7 @@ class Table:
         values = _in_place(grad.values)
         given = _in_place(np.asarray(grad.indices, np.int64))
         if len(self.checked_rows) < len(given):
-            self.checked_rows = np.empty(len(given), np.int64)
+            self.checked_rows = np.empty(max(len(given), 2 * len(self.checked_rows)), np.int64)
         rows = self.checked_rows[: len(given)]
         found, wrong = cpu.survey()(given, height, rows)
         if found == OUTSIDE:
@@ -217,14 +220,12 @@ class Table:
             starts = order = _counting(len(rows) + 1)
             pieces, _ = chunks((len(rows), self.width))
         else:
-            step = max(CHUNK // max(self.width, 1), 1)
             with uninterrupted:  # numba loses an exception raised while it boxes the results
-                rows, starts, order, pieces = cpu.order_rows()(rows, height, step)
+                rows, starts, order, pieces = cpu.order_rows()(rows, height, self._step)
         self.listed = values, rows, starts, order
-        self.row_guards = None  # until sorted rows are set again
-        if values is grad.values and found == ASCENDING and self.device is None:
+        self.row_guards = None
+        if values is grad.values and self.device is None:
             self._guard_rows(values, height)
-            starts = order = self.counting
         entry = self.entry[0]
         entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]
         entry[SEGMENTS] = len(rows)
@@ -238,26 +239,43 @@ class Table:
         """Prepare the guards and arrays that :meth:`take_rows` needs."""
         self.row_guards = guard((values, self.checked_rows), 0)
         self.row_guards[:, NBYTES] = self.width * values.itemsize, height
-        self.counting = _counting(len(self.checked_rows) + 1)
+        size = len(self.checked_rows)
+        if len(self.counting) <= size:
+            self.counting = _counting(size + 1)
+            room = min(size, SORTED_AT_ONCE)
+            self.places = np.empty((PLACES, room + 1), np.int64)
+            self.row_pieces = np.empty((room // self._step + 1, 3), np.int64)
 
-    def take_rows(self, grad: "RowSparse", written: Array) -> bool:
-        """Set a row-sparse gradient whose rows ascend; for any other return False, unchanged.
+    @cached_property
+    def _step(self) -> int:
+        """Indexed rows of a chunk."""
+        return max(CHUNK // max(self.width, 1), 1)
 
-        The gradient must not overlap the sorted memory ranges `written`.
+    def take_rows(self, values: Any, indices: Any, written: Array) -> bool:
+        """Set a row-sparse gradient like :meth:`list_rows`, by one kernel.
+
+        If the gradient needs the checks in Python, nothing changes and the result is False. It must
+        not overlap the sorted memory ranges `written`.
         """
-        values, indices = grad.values, grad.indices
         if self.row_guards is None:
             return False
-        arguments = self.entry, self.row_guards, written, self.checked_rows, self.counting
+        arguments = (self.entry, self.row_guards, written, self.checked_rows, self.counting,
+                     self.places, self.row_pieces, self._step)  # fmt: skip
         if self.take is None:
             self.take = bind(cpu.take_rows(), *arguments, 0, 0)
-        count = self.take(*arguments, id(values), id(indices))
-        if count < 0:
+        cuts = self.take(*arguments, id(values), id(indices))
+        if cuts < 0:
             return False
         self.listed = (values,)
-        self.list_pieces = chunks((count, self.width))
+        rows = self.entry.item(0, SEGMENTS)
+        if cuts:
+            self.list_pieces = self.row_pieces[:cuts], values.size
+        else:
+            self.list_pieces = chunks((rows, self.width))
         if self.layout.by_row:
-            self.pieces, self.total = shares(count, self.width), self.list_pieces[1]
+            self.pieces, self.total = self.list_pieces
+            if cuts < 2:
+                self.pieces = shares(rows, self.width)
         return True
 
     def pay(self, paid: Array, before: float, after: float, at_once: bool) -> None:
@@ -361,7 +379,7 @@ class Table:
         if not total:
             return
         layout = self.layout
-        if layout.rule.row or layout.lazy:
+        if layout.by_row:
             factory = cpu.rows if layout.rule.row else cpu.lazy
             cost = total * (ROW_COST if layout.sparse else 1)
             self._call(factory, (layout,), cost, pieces, self.entry, self.records)
@@ -441,9 +459,10 @@ def shares(rows: int, width: int) -> NDArray[np.int64]:
     """Return row-sparse chunks: one for each thread, or a single one if that is faster."""
     threads = thread_count() if rows * width * ROW_COST >= PARALLEL_FROM else 1
     each = max(-(-rows // threads), 1)
-    return np.array([(0, k, min(each, rows - k)) for k in range(0, rows, each)], np.int64).reshape(
-        -1, 3
-    )
+    made = np.zeros((-(-rows // each), 3), np.int64)
+    for k in range(len(made)):
+        made[k, 1:] = k * each, min(each, rows - k * each)
+    return made
 
 
 def balanced(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:

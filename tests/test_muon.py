@@ -15,7 +15,7 @@ import fastopt
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError, from_torch_state_dict, to_torch_state_dict
 from fastopt.demo.perceptron import Perceptron, train
-from fastopt.engine.newton_schulz import NewtonSchulz
+from fastopt.engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 from fastopt.engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer import Muon
@@ -30,16 +30,10 @@ F32 = np.float32
 
 
 def orthogonal(matrix, steps=5):
-    """Polar Express by singular values, with the coefficients as its implementation has them."""
+    """Optimal polynomials of singular values between 0.0025 and 1 times a bound."""
     left, values, right = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
-    values = values / (1.02 * np.linalg.norm(values))
-    for a, b, c in (
-        (8.156554524902461, -22.48329292557795, 15.878769915207462),
-        (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-        (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-        (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-        (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-    )[:steps]:
+    values = values / (1.01 * np.linalg.norm(values, 8))
+    for a, b, c in COEFFICIENTS["polar"].polynomials[:steps]:
         values = a * values + b * values**3 + c * values**5
     return left * values @ right
 
@@ -82,7 +76,7 @@ def single(rng, shape=(4, 6), steps=4, dtype=F32):
 def test_the_file_names_its_packages_and_has_both_libraries():
     assert {*RECORDED["packages"]} == {"torch", "optax", "jax"}
     assert {case["library"] for case in CASES} == {"torch", "optax"}
-    assert {case["arguments"]["coefficients"] for case in CASES} == {"polar", "quintic"}
+    assert {case["arguments"]["coefficients"] for case in CASES} == {"polar_express", "quintic"}
 
 
 @every_case
@@ -126,9 +120,9 @@ def test_it_agrees_with_the_formula_in_float64(shape, nesterov, rng):
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_six_steps_of_polar_move_a_weight_by_an_orthogonal_matrix(rng):
+def test_it_moves_a_weight_by_an_orthogonal_matrix(rng):
     weight, gradients = single(rng, (16, 9), 1)
-    _, got = trained(Muon(lr=1.0, adjust="original", steps=6), weight, gradients)
+    _, got = trained(Muon(lr=1.0, adjust="original"), weight, gradients)
     moved = (got - weight) / math.sqrt(16 / 9)
     np.testing.assert_allclose(moved.T @ moved, np.eye(9), atol=0.05)
 

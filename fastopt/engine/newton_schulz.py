@@ -2,19 +2,30 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastopt.engine.buffers import Buffers
 
-__all__ = ["BATCHED", "COEFFICIENTS", "GRAM_FROM", "QUINTIC", "NewtonSchulz"]
+__all__ = ["BATCHED", "COEFFICIENTS", "GRAM_FROM", "NewtonSchulz"]
 
 Array = np.ndarray[Any, Any]
 Polynomial = tuple[float, float, float]
 """Coefficients of ``a x + b x**3 + c x**5``, applied to the singular values."""
 
 POLAR: tuple[Polynomial, ...] = (
+    (8.405177706456076, -24.850807291013737, 18.424617028583587),
+    (4.07717411748317, -3.0350424167195014, 0.5722070525540578),
+    (3.605791397455821, -2.699632979767103, 0.5340115004951567),
+    (2.617733084509828, -1.9412888952818128, 0.4486398450192731),
+    (1.944933980118409, -1.3256873940189362, 0.38264556306640507),
+    (1.875, -1.25, 0.375),
+)
+"""Composition of optimal polynomials for singular values from 0.0025 to 1: five of them map to
+[0.99, 1.01]. The last one converges to 1."""
+
+PUBLISHED: tuple[Polynomial, ...] = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
@@ -22,15 +33,31 @@ POLAR: tuple[Polynomial, ...] = (
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
     (1.875, -1.25, 0.375),
 )
-"""Optimal polynomials for singular values from 1e-3 to 1; the last one converges to 1."""
+"""Coefficients of the Polar Express paper: for singular values from 0.001 to 1, with a cushion."""
 
 QUINTIC: tuple[Polynomial, ...] = ((3.4445, -4.7750, 2.0315),)
 
-COEFFICIENTS: dict[str, tuple[tuple[Polynomial, ...], float]] = {
-    "polar": (POLAR, 1.02),
-    "quintic": (QUINTIC, 1.0),
+
+class Scheme(NamedTuple):
+    """Polynomials, and the number that a matrix is divided by before the first one."""
+
+    polynomials: tuple[Polynomial, ...]
+    """One for each step; the last one is repeated."""
+    safety: float = 1.0
+    """Factor of the norm that divides the matrix.
+
+    At the end of the range, the slope of the composition is about 1e4: it would magnify rounding.
+    """
+    tight: bool = False
+    """Whether the norm is the Schatten 8-norm instead of the Frobenius norm."""
+
+
+COEFFICIENTS: dict[str, Scheme] = {
+    "polar": Scheme(POLAR, safety=1.01, tight=True),
+    "polar_express": Scheme(PUBLISHED, safety=1.02),
+    "quintic": Scheme(QUINTIC),
 }
-"""Polynomials (the last one is repeated) and the safety factor of the norm that divides."""
+"""Schemes by the name that the user gives."""
 
 GRAM_FROM = 3
 """Ratio of columns to rows from which the Gram form takes fewer operations."""
@@ -89,7 +116,7 @@ class NewtonSchulz:
             Whether to iterate on the Gram matrix. Default: if that takes fewer operations.
         """
         wide = matrix.shape[-2] <= matrix.shape[-1]
-        polynomials, safety = COEFFICIENTS[coefficients]
+        polynomials, safety, tight = COEFFICIENTS[coefficients]
         chosen = [*polynomials[:steps], *[polynomials[-1]] * (steps - len(polynomials))]
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
             for part, target in zip(_stacks(matrix), _stacks(out), strict=True):
@@ -102,9 +129,9 @@ class NewtonSchulz:
                     divisor = norm if norm > eps or norm != norm else eps
                     np.divide(each, matrix.dtype.type(divisor * safety), out=scaled)
                 if gram if gram is not None else columns >= GRAM_FROM * rows:
-                    x = self._gram(x, chosen)
+                    x = self._gram(x, chosen, tight)
                 else:
-                    x = self._plain(x, chosen)
+                    x = self._plain(x, chosen, tight)
                 np.multiply(x if wide else x.swapaxes(1, 2), matrix.dtype.type(scale), out=target)
 
     def reserve(self, matrix: Array) -> None:
@@ -114,19 +141,19 @@ class NewtonSchulz:
         for name, size in {"x": columns, "y": columns, **dict.fromkeys("gpsq", rows)}.items():
             self._buffers(name, (count, rows, size), matrix.dtype)
 
-    def _plain(self, x: Array, polynomials: Sequence[Polynomial]) -> Array:
+    def _plain(self, x: Array, polynomials: Sequence[Polynomial], tight: bool) -> Array:
         """Iterate on the matrices."""
         count, rows, _ = x.shape
         other = self._buffers("y", x.shape, x.dtype)
         gram, p, scratch = (self._buffers(name, (count, rows, rows), x.dtype) for name in "gps")
-        for polynomial in polynomials:
+        for step, polynomial in enumerate(polynomials):
             np.matmul(x, x.swapaxes(1, 2), out=gram)
-            _even_part(gram, polynomial, p, scratch)
+            _even_part(gram, polynomial, p, scratch, tight and step == 0)
             np.matmul(p, x, out=other)
             x, other = other, x
         return x
 
-    def _gram(self, x: Array, polynomials: Sequence[Polynomial]) -> Array:
+    def _gram(self, x: Array, polynomials: Sequence[Polynomial], tight: bool) -> Array:
         """Iterate on the Gram matrix: all factors are polynomials of one symmetric matrix."""
         count, rows, _ = x.shape
         other = self._buffers("y", x.shape, x.dtype)
@@ -139,7 +166,7 @@ class NewtonSchulz:
                     np.matmul(q, x, out=other)
                     x, other = other, x
                 np.matmul(x, x.swapaxes(1, 2), out=gram)
-            _even_part(gram, polynomial, p, scratch)
+            _even_part(gram, polynomial, p, scratch, tight and step == 0)
             if starts:
                 q[...] = p
             else:
@@ -161,12 +188,40 @@ def _stacks(matrix: Array) -> Sequence[Array]:
     return [matrix] if together else [matrix[k : k + 1] for k in range(len(matrix))]
 
 
-def _even_part(gram: Array, polynomial: Polynomial, out: Array, scratch: Array) -> None:
-    """Write ``a I + b G + c G**2`` for symmetric matrices G."""
-    a, b, c = map(gram.dtype.type, polynomial)
+def _even_part(
+    gram: Array, polynomial: Polynomial, out: Array, scratch: Array, tight: bool = False
+) -> None:
+    """Write ``a I + b G + c G**2`` for symmetric matrices G.
+
+    With `tight`, the polynomial is applied to singular values divided by :func:`_bounds`.
+    """
     np.matmul(gram, gram.swapaxes(1, 2), out=out)
+    bounds = _bounds(gram, out) if tight else np.ones((1, 1, 1))
+    a, b, c = (
+        (each / bounds**power).astype(gram.dtype)
+        for each, power in zip(polynomial, (1, 3, 5), strict=True)
+    )
     out *= c
     np.multiply(gram, b, out=scratch)
     out += scratch
     count, rows, _ = out.shape
-    out.reshape(count, rows * rows)[:, :: rows + 1] += a
+    out.reshape(count, rows * rows)[:, :: rows + 1] += a[:, 0]
+
+
+def _bounds(gram: Array, square: Array) -> Array:
+    """Return upper bounds of the largest singular values, relative to the Frobenius norm.
+
+    The bound is the Schatten 8-norm: the eighth root of the sum of their eighth powers, which is
+    the squared Frobenius norm of `square`.
+
+    Parameters
+    ----------
+    gram : numpy.ndarray
+        Gram matrices of the matrices.
+    square : numpy.ndarray
+        Squares of `gram`.
+    """
+    norms = np.trace(gram, axis1=1, axis2=2, dtype=np.float64)
+    eighths = [np.einsum("ij,ij->", each, each, dtype=np.float64) for each in square]
+    bounds = np.array(eighths) ** 0.125 / np.sqrt(norms)
+    return np.where(norms > 0, bounds, 1.0 + norms).reshape(-1, 1, 1)

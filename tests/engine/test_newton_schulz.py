@@ -35,8 +35,10 @@ def distance(matrix):
 def by_singular_values(matrix, coefficients, steps, eps=1e-7):
     """The same polynomials, of the singular values themselves."""
     left, values, right = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
-    polynomials, safety = COEFFICIENTS[coefficients]
-    values = values / (max(np.linalg.norm(values), eps) * safety)
+    polynomials, safety, tight = COEFFICIENTS[coefficients]
+    norm = np.linalg.norm(values)
+    bound = safety * (np.sum((values / norm) ** 8) ** 0.125 if tight else 1)
+    values = values / (max(norm, eps) * bound)
     for step in range(steps):
         a, b, c = polynomials[min(step, len(polynomials) - 1)]
         values = a * values + b * values**3 + c * values**5
@@ -44,15 +46,45 @@ def by_singular_values(matrix, coefficients, steps, eps=1e-7):
 
 
 @settings(max_examples=60, deadline=None)
-@given(shapes, st.floats(1, 100), st.integers(0, 2**32), kinds)
-def test_six_steps_of_polar_make_rows_or_columns_orthonormal(shape, condition, seed, dtype):
-    assert distance(orthogonal(drawn(shape, condition, seed, dtype), steps=6)) <= 0.05
+@given(shapes, st.floats(1, 200), st.integers(0, 2**32), kinds)
+def test_five_steps_of_polar_make_rows_or_columns_orthonormal(shape, condition, seed, dtype):
+    got = orthogonal(drawn(shape, condition, seed, dtype))
+    assert distance(got) <= 0.05
+    values = np.linalg.svd(got, compute_uv=False)
+    assert 0.989 < values.min() <= values.max() < 1.011
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"), [((100, 150), 0.05), ((64, 64), 0.07), ((256, 256), 0.07)]
+)
+def test_random_matrices_become_orthogonal_too(shape, most):
+    """Square ones have singular values down to 0, below the range of the polynomials."""
+    matrices = np.random.default_rng(0).normal(size=(9, *shape)).astype(np.float32)
+    polar, published = (
+        np.median([distance(orthogonal(each, name)) for each in matrices])
+        for name in ("polar", "polar_express")
+    )
+    assert polar < most < 0.18 < published
+
+
+def test_the_polynomials_of_polar_are_optimal_one_after_the_other():
+    """The error of each alternates between four points of its range, and is largest there."""
+    low, high = 0.0025, 1.0
+    for a, b, c in COEFFICIENTS["polar"].polynomials[:5]:
+        inner = np.sqrt((-3 * b + np.array([-1, 1]) * np.sqrt(9 * b * b - 20 * a * c)) / (10 * c))
+        points = np.array([low, *inner, high])
+        assert (np.diff(points) > 0).all()
+        errors = (a * points + b * points**3 + c * points**5 - 1) * [-1, 1, -1, 1]
+        np.testing.assert_allclose(errors, errors[0], rtol=1e-7)
+        low, high = 1 - errors[0], 1 + errors[0]
+    assert low == pytest.approx(0.98990, abs=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
 @given(shapes, st.floats(1, 100), st.integers(0, 2**32), kinds)
-def test_five_steps_of_polar_leave_singular_values_near_one(shape, condition, seed, dtype):
-    values = np.linalg.svd(orthogonal(drawn(shape, condition, seed, dtype)), compute_uv=False)
+def test_five_steps_of_polar_express_leave_singular_values_near_one(shape, condition, seed, dtype):
+    got = orthogonal(drawn(shape, condition, seed, dtype), "polar_express")
+    values = np.linalg.svd(got, compute_uv=False)
     assert 0.8 < values.min() <= values.max() < 1.2
 
 
@@ -129,9 +161,9 @@ def test_large_matrices_of_a_stack_are_orthogonalized_one_by_one(monkeypatch):
     stack, counts = np.random.default_rng(0).normal(size=(3, 8, 9)), []
     plain = NewtonSchulz._plain
 
-    def counted(self, x, polynomials):
+    def counted(self, x, *rest):
         counts.append(len(x))
-        return plain(self, x, polynomials)
+        return plain(self, x, *rest)
 
     monkeypatch.setattr(NewtonSchulz, "_plain", counted)
     together = orthogonal(stack)
@@ -154,3 +186,7 @@ def test_norms_below_eps_count_as_eps():
     matrix *= 1e-4 / np.linalg.norm(matrix)
     got = orthogonal(matrix, "quintic", 1, eps=1.0)
     np.testing.assert_allclose(got, 3.4445 * matrix, rtol=1e-6)
+    whole = matrix / np.linalg.norm(matrix)
+    bound = 1.01 * np.linalg.norm(np.linalg.svd(whole, compute_uv=False), 8)
+    got = orthogonal(matrix, "polar", 1, eps=1.0)
+    np.testing.assert_allclose(got, 8.405177706456076 / bound * matrix, rtol=1e-6)

@@ -47,7 +47,7 @@ OPTAX = [
     ({"beta": 0.5, "consistent_rms": 0.2}, {"momentum": 0.5, "adjust": "rms"}),
     (
         {"beta": 0.9, "ns_coeffs": POLAR},
-        {"momentum": 0.9, "adjust": "original", "coefficients": "polar"},
+        {"momentum": 0.9, "adjust": "original", "coefficients": "polar_express"},
     ),
 ]
 """The same of optax, which has another momentum of Nesterov's."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args
 from fastopt.arguments import brief
 from fastopt.suggestions import closest
 
-__all__ = ["Constructor", "Same", "constructs", "rename", "unknown_arguments"]
+__all__ = ["Constructor", "Same", "constructs", "misspelled", "rename", "unknown_arguments"]
 
 
 class Same:
@@ -41,6 +41,9 @@ class Constructor(ABCMeta):
     argument_advice: ClassVar[Mapping[str, str]] = {}
     """Advice for argument names of other libraries that have no counterpart."""
 
+    first_attributes: frozenset[str] = frozenset()
+    """Attributes of the first instance when it was constructed; empty before."""
+
     @property
     def __signature__(cls) -> inspect.Signature:
         """Signature with all arguments, including aliases and those passed by ``**kwargs``."""
@@ -56,7 +59,10 @@ class Constructor(ABCMeta):
             """Create an instance, resolving aliases first."""
             if args or kwargs:
                 _resolve(cls, args, kwargs)
-            return super().__call__(*args, **kwargs)
+            made = super().__call__(*args, **kwargs)
+            if "first_attributes" not in vars(cls):
+                cls.first_attributes = frozenset(getattr(made, "__dict__", ()))
+            return made
 
     def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise or warn if positional arguments look like a mistake."""
@@ -197,6 +203,24 @@ def _meant(cls: Any, name: str, taken: Sequence[str]) -> str | None:
     """Return the argument to suggest for an unknown name, or None."""
     meant = [each for each in cls.argument_names.get(name, ()) if each in taken]
     return meant[0] if meant else closest(name, taken)
+
+
+def misspelled(cls: Any, name: str, known: Sequence[str]) -> AttributeError | None:
+    """Return the error for assigning a new attribute that looks like a known one, or None.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    name : str
+        The new attribute.
+    known : sequence of str
+        Names of arguments and attributes.
+    """
+    meant = _meant(cls, name, known)
+    advice = f"did you mean {meant}?" if meant else cls.argument_advice.get(name)
+    words = f"{cls.__name__!r} object has no attribute {name!r} to set"
+    return AttributeError(f"{words}; {advice}") if advice else None
 
 
 Arguments = ParamSpec("Arguments")

@@ -133,6 +133,28 @@ CASES = [
         nan_spreads_to="tensor",
         recorded=True,
     ),
+    Case("sgd", {"momentum": 0.9, "cautious": True}, converges=FAST, recorded=True),
+    Case(
+        "adam",
+        {"cautious": True, "stable": True},
+        converges=FAST,
+        nan_spreads_to="tensor",
+        recorded=True,
+    ),
+    Case("adan", {"cautious": True, "cautious_decay": True}, converges=FAST, recorded=True),
+    Case(
+        "novograd",
+        {"cautious": True},
+        converges={"learning_rate": 0.05},
+        nan_spreads_to="tensor",
+        recorded=True,
+    ),
+    Case(
+        "prodigy",
+        {"cautious": True, "cautious_decay": True},
+        converges={"d0": 1e-2},
+        recorded=True,
+    ),
     Case(
         "nadamw",
         {"cautious": True, "cautious_decay": True, "stable": True},

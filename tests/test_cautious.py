@@ -1,66 +1,185 @@
-"""Cautious forms: each is the plain step with a mask."""
+"""Cautious and stable forms: each is the step of the plain form with masks and a factor."""
 
 import numpy as np
 import pytest
 
+import fastopt
 from fastopt import optimizer
+from fastopt.optimizer import Optimizer
+from fastopt.optimizer.families import CoupledVariants
 
 FORMS = {
     "adabelief": {},
-    "radam": {"beta2": 0.9},
+    "radam": {"beta2": 0.7},
     "adamatan2": {},
     "ademamix": {"beta3": 0.9},
     "adopt": {},
+    "adan": {},
     "lion": {},
     "nadamw": {},
     "adamw": {"formula": "torch"},
+    "adam": {},
+    "adam of torch": {"formula": "torch", "amsgrad": True},
+    "nadam": {},
+    "nadam of torch": {"formula": "torch"},
+    "yogi": {},
+    "adamax": {},
+    "novograd": {},
+    "prodigy": {"d0": 0.1},
+    "prodigy with coupled decay": {"d0": 0.1, "decouple": False},
+    "sgd": {"momentum": 0.9},
+    "nag": {"momentum": 0.9},
+    "signum": {"wd_lh": 0.3},
+    "muon": {},
+    "soap": {"precondition_frequency": 2},
+    "sm3": {},
+    "adafactor": {},
 }
-"""Classes with decoupled decay whose share is the rate times the decay."""
+"""Arguments of the forms by name, which begins with that of the class."""
 
-ONE = "adamatan2"
+BY_DEFAULT = ("adamatan2", "sgd")
 RATE, DECAY = 0.1, 0.5
+VAR = {"ademamix": 2}
+"""Place of the second moment in the state, if not 1."""
 
 
-def moves(name, gradients):
-    """What the plain form adds to weights of 0, which do not decay."""
-    updater = optimizer.get_updater(optimizer.create(name, lr=RATE, **FORMS[name]))
-    for grad in gradients:
-        move = np.zeros_like(grad)
-        updater(0, grad, move)
-        yield move
+def class_of(name):
+    return Optimizer.opt_registry[name.partition(" ")[0]]
 
 
-@pytest.mark.parametrize(
-    ("name", "cautious", "cautious_decay"),
-    [
-        *(
-            pytest.param(n, True, True, marks=[] if n == ONE else [pytest.mark.exhaustive])
-            for n in FORMS
-        ),
-        pytest.param(ONE, True, False, marks=pytest.mark.exhaustive),
-        pytest.param(ONE, False, True, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_cautious_form_masks_the_move_and_the_decay_of_the_plain_one(
-    name, cautious, cautious_decay, rng
-):
-    gradients = rng.normal(size=(8, 5, 7)) * np.array([3.0, 0.1] * 4).reshape(8, 1, 1)
+def flags_of(name):
+    without = {"cautious_decay"} if "coupled" in name else set()
+    return [flag for flag in class_of(name).variants if flag not in without]
+
+
+def decay_of(name, made, step):
+    """Share of the weight that decoupled decay takes."""
+    rate = made.d * RATE if name.startswith("prodigy") else RATE
+    if name == "adan":
+        return rate * DECAY / (1 + rate * DECAY)
+    if name == "signum":
+        return rate * FORMS[name]["wd_lh"]
+    coupled = isinstance(made, CoupledVariants) or "coupled" in name
+    first = name in ("adopt", "soap") and step == 0
+    return 0.0 if coupled or first else rate * DECAY
+
+
+def seen_by(name, made, grad, weight, state):
+    """The gradient that moving averages average: with decay if that is not decoupled."""
+    if name == "novograd":
+        grad = grad / np.sqrt(state[1])
+    coupled = isinstance(made, CoupledVariants) or "coupled" in name
+    return grad + DECAY * weight if coupled else grad
+
+
+def factor_of(name, made, seen, state, step):
+    """Inverse root mean ratio of the squared gradient to its corrected average, at most 1."""
+    if name == "radam" and not made.hyper(step + 1, RATE, DECAY)["rectified"]:
+        return 1.0
+    if name == "soap":
+        return None
+    var = state[VAR.get(name, 1)] / (1 - made.beta2 ** (step + 1))
+    return 1 / max(1.0, np.sqrt(np.mean(seen**2 / np.maximum(var, made.epsilon**2))))
+
+
+def expected(name, flags, plain, grad, weight, step):
+    """Weight after a step: that of the plain form from there, with masks and a factor."""
+    probe, made = weight.copy(), plain.optimizer
+    plain(0, grad, probe)
+    state, share = plain.states[0], decay_of(name, made, step)
+    move = probe - (1 - share) * weight
+    seen = seen_by(name, made, grad, weight, state)
+    decays = move * weight <= 0 if flags.get("cautious_decay") else np.ones_like(weight)
+    factor = factor_of(name, made, seen, state, step) if flags.get("stable") else 1.0
+    if flags.get("cautious"):
+        downhill = move * seen < 0
+        move = move * downhill / max(downhill.mean(), 1e-3)
+    return weight + factor * (move - share * decays * weight)
+
+
+def check(name, flags, rng):
+    """Compare all steps with those of the plain form; gradients sometimes grow by much."""
+    arguments = {"lr": RATE, "wd": DECAY, **FORMS[name]}
+    kind = class_of(name)
+    plain, varied = (fastopt.Updater(kind(**arguments, **each)) for each in ({}, flags))
     weight = rng.normal(size=(5, 7))
-    flags = {"cautious": cautious, "cautious_decay": cautious_decay}
-    made = optimizer.create(name, lr=RATE, wd=DECAY, **flags, **FORMS[name])
-    updater, got = optimizer.get_updater(made), weight.copy()
-    for step, (grad, move) in enumerate(zip(gradients, moves(name, gradients), strict=True)):
-        decays = move * weight <= 0 if cautious_decay else np.ones_like(weight)
-        if cautious:
-            downhill = move * grad < 0
-            move *= downhill / max(downhill.mean(), 1e-3)
-        rate = 0.0 if (name, step) == ("adopt", 0) else RATE
-        weight += move - rate * DECAY * decays * weight
-        updater(0, grad, got)
-        np.testing.assert_allclose(got, weight, rtol=1e-12, atol=1e-12)
+    for step, size in enumerate([3.0, 0.1, 0.1, 3.0, 30.0, 0.1, 3.0, 0.1]):
+        grad = size * rng.normal(size=weight.shape)
+        after = expected(name, flags, plain, grad, weight, step)
+        varied(0, grad, weight)
+        np.testing.assert_allclose(weight, after, rtol=1e-9, atol=1e-9, err_msg=f"step {step}")
+    assert varied.optimizer.rule is None or {*flags} <= {*varied.optimizer.variants}
 
 
-@pytest.mark.parametrize("name", FORMS)
+def by_default(name):
+    return () if name in BY_DEFAULT else pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=by_default(n)) for n in FORMS])
+def test_a_variant_masks_and_scales_the_step_of_the_plain_form(name, rng):
+    flags = [flag for flag in flags_of(name) if (name, flag) != ("soap", "stable")]
+    check(name, dict.fromkeys(flags, True), rng)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [("adamw", flag) for flag in ("cautious", "cautious_decay", "stable")]
+    + [("adam", "stable"), ("muon", "cautious"), ("muon", "cautious_decay")],
+)
+def test_each_flag_alone_too(name, flag, rng):
+    check(name, {flag: True}, rng)
+
+
+def test_every_class_with_variants_is_compared():
+    named = {class_of(name) for name in FORMS}
+    registered = {klass for klass in Optimizer.opt_registry.values() if "variants" in dir(klass)}
+    assert {k for k in registered if k.variants and k.__name__ != "ccSGD"} <= named
+
+
+@pytest.mark.exhaustive
+def test_soap_is_stable_in_the_bases(rng):
+    """Without rotations, it is Adam: a diagonal basis keeps the elements apart."""
+    plain, stable = (fastopt.Updater(optimizer.SOAP(lr=RATE, stable=on)) for on in (False, True))
+    weights = [np.ones((4, 4)), np.ones((4, 4))]
+    for step in range(6):
+        grad = (30.0 if step == 4 else 1.0) * np.diag([4.0, 3.0, 2.0, 1.0]) * (1 - 2 * (step % 2))
+        before = [weight.copy() for weight in weights]
+        for updater, weight in zip((plain, stable), weights, strict=True):
+            updater(0, grad, weight)
+        moves = [weight - old for weight, old in zip(weights, before, strict=True)]
+        if step < 1:
+            continue
+        var = stable.states[0][1] / (1 - 0.95**step)
+        square = np.square(stable.states[0][4].T @ grad @ stable.states[0][6])
+        ratio = np.mean(np.divide(square, var, out=np.zeros_like(var), where=var > 1e-12))
+        np.testing.assert_allclose(moves[1], moves[0] / max(1, np.sqrt(ratio)), atol=1e-9)
+        assert (ratio > 1) == (step == 4)
+
+
+def test_without_momentum_cautious_is_plain():
+    for name in ("sgd", "nag", "signum"):
+        made = optimizer.create(name, momentum=0.0, cautious=True)
+        assert made.rule is optimizer.create(name, momentum=0.0).rule
+        made.momentum = 0.5
+        assert made.rule is not optimizer.create(name, momentum=0.5).rule
+
+
+def test_flags_are_arguments_where_they_apply_alone():
+    for name, flag in (
+        ("adam", "cautious_decay"),
+        ("adabelief", "stable"),
+        ("adafactor", "cautious"),
+        ("schedulefreeadamw", "cautious"),
+        ("lamb", "cautious"),
+    ):
+        with pytest.raises(TypeError, match=f"does not take {flag}"):
+            optimizer.create(name, **{flag: True})
+    with pytest.raises(ValueError, match="cautious_decay=True needs decoupled decay"):
+        optimizer.Prodigy(cautious_decay=True, decouple=False)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adan", "lion"])
 def test_cautious_decay_of_single_rows_cannot_wait(name):
     with pytest.raises(ValueError, match="cautious_decay=True decays by the gradient's sign"):
         optimizer.create(name, cautious_decay=True, sparse_decay="catch_up")

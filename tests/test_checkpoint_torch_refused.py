@@ -96,7 +96,8 @@ def test_a_schedule_stays(tmp_path):
         (lambda: optimizer.Ftrl(), "torch has no Ftrl"),
         (lambda: optimizer.AdamW(eta=0.5), "torch has no AdamW unless it has"),
         (lambda: optimizer.AdamW(correct_bias=False), "unless"),
-        (lambda: optimizer.AdamW(cautious=True), "unless"),
+        (lambda: optimizer.AdamW(cautious=True, stable=True), "no AdamW with cautious and stable"),
+        (lambda: optimizer.SGD(momentum=0.9, cautious=True), "torch has no SGD with cautious"),
         (lambda: optimizer.Nadam(per_parameter=True, amsgrad=True), "unless"),
         (lambda: optimizer.RMSProp(clip_weights=1.0), "unless"),
         (

@@ -36,6 +36,40 @@ def assigned(name, value):
     return made
 
 
+def of_a_subclass(name, value):
+    class Mine(fastopt.Adam):
+        pass
+
+    made = Mine()
+    setattr(made, name, value)
+    return made
+
+
+def test_a_misspelled_attribute_is_an_error_that_names_the_right_one():
+    for make, name, meant in (
+        (fastopt.SGD, "weigth_decay", "weight_decay"),
+        (fastopt.SGD, "momentun", "momentum"),
+        (fastopt.Adam, "beta_1", "beta1"),
+        (fastopt.Adam, "step_size", "learning_rate"),
+        (lr_scheduler.CosineScheduler, "base_Ir", "base_lr"),
+    ):
+        made = make(9) if make is lr_scheduler.CosineScheduler else make()
+        words = f"{type(made).__name__!r} object has no attribute {name!r} to set; did you mean"
+        with pytest.raises(AttributeError, match=f"{words} {meant}"):
+            setattr(made, name, 0.5)
+        assert name not in vars(made)
+    with pytest.raises(AttributeError, match="NAG is SGD with Nesterov's momentum"):
+        fastopt.SGD().nesterov = True
+
+
+def test_other_attributes_and_those_of_subclasses_may_be_added():
+    made = fastopt.Adam()
+    made.remark = "of mine"
+    assert made.remark == "of mine"
+    for name in ("weigth_decay", "beta3", "momentun"):
+        assert vars(of_a_subclass(name, 1.0))[name] == 1.0
+
+
 def waiting():
     made = updater("adagrad", wd=0.1, sparse_decay="catch_up")
     made(0, (ones(1, 1), np.array([0])), ones(2, 1))

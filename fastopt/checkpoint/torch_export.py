@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt.checkpoint.describe import Stateful, check_updater
-from fastopt.checkpoint.torch_forms import FORMS, Form
+from fastopt.checkpoint.torch_forms import FORMS, Form, plain
 from fastopt.engine.validate import label, leaves
 from fastopt.kernels.codes import numbers_of
 from fastopt.optimizer.optimizer import Index, Optimizer
@@ -81,6 +81,9 @@ def _integer(index: Index) -> int:
 def _form_of(optimizer: Optimizer) -> Form:
     name = type(optimizer).__name__
     forms = FORMS.get(name, ())
+    own, variants = vars(optimizer), plain(optimizer)
+    if forms and (on := [name for name in variants if own[name]]):
+        raise ValueError(f"torch has no {name} with {' and '.join(on)}")
     for form in forms:
         if all(getattr(optimizer, key) == value for key, value in form.when.items()):
             return form

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastopt.engine.newton_schulz import QUINTIC
+from fastopt.kernels.variants import Variant
 
 __all__ = ["FORMS", "VOCABULARY", "Form", "Option"]
 
@@ -78,8 +79,9 @@ BETAS = Option(("beta1", "beta2"), lambda *betas: betas, tuple)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-PLAIN = {"cautious": False, "cautious_decay": False, "stable": False}
-"""Values that disable the variants of AdamW that torch does not have."""
+def plain(optimizer: Any) -> dict[str, bool]:
+    """Return values that disable the variants of an optimizer that torch does not have."""
+    return {name: False for name in Variant._fields if name in vars(optimizer)}
 
 
 def of_each_formula(form: Form, **of_mxnet: Any) -> tuple[Form, ...]:
@@ -155,7 +157,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
             MOMENTS,
             {"betas": BETAS, "eps": same("epsilon")},
             {"decoupled_weight_decay": True},
-            when={"correct_bias": True, "eta": None, **PLAIN},
+            when={"correct_bias": True, "eta": None},
         )
     ),
     "AdaGrad": of_each_formula(

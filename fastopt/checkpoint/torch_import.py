@@ -11,7 +11,7 @@ from fastopt.checkpoint.describe import Stateful, check_updater, describe
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore import restore
-from fastopt.checkpoint.torch_forms import FORMS, VOCABULARY, Form
+from fastopt.checkpoint.torch_forms import FORMS, VOCABULARY, Form, plain
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["from_torch_state_dict"]
@@ -100,7 +100,8 @@ def _described(
         for position in group["params"]
         if _entry(state_dict, position)
     }
-    attributes = optimizer.__getstate__() | dict(form.when) | _options(form, groups)
+    attributes = optimizer.__getstate__() | plain(optimizer) | dict(form.when)
+    attributes |= _options(form, groups)
     attributes |= _rates(optimizer, groups, index_of)
     attributes["maximize"] = _maximize(groups)
     if form.counted:

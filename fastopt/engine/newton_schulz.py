@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt.engine.buffers import Buffers
 
-__all__ = ["BATCHED", "COEFFICIENTS", "GRAM_FROM", "NewtonSchulz"]
+__all__ = ["BATCHED", "COEFFICIENTS", "GRAM_FROM", "QUINTIC", "NewtonSchulz"]
 
 Array = np.ndarray[Any, Any]
 Polynomial = tuple[float, float, float]
@@ -224,4 +224,5 @@ def _bounds(gram: Array, square: Array) -> Array:
     norms = np.trace(gram, axis1=1, axis2=2, dtype=np.float64)
     eighths = [np.einsum("ij,ij->", each, each, dtype=np.float64) for each in square]
     bounds = np.array(eighths) ** 0.125 / np.sqrt(norms)
-    return np.where(norms > 0, bounds, 1.0 + norms).reshape(-1, 1, 1)
+    found: Array = np.where(norms > 0, bounds, 1.0 + norms)  # 1 for zeros, NaN stays NaN
+    return found.reshape(-1, 1, 1)

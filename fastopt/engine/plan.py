@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import inf
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 from weakref import proxy
 
@@ -253,6 +253,14 @@ class Plan:
         )
 
     # Whether a call fits
+
+    def keeps(self, state: Any) -> bool:
+        """Whether a state of the only tensor is the one planned for, or a tuple of its arrays."""
+        known = self.states[0]
+        if known is state:
+            return True
+        pair = type(known) is tuple and type(state) is tuple and len(known) == len(state)
+        return pair and all(map(is_, known, state))
 
     def fits(self, index: Any, grad: Any, weight: Any) -> bool:
         """Enter a call's gradients into the tables; return whether the plan fits the call."""

@@ -266,7 +266,7 @@ class Planner:
         """Update one tensor with a state that the caller keeps."""
         key = index, masters
         plan = self.plans.get(key)
-        if plan is not None and plan.states[0] is state and plan.fits(index, grad, weight):
+        if plan is not None and plan.keeps(state) and plan.fits(index, grad, weight):
             plan.step()
             return
         self.update_all([(index, weight, grad, state)], single=True, masters=masters, key=key)
@@ -276,7 +276,7 @@ class Planner:
         for index, weight, grad, state in calls:
             self.optimizer._get_lr(index), self.optimizer._get_wd(index)
             plan = self.plans.get((index, True))
-            if plan is None or plan.states[0] is not state or plan.weights[0] is not weight:
+            if plan is None or not plan.keeps(state) or plan.weights[0] is not weight:
                 self.table(index, weight, grad, state)
 
     def update_all(

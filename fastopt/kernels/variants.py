@@ -1,22 +1,84 @@
-"""Cautious and stable variants of rules with decoupled weight decay.
+"""Cautious and stable variants of rules.
 
-A rule with decoupled decay adds a move to the weight that does not depend on the weight, and
-subtracts a share of the weight. Called with a weight of 0, it thus returns the move alone.
+A variant takes the move of a rule apart from the weight decay that is decoupled. A rule whose decay
+is decoupled and which adds a move that does not depend on the weight returns, for a weight of 0,
+the move alone.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled, same_sign
 
-__all__ = ["FIRST", "varied"]
+__all__ = [
+    "FIRST",
+    "Traits",
+    "Variant",
+    "aligned_finish",
+    "beside_decay",
+    "cautious_move",
+    "no_decay",
+    "varied",
+]
 
 Function = Callable[..., Scalar]
 
 FIRST: Mapping[str, float] = {"aligned_scale": 1.0, "trust": 1.0}
 """Initial values of the fields that reductions set."""
+
+
+class Traits(NamedTuple):
+    """How a rule uses the gradient and the weight decay."""
+
+    seen: Function
+    """``seen(weight, grad, h)``: the gradient that the moving averages of the rule average."""
+    decay: Function
+    """``decay(weight, h)``: what decoupled decay subtracts from a weight."""
+    from_zero: bool
+    """Whether the rule has the same move for a weight of 0."""
+    ratio: Function | None = None
+    """``ratio(grad, state, h)``: squared gradient over its moving average in the new state."""
+    fields: tuple[str, ...] = ()
+    """Fields of `h` that `ratio` reads and the rule does not have."""
+
+
+class Variant(NamedTuple):
+    """Which variants are selected."""
+
+    cautious: bool = False
+    """Move only elements whose move is downhill, and divide moves by the share of these."""
+    cautious_decay: bool = False
+    """Decay only weights that do not move away from 0."""
+    stable: bool = False
+    """Divide the change by the root of the mean `ratio` if that is above 1."""
+
+
+@scalar
+def beside_decay(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
+    """Return the rescaled and clipped gradient, for rules with decoupled decay."""
+    return rescaled(grad, h)
+
+
+@scalar
+def no_decay(weight: Scalar, h: Hyper) -> Scalar:
+    """Return 0, for rules without decoupled decay."""
+    return type(weight)(0)
+
+
+@scalar
+def zero(weight: Scalar) -> Scalar:
+    """Return 0, from which a rule with :attr:`Traits.from_zero` starts."""
+    return type(weight)(0)
+
+
+@scalar
+def itself(weight: Scalar) -> Scalar:
+    """Return the weight, from which other rules start."""
+    return weight
+
 
 LEAST_SHARE = 1e-3
 """Share of aligned elements below which moves are not scaled up further."""
@@ -31,8 +93,7 @@ def every_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
 @scalar
 def cautious_move(move: Scalar, grad: Scalar, h: Hyper) -> Scalar:
     """Return the move if it is downhill, divided by the share of such elements; else 0."""
-    zero = type(move)(0)
-    return move * (h.aligned_scale if same_sign(-move, rescaled(grad, h)) else zero)
+    return move * (h.aligned_scale if same_sign(-move, grad) else type(move)(0))
 
 
 @scalar
@@ -71,71 +132,75 @@ def ratio_finish(sums: Sums, h: Hyper) -> None:
     h.trust = 1.0 if root <= 1.0 else 1.0 / root
 
 
+def keeping(finish: Callable[[Sums, Hyper], None]) -> Callable[..., State]:
+    """Return `finish` for a rule that keeps numbers, which it leaves as they are."""
+
+    def finished(sums: Sums, h: Hyper, kept: State) -> State:
+        finish(sums, h)
+        return kept
+
+    scalar(finish)
+    return finished
+
+
 @cache
-def varied(
-    of: Rule,
-    share: Function,
-    ratio: Function | None,
-    fields: tuple[str, ...],
-    cautious: bool,
-    cautious_decay: bool,
-    stable: bool,
-) -> Rule:
-    r"""Return a cautious or stable variant of the rule `of`.
+def varied(of: Rule, traits: Traits, which: Variant) -> Rule:
+    r"""Return a variant of a rule.
 
-    With :math:`\Delta` the move of the rule and :math:`\delta` the share of the weight that decay
-    subtracts, the update is
+    With the move :math:`\Delta` of the rule and its decoupled decay :math:`\delta(w)`, the update
+    is
 
-    .. math:: w \leftarrow w + T (M(\Delta) - \delta D(w))
+    .. math:: w \leftarrow w + T (M(\Delta) - \delta(D(w)))
 
     where :math:`M` and :math:`D` are masks and :math:`T` a factor of the tensor.
 
     Parameters
     ----------
     of : Rule
-        A rule with decoupled decay.
-    share : callable
-        ``share(h)``: share of the weight that decay subtracts.
-    ratio : callable or None
-        ``ratio(grad, state, h)``: squared gradient over its moving average in the new state.
-    fields : tuple of str
-        Fields of `h` that `ratio` reads and the rule does not have.
-    cautious : bool
-        Move only elements whose move is downhill, and divide moves by the share of these elements.
-    cautious_decay : bool
-        Decay only weights that do not move away from 0.
-    stable : bool
-        Divide the change by the root of the mean `ratio` if that is above 1.
+        The rule.
+    traits : Traits
+        How it uses the gradient and the decay.
+    which : Variant
+        The variant.
     """
-    if not (cautious or cautious_decay or stable):
+    if not any(which):
         return of
-    fn = of.fn
-    masked = cautious_move if cautious else every_move
-    decaying = cautious_weight if cautious_decay else every_weight
-    scaled = limited if stable else whole
+    fn, (seen, decay, from_zero, ratio, fields) = of.fn, traits
+    start = zero if from_zero else itself
+    masked = cautious_move if which.cautious else every_move
+    decaying = cautious_weight if which.cautious_decay else every_weight
+    scaled = limited if which.stable else whole
 
     def variant(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-        move, new = fn(type(weight)(0), grad, state, h)
-        change = masked(move, grad, h) - share(h) * decaying(weight, move)
+        first = start(weight)
+        last, new = fn(first, grad, state, h)
+        move = last - first + decay(first, h)
+        change = masked(move, seen(weight, grad, h), h) - decay(decaying(weight, move), h)
         return weight + scaled(change, h), new
 
     def aligned_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-        move, _ = fn(type(weight)(0), grad, state, h)
-        zero, one = type(weight)(0), type(weight)(1)
-        return one if same_sign(-move, rescaled(grad, h)) else zero, one
+        first = start(weight)
+        last, _ = fn(first, grad, state, h)
+        move = last - first + decay(first, h)
+        aligned = same_sign(-move, seen(weight, grad, h))
+        return type(weight)(1) if aligned else type(weight)(0), type(weight)(1)
 
     def ratio_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
-        _, new = fn(type(weight)(0), grad, state, h)
-        return ratio(rescaled(grad, h), new, h), type(weight)(1)  # type: ignore[misc]
+        _, new = fn(start(weight), grad, state, h)
+        return ratio(seen(weight, grad, h), new, h), type(weight)(1)  # type: ignore[misc]
 
-    passes = [(aligned_sums, aligned_finish)] * cautious + [(ratio_sums, ratio_finish)] * stable
-    marks = "_cautious" * cautious + "_cautious_decay" * cautious_decay + "_stable" * stable
-    variant.__name__ = variant.__qualname__ = of.name + marks
-    more = (*("aligned_scale",) * cautious, *("trust", *fields) * stable)
+    passes: list[tuple[Function, Function]] = [(aligned_sums, aligned_finish)] * which.cautious
+    passes += [(ratio_sums, ratio_finish)] * which.stable
+    if of.kept:
+        passes = [(sums, keeping(finish)) for sums, finish in passes]
+    names = [name for name, selected in which._asdict().items() if selected]
+    variant.__name__ = variant.__qualname__ = "_".join([of.name, *names])
+    more = (*("aligned_scale",) * which.cautious, *("trust", *fields) * which.stable)
     declare = rule(
         state=of.state,
         hyper=(*of.hyper, *more),
-        passes=passes,
+        passes=(*of.passes, *passes),
+        kept=of.kept,
         signed=of.signed,
         nonnegative=of.nonnegative,
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
 from fastopt.engine.buffers import Buffers
-from fastopt.optimizer.keywords import Rate, RatedArguments
+from fastopt.optimizer.keywords import FactoredArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
 
@@ -136,6 +136,9 @@ class Adafactor(MatrixFamily):
         None.
     fallback_for : str or sequence of str, optional
         Regular expressions for the names of weights that the fallback updates.
+    cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`, for the weights that the fallback does not update.
+        Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 
@@ -163,6 +166,7 @@ class Adafactor(MatrixFamily):
     """
 
     takes_vectors = True
+    variants = ("cautious_decay",)
     rounds_state = False
     arguments: ClassVar[Descriptions] = {
         "decay_rate": Real(least=0),
@@ -184,7 +188,7 @@ class Adafactor(MatrixFamily):
         relative_step: bool = True,
         fallback: Optimizer | str | None = None,
         fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[RatedArguments],
+        **common: Unpack[FactoredArguments],
     ) -> None:
         self.decay_rate = decay_rate
         self.eps1 = eps1

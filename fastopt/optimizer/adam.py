@@ -1,14 +1,14 @@
 """Adam."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Flag
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
-from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily
+from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily, CoupledVariants, biased_ratio
 from fastopt.optimizer.keywords import AdamArguments, Formula, Rate
 from fastopt.optimizer.optimizer import register
 
@@ -63,14 +63,15 @@ def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
 
     For torch's formula ``sqrt(v / c) + epsilon``, epsilon is multiplied by ``sqrt(c)`` too.
     """
-    root = math.sqrt(1 - h.beta2**t)
+    h.var_bias = 1 - h.beta2**t
+    root = math.sqrt(h.var_bias)
     h.lr = h.lr * root / (1 - h.beta1**t)
     if h.corrects_epsilon != 0:
         h.epsilon = h.epsilon * root
 
 
 @register
-class Adam(AdamFamily):
+class Adam(CoupledVariants, AdamFamily):
     r"""Adam, with weight decay added to the gradient (L2 regularization, unlike AdamW).
 
     .. math::
@@ -111,6 +112,12 @@ class Adam(AdamFamily):
         'mxnet' or 'torch'. Default 'mxnet'.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
+    stable : bool
+        Bound the root mean square of the tensor's step, see :class:`~fastopt.optimizer.AdamW`.
+        Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -131,6 +138,9 @@ class Adam(AdamFamily):
     """
 
     lazy_by_default = True
+    variants = ("cautious", "stable")
+    ratio = staticmethod(biased_ratio)
+    ratio_fields = ("var_bias",)
     arguments: ClassVar[Descriptions] = {"formula": FORMULA, "amsgrad": Flag()}
     added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False}
 
@@ -151,11 +161,17 @@ class Adam(AdamFamily):
         self.amsgrad = amsgrad
 
     @property
-    def rule(self) -> Rule:
+    def plain(self) -> Rule:
         """Rule of the selected formula."""
         return RULES[self.formula, self.amsgrad]
 
-    @corrected(corrected_rate, "corrects_epsilon")
+    @property
+    def seen(self) -> Callable[..., Any]:
+        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        return clipped_decayed if self.formula == "mxnet" else decayed
+
+    @corrected(corrected_rate, "corrects_epsilon", "var_bias")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), "corrects_epsilon": float(self.formula == "torch")}
+        fields = {**super().hyper(t, lr, wd), "var_bias": 1.0}
+        return {**fields, "corrects_epsilon": float(self.formula == "torch")}

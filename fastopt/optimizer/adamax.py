@@ -1,12 +1,13 @@
 """AdaMax."""
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
-from fastopt.optimizer.families import MOMENTS, AdamFamily
-from fastopt.optimizer.keywords import BetaArguments, Rate
+from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
+from fastopt.optimizer.keywords import MaskedBetaArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["Adamax", "adamax"]
@@ -38,7 +39,7 @@ def corrected_rate(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class Adamax(AdamFamily):
+class Adamax(CoupledVariants, AdamFamily):
     r"""AdaMax: Adam in the infinity norm.
 
     .. math::
@@ -58,6 +59,9 @@ class Adamax(AdamFamily):
         Default 0.002; None uses the scheduler's ``base_lr``.
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`u`, at least 0 and below 1. Defaults 0.9, 0.999.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -77,15 +81,20 @@ class Adamax(AdamFamily):
     array([0.9, 1.1, 1. ])
     """
 
-    rule = adamax
+    plain = adamax
 
     def __init__(
         self,
         learning_rate: Rate = 0.002,
         beta1: float = 0.9,
         beta2: float = 0.999,
-        **common: Unpack[BetaArguments],
+        **common: Unpack[MaskedBetaArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, 0.0, **common)
+
+    @property
+    def seen(self) -> Callable[..., Any]:
+        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        return clipped_decayed
 
     hyper = corrected(corrected_rate)(AdamFamily.hyper)

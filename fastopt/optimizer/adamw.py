@@ -8,8 +8,14 @@ from fastopt.arguments import Descriptions, Flag, OrNone, Real
 from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, peak_moments, rescaled
-from fastopt.optimizer.families import FORMULA, MOMENTS, CautiousFamily, rate_times_decay
-from fastopt.optimizer.keywords import CautiousArguments, Formula, Rate
+from fastopt.optimizer.families import (
+    FORMULA,
+    MOMENTS,
+    StableFamily,
+    biased_ratio,
+    rate_times_decay,
+)
+from fastopt.optimizer.keywords import Formula, Rate, StableArguments
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["AdamW", "adamw", "adamw_amsgrad", "adamw_amsgrad_of_torch", "adamw_of_torch"]
@@ -75,17 +81,9 @@ RULES = {
 
 
 @scalar
-def eta_times_decay(h: Hyper) -> Scalar:
-    """Return the fraction by which decay shrinks a weight with MXNet's formula."""
-    return h.eta * h.wd
-
-
-@scalar
-def square_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
-    """Return the squared gradient over its bias-corrected average; 0 where both are 0."""
-    floor = h.epsilon * h.epsilon
-    var = state[1] if state[1] > floor else floor
-    return grad * grad * h.var_bias / var if var != type(var)(0) else var
+def eta_times_decay(weight: Scalar, h: Hyper) -> Scalar:
+    """Return what decay subtracts from a weight with MXNet's formula."""
+    return h.eta * h.wd * weight
 
 
 def corrected_eta(t: Scalar, h: Hyper, carried: Any) -> None:
@@ -101,7 +99,7 @@ def corrected_eta(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class AdamW(CautiousFamily):
+class AdamW(StableFamily):
     r"""Adam with decoupled weight decay.
 
     .. math::
@@ -187,16 +185,15 @@ class AdamW(CautiousFamily):
     array([0.8997, 1.0997])
     """
 
-    ratio = staticmethod(square_ratio)
+    ratio = staticmethod(biased_ratio)
     ratio_fields = ("var_bias",)
     arguments: ClassVar[Descriptions] = {
         "correct_bias": Flag(),
         "eta": OrNone(Real()),
         "formula": FORMULA,
         "amsgrad": Flag(),
-        "stable": Flag(),
     }
-    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False, "stable": False}
+    added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False}
 
     def __init__(
         self,
@@ -209,20 +206,13 @@ class AdamW(CautiousFamily):
         *,
         formula: Formula = "mxnet",
         amsgrad: bool = False,
-        stable: bool = False,
-        **common: Unpack[CautiousArguments],
+        **common: Unpack[StableArguments],
     ) -> None:
         self.correct_bias = correct_bias
         self.eta = eta
         self.formula = formula
         self.amsgrad = amsgrad
-        self.stable = stable
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-
-    @property
-    def bounded(self) -> bool:
-        """Whether the variant is stable."""
-        return self.stable
 
     @property
     def plain(self) -> Rule:
@@ -230,8 +220,8 @@ class AdamW(CautiousFamily):
         return RULES[self.formula, self.amsgrad]
 
     @property
-    def share(self) -> Callable[[Any], Any]:
-        """See :class:`~fastopt.optimizer.families.CautiousFamily`."""
+    def decays(self) -> Callable[..., Any]:
+        """See :class:`~fastopt.optimizer.families.Varied`."""
         return rate_times_decay if self.formula == "torch" else eta_times_decay
 
     def check_together(self) -> None:

@@ -1,15 +1,15 @@
 """Adan: Adam with Nesterov momentum from differences of gradients."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Flag, Real
 from fastopt.engine.hyper import corrected
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.keywords import Rate, TripleArguments
+from fastopt.optimizer.families import CautiousFamily
+from fastopt.optimizer.keywords import CautiousTripleArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["Adan", "adan"]
@@ -36,6 +36,12 @@ def adan(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return h.shrink_after * (h.shrink * weight - step), (mean, diff, var, grad)
 
 
+@scalar
+def proximal_decay(weight: Scalar, h: Hyper) -> Scalar:
+    """Return what decay subtracts from a weight, before or after the step."""
+    return (type(weight)(1) - h.shrink * h.shrink_after) * weight
+
+
 def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
     """Compute the bias corrections; in the first step the gradient difference is 0."""
     h.mean_scale = 1 / (1 - h.beta1**t)
@@ -46,7 +52,7 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class Adan(AdamFamily):
+class Adan(CautiousFamily):
     r"""Adan: adaptive Nesterov momentum.
 
     .. math::
@@ -78,6 +84,8 @@ class Adan(AdamFamily):
         :math:`\epsilon`, at least 0. Default 1e-8.
     proximal : bool
         Apply weight decay by a division after the step. Default True.
+    cautious, cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -97,14 +105,13 @@ class Adan(AdamFamily):
     [0.9 1.1]
     """
 
-    decoupled = True
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **AdamFamily.aliases,
+        **CautiousFamily.aliases,
         "betas": ("beta1", "beta2", "beta3"),
     }
     arguments: ClassVar[Descriptions] = {"beta3": Real(least=0, below=1), "proximal": Flag()}
 
-    rule = adan
+    plain = adan
 
     def __init__(
         self,
@@ -114,7 +121,7 @@ class Adan(AdamFamily):
         beta3: float = 0.99,
         epsilon: float = 1e-8,
         proximal: bool = True,
-        **common: Unpack[TripleArguments],
+        **common: Unpack[CautiousTripleArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)  # type: ignore[arg-type]
         self.beta3 = beta3
@@ -134,6 +141,11 @@ class Adan(AdamFamily):
             "shrink_after": 1 - share if self.proximal else 1.0,
             "begun": float(self.begin_num_update),
         }
+
+    @property
+    def decays(self) -> Callable[..., Any]:
+        """See :class:`~fastopt.optimizer.families.Varied`."""
+        return proximal_decay
 
     def decay(self, t: int, lr: float, wd: float) -> float:
         """See :meth:`Optimizer.decay <fastopt.optimizer.Optimizer.decay>`."""

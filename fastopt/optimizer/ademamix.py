@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Integer, Real
 from fastopt.engine.hyper import corrected
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.families import MOMENTS, CautiousFamily
-from fastopt.optimizer.keywords import CautiousTripleArguments, Rate
+from fastopt.optimizer.families import MOMENTS, StableFamily, over
+from fastopt.optimizer.keywords import Rate, StableTripleArguments
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["AdEMAMix", "ademamix"]
@@ -27,6 +27,12 @@ def ademamix(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return weight - h.lr * (step + h.wd * weight), (mean, slow, var)
 
 
+@scalar
+def ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
+    """Return the ratio of stable variants."""
+    return over(grad * grad, state[2] * h.var_scale, h)
+
+
 def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
     """Compute the bias corrections, and the factor and decay rate of the slow average."""
     h.mean_scale = 1 / (1 - h.beta1**t)
@@ -41,7 +47,7 @@ def scheduled(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class AdEMAMix(CautiousFamily):
+class AdEMAMix(StableFamily):
     r"""AdEMAMix: Adam with a mixture of a fast and a slow moving average of the gradient.
 
     .. math::
@@ -75,7 +81,7 @@ class AdEMAMix(CautiousFamily):
         :math:`\epsilon`, at least 0. Default 1e-8.
     alpha_steps, beta3_steps : int
         :math:`T_\alpha` and :math:`T_\beta`, at least 0. Default 0: no warm-up.
-    cautious, cautious_decay : bool
+    cautious, cautious_decay, stable : bool
         See :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
@@ -97,7 +103,7 @@ class AdEMAMix(CautiousFamily):
     """
 
     aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **CautiousFamily.aliases,
+        **StableFamily.aliases,
         "betas": ("beta1", "beta2", "beta3"),
     }
     arguments: ClassVar[Descriptions] = {
@@ -108,6 +114,7 @@ class AdEMAMix(CautiousFamily):
     }
 
     plain = ademamix
+    ratio = staticmethod(ratio)
 
     def __init__(
         self,
@@ -119,7 +126,7 @@ class AdEMAMix(CautiousFamily):
         epsilon: float = 1e-8,
         alpha_steps: int = 0,
         beta3_steps: int = 0,
-        **common: Unpack[CautiousTripleArguments],
+        **common: Unpack[StableTripleArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)  # type: ignore[arg-type]
         self.beta3 = beta3

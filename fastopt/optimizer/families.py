@@ -5,10 +5,17 @@ from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Choice, Descriptions, Flag, OrNone, Real
 from fastopt.engine.hyper import constant, corrected
-from fastopt.kernels.rule import Hyper, Rule, Scalar, scalar
-from fastopt.kernels.scalars import COMMON
-from fastopt.kernels.variants import FIRST, varied
-from fastopt.optimizer.keywords import EpsilonArguments, MomentArguments, Rate
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, scalar
+from fastopt.kernels.scalars import COMMON, decayed
+from fastopt.kernels.variants import Traits, Variant, beside_decay, no_decay, varied
+from fastopt.optimizer.keywords import (
+    CautiousArguments,
+    CautiousEpsilonArguments,
+    EpsilonArguments,
+    MomentArguments,
+    Rate,
+    StableArguments,
+)
 from fastopt.optimizer.optimizer import Optimizer, bound
 
 __all__ = [
@@ -17,10 +24,22 @@ __all__ = [
     "TRUST",
     "AdamFamily",
     "CautiousFamily",
+    "CautiousMomentumFamily",
+    "CoupledVariants",
     "MomentumFamily",
+    "StableFamily",
     "TrustRatioFamily",
+    "VariantFlags",
+    "Varied",
+    "biased_ratio",
     "mean_and_var",
+    "over",
+    "rate_times_decay",
+    "scaled_ratio",
+    "shrunk_by",
 ]
+
+FLAG = Flag()
 
 FORMULA = Choice("mxnet", "torch")
 """Argument of classes with two formulas: the library whose formula is computed."""
@@ -90,24 +109,172 @@ class AdamFamily(Optimizer):
 
 
 @scalar
-def rate_times_decay(h: Hyper) -> Scalar:
-    """Return the fraction by which decoupled weight decay shrinks a weight."""
-    return h.lr * h.wd
+def rate_times_decay(weight: Scalar, h: Hyper) -> Scalar:
+    """Return what decoupled decay with the learning rate subtracts from a weight."""
+    return h.lr * h.wd * weight
 
 
-class CautiousFamily(AdamFamily):
-    """Abstract base of optimizers with decoupled decay and cautious and stable variants.
+@scalar
+def shrunk_by(weight: Scalar, h: Hyper) -> Scalar:
+    """Return what decoupled decay subtracts from a weight, with the factor ``shrink``."""
+    return (type(weight)(1) - h.shrink) * weight
+
+
+@scalar
+def over(square: Scalar, var: Scalar, h: Hyper) -> Scalar:
+    """Return a squared gradient over its average, at least ``epsilon**2``; 0 where both are 0."""
+    floor = h.epsilon * h.epsilon
+    if not var > floor:
+        var = floor
+    return square / var if var != type(var)(0) else var
+
+
+@scalar
+def biased_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
+    """Return the ratio of stable variants, with the bias correction ``var_bias``."""
+    return over(grad * grad * h.var_bias, state[1], h)
+
+
+@scalar
+def scaled_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
+    """Return the ratio of stable variants, with the inverse bias correction ``var_scale``."""
+    return over(grad * grad, state[1] * h.var_scale, h)
+
+
+class VariantFlags(Optimizer):
+    """Abstract base of optimizers with cautious and stable variants.
+
+    Parameters
+    ----------
+    *args
+        Arguments of the next base class.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient. Default False.
+    cautious_decay : bool
+        Decay only weights that the step does not move away from 0. Default False.
+    stable : bool
+        Bound the root mean square of the tensor's step. Default False.
+    **common
+        Arguments of the next base class.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN, out of range, or incompatible with the others.
+    """
+
+    variants: ClassVar[tuple[str, ...]] = ()
+    """Arguments above that the class has."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        own = vars(cls)
+        cls.arguments = {**own.get("arguments", {}), **dict.fromkeys(cls.variants, FLAG)}
+        cls.added = {**own.get("added", {}), **dict.fromkeys(cls.variants, False)}
+        super().__init_subclass__(**kwargs)
+
+    def __init__(
+        self,
+        *args: Any,
+        cautious: bool = False,
+        cautious_decay: bool = False,
+        stable: bool = False,
+        **common: Any,
+    ) -> None:
+        given = {"cautious": cautious, "cautious_decay": cautious_decay, "stable": stable}
+        for name in self.variants:
+            setattr(self, name, given[name])
+        super().__init__(*args, **common)
+
+    @property
+    def variant(self) -> Variant:
+        """The selected variant."""
+        own = vars(self)
+        return Variant(*(bool(own.get(name)) for name in Variant._fields))
+
+    def check_together(self) -> None:
+        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
+        super().check_together()
+        if self.variant.cautious_decay and self.sparse_decay != "touched":
+            raise ValueError(
+                "cautious_decay=True decays by the gradient's sign, so it needs "
+                f"sparse_decay='touched', got {self.sparse_decay!r}"
+            )
+        if self.variant.stable and self.sparse_decay == "catch_up":
+            raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
+
+
+class Varied(VariantFlags):
+    """Abstract base of optimizers whose cautious and stable variants are derived from their rule.
+
+    Parameters
+    ----------
+    *args, cautious, cautious_decay, stable, **common
+        See :class:`VariantFlags`.
+    """
+
+    ratio: ClassVar[Callable[..., Any] | None] = None
+    """Scalar function for stable variants: squared gradient divided by its moving average."""
+    ratio_fields: ClassVar[tuple[str, ...]] = ()
+    """Hyper-parameters that `ratio` reads in addition to those of the rule."""
+
+    @property
+    def plain(self) -> Rule:
+        """Rule without the cautious and stable variants."""
+        raise NotImplementedError
+
+    @property
+    def decays(self) -> Callable[..., Any]:
+        """Scalar function ``(weight, h)``: what decoupled decay subtracts from a weight."""
+        return rate_times_decay
+
+    @property
+    def seen(self) -> Callable[..., Any]:
+        """Scalar function ``(weight, grad, h)``: the gradient that moving averages average."""
+        return beside_decay
+
+    @property
+    def traits(self) -> Traits:
+        """How the rule uses gradient and weight decay; by default the decay is decoupled."""
+        return Traits(self.seen, self.decays, True, self.ratio, self.ratio_fields)
+
+    @property
+    def rule(self) -> Rule:
+        """Rule of the selected variant."""
+        return varied(self.plain, self.traits, self.variant)
+
+
+class CoupledVariants(Varied):
+    """Abstract base of optimizers with variants whose decay is part of the gradient.
+
+    Parameters
+    ----------
+    *args, cautious, stable, **common
+        See :class:`VariantFlags`. The sign of the gradient is that of the gradient with decay.
+    """
+
+    variants: ClassVar[tuple[str, ...]] = ("cautious",)
+
+    @property
+    def seen(self) -> Callable[..., Any]:
+        """See :attr:`Varied.seen`."""
+        return decayed
+
+    @property
+    def traits(self) -> Traits:
+        """See :attr:`Varied.traits`."""
+        return Traits(self.seen, no_decay, False, self.ratio, self.ratio_fields)
+
+
+class CautiousFamily(Varied, AdamFamily):
+    """Abstract base of optimizers with decoupled decay and cautious variants.
 
     Parameters
     ----------
     learning_rate, beta1, beta2, epsilon
         See :class:`AdamFamily`.
-    cautious : bool
-        Update only elements whose step has the sign of the gradient. Default False.
-    cautious_decay : bool
-        Decay only weights that the step does not move away from 0. Default False.
     **common
-        Arguments of :class:`~fastopt.optimizer.Optimizer`.
+        Arguments of :class:`~fastopt.optimizer.Optimizer`, and `cautious` and `cautious_decay` of
+        :class:`VariantFlags`.
 
     Raises
     ------
@@ -116,12 +283,7 @@ class CautiousFamily(AdamFamily):
     """
 
     decoupled = True
-    ratio: ClassVar[Callable[..., Any] | None] = None
-    """Scalar function for stable variants: squared gradient divided by its moving average."""
-    ratio_fields: ClassVar[tuple[str, ...]] = ()
-    """Hyper-parameters that `ratio` reads in addition to those of the rule."""
-    arguments: ClassVar[Descriptions] = {"cautious": Flag(), "cautious_decay": Flag()}
-    added: ClassVar[Mapping[str, Any]] = {"cautious": False, "cautious_decay": False}
+    variants: ClassVar[tuple[str, ...]] = ("cautious", "cautious_decay")
 
     def __init__(
         self,
@@ -129,51 +291,38 @@ class CautiousFamily(AdamFamily):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        *,
-        cautious: bool = False,
-        cautious_decay: bool = False,
-        **common: Unpack[MomentArguments],
+        **common: Unpack[CautiousArguments],
     ) -> None:
-        self.cautious = cautious
-        self.cautious_decay = cautious_decay
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
-    @property
-    def plain(self) -> Rule:
-        """Rule without the cautious and stable variants."""
-        raise NotImplementedError
 
-    @property
-    def bounded(self) -> bool:
-        """Whether the variant is stable: divides the rate by the root of the mean ratio."""
-        return False
+class StableFamily(CautiousFamily):
+    """Abstract base of optimizers with decoupled decay and cautious and stable variants.
 
-    @property
-    def share(self) -> Callable[[Any], Any]:
-        """Scalar function that returns the fraction by which decay shrinks a weight."""
-        return rate_times_decay
+    Parameters
+    ----------
+    learning_rate, beta1, beta2, epsilon
+        See :class:`AdamFamily`.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`, and those of :class:`VariantFlags`.
 
-    @property
-    def rule(self) -> Rule:
-        """Rule of the selected variant."""
-        flags = self.cautious, self.cautious_decay, self.bounded
-        return varied(self.plain, self.share, self.ratio, self.ratio_fields, *flags)
+    Raises
+    ------
+    ValueError
+        An argument is NaN, out of range, or incompatible with the others.
+    """
 
-    def check_together(self) -> None:
-        """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""
-        super().check_together()
-        if self.cautious_decay and self.sparse_decay != "touched":
-            raise ValueError(
-                "cautious_decay=True decays by the gradient's sign, so it needs "
-                f"sparse_decay='touched', got {self.sparse_decay!r}"
-            )
-        if self.bounded and self.sparse_decay == "catch_up":
-            raise ValueError("stable=True decays at the tensor's rate: use sparse_decay='dense'")
+    variants = ("cautious", "cautious_decay", "stable")
 
-    @constant
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), **FIRST}  # plain variants do not read FIRST
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        **common: Unpack[StableArguments],
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)  # type: ignore[misc]
 
 
 class MomentumFamily(Optimizer):
@@ -202,14 +351,48 @@ class MomentumFamily(Optimizer):
         super().__init__(**common)
 
     @property
-    def rule(self) -> Rule:
+    def plain(self) -> Rule:
         """Rule with a momentum buffer, or without one if `momentum` is 0."""
         return self.forms[self.momentum != 0]
+
+    @property
+    def rule(self) -> Rule:
+        """Rule of the optimizer."""
+        return self.plain
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         return {"momentum": self.momentum}
+
+
+class CautiousMomentumFamily(CoupledVariants, MomentumFamily):
+    """Abstract base of optimizers with optional momentum and cautious variants.
+
+    Parameters
+    ----------
+    momentum : float
+        Momentum; 0 selects the rule without a momentum buffer, whose steps always have the sign of
+        the gradient, so that `cautious` has no effect.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`, and `cautious` of
+        :class:`VariantFlags`.
+
+    Raises
+    ------
+    ValueError
+        `momentum` is NaN or infinite.
+    """
+
+    plain = MomentumFamily.plain
+
+    def __init__(self, momentum: float = 0.0, **common: Unpack[CautiousEpsilonArguments]) -> None:
+        super().__init__(momentum=momentum, **common)
+
+    @property
+    def variant(self) -> Variant:
+        """See :attr:`Varied.variant`."""
+        return super().variant if self.momentum else Variant()
 
 
 class TrustRatioFamily(AdamFamily):

@@ -11,13 +11,21 @@ __all__ = [
     "BetaArguments",
     "CautiousArguments",
     "CautiousBetaArguments",
+    "CautiousCommonArguments",
+    "CautiousEpsilonArguments",
+    "CautiousMomentumArguments",
     "CautiousTripleArguments",
     "CommonArguments",
     "Correction",
+    "CoupledArguments",
     "EpsArguments",
     "EpsilonArguments",
+    "FactoredArguments",
     "Formula",
     "LayerArguments",
+    "MaskedBetaArguments",
+    "MaskedMomentArguments",
+    "MaskedRatedArguments",
     "MatrixArguments",
     "MomentArguments",
     "MomentumArguments",
@@ -26,6 +34,8 @@ __all__ = [
     "RatedArguments",
     "RatedEpsArguments",
     "ScaledArguments",
+    "StableArguments",
+    "StableTripleArguments",
     "TripleArguments",
 ]
 
@@ -124,15 +134,42 @@ class MomentArguments(BetaArguments, Eps, total=False):
     """Arguments besides `learning_rate`, `beta1`, `beta2` and `epsilon`."""
 
 
-class Cautious(TypedDict, total=False):
-    """Cautious variants of rules with decoupled weight decay."""
+class Masked(TypedDict, total=False):
+    """Cautious variants of rules with momentum."""
 
     cautious: bool
+
+
+class Cautious(Masked, total=False):
+    """Cautious variants of rules with decoupled weight decay."""
+
     cautious_decay: bool
+
+
+class Stable(TypedDict, total=False):
+    """Stable variants of rules that divide by the root of a second moment."""
+
+    stable: bool
 
 
 class CautiousArguments(MomentArguments, Cautious, total=False):
     """`MomentArguments` of optimizers with cautious variants."""
+
+
+class StableArguments(CautiousArguments, Stable, total=False):
+    """`CautiousArguments` of optimizers with stable variants."""
+
+
+class MaskedMomentArguments(MomentArguments, Masked, total=False):
+    """`MomentArguments` of optimizers with cautious variants and coupled decay."""
+
+
+class CoupledArguments(MaskedMomentArguments, Stable, total=False):
+    """`MaskedMomentArguments` of optimizers with stable variants."""
+
+
+class MaskedBetaArguments(BetaArguments, Masked, total=False):
+    """`BetaArguments` of optimizers with cautious variants and coupled decay."""
 
 
 class CautiousBetaArguments(BetaArguments, Cautious, total=False):
@@ -149,7 +186,11 @@ class CautiousTripleArguments(TripleArguments, Cautious, total=False):
     """`TripleArguments` of optimizers with cautious variants."""
 
 
-class AdamArguments(Precise, Betas, Eps, total=False):
+class StableTripleArguments(CautiousTripleArguments, Stable, total=False):
+    """`CautiousTripleArguments` of optimizers with stable variants."""
+
+
+class AdamArguments(Precise, Betas, Eps, Masked, Stable, total=False):
     """Arguments besides those that :class:`~fastopt.optimizer.Adam` declares itself."""
 
 
@@ -165,13 +206,35 @@ class EpsilonArguments(CommonArguments, Epsilon, total=False):
     """Arguments besides `eps`."""
 
 
+class CautiousEpsilonArguments(EpsilonArguments, Masked, total=False):
+    """`EpsilonArguments` of optimizers with cautious variants."""
+
+
+class CautiousMomentumArguments(MomentumArguments, Masked, total=False):
+    """`MomentumArguments` of optimizers with cautious variants."""
+
+
+class CautiousCommonArguments(CommonArguments, Masked, total=False):
+    """`CommonArguments` of optimizers with cautious variants."""
+
+
+class MaskedRatedArguments(RatedArguments, Masked, total=False):
+    """`RatedArguments` of optimizers with cautious variants."""
+
+
 class LayerArguments(MomentumArguments, Epsilon, total=False):
     """Arguments besides `eps` and `lazy_update`."""
 
 
-class MatrixFamilyArguments(RatedArguments, Betas, Eps, Epsilon, total=False):
-    """Arguments besides `learning_rate`, with the aliases of all matrix optimizers."""
+class MatrixFamilyArguments(RatedArguments, Betas, Eps, Epsilon, Cautious, Stable, total=False):
+    """Arguments besides `learning_rate`, with the aliases and variants of all matrix optimizers."""
 
 
-class MatrixArguments(RatedArguments, Epsilon, total=False):
-    """Arguments besides `learning_rate` and `eps`."""
+class MatrixArguments(RatedArguments, Epsilon, Cautious, total=False):
+    """Arguments besides `learning_rate` and `eps` of optimizers with cautious variants."""
+
+
+class FactoredArguments(RatedArguments, total=False):
+    """Arguments besides `learning_rate` of optimizers with cautious decay alone."""
+
+    cautious_decay: bool

@@ -15,15 +15,18 @@ from fastopt.interrupts import uninterrupted
 from fastopt.kernels.device_memory import like
 from fastopt.kernels.devices import header, headers, is_cuda
 from fastopt.kernels.layout import real_of
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.scalars import rescaled, same_sign
 from fastopt.kernels.table import Table, launch
+from fastopt.kernels.variants import Traits, Variant, aligned_finish, cautious_move, varied
 from fastopt.notices import warn_user
+from fastopt.optimizer.families import VariantFlags, shrunk_by
 from fastopt.optimizer.keywords import MatrixFamilyArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, create
 from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
 
-__all__ = ["Directions", "MatrixFamily", "Part", "Rescaled", "Shape", "descent", "pattern"]
+__all__ = ["Directions", "MatrixFamily", "Part", "Rescaled", "Shape", "descent", "mask", "pattern"]
 
 Shape = tuple[int, ...]
 
@@ -46,11 +49,44 @@ def descent(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return h.shrink * weight - h.lr * grad, ()
 
 
+def _aligned_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
+    aligned = same_sign(weight, rescaled(grad, h))
+    return type(weight)(1) if aligned else type(weight)(0), type(weight)(1)
+
+
+@rule(
+    hyper=("rescale_grad", "clip_gradient", "aligned_scale"),
+    passes=((_aligned_sums, aligned_finish),),
+)
+def mask(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Set a direction to 0 where its sign is not that of the gradient, and scale up the rest."""
+    return -cautious_move(-weight, rescaled(grad, h), h), ()
+
+
+@scalar
+def _direction(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
+    return grad
+
+
+OF_DESCENT = Traits(_direction, shrunk_by, from_zero=True)
+
+
+class _Mask(Optimizer):
+    """Middle part of a step of a cautious variant; ``weight`` is the direction."""
+
+    rule = mask
+
+
 class _Descent(Optimizer):
     """Last part of a step, along the direction; it counts the step and computes its rate."""
 
-    rule = descent
     decays_last: bool
+    cautious_decay = False
+
+    @property
+    def rule(self) -> Rule:
+        """Descent, with decay of all weights or cautious decay."""
+        return varied(descent, OF_DESCENT, Variant(cautious_decay=self.cautious_decay))
 
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
@@ -147,7 +183,9 @@ class _Work:
             self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
         last = _Descent()
         last.decays_last = main.decays_last
-        self._descent = Part(last, (*COUNTED, *TABLES, *RATES))
+        decay = [name for name in main.variants if name == "cautious_decay"]
+        self._descent = Part(last, (*COUNTED, *TABLES, *RATES, *decay))
+        self._mask = Part(_Mask(), SCALES)
         self._descent.optimizer._direct().launcher = self._launch
         self._directions = main.directions()
         self._kept: dict[Any, Array] = {}
@@ -174,6 +212,9 @@ class _Work:
     def _launch(self, tables: Sequence[Table]) -> None:
         """Compute the direction, then step along it."""
         if self._directions.write(*self._now):
+            main, index, _, direction, grad, _ = self._now
+            if main.variant.cautious:
+                self._mask.step(main, index, 0, direction, grad, None)
             launch(tables)
 
 
@@ -214,7 +255,7 @@ def _check_patterns(name: str, value: Any) -> tuple[str, ...] | None:
     return tuple(pattern(f"{name}[{k}]", each) for k, each in enumerate(value))
 
 
-class MatrixFamily(Optimizer):
+class MatrixFamily(VariantFlags):
     """Abstract base of optimizers for weights with two or more dimensions.
 
     Parameters

@@ -178,6 +178,9 @@ class Muon(MatrixFamily):
         raise an error.
     fallback_for : str or sequence of str, optional
         Regular expressions for the names of weights that the fallback updates.
+    cautious, cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`, for the weights that the fallback does not update.
+        Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -208,6 +211,7 @@ class Muon(MatrixFamily):
     """
 
     rule = muon_momentum
+    variants = ("cautious", "cautious_decay")
     arguments: ClassVar[Descriptions] = {
         "momentum": Real(least=0, below=1),
         "nesterov": Flag(),

@@ -1,7 +1,7 @@
 """Nadam: Adam with Nesterov momentum."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -12,8 +12,8 @@ from fastopt.engine.hyper import corrected
 from fastopt.engine.per_index import PerIndex
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
-from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily
-from fastopt.optimizer.keywords import Formula, MomentArguments, Rate
+from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily, CoupledVariants, scaled_ratio
+from fastopt.optimizer.keywords import CoupledArguments, Formula, Rate
 from fastopt.optimizer.optimizer import Index, register
 
 __all__ = [
@@ -100,7 +100,7 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class Nadam(AdamFamily):
+class Nadam(CoupledVariants, AdamFamily):
     r"""Nadam: Adam with Nesterov momentum.
 
     .. math::
@@ -144,6 +144,12 @@ class Nadam(AdamFamily):
         'mxnet' or 'torch'. Default 'mxnet'.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
+    stable : bool
+        Bound the root mean square of the tensor's step, see :class:`~fastopt.optimizer.AdamW`.
+        Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -163,6 +169,8 @@ class Nadam(AdamFamily):
     array([0.8944, 1.1056])
     """
 
+    variants = ("cautious", "stable")
+    ratio = staticmethod(scaled_ratio)
     arguments: ClassVar[Descriptions] = {
         "schedule_decay": Real(least=0),
         "per_parameter": Flag(),
@@ -186,7 +194,7 @@ class Nadam(AdamFamily):
         *,
         formula: Formula = "mxnet",
         amsgrad: bool = False,
-        **common: Unpack[MomentArguments],
+        **common: Unpack[CoupledArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self.schedule_decay = schedule_decay
@@ -197,7 +205,12 @@ class Nadam(AdamFamily):
         self.m_schedule = 1.0
 
     @property
-    def rule(self) -> Rule:
+    def seen(self) -> Callable[..., Any]:
+        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        return clipped_decayed if self.formula == "mxnet" else decayed
+
+    @property
+    def plain(self) -> Rule:
         """Rule of the selected formula."""
         return RULES[self.formula, self.amsgrad]
 

@@ -4,10 +4,10 @@ from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Choice, Descriptions, Flag
 from fastopt.engine.hyper import corrected
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, peak_moments, rescaled
-from fastopt.optimizer.families import MOMENTS, CautiousFamily
-from fastopt.optimizer.keywords import CautiousArguments, Correction, Rate
+from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio
+from fastopt.optimizer.keywords import Correction, Rate, StableArguments
 from fastopt.optimizer.nadam import look_ahead
 from fastopt.optimizer.optimizer import register
 
@@ -32,16 +32,6 @@ def nadamw_amsgrad(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step
     return weight - (look_ahead(grad, mean, peak, h) + h.lr * h.wd * weight), (mean, var, peak)
 
 
-@scalar
-def square_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
-    """Return the squared gradient over its bias-corrected average; 0 where both are 0."""
-    floor = h.epsilon * h.epsilon
-    var = state[1] * h.var_scale
-    if var < floor:
-        var = floor
-    return grad * grad / var if var != type(var)(0) else var
-
-
 def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
     """Compute the scales of the gradient and of both moments, including the bias corrections."""
     h.grad_scale = h.one_minus_beta1 / (1 - h.beta1**t)
@@ -50,7 +40,7 @@ def corrected_scales(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class NAdamW(CautiousFamily):
+class NAdamW(StableFamily):
     r"""NAdamW: Adam with Nesterov momentum and decoupled weight decay.
 
     .. math::
@@ -109,11 +99,10 @@ class NAdamW(CautiousFamily):
     [0.8516 1.1464]
     """
 
-    ratio = staticmethod(square_ratio)
+    ratio = staticmethod(scaled_ratio)
     arguments: ClassVar[Descriptions] = {
         "correction": Choice("next", "present"),
         "amsgrad": Flag(),
-        "stable": Flag(),
     }
 
     def __init__(
@@ -125,18 +114,11 @@ class NAdamW(CautiousFamily):
         *,
         correction: Correction = "next",
         amsgrad: bool = False,
-        stable: bool = False,
-        **common: Unpack[CautiousArguments],
+        **common: Unpack[StableArguments],
     ) -> None:
         self.correction = correction
         self.amsgrad = amsgrad
-        self.stable = stable
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
-
-    @property
-    def bounded(self) -> bool:
-        """Whether the variant is stable."""
-        return self.stable
 
     @property
     def plain(self) -> Rule:

@@ -4,8 +4,8 @@ from typing import Unpack
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.keywords import CommonArguments
+from fastopt.optimizer.families import CautiousMomentumFamily
+from fastopt.optimizer.keywords import CautiousCommonArguments
 from fastopt.optimizer.optimizer import register
 from fastopt.optimizer.sgd import sgd
 
@@ -22,7 +22,7 @@ def nag(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class NAG(MomentumFamily):
+class NAG(CautiousMomentumFamily):
     r"""NAG: Nesterov's accelerated gradient.
 
     .. math::
@@ -40,6 +40,9 @@ class NAG(MomentumFamily):
     ----------
     momentum : float
         Momentum :math:`\mu`. Default 0.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -61,5 +64,5 @@ class NAG(MomentumFamily):
 
     forms = (sgd, nag)
 
-    def __init__(self, momentum: float = 0.0, **common: Unpack[CommonArguments]) -> None:
+    def __init__(self, momentum: float = 0.0, **common: Unpack[CautiousCommonArguments]) -> None:
         super().__init__(momentum=momentum, **common)

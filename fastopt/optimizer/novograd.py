@@ -1,13 +1,14 @@
 """NovoGrad: momentum of gradients that are normalized per tensor."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Unpack
 
 from fastopt.engine.hyper import corrected
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.families import MOMENTS, AdamFamily
-from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants
+from fastopt.optimizer.keywords import MaskedMomentArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["NovoGrad", "novograd"]
@@ -26,6 +27,12 @@ def norm(sums: Sums, h: Hyper, kept: State) -> State:
     return (var,)
 
 
+@scalar
+def normalized(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
+    """Return the gradient divided by the root of the second moment, plus decay."""
+    return h.inverse * rescaled(grad, h) + h.wd * weight
+
+
 @rule(
     state=("mom",),
     signed=("mom",),
@@ -35,7 +42,7 @@ def norm(sums: Sums, h: Hyper, kept: State) -> State:
 )
 def novograd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Momentum of normalized gradients plus decay."""
-    mom = h.beta1 * state[0] + (h.inverse * rescaled(grad, h) + h.wd * weight)
+    mom = h.beta1 * state[0] + normalized(weight, grad, h)
     return weight - h.lr * mom, (mom,)
 
 
@@ -46,7 +53,7 @@ def started(t: Scalar, h: Hyper, carried: Any) -> None:
 
 
 @register
-class NovoGrad(AdamFamily):
+class NovoGrad(CoupledVariants, AdamFamily):
     r"""NovoGrad: momentum of gradients that are normalized per tensor.
 
     .. math::
@@ -72,6 +79,9 @@ class NovoGrad(AdamFamily):
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.95, 0.98.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -91,7 +101,7 @@ class NovoGrad(AdamFamily):
     [0.94 1.08] 25.0
     """
 
-    rule = novograd
+    plain = novograd
 
     def __init__(
         self,
@@ -99,9 +109,14 @@ class NovoGrad(AdamFamily):
         beta1: float = 0.95,
         beta2: float = 0.98,
         epsilon: float = 1e-8,
-        **common: Unpack[MomentArguments],
+        **common: Unpack[MaskedMomentArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+
+    @property
+    def seen(self) -> Callable[..., Any]:
+        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        return normalized
 
     @corrected(started, "begun")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -52,6 +52,7 @@ from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
 from fastopt.kernels.table import Table
 from fastopt.kernels.threads import in_forked_child
+from fastopt.kernels.variants import FIRST
 from fastopt.lr_scheduler.base import Schedule, rebased
 from fastopt.naming import Same, unknown_arguments
 from fastopt.notices import warn_user
@@ -1257,6 +1258,7 @@ class Optimizer(Checked):
         if self.maximize and not turned:
             raise ValueError(f"rule {rule.name} reads no rescale_grad, so it cannot maximize")
         fields = {
+            **FIRST,
             **rates,
             "rescale_grad": self.rescale_grad,
             "clip_gradient": self.clip_gradient or inf,

@@ -1,7 +1,7 @@
 """Prodigy: Adam with a learning rate estimated from the distance to a solution."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 from fastopt.arguments import Descriptions, Flag, OrNone, PairOf, Real, TableOf, brief
@@ -11,8 +11,9 @@ from fastopt.engine.validate import label
 from fastopt.kernels.devices import header
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
-from fastopt.optimizer.families import AdamFamily
-from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.kernels.variants import Traits
+from fastopt.optimizer.families import AdamFamily, Varied, shrunk_by
+from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, register
 
 __all__ = ["Prodigy", "prodigy"]
@@ -80,7 +81,7 @@ def _check_estimate(name: str, value: Any) -> dict[str, float]:
 
 
 @register
-class Prodigy(AdamFamily):
+class Prodigy(Varied, AdamFamily):
     r"""Prodigy: Adam with a learning rate estimated from the distance to a solution.
 
     .. math::
@@ -142,6 +143,8 @@ class Prodigy(AdamFamily):
         Correct the bias of both moments. Default False.
     safeguard_warmup : bool
         Leave the learning rate out of :math:`s`, for schedules with a warm-up. Default False.
+    cautious, cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`; `cautious_decay` needs `decouple`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 
@@ -163,7 +166,8 @@ class Prodigy(AdamFamily):
     [3. 3.] [-2.] 1.07
     """
 
-    rule = prodigy
+    plain = prodigy
+    variants = ("cautious", "cautious_decay")
     same_in_groups = (
         *("learning_rate", "lr_scheduler", "beta1", "beta2", "beta3", "d0", "d_coef"),
         *("growth_rate", "bias_correction", "safeguard_warmup"),
@@ -195,14 +199,14 @@ class Prodigy(AdamFamily):
         decouple: bool = True,
         bias_correction: bool = False,
         safeguard_warmup: bool = False,
-        **common: Unpack[MomentArguments],
+        **common: Unpack[CautiousArguments],
     ) -> None:
+        self.decouple = decouple
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self.beta3 = beta3
         self.d0 = d0
         self.d_coef = d_coef
         self.growth_rate = growth_rate
-        self.decouple = decouple
         self.bias_correction = bias_correction
         self.safeguard_warmup = safeguard_warmup
         self.estimate: dict[str, float] = {}
@@ -216,6 +220,8 @@ class Prodigy(AdamFamily):
                 "Prodigy measures how far weights are from their start, which rounded state "
                 "cannot hold: state_dtype must be None"
             )
+        if self.variant.cautious_decay and not self.decouple:
+            raise ValueError("cautious_decay=True needs decoupled decay, got decouple=False")
         if self.sparse_decay != "touched":
             raise ValueError(
                 "the rate of Prodigy is not known beforehand: sparse_decay must be 'touched', "
@@ -236,6 +242,21 @@ class Prodigy(AdamFamily):
                 f"parameters: lr_mult must be 0 or 1, got {found}"
             )
         return found
+
+    @property
+    def decays(self) -> Callable[..., Any]:
+        """See :attr:`~fastopt.optimizer.families.Varied.decays`."""
+        return shrunk_by
+
+    @property
+    def seen(self) -> Callable[..., Any]:
+        """See :attr:`~fastopt.optimizer.families.Varied.seen`."""
+        return with_decay
+
+    @property
+    def traits(self) -> Traits:
+        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
+        return super().traits._replace(from_zero=False)  # decay may be part of the gradient
 
     @corrected(corrected_rates, "decay_rate", "safeguarded", when=lambda made: made.bias_correction)
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

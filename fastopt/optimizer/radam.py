@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from fastopt.engine.hyper import corrected
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
-from fastopt.optimizer.families import MOMENTS, CautiousFamily
+from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["RAdam", "radam"]
@@ -37,10 +37,17 @@ def rectified(t: Scalar, h: Hyper, carried: Any) -> None:
         grown = (length - 4) * (length - 2) / length
         h.rectified = math.sqrt(grown * limit / ((limit - 4) * (limit - 2)) * var)
     h.mean_scale = 1 / (1 - h.beta1**t)
+    h.var_scale = 1 / var
+
+
+@scalar
+def rectified_ratio(grad: Scalar, state: State, h: Hyper) -> Scalar:
+    """Return the ratio of stable variants, 1 while the step is not divided by the root."""
+    return scaled_ratio(grad, state, h) if h.rectified else type(grad)(1)
 
 
 @register
-class RAdam(CautiousFamily):
+class RAdam(StableFamily):
     r"""RAdam: Adam that uses its second moment only once its variance is tractable.
 
     .. math::
@@ -70,8 +77,9 @@ class RAdam(CautiousFamily):
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
-    cautious, cautious_decay : bool
-        See :class:`~fastopt.optimizer.AdamW`. Default False.
+    cautious, cautious_decay, stable : bool
+        See :class:`~fastopt.optimizer.AdamW`; `stable` has no effect while :math:`l_t = 1`. Default
+        False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -92,8 +100,10 @@ class RAdam(CautiousFamily):
     """
 
     plain = radam
+    ratio = staticmethod(rectified_ratio)
+    ratio_fields = ("var_scale",)
 
-    @corrected(rectified)
+    @corrected(rectified, "var_scale")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "rectified": 0.0}
+        return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "rectified": 0.0, "var_scale": 1.0}

@@ -5,8 +5,8 @@ from typing import Unpack
 
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.keywords import MomentumArguments
+from fastopt.optimizer.families import CautiousMomentumFamily
+from fastopt.optimizer.keywords import CautiousMomentumArguments
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["SGD", "ccSGD", "descend", "roll", "sgd", "sgd_momentum"]
@@ -39,7 +39,7 @@ def sgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class SGD(MomentumFamily):
+class SGD(CautiousMomentumFamily):
     r"""Stochastic gradient descent with momentum.
 
     .. math::
@@ -59,6 +59,9 @@ class SGD(MomentumFamily):
         Momentum :math:`\mu`. Default 0.
     lazy_update : bool, optional
         Update only the indexed rows of row-sparse gradients. Default True.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -86,7 +89,7 @@ class SGD(MomentumFamily):
         self,
         momentum: float = 0.0,
         lazy_update: bool | None = None,
-        **common: Unpack[MomentumArguments],
+        **common: Unpack[CautiousMomentumArguments],
     ) -> None:
         super().__init__(momentum=momentum, lazy_update=lazy_update, **common)
 
@@ -97,7 +100,7 @@ class ccSGD(SGD):
 
     Parameters
     ----------
-    momentum, lazy_update
+    momentum, lazy_update, cautious
         See :class:`SGD`.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
@@ -114,7 +117,7 @@ class ccSGD(SGD):
         self,
         momentum: float = 0.0,
         lazy_update: bool | None = None,
-        **common: Unpack[MomentumArguments],
+        **common: Unpack[CautiousMomentumArguments],
     ) -> None:
         warnings.warn("ccSGD is deprecated, use SGD", DeprecationWarning, stacklevel=3)
         super().__init__(momentum, lazy_update, **common)

@@ -7,8 +7,9 @@ from fastopt.arguments import Descriptions, Real
 from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, sign
-from fastopt.optimizer.families import MomentumFamily
-from fastopt.optimizer.keywords import Rate, RatedArguments
+from fastopt.kernels.variants import Traits
+from fastopt.optimizer.families import CautiousMomentumFamily, shrunk_by
+from fastopt.optimizer.keywords import MaskedRatedArguments, Rate
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["Signum", "signsgd", "signum"]
@@ -28,7 +29,7 @@ def signum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class Signum(MomentumFamily):
+class Signum(CautiousMomentumFamily):
     r"""Signum: steps along the sign of the momentum; signSGD without momentum.
 
     .. math::
@@ -52,6 +53,9 @@ class Signum(MomentumFamily):
         Momentum :math:`\mu`. Default 0.9.
     wd_lh : float
         Decoupled weight decay :math:`\delta`. Default 0.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -80,10 +84,15 @@ class Signum(MomentumFamily):
         learning_rate: Rate = 0.01,
         momentum: float = 0.9,
         wd_lh: float = 0.0,
-        **common: Unpack[RatedArguments],
+        **common: Unpack[MaskedRatedArguments],
     ) -> None:
         super().__init__(learning_rate=learning_rate, momentum=momentum, **common)
         self.wd_lh = wd_lh
+
+    @property
+    def traits(self) -> Traits:
+        """See :attr:`~fastopt.optimizer.families.Varied.traits`."""
+        return super().traits._replace(decay=shrunk_by)
 
     def check_together(self) -> None:
         """See :meth:`Optimizer.check_together <fastopt.optimizer.Optimizer.check_together>`."""

@@ -99,6 +99,9 @@ class SM3(MatrixFamily):
         None.
     fallback_for : str or sequence of str, optional
         Regular expressions for the names of weights that the fallback updates.
+    cautious, cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`, for weights that the fallback does not update;
+        `cautious` has no effect without `momentum`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 
@@ -127,6 +130,7 @@ class SM3(MatrixFamily):
     """
 
     takes_vectors = True
+    variants = ("cautious", "cautious_decay")
     rounds_state = False
     arguments: ClassVar[Descriptions] = {
         "momentum": Real(least=0, below=1),

@@ -9,13 +9,13 @@ from fastopt.arguments import Descriptions, Flag, Integer, OrNone, Real
 from fastopt.engine.buffers import Buffers
 from fastopt.engine.eigenbases import axes, blended, eigenbasis, iterated, rotated
 from fastopt.optimizer.adam import Adam
-from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.keywords import Rate, StableArguments
 from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
 
 __all__ = ["SOAP"]
 
-MOMENTS = ("beta1", "beta2", "epsilon", "idx2name")
+MOMENTS = ("beta1", "beta2", "epsilon", "stable", "idx2name")
 """Attributes that the inner Adam shares with SOAP."""
 
 
@@ -27,7 +27,6 @@ class _Rotated:
         self._adam = Part(Adam(learning_rate=1.0), MOMENTS)
         self._buffers = Buffers()
         self._kept: dict[Any, tuple[Array, Array]] = {}
-        self._moments: dict[Index, tuple[Array, Array]] = {}
 
     def reserve(self, main: "SOAP", index: Index, direction: Array) -> None:
         """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
@@ -59,7 +58,7 @@ class _Rotated:
             if count:
                 rotated(gradient.reshape(lengths), bases, False, self._buffers, inside)
                 step.fill(0)
-                self._adam.step(main, index, count - 1, step, inside, self._pair(index, mean, var))
+                self._adam.step(main, index, count - 1, step, inside, (mean, var))
                 rotated(step.reshape(lengths), bases, True, self._buffers, direction)
                 np.negative(direction, out=direction)
             if orders is not None:
@@ -72,13 +71,6 @@ class _Rotated:
                     target[...] = value
         steps += 1
         return count > 0
-
-    def _pair(self, index: Index, mean: Array, var: Array) -> tuple[Array, Array]:
-        """Return both moments in a tuple that stays the same object, for the plan of the step."""
-        pair = self._moments.get(index)
-        if pair is None or pair[0] is not mean or pair[1] is not var:
-            pair = self._moments[index] = mean, var
-        return pair
 
     def _averages(
         self, main: "SOAP", gradient: Array, factors: Sequence[Array | None]
@@ -180,6 +172,9 @@ class SOAP(MatrixFamily):
         :class:`~fastopt.optimizer.Muon`. Default None: such weights raise an error.
     fallback_for : str or sequence of str, optional
         Regular expressions for the names of weights that the fallback updates.
+    cautious, cautious_decay, stable : bool
+        See :class:`~fastopt.optimizer.AdamW`, for the weights that the fallback does not update.
+        `stable` measures the rotated gradient. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 
@@ -210,6 +205,7 @@ class SOAP(MatrixFamily):
     """
 
     decays_last = True
+    variants = ("cautious", "cautious_decay", "stable")
     rounds_state = False
     arguments: ClassVar[Descriptions] = {
         "beta1": Real(least=0, below=1),
@@ -233,7 +229,7 @@ class SOAP(MatrixFamily):
         merge_dims: bool = False,
         fallback: Optimizer | str | None = None,
         fallback_for: str | Sequence[str] | None = None,
-        **common: Unpack[MomentArguments],
+        **common: Unpack[StableArguments],
     ) -> None:
         self.beta1 = beta1
         self.beta2 = beta2

@@ -12,8 +12,14 @@ from fastopt.kernels.device_memory import placed
 from fastopt.kernels.devices import header
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import decayed, sign
-from fastopt.optimizer.families import MOMENTS, AdamFamily, mean_and_var
-from fastopt.optimizer.keywords import MomentArguments, Rate
+from fastopt.optimizer.families import (
+    MOMENTS,
+    AdamFamily,
+    CoupledVariants,
+    mean_and_var,
+    scaled_ratio,
+)
+from fastopt.optimizer.keywords import CoupledArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, register
 
 __all__ = ["Yogi", "yogi"]
@@ -32,7 +38,7 @@ def yogi(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
 
 
 @register
-class Yogi(AdamFamily):
+class Yogi(CoupledVariants, AdamFamily):
     r"""Yogi: Adam with an additive update of the second moment, which limits how fast it changes.
 
     .. math::
@@ -58,6 +64,12 @@ class Yogi(AdamFamily):
         :math:`\epsilon`, at least 0. Default 0.001.
     initial_value : float
         Initial value of :math:`m` and :math:`v`, at least 0. Default 1e-6.
+    cautious : bool
+        Update only elements whose step has the sign of the gradient including weight decay, see
+        :class:`~fastopt.optimizer.AdamW`. Default False.
+    stable : bool
+        Bound the root mean square of the tensor's step, see :class:`~fastopt.optimizer.AdamW`.
+        Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 
@@ -77,7 +89,9 @@ class Yogi(AdamFamily):
     [0.9001 1.1   ]
     """
 
-    rule = yogi
+    plain = yogi
+    variants = ("cautious", "stable")
+    ratio = staticmethod(scaled_ratio)
     arguments: ClassVar[Descriptions] = {"initial_value": Real(least=0)}
 
     def __init__(
@@ -87,7 +101,7 @@ class Yogi(AdamFamily):
         beta2: float = 0.999,
         epsilon: float = 1e-3,
         initial_value: float = 1e-6,
-        **common: Unpack[MomentArguments],
+        **common: Unpack[CoupledArguments],
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
         self.initial_value = initial_value

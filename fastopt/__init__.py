@@ -60,6 +60,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Rprop as Rprop
     from fastopt.optimizer import ScheduleFreeAdamW as ScheduleFreeAdamW
     from fastopt.optimizer import ScheduleFreeSGD as ScheduleFreeSGD
+    from fastopt.optimizer import Shampoo as Shampoo
     from fastopt.optimizer import Signum as Signum
     from fastopt.optimizer import Test as Test
     from fastopt.optimizer import Yogi as Yogi

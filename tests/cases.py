@@ -164,7 +164,7 @@ CASES = [
     ),
 ]
 
-OF_MATRICES = ("adafactor", "muon", "sm3", "soap")
+OF_MATRICES = ("adafactor", "muon", "shampoo", "sm3", "soap")
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
 OF_STEPS = ("prodigy",)

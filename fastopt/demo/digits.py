@@ -32,6 +32,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "signum": {"learning_rate": 0.001},
     "lion": {"learning_rate": 0.0003},
     "muon": {"learning_rate": 0.01, "fallback": "adamw"},
+    "shampoo": {"fallback": "adamw"},
     "soap": {"fallback": "adamw"},
     # SGLD samples a posterior, which needs the gradient of the sum over all images, not the mean.
     "sgld": {"learning_rate": 0.0001, "rescale_grad": TRAIN},

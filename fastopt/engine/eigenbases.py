@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt.engine.buffers import Buffers
 
-__all__ = ["axes", "blended", "eigenbasis", "iterated", "rotated"]
+__all__ = ["averaged", "axes", "by_axis", "eigenbasis", "inverse_root", "iterated", "rotated"]
 
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +36,39 @@ def axes(shape: tuple[int, ...], largest: int, merges: bool) -> tuple[int, ...]:
     return (*merged, size) if size > 1 or not merged else tuple(merged)
 
 
-def blended(factor: Array, gradient: Array, axis: int, share: float, out: Array) -> None:
+def by_axis(lengths: Sequence[int], arrays: Sequence[Array], largest: int) -> list[Array | None]:
+    """Return an array for each axis of at most `largest`, and None for the others."""
+    rest = iter(arrays)
+    return [next(rest) if length <= largest else None for length in lengths]
+
+
+def averaged(
+    factors: Sequence[Array | None], gradient: Array, share: float, buffers: Buffers
+) -> list[Array | None]:
+    """Return the moving averages of the gradient's products with itself along each axis.
+
+    Parameters
+    ----------
+    factors : sequence of numpy.ndarray or None
+        The averages before, which do not change.
+    gradient : numpy.ndarray
+        Array with one axis for each factor.
+    share : float
+        Weight of the gradient.
+    buffers : Buffers
+        Memory of the result.
+    """
+    found: list[Array | None] = []
+    for axis, factor in enumerate(factors):
+        out = None
+        if factor is not None:
+            out = buffers(f"factor {axis}", factor.shape, factor.dtype)
+            _blend(factor, gradient, axis, share, out)
+        found.append(out)
+    return found
+
+
+def _blend(factor: Array, gradient: Array, axis: int, share: float, out: Array) -> None:
     """Write ``(1 - share) * factor + share * G @ G.T``, with G the gradient unfolded along `axis`.
 
     It is the moving average of the gradient's second moments along that axis.
@@ -61,19 +93,57 @@ def eigenbasis(factor: Array) -> Array:
     """
     if not np.isfinite(factor).all():
         return np.full_like(factor, np.nan)
-    if factor.dtype != np.float64:
-        try:
-            return _descending(factor)
-        except np.linalg.LinAlgError:
-            pass
-    return _descending(factor.astype(np.float64)).astype(factor.dtype)
+    return np.ascontiguousarray(_decomposed(factor)[1][:, ::-1]).astype(factor.dtype, copy=False)
 
 
-def _descending(factor: Array) -> Array:
-    vectors = np.linalg.eigh(factor)[1]
-    if not np.isfinite(vectors).all():
+def inverse_root(factor: Array, root: int, floor: float) -> Array:
+    """Return the inverse p-th root of a symmetric matrix with nonnegative eigenvalues.
+
+    If LAPACK fails in float32, float64 is used. A non-finite matrix gives NaN.
+
+    Parameters
+    ----------
+    factor : numpy.ndarray
+        The matrix.
+    root : int
+        p.
+    floor : float
+        Number that is added to the eigenvalues, after the smallest one if that is negative.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        LAPACK fails in float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt.engine.eigenbases import inverse_root
+    >>> inverse_root(np.diag([16.0, 81.0]), 4, 0.0).round(4) + 0
+    array([[0.5   , 0.    ],
+           [0.    , 0.3333]])
+    """
+    if not np.isfinite(factor).all():
+        return np.full_like(factor, np.nan)
+    values, vectors = _decomposed(factor)
+    values = values.astype(np.float64)
+    values = values - min(values.min(initial=0.0), 0.0) + floor
+    found: Array = (vectors * values ** (-1 / root)) @ vectors.T
+    return found.astype(factor.dtype)
+
+
+def _decomposed(factor: Array) -> tuple[Array, Array]:
+    """Return eigenvalues in ascending order and eigenvectors, in float64 if float32 fails."""
+    try:
+        values, vectors = np.linalg.eigh(factor)
+        if np.isfinite(vectors).all():
+            return values, vectors
+    except np.linalg.LinAlgError:
+        if factor.dtype == np.float64:
+            raise
+    if factor.dtype == np.float64:
         raise np.linalg.LinAlgError("eigenvectors are not finite")
-    return np.ascontiguousarray(vectors[:, ::-1])
+    return _decomposed(factor.astype(np.float64))
 
 
 def iterated(factor: Array, basis: Array) -> tuple[Array, Array]:

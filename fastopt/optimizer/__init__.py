@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fastopt.optimizer.sgd import SGD as SGD
     from fastopt.optimizer.sgd import ccSGD as ccSGD
     from fastopt.optimizer.sgld import SGLD as SGLD
+    from fastopt.optimizer.shampoo import Shampoo as Shampoo
     from fastopt.optimizer.signum import Signum as Signum
     from fastopt.optimizer.sm3 import SM3 as SM3
     from fastopt.optimizer.soap import SOAP as SOAP

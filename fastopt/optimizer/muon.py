@@ -180,7 +180,7 @@ class Muon(MatrixFamily):
         Regular expressions for the names of weights that the fallback updates.
     cautious, cautious_decay : bool
         See :class:`~fastopt.optimizer.AdamW`, for the weights that the fallback does not update.
-        Default False.
+        With both, the elements that are not updated decay. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

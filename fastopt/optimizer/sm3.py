@@ -101,7 +101,8 @@ class SM3(MatrixFamily):
         Regular expressions for the names of weights that the fallback updates.
     cautious, cautious_decay : bool
         See :class:`~fastopt.optimizer.AdamW`, for weights that the fallback does not update;
-        `cautious` has no effect without `momentum`. Default False.
+        with both, the elements that are not updated decay. `cautious` has no effect without
+        `momentum`. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 

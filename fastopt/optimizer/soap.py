@@ -7,7 +7,7 @@ import numpy as np
 
 from fastopt.arguments import Descriptions, Flag, Integer, OrNone, Real
 from fastopt.engine.buffers import Buffers
-from fastopt.engine.eigenbases import axes, blended, eigenbasis, iterated, rotated
+from fastopt.engine.eigenbases import averaged, axes, by_axis, eigenbasis, iterated, rotated
 from fastopt.optimizer.adam import Adam
 from fastopt.optimizer.keywords import Rate, StableArguments
 from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
@@ -51,9 +51,11 @@ class _Rotated:
         inside, step = self._kept[direction.shape, direction.dtype]
         gradient = self._rescaled(main, index, direction, grad)
         lengths, count = main.axes(direction.shape), int(steps[0])
-        factors, bases = (_by_axis(main, lengths, pairs[first::2]) for first in (0, 1))
+        largest, beta = main.max_precond_dim, main.shampoo_beta
+        factors, bases = (by_axis(lengths, pairs[first::2], largest) for first in (0, 1))
+        share = 1 - (main.beta2 if beta is None else beta)
         with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
-            averages = self._averages(main, gradient.reshape(lengths), factors)
+            averages = averaged(factors, gradient.reshape(lengths), share, self._buffers)
             new, orders = _next_bases(lengths, averages, bases, count, main.precondition_frequency)
             if count:
                 rotated(gradient.reshape(lengths), bases, False, self._buffers, inside)
@@ -71,27 +73,6 @@ class _Rotated:
                     target[...] = value
         steps += 1
         return count > 0
-
-    def _averages(
-        self, main: "SOAP", gradient: Array, factors: Sequence[Array | None]
-    ) -> list[Array | None]:
-        """Return the moving averages of the gradient's products with itself along each axis."""
-        beta = main.beta2 if main.shampoo_beta is None else main.shampoo_beta
-        found: list[Array | None] = []
-        for axis, factor in enumerate(factors):
-            if factor is None:
-                found.append(None)
-                continue
-            out = self._buffers(f"factor {axis}", factor.shape, factor.dtype)
-            blended(factor, gradient, axis, 1 - beta, out)
-            found.append(out)
-        return found
-
-
-def _by_axis(main: "SOAP", lengths: Shape, arrays: Sequence[Array]) -> list[Array | None]:
-    """Return an array for each axis with a basis, and None for the others."""
-    rest = iter(arrays)
-    return [next(rest) if length <= main.max_precond_dim else None for length in lengths]
 
 
 def _next_bases(
@@ -174,7 +155,8 @@ class SOAP(MatrixFamily):
         Regular expressions for the names of weights that the fallback updates.
     cautious, cautious_decay, stable : bool
         See :class:`~fastopt.optimizer.AdamW`, for the weights that the fallback does not update.
-        `stable` measures the rotated gradient. Default False.
+        With both, the elements that are not updated decay. `stable` measures the rotated gradient.
+        Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
 

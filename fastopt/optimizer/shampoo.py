@@ -1,0 +1,252 @@
+"""Shampoo: preconditioners for each axis, with the step size of Adam, for weight matrices."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+
+from fastopt.arguments import Descriptions, Flag, Integer, OrNone, Real
+from fastopt.engine.buffers import Buffers
+from fastopt.engine.eigenbases import averaged, axes, by_axis, inverse_root, rotated
+from fastopt.optimizer.adam import Adam
+from fastopt.optimizer.keywords import CautiousArguments, Rate
+from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, register
+
+__all__ = ["Shampoo"]
+
+MOMENTS = ("beta1", "beta2", "epsilon", "idx2name")
+"""Attributes that the inner Adam shares with Shampoo."""
+
+
+class _Preconditioned:
+    """Directions: the preconditioned mean gradient, with the norm of Adam's step."""
+
+    def __init__(self) -> None:
+        self._rescaled = Rescaled()
+        self._adam = Part(Adam(learning_rate=1.0, formula="torch"), MOMENTS)
+        self._buffers = Buffers()
+
+    def reserve(self, main: "Shampoo", index: Index, direction: Array) -> None:
+        """See :meth:`Directions.reserve <fastopt.optimizer.matrices.Directions.reserve>`."""
+        shape, dtype = direction.shape, direction.dtype
+        for name in ("rotated 0", "rotated 1"):
+            self._buffers(name, shape, dtype)
+        for name, size in main.slots(shape).items():
+            if name.startswith("factor"):
+                self._buffers(name, size, dtype)
+        self._rescaled.reserve(direction)
+
+    def write(
+        self,
+        main: "Shampoo",
+        index: Index,
+        weight: Array,
+        direction: Array,
+        grad: Array,
+        state: Any,
+    ) -> bool:
+        """See :meth:`Directions.write <fastopt.optimizer.matrices.Directions.write>`.
+
+        Roots are computed before the state changes, so that a failure changes nothing.
+        """
+        if not direction.size:
+            return False
+        mean, var, *pairs = state
+        gradient = self._rescaled(main, index, direction, grad)
+        lengths, largest = main.axes(direction.shape), main.max_precond_dim
+        factors, roots = (by_axis(lengths, pairs[first::2], largest) for first in (0, 1))
+        count = main._index_update_count[index] - main.begin_num_update
+        with np.errstate(all="ignore"):  # NaN and infinity propagate without a warning
+            share = 1 - main.beta2
+            averages = averaged(factors, gradient.reshape(lengths), share, self._buffers)
+            new = main.roots(averages, count) if main.renews(count) else roots
+            direction.fill(0)
+            self._adam.step(main, index, count - 1, direction, gradient, (mean, var))
+            if count >= main.start:
+                size = _norm(direction)
+                rotated(mean.reshape(lengths), new, False, self._buffers, direction)
+                own = _norm(direction)
+                direction *= direction.dtype.type(size / own if own != 0 else 0.0)
+            else:
+                np.negative(direction, out=direction)
+        for targets, values in ((factors, averages), (roots, new)):
+            for target, value in zip(targets, values, strict=True):
+                if target is not None and target is not value:
+                    target[...] = value
+        return True
+
+
+def _norm(array: Array) -> float:
+    """Return the Frobenius norm, with the squares summed in float64."""
+    flat = array.reshape(-1)
+    return math.sqrt(np.einsum("i,i->", flat, flat, dtype=np.float64))
+
+
+@register
+class Shampoo(MatrixFamily):
+    r"""Shampoo: preconditioners for each axis, with the step size of Adam, for weight matrices.
+
+    .. math::
+        h &= \mathrm{clip}(r g) \\
+        L &\leftarrow \beta_2 L + (1 - \beta_2) h h^T, \qquad
+        R \leftarrow \beta_2 R + (1 - \beta_2) h^T h \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) h, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) h^2 \\
+        a &= \frac{m}{1 - \beta_1^t}
+            \Big/ \left( \sqrt{\frac{v}{1 - \beta_2^t}} + \epsilon \right), \qquad
+        p = \hat L^{-1/4} m \hat R^{-1/4} \\
+        w &\leftarrow (1 - \eta \lambda) w - \eta \frac{\|a\|_F}{\|p\|_F} p
+
+    with :math:`\hat L = L / (1 - \beta_2^t) + \epsilon_r I`, and :math:`\hat R` like it. The roots
+    are computed every `precondition_frequency` updates. Before update `start`, the step is that of
+    Adam, :math:`\eta a`. The norm of the step is always that of Adam's, which is called grafting.
+
+    Weights with more than two dimensions have a preconditioner for each of k axes, with the
+    exponent :math:`-1 / (2 k)`. An axis longer than `max_precond_dim` has none and does not count.
+
+    Sources: Gupta, Koren and Singer, "Shampoo: Preconditioned Stochastic Tensor Optimization",
+    arXiv:1802.09568; Anil et al., "Scalable Second Order Optimization for Deep Learning",
+    arXiv:2002.09018 (grafting); with the formulas of Shi et al., "A Distributed Data-Parallel
+    PyTorch Implementation of the Distributed Shampoo Optimizer", arXiv:2309.06497, whose code
+    splits long axes into blocks instead.
+
+    Weights with fewer dimensions need a `fallback`; without one they raise an error. Embeddings
+    and output layers should use it too, by `fallback_for`.
+
+    Products and decompositions use NumPy in float32, or in float64 for float64 weights and if
+    LAPACK fails in float32. Their last bits may depend on the number of threads of NumPy's BLAS. A
+    non-finite gradient makes the whole weight NaN.
+
+    State: the tuple of m and v, in the weight's shape, and for each axis with a preconditioner the
+    matrices L and :math:`\hat L^{-1/4}`.
+
+    Parameters
+    ----------
+    learning_rate : float or callable, optional
+        Default 0.001; None uses the scheduler's ``base_lr``.
+    beta1, beta2 : float
+        Decay rates of m, and of v, L and R, at least 0 and below 1. Defaults 0.9, 0.999.
+    epsilon : float
+        :math:`\epsilon`, at least 0. Default 1e-8.
+    root_epsilon : float
+        :math:`\epsilon_r`, above 0. If L has negative eigenvalues by rounding, their size is added
+        too. Default 1e-12.
+    precondition_frequency : int
+        Number of updates between computations of the roots, at least 1. Default 10.
+    start_step : int, optional
+        First update with preconditioners, at least 1. Default None: `precondition_frequency`.
+    max_precond_dim : int
+        Maximum length of an axis with a preconditioner, at least 1. Default 8192.
+    merge_dims : bool
+        Merge adjacent axes while the product of their lengths is at most `max_precond_dim`.
+        Default False.
+    fallback : Optimizer or str, optional
+        Optimizer of weights with fewer than two dimensions, and of those in `fallback_for`, see
+        :class:`~fastopt.optimizer.Muon`. Default None: such weights raise an error.
+    fallback_for : str or sequence of str, optional
+        Regular expressions for the names of weights that the fallback updates.
+    cautious, cautious_decay : bool
+        See :class:`~fastopt.optimizer.AdamW`, for the weights that the fallback does not update.
+        With both, the elements that are not updated decay. Default False.
+    **common
+        Arguments of :class:`~fastopt.optimizer.Optimizer`; `state_dtype` must be None.
+
+    Raises
+    ------
+    ValueError
+        An argument is NaN or out of range, a pattern is not a regular expression, or
+        `fallback_for` is given without `fallback`. In an update: a weight has fewer than two
+        dimensions and there is no fallback.
+    TypeError
+        An argument has the wrong type, or the fallback has no rule. In an update: the gradient of
+        a matrix is row-sparse, or the matrix is on a CUDA device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastopt import optimizer
+    >>> made = optimizer.Shampoo(learning_rate=0.1, precondition_frequency=1, fallback="adamw")
+    >>> updater = optimizer.get_updater(made)
+    >>> weight, bias = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)
+    >>> grads = [np.array([[3, 0], [0, -1]], np.float32), np.ones(2, np.float32)]
+    >>> updater([0, 1], grads, [weight, bias])
+    >>> weight.round(2) + 0
+    array([[-0.1,  0. ],
+           [ 0. ,  0.1]], dtype=float32)
+    >>> bias.round(2)
+    array([-0.1, -0.1], dtype=float32)
+    """
+
+    rounds_state = False
+    variants = ("cautious", "cautious_decay")
+    arguments: ClassVar[Descriptions] = {
+        "beta1": Real(least=0, below=1),
+        "beta2": Real(least=0, below=1),
+        "epsilon": Real(least=0),
+        "root_epsilon": Real(least=1e-30),
+        "precondition_frequency": Integer(least=1),
+        "start_step": OrNone(Integer(least=1)),
+        "max_precond_dim": Integer(least=1),
+        "merge_dims": Flag(),
+    }
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        root_epsilon: float = 1e-12,
+        precondition_frequency: int = 10,
+        start_step: int | None = None,
+        max_precond_dim: int = 8192,
+        merge_dims: bool = False,
+        fallback: Optimizer | str | None = None,
+        fallback_for: str | Sequence[str] | None = None,
+        **common: Unpack[CautiousArguments],
+    ) -> None:
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.root_epsilon = root_epsilon
+        self.precondition_frequency = precondition_frequency
+        self.start_step = start_step
+        self.max_precond_dim = max_precond_dim
+        self.merge_dims = merge_dims
+        super().__init__(learning_rate, fallback, fallback_for, **common)
+
+    @property
+    def start(self) -> int:
+        """First update with preconditioners."""
+        return self.precondition_frequency if self.start_step is None else self.start_step
+
+    def renews(self, count: int) -> bool:
+        """Whether update `count` computes the roots."""
+        due = count % self.precondition_frequency == 0 and count > self.start
+        return due or count == self.start
+
+    def roots(self, factors: Sequence[Array | None], count: int) -> list[Array | None]:
+        """Return the inverse roots of the bias-corrected averages of each axis."""
+        root, share = 2 * sum(each is not None for each in factors), 1 - self.beta2**count
+        return [
+            None if each is None else inverse_root(each / share, root, self.root_epsilon)
+            for each in factors
+        ]
+
+    def axes(self, shape: Shape) -> Shape:
+        """Return the lengths of the axes that may have a preconditioner, merged if requested."""
+        return axes(shape, self.max_precond_dim, self.merge_dims)
+
+    def directions(self) -> _Preconditioned:
+        """See :meth:`MatrixFamily.directions`."""
+        return _Preconditioned()
+
+    def slots(self, shape: Shape) -> Mapping[str, Shape]:
+        """See :meth:`MatrixFamily.slots`."""
+        found: dict[str, Shape] = {"mean": shape, "var": shape}
+        for axis, length in enumerate(self.axes(shape)):
+            if length <= self.max_precond_dim:
+                found[f"factor {axis}"] = found[f"root {axis}"] = (length, length)
+        return found

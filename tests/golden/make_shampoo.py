@@ -1,0 +1,87 @@
+"""Write shampoo.json: weights after each step of Distributed Shampoo with Adam's grafting, in float64.
+
+Run with torch installed and with a checkout of https://github.com/facebookresearch/optimizers at
+commit f60660661194de26d3ee78bae6d15820ff8e583d on the path:
+``PYTHONPATH=path/to/optimizers python tests/golden/make_shampoo.py``.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from distributed_shampoo import (
+    AdamPreconditionerConfig,
+    DistributedShampoo,
+    RootInvShampooPreconditionerConfig,
+)
+
+COMMIT = "f60660661194de26d3ee78bae6d15820ff8e583d"
+STEPS = 12
+USUAL = {"lr": 0.0625, "betas": (0.9, 0.95), "precondition_frequency": 3, "weight_decay": 0.1}
+
+CASES = [
+    ((5, 5), {}),
+    ((5, 5), {"precondition_frequency": 1, "epsilon": 0.01}),
+    ((4, 6), {"start_preconditioning_step": 5, "weight_decay": 0.0, "epsilon": 1e-3}),
+    ((7, 3), {"betas": (0.0, 0.8), "epsilon": 1e-3}),
+    ((3, 4, 2), {"epsilon": 1e-4}),
+]
+"""Shapes and arguments; the code rounds the learning rate to float32.
+
+Epsilons are small only where all matrices have full rank.
+"""
+
+RENAMED = {"epsilon": "root_epsilon", "start_preconditioning_step": "start_step"}
+
+
+def data(shape):
+    """First weights, and gradients from large to small, whose singular values are alike."""
+    rng = np.random.default_rng(sum(shape) * 10 + len(shape))
+    gradients = rng.normal(size=(STEPS, *shape))
+    if len(shape) == 2:
+        left, values, right = np.linalg.svd(gradients, full_matrices=False)
+        gradients = left * np.linspace(2, 1, values.shape[-1]) @ right
+    sizes = np.geomspace(1e2, 1e-2, STEPS).reshape(-1, *[1] * len(shape))
+    return rng.normal(size=shape), gradients * sizes
+
+
+def recorded(shape, arguments):
+    start, gradients = data(shape)
+    weight = torch.nn.Parameter(torch.tensor(start))
+    arguments = {**USUAL, "epsilon": 1e-12, **arguments}
+    optimizer = DistributedShampoo(
+        [weight],
+        **arguments,
+        max_preconditioner_dim=7,  # so that no axes are merged
+        grafting_config=AdamPreconditionerConfig(beta2=arguments["betas"][1], epsilon=1e-8),
+        preconditioner_config=RootInvShampooPreconditionerConfig(
+            factor_matrix_dtype=torch.float64, inv_factor_matrix_dtype=torch.float64
+        ),
+    )
+    ours = {RENAMED.get(name, name): value for name, value in arguments.items()}
+    case = {"shape": shape, "arguments": {**ours, "epsilon": 1e-8}, "weights": []}
+    for gradient in gradients:
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        case["weights"].append(weight.detach().tolist())
+    return case
+
+
+def main():
+    torch.set_default_dtype(torch.float64)
+    made = {
+        "packages": {"torch": torch.__version__},
+        "repository": "https://github.com/facebookresearch/optimizers",
+        "commit": COMMIT,
+        "data": {
+            "x".join(map(str, shape)): [part.tolist() for part in data(shape)]
+            for shape, _ in CASES
+        },
+        "cases": [recorded(shape, arguments) for shape, arguments in CASES],
+    }
+    Path(__file__).with_name("shampoo.json").write_text(json.dumps(made) + "\n")
+
+
+if __name__ == "__main__":
+    main()

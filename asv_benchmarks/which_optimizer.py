@@ -442,7 +442,7 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, default=DOCS, help="where these are")
     parser.add_argument("--times", action="store_true", help="measure the times of kept results")
     parser.add_argument("--tables", action="store_true", help="print the tables of kept results")
-    parser.add_argument("--trials", type=int, default=8, help="trials of each search")
+    parser.add_argument("--trials", type=int, default=24, help="trials of each search")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of the chosen arguments")
     parser.add_argument("--steps", type=int, default=10_000, help="most steps of a run")
     parser.add_argument("--only", default="", metavar="REGEX", help="optimizers besides AdamW")

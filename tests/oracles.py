@@ -220,6 +220,31 @@ def adamw_cautious(w, lr, wd, formula, **flags):
         w = with_caution(w, u, g, g**2 / np.maximum(v_hat, eps**2), lr, wd, **flags)
 
 
+def sgd_cautious(w, lr, wd, momentum, **flags):
+    """Heavy ball in its cautious form; decay is part of the gradient."""
+    m = 0.0
+    while True:
+        g = yield w
+        g = g + wd * w
+        m = momentum * m + g
+        w = with_caution(w, m, g, 0.0, lr, 0.0, **flags)
+
+
+def adam_cautious(w, lr, wd, formula, **flags):
+    """torch.optim.Adam in its cautious and stable forms; decay is part of the gradient."""
+    beta1, beta2, eps = 0.9, 0.999, 1e-8
+    m, v, t = 0.0, 0.0, 0
+    while True:
+        g = yield w
+        t += 1
+        g = g + wd * w
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        v_hat = v / (1 - beta2**t)
+        u = m / (1 - beta1**t) / (np.sqrt(v_hat) + eps)
+        w = with_caution(w, u, g, g**2 / np.maximum(v_hat, eps**2), lr, 0.0, **flags)
+
+
 def lion_cautious(w, lr, wd, **flags):
     """arXiv:2302.06675, algorithm 2, in its cautious forms."""
     beta1, beta2, m = 0.9, 0.99, 0.0

@@ -41,6 +41,12 @@ FORMULAS = {
     "novograd": ("novograd", "novograd", {}),
     "lion cautious": ("lion_cautious", "lion", {"cautious": True}),
     "lion cautious decay": ("lion_cautious", "lion", {"cautious_decay": True}),
+    "sgd cautious": ("sgd_cautious", "sgd", {"momentum": 0.9, "cautious": True}),
+    "adam cautious": (
+        "adam_cautious",
+        "adam",
+        {"formula": "torch", "cautious": True, "stable": True},
+    ),
     "adamw cautious": ("adamw_cautious", "adamw", {"formula": "torch", "cautious": True}),
     "adamw cautious decay": (
         "adamw_cautious",

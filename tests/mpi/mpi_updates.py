@@ -258,8 +258,13 @@ def check_each_matrix_is_updated_by_one_rank():
     """And weights of the fallback too; a row-sparse gradient of a matrix is an error."""
     shapes = [(4, 3), (50,), (3, 8), (6,)]
     weights = [normal(k, s, "float32") for k, s in enumerate(shapes)]
-    for klass in (optimizer.Muon, optimizer.SOAP):
-        pair = Pair(lambda made=klass: made(learning_rate=0.1, fallback="sgd"), weights)
+    common = {"learning_rate": 0.1, "fallback": "sgd"}
+    for klass, arguments in (
+        (optimizer.Muon, {"cautious": True}),
+        (optimizer.SOAP, {}),
+        (optimizer.Shampoo, {"precondition_frequency": 2}),
+    ):
+        pair = Pair(lambda made=klass, more=arguments: made(**common, **more), weights)
         for step in range(3):
             slopes = lambda k, r, s=step: exact(3 * s + r, shapes[k], np.float32)  # noqa: E731
             pair.step([*range(4)], slopes)

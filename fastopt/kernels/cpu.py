@@ -40,7 +40,7 @@ from fastopt.kernels.layout import (
     WIDTH,
     Layout,
 )
-from fastopt.kernels.noise import dither_key, normal, run
+from fastopt.kernels.noise import dither_run, normal, run
 from fastopt.kernels.numpy_abi import FITS, admit
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.segments import collect, gather, listed
@@ -227,7 +227,7 @@ def _dense(layout: Layout) -> Callable:
             states = locate(table, tensor, first_state, start, state_kinds)
             h, key = private(hyper, tensor), table[tensor, KEY]
             element = np.int64(table[tensor, OFFSET]) + start
-            rounding, draw = dither_key(key, element), run(key, element)
+            rounding, draw = dither_run(key, element), run(key, element)
             if sparse:
                 grads = locate(table, tensor, first_grad, 0, grad_kinds)
                 buffer, step = np.empty((1, BLOCK), real), BLOCK
@@ -246,8 +246,8 @@ def _dense(layout: Layout) -> Callable:
                     else:
                         new = update(weight, grad, state, h)
                     weight, state = checked(new, slots)
-                    keep(weights, i, weight, rounding, element + i, dither)
-                    keep_state(states, i, state, rounding, element + i, draws)
+                    keep(weights, i, weight, rounding, dither)
+                    keep_state(states, i, state, rounding, draws)
         table[0, DONE] = 1
 
     return dense
@@ -321,7 +321,7 @@ def _blocks(layout: Layout) -> Callable:
                     else:
                         source, at = locate(table, tensor, first_grad, place, grad_kinds), 0
                     element = offset + place
-                    rounding, draw = dither_key(key, element), run(key, element)
+                    rounding, draw = dither_run(key, element), run(key, element)
                     before, tops = load(scales, 0), lowest(values)
                     for i in range(count):
                         weight, grad = read_weight(weights, i), load(source, at + i)[0]
@@ -333,7 +333,7 @@ def _blocks(layout: Layout) -> Callable:
                         else:
                             new = update(weight, grad, state, h)
                         weight, state = checked(new, slots)
-                        keep(weights, i, weight, rounding, element + i, dither)
+                        keep(weights, i, weight, rounding, dither)
                         store(values, i, state)
                         tops = higher(states, tops, state)
                     encode(states, scales, values, count, tops)
@@ -420,7 +420,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                 weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
                 states = locate_row(table, tensor, first_state, row, width, state_kinds)
                 element = np.int64(table[tensor, OFFSET]) + row * width
-                rounding, draw = dither_key(key, element), run(key, element)
+                rounding, draw = dither_run(key, element), run(key, element)
                 factor = real(missed(table, tensor, row)) if catch_up else real(1)
                 for i in range(width):
                     weight, grad = read_weight(weights, i), load(source, i)[0]
@@ -432,8 +432,8 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                     else:
                         new = update(weight, grad, state, h)
                     weight, state = checked(new, slots)
-                    keep(weights, i, weight, rounding, element + i, dither)
-                    keep_state(states, i, state, rounding, element + i, draws)
+                    keep(weights, i, weight, rounding, dither)
+                    keep_state(states, i, state, rounding, draws)
         table[0, DONE] = 1
 
     return compiled(lazy, rule, parallel)
@@ -515,16 +515,16 @@ def _rows(layout: Layout) -> Callable:
                     weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
                     states = locate_row(table, tensor, first_state, row, 1, state_kinds)
                     element = offset + place
-                    rounding = dither_key(key, element)
+                    rounding = dither_run(key, element)
                     mean = load(means, k - begin)[0]
                     state = new = load(states, 0)
                     for i in range(width):
                         grad = gradient(grads, place + i, buffer, at + i)
                         weight = read_weight(weights, i)
                         weight, new = checked(update(weight, grad, state, h, mean), slots)
-                        keep(weights, i, weight, rounding, element + i, dither)
+                        keep(weights, i, weight, rounding, dither)
                     element = offset // max(width, 1) + row
-                    keep_state(states, 0, new, dither_key(key, element), element, draws)
+                    keep_state(states, 0, new, dither_run(key, element), draws)
         table[0, DONE] = 1
 
     return rows
@@ -550,10 +550,10 @@ def settle(layout: Layout, parallel: bool) -> Callable:
                     continue
                 weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
                 element = offset + row * width
-                rounding = dither_key(key, element)
+                rounding = dither_run(key, element)
                 for i in range(width):
                     weight = read_weight(weights, i) * factor
-                    keep(weights, i, weight, rounding, element + i, dither)
+                    keep(weights, i, weight, rounding, dither)
 
     return compiled(settle, layout.rule, parallel)
 

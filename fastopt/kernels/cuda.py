@@ -21,7 +21,7 @@ from fastopt.kernels.cuda_driver import SIMULATED, launch
 from fastopt.kernels.elements import keep, keep_state, owed, pay
 from fastopt.kernels.lanes import BLOCK, LANES, put
 from fastopt.kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
-from fastopt.kernels.noise import dither_key, normal, run
+from fastopt.kernels.noise import dither_run, normal, run
 from fastopt.kernels.rule import Rule, scalar
 from fastopt.kernels.segments import listed, scattered, summed
 from fastopt.kernels.storage import checked, given, load, locate, private, store
@@ -134,7 +134,7 @@ def dense(layout: Layout) -> Callable:
             weights = locate(table, tensor, ADDRESS, begin, kinds)
             states = locate(table, tensor, first_state, begin, state_kinds)
             element = np.int64(table[tensor, OFFSET]) + begin
-            rounding, draw = dither_key(key, element), run(key, element)
+            rounding, draw = dither_run(key, element), run(key, element)
             factor = real(owed(table, tensor, row)) if catch_up else real(1)
 
             def taken(i):
@@ -155,8 +155,8 @@ def dense(layout: Layout) -> Callable:
                 else:
                     new = update(weight, grad, state, h)
                 weight, state = checked(new, slots)
-                keep(weights, i, weight, rounding, element + i, dither)
-                keep_state(states, i, state, rounding, element + i, draws)
+                keep(weights, i, weight, rounding, dither)
+                keep_state(states, i, state, rounding, draws)
 
             i, across = np.int64(cuda.threadIdx.x), np.int64(cuda.blockDim.x)
             if not by_row:
@@ -232,7 +232,7 @@ def rows(layout: Layout) -> Callable:
             if active:
                 state = new = load(states, 0)
                 element = offset + row * width
-                rounding = dither_key(key, element)
+                rounding = dither_run(key, element)
                 for i in range(lane, width, LANES):
                     if sparse:
                         grad = summed(table, tensor, grads, k, i)
@@ -240,11 +240,11 @@ def rows(layout: Layout) -> Callable:
                         grad = load(grads, row * width + i)[0]
                     weight = read_weight(weights, i)
                     weight, new = checked(update(weight, grad, state, h, mean), slots)
-                    keep(weights, i, weight, rounding, element + i, dither)
+                    keep(weights, i, weight, rounding, dither)
             cuda.syncthreads()  # all lanes have read the state
             if active and lane == 0:
                 element = offset // max(width, 1) + row
-                keep_state(states, 0, new, dither_key(key, element), element, draws)
+                keep_state(states, 0, new, dither_run(key, element), draws)
 
     return compiled(rows, rule)
 
@@ -267,10 +267,10 @@ def settle(layout: Layout) -> Callable:
             if factor != 1:
                 weights = locate(table, tensor, ADDRESS, row * width, kinds)
                 element = offset + row * width
-                rounding = dither_key(key, element)
+                rounding = dither_run(key, element)
                 for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
                     weight = read_weight(weights, i) * factor
-                    keep(weights, i, weight, rounding, element + i, dither)
+                    keep(weights, i, weight, rounding, dither)
 
     return compiled(settle, layout.rule)
 

@@ -38,21 +38,22 @@ def gradient(grads, i, buffer, k):
 
 
 @scalar
-def keep(weights, i, weight, key, place, dither):
-    """Write element `i` of a weight, which is element number `place` of the tensor."""
+def keep(weights, i, weight, rounding, dither):
+    """Write element `i` of a weight, rounded with the random bits of the run `rounding`."""
     if dither is None:
         write_weight(weights, i, weight)
     else:
-        store_dithered(weights, i, (weight,), ~key, place)
+        first, key = rounding
+        store_dithered(weights, i, (weight,), (first, ~key))
 
 
 @scalar
-def keep_state(states, i, state, key, place, draws):
-    """Write element `i` of every state slot, which is element number `place` of the tensor."""
+def keep_state(states, i, state, rounding, draws):
+    """Write element `i` of every state slot, rounded with the random bits of the run `rounding`."""
     if draws is None:
         store(states, i, state)
     else:
-        store_dithered(states, i, state, key, place)
+        store_dithered(states, i, state, rounding)
 
 
 @scalar

@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from fastopt.kernels.compiling import compiled
-from fastopt.kernels.noise import dither_bits, dither_key, mix, normal, run, stream_key
+from fastopt.kernels.noise import dither_bits, dither_run, mix, normal, run, stream_key
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.storage import LINE
 
@@ -308,7 +308,7 @@ def draw(gaussian: bool) -> Callable:
                 for i in range(values.shape[1]):
                     values[k, i] = scale * normal(start, i)
             else:
-                start = dither_key(key, 0)
+                start = dither_run(key, 0)
                 for i in range(values.shape[1]):
                     bits = np.int64(dither_bits(start, i, 0) >> np.uint32(8))
                     values[k, i] = scale * (np.float32(bits - 8388608) * _UNIT)

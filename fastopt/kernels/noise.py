@@ -18,7 +18,7 @@ from numba.extending import intrinsic, overload
 
 from fastopt.kernels.rule import scalar
 
-__all__ = ["dither_bits", "dither_key", "index_number", "key", "mix", "normal", "run", "stream_key"]
+__all__ = ["dither_bits", "dither_run", "index_number", "key", "mix", "normal", "run", "stream_key"]
 
 _MASK = (1 << 64) - 1
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -111,20 +111,28 @@ def normal(run, i):
 
 
 @scalar
-def dither_key(key, element):
-    """Return the key of stochastic rounding for a run of elements starting at `element`."""
-    return mix(_add(_add(key, _DITHER), _multiply(np.uint64(element) >> _WORD, _GAMMA)))
+def dither_run(key, element):
+    """Return the run that :func:`dither_bits` draws from, starting at `element` of stream `key`.
+
+    A run is the lower 32 bits of the element number and a key.
+    """
+    first, high = np.uint64(element) & _LOW, np.uint64(element) >> _WORD
+    return np.uint32(first), mix(_add(_add(key, _DITHER), _multiply(high, _GAMMA)))
 
 
 @scalar
-def dither_bits(key, element, k):
-    """Draw 32 random bits, as uint32: draw `k` of element number `element` of a run with `key`.
+def dither_bits(run, i, k):
+    """Draw 32 random bits, as uint32: draw `k` of element `i` of a :func:`dither_run`.
 
     The bits are a 32-bit hash, the two multiplications of Wellons' "lowbias32" with one half of the
-    key added before each: good enough for rounding, and fast.
+    key added before each: good enough for rounding, and fast. They depend only on the key and the
+    element's number, not on the start of the run. `i` must be below 2**32.
     """
+    first, key = run
     later = np.uint32((key >> _WORD) + np.uint64(k // 2) * _STEP & _LOW)
-    bits = _hash(np.uint32(np.uint64(element) & _LOW), np.uint32(key & _LOW), later)
+    start = np.uint32(_add(np.uint64(first), key) & _LOW)
+    # Elements are counted in 32 bits: a counter of 64 bits would need vectors twice as long.
+    bits = _hash(np.uint32(np.uint64(i) & _LOW), start, later)
     # Two draws share a hash; the second one has its halves swapped.
     return bits if k % 2 == 0 else np.uint32(np.uint64(bits) * _EXCHANGE >> _HALF_WORD & _LOW)
 

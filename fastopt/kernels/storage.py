@@ -294,11 +294,11 @@ def _store_intrinsic(typingctx, pointers, i, values):
     return types.none(pointers, types.intp, values), _storing(narrow)
 
 
-def store_dithered(pointers, i, values, key, element):
+def store_dithered(pointers, i, values, run):
     """Like :func:`store`, with stochastic rounding of half-precision values.
 
-    The random bits depend on the stream `key`, the element number `element`, and the position of
-    the pointer.
+    The random bits depend on the `run` from :func:`~fastopt.kernels.noise.dither_run`, whose
+    element `i` is stored, and on the position of the pointer.
     """
     for k, (pointer, value) in enumerate(
         zip(pointers, _spread(values, len(pointers)), strict=True)
@@ -306,39 +306,37 @@ def store_dithered(pointers, i, values, key, element):
         rounded = {np.uint16: _dither_float16, np.int16: _dither_bfloat16}.get(
             np.dtype(pointer._type_).type, lambda x, *_: x
         )
-        pointer[i] = rounded(value, key, element, k)
+        pointer[i] = rounded(value, run, i, k)
 
 
 @scalar
-def _dither_float16(x, key, element, k):
-    return half.dither_float16(np.float32(x), dither_bits(key, element, k))
+def _dither_float16(x, run, i, k):
+    return half.dither_float16(np.float32(x), dither_bits(run, i, k))
 
 
 @scalar
-def _dither_bfloat16(x, key, element, k):
-    return np.int16(half.dither_bfloat16(np.float32(x), dither_bits(key, element, k)))
+def _dither_bfloat16(x, run, i, k):
+    return np.int16(half.dither_bfloat16(np.float32(x), dither_bits(run, i, k)))
 
 
 _DITHER = {types.uint16: _dither_float16, types.int16: _dither_bfloat16}
 
 
 @overload(store_dithered)
-def _store_dithered(pointers, i, values, key, element):
-    return lambda pointers, i, values, key, element: _store_dithered_intrinsic(
-        pointers, i, values, key, element
-    )
+def _store_dithered(pointers, i, values, run):
+    return lambda pointers, i, values, run: _store_dithered_intrinsic(pointers, i, values, run)
 
 
 @intrinsic
-def _store_dithered_intrinsic(typingctx, pointers, i, values, key, element):
+def _store_dithered_intrinsic(typingctx, pointers, i, values, run):
     def dither(context, builder, kind, value, args, k):
-        signature = kind(types.float32, types.uint64, types.int64, types.int64)
+        signature = kind(types.float32, run, types.intp, types.int64)
         place = context.get_constant(types.int64, k)
         return context.compile_internal(
-            builder, _DITHER[kind], signature, [value, args[3], args[4], place]
+            builder, _DITHER[kind], signature, [value, args[3], args[1], place]
         )
 
-    return types.none(pointers, types.intp, values, types.uint64, types.int64), _storing(dither)
+    return types.none(pointers, types.intp, values, run), _storing(dither)
 
 
 def _storing(narrow):

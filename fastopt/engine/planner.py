@@ -513,7 +513,7 @@ def table_of(
         lead = weight[0] if lead is None else lead
         return _on_device(layout, arrays, parts, lead)
     checked = arrays[:-1] if sparse else arrays
-    if by_row and not layout.coded and _is_pitched(checked):
+    if by_row and _is_pitched(checked):
         layout = replace(layout, pitched=True)
         table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         table.direct = True

@@ -25,7 +25,8 @@ def in_dtype_of(optimizer: Any, index: Index, state: Any, weight: Any) -> Any:
 
     def convert(slot: str, array: Array) -> Any:
         exact = array.astype(real)
-        codes = optimizer.codes_of(optimizer.rule_for(index), array)
+        whole = optimizer.whole_shapes.get(index)
+        codes = optimizer.codes_of(optimizer.rule_for(index), array, whole)
         if slot in codes:
             return encoded(exact, np.dtype(codes[slot]))
         compressed = optimizer.state_dtype == "bfloat16" and array.ndim

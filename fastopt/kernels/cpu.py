@@ -44,7 +44,16 @@ from fastopt.kernels.noise import dither_run, normal, run
 from fastopt.kernels.numpy_abi import FITS, admit
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.segments import collect, gather, listed
-from fastopt.kernels.storage import checked, inside, load, locate, prefetch, private, store
+from fastopt.kernels.storage import (
+    checked,
+    inside,
+    load,
+    locate,
+    prefetch,
+    private,
+    shifted,
+    store,
+)
 from fastopt.kernels.weights import read_weight
 
 __all__ = [
@@ -264,7 +273,7 @@ def _blocks(layout: Layout) -> Callable:
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, scale_kinds = layout.dither or None, layout.scales
     first_state, first_grad = layout.first_state, layout.first_grad
-    first_scale = layout.first_scale
+    first_scale, locate_row = layout.first_scale, row_locator(layout.pitched)
 
     def blocks(chunks, table, hyper):
         for c in prange(len(chunks)):
@@ -285,14 +294,12 @@ def _blocks(layout: Layout) -> Callable:
                 if lazy:
                     if k + AHEAD < table[tensor, SEGMENTS]:
                         ahead = listed(table, tensor, ROWS, k + AHEAD)
-                        there, scaled = ahead * width, ahead * in_row
-                        prefetch(locate(table, tensor, ADDRESS, there, kinds), width, True)
-                        prefetch(
-                            locate(table, tensor, first_state, there, state_kinds), width, True
-                        )
-                        prefetch(
-                            locate(table, tensor, first_scale, scaled, scale_kinds), in_row, True
-                        )
+                        there = locate_row(table, tensor, ADDRESS, ahead, width, kinds)
+                        prefetch(there, width, True)
+                        there = locate_row(table, tensor, first_state, ahead, width, state_kinds)
+                        prefetch(there, width, True)
+                        there = locate_row(table, tensor, first_scale, ahead, in_row, scale_kinds)
+                        prefetch(there, in_row, True)
                     one = listed(table, tensor, STARTS, k)
                     if direct and listed(table, tensor, STARTS, k + 1) == one + 1:
                         start_of = listed(table, tensor, ORDER, one) * width
@@ -301,25 +308,30 @@ def _blocks(layout: Layout) -> Callable:
                         source = inside(buffer)
                         grads = locate(table, tensor, first_grad, 0, grad_kinds)
                         collect(table, tensor, grads, k, 0, width, source, 0)
-                    listed_row = listed(table, tensor, ROWS, k)
+                    row = listed(table, tensor, ROWS, k)
                     if catch_up:
-                        factor = real(missed(table, tensor, listed_row))
-                    first, last = listed_row * in_row, (listed_row + 1) * in_row
+                        factor = real(missed(table, tensor, row))
+                    first, last = row * in_row, (row + 1) * in_row
+                    row_weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
+                    row_states = locate_row(table, tensor, first_state, row, width, state_kinds)
+                    row_scales = locate_row(table, tensor, first_scale, row, in_row, scale_kinds)
                 else:
                     first, last = start, start + size
                 for block in range(first, last):
                     place, column, count = extent(block, in_row, width)
-                    weights = locate(table, tensor, ADDRESS, place, kinds)
-                    states = locate(table, tensor, first_state, place, state_kinds)
-                    scales = locate(table, tensor, first_scale, block, scale_kinds)
                     if lazy:
-                        at = column
-                    elif sparse:
-                        grads = locate(table, tensor, first_grad, 0, grad_kinds)
-                        source, at = inside(buffer), 0
-                        gather(table, tensor, grads, place, count, source)
+                        weights, states = shifted(row_weights, column), shifted(row_states, column)
+                        scales, at = shifted(row_scales, block - first), column
                     else:
-                        source, at = locate(table, tensor, first_grad, place, grad_kinds), 0
+                        weights = locate(table, tensor, ADDRESS, place, kinds)
+                        states = locate(table, tensor, first_state, place, state_kinds)
+                        scales, at = locate(table, tensor, first_scale, block, scale_kinds), 0
+                        if sparse:
+                            source = inside(buffer)
+                            grads = locate(table, tensor, first_grad, 0, grad_kinds)
+                            gather(table, tensor, grads, place, count, source)
+                        else:
+                            source = locate(table, tensor, first_grad, place, grad_kinds)
                     element = offset + place
                     rounding, draw = dither_run(key, element), run(key, element)
                     before, tops = load(scales, 0), lowest(values)

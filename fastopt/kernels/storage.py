@@ -27,6 +27,7 @@ __all__ = [
     "locate_bytes",
     "prefetch",
     "private",
+    "shifted",
     "store",
     "store_dithered",
 ]
@@ -107,6 +108,29 @@ def _locate_bytes_intrinsic(typingctx, table, row, column, offset, memory):
         return builder.inttoptr(builder.add(address, offset), kind)
 
     return _locating(table, memory, place)
+
+
+def shifted(pointers, count):
+    """Return pointers `count` elements further on."""
+    sizes = (ctypes.sizeof(pointer._type_) for pointer in pointers)
+    return tuple(
+        ctypes.cast(ctypes.addressof(pointer.contents) + int(count) * size, type(pointer))
+        for pointer, size in zip(pointers, sizes, strict=True)
+    )
+
+
+@overload(shifted)
+def _shifted(pointers, count):
+    return lambda pointers, count: _shifted_intrinsic(pointers, count)
+
+
+@intrinsic
+def _shifted_intrinsic(typingctx, pointers, count):
+    def codegen(context, builder, signature, args):
+        moved = [builder.gep(base, [args[1]]) for base in cgutils.unpack_tuple(builder, args[0])]
+        return context.make_tuple(builder, pointers, moved)
+
+    return pointers(pointers, types.intp), codegen
 
 
 def inside(buffer):

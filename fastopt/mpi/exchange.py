@@ -257,5 +257,6 @@ class Exchange:
 
 def _separable(table: Table) -> bool:
     """Whether the elements of a table can be updated in any portions."""
-    rule = table.layout.rule
-    return not (rule.passes or rule.row or table.layout.sparse or table.copied)
+    layout = table.layout
+    rule = layout.rule
+    return not (rule.passes or rule.row or layout.sparse or layout.coded or table.copied)

@@ -82,7 +82,7 @@ class Owned(Resumable):
             share = rows.owners.block * width
             place = Placement(rows.shape, kind.name, "rows", 0, share)
             self.placements[index] = place
-            self.shard.planner.offsets[index] = place.cut(self.rank)
+            self._slice(index, place)
         self._compile((index, self.placements[index], kind, True) for index in made)
 
     def _made(self, shape: Any, values: Any, dtype: Any, owners: Any) -> Rows:

@@ -117,17 +117,18 @@ class Planning(Resumable):
     ) -> dict[Index, Placement]:
         """Placements of the indices that do not have one yet."""
         new = (
-            (index, weight.shape, weight.dtype.name, self._form(index, k in listed))
+            (index, weight.shape, weight.dtype.name, self._form(index, weight.shape, k in listed))
             for k, (index, weight) in enumerate(zip(indices, weights, strict=True))
             if index not in self.placements
         )
         return placed(new, self.ranks)
 
-    def _form(self, index: Index, listed: bool) -> Form:
-        if not self.optimizer.native:
+    def _form(self, index: Index, shape: tuple[int, ...], listed: bool) -> Form:
+        coded = self._is_coded(shape)
+        if not self.optimizer.native or (coded and len(shape) < 2):
             return "whole"
         rule = self.optimizer.rule_for(index)
-        return "rows" if listed or (rule and rule.row) else "flat"
+        return "rows" if listed or coded or (rule and rule.row) else "flat"
 
     def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
         """Facts about a call that all ranks must have in common, besides the optimizer."""

@@ -13,6 +13,8 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.checkpoint.placement import Form, Placement
 from fastopt.engine.plan import Plan
 from fastopt.engine.planner import Call
+from fastopt.kernels.blocks import CODE_BLOCK
+from fastopt.kernels.codes import is_worth_codes
 from fastopt.kernels.layout import real_of
 from fastopt.kernels.table import PARALLEL_FROM, Table, launch
 from fastopt.mpi.agreement import Fact, Facts, agree, attempt
@@ -108,7 +110,6 @@ class Sharded(Advised, metaclass=Constructor):
         clip_global_norm: float | None,
         timeout: float | None,
     ) -> None:
-        _check_state(optimizer)
         self.timeout = time_limit(timeout)
         self.shard = Shard(optimizer, loss_scaler, clip_global_norm)
         node = private(comm)
@@ -152,9 +153,13 @@ class Sharded(Advised, metaclass=Constructor):
         """State of this rank's slice of each parameter."""
         return self.shard.states
 
+    def _slice(self, index: Index, placement: Placement) -> None:
+        """Inform the shard about the position of this rank's slice, and the shape of the tensor."""
+        self.shard.planner.offsets[index] = placement.cut(self.rank)
+        self.optimizer.whole_shapes[index] = placement.shape
+
     def _begin(self, call: str) -> None:
         """Record the start of a collective call."""
-        _check_state(self.optimizer)
         self._calls += 1
         self._call = f"call {self._calls} of updater {self._number} ({call})"
         for ranks in (self._ranks, self._node):
@@ -234,7 +239,8 @@ class Sharded(Advised, metaclass=Constructor):
         trials: dict[tuple[Any, ...], Index] = {}
         for index, placement, dtype, sparse in kinds:
             large = placement.share >= PARALLEL_FROM
-            key = self.optimizer.rule_for(index), dtype, placement.form, sparse, large
+            coded = self._is_coded(placement.shape)
+            key = self.optimizer.rule_for(index), dtype, placement.form, sparse, large, coded
             trials.setdefault(key, index)
 
         def compile_all() -> None:
@@ -243,7 +249,14 @@ class Sharded(Advised, metaclass=Constructor):
 
         leader_first(self._node, compile_all)
 
-    def _try_out(self, index: Index, dtype: Any, form: Form, sparse: bool, large: bool) -> None:
+    def _is_coded(self, shape: tuple[int, ...]) -> bool:
+        """Whether the state of a weight of this shape is stored in 8 bits, in blocks of rows."""
+        optimizer = self.optimizer
+        return optimizer.state_dtype == "int8" and is_worth_codes(shape, optimizer.state_min_size)
+
+    def _try_out(
+        self, index: Index, dtype: Any, form: Form, sparse: bool, large: bool, coded: bool
+    ) -> None:
         """Compile by updating small tensors; ignore errors, which the update itself will raise."""
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -251,7 +264,9 @@ class Sharded(Advised, metaclass=Constructor):
                 made = copy.deepcopy(self.optimizer)
                 made._index_update_count.clear()
                 made.masters_given.clear()
-                weight = np.zeros((2 * height,) if form == "flat" else (height, 2), dtype)
+                made.state_min_size = 1 if coded else None
+                width = CODE_BLOCK if coded else 2
+                weight = np.zeros((2 * height,) if form == "flat" else (height, width), dtype)
                 grad: Any = np.zeros(weight.shape, dtype if sparse else real_of(dtype))
                 if sparse:
                     grad = RowSparse(grad, np.arange(height)[::-1], weight.shape)
@@ -259,12 +274,3 @@ class Sharded(Advised, metaclass=Constructor):
                 trial = Updater(made, scaler, clip)
                 trial.planner.launcher = partial(launch, combine=None)  # like calls of a shard
                 trial([index], [grad], [weight])
-
-
-def _check_state(optimizer: Any) -> None:
-    """Raise ValueError for 8-bit state, whose blocks cannot be split between ranks."""
-    if getattr(optimizer, "state_dtype", None) == "int8":
-        raise ValueError(
-            "state that is sharded between ranks cannot have state_dtype='int8', as shards are not "
-            "cut at its blocks; use 'bfloat16' or None"
-        )

@@ -365,7 +365,7 @@ class ShardedUpdater(Planning):
             )
         if plan is not self._plan:
             for index, placement in zip(plan.indices, plan.placements, strict=True):
-                self.shard.planner.offsets[index] = placement.cut(self.rank)
+                self._slice(index, placement)
         for index in self._masters.keys() & (self.placements | new).keys():
             optimizer.masters_given[index] = (self.placements | new)[index].slice_of(
                 flat(self._masters[index]), self.rank

@@ -162,7 +162,7 @@ ELSEWHERE = {
 
 TRANSIENT = frozenset(
     {"lock", "planner", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
-    | {"work"}
+    | {"work", "whole_shapes"}
 )
 """Attributes that belong to the current process and are not saved or copied."""
 
@@ -400,6 +400,8 @@ class Optimizer(Checked):
     """Lock that is held during updates, for threads that share the optimizer."""
     planner: Planner | None
     _warned: bool
+    whole_shapes: dict[Index, tuple[int, ...]]
+    """Shapes of the tensors whose weights are slices, such as the rows that one process has."""
     version: int
     """Number that changes whenever an attribute or a multiplier changes."""
     mode_version: int
@@ -493,6 +495,7 @@ class Optimizer(Checked):
         attributes["lock"] = threading.RLock()
         attributes["planner"] = None
         attributes["_warned"] = False
+        attributes["whole_shapes"] = {}
         self._changed_tables()
         _locked.add(self)
 
@@ -835,7 +838,7 @@ class Optimizer(Checked):
         rule, weight = self.rule, header(weight)
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype, order = self._state_dtype(weight), order_of(weight)
-        codes = self.codes_of(rule, weight)
+        codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
         slots: tuple[Any, ...] = tuple(
             (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
             if slot in codes
@@ -850,8 +853,12 @@ class Optimizer(Checked):
         self.codes_of(self.rule, weight)  # raises for classes that create their state themselves
         return bfloat16() if self.state_dtype == "bfloat16" else real_of(weight.dtype)
 
-    def codes_of(self, rule: Rule | None, weight: Array) -> dict[str, str]:
+    def codes_of(
+        self, rule: Rule | None, weight: Array, whole: tuple[int, ...] | None = None
+    ) -> dict[str, str]:
         """Return the dtype of the codes of each slot that is stored in 8 bits for this weight.
+
+        `whole` is the shape of the tensor if the weight is a slice of it.
 
         Raises
         ------
@@ -870,7 +877,7 @@ class Optimizer(Checked):
             )
         if isinstance(weight, Header):
             raise TypeError("state_dtype='int8' is for weights on the host, got one on a device")
-        return rule.codes if is_worth_codes(weight.shape, self.state_min_size) else {}
+        return rule.codes if is_worth_codes(whole or weight.shape, self.state_min_size) else {}
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:
         """Create the state of one parameter, with a float32 master for a half-precision weight.

@@ -852,6 +852,7 @@ class EmbeddingTable(Advised, metaclass=Constructor):
         kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
         state = {k: v for k, v in made.__getstate__().items() if k not in kept}
         optimizer.restore({**state, "row_decay": {**others, **made.row_decay}})
+        optimizer.whole_shapes[self.name] = made.whole_shapes[self.name]
         self._storage.optimizer = optimizer
         self._updater = Updater(optimizer)
         self._show()

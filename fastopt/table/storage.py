@@ -50,8 +50,6 @@ def check_optimizer(optimizer: Optimizer, in_files: bool = False) -> None:
             f"optimizer must update in each call, and {name} sums the gradients of several: a row "
             "may be evicted in between"
         )
-    if optimizer.state_dtype == "int8":
-        raise ValueError("the state of a table that grows cannot have state_dtype='int8'")
     if not (optimizer.lazy_update or optimizer.rule_for("").row):  # type: ignore[union-attr]
         raise ValueError(
             f"optimizer must update the indexed rows alone, got {name} with lazy_update=False; "
@@ -98,6 +96,7 @@ class Storage:
         file: Callable[[str, int], RecordFile] | None = None,
     ) -> None:
         self.name, self.optimizer = name, optimizer
+        optimizer.whole_shapes[name] = capacity, dim
         self.nested = optimizer.create_state_multi_precision(name, np.zeros((1, dim), dtype))
         self.parts = [(dtype, (dim,))]
         self.parts += [(array.dtype, array.shape[1:]) for array in leaves(self.nested)]

@@ -9,9 +9,10 @@ from cases import CASES
 from many import Tensor, dtype_of, everything, frozen, normal, tensors_of
 from mpi_common import Pair, comm, exact, raised, state_bytes, summed
 
-from fastopt import optimizer
+from fastopt import RowSparse, Updater, optimizer
 from fastopt.amp import LossScaler
 from fastopt.engine.validate import leaves
+from fastopt.kernels.codes import is_worth_codes
 from fastopt.mpi import ShardedTable, ShardedUpdater
 
 NORMS = ("lars", "lamb", "lans", "lbsgd")
@@ -428,6 +429,44 @@ def check_misspelled_names_get_a_suggestion():
     assert repr(made) == f"ShardedUpdater(Adam(learning_rate=0.001), {ranks}, states=0)"
 
 
-def check_state_in_8_bits_is_refused():
-    with pytest.raises(ValueError, match="sharded between ranks cannot have state_dtype='int8'"):
-        ShardedUpdater(optimizer.Adam(state_dtype="int8"), comm)
+def in_8_bits(**options):
+    return optimizer.Adam(learning_rate=0.1, state_dtype="int8", **options)
+
+
+def check_state_in_8_bits_is_that_of_one_process():
+    """Shards are cut between rows; slices of few elements are coded like the whole tensor."""
+    shapes = [(31, 160), (64, 64), (3, 2, 900), (300,), (40, 8)]
+    for least in (None, 200):
+        weights = [normal(k, shape, "float32") for k, shape in enumerate(shapes)]
+        pair = Pair(lambda least=least: in_8_bits(state_min_size=least), weights, bucket_bytes=4096)
+        for step in range(3):
+            pair.step(
+                list(range(len(shapes))),
+                lambda k, rank, step=step: exact(9 * step + k + 50 * rank, shapes[k], np.float32),
+            )
+        assert pair.same()
+        for k, shape in enumerate(shapes):
+            placement = pair.sharded.placements[k]
+            whole, own = leaves(pair.alone.states[k]), leaves(pair.sharded.states[k])
+            coded = is_worth_codes(shape, least)
+            assert (whole[0].dtype == np.int8) == coded
+            assert [a.dtype for a in whole] == [a.dtype for a in own]
+            if placement.form == "rows":
+                first, last = (at // placement.unit for at in placement.part(comm.rank))
+                assert all((a[first:last] == b).all() for a, b in zip(whole, own, strict=True))
+
+
+def check_rows_of_tables_in_8_bits_are_those_of_one_process():
+    shape, alone, weight = (200, 64), Updater(in_8_bits()), normal(1, (200, 64), "float32")
+    table = ShardedTable(shape, in_8_bits(), comm, values=weight.copy())
+    for step in range(3):
+        lists = [np.arange(rank, 200, 7) for rank in range(comm.size)]
+        grads = [
+            RowSparse(exact(step + rank, (len(ids), 64), np.float32), ids, shape)
+            for rank, ids in enumerate(lists)
+        ]
+        table.push(grads[comm.rank])
+        rows = np.unique(np.concatenate(lists))
+        alone(0, RowSparse(summed([g.to_dense() for g in grads])[rows], rows, shape), weight)
+    np.testing.assert_array_equal(table.pull(np.arange(200)), weight)
+    assert [a.dtype.name for a in leaves(table.states[0])] == ["int8", "float32", "uint8", "float32"]

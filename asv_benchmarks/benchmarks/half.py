@@ -10,6 +10,7 @@ from fastopt.bench.clock import Call, ratio
 from fastopt.bench.steps import draw
 
 from .common import ns_per_element
+from .rows import RowStep
 
 SIZE, LARGE = 20_000_000, 50_000_000
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -81,3 +82,19 @@ class CompressedState:
         return ns_per_element(self.step, LARGE)
 
     track_time.unit = "ns per element"
+
+
+class CompressedRows:
+    """Lazy Adam on 8,192 rows of a table of 1,000,000 x 64, which are not in the caches."""
+
+    params = ("bfloat16", "int8")
+    param_names = ("state_dtype",)
+
+    def setup(self, state_dtype):
+        self.step = RowStep("permuted", True, state_dtype=state_dtype)
+        self.single = RowStep("permuted", True)
+
+    def track_slowdown(self, state_dtype):
+        return ratio(self.step, self.single)
+
+    track_slowdown.unit = "times float32"

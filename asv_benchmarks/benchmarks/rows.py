@@ -9,6 +9,7 @@ from numba import njit, prange
 
 from fastopt import optimizer
 from fastopt.bench.clock import against, interleaved, microseconds, sampler
+from fastopt.engine.validate import leaves
 from fastopt.sparse import RowSparse
 
 KINDS = ("sorted", "permuted", "zipf")
@@ -82,8 +83,8 @@ class RowStep(_Batches):
         self.updater = optimizer.get_updater(optimizer.Adam(lazy_update=True, **kwargs))
         self._grads = cycle([RowSparse(self.values, ids, self.shape) for ids in self.ids])
         self()
-        for state in self.updater.states[0]:
-            self.touched(state)
+        for array in leaves(self.updater.states[0]):
+            self.touched(array)
 
     def __call__(self) -> None:
         self.updater(0, next(self._grads), self.weight)

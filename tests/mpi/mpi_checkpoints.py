@@ -13,7 +13,13 @@ from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from fastopt.mpi import ShardedTable, ShardedUpdater
 
-SHAPES = {"fc_weight": (40, 7), "fc_bias": (7,), "empty": (0, 3), "out_weight": (30, 10)}
+SHAPES = {
+    "fc_weight": (40, 7),
+    "fc_bias": (7,),
+    "empty": (0, 3),
+    "out_weight": (30, 10),
+    "wide_weight": (9, 200),
+}
 NAMES = dict(enumerate(SHAPES))
 RANKS = 4
 """Shares that a batch has, whatever the number of ranks."""
@@ -60,7 +66,8 @@ def cases_of_all_kinds():
         "novograd",
         "prodigy",
     )
-    return [*(case for case in CASES if str(case) in chosen), Case("normalized", wd=0.0)]
+    in_8_bits = Case("adam", {"state_dtype": "int8", "state_min_size": 300})
+    return [*(case for case in CASES if str(case) in chosen), in_8_bits, Case("normalized", wd=0.0)]
 
 
 def kinds_for(case):
@@ -229,7 +236,7 @@ def check_parameters_that_differ(folder):
         other.load(path)
     assert everything(other.shard, ours) == before
     skipped = other.load(path, strict=False)
-    assert skipped == (["other_weight"], ["fc_bias", "empty", "out_weight"])
+    assert skipped == (["other_weight"], ["fc_bias", "empty", "out_weight", "wide_weight"])
     ours[0][...] = weights[0]
     grads = grads_of(1)
     updater(0, grads[0], weights[0])

@@ -469,4 +469,9 @@ def check_rows_of_tables_in_8_bits_are_those_of_one_process():
         rows = np.unique(np.concatenate(lists))
         alone(0, RowSparse(summed([g.to_dense() for g in grads])[rows], rows, shape), weight)
     np.testing.assert_array_equal(table.pull(np.arange(200)), weight)
-    assert [a.dtype.name for a in leaves(table.states[0])] == ["int8", "float32", "uint8", "float32"]
+    assert [a.dtype.name for a in leaves(table.states[0])] == [
+        "int8",
+        "float32",
+        "uint8",
+        "float32",
+    ]

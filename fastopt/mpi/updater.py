@@ -55,10 +55,11 @@ class ShardedUpdater(Planning):
 
     Tensors of one dtype are laid out in lines of about one bucket, and each line is split into
     equal shares, one per rank. With GroupAdaGrad and 8-bit state, tensors are split only between
-    rows; with an ``update()`` in NumPy, they are not split, and each is owned by one rank. Gradients
-    are sent in buckets: while one bucket is summed, another is packed and a third is updated. The
-    update waits for all buckets if it needs all gradients first, for the norms of LARS, LAMB and
-    LANS, `clip_global_norm` or `loss_scaler`, and for 8-bit state. Arrays from :func:`~fastopt.mpi.flat_like` are not packed.
+    rows; with an ``update()`` in NumPy, they are not split, and each is owned by one rank.
+    Gradients are sent in buckets: while one bucket is summed, another is packed and a third is
+    updated. The update waits for all buckets if it needs all gradients first, for the norms of
+    LARS, LAMB and LANS, `clip_global_norm` or `loss_scaler`, and for 8-bit state. Arrays from
+    :func:`~fastopt.mpi.flat_like` are not packed.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
     Models", SC 2020, arXiv:1910.02054, stage 1.

@@ -60,6 +60,10 @@ def layout_of(rule, real=F4, weight=(F4,), grad=F4, state=None, **options):
     return Layout(rule, real, weight, grad, (kind,) * len(rule.state), lazy=lazy, **options)
 
 
+def rule_named(name):
+    return next(rule for rule in RULES if rule.name == name)
+
+
 def records(rule, real):
     return from_dtype(rule.record(real))[::1]
 
@@ -153,17 +157,66 @@ def test_what_belongs_to_no_rule_compiles(capability):
     check(cuda_order.sort_tiles(), capability, TABLE, types.int64, doubles=False)
     for kernel in (cuda_order.merge(), cuda_order.count_rows()):
         check(kernel, capability, TABLE, *[types.int64] * 4, doubles=False)
+    for kind in (F4, F8, FLOAT16, BFLOAT16):
+        check(cuda_order.fold(kind), capability, TABLE, *[types.int64] * 3, doubles=kind == F8)
     check(cuda_order.cut_rows(), capability, TABLE, *[types.int64] * 4, COUNTS, doubles=False)
     check(kernels.copy(), capability, TABLE, PIECES, types.int64, types.int64, doubles=False)
 
 
-def test_four_elements_are_read_before_one_is_written(capability):
-    """Adam reads weight, gradient and two slots, and writes three numbers."""
-    layout = layout_of(CASES[15].make().rule)
-    assert layout.rule.name == "adam"
-    arguments = PIECES, TABLE, records(layout.rule, F4)
+WIDE = {
+    "float32": ("ld.global.v4.f32", "ld.global.cs.v4.f32", "st.global.cs.v4.f32"),
+    "float64": ("ld.global.v2.f64", "ld.global.cs.v2.f64", "st.global.cs.v2.f64"),
+    "float16 with master": ("ld.global.v4.f32", "ld.global.cs.v4.b32", "st.global.v4.b32"),
+    "bfloat16 split": ("ld.global.v4.b32", "ld.global.cs.v4.b32", "st.global.v4.b32"),
+    "bfloat16 state": ("ld.global.v4.f32", "ld.global.cs.v4.b32", "st.global.cs.v4.b32"),
+}
+"""Accesses of a thread: 16 bytes, and streamed if they are of gradients or states."""
+
+
+@pytest.mark.parametrize("weights", WIDE)
+def test_a_thread_moves_16_bytes_at_once(weights, capability):
+    layout = layout_of(rule_named("adam"), **WEIGHTS[weights])
+    hyper = by_value(layout.rule, layout.real)
+    doubles = weights == "float64"
+    text = check(kernels.dense(layout), capability, PIECES, TABLE, hyper, doubles=doubles)
+    accesses = set(re.findall(r"(?:ld|st)\.global[.a-z]*\.v\d\.\w+", text))
+    assert accesses >= set(WIDE[weights])
+    assert all(access[-6:] in ("v4.f32", "v4.b32", "v2.f64") for access in accesses)
+    assert "__local_depot" not in text
+
+
+def test_a_pack_is_read_before_it_is_written(capability):
+    """Adam reads weight, gradient and two slots, and writes three arrays."""
+    layout = layout_of(rule_named("adam"))
+    arguments = PIECES, TABLE, by_value(layout.rule, F4)
     text = check(kernels.dense(layout), capability, *arguments, doubles=False)
-    accesses = re.findall(r"(?:ld|st)\.global\.f32", text)
-    each = ["ld.global.f32"] * 4, ["st.global.f32"] * 3
-    fields = ["ld.global.f32"] * len(layout.rule.hyper)
-    assert accesses == [*fields, *each[0] * 4, *each[1] * 4, *each[0], *each[1]]
+    accesses = re.findall(r"(ld|st)\.global(?:\.cs)?\.v4\.f32", text)
+    assert len(accesses) % 7 == 0
+    assert accesses == (["ld"] * 4 + ["st"] * 3) * (len(accesses) // 7)
+
+
+def test_float16_is_converted_by_the_gpu_whatever_the_host(capability, monkeypatch):
+    monkeypatch.setattr("fastopt.kernels.half._f16c", lambda: False)
+    layout = layout_of(rule_named("sgd"), weight=(FLOAT16,), grad=FLOAT16)
+    kernel = kernels.dense.__wrapped__(layout)
+    arguments = PIECES, TABLE, records(layout.rule, F4)
+    text = check(kernel, capability, *arguments, doubles=False)
+    assert "cvt.f32.f16" in text
+    assert "cvt.rn.f16.f32" in text
+
+
+def test_partial_sums_are_read_before_they_are_added(capability):
+    """All loads of a group are issued first, although its sum is in order."""
+    text = check(kernels.totals(1), capability, COUNTS, SUMS, SUMS, doubles=True)
+    order = re.findall(r"(ld\.global\.f64|add\.(?:rn\.)?f64)", text)
+    runs = [len(list(of)) for kind, of in itertools.groupby(order) if kind.startswith("ld")]
+    assert max(runs) == kernels.BLOCKS
+
+
+def test_a_lane_exchanges_sums_without_barriers(capability):
+    layout = layout_of(rule_named("groupadagrad"))
+    arguments = PIECES, TABLE, by_value(layout.rule, F4)
+    text = check(kernels.rows(layout), capability, *arguments, doubles=True)
+    assert "shfl.sync.bfly" in text
+    assert "bar.sync" not in text
+    assert ".shared" not in text

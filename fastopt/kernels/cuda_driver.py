@@ -29,6 +29,7 @@ __all__ = [
     "SIMULATED",
     "Memory",
     "Values",
+    "copy_word",
     "download",
     "entered",
     "hold",
@@ -335,6 +336,15 @@ def download(memory: Memory, stream: int) -> NDArray[Any]:
         _checked(result, "cuMemcpyDtoHAsync")
     _checked(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
     return found
+
+
+def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:
+    """Copy word `of` of `source` to word `to` of `target`, both of 8-byte words, on a stream."""
+    if SIMULATED:
+        target.array.reshape(-1)[to] = np.array(source.array.copy_to_host()).view(target.dtype)[of]
+        return
+    addresses = target.address + 8 * to, source.address + 8 * of
+    _checked(_driver().cuMemcpyDtoDAsync(*addresses, 8, stream), "cuMemcpyDtoDAsync")
 
 
 def hold(objects: Any, stream: int) -> None:

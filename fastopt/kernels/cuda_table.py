@@ -26,6 +26,7 @@ from fastopt.kernels.lanes import BLOCK, LANES
 from fastopt.kernels.layout import (
     DECAY,
     DONE,
+    FOLDED,
     ORDER,
     PAID,
     ROWS,
@@ -33,6 +34,7 @@ from fastopt.kernels.layout import (
     STARTS,
     Layout,
 )
+from fastopt.kernels.segments import FOLD
 from fastopt.kernels.table import Array, Combine, Table, chunks, joined_ranges
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ class CudaTable(Table):
         self._memory: dict[Any, Any] = {}
         self._pieces: dict[int, tuple[Array, Any]] = {}
         self._streams: set[int] = set()
-        self._room: Any = None
+        self._segments: Any = None
         self._take: Any = None
         self._seen: list[int] = []
         self._alive: list[Any] = []
@@ -249,6 +251,15 @@ class CudaTable(Table):
             memory = self._memory[name, shape] = self.driver.Memory(shape, dtype)
         return memory
 
+    def _grown(self, name: str, size: int, dtype: Any) -> Any:
+        """Return reusable device memory of at least this size."""
+        memory = self._memory.get(name)
+        if memory is None or memory.array.size < size:
+            if memory is not None:
+                self.driver.hold(memory, self.stream_handle)
+            memory = self._memory[name] = self.driver.Memory((size,), dtype)
+        return memory
+
     def _send(self, name: str, array: Array) -> Any:
         """Upload `array` to reusable device memory."""
         memory = self._space(name, array.shape, array.dtype)
@@ -263,6 +274,8 @@ class CudaTable(Table):
             self.uploaded = None
             self.driver.upload(memory, self.entry, self.stream_handle)
             self.uploaded = content
+        if self._segments is not None:
+            self.driver.copy_word(memory, SEGMENTS, self._segments, 2, self.stream_handle)
         return memory
 
     def _send_hyper(self) -> Any:
@@ -320,34 +333,43 @@ class CudaTable(Table):
             entry = self.entry[0]
             entry[[ROWS, STARTS, ORDER]] = places[:3]
             entry[-1] = made[0].ctypes.data
-            entry[SEGMENTS] = self._ordered(words, made[1], places, height) if count else 0
+            entry[SEGMENTS] = count  # if no row is repeated; see _send_entry()
+            self._segments = self._ordered(words, *made, places, height) if count else None
         self.list_pieces = chunks((count, self.width), size=self.rate)
         if self.layout.by_row:
             self.pieces, self.total = self.list_pieces
 
     def _places(self, count: int) -> list[int]:
         """Return the addresses of the arrays for sorting `count` indexed rows."""
-        if self._room is None or self._room.shape[1] <= count:
-            if self._room is not None:
-                self.driver.hold(self._room, self.stream_handle)
-            self._room = self.driver.Memory((self.sorting.ARRAYS, count + 1), np.int64)
-        base, step = header(self._room.array).ctypes.data, self._room.shape[1] * 8
+        room = self._grown("rows", self.sorting.ARRAYS * (count + 1), np.int64)
+        base, step = header(room.array).ctypes.data, (count + 1) * 8
         return [base + k * step for k in range(self.sorting.ARRAYS)]
 
-    def _ordered(self, words: str, indices: Header, places: list[int], height: int) -> int:
-        """Sort row indices on the device and return the number of unique rows."""
-        size, threads = len(indices), self.sorting.SORTERS
-        addresses = self._send("places", np.array([[indices.ctypes.data, *places]], np.uint64))
+    def _ordered(
+        self, words: str, values: Header, indices: Header, places: list[int], height: int
+    ) -> Any:
+        """Sort row indices on the device; return device memory with the number of unique rows."""
+        size, threads, wide = len(indices), self.sorting.SORTERS, self.layout.wide_grad[0]
+        groups = size // FOLD
+        folded = self._grown("folded", max(groups * self.width, 1), wide)
+        self.entry[0, FOLDED] = header(folded.array).ctypes.data
+        listed = [indices.ctypes.data, *places, values.ctypes.data, int(self.entry[0, FOLDED])]
+        addresses = self._send("places", np.array([listed], np.uint64))
         answer = self._send("answer", np.zeros(3, np.int64))
 
         def run(kernel: Any, *arguments: Any) -> None:
             self._launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
 
         kind = indices.dtype.type
-        segments = self.sorting.order_rows(run, answer, self._fetch, kind, size, height)
-        if segments is None:
+        ordered = self.sorting.order_rows(run, answer, self._fetch, kind, size, height)
+        if ordered is None:
             raise ValueError(f"{words}: indices must be at least 0 and below {height}")
-        return int(segments)
+        keys, bits = ordered
+        if keys and groups and self.width:
+            across = min(self.width, self.sorting.FOLDERS)
+            kernel = self.sorting.fold(self.layout.grad)
+            self._launch(kernel, groups, across, addresses, self.width, keys, bits)
+        return answer
 
     def pay(self, paid: Any, before: float, after: float, at_once: bool) -> None:
         """See :meth:`Table.pay`."""

@@ -396,6 +396,7 @@ def totals(count: int) -> Callable:
 
     def totals(firsts, partial, total):
         groups = cuda.shared.array(THREADS, np.float64)
+        values = cuda.local.array(BLOCKS, np.float64)
         tensor, t = cuda.blockIdx.x, np.int64(cuda.threadIdx.x)
         end = firsts[tensor + 1]
         for k in range(count):
@@ -404,8 +405,10 @@ def totals(count: int) -> Callable:
                 group = first + BLOCKS * t
                 part = 0.0
                 if group + BLOCKS <= end:
-                    for c in range(BLOCKS):  # unrolled: all loads are issued first
-                        part += partial[group + c, k]
+                    for c in range(BLOCKS):  # all loads are issued before the first addition
+                        values[c] = partial[group + c, k]
+                    for c in range(BLOCKS):
+                        part += values[c]
                 else:
                     for c in range(group, end):
                         part += partial[c, k]

@@ -309,9 +309,13 @@ def _device(context: int) -> _Device:
 
 
 def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
-    """Copy a contiguous NumPy array to `memory` on a stream; the array may then be changed."""
+    """Copy a contiguous NumPy array to `memory`, which may be larger, on a stream.
+
+    The array may then be changed.
+    """
     if SIMULATED:
-        memory.array.copy_to_device(array)
+        part = memory.array[: len(array)] if array.shape != memory.shape else memory.array
+        part.copy_to_device(array)
         return
     size = array.nbytes
     if not size:

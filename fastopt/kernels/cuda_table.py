@@ -34,7 +34,7 @@ from fastopt.kernels.layout import (
     STARTS,
     Layout,
 )
-from fastopt.kernels.segments import FOLD
+from fastopt.kernels.segments import FOLD, MIXED, OUTSIDE
 from fastopt.kernels.table import Array, Combine, Table, chunks, joined_ranges
 
 if TYPE_CHECKING:
@@ -260,6 +260,12 @@ class CudaTable(Table):
             memory = self._memory[name] = self.driver.Memory((size,), dtype)
         return memory
 
+    def _uploaded(self, rows: NDArray[np.int64]) -> int:
+        """Upload row indices; return their address."""
+        memory = self._grown("indices", max(len(rows), 1), np.int64)
+        self.driver.upload(memory, rows, self.stream_handle)
+        return int(header(memory.array).ctypes.data)
+
     def _send(self, name: str, array: Array) -> Any:
         """Upload `array` to reusable device memory."""
         memory = self._space(name, array.shape, array.dtype)
@@ -323,18 +329,26 @@ class CudaTable(Table):
         if values.size != count * self.width:
             expected = (count, *grad.shape[1:])
             raise ValueError(f"{words}: values must have shape {expected}, got {values.shape}")
-        if device_of(indices) != self.device:
+        on_host = not isinstance(indices, Header)
+        if not on_host and device_of(indices) != self.device:
             raise ValueError(f"{words}: indices of rows must be on {self.device}, as values are")
-        self._streams = {array.stream for array in (values, indices)}
+        rows, order = _surveyed(words, indices, height) if on_host else (indices, None)
+        self._streams = {values.stream} if on_host else {values.stream, indices.stream}
         with self._on_device():
-            made = [contiguous(array, array.stream) for array in (values, indices)]
-            self.listed = (*made, grad.values, grad.indices)
-            places = self._places(count)
+            made = contiguous(values, values.stream)
+            if on_host:
+                at = self._uploaded(rows)
+            else:
+                rows = contiguous(indices, indices.stream)
+                at = rows.ctypes.data
+            self.listed = made, rows, grad.values, grad.indices
             entry = self.entry[0]
-            entry[[ROWS, STARTS, ORDER]] = places[:3]
-            entry[-1] = made[0].ctypes.data
+            places = [at, *self._places(count), made.ctypes.data]
+            entry[[ROWS, STARTS, ORDER, -1]] = [*places[1:4], places[-1]]
             entry[SEGMENTS] = count  # if no row is repeated; see _send_entry()
-            self._segments = self._ordered(words, *made, places, height) if count else None
+            self._segments = None
+            if count:
+                self._segments = self._ordered(words, places, rows, height, order)
         self.list_pieces = chunks((count, self.width), size=self.rate)
         if self.layout.by_row:
             self.pieces, self.total = self.list_pieces
@@ -346,22 +360,27 @@ class CudaTable(Table):
         return [base + k * step for k in range(self.sorting.ARRAYS)]
 
     def _ordered(
-        self, words: str, values: Header, indices: Header, places: list[int], height: int
+        self, words: str, places: list[int], rows: Array, height: int, order: int | None
     ) -> Any:
-        """Sort row indices on the device; return device memory with the number of unique rows."""
-        size, threads, wide = len(indices), self.sorting.SORTERS, self.layout.wide_grad[0]
+        """Sort row indices on the device; return device memory with the number of unique rows.
+
+        `order` is from :func:`fastopt.kernels.segments.survey`; if it is None, the host waits for
+        the device to check the indices.
+        """
+        size, threads, wide = len(rows), self.sorting.SORTERS, self.layout.wide_grad[0]
         groups = size // FOLD
         folded = self._grown("folded", max(groups * self.width, 1), wide)
         self.entry[0, FOLDED] = header(folded.array).ctypes.data
-        listed = [indices.ctypes.data, *places, values.ctypes.data, int(self.entry[0, FOLDED])]
+        listed = [*places, int(self.entry[0, FOLDED])]
         addresses = self._send("places", np.array([listed], np.uint64))
         answer = self._send("answer", np.zeros(3, np.int64))
 
         def run(kernel: Any, *arguments: Any) -> None:
             self._launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
 
-        kind = indices.dtype.type
-        ordered = self.sorting.order_rows(run, answer, self._fetch, kind, size, height)
+        kind = rows.dtype.type
+        fetch = self._fetch if order is None else lambda _: (0, order == MIXED, 0)
+        ordered = self.sorting.order_rows(run, answer, fetch, kind, size, height)
         if ordered is None:
             raise ValueError(f"{words}: indices must be at least 0 and below {height}")
         keys, bits = ordered
@@ -494,6 +513,21 @@ class CudaTable(Table):
             threads = self._threads
             self._launch(self.kernels.settle(self.layout), len(pieces), threads, told, entry)
             self._launch(self.kernels.paid(False), len(pieces), threads, told, entry)
+
+
+def _surveyed(words: str, indices: Array, height: int) -> tuple[Array, int]:
+    """Return a copy of row indices on the host, and their order.
+
+    Raises
+    ------
+    ValueError
+        An index is out of range.
+    """
+    rows = np.empty(len(indices), np.int64)
+    order, wrong = cpu.survey()(np.asarray(indices, np.int64), height, rows)
+    if order == OUTSIDE:
+        raise ValueError(f"{words}: indices must be at least 0 and below {height}, got {wrong}")
+    return rows, order
 
 
 @lru_cache(maxsize=64)

@@ -46,7 +46,7 @@ from fastopt.engine.tracked import Tracked, weakly
 from fastopt.engine.validate import Array, is_half, label, order_of
 from fastopt.kernels import noise
 from fastopt.kernels.codes import is_worth_codes, scales_shape
-from fastopt.kernels.device_memory import host, like
+from fastopt.kernels.device_memory import host, lie_alike, like
 from fastopt.kernels.devices import Header, header, is_cuda
 from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
@@ -835,6 +835,8 @@ class Optimizer(Checked):
         rule, weight = self.rule, header(weight)
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
         dtype, order = self._state_dtype(weight), order_of(weight)
+        if rule and rule.elementwise and isinstance(weight, Header) and lie_alike((weight,)):
+            order = "K"
         codes = self.codes_of(rule, weight)
         slots: tuple[Any, ...] = tuple(
             (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))

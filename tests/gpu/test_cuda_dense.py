@@ -7,6 +7,7 @@ from device_arrays import check_close, check_steps, host, on_device
 from numba import cuda
 
 from fastopt import optimizer, rule
+from fastopt.kernels.cuda_table import CudaTable
 
 pytestmark = pytest.mark.cuda
 
@@ -88,6 +89,32 @@ def test_any_layout_is_taken(layout, rng):
         weight, device_grad = (narrow, device_grad) if layout == "strided" else (weight, narrow)
     optimizer.get_updater(optimizer.Adam())(0, device_grad, weight)
     np.testing.assert_allclose(weight.copy_to_host(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 2, 3)], ids=str)
+@pytest.mark.parametrize("turned", [False, True], ids=["alike", "gradient in C order"])
+def test_dense_arrays_are_updated_as_they_lie(order, turned, rng, monkeypatch):
+    """A weight whose channels are last in memory, with a gradient like it, needs no copies."""
+    shape = (4, 3, 2, 5)
+    array, grad = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
+
+    def lying(values):
+        back = np.argsort(order)
+        return cuda.to_device(np.ascontiguousarray(values.transpose(order))).transpose(back)
+
+    weight, given = lying(array), on_device(grad) if turned else lying(grad)
+    moved = []
+    move = CudaTable.move
+    monkeypatch.setattr(CudaTable, "move", lambda *pair: moved.append(pair) or move(*pair))
+    updater, expected = optimizer.get_updater(optimizer.Adam()), optimizer.get_updater("adam")
+    for _ in range(3):
+        updater(0, given, weight)
+        expected(0, grad, array)
+    np.testing.assert_allclose(weight.copy_to_host(), array, rtol=2e-6)
+    mean = updater.states[0][0]
+    assert mean.strides == weight.strides
+    np.testing.assert_allclose(mean.copy_to_host(), expected.states[0][0], rtol=2e-6)
+    assert not moved
 
 
 def test_a_rule_of_the_user_runs_on_the_device(rng):

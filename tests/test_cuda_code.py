@@ -20,7 +20,7 @@ from cuda.bindings import nvjitlink
 from numba import cuda
 
 from fastopt.kernels import cuda as kernels
-from fastopt.kernels import cuda_order
+from fastopt.kernels import cuda_blocks, cuda_order
 
 F4, F8 = np.float32, np.float64
 PIECES, TABLE, SUMS = types.int64[:, ::1], types.uint64[:, ::1], types.float64[:, ::1]
@@ -185,6 +185,29 @@ def test_a_thread_moves_16_bytes_at_once(weights, capability):
     assert accesses >= set(WIDE[weights])
     assert all(access[-6:] in ("v4.f32", "v4.b32", "v2.f64") for access in accesses)
     assert "__local_depot" not in text
+
+
+CODED = {
+    "float32": {},
+    "float16 with master": {"weight": (F4, FLOAT16), "grad": FLOAT16},
+    "lazy rows": {"sparse": True, "lazy": True},
+    "standard rows": {"sparse": True},
+    "float64": {"real": F8, "weight": (F8,), "grad": F8},
+}
+
+
+@pytest.mark.parametrize("weights", CODED)
+def test_states_in_8_bits_compile(weights, capability):
+    """A warp takes a block: codes are moved as words, and maxima by shuffles."""
+    rule, options = rule_named("adam"), {"real": F4, "weight": (F4,), "grad": F4}
+    layout = Layout(rule, state=(np.int8, np.uint8), **{**options, **CODED[weights]})
+    hyper = by_value(rule, layout.real)
+    doubles = weights == "float64"
+    text = check(cuda_blocks.blocks(layout), capability, PIECES, TABLE, hyper, doubles=doubles)
+    assert "shfl.sync.bfly" in text
+    assert "bar.sync" not in text
+    if not layout.sparse:
+        assert text.count("ld.global.cs.b32") == text.count("st.global.cs.b32") == 2
 
 
 def test_a_pack_is_read_before_it_is_written(capability):

@@ -72,7 +72,7 @@ class CudaTable(Table):
     def __init__(
         self, layout: Layout, weight: tuple[Array, ...], state: tuple[Array, ...], grad: Array
     ) -> None:
-        super().__init__(layout, weight, state, grad)
+        super().__init__(layout, weight, state, grad, 0)  # headers have one layout for life
         # Gradients are checked by take_grads().
         self.guards = np.ascontiguousarray(self.guards[:, : len(self.arrays)])
         self.grad_bytes = np.array([grad.nbytes], np.uint64)
@@ -82,11 +82,16 @@ class CudaTable(Table):
         self.leads: list[Any] = []
 
     def _begin(self) -> None:
-        from fastopt.kernels import cuda, cuda_driver, cuda_order
+        from fastopt.kernels import cuda, cuda_blocks, cuda_driver, cuda_order
 
         self.rate = EACH * cuda.THREADS
         super()._begin()
-        self.kernels, self.sorting, self.driver = cuda, cuda_order, cuda_driver
+        self.kernels, self.coding, self.sorting, self.driver = (
+            cuda,
+            cuda_blocks,
+            cuda_order,
+            cuda_driver,
+        )
         self.device: Any = device_of(self.arrays[0])
         self.words = self.fields.view(f"u{self.fields.itemsize}")
         self.uploaded: bytes | None = None
@@ -474,8 +479,10 @@ class CudaTable(Table):
                 grid = -(-len(self.sizes) // threads)
                 self._launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
             if self.total:
-                threads = (LANES, kernels.WARPS) if rule.row else self._threads
+                by_warp = rule.row or layout.coded
+                threads = (LANES, kernels.WARPS) if by_warp else self._threads
                 factory = kernels.rows if rule.row else kernels.dense
+                factory = self.coding.blocks if layout.coded else factory
                 pieces = self._send_pieces(self.pieces)
                 arguments = pieces, entry, hyper
                 self._launch(factory(layout), len(self.pieces), threads, *arguments)

@@ -830,7 +830,7 @@ class Optimizer(Checked):
         ValueError
             `state_dtype` is 'int8', and the rule has no slot that can be stored in 8 bits.
         TypeError
-            `state_dtype` is 'int8', and the weight is on a device.
+            `state_dtype` is 'int8', the rule sums over tensors, and the weight is on a device.
         """
         rule, weight = self.rule, header(weight)
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
@@ -860,7 +860,7 @@ class Optimizer(Checked):
         ValueError
             The rule has no slot that can be stored in 8 bits.
         TypeError
-            The weight is on a device.
+            The rule sums over tensors, and the weight is on a device.
         """
         if self.state_dtype != "int8" or rule is None or not rule.state:
             return {}
@@ -870,8 +870,11 @@ class Optimizer(Checked):
                 f"among its state slots {rule.state}: 8 bits would freeze sums that grow by small "
                 "steps, and lose the digits that differences need"
             )
-        if isinstance(weight, Header):
-            raise TypeError("state_dtype='int8' is for weights on the host, got one on a device")
+        if isinstance(weight, Header) and rule.passes:
+            raise TypeError(
+                f"state_dtype='int8' with rule {rule.name}, which sums over tensors, is for weights on "
+                "the host, got one on a device"
+            )
         return rule.codes if is_worth_codes(weight.shape, self.state_min_size) else {}
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:

@@ -315,7 +315,7 @@ def is_half(array: Array) -> bool:
     return array.dtype.itemsize == 2 and array.dtype.name in HALVES
 
 
-def order_of(weight: Array) -> Literal["C", "F", "K"]:
+def order_of(weight: Array) -> Literal["C", "F"]:
     """Return the memory order for the state of `weight`."""
     return "F" if is_fortran(weight) else "C"
 

@@ -280,7 +280,7 @@ def _lowest_intrinsic(typingctx, values):
 def higher(states, tops, numbers):
     """Return the maximum of `tops` and magnitudes of `numbers` for each slot; NaN propagates."""
     pairs = zip(tops, map(abs, numbers), strict=True)
-    return tuple(top if number <= top else number for top, number in pairs)
+    return tuple(top if number <= top or top != top else number for top, number in pairs)
 
 
 @overload(higher)

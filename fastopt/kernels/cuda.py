@@ -461,10 +461,7 @@ def squares(kind: Any, column: int, sparse: bool) -> Callable:
                 size = np.int64(table[tensor, WIDTH]) if start < segments else np.int64(0)
             value = 0.0
             for i in range(lane, size, LANES):
-                if sparse:
-                    grad = summed(table, tensor, grads, start, i, wide)
-                else:
-                    grad = load(grads, i)[0]
+                grad = summed(table, tensor, grads, start, i, wide) if sparse else load(grads, i)[0]
                 value += np.float64(grad) * np.float64(grad)
             value = warp_sum(value)
             if lane == 0:

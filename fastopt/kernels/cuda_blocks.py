@@ -52,7 +52,7 @@ def highest_of_warp(tops: Any) -> Any:
         half = LANES // 2
         while half:
             other = exchange(top, half)
-            top = top if other <= top or top != top else other  # noqa: PLR0124
+            top = top if other <= top or top != top else other
             half //= 2
         found.append(top)
     return tuple(found)

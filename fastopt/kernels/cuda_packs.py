@@ -134,9 +134,7 @@ class _Access:
         typed = ir.FunctionType(ir.VoidType(), [target.type, *[self.word] * self.each])
         marks = ",".join(["l", *[self.mark] * self.each])
         for first, address in self._addresses(builder, target):
-            words = [
-                builder.load(self._word(builder, source, first + k)) for k in range(self.each)
-            ]
+            words = [builder.load(self._word(builder, source, first + k)) for k in range(self.each)]
             builder.asm(typed, f"st{self.suffix} [$0], {listed};", marks, [address, *words], True)
 
     def _addresses(self, builder: Any, base: Any) -> Any:

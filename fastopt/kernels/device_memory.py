@@ -153,7 +153,7 @@ def arranged(array: Header, of: Header, stream: int) -> Header:
     return _copied(array, stream, of, "K")
 
 
-def lie_alike(arrays: Sequence[Header]) -> bool:
+def lie_alike(arrays: Sequence[Any]) -> bool:
     """Whether arrays are aligned and dense, and have their elements in the same order."""
     lead = arrays[0]
     axes = sorted(range(lead.ndim), key=lambda axis: -lead.strides[axis])

@@ -1,9 +1,9 @@
 """Descriptions of arrays on CUDA devices, without access to their elements.
 
 Any object with ``__cuda_array_interface__`` (CuPy, numba, torch) or ``__dlpack__`` is accepted, and
-arrays of numba's simulator, which have only ``__cuda_ndarray__``. A :class:`Header` describes such an array as a
-NumPy array with a device address, so that the checks of shape, dtype, memory layout and overlap for
-host arrays work for device arrays too.
+arrays of numba's simulator, which have only ``__cuda_ndarray__``. A :class:`Header` describes such
+an array as a NumPy array with a device address, so that the checks of shape, dtype, memory layout
+and overlap for host arrays work for device arrays too.
 """
 
 import sys

@@ -47,9 +47,9 @@ unique rows, in ascending order at address ROWS; the values of the k-th one are 
 is the address of the decay applied to each row, DECAY the address of the accumulated decay before
 and after the step. PITCH is the number of bytes between rows of weight and state that are fields of
 records. FOLDED is the address of the sums of parts of rows that are indexed often; see
-:func:`fastopt.kernels.segments.summed`. The columns from ADDRESS on have the addresses of the weight (and its rounded copy or low
-16 bits), of each state slot, of the numbers that the rule keeps for the tensor, of the scales of
-each 8-bit slot, and of the gradient.
+:func:`fastopt.kernels.segments.summed`. The columns from ADDRESS on have the addresses of the
+weight (and its rounded copy or low 16 bits), of each state slot, of the numbers that the rule keeps
+for the tensor, of the scales of each 8-bit slot, and of the gradient.
 """
 
 FLOAT16, BFLOAT16 = np.uint16, np.int16

@@ -166,8 +166,8 @@ def summed(table: Any, tensor: Any, values: Any, k: Any, column: Any, wide: Any)
 
     Rows with fewer than ``2 * FOLD`` positions are summed like in :func:`collect`. Of others, whole
     groups of FOLD positions have been summed, in the type `wide`, by
-    :func:`fastopt.kernels.cuda_order.fold`; the positions before the first group, the groups and the
-    positions after the last one are added in this order, which depends on the list alone.
+    :func:`fastopt.kernels.cuda_order.fold`; the positions before the first group, the groups, and
+    the positions after the last one are added in this order, which depends on the list alone.
     """
     width = np.int64(table[tensor, WIDTH])
     begin, end = listed(table, tensor, STARTS, k), listed(table, tensor, STARTS, k + 1)

@@ -834,9 +834,9 @@ class Optimizer(Checked):
         """
         rule, weight = self.rule, header(weight)
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
-        dtype, order = self._state_dtype(weight), order_of(weight)
-        if rule and rule.elementwise and isinstance(weight, Header) and lie_alike((weight,)):
-            order = "K"
+        dtype = self._state_dtype(weight)
+        as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
+        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight)
         codes = self.codes_of(rule, weight)
         slots: tuple[Any, ...] = tuple(
             (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
@@ -872,8 +872,8 @@ class Optimizer(Checked):
             )
         if isinstance(weight, Header) and rule.passes:
             raise TypeError(
-                f"state_dtype='int8' with rule {rule.name}, which sums over tensors, is for weights on "
-                "the host, got one on a device"
+                f"state_dtype='int8' with rule {rule.name}, which sums over tensors, is for "
+                "weights on the host, got one on a device"
             )
         return rule.codes if is_worth_codes(weight.shape, self.state_min_size) else {}
 

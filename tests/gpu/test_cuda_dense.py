@@ -69,7 +69,11 @@ def test_elements_beyond_2_to_the_31_are_updated(rng):
     for array in (weight, grad):
         zero(array)
     ends = rng.normal(size=shown).astype(np.float16)
-    for part in (slice(0, shown), slice(2**31 - shown // 2, 2**31 + shown // 2), slice(-shown, None)):
+    for part in (
+        slice(0, shown),
+        slice(2**31 - shown // 2, 2**31 + shown // 2),
+        slice(-shown, None),
+    ):
         grad[part].copy_to_device(ends)
     optimizer.get_updater(optimizer.SGD(learning_rate=1.0))(0, grad, weight)
     for part in (slice(0, shown), slice(-shown, None)):

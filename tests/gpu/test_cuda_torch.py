@@ -146,3 +146,16 @@ def test_grad_scaler_unscales_and_skips_steps():
         np.testing.assert_allclose(weight.detach().numpy(), expected)
     assert scaler.get_scale() == 512
     assert updater.optimizer.num_update == 2
+
+
+def test_state_may_be_allocated_by_torch():
+    weight, expected = tensor([1.0, 2.0]), tensor([1.0, 2.0])
+    updater, other = optimizer.get_updater("adam"), optimizer.get_updater("adam")
+    mean, var = (torch.zeros_like(weight).as_subclass(Tensor) for _ in range(2))
+    updater.states[0] = mean, var
+    for _ in range(3):
+        updater(0, tensor([1.0, 10.0]), weight)
+        other(0, tensor([1.0, 10.0]), expected)
+    np.testing.assert_array_equal(weight.numpy(), expected.numpy())
+    np.testing.assert_allclose(mean.numpy(), [0.271, 2.71], rtol=1e-6)
+    assert updater.states[0][0] is mean

@@ -313,12 +313,12 @@ def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
 
     The array may then be changed.
     """
+    size = array.nbytes
+    if not size:
+        return
     if SIMULATED:
         part = memory.array[: len(array)] if array.shape != memory.shape else memory.array
         part.copy_to_device(array)
-        return
-    size = array.nbytes
-    if not size:
         return
     device, driver = _device(_context()), _driver()
     with device.lock:

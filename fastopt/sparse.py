@@ -7,7 +7,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastopt.arguments import count
 from fastopt.entries import listed_rows
-from fastopt.kernels.device_memory import placed
 from fastopt.kernels.devices import device_of, header, is_cuda
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
@@ -27,8 +26,8 @@ class RowSparse:
     ----------
     values : array_like
         The indexed rows, of shape ``(k, *shape[1:])``: float16, bfloat16, float32 or float64.
-        Arrays are kept without a copy, whatever their layout. They may be on a CUDA device;
-        methods that compute with the values then raise TypeError.
+        Arrays are kept without a copy, whatever their layout. They may be on a CUDA device, with
+        indices there or on the host; methods that compute with the values then raise TypeError.
     indices : array_like
         The `k` row indices, from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a
         copy; other integers are converted to int64.
@@ -350,13 +349,13 @@ def _positions(name: str, values: Any, rows: int) -> Array:
 
 
 def _listed_on_device(values: Any, indices: Any, rows: int) -> Any:
-    """Return row indices on the device of `values`.
+    """Return the row indices of device `values`, on the same device or on the host.
 
-    Indices on the host are checked and uploaded; those on the device are range-checked on use.
+    Indices on the device are range-checked on use.
     """
     of = _reals("values", values)
     if not is_cuda(indices):
-        return placed(np.ascontiguousarray(_positions("indices", indices, rows)), of)
+        return _positions("indices", indices, rows)
     told = header(indices)
     if device_of(told) != device_of(of):
         raise ValueError(f"values are on {device_of(of)}, indices on {device_of(told)}")

@@ -29,8 +29,16 @@ MEASURED = ["launch", "launch", "download", "wait stream"]
 LAMB = ["upload", *["launch"] * 4]
 """Hyper-parameters, sums of chunks, their sums, trust ratios, and the update."""
 
-ROWS = ["upload", "upload", "launch", "download", "wait stream", *["launch"] * 3]
-"""Addresses and room for the answer, the check of the indices, rows in order, and the update."""
+LISTED = ["upload", "upload", "launch"]
+"""Addresses and room for the answer, and the check of the indices."""
+
+CUT = ["launch", "launch"]
+"""Unique rows are counted and found."""
+
+UPDATED = ["copy", "launch"]
+"""The number of unique rows joins the other arguments on the device; then the update."""
+
+ROWS = [*LISTED, "download", "wait stream", *CUT, *UPDATED]
 
 EXPECTED = {
     "single": ["launch"],
@@ -38,10 +46,14 @@ EXPECTED = {
     "single, schedule": ["launch"],
     "single, stream of its own": ["launch"],
     "single, stochastic rounding": ["upload", "launch"],
+    "channels last": ["launch"],
     "list of 1000": ["launch"],
     "list of 200, new gradients": [*NEW_ADDRESSES, "launch"],
     "list, two groups": ["upload", "launch"],
     "rows": ROWS,
+    "rows, repeated": [*LISTED, "download", "wait stream", "launch", *CUT, "launch", *UPDATED],
+    "rows, indices on the host": ["upload", *LISTED, *CUT, *UPDATED],
+    "rows, repeated, indices on the host": ["upload", *LISTED, "launch", *CUT, "launch", *UPDATED],
     "rows, standard": ROWS,
     "LAMB": LAMB,
     "LAMB with clip": [*MEASURED, *LAMB],
@@ -49,7 +61,8 @@ EXPECTED = {
     "loss scaler": [*MEASURED, "launch"],
     "GroupAdaGrad": ["launch"],
 }
-"""Calls of the driver in a warm step: no allocation, no wait but for norms and rows."""
+"""Calls of the driver in a warm step: no allocation, no wait but for norms, and rows whose
+indices are on the device."""
 
 
 @pytest.fixture(scope="module")

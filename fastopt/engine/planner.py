@@ -31,7 +31,7 @@ from fastopt.engine.validate import (
 from fastopt.interrupts import uninterrupted
 from fastopt.kernels.codes import is_coded
 from fastopt.kernels.compiling import bind
-from fastopt.kernels.device_memory import contiguous, like
+from fastopt.kernels.device_memory import arranged, contiguous, lie_alike, like
 from fastopt.kernels.devices import Header, header
 from fastopt.kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
 from fastopt.kernels.numpy_abi import C_ORDER, F_ORDER, readable
@@ -575,11 +575,19 @@ def _in_f_order(array: Array) -> bool:
 
 
 def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> Table:
-    """Make the table of arrays on a CUDA device, with contiguous copies where needed."""
+    """Make the table of arrays on a CUDA device, with contiguous copies where needed.
+
+    Weight and state whose elements lie in memory in one order are updated as they are, whatever the
+    order, if no position matters to the rule.
+    """
     from fastopt.kernels.cuda_table import CudaTable
 
     streams = [lead.stream] * (len(arrays) - 1) + [arrays[-1].stream]
-    copies = tuple(map(contiguous, arrays, streams))
+    by_position = layout.sparse or layout.keyed or not layout.rule.elementwise
+    if not by_position and lie_alike(arrays[:-1]):
+        copies = (*arrays[:-1], arranged(arrays[-1], arrays[0], streams[-1]))
+    else:
+        copies = tuple(map(contiguous, arrays, streams))
     table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     table.direct = all(map(is_, copies, arrays))

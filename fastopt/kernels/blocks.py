@@ -112,7 +112,7 @@ def fourth_root(x):
 @overload(fourth_root)
 def _fourth_root(x):
     if x == types.float64:
-        return lambda x: np.sqrt(np.sqrt(x))
+        return lambda x: math.sqrt(math.sqrt(x))
     return lambda x: refined_root(x, _inverse_root(x))
 
 
@@ -207,8 +207,8 @@ def encode_signed(codes, scale, numbers, count, top):
 @scalar
 def encode_nonnegative(codes, scale, numbers, count, top):
     """Encode a block of nonnegative numbers; `top` is the largest."""
-    kept, inverse = scale_of(np.sqrt(top), NONNEGATIVE)
-    factor = np.sqrt(inverse)
+    kept, inverse = scale_of(math.sqrt(top), NONNEGATIVE)
+    factor = math.sqrt(inverse)
     store((scale,), 0, (kept,))
     for i in range(count):
         store((codes,), i, (nearest_byte(nonnegative_code(load((numbers,), i)[0], factor)),))
@@ -280,7 +280,7 @@ def _lowest_intrinsic(typingctx, values):
 def higher(states, tops, numbers):
     """Return the maximum of `tops` and magnitudes of `numbers` for each slot; NaN propagates."""
     pairs = zip(tops, map(abs, numbers), strict=True)
-    return tuple(top if number <= top else number for top, number in pairs)
+    return tuple(top if number <= top or top != top else number for top, number in pairs)
 
 
 @overload(higher)
@@ -310,7 +310,7 @@ def _higher_intrinsic(typingctx, states, tops, numbers):
 
 def nearest_byte(x):
     """Round `x`, which is between -128 and 255, to the nearest integer, as the bits of a byte."""
-    return int(np.rint(x)) & 0xFF
+    return int(np.nan_to_num(np.rint(x))) & 0xFF  # NaN has any code: its scale is NaN
 
 
 @overload(nearest_byte)

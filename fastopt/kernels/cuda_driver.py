@@ -29,6 +29,7 @@ __all__ = [
     "SIMULATED",
     "Memory",
     "Values",
+    "copy_word",
     "download",
     "entered",
     "hold",
@@ -308,12 +309,16 @@ def _device(context: int) -> _Device:
 
 
 def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
-    """Copy a contiguous NumPy array to `memory` on a stream; the array may then be changed."""
-    if SIMULATED:
-        memory.array.copy_to_device(array)
-        return
+    """Copy a contiguous NumPy array to `memory`, which may be larger, on a stream.
+
+    The array may then be changed.
+    """
     size = array.nbytes
     if not size:
+        return
+    if SIMULATED:
+        part = memory.array[: len(array)] if array.shape != memory.shape else memory.array
+        part.copy_to_device(array)
         return
     device, driver = _device(_context()), _driver()
     with device.lock:
@@ -335,6 +340,15 @@ def download(memory: Memory, stream: int) -> NDArray[Any]:
         _checked(result, "cuMemcpyDtoHAsync")
     _checked(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
     return found
+
+
+def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:
+    """Copy word `of` of `source` to word `to` of `target`, both of 8-byte words, on a stream."""
+    if SIMULATED:
+        target.array.reshape(-1)[to] = np.array(source.array.copy_to_host()).view(target.dtype)[of]
+        return
+    addresses = target.address + 8 * to, source.address + 8 * of
+    _checked(_driver().cuMemcpyDtoDAsync(*addresses, 8, stream), "cuMemcpyDtoDAsync")
 
 
 def hold(objects: Any, stream: int) -> None:

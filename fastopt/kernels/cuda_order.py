@@ -12,17 +12,23 @@ import numpy as np
 from numba import cuda
 
 from fastopt.kernels.cuda import SIMULATED, compiled
+from fastopt.kernels.layout import wide_of
 from fastopt.kernels.rule import scalar
+from fastopt.kernels.segments import FOLD
 from fastopt.kernels.storage import load, locate, store
 
-__all__ = ["ARRAYS", "SORTERS", "order_rows"]
+__all__ = ["ARRAYS", "FOLDERS", "SORTERS", "fold", "order_rows"]
 
 SORTERS = 8 if SIMULATED else 1024
 """Threads of a block, one for each position in the list; also the size of a sorted tile."""
 
-LISTED, UNIQUE, STARTS, ORDER, KEYS, SPARE = range(6)
+FOLDERS = 8 if SIMULATED else 128
+"""Maximum threads of a block of :func:`fold`."""
+
+LISTED, UNIQUE, STARTS, ORDER, KEYS, SPARE, VALUES, FOLDED = range(8)
 """Addresses in kernel arguments: the row indices as listed, and int64 arrays for the unique rows,
-the start of each one's positions (one more), the sorted positions, and two arrays of keys."""
+the start of each one's positions (one more), the sorted positions, and two arrays of keys; then the
+values of the rows, and the sums of :func:`fold`."""
 
 ARRAYS = SPARE
 """Number of those int64 arrays; update kernels read the first three."""
@@ -174,6 +180,32 @@ def cut_rows() -> Callable:
     return compiled(cut_rows, None)
 
 
+@cache
+def fold(kind: Any) -> Callable:
+    """Kernel ``(addresses, width, source, bits)`` that sums values of type `kind` by groups.
+
+    A group is FOLD consecutive sorted positions; block g takes group g. It is summed, in order, if
+    all of its positions are of one row: a row that is indexed often has many threads.
+    """
+    kinds, wide = (kind,), wide_of(kind)
+
+    def fold(addresses, width, source, bits):
+        group = np.int64(cuda.blockIdx.x)
+        keys = locate(addresses, 0, source, group * FOLD, INDEX)
+        row = load(keys, 0)[0] >> bits
+        if load(keys, FOLD - 1)[0] >> bits == row:
+            values = locate(addresses, 0, VALUES, 0, kinds)
+            sums = locate(addresses, 0, FOLDED, group * width, wide)
+            for column in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+                total = load(values, (load(keys, 0)[0] - (row << bits)) * width + column)[0]
+                for k in range(1, FOLD):
+                    place = load(keys, k)[0] - (row << bits)
+                    total = total + load(values, place * width + column)[0]
+                store(sums, column, (total,))
+
+    return compiled(fold, None)
+
+
 def order_rows(
     run: Callable[..., None],
     answer: Any,
@@ -181,8 +213,12 @@ def order_rows(
     kind: Any,
     size: int,
     height: int,
-) -> int | None:
-    """Sort row indices and return the number of unique rows; None if one is out of range.
+) -> tuple[int, int] | None:
+    """Sort row indices; return None if one is out of range.
+
+    The number of unique rows is written to ``answer[2]``, on the device: the host waits for the
+    check of the indices only. Returns the column of the sorted keys, 0 if the indices ascend, and
+    the number of bits of a key's position.
 
     Parameters
     ----------
@@ -215,4 +251,4 @@ def order_rows(
             width *= 2
     run(count_rows(), keys, spare, bits)
     run(cut_rows(), keys, spare, bits, answer)
-    return int(fetch(answer)[2]) if mixed else size
+    return keys if mixed else 0, bits

@@ -26,6 +26,7 @@ from fastopt.kernels.lanes import BLOCK, LANES
 from fastopt.kernels.layout import (
     DECAY,
     DONE,
+    FOLDED,
     ORDER,
     PAID,
     ROWS,
@@ -33,6 +34,7 @@ from fastopt.kernels.layout import (
     STARTS,
     Layout,
 )
+from fastopt.kernels.segments import FOLD, MIXED, OUTSIDE
 from fastopt.kernels.table import Array, Combine, Table, chunks, joined_ranges
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ class CudaTable(Table):
     def __init__(
         self, layout: Layout, weight: tuple[Array, ...], state: tuple[Array, ...], grad: Array
     ) -> None:
-        super().__init__(layout, weight, state, grad)
+        super().__init__(layout, weight, state, grad, 0)  # headers have one layout for life
         # Gradients are checked by take_grads().
         self.guards = np.ascontiguousarray(self.guards[:, : len(self.arrays)])
         self.grad_bytes = np.array([grad.nbytes], np.uint64)
@@ -80,11 +82,16 @@ class CudaTable(Table):
         self.leads: list[Any] = []
 
     def _begin(self) -> None:
-        from fastopt.kernels import cuda, cuda_driver, cuda_order
+        from fastopt.kernels import cuda, cuda_blocks, cuda_driver, cuda_order
 
         self.rate = EACH * cuda.THREADS
         super()._begin()
-        self.kernels, self.sorting, self.driver = cuda, cuda_order, cuda_driver
+        self.kernels, self.coding, self.sorting, self.driver = (
+            cuda,
+            cuda_blocks,
+            cuda_order,
+            cuda_driver,
+        )
         self.device: Any = device_of(self.arrays[0])
         self.words = self.fields.view(f"u{self.fields.itemsize}")
         self.uploaded: bytes | None = None
@@ -95,7 +102,7 @@ class CudaTable(Table):
         self._memory: dict[Any, Any] = {}
         self._pieces: dict[int, tuple[Array, Any]] = {}
         self._streams: set[int] = set()
-        self._room: Any = None
+        self._segments: Any = None
         self._take: Any = None
         self._seen: list[int] = []
         self._alive: list[Any] = []
@@ -249,6 +256,21 @@ class CudaTable(Table):
             memory = self._memory[name, shape] = self.driver.Memory(shape, dtype)
         return memory
 
+    def _grown(self, name: str, size: int, dtype: Any) -> Any:
+        """Return reusable device memory of at least this size."""
+        memory = self._memory.get(name)
+        if memory is None or memory.array.size < size:
+            if memory is not None:
+                self.driver.hold(memory, self.stream_handle)
+            memory = self._memory[name] = self.driver.Memory((size,), dtype)
+        return memory
+
+    def _uploaded(self, rows: NDArray[np.int64]) -> int:
+        """Upload row indices; return their address."""
+        memory = self._grown("indices", max(len(rows), 1), np.int64)
+        self.driver.upload(memory, rows, self.stream_handle)
+        return int(header(memory.array).ctypes.data)
+
     def _send(self, name: str, array: Array) -> Any:
         """Upload `array` to reusable device memory."""
         memory = self._space(name, array.shape, array.dtype)
@@ -263,6 +285,8 @@ class CudaTable(Table):
             self.uploaded = None
             self.driver.upload(memory, self.entry, self.stream_handle)
             self.uploaded = content
+        if self._segments is not None:
+            self.driver.copy_word(memory, SEGMENTS, self._segments, 2, self.stream_handle)
         return memory
 
     def _send_hyper(self) -> Any:
@@ -310,44 +334,66 @@ class CudaTable(Table):
         if values.size != count * self.width:
             expected = (count, *grad.shape[1:])
             raise ValueError(f"{words}: values must have shape {expected}, got {values.shape}")
-        if device_of(indices) != self.device:
+        on_host = not isinstance(indices, Header)
+        if not on_host and device_of(indices) != self.device:
             raise ValueError(f"{words}: indices of rows must be on {self.device}, as values are")
-        self._streams = {array.stream for array in (values, indices)}
+        rows, order = _surveyed(words, indices, height) if on_host else (indices, None)
+        self._streams = {values.stream} if on_host else {values.stream, indices.stream}
         with self._on_device():
-            made = [contiguous(array, array.stream) for array in (values, indices)]
-            self.listed = (*made, grad.values, grad.indices)
-            places = self._places(count)
+            made = contiguous(values, values.stream)
+            if on_host:
+                at = self._uploaded(rows)
+            else:
+                rows = contiguous(indices, indices.stream)
+                at = rows.ctypes.data
+            self.listed = made, rows, grad.values, grad.indices
             entry = self.entry[0]
-            entry[[ROWS, STARTS, ORDER]] = places[:3]
-            entry[-1] = made[0].ctypes.data
-            entry[SEGMENTS] = self._ordered(words, made[1], places, height) if count else 0
+            places = [at, *self._places(count), made.ctypes.data]
+            entry[[ROWS, STARTS, ORDER, -1]] = [*places[1:4], places[-1]]
+            entry[SEGMENTS] = count  # if no row is repeated; see _send_entry()
+            self._segments = None
+            if count:
+                self._segments = self._ordered(words, places, rows, height, order)
         self.list_pieces = chunks((count, self.width), size=self.rate)
         if self.layout.by_row:
             self.pieces, self.total = self.list_pieces
 
     def _places(self, count: int) -> list[int]:
         """Return the addresses of the arrays for sorting `count` indexed rows."""
-        if self._room is None or self._room.shape[1] <= count:
-            if self._room is not None:
-                self.driver.hold(self._room, self.stream_handle)
-            self._room = self.driver.Memory((self.sorting.ARRAYS, count + 1), np.int64)
-        base, step = header(self._room.array).ctypes.data, self._room.shape[1] * 8
+        room = self._grown("rows", self.sorting.ARRAYS * (count + 1), np.int64)
+        base, step = header(room.array).ctypes.data, (count + 1) * 8
         return [base + k * step for k in range(self.sorting.ARRAYS)]
 
-    def _ordered(self, words: str, indices: Header, places: list[int], height: int) -> int:
-        """Sort row indices on the device and return the number of unique rows."""
-        size, threads = len(indices), self.sorting.SORTERS
-        addresses = self._send("places", np.array([[indices.ctypes.data, *places]], np.uint64))
+    def _ordered(
+        self, words: str, places: list[int], rows: Array, height: int, order: int | None
+    ) -> Any:
+        """Sort row indices on the device; return device memory with the number of unique rows.
+
+        `order` is from :func:`fastopt.kernels.segments.survey`; if it is None, the host waits for
+        the device to check the indices.
+        """
+        size, threads, wide = len(rows), self.sorting.SORTERS, self.layout.wide_grad[0]
+        groups = size // FOLD
+        folded = self._grown("folded", max(groups * self.width, 1), wide)
+        self.entry[0, FOLDED] = header(folded.array).ctypes.data
+        listed = [*places, int(self.entry[0, FOLDED])]
+        addresses = self._send("places", np.array([listed], np.uint64))
         answer = self._send("answer", np.zeros(3, np.int64))
 
         def run(kernel: Any, *arguments: Any) -> None:
             self._launch(kernel, -(-size // threads), threads, addresses, size, *arguments)
 
-        kind = indices.dtype.type
-        segments = self.sorting.order_rows(run, answer, self._fetch, kind, size, height)
-        if segments is None:
+        kind = rows.dtype.type
+        fetch = self._fetch if order is None else lambda _: (0, order == MIXED, 0)
+        ordered = self.sorting.order_rows(run, answer, fetch, kind, size, height)
+        if ordered is None:
             raise ValueError(f"{words}: indices must be at least 0 and below {height}")
-        return int(segments)
+        keys, bits = ordered
+        if keys and groups and self.width:
+            across = min(self.width, self.sorting.FOLDERS)
+            kernel = self.sorting.fold(self.layout.grad)
+            self._launch(kernel, groups, across, addresses, self.width, keys, bits)
+        return answer
 
     def pay(self, paid: Any, before: float, after: float, at_once: bool) -> None:
         """See :meth:`Table.pay`."""
@@ -433,8 +479,10 @@ class CudaTable(Table):
                 grid = -(-len(self.sizes) // threads)
                 self._launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
             if self.total:
-                threads = (LANES, kernels.WARPS) if rule.row else self._threads
+                by_warp = rule.row or layout.coded
+                threads = (LANES, kernels.WARPS) if by_warp else self._threads
                 factory = kernels.rows if rule.row else kernels.dense
+                factory = self.coding.blocks if layout.coded else factory
                 pieces = self._send_pieces(self.pieces)
                 arguments = pieces, entry, hyper
                 self._launch(factory(layout), len(self.pieces), threads, *arguments)
@@ -472,6 +520,21 @@ class CudaTable(Table):
             threads = self._threads
             self._launch(self.kernels.settle(self.layout), len(pieces), threads, told, entry)
             self._launch(self.kernels.paid(False), len(pieces), threads, told, entry)
+
+
+def _surveyed(words: str, indices: Array, height: int) -> tuple[Array, int]:
+    """Return a copy of row indices on the host, and their order.
+
+    Raises
+    ------
+    ValueError
+        An index is out of range.
+    """
+    rows = np.empty(len(indices), np.int64)
+    order, wrong = cpu.survey()(np.asarray(indices, np.int64), height, rows)
+    if order == OUTSIDE:
+        raise ValueError(f"{words}: indices must be at least 0 and below {height}, got {wrong}")
+    return rows, order
 
 
 @lru_cache(maxsize=64)

@@ -1,9 +1,10 @@
 """Allocation of arrays on CUDA devices, and copies to, from and between them."""
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from operator import is_
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numba.core import config
@@ -12,11 +13,13 @@ from fastopt.device import Device
 from fastopt.kernels.devices import Header, header, is_cuda
 
 __all__ = [
+    "arranged",
     "assign",
     "contiguous",
     "cuda_target",
     "duplicate",
     "host",
+    "lie_alike",
     "like",
     "move",
     "owned",
@@ -54,13 +57,22 @@ def cuda_target() -> Any:
     return cuda
 
 
-def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C") -> Any:
-    """Return zeros on the device of `of`: a NumPy array, or a numba device array."""
+def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"] = "C") -> Any:
+    """Return zeros on the device of `of`: a NumPy array, or a numba device array.
+
+    With order "K", for which `of` must be a dense array on a device, its elements lie in memory in
+    the order of those of `of`, if that has this shape.
+    """
     if not isinstance(of, Header):
-        return np.zeros(shape, dtype, order)
+        return np.zeros(shape, dtype, cast("Any", order))
     cuda = cuda_target()
+    how: dict[str, Any] = {"order": order}
+    if order == "K":
+        size = np.dtype(dtype).itemsize
+        strides = tuple(stride // of.itemsize * size for stride in of.strides)
+        how = {"strides": strides} if shape == of.shape else {}
     with cuda.gpus[of.place.device_id]:
-        made = cuda.device_array(shape, dtype, order=order)
+        made = cuda.device_array(shape, dtype, **how)
     zero(made)
     return made
 
@@ -131,15 +143,43 @@ def contiguous(array: Header, stream: int) -> Header:
     """
     if array.flags.c_contiguous and array.flags.aligned:
         return array
-    kept = duplicate(array, stream)
+    return _copied(array, stream, array, "C")
+
+
+def arranged(array: Header, of: Header, stream: int) -> Header:
+    """Return the array, or the header of an aligned copy whose elements lie like those of `of`."""
+    if lie_alike((of, array)):
+        return array
+    return _copied(array, stream, of, "K")
+
+
+def lie_alike(arrays: Sequence[Any]) -> bool:
+    """Whether arrays are aligned and dense, and have their elements in the same order."""
+    lead = arrays[0]
+    axes = sorted(range(lead.ndim), key=lambda axis: -lead.strides[axis])
+    return lead.size > 0 and all(
+        array.flags.aligned
+        and array.shape == lead.shape
+        and bool(array.transpose(axes).flags.c_contiguous)
+        for array in arrays
+    )
+
+
+def _copied(array: Header, stream: int, of: Header, order: Literal["C", "K"]) -> Header:
+    kept = duplicate(array, stream, of, order)
     made: Header = header(kept).view()
     made.kept, made.stream = kept, stream
     return made
 
 
-def duplicate(array: Header, stream: int | None = None) -> Any:
-    """Return a C-contiguous copy as a numba device array."""
-    made = like(array, array.shape, array.dtype)
+def duplicate(
+    array: Header,
+    stream: int | None = None,
+    of: Header | None = None,
+    order: Literal["C", "K"] = "C",
+) -> Any:
+    """Return a copy as a numba device array, C-contiguous or in the order of `of`."""
+    made = like(array if of is None else of, array.shape, array.dtype, order)
     target = header(made).view()
     target.stream = array.stream if stream is None else stream
     move(target, array)

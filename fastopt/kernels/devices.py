@@ -1,9 +1,9 @@
 """Descriptions of arrays on CUDA devices, without access to their elements.
 
-Any object with ``__cuda_array_interface__`` (CuPy, numba, torch) is accepted, and arrays of numba's
-simulator, which have only ``__cuda_ndarray__``. A :class:`Header` describes such an array as a
-NumPy array with a device address, so that the checks of shape, dtype, memory layout and overlap for
-host arrays work for device arrays too.
+Any object with ``__cuda_array_interface__`` (CuPy, numba, torch) or ``__dlpack__`` is accepted, and
+arrays of numba's simulator, which have only ``__cuda_ndarray__``. A :class:`Header` describes such
+an array as a NumPy array with a device address, so that the checks of shape, dtype, memory layout
+and overlap for host arrays work for device arrays too.
 """
 
 import sys
@@ -16,6 +16,7 @@ from weakref import ref
 import numpy as np
 
 from fastopt.device import Device
+from fastopt.kernels.dlpack import device_number, interface_of
 from fastopt.kernels.layout import bfloat16
 
 __all__ = [
@@ -98,7 +99,9 @@ def is_cuda(array: Any) -> bool:
     told = getattr(array, "is_cuda", None)  # torch's tensors may refuse to give an interface
     if isinstance(told, bool):
         return told
-    return hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__")
+    if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__"):
+        return True
+    return device_number(array) is not None
 
 
 def header(array: Any) -> Any:
@@ -230,7 +233,7 @@ def _read_simulated(arrays: list[Any]) -> Reading:
 
 
 def _read_interfaces(arrays: list[Any]) -> Reading:
-    told = [array.__cuda_array_interface__ for array in arrays]
+    told: list[Any] = [_interface(array) for array in arrays]
     if any(each.get("mask") is not None for each in told):
         raise TypeError("masked CUDA arrays are not supported")
     kinds = [
@@ -302,6 +305,8 @@ def _handle(stream: Any) -> int:
 def _interface(array: Any) -> dict[str, Any] | None:
     of = array.detach() if hasattr(array, "detach") else array  # torch refuses if it requires grad
     interface: dict[str, Any] | None = getattr(of, "__cuda_array_interface__", None)
+    if interface is None and device_number(of) is not None:
+        return interface_of(of)
     return interface
 
 
@@ -328,6 +333,8 @@ def _described(array: Any, interface: dict[str, Any] | None) -> Header:
     made = np.asarray(_Described(plain)).view(Header)
     if made.dtype.kind == "V" and made.dtype.itemsize == 2:
         made = made.view(bfloat16())
+    if type(array).__module__.startswith("jax"):  # its arrays are immutable but do not say so
+        made.flags.writeable = False
     made.place = _device(_ordinal(array))
     return made
 
@@ -345,4 +352,6 @@ def _ordinal(array: Any) -> int:
             return number
     context = getattr(getattr(array, "gpu_data", None), "context", None)
     number = getattr(getattr(context, "device", None), "id", None)
-    return number if isinstance(number, int) else 0
+    if isinstance(number, int):
+        return number
+    return (None if hasattr(array, "__cuda_ndarray__") else device_number(array)) or 0

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["BLOCK", "LANES", "PART", "add", "add_squares", "put", "scratch", "total"]
+__all__ = ["BLOCK", "LANES", "PART", "add", "add_squares", "plus", "scratch", "total"]
 
 BLOCK = 1024
 """Terms that are summed before their sum is added to others; a multiple of PART."""
@@ -159,27 +159,24 @@ def _total_intrinsic(typingctx, sums):
     return totals(sums), codegen
 
 
-def put(buffer, i, values):
-    """Write `values` to column `i` of `buffer`, one row for each value."""
-    for k, value in enumerate(values):
-        buffer[k, i] = value
+def plus(sums, terms, real):
+    """Return float64 `sums` plus `terms`, which are rounded to type `real` first."""
+    return tuple(a + np.float64(real(b)) for a, b in zip(sums, terms, strict=True))
 
 
-@overload(put)
-def _put(buffer, i, values):
-    return lambda buffer, i, values: _put_intrinsic(buffer, i, values)
+@overload(plus)
+def _plus(sums, terms, real):
+    return lambda sums, terms, real: _plus_intrinsic(sums, terms, real)
 
 
 @intrinsic
-def _put_intrinsic(typingctx, buffer, i, values):
+def _plus_intrinsic(typingctx, sums, terms, real):
     def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        columns = cgutils.unpack_tuple(builder, array.shape, 2)[1]
-        for k, value_type in enumerate(values):
-            value = builder.extract_value(args[2], k)
-            value = context.cast(builder, value, value_type, buffer.dtype)
-            offset = builder.mul(columns, context.get_constant(types.intp, k))
-            builder.store(value, builder.gep(array.data, [builder.add(offset, args[1])]))
-        return context.get_dummy_value()
+        before, after = (cgutils.unpack_tuple(builder, arg, len(sums)) for arg in args[:2])
+        for k, kind in enumerate(terms):
+            value = context.cast(builder, after[k], kind, real.dtype)
+            value = context.cast(builder, value, real.dtype, types.float64)
+            before[k] = builder.fadd(before[k], value)
+        return context.make_tuple(builder, sums, before)
 
-    return types.none(buffer, types.intp, values), codegen
+    return sums(sums, terms, real), codegen

@@ -15,6 +15,7 @@ __all__ = [
     "DECAY",
     "DONE",
     "FLOAT16",
+    "FOLDED",
     "KEY",
     "OFFSET",
     "ORDER",
@@ -30,9 +31,12 @@ __all__ = [
     "kind_of",
     "real_of",
     "state_kind",
+    "wide_of",
 ]
 
-DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, PITCH, ADDRESS = range(12)
+DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, PITCH, FOLDED, ADDRESS = (
+    range(13)
+)
 """Columns of a table of tensors, which has a row for each tensor.
 
 DONE is set in the first row by the kernel that has updated all tensors. KEY is the key of the
@@ -42,9 +46,10 @@ unique rows, in ascending order at address ROWS; the values of the k-th one are 
 ``order[starts[k]:starts[k + 1]]``, with ``starts`` at address STARTS and ``order`` at ORDER. PAID
 is the address of the decay applied to each row, DECAY the address of the accumulated decay before
 and after the step. PITCH is the number of bytes between rows of weight and state that are fields of
-records. The columns from ADDRESS on have the addresses of the weight (and its rounded copy or low
-16 bits), of each state slot, of the numbers that the rule keeps for the tensor, of the scales of
-each 8-bit slot, and of the gradient.
+records. FOLDED is the address of the sums of parts of rows that are indexed often; see
+:func:`fastopt.kernels.segments.summed`. The columns from ADDRESS on have the addresses of the
+weight (and its rounded copy or low 16 bits), of each state slot, of the numbers that the rule keeps
+for the tensor, of the scales of each 8-bit slot, and of the gradient.
 """
 
 FLOAT16, BFLOAT16 = np.uint16, np.int16
@@ -88,6 +93,11 @@ def bfloat16() -> Any:
 def real_of(dtype: Any) -> Any:
     """Return the type of the arithmetic on weights of `dtype`: float32, or float64 for float64."""
     return np.float64 if dtype == np.float64 else np.float32
+
+
+def wide_of(kind: Any) -> tuple[Any]:
+    """Return the type, in a tuple, that numbers of a storage type have when they are loaded."""
+    return (np.float64 if kind == np.float64 else np.float32,)
 
 
 @dataclass(frozen=True)
@@ -166,6 +176,11 @@ class Layout:
     def coded(self) -> bool:
         """Whether a state slot holds 8-bit codes; see :mod:`fastopt.kernels.blocks`."""
         return bool(self.scales)
+
+    @property
+    def wide_grad(self) -> tuple[Any]:
+        """Type, in a tuple, of the gradient's numbers when they are loaded."""
+        return wide_of(self.grad)
 
     @property
     def summed(self) -> tuple[int, tuple[Any, ...]]:

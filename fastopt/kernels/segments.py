@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.layout import ORDER, ROWS, SEGMENTS, STARTS, WIDTH
+from fastopt.kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, WIDTH
 from fastopt.kernels.rule import scalar
 from fastopt.kernels.storage import load, locate, store
 
 __all__ = [
     "ASCENDING",
+    "FOLD",
     "MIXED",
     "PLACES",
     "collect",
@@ -26,6 +27,9 @@ INDEX = (np.int64,)
 DIGIT, FEW_DIGIT, FEW = 11, 8, 1024
 """Bits of a radix sort digit; the counts of all digits stay in cache. Fewer than FEW rows are
 sorted by FEW_DIGIT bits, as the counts would take longer than the rows."""
+
+FOLD = 64
+"""Positions of a row-sparse gradient, of one row, that a CUDA kernel sums before others."""
 
 ASCENDING, MIXED, OUTSIDE = 0, 1, 2
 """Results of :func:`survey`: rows strictly ascend; they do not; a row is out of range."""
@@ -157,24 +161,43 @@ def collect(
 
 
 @scalar
-def summed(table: Any, tensor: Any, values: Any, k: Any, column: Any) -> Any:
-    """Return one element of the gradient of the `k`-th unique row; see :func:`collect`."""
+def summed(table: Any, tensor: Any, values: Any, k: Any, column: Any, wide: Any) -> Any:
+    """Return one element of the gradient of the `k`-th unique row, in a CUDA kernel.
+
+    Rows with fewer than ``2 * FOLD`` positions are summed like in :func:`collect`. Of others, whole
+    groups of FOLD positions have been summed, in the type `wide`, by
+    :func:`fastopt.kernels.cuda_order.fold`; the positions before the first group, the groups, and
+    the positions after the last one are added in this order, which depends on the list alone.
+    """
     width = np.int64(table[tensor, WIDTH])
-    begin = listed(table, tensor, STARTS, k)
+    begin, end = listed(table, tensor, STARTS, k), listed(table, tensor, STARTS, k + 1)
+    first, last = (begin + FOLD - 1) // FOLD, end // FOLD
+    if end - begin < 2 * FOLD:
+        first, last = begin, begin
+        head = end
+    else:
+        head = first * FOLD
     total = load(values, listed(table, tensor, ORDER, begin) * width + column)[0]
-    for entry in range(begin + 1, listed(table, tensor, STARTS, k + 1)):
+    for entry in range(begin + 1, head):
         total = total + load(values, listed(table, tensor, ORDER, entry) * width + column)[0]
+    if first < last:
+        folded = locate(table, tensor, FOLDED, column, wide)
+        for group in range(first, last):
+            part = load(folded, group * width)[0]
+            total = part if group * FOLD == begin else total + part
+        for entry in range(last * FOLD, end):
+            total = total + load(values, listed(table, tensor, ORDER, entry) * width + column)[0]
     return total
 
 
 @scalar
-def scattered(table: Any, tensor: Any, values: Any, element: Any, zero: Any) -> Any:
+def scattered(table: Any, tensor: Any, values: Any, element: Any, zero: Any, wide: Any) -> Any:
     """Return one element of the dense gradient: `zero` if its row is not indexed."""
     width, segments = np.int64(table[tensor, WIDTH]), np.int64(table[tensor, SEGMENTS])
     row = element // width
     k = _first_from(table, tensor, row, segments)
     if k < segments and listed(table, tensor, ROWS, k) == row:
-        return summed(table, tensor, values, k, element - row * width)
+        return summed(table, tensor, values, k, element - row * width, wide)
     return zero
 
 

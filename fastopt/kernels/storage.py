@@ -12,6 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.cpu import CPUContext
 from numba.extending import intrinsic, overload
 
 from fastopt.kernels import half
@@ -249,13 +250,23 @@ def _load_intrinsic(typingctx, pointers, i):
         ):
             value = builder.load(builder.gep(base, [args[1]]))
             if pointer.dtype in _WIDEN:
-                value = context.compile_internal(
-                    builder, _WIDEN[pointer.dtype], types.float32(pointer.dtype), [value]
-                )
+                value = _widened(context, builder, pointer.dtype, value)
             loaded.append(value)
         return context.make_tuple(builder, values, loaded)
 
     return values(pointers, types.intp), codegen
+
+
+def _widened(context, builder, kind, value):
+    """Generate the conversion of the bits of half-precision values to float32."""
+    if kind == types.uint16 and _on_gpu(context):
+        return builder.fpext(builder.bitcast(value, ir.HalfType()), ir.FloatType())
+    return context.compile_internal(builder, _WIDEN[kind], types.float32(kind), [value])
+
+
+def _on_gpu(context):
+    """Whether code is generated for a GPU, all of which convert float16 in one instruction."""
+    return not isinstance(context, CPUContext)
 
 
 def checked(result, slots):
@@ -313,6 +324,8 @@ def _store(pointers, i, values):
 @intrinsic
 def _store_intrinsic(typingctx, pointers, i, values):
     def narrow(context, builder, kind, value, args, k):
+        if kind == types.uint16 and _on_gpu(context):
+            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
         return context.compile_internal(builder, _NARROW[kind], kind(types.float32), [value])
 
     return types.none(pointers, types.intp, values), _storing(narrow)

@@ -46,7 +46,7 @@ from fastopt.engine.tracked import Tracked, weakly
 from fastopt.engine.validate import Array, is_half, label, order_of
 from fastopt.kernels import noise
 from fastopt.kernels.codes import is_worth_codes, scales_shape
-from fastopt.kernels.device_memory import host, like
+from fastopt.kernels.device_memory import host, lie_alike, like
 from fastopt.kernels.devices import Header, header, is_cuda
 from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
@@ -833,11 +833,13 @@ class Optimizer(Checked):
         ValueError
             `state_dtype` is 'int8', and the rule has no slot that can be stored in 8 bits.
         TypeError
-            `state_dtype` is 'int8', and the weight is on a device.
+            `state_dtype` is 'int8', the rule sums over tensors, and the weight is on a device.
         """
         rule, weight = self.rule, header(weight)
         shape = (len(weight), 1) if rule and rule.row and weight.ndim else weight.shape
-        dtype, order = self._state_dtype(weight), order_of(weight)
+        dtype = self._state_dtype(weight)
+        as_it_lies = rule and rule.elementwise and isinstance(weight, Header)
+        order: Any = "K" if as_it_lies and lie_alike((weight,)) else order_of(weight)
         codes = self.codes_of(rule, weight, self.whole_shapes.get(index))
         slots: tuple[Any, ...] = tuple(
             (like(weight, shape, codes[slot]), like(weight, scales_shape(shape), dtype))
@@ -865,7 +867,7 @@ class Optimizer(Checked):
         ValueError
             The rule has no slot that can be stored in 8 bits.
         TypeError
-            The weight is on a device.
+            The rule sums over tensors, and the weight is on a device.
         """
         if self.state_dtype != "int8" or rule is None or not rule.state:
             return {}
@@ -875,8 +877,11 @@ class Optimizer(Checked):
                 f"among its state slots {rule.state}: 8 bits would freeze sums that grow by small "
                 "steps, and lose the digits that differences need"
             )
-        if isinstance(weight, Header):
-            raise TypeError("state_dtype='int8' is for weights on the host, got one on a device")
+        if isinstance(weight, Header) and rule.passes:
+            raise TypeError(
+                f"state_dtype='int8' with rule {rule.name}, which sums over tensors, is for "
+                "weights on the host, got one on a device"
+            )
         return rule.codes if is_worth_codes(whole or weight.shape, self.state_min_size) else {}
 
     def create_state_multi_precision(self, index: Index, weight: Array) -> Any:

@@ -91,7 +91,10 @@ class DeviceGradient(Gradient):
         if not isinstance(given, list) and is_row_sparse(given):
             rows = as_row_sparse(given, self.shape)
             if is_cuda(rows.values) and rows.dtype == self.dtype:
-                values, indices = duplicate(header(rows.values)), duplicate(header(rows.indices))
+                parts = rows.values, rows.indices
+                values, indices = (
+                    duplicate(header(part)) if is_cuda(part) else part.copy() for part in parts
+                )
                 return RowSparse(values, indices, self.shape)
             with np.errstate(over="ignore"):
                 values = host(rows.values).astype(self.dtype, casting="same_kind")

@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 from numba import cuda
 
-from fastopt import optimizer
+from fastopt import RowSparse, optimizer
 from fastopt.amp import LossScaler
 from fastopt.kernels import cuda_driver
 from fastopt.lr_scheduler import CosineScheduler
@@ -30,12 +30,12 @@ def on_device(*shape, dtype=np.float32, value=1):
 class Foreign:
     """Array of another library."""
 
-    def __init__(self, array, stream=None):
-        self.array, self.stream = array, stream
+    def __init__(self, array, stream=None, **changes):
+        self.array, self.changes = array, {"stream": stream, **changes}
 
     @property
     def __cuda_array_interface__(self):
-        return {**self.array.__cuda_array_interface__, "stream": self.stream}
+        return {**self.array.__cuda_array_interface__, **self.changes}
 
 
 def logged(call):
@@ -60,6 +60,16 @@ def single(make=on_device, fresh=False, updater=None, shape=(1000,)):
     return warm(lambda: updater(0, next(turns), weight))
 
 
+def channels_last():
+    """A convolution's weight whose channels are its last axis in memory."""
+    updater = optimizer.get_updater(optimizer.Adam())
+    shape, strides = (4, 2, 3, 3), (72, 4, 24, 8)
+    weight, grad = (Foreign(on_device(72), shape=shape, strides=strides) for _ in range(2))
+    calls = warm(lambda: updater(0, grad, weight))
+    assert updater.states[0][0].strides == strides
+    return calls
+
+
 def many(count, fresh=False, updater=None):
     updater = updater or optimizer.get_updater(optimizer.Adam())
     weights, indices = [on_device(30) for _ in range(count)], list(range(count))
@@ -68,10 +78,21 @@ def many(count, fresh=False, updater=None):
     return warm(lambda: updater(indices, next(turns), weights))
 
 
-def rows(listed, **kwargs):
+def rows(listed, on_host=False, **kwargs):
     updater, weight = optimizer.get_updater(optimizer.Adam(**kwargs)), on_device(100, 8)
-    grad = on_device(len(listed), 8), cuda.to_device(np.array(listed))
+    ids = np.array(listed)
+    grad = RowSparse(on_device(len(listed), 8), ids if on_host else cuda.to_device(ids), (100, 8))
     return warm(lambda: updater(0, grad, weight))
+
+
+def repeated_rows():
+    """The device reports that the indices do not ascend, which takes a kernel."""
+    download = cuda_driver.download
+    cuda_driver.download = lambda *where: np.bitwise_or(download(*where), [0, 1, 0])
+    try:
+        return rows([7, 3] * 100)
+    finally:
+        cuda_driver.download = download
 
 
 def two_groups():
@@ -185,10 +206,14 @@ STEPS = {
     ),
     "single, stream of its own": lambda: single(lambda *s: Foreign(on_device(*s), 0x5010)),
     "single, stochastic rounding": stochastic,
+    "channels last": channels_last,
     "list of 1000": lambda: many(1000),
     "list of 200, new gradients": lambda: many(200, fresh=True),
     "list, two groups": two_groups,
     "rows": lambda: rows([3, 5, 7]),
+    "rows, repeated": repeated_rows,
+    "rows, indices on the host": lambda: rows([3, 5, 7], on_host=True),
+    "rows, repeated, indices on the host": lambda: rows([7, 3] * 100, on_host=True),
     "rows, standard": lambda: rows([3, 5, 7], lazy_update=False),
     "LAMB": lambda: many(3, updater=optimizer.get_updater(optimizer.LAMB())),
     "LAMB with clip": lambda: clipped("lamb"),

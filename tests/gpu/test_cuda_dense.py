@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 from cases import CASES
-from device_arrays import check_close, check_steps, host, on_device
+from device_arrays import Foreign, check_close, check_steps, host, on_device
 from numba import cuda
 
 from fastopt import optimizer, rule
+from fastopt.kernels import device_memory
+from fastopt.kernels.cuda_driver import SIMULATED
+from fastopt.kernels.cuda_table import CudaTable
+from fastopt.kernels.device_memory import zero
+from fastopt.kernels.devices import header
 
 pytestmark = pytest.mark.cuda
 
@@ -18,11 +23,70 @@ def test_every_rule_steps_as_on_the_cpu(case, rng):
     check_steps(lambda: case.updater(wd=case.wd, clip_gradient=1.5), weight, grads)
 
 
+@pytest.mark.skipif(SIMULATED, reason="takes minutes in the simulator")
+@pytest.mark.parametrize("size", [1023, 10_001, 70_000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_rule_steps_in_several_blocks(case, dtype, size, rng):
+    """Sizes that reach whole packs and single elements, one block and many, and groups of sums."""
+    shape = (size // 7, 7) if case.shape[1:] else (size,)
+    weight = rng.normal(size=shape).astype(dtype)
+    grads = [rng.normal(size=shape).astype(dtype) for _ in range(2)]
+    exact = dtype == np.float64 and case.name != "sgld"
+    tolerance = {"rtol": 1e-11, "atol": 1e-13} if exact else {"rtol": 1e-5, "atol": 2e-6}
+    check_steps(lambda: case.updater(wd=case.wd), weight, grads, **tolerance)
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb", "sgd"])
+@pytest.mark.parametrize("size", [63, 200])
+def test_packs_and_single_elements_are_those_of_the_cpu(name, size, rng):
+    """The simulator's chunks have 64 elements: packs, what is left of a chunk, several blocks."""
+    weight = rng.normal(size=size).astype(np.float32)
+    grads = [rng.normal(size=size).astype(np.float32) for _ in range(2)]
+    check_steps(lambda: optimizer.get_updater(name), weight, grads)
+
+
+@pytest.mark.parametrize("shifted", ["weight", "gradient"])
+def test_arrays_that_are_not_aligned_to_16_bytes_are_taken(shifted, rng):
+    array, grad = (rng.normal(size=301).astype(np.float32) for _ in range(2))
+    weight, given = on_device(array), on_device(grad)
+    weight = weight[1:] if shifted == "weight" else weight[:-1]
+    given = given[1:] if shifted == "gradient" else given[:-1]
+    here = array[1:].copy() if shifted == "weight" else array[:-1].copy()
+    expected, updater = (optimizer.get_updater("adam") for _ in range(2))
+    for _ in range(2):
+        expected(0, grad[1:] if shifted == "gradient" else grad[:-1], here)
+        updater(0, given, weight)
+    np.testing.assert_allclose(weight.copy_to_host(), here, rtol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SIMULATED, reason="takes 9 GB of a GPU")
+def test_elements_beyond_2_to_the_31_are_updated(rng):
+    size, shown = 2**31 + 4097, 10_000
+    weight = cuda.device_array(size, np.float16)
+    grad = cuda.device_array(size, np.float16)
+    for array in (weight, grad):
+        zero(array)
+    ends = rng.normal(size=shown).astype(np.float16)
+    for part in (
+        slice(0, shown),
+        slice(2**31 - shown // 2, 2**31 + shown // 2),
+        slice(-shown, None),
+    ):
+        grad[part].copy_to_device(ends)
+    optimizer.get_updater(optimizer.SGD(learning_rate=1.0))(0, grad, weight)
+    for part in (slice(0, shown), slice(-shown, None)):
+        np.testing.assert_array_equal(weight[part].copy_to_host(), -grad[part].copy_to_host())
+    assert not weight[shown : 10 * shown].copy_to_host().any()
+
+
 @pytest.mark.parametrize("case", CASES[::3], ids=str)
 def test_float64_weights_are_updated_in_float64(case, rng):
     weight = rng.normal(size=case.shape)
     grads = [rng.normal(size=case.shape) for _ in range(2)]
-    check_steps(lambda: case.updater(), weight, grads, rtol=1e-6 if case.name == "sgld" else 1e-12)
+    tolerance = {"rtol": 1e-6} if case.name == "sgld" else {"rtol": 1e-12, "atol": 1e-14}
+    check_steps(lambda: case.updater(), weight, grads, **tolerance)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (300,), (2, 3, 4)], ids=str)
@@ -88,6 +152,41 @@ def test_any_layout_is_taken(layout, rng):
         weight, device_grad = (narrow, device_grad) if layout == "strided" else (weight, narrow)
     optimizer.get_updater(optimizer.Adam())(0, device_grad, weight)
     np.testing.assert_allclose(weight.copy_to_host(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 2, 1, 0), (1, 0, 2, 3)], ids=str)
+@pytest.mark.parametrize("turned", [False, True], ids=["alike", "gradient in C order"])
+def test_dense_arrays_are_updated_as_they_lie(order, turned, rng, monkeypatch):
+    """A weight whose channels are last in memory, with a gradient like it, needs no copies."""
+    shape = (4, 3, 2, 5)
+    array, grad = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
+    back = np.argsort(order)
+
+    def lying(values):
+        memory = on_device(np.ascontiguousarray(values.transpose(order)))
+        turned = values.transpose(order).copy().transpose(back)
+        return memory, Foreign(memory, shape=turned.shape, strides=turned.strides)
+
+    memory, weight = lying(array)
+    given = on_device(grad) if turned else lying(grad)[1]
+    moved = []
+    move = device_memory.move
+
+    def count(*pair):
+        moved.append(pair)
+        move(*pair)
+
+    monkeypatch.setattr(device_memory, "move", count)
+    monkeypatch.setattr(CudaTable, "move", staticmethod(count))
+    updater, expected = optimizer.get_updater(optimizer.Adam()), optimizer.get_updater("adam")
+    for _ in range(3):
+        updater(0, given, weight)
+        expected(0, grad, array)
+    assert len(moved) == 3 * turned  # the gradient, in each step
+    np.testing.assert_allclose(host(memory).transpose(back), array, rtol=2e-6)
+    mean = updater.states[0][0]
+    assert header(mean).strides == header(weight).strides
+    np.testing.assert_allclose(device_memory.host(mean), expected.states[0][0], rtol=2e-6)
 
 
 def test_a_rule_of_the_user_runs_on_the_device(rng):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastopt import RowSparse, optimizer
+from fastopt.kernels.cuda_driver import SIMULATED
 
 pytestmark = pytest.mark.cuda
 
@@ -28,6 +29,68 @@ def test_every_rule_steps_as_on_the_cpu(case, lazy, rng):
     weight = rng.normal(size=SHAPE).astype(np.float32)
     grads = [listing(rng, rows) for rows in SOME]
     check_steps(lambda: case.updater(wd=case.wd, lazy_update=lazy), weight, grads)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "groupadagrad"])
+@pytest.mark.parametrize("where", ["lazy", "standard"])
+def test_a_row_that_is_listed_often_is_summed_by_groups(name, where, rng):
+    """The order differs from the CPU's: 64 positions are summed before others."""
+    ids = np.where(rng.random(200) < 0.8, 7, rng.integers(0, SHAPE[0], 200))
+    weight = rng.normal(size=SHAPE).astype(np.float32)
+    make = lambda: optimizer.create(name, lazy_update=where == "lazy")  # noqa: E731
+    options = {"clip_global_norm": 1e9}
+    grads = [listing(rng, ids)]
+    check_steps(lambda: optimizer.Updater(make(), **options), weight, grads, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("count", [127, 128, 200])
+def test_groups_may_begin_anywhere(count):
+    """Exact sums: whole numbers."""
+    for before in (0, 63):
+        ids = np.array([5] * before + [7] * count + [9] * 3)
+        values = np.arange(1, len(ids) + 1, dtype=np.float32)[:, np.newaxis]
+        weight = on_device(np.zeros((12, 1), np.float32))
+        optimizer.get_updater("test")(0, (on_device(values), on_device(ids[::-1].copy())), weight)
+        expected = [values[ids[::-1] == row].sum() for row in range(12)]
+        np.testing.assert_array_equal(host(weight)[:, 0], expected)
+
+
+@pytest.mark.skipif(SIMULATED, reason="takes minutes in the simulator")
+@pytest.mark.parametrize("count", [5000, 200_000])
+@pytest.mark.parametrize("name", ["adam", "groupadagrad", "lamb"])
+def test_many_listed_rows_step_as_on_the_cpu(name, count, rng):
+    """Lists that several blocks sort and merge, with a row that has a tenth of all positions."""
+    shape = (100_000, 33)
+    ids = np.where(rng.random(count) < 0.1, 77, rng.integers(0, shape[0], count))
+    grads = [RowSparse(rng.normal(size=(count, 33)).astype(np.float32), ids, shape)]
+    weight = rng.normal(size=shape).astype(np.float32)
+    check_steps(lambda: optimizer.get_updater(name), weight, grads, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(SIMULATED, reason="takes minutes in the simulator")
+def test_a_step_gives_the_same_bits_again(rng):
+    ids, shape = rng.integers(0, 1000, 50_000), (20_000, 65)
+    grad = on_device(RowSparse(rng.normal(size=(50_000, 65)).astype(np.float32), ids, shape))
+    found = []
+    for _ in range(3):
+        weight = on_device(np.zeros(shape, np.float32))
+        optimizer.Updater(optimizer.Adam(), clip_global_norm=1.0)(0, grad, weight)
+        found.append(host(weight))
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("wrong", [-1, 12])
+def test_rows_on_the_host_are_checked_there(wrong, rng):
+    """They may have been changed after the gradient was created."""
+    weight = on_device(rng.normal(size=SHAPE).astype(np.float32))
+    before, updater = host(weight), optimizer.get_updater("adam")
+    ids = np.array([3, 5])
+    grad = RowSparse(on_device(np.ones((2, 5), np.float32)), ids, SHAPE)
+    ids[1] = wrong
+    with pytest.raises(ValueError, match=f"index 0: indices must be .* below 12, got {wrong}"):
+        updater(0, grad, weight)
+    np.testing.assert_array_equal(host(weight), before)
 
 
 @pytest.mark.parametrize("ids", [np.int32, np.int64])

@@ -113,3 +113,49 @@ def test_a_lazily_negated_tensor_is_refused():
     updater(0, tensor([1.0]), weight)
     with pytest.raises(TypeError, match=r"index 0: gradient: .*lazily negated"):
         updater(0, torch.ones(1).as_subclass(Negated), weight)
+
+
+class Step:
+    """What torch's GradScaler needs of an optimizer, as in the page about CUDA."""
+
+    def __init__(self, updater, params):
+        self.updater, self.params = updater, params
+        self.param_groups = [{"params": params}]
+
+    def step(self):
+        indices = list(range(len(self.params)))
+        grads = [p.grad.as_subclass(Tensor) for p in self.params]
+        self.updater(indices, grads, self.params)
+
+
+def test_grad_scaler_unscales_and_skips_steps():
+    """Steps with an overflow are skipped; the others are those of unscaled gradients."""
+    weight = tensor([1.0, 2.0], requires_grad=True)
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5))
+    step, scaler = Step(updater, [weight]), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    expected = np.array([1.0, 2.0])
+    for factor in (1.0, np.inf, 0.25):
+        scale = scaler.get_scale()
+        weight.grad = None
+        scaler.scale((weight * factor).sum()).backward()
+        assert factor == np.inf or float(weight.grad[0]) == factor * scale
+        scaler.unscale_(step)
+        scaler.step(step)
+        scaler.update()
+        expected = expected if factor == np.inf else expected - 0.5 * factor
+        np.testing.assert_allclose(weight.detach().numpy(), expected)
+    assert scaler.get_scale() == 512
+    assert updater.optimizer.num_update == 2
+
+
+def test_state_may_be_allocated_by_torch():
+    weight, expected = tensor([1.0, 2.0]), tensor([1.0, 2.0])
+    updater, other = optimizer.get_updater("adam"), optimizer.get_updater("adam")
+    mean, var = (torch.zeros_like(weight).as_subclass(Tensor) for _ in range(2))
+    updater.states[0] = mean, var
+    for _ in range(3):
+        updater(0, tensor([1.0, 10.0]), weight)
+        other(0, tensor([1.0, 10.0]), expected)
+    np.testing.assert_array_equal(weight.numpy(), expected.numpy())
+    np.testing.assert_allclose(mean.numpy(), [0.271, 2.71], rtol=1e-6)
+    assert updater.states[0][0] is mean

@@ -4,7 +4,7 @@ Every registered class is an attribute of this package. The module of an optimiz
 first use; its import below is for type checkers.
 """
 
-from typing import TYPE_CHECKING, Any
+import typing
 
 from fastopt.engine.hyper import constant as constant
 from fastopt.engine.hyper import corrected as corrected
@@ -16,7 +16,7 @@ from fastopt.optimizer.updater import Updater as Updater
 from fastopt.optimizer.updater import get_updater as get_updater
 from fastopt.suggestions import no_attribute as _no_attribute
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
     from fastopt.optimizer.adadelta import AdaDelta as AdaDelta
     from fastopt.optimizer.adafactor import Adafactor as Adafactor
@@ -63,7 +63,7 @@ create_optimizer = Optimizer.create_optimizer
 opt_registry = Optimizer.opt_registry
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     module = opt_registry.module(name.lower())
     for klass in (getattr(module, name, None), opt_registry.get(name.lower())):
         if isinstance(klass, type) and klass.__name__ == name and issubclass(klass, Optimizer):

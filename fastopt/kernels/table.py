@@ -55,6 +55,8 @@ SORTED_AT_ONCE = 65_536
 ROW_COST = 4
 """Cost of an element of an indexed row relative to a dense one: rows come from main memory."""
 
+INT32 = np.dtype(np.int32)
+
 Array = np.ndarray[Any, Any]
 Pieces = NDArray[np.int64]
 Combine = Callable[[Pieces, Array, int], tuple[Pieces, Array]]
@@ -259,6 +261,8 @@ class Table:
         """
         if self.row_guards is None:
             return False
+        if type(indices) is np.ndarray and indices.dtype is INT32:
+            indices = indices.astype(np.int64)
         arguments = (self.entry, self.row_guards, written, self.checked_rows, self.counting,
                      self.places, self.row_pieces, self._step)  # fmt: skip
         if self.take is None:

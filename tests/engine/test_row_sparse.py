@@ -41,7 +41,8 @@ def test_warm_calls_prepare_nothing(listed, as_tuple, monkeypatch):
     made, table, bias = updater(), np.zeros((HEIGHT, WIDTH)), np.zeros(4)
 
     def call(indices):
-        grad = gradient(indices)
+        values, rows = gradient(indices)
+        grad = values, rows.astype(getattr(indices, "dtype", np.int64))
         grad = grad if as_tuple else RowSparse(*grad, table.shape)
         if listed:
             made(["table", "bias"], [grad, np.ones(4)], [table, bias])
@@ -54,6 +55,7 @@ def test_warm_calls_prepare_nothing(listed, as_tuple, monkeypatch):
     monkeypatch.setattr(Table, "list_rows", lambda *args: prepared.append(args))
     for indices in ([9, 2, 2], [1, 2, 3], [], [4, 4, 4, 4]):
         call(indices)
+    call(np.array([5, 1, 5], np.int32))
     assert not prepared
     if not listed:
         grad = gradient([5, 1, 5])

@@ -180,7 +180,8 @@ def test_worked_example_passes_the_tests_of_the_library(tmp_path):
     (tmp_path / "fastopt" / "optimizer" / "qhm.py").write_text(module)
     cases = tmp_path / "tests" / "cases.py"
     cases.write_text(cases.read_text().replace("CASES = [\n", f"CASES = [\n{row}"))
-    tests = ["tests/test_optimizers.py", "tests/test_kernels.py", "fastopt/optimizer/qhm.py"]
+    tests = [f"tests/test_{name}.py" for name in ("optimizers", "kernels", "front_door")]
+    tests.append("fastopt/optimizer/qhm.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(
         [*command, "-k", "qhm or registered"],

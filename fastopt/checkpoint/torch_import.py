@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.arguments import flag, number
+from fastopt.arguments import brief, flag, number
 from fastopt.checkpoint.container import Array
 from fastopt.checkpoint.describe import Stateful, check_updater, describe
 from fastopt.checkpoint.errors import CheckpointError
@@ -82,6 +82,9 @@ def _described(
     updater: Stateful, state_dict: Mapping[str, Any], indices: Sequence[Index] | None
 ) -> dict[str, Any]:
     """Convert the dict to the argument of :func:`restore`."""
+    if not isinstance(state_dict, Mapping):
+        words = "not the state_dict of an optimizer of torch, which is a dict"
+        raise CheckpointError(f"{words}, got {brief(state_dict)}")
     optimizer, groups = updater.optimizer, state_dict["param_groups"]
     form = _form_for(type(optimizer).__name__, groups)
     numbers = sorted(position for group in groups for position in group["params"])
@@ -89,7 +92,7 @@ def _described(
         raise CheckpointError("not the state_dict of an optimizer of torch: it has no parameters")
     given = numbers if indices is None else indices
     if isinstance(given, str) or not isinstance(given, Sized) or len(given) != len(numbers):
-        words = f"indices must list {len(numbers)}, one for each parameter of torch"
+        words = f"indices must have length {len(numbers)}, one for each parameter of torch"
         raise CheckpointError(f"{words}, got {given!r}")
     index_of = dict(zip(numbers, given, strict=True))
     if len(set(index_of.values())) < len(numbers):
@@ -128,7 +131,7 @@ def _entry(state_dict: Mapping[str, Any], position: int) -> dict[str, Any]:
 
 def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
     """Form of a fastopt class that supports all options of the groups."""
-    reasons = []
+    reasons: dict[str, int] = {}
     for form in FORMS.get(name, ()):
         lacking = {key for key in form.options for group in groups if key not in group}
         odd = {
@@ -139,8 +142,14 @@ def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
         }
         if not lacking and not odd:
             return form
-        reasons.append(f"{form.torch} must have {sorted(lacking)} and cannot have {sorted(odd)}")
-    raise CheckpointError(f"{name} cannot go on: {'; or '.join(reasons) or 'torch has no such'}")
+        words = [f"must have {sorted(lacking)}"] * bool(lacking)
+        words += [f"cannot have {sorted(odd)}"] * bool(odd)
+        reasons[" and ".join(words)] = len(lacking) + len(odd)
+    if not reasons:
+        raise CheckpointError(f"{name} cannot continue a run of torch: torch has no {name}")
+    fewest = min(reasons.values())
+    nearest = "; or ".join(words for words, count in reasons.items() if count == fewest)
+    raise CheckpointError(f"{name} cannot continue this run of torch: its groups {nearest}")
 
 
 def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastopt.arguments import Descriptions, inherited
-from fastopt.naming import Constructor, misspelled
+from fastopt.naming import Constructor, check_new
 from fastopt.suggestions import Advised
 
 __all__ = ["Checked"]
@@ -33,23 +33,8 @@ class Checked(Advised, metaclass=Constructor):
     def __setattr__(self, name: str, value: Any) -> None:
         described = self._arguments.get(name)
         if described is None and name not in vars(self):
-            self._check_new(name)
+            check_new(self, name)
         object.__setattr__(self, name, value if described is None else described(name, value))
-
-    def _check_new(self, name: str) -> None:
-        """Raise AttributeError if a new attribute looks like a misspelled one.
-
-        Classes outside of the package may have any attributes.
-        """
-        kind = type(self)
-        first = vars(kind).get("first_attributes")
-        if not first or name in first or kind.__module__.partition(".")[0] != "fastopt":
-            return
-        if name.startswith("_") or hasattr(kind, name):
-            return
-        names = {*kind.__signature__.parameters, *first, *kind.argument_names}
-        if error := misspelled(kind, name, [each for each in names if not each.startswith("_")]):
-            raise error
 
     @classmethod
     def described(cls) -> set[str]:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args
 from fastopt.arguments import brief
 from fastopt.suggestions import closest
 
-__all__ = ["Constructor", "Same", "constructs", "misspelled", "rename", "unknown_arguments"]
+__all__ = [
+    "Constructor",
+    "Same",
+    "Spelled",
+    "check_new",
+    "constructs",
+    "rename",
+    "unknown_arguments",
+]
 
 
 class Same:
@@ -205,22 +213,39 @@ def _meant(cls: Any, name: str, taken: Sequence[str]) -> str | None:
     return meant[0] if meant else closest(name, taken)
 
 
-def misspelled(cls: Any, name: str, known: Sequence[str]) -> AttributeError | None:
-    """Return the error for assigning a new attribute that looks like a known one, or None.
+def check_new(owner: Any, name: str) -> None:
+    """Raise AttributeError if an attribute to be set is new and looks like a misspelled one.
+
+    Classes outside of the package may have any attributes.
 
     Parameters
     ----------
-    cls : type
-        The class.
+    owner : object
+        Instance of a class with the metaclass :class:`Constructor`.
     name : str
-        The new attribute.
-    known : sequence of str
-        Names of arguments and attributes.
+        The attribute.
     """
-    meant = _meant(cls, name, known)
-    advice = f"did you mean {meant}?" if meant else cls.argument_advice.get(name)
-    words = f"{cls.__name__!r} object has no attribute {name!r} to set"
-    return AttributeError(f"{words}; {advice}") if advice else None
+    kind = type(owner)
+    first = vars(kind).get("first_attributes")
+    if not first or name in first or kind.__module__.partition(".")[0] != "fastopt":
+        return
+    if name.startswith("_") or hasattr(kind, name):
+        return
+    names = {*kind.__signature__.parameters, *first, *kind.argument_names}
+    names |= {each for each in dir(kind) if isinstance(getattr(kind, each), property)}
+    meant = _meant(kind, name, [each for each in names if not each.startswith("_")])
+    if advice := f"did you mean {meant}?" if meant else kind.argument_advice.get(name):
+        words = f"{kind.__name__!r} object has no attribute {name!r} to set"
+        raise AttributeError(f"{words}; {advice}")
+
+
+class Spelled(metaclass=Constructor):
+    """Base of classes that refuse to set attributes with misspelled names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in vars(self):
+            check_new(self, name)
+        super().__setattr__(name, value)
 
 
 Arguments = ParamSpec("Arguments")

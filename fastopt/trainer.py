@@ -9,7 +9,7 @@ import numpy as np
 
 from fastopt.arguments import brief, number
 from fastopt.checkpoint.resumable import HYPER_PARAMETERS
-from fastopt.naming import Constructor
+from fastopt.naming import Spelled
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.parameter.gradient import Gradient
@@ -41,7 +41,7 @@ class StaleGradientError(RuntimeError, UserWarning):
     """
 
 
-class Trainer(Advised, metaclass=Constructor):
+class Trainer(Advised, Spelled):
     """Updates the parameters of a model from their gradients.
 
     Parameters
@@ -220,8 +220,8 @@ class Trainer(Advised, metaclass=Constructor):
 
     def _rescale(self, batch_size: float) -> None:
         """Compute ``rescale_grad`` for a new batch size."""
-        if number("batch_size", batch_size, least=0) == 0:
-            raise ValueError("batch_size must be more than 0, got 0")
+        if number("batch_size", batch_size) <= 0:
+            raise ValueError(f"batch_size must be more than 0, got {batch_size}")
         self._rescale_grad, self._batch_size = self._scale / batch_size, batch_size
 
     def _ready(self, ignore_stale_grad: bool) -> list[int]:

@@ -62,6 +62,26 @@ def test_a_misspelled_attribute_is_an_error_that_names_the_right_one():
         fastopt.SGD().nesterov = True
 
 
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (updater, "clip_globl_norm", "did you mean clip_global_norm"),
+        (updater, "acumulate", "did you mean accumulate"),
+        (updater, "weight_decay", "it is an argument of the optimizer"),
+        (lambda: Trainer([parameter()]), "learnin_rate", "did you mean learning_rate"),
+        (lambda: Trainer([parameter()]), "lr", "optimizer_params=.* takes it"),
+        (lambda: fastopt.EmbeddingTable(2, "sgd"), "optimzer", "did you mean optimizer"),
+    ],
+)
+def test_misspelled_attributes_of_updaters_trainers_and_tables_are_errors(make, name, words):
+    made = make()
+    with pytest.raises(AttributeError, match=f"has no attribute {name!r} to set; .*{words}"):
+        setattr(made, name, 0.5)
+    assert name not in vars(made)
+    made.remark = "of mine"
+    assert made.remark == "of mine"
+
+
 def test_other_attributes_and_those_of_subclasses_may_be_added():
     made = fastopt.Adam()
     made.remark = "of mine"
@@ -197,7 +217,7 @@ MISTAKES = {
     "schedule that is set to a number": (
         lambda: assigned("lr_scheduler", 0.1)(0, ones(), ones()),
         TypeError,
-        "lr_scheduler must be a function or an object, got 0.1",
+        "lr_scheduler must be a function of the number of updates, got 0.1",
     ),
     "loss None": (
         lambda: LossScaler().scale_loss(None),

@@ -29,7 +29,7 @@ from fastopt.checkpoint.progress import (
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.shards import is_of_ranks, whole
 from fastopt.checkpoint.tree import chunks, dumps, loads, read
-from fastopt.naming import Constructor
+from fastopt.naming import Spelled
 from fastopt.optimizer.optimizer import Optimizer
 
 __all__ = ["HYPER_PARAMETERS", "Resumable"]
@@ -41,7 +41,7 @@ HYPER_PARAMETERS = (
 """Arguments of optimizers that are often passed to an updater by mistake."""
 
 
-class Resumable(Stateful, metaclass=Constructor):
+class Resumable(Stateful, Spelled):
     """Abstract base of :class:`~fastopt.optimizer.Updater` that saves and loads its states."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {

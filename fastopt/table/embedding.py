@@ -24,7 +24,7 @@ from fastopt.interrupts import uninterrupted
 from fastopt.kernels.hashing import FREE
 from fastopt.kernels.layout import bfloat16, kind_of
 from fastopt.kernels.threads import in_forked_child
-from fastopt.naming import Constructor
+from fastopt.naming import Spelled
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.sparse import REALS, RowSparse
 from fastopt.suggestions import Advised
@@ -64,7 +64,7 @@ def _unlock() -> None:
 in_forked_child(_unlock)
 
 
-class EmbeddingTable(Advised, metaclass=Constructor):
+class EmbeddingTable(Advised, Spelled):
     r"""Embedding table for arbitrary 64-bit ids that creates rows as ids appear.
 
     The initial values of row :math:`r(i)` depend only on the seed and the id :math:`i`. An update

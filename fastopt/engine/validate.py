@@ -36,6 +36,8 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
+OF_ONE = "; each index has the state of one weight, another weight needs another index"
+
 
 def label(index: Any, names: dict[Any, str]) -> str:
     """Return the label of a parameter in error messages."""
@@ -62,6 +64,8 @@ def check_index(index: Any) -> int | str:
     words = f"index must be an int, str or bytes, or a list of them, got {got}"
     if isinstance(index, Mapping):
         words = f"{words}; updater.step(grads, weights) takes dictionaries"
+    elif isinstance(index, np.ndarray):
+        words = f"{words}; the order is updater(index, grad, weight)"
     raise TypeError(words)
 
 
@@ -130,7 +134,7 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         raise TypeError(
             f"{words}: gradient must be a NumPy array, or row-sparse: a RowSparse, a pair (values, "
             "indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
-            f"{type(grad).__name__}"
+            f"{_kinds(grad)}"
         )
     else:
         if grad is None:
@@ -160,6 +164,14 @@ def described(words: str, role: str, array: Any) -> Any:
         return header(array)
     except TypeError as error:
         raise TypeError(f"{words}: {role}: {error}") from error
+
+
+def _kinds(grad: Any) -> str:
+    """Return the type of `grad`, for a tuple with the types of its items."""
+    kind = type(grad).__name__
+    if not isinstance(grad, tuple) or len(grad) > 3:
+        return kind
+    return f"{kind} of {', '.join(type(each).__name__ for each in grad)}"
 
 
 def _either(names: Sequence[str]) -> str:
@@ -267,9 +279,9 @@ def check_state(
     for k, (slot, array) in enumerate(zip(rule.slots, arrays, strict=True)):
         if k < len(rule.state):
             own = (*dtypes, rule.codes[slot]) if is_coded(array) and slot in rule.codes else dtypes
-            check_like(words, f"state {slot!r}", array, own, shape)
+            check_like(words, f"state {slot!r}", array, own, shape, hint=OF_ONE)
         else:
-            check_like(words, f"state {slot!r}", array, dtypes[:1], ())
+            check_like(words, f"state {slot!r}", array, dtypes[:1], (), hint=OF_ONE)
     coded = [slot for slot, array in zip(rule.state, arrays, strict=False) if is_coded(array)]
     if len(coded) != len(scales):
         raise ValueError(f"{words}: state {coded[-1]!r} has codes without scales")
@@ -288,17 +300,24 @@ def _name(dtype: Any) -> str:
 
 
 def check_like(
-    words: str, role: str, array: Any, dtypes: Any, shape: tuple[int, ...], written: bool = True
+    words: str,
+    role: str,
+    array: Any,
+    dtypes: Any,
+    shape: tuple[int, ...],
+    written: bool = True,
+    hint: str = "",
 ) -> None:
     """Raise unless `array` is a NumPy array of one of these dtypes and this shape.
 
-    If `written`, it must also be writeable.
+    If `written`, it must also be writeable. Errors about dtype and shape end in `hint`.
     """
     _check_array(words, role, array, np.ndarray)
+    must = f"{words}: {role} must have"
     if _name(array.dtype) not in dtypes or not array.dtype.isnative:
-        raise TypeError(f"{words}: {role} must have dtype {_either(dtypes)}, got {array.dtype}")
+        raise TypeError(f"{must} dtype {_either(dtypes)}, got {array.dtype}{hint}")
     if array.shape != shape:
-        raise ValueError(f"{words}: {role} must have shape {shape}, got {array.shape}")
+        raise ValueError(f"{must} shape {shape}, got {array.shape}{hint}")
     if written:
         _check_writeable(words, role, array)
 

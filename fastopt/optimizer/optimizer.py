@@ -153,6 +153,8 @@ ELSEWHERE = {
     **dict.fromkeys(("states", "save", "load", "get_states", "set_states"), STATES),
     **dict.fromkeys(("state_dict", "load_state_dict", "state"), STATES),
     "zero_grad": "gradients are arguments of each call, there are none to set to zero",
+    "weight_decay": "wd is the weight decay",
+    "betas": "each rate is an attribute: beta1, beta2",
     **dict.fromkeys(
         ("param_groups", "add_param_group"),
         "Updater(optimizer, groups={pattern: {name: value}}) has groups of parameters",
@@ -183,7 +185,10 @@ in_forked_child(_unlock)
 def _check_schedule(name: str, lr_scheduler: Any) -> Any:
     if lr_scheduler is None or (callable(lr_scheduler) and not isinstance(lr_scheduler, type)):
         return lr_scheduler
-    raise TypeError(f"{name} must be a function or an object, got {brief(lr_scheduler)}")
+    got = brief(lr_scheduler)
+    if isinstance(lr_scheduler, type):
+        got = f"the class {lr_scheduler.__name__}: pass an instance"
+    raise TypeError(f"{name} must be a function of the number of updates, got {got}")
 
 
 def _check_sym_info(name: str, value: Any) -> Any:
@@ -1163,6 +1168,8 @@ class Optimizer(Checked):
             raise ScheduledRateError(
                 "the learning rate comes from lr_scheduler; set_learning_rate works without one"
             )
+        if callable(lr):
+            raise TypeError(f"learning_rate must be a number, got {brief(lr)}; set lr_scheduler")
         self.lr = RATE("learning_rate", lr)
 
     def set_lr_scale(self, args_lrscale: Any) -> None:

@@ -348,9 +348,11 @@ class Updater(Resumable):
                         self._info = STEPPED
                     return
         if weight is None:
+            named = isinstance(index, (int, str, bytes))
+            words = f"{label(index, optimizer.idx2name)}: weight is None; " if named else ""
             raise TypeError(
-                "a call takes index, grad and weight; updater.step(grads, weights) takes nested "
-                "gradients and weights, named by their paths"
+                f"{words}a call takes index, grad and weight; updater.step(grads, weights) takes "
+                "nested gradients and weights, named by their paths"
             )
         single = not is_listed(index)
         if single:

@@ -283,7 +283,11 @@ MISTAKES = {
     ),
     "setattr(fastopt.Adam(), 'learning_rate', lr_scheduler.CosineScheduler(9))": (
         TypeError,
-        "learning_rate must be a number, got CosineScheduler.*; set lr_scheduler",
+        "learning_rate must be a number; assign a schedule to lr_scheduler",
+    ),
+    "setattr(fastopt.Adam(), 'lr', lambda n: 0.1)": (
+        TypeError,
+        "assign a schedule to lr_scheduler",
     ),
     "fastopt.Adam().weight_decay": (AttributeError, "wd is the weight decay"),
     "fastopt.SGD(0.1)": (UserWarning, r"SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1"),

@@ -191,6 +191,12 @@ def _check_schedule(name: str, lr_scheduler: Any) -> Any:
     raise TypeError(f"{name} must be a function of the number of updates, got {got}")
 
 
+def _check_rate(name: str, lr: Any) -> float:
+    if callable(lr):
+        raise TypeError(f"{name} must be a number; assign a schedule to lr_scheduler")
+    return RATE(name, lr)
+
+
 def _check_sym_info(name: str, value: Any) -> Any:
     """Check `sym_info`: an empty tuple, or the attributes and argument names of a symbol."""
     if isinstance(value, tuple) and len(value) in (0, 2):
@@ -370,7 +376,7 @@ class Optimizer(Checked):
     added: ClassVar[Mapping[str, Any]] = {"maximize": False, "state_min_size": None}
 
     arguments: ClassVar[Descriptions] = {
-        "lr": RATE,
+        "lr": _check_rate,
         "lr_scheduler": _check_schedule,
         "wd": Real(),
         "begin_num_update": Integer(least=0),
@@ -1168,9 +1174,7 @@ class Optimizer(Checked):
             raise ScheduledRateError(
                 "the learning rate comes from lr_scheduler; set_learning_rate works without one"
             )
-        if callable(lr):
-            raise TypeError(f"learning_rate must be a number, got {brief(lr)}; set lr_scheduler")
-        self.lr = RATE("learning_rate", lr)
+        self.lr = _check_rate("learning_rate", lr)
 
     def set_lr_scale(self, args_lrscale: Any) -> None:
         """Raise DeprecationWarning; use :meth:`set_lr_mult` instead."""

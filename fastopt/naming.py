@@ -234,7 +234,10 @@ def check_new(owner: Any, name: str) -> None:
     names = {*kind.__signature__.parameters, *first, *kind.argument_names}
     names |= {each for each in dir(kind) if isinstance(getattr(kind, each), property)}
     meant = _meant(kind, name, [each for each in names if not each.startswith("_")])
-    if advice := f"did you mean {meant}?" if meant else kind.argument_advice.get(name):
+    advice = f"did you mean {meant}?" if meant else kind.argument_advice.get(name)
+    if meant == name:
+        advice = f"{name} is an argument of {kind.__name__}(...) alone"
+    if advice:
         words = f"{kind.__name__!r} object has no attribute {name!r} to set"
         raise AttributeError(f"{words}; {advice}")
 

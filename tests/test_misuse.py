@@ -71,6 +71,11 @@ def test_a_misspelled_attribute_is_an_error_that_names_the_right_one():
         (lambda: Trainer([parameter()]), "learnin_rate", "did you mean learning_rate"),
         (lambda: Trainer([parameter()]), "lr", "optimizer_params=.* takes it"),
         (lambda: fastopt.EmbeddingTable(2, "sgd"), "optimzer", "did you mean optimizer"),
+        (
+            lambda: fastopt.EmbeddingTable(2, "sgd"),
+            "init",
+            "init is an argument of",
+        ),
     ],
 )
 def test_misspelled_attributes_of_updaters_trainers_and_tables_are_errors(make, name, words):

@@ -165,7 +165,7 @@ def train(
     for epoch in range(1, epochs + 1):
         number, steps = begin()
         bar.total = bar.n + number * (epochs * trainings - epoch + 1)
-        bar.set_description_str(f"{label}, epoch {epoch}/{epochs}", refresh=False)
+        bar.set_description_str(f"{label}, epoch {epoch}/{epochs}", refresh=epoch == 1)
         losses: list[float] = []
         training.losses.append(losses)
         start = perf_counter()

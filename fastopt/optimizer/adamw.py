@@ -160,12 +160,12 @@ class AdamW(StableFamily):
         'mxnet'. The defaults of torch are ``eps=1e-8`` and ``weight_decay=0.01``.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
-    stable : bool
-        Bound the root mean square of the tensor's step. Default False.
     cautious : bool
         Update only elements whose step has the sign of the gradient. Default False.
     cautious_decay : bool
         Decay only weights that the step does not move away from 0. Default False.
+    stable : bool
+        Bound the root mean square of the tensor's step. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

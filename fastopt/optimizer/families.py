@@ -296,7 +296,7 @@ class CautiousFamily(Varied, AdamFamily):
         super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
 
-class StableFamily(CautiousFamily):
+class StableFamily(Varied, AdamFamily):
     """Abstract base of optimizers with decoupled decay and cautious and stable variants.
 
     Parameters
@@ -312,7 +312,8 @@ class StableFamily(CautiousFamily):
         An argument is NaN, out of range, or incompatible with the others.
     """
 
-    variants = ("cautious", "cautious_decay", "stable")
+    decoupled = True
+    variants: ClassVar[tuple[str, ...]] = ("cautious", "cautious_decay", "stable")
 
     def __init__(
         self,
@@ -322,7 +323,7 @@ class StableFamily(CautiousFamily):
         epsilon: float = 1e-8,
         **common: Unpack[StableArguments],
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, **common)  # type: ignore[misc]
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
 
 
 class MomentumFamily(Optimizer):

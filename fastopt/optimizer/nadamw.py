@@ -74,12 +74,12 @@ class NAdamW(StableFamily):
         Step whose bias correction is applied to :math:`m`: 'next' or 'present'. Default 'next'.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
-    stable : bool
-        Bound the root mean square of the tensor's step. Default False.
     cautious : bool
         Update only elements whose step has the sign of the gradient. Default False.
     cautious_decay : bool
         Decay only weights that the step does not move away from 0. Default False.
+    stable : bool
+        Bound the root mean square of the tensor's step. Default False.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

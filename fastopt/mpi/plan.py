@@ -88,11 +88,12 @@ class Bucket:
             return None
         found = np.zeros(len(self.counts), np.int64)
         found[ranks[begins]] = base[begins]
-        return found.tolist() if int(found.max()) + max(self.counts) <= MOST else None
+        offsets: list[int] = found.tolist()
+        return offsets if max(offsets) + max(self.counts) <= MOST else None
 
     def room(self, rank: int) -> int:
         """Bytes of the gradients that a rank sends or receives, whichever is larger."""
-        most = max(self.starts[-1], self.counts[rank] * len(self.counts))
+        most: int = max(self.starts[-1], self.counts[rank] * len(self.counts))
         return most * int(self.group.real.itemsize)
 
     def share(self, rank: int) -> tuple[int, int]:
@@ -105,7 +106,7 @@ def _merged(runs: Runs) -> Runs:
     place, first, last, at = runs.T
     same = (place[1:] == place[:-1]) & (first[1:] == last[:-1])
     same &= at[1:] == (at + last - first)[:-1]
-    merged = runs[~np.insert(same, 0, False)[: len(runs)]]
+    merged: Runs = runs[~np.insert(same, 0, False)[: len(runs)]]
     merged[:, 2] = last[~np.append(same, False)[: len(runs)]]
     return merged
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically, write_part
-from fastopt.checkpoint.shards import RUN, shard_path
+from fastopt.checkpoint.shards import RUN, read_shard, shard_path
 from fastopt.checkpoint.tree import chunks, read
 from fastopt.kernels.hashing import FREE
 from fastopt.optimizer import Optimizer
@@ -53,8 +53,8 @@ def read_rows(
             return "", index if ranks == 1 else _merged(iter([index]), rank, owners)
         run, before = _checked(index)
         if before == ranks:
-            return run, _shard(path, run, rank, before, optimizer)
-        shards = (_shard(path, run, k, before, optimizer) for k in range(before))
+            return run, read_shard(path, run, rank, before, optimizer)["table"]
+        shards = (read_shard(path, run, k, before, optimizer)["table"] for k in range(before))
         return run, _merged(shards, rank, owners)
     except (CheckpointError, OSError, MemoryError):
         raise
@@ -70,24 +70,6 @@ def _checked(index: Any) -> tuple[str, int]:
     if not isinstance(ranks, int) or ranks < 1 or not re.fullmatch(RUN, run):
         raise CheckpointError(f"a run cannot be named {run!r} with {ranks!r} ranks")
     return run, ranks
-
-
-def _shard(
-    path: PathLike, run: str, rank: int, ranks: int, optimizer: Optimizer | None
-) -> dict[str, Any]:
-    """Fields of the table that a rank saved."""
-    name = shard_path(path, run, rank, ranks)
-    try:
-        with open(name, "rb") as file, read_from(name):
-            shard: dict[str, Any] = read(file, optimizer)
-    except FileNotFoundError:
-        raise CheckpointError(f"shard {rank} of {ranks} is missing: {name}") from None
-    if (shard["run"], shard["rank"]) != (run, rank):
-        raise CheckpointError(
-            f"{name} is shard {shard['rank']} of run {shard['run']}, not {rank} of {run}"
-        )
-    fields: dict[str, Any] = shard["table"]
-    return fields
 
 
 def _merged(shards: Iterator[dict[str, Any]], rank: int, owners: Owners) -> dict[str, Any]:

@@ -124,6 +124,13 @@ def check_initial_values_have_one_seed(folder):
     assert len(np.unique(rows[0])) == 40
 
 
+def check_ranks_draw_different_noise(folder):
+    sgld = optimizer.SGLD(learning_rate=0.1, lazy_update=True)
+    table = ShardedEmbeddingTable(fastopt.EmbeddingTable(4, sgld, init="zeros"), comm)
+    table.update(np.arange(40), np.zeros((40, 4), np.float32))
+    assert len(np.unique(table.lookup(np.arange(40)))) == 160
+
+
 def check_ids_have_one_dtype(folder):
     largest = 2**64 - 1
     table = ShardedEmbeddingTable(fastopt.EmbeddingTable(2, "adam"), comm)

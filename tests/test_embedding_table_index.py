@@ -1,7 +1,6 @@
 """How an EmbeddingTable finds rows, what they start with, and where they lie."""
 
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -174,30 +173,6 @@ def test_ids_that_wait_for_a_row_are_forgotten_with_time():
     assert len(table) == 0
     table.lookup([1])
     assert 1 in table
-
-
-def test_threads_look_up_while_another_updates():
-    """Each lookup sees all of an update or nothing of it."""
-    table = plain(16, init="zeros")
-    ids = np.arange(300)
-    table.lookup(ids)
-    seen, stop = [], threading.Event()
-
-    def reader():
-        while not stop.is_set():
-            seen.append(np.unique(table.lookup(ids, create=False)))
-
-    readers = [threading.Thread(target=reader) for _ in range(3)]
-    for thread in readers:
-        thread.start()
-    for step in range(200):
-        table.update(ids, np.ones((300, 16), np.float32))
-        table.lookup(np.arange(1000, 1010) + 10 * step)
-    stop.set()
-    for thread in readers:
-        thread.join()
-    assert all(len(values) == 1 for values in seen)
-    np.testing.assert_array_equal(table.lookup(ids), -200.0)
 
 
 LIMITED = """

@@ -103,6 +103,13 @@ def test_checkpoints_are_taken_up_by_jobs_of_other_sizes(mpi, tmp_path, sizes):
         assert passes(done, "mpi_checkpoints")
 
 
+@pytest.mark.parametrize("sizes", [(2, 3, 1), *exhaustive((1, 3, 2))], ids=str)
+def test_embedding_tables_by_id_are_those_of_one_process(mpi, tmp_path, sizes):
+    """Each job also loads the tables that the first one saved."""
+    for ranks in sizes:
+        assert passes(mpi(ranks, RUN, "mpi_embeddings", tmp_path), "mpi_embeddings")
+
+
 RAISES = """
 import os
 import signal

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 from fastopt.optimizer.optimizer import Array, Index
@@ -92,8 +93,9 @@ class Placement:
         """Rank, start and stop of every slice that is not empty."""
         share = max(self.share, 1)
         end = min(ranks, -(-(self.position + self.size) // share))
-        for rank in range(self.position // share, end):
-            first, last = self.part(rank)
+        ranks_with_parts = range(self.position // share, end)
+        cuts = pairwise(map(self.cut, range(ranks_with_parts.start, end + 1)))
+        for rank, (first, last) in zip(ranks_with_parts, cuts, strict=True):
             if first < last:
                 yield rank, first, last
 

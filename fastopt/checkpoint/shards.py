@@ -22,7 +22,16 @@ from fastopt.checkpoint.placement import Placement, placed
 from fastopt.checkpoint.tree import read
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 
-__all__ = ["RUN", "Saved", "cut_state", "is_of_ranks", "read_saved", "shard_path", "whole"]
+__all__ = [
+    "RUN",
+    "Saved",
+    "cut_state",
+    "is_of_ranks",
+    "read_saved",
+    "read_shard",
+    "shard_path",
+    "whole",
+]
 
 RUN = r"[0-9a-f]{16}"
 """Pattern of the names of runs. A run is one call of ``save()`` on all ranks."""
@@ -57,6 +66,29 @@ class Saved:
 def shard_path(path: PathLike, run: str, rank: int, ranks: int) -> Path:
     """Path of the shard of a rank."""
     return Path(f"{os.fspath(path)}.{run}.{rank}-of-{ranks}")
+
+
+def read_shard(
+    path: PathLike, run: str, rank: int, ranks: int, optimizer: Optimizer | None = None
+) -> dict[str, Any]:
+    """Read the shard of a rank.
+
+    Raises
+    ------
+    CheckpointError, OSError
+        It is missing, damaged, of another run, or cannot be read.
+    """
+    name = shard_path(path, run, rank, ranks)
+    try:
+        with open(name, "rb") as file, read_from(name):
+            shard: dict[str, Any] = read(file, optimizer)
+    except FileNotFoundError:
+        raise CheckpointError(f"shard {rank} of {ranks} is missing: {name}") from None
+    if shard["run"] != run or shard["rank"] != rank:
+        raise CheckpointError(
+            f"{name} is shard {shard['rank']} of run {shard['run']}, not {rank} of {run}"
+        )
+    return shard
 
 
 def is_of_ranks(tree: Any) -> bool:
@@ -236,17 +268,7 @@ class _Reader:
         return made
 
     def _shard(self, rank: int) -> dict[str, Any]:
-        path = shard_path(self.path, self.run, rank, self.ranks)
-        try:
-            with open(path, "rb") as file, read_from(path):
-                shard: dict[str, Any] = read(file)
-        except FileNotFoundError:
-            raise CheckpointError(f"shard {rank} of {self.ranks} is missing: {path}") from None
-        if shard["run"] != self.run or shard["rank"] != rank:
-            raise CheckpointError(
-                f"{path} is shard {shard['rank']} of run {shard['run']}, not {rank} of {self.run}"
-            )
-        return shard
+        return read_shard(self.path, self.run, rank, self.ranks)
 
     def saved(self) -> Saved:
         """The part of the checkpoint that this rank loads."""

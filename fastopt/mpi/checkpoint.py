@@ -1,9 +1,11 @@
 """Writing of sharded checkpoints: a shard for each rank, then an index file that lists them."""
 
+import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,57 @@ from fastopt.checkpoint.files import PathLike, write_atomically, write_part
 from fastopt.checkpoint.parameters import keys_of, names_of
 from fastopt.checkpoint.shards import RUN, shard_path
 from fastopt.checkpoint.tree import chunks
+from fastopt.mpi.agreement import Facts, attempt
+from fastopt.mpi.collectives import share_texts
 from fastopt.mpi.ranks import listing
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["arrays_by_index", "new_run", "remove_others", "write_index", "write_shard"]
+__all__ = ["arrays_by_index", "write_index", "write_shard", "write_together"]
 
 
 def new_run() -> str:
     """Return a random name for the files of one checkpoint."""
     return secrets.token_hex(8)
+
+
+def write_together(
+    sharded: Any, path: PathLike, shard: Callable[[str], None], index: Callable[[str], None]
+) -> None:
+    """Write a checkpoint; collective.
+
+    Parameters
+    ----------
+    sharded : Sharded
+        The ranks.
+    path : str or os.PathLike
+        The index file.
+    shard, index : callable
+        Functions that write the shard of this rank and the index, given the name of the run. Rank 0
+        writes the index if all ranks have written their shards.
+    """
+    facts = Facts(path=os.fspath(path))
+    run = share_texts(sharded._ranks, new_run())[0]
+    try:
+        _, error = attempt(shard, run)
+        sharded._agree(facts, error)
+        if sharded.rank == 0:
+            _, error = attempt(_write_listed, sharded, path, run, index)
+        sharded._agree(facts, error)
+    except Exception:
+        if not sharded._ranks.broken:  # otherwise the index may list this shard
+            with suppress(OSError):
+                shard_path(path, run, sharded.rank, sharded.ranks).unlink()
+        raise
+    if sharded.rank == 0:
+        with suppress(OSError):  # the next save tries again
+            remove_others(path, run)
+    sharded._agree(facts, None)
+
+
+def _write_listed(sharded: Any, path: PathLike, run: str, index: Callable[[str], None]) -> None:
+    """Write the index, after checking that all shards exist."""
+    _check_shards(path, run, sharded.ranks)
+    index(run)
 
 
 def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, Array]) -> None:
@@ -42,8 +86,7 @@ def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, 
 def write_index(
     sharded: Any, path: PathLike, run: str, kind: str, masters: Mapping[Index, Array]
 ) -> None:
-    """Write the index: the data common to all ranks, after checking that all shards exist."""
-    _check_shards(path, run, sharded.ranks)
+    """Write the index: the data common to all ranks."""
     whole, keys = describe(sharded.shard), _keys(sharded)
     cut = arrays_by_index(whole["attributes"])
     common = {name: value for name, value in whole["attributes"].items() if name not in cut}

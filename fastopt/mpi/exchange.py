@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fastopt.kernels.table import Pieces, Table, chunks, launch
+from fastopt.mpi.packing import pack, unpack
 from fastopt.mpi.plan import DEPTH, Bucket, Group, Plan
 from fastopt.mpi.sums import Sums
 
@@ -72,9 +73,7 @@ class Exchange:
         if source is None or at is None:
             source = packed = self.plan.borrow(bucket.starts[-1], wire)
             at = bucket.starts[:-1]
-            parts = [self.grads[k][first:last] for k, first, last, _ in bucket.sent]
-            with np.errstate(over="ignore"):  # infinities are detected in the sums
-                np.concatenate(parts, out=packed, casting="unsafe")
+            pack(self.grads, bucket.sent, packed)
         received = self.plan.borrow(own * self.ranks.size, wire)
         self._lap("packing")
         sent, taken = list(counts), [own] * self.ranks.size
@@ -238,9 +237,7 @@ class Exchange:
         self._lap("communication")
         if packed is None:
             return
-        flats = self.plan.flats
-        for place, first, last, at in bucket.received:
-            flats[place][first:last] = packed[at : at + last - first]
+        unpack(packed, bucket.received, self.plan.flats)
         self.plan.give_back(packed)
         self._lap("packing")
 

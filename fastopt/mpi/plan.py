@@ -1,18 +1,20 @@
 """Plan of a call: how its tensors are sliced, packed into buckets and reassembled."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate
 from operator import is_
 from typing import Any, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from fastopt.checkpoint.placement import Placement
 from fastopt.engine.overlap import Ranges, addresses, bounds
 from fastopt.kernels.layout import real_of
 from fastopt.mpi.agreement import Facts
 from fastopt.mpi.collectives import MOST
+from fastopt.mpi.packing import Runs
 from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
@@ -20,8 +22,7 @@ __all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
 DEPTH = 2
 """Number of buckets in flight: one is packed while another is being sent."""
 
-Run = tuple[int, int, int, int]
-"""Position of a tensor in the call, start and stop of its elements, and offset in the bucket."""
+Parts = NDArray[np.int64]
 
 Part = tuple[int, int, int]
 """Position of a tensor in the call, start and stop of its elements."""
@@ -41,8 +42,10 @@ class Bucket:
     ----------
     group : Group
         Group of the tensors.
-    parts : sequence of list of Part
-        Parts of each rank's share in this bucket.
+    parts : numpy.ndarray
+        Parts of all ranks, in order, see :meth:`Group.cut`.
+    counts : numpy.ndarray
+        Number of elements of each rank.
     first : int
         Position of its first element in each rank's share.
     rank : int
@@ -54,57 +57,43 @@ class Bucket:
     def __init__(
         self,
         group: "Group",
-        parts: Sequence[list[Part]],
+        parts: Parts,
+        counts: Parts,
         first: int,
         rank: int,
         keep: Collection[int],
     ) -> None:
         self.group = group
-        self.counts = [sum(last - first for _, first, last in own) for own in parts]
+        self.counts: list[int] = counts.tolist()
         self.starts = [0, *accumulate(self.counts)]
         self.first = first
-        self.own = parts[rank]
+        mine = parts[:, 0] == rank
+        self.own: list[Part] = [(place, *ends) for place, *ends in parts[mine, 1:4].tolist()]
         self.slices: list[Array] = []
         """Views of this rank's slices that are in the bucket."""
-        self.sent = self._runs(parts)
+        sizes = parts[:, 3] - parts[:, 2]
+        runs = np.column_stack([parts[:, 1:4], np.cumsum(sizes) - sizes])
+        self.sent = _merged(runs)
         """Parts of all ranks, in order."""
-        self.received = self._runs(parts, rank, keep)
+        self.received = _merged(runs[~mine | np.isin(runs[:, 0], [*keep])])
         """Parts to copy to the weights: those of other ranks, and of the tensors `keep`."""
         self.at = self._in_memory(parts)
         """Offset of each rank's part if the tensors of the group are contiguous in memory; None if
         a part is not contiguous even then."""
 
-    def _runs(
-        self, parts: Sequence[list[Part]], but_of: int | None = None, keep: Collection[int] = ()
-    ) -> list[Run]:
-        """Merge parts that are consecutive in a tensor and in the bucket into runs.
-
-        Parts of the rank `but_of` are omitted, except for the tensors `keep`.
-        """
-        runs: list[Run] = []
-        for rank, own in enumerate(parts):
-            at = self.starts[rank]
-            for place, first, last in own:
-                if rank != but_of or place in keep:
-                    start, begin = first, at
-                    if runs and _follows(runs[-1], place, first, at):
-                        _, start, _, begin = runs.pop()
-                    runs.append((place, start, last, begin))
-                at += last - first
-        return runs
-
-    def _in_memory(self, parts: Sequence[list[Part]]) -> list[int] | None:
-        bases, found = self.group.bases, []
-        for own in parts:
-            at = [(bases[place] + first, bases[place] + last) for place, first, last in own]
-            if any(before[1] != after[0] for before, after in pairwise(at)):
-                return None
-            found.append(at[0][0] if at else 0)
-        return found if max(found) + max(self.counts) <= MOST else None
+    def _in_memory(self, parts: Parts) -> list[int] | None:
+        ranks, _, first, last, base = parts.T
+        begins = np.diff(ranks, prepend=-1) != 0
+        if (base[1:] != (base + last - first)[:-1])[~begins[1:]].any():
+            return None
+        found = np.zeros(len(self.counts), np.int64)
+        found[ranks[begins]] = base[begins]
+        offsets: list[int] = found.tolist()
+        return offsets if max(offsets) + max(self.counts) <= MOST else None
 
     def room(self, rank: int) -> int:
         """Bytes of the gradients that a rank sends or receives, whichever is larger."""
-        most = max(self.starts[-1], self.counts[rank] * len(self.counts))
+        most: int = max(self.starts[-1], self.counts[rank] * len(self.counts))
         return most * int(self.group.real.itemsize)
 
     def share(self, rank: int) -> tuple[int, int]:
@@ -112,9 +101,14 @@ class Bucket:
         return self.first, self.first + self.counts[rank]
 
 
-def _follows(run: Run, place: int, first: int, at: int) -> bool:
-    """Whether a part continues a run, in the tensor and in the bucket."""
-    return (place, first, at - first) == (run[0], run[2], run[3] - run[1])
+def _merged(runs: Runs) -> Runs:
+    """Merge runs that are consecutive in a tensor and in the bucket."""
+    place, first, last, at = runs.T
+    same = (place[1:] == place[:-1]) & (first[1:] == last[:-1])
+    same &= at[1:] == (at + last - first)[:-1]
+    merged: Runs = runs[~np.insert(same, 0, False)[: len(runs)]]
+    merged[:, 2] = last[~np.append(same, False)[: len(runs)]]
+    return merged
 
 
 class Group:
@@ -153,15 +147,28 @@ class Group:
         limit: int,
         keep: Collection[int],
     ) -> None:
-        """Create buckets of about `limit` bytes of gradients, and this rank's gradients."""
-        shares: list[list[Part]] = [[] for _ in range(ranks)]
-        for place in self.places:
-            for owner, first, last in placements[place].owners(ranks):
-                shares[owner].append((place, first, last))
+        """Create buckets of about `limit` bytes of gradients, and this rank's gradients.
+
+        Buckets are windows of all shares. A part has a rank, the position of the tensor, start and
+        stop of its elements, and the offset of the first if tensors are contiguous in memory.
+        """
+        found = [
+            (owner, place, first, last, self.bases[place] + first)
+            for place in self.places
+            for owner, first, last in placements[place].owners(ranks)
+        ]
+        parts = np.array(found, np.int64).reshape(-1, 5)
+        parts = parts[np.argsort(parts[:, 0], kind="stable")]
+        sizes = parts[:, 3] - parts[:, 2]
+        totals = np.bincount(parts[:, 0], sizes, ranks).astype(np.int64)
+        self.grads = np.empty(int(totals[rank]), self.real)
         step = max(-(-limit // (ranks * self.real.itemsize)), 1)
-        windows = zip_longest(*(_windows(parts, step) for parts in shares), fillvalue=[])
-        self.buckets = [Bucket(self, p, k * step, rank, keep) for k, p in enumerate(windows)]
-        self.grads = np.empty(sum(last - first for _, first, last in shares[rank]), self.real)
+        ends = np.cumsum(sizes) - (np.cumsum(totals) - totals)[parts[:, 0]]  # in each share
+        windows, parts = _split(parts, ends - sizes, ends, step)
+        self.buckets = []
+        for k in range(-(-int(totals.max(initial=0)) // step)):
+            counts = np.clip(totals - k * step, 0, step)
+            self.buckets.append(Bucket(self, parts[windows == k], counts, k * step, rank, keep))
 
     def joined(self, arrays: Sequence[Any], dtype: np.dtype[Any]) -> Array | None:
         """One array over the flat arrays of the group's tensors, if they are contiguous in memory.
@@ -182,6 +189,20 @@ class Group:
         if len(chosen) == 1:
             return cast(Array, chosen[0])
         return as_strided(chosen[0], (self.size,), (dtype.itemsize,))
+
+
+def _split(parts: Parts, starts: Parts, ends: Parts, step: int) -> tuple[Parts, Parts]:
+    """Split parts at multiples of `step` in the shares; return the window and the rows of each."""
+    first = starts // step
+    repeats = (ends - 1) // step - first + 1
+    rows = np.repeat(np.arange(len(parts)), repeats)
+    windows = first[rows] + np.arange(len(rows)) - (np.cumsum(repeats) - repeats)[rows]
+    cut = parts[rows]
+    begin = np.maximum(windows * step - starts[rows], 0)
+    cut[:, 3] -= np.maximum(ends[rows] - (windows + 1) * step, 0)
+    cut[:, 2] += begin
+    cut[:, 4] += begin
+    return windows, cut
 
 
 def _windows(parts: Sequence[Part], step: int) -> Iterator[list[Part]]:

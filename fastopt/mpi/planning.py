@@ -13,6 +13,7 @@ from fastopt.engine.validate import as_lists, check, check_index, label
 from fastopt.mpi.agreement import Fact, Facts, Numbers
 from fastopt.mpi.checksum import checksums
 from fastopt.mpi.job import leader_first
+from fastopt.mpi.packing import copier
 from fastopt.mpi.plan import Plan, flat
 from fastopt.mpi.resumable import Resumable
 from fastopt.optimizer import Optimizer
@@ -45,7 +46,7 @@ class Planning(Resumable):
         self._turns: dict[Index, int] = {}
         self._unsure: set[Index] = set()
         self._copies: dict[Index, Array] = {}
-        leader_first(self._node, lambda: addresses([]))
+        leader_first(self._node, lambda: (addresses([]), copier()))
 
     def _planned(
         self, index: Any, grad: Any, weight: Any

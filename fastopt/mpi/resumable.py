@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from fastopt.checkpoint.describe import Stateful
@@ -10,11 +9,10 @@ from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.placement import Placement
 from fastopt.checkpoint.restore import restore
-from fastopt.checkpoint.shards import Saved, cut_state, read_saved, shard_path
+from fastopt.checkpoint.shards import Saved, cut_state, read_saved
 from fastopt.engine.validate import label
 from fastopt.mpi.agreement import Facts, attempt
-from fastopt.mpi.checkpoint import arrays_by_index, new_run, remove_others, write_index, write_shard
-from fastopt.mpi.collectives import share_texts
+from fastopt.mpi.checkpoint import arrays_by_index, write_index, write_shard, write_together
 from fastopt.mpi.sharded import Sharded
 from fastopt.optimizer.optimizer import Array, Index
 
@@ -74,27 +72,17 @@ class Resumable(Sharded):
 
     def _save(self, path: PathLike, weights: Callable[[], Mapping[Index, Array]]) -> None:
         """Save, together with the slices of weights that the function `weights` returns."""
-        facts = Facts(path=os.fspath(path))
         with self.optimizer.lock:
             self._begin("save")
+            facts = Facts(path=os.fspath(path))
             slices, error = attempt(weights)
             self._agree(facts, error)
-            run = share_texts(self._ranks, new_run())[0]
-            try:
-                _, error = attempt(write_shard, self, path, run, slices)
-                self._agree(facts, error)
-                if self.rank == 0:
-                    _, error = attempt(write_index, self, path, run, self._kind, self._masters)
-                self._agree(facts, error)
-            except Exception:
-                if not self._ranks.broken:  # otherwise the index may list this shard
-                    with suppress(OSError):
-                        shard_path(path, run, self.rank, self.ranks).unlink()
-                raise
-            if self.rank == 0:
-                with suppress(OSError):  # the next save tries again
-                    remove_others(path, run)
-            self._agree(facts, None)
+            write_together(
+                self,
+                path,
+                lambda run: write_shard(self, path, run, slices),
+                lambda run: write_index(self, path, run, self._kind, self._masters),
+            )
 
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
         """Restore a checkpoint written on any number of ranks; all ranks must call it.

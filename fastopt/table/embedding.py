@@ -111,7 +111,8 @@ class EmbeddingTable(Advised, Spelled):
     path : str or os.PathLike, optional
         New or empty directory to keep the rows and their state in, for tables that are larger than
         memory. :meth:`flush` writes changes to its files, and :meth:`open` reopens the table. Rules
-        that read the whole weight, such as LAMB, are not supported. Default: rows are in memory.
+        that read the whole weight, such as LAMB, and ``sparse_decay="dense"`` are not supported.
+        Default: rows are in memory.
     buffer_bytes : int
         Limit on the changed pages of the files in memory; if it is exceeded, the next call flushes.
         Default 2**30.

@@ -38,7 +38,8 @@ def check_optimizer(optimizer: Optimizer, in_files: bool = False) -> None:
         raise TypeError(f"optimizer must update by a rule, and {name} has an update() in Python")
     if in_files and optimizer.rule_for("").passes:  # type: ignore[union-attr]
         raise ValueError(
-            f"{name} reads the whole weight in each update, which a table in files does not allow"
+            f"{name} reads the whole weight in each update, which a table in files does not allow; "
+            "keep the table in memory, or use an optimizer without such sums, as AdamW"
         )
     if in_files and optimizer.sparse_decay == "dense":
         raise ValueError(

@@ -6,7 +6,8 @@ import numpy as np
 from mpi_common import comm
 
 from fastopt.checkpoint.placement import line_bytes, placed
-from fastopt.mpi import flat_like
+from fastopt.kernels import copying
+from fastopt.mpi import flat_like, packing
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.plan import Plan
 
@@ -74,3 +75,29 @@ def check_packing_does_not_grow_with_ranks():
         own = plan.buckets[0].counts[RANK] * RANKS
         total = sum(w.size for w in weights)
         assert sorted(lent) == sorted([own] if one else [own, total, total])
+
+
+def check_threads_copy_the_same_bytes():
+    """Runs of any length at any offset, within the caches and past them."""
+    if comm.rank:
+        return
+    rng = np.random.default_rng(0)
+    for dtype, most in (("float32", copying.STREAM_FROM // 2), ("uint16", packing.PARALLEL_FROM)):
+        size = np.dtype(dtype).itemsize
+        lengths = [0, 1, 7, 33, 1000, copying.CHUNK // size + 5, most // size, most // size + 3]
+        arrays = [rng.integers(0, 60_000, n + 9).astype(dtype) for n in lengths]
+        starts = rng.integers(0, 9, len(lengths))
+        ends = np.cumsum(lengths)
+        runs = np.column_stack([np.arange(len(lengths)), starts, starts + lengths, ends - lengths])
+        packed = np.zeros(ends[-1] + 3, dtype)
+        assert packing._copied(arrays, runs, packed[1:-2], back=False)
+        expected = [array[n : n + k] for array, n, k in zip(arrays, starts, lengths, strict=True)]
+        assert np.array_equal(packed[1:-2], np.concatenate(expected))
+        assert not packed[[0, -2, -1]].any()
+        others = [np.zeros_like(array) for array in arrays]
+        assert packing._copied(others, runs, packed[1:-2], back=True)
+        for other, array, n, k in zip(others, arrays, starts, lengths, strict=True):
+            assert np.array_equal(other[n : n + k], array[n : n + k])
+            assert not other[:n].any()
+            assert not other[n + k :].any()
+    assert not packing._copied(arrays, runs, packed.astype("float64")[1:-2], back=False)

@@ -280,7 +280,10 @@ class ShardedEmbeddingTable(Sharded):
     def flush(self, decay: bool = True) -> None:
         """Apply deferred decay, and write the changes of tables in files, on this rank alone.
 
-        See :meth:`EmbeddingTable.flush <fastopt.EmbeddingTable.flush>`.
+        Parameters
+        ----------
+        decay : bool
+            See :meth:`EmbeddingTable.flush <fastopt.EmbeddingTable.flush>`. Default True.
         """
         self.table.flush(decay)
 

@@ -20,6 +20,7 @@ from fastopt import lr_scheduler as schedules
 
 __all__ = [
     "Row",
+    "axes",
     "draw_codes",
     "draw_compared",
     "draw_comparison",
@@ -66,7 +67,7 @@ def rows(page: str) -> list[Row]:
         name: {size: float(table[f"Adam, {n}"][column]) for size, n in sizes.items()}
         for name, column in COLUMNS.items()
     }
-    loop = {size: float(bars[WRITTEN.format(n)]["measured"]) for size, n in sizes.items()}
+    loop = {size: float(bars[WRITTEN.format(n)]["AMD"]) for size, n in sizes.items()}
     sparse = {TABLE: float(table["lazy Adam, zipf ids, cold"]["torch SparseAdam"])}
     numpy, fused, optax = (Row(name, ratios) for name, ratios in found.items())
     written = Row("a loop of your own with numba.njit", loop)
@@ -83,7 +84,7 @@ def _table(page: str, first: str) -> dict[str, dict[str, str]]:
 
 
 @contextmanager
-def _axes(path: Path, theme: str, width: float, height: float, size: float) -> Iterator[Any]:
+def axes(path: Path, theme: str, width: float, height: float, size: float) -> Iterator[Any]:
     """Yield axes that fill a figure of this size in inches, and write it to `path` afterwards."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -110,7 +111,7 @@ def draw_comparison(found: Sequence[Row], directory: Path = STATIC) -> None:
     """Draw bars of times relative to fastopt's."""
     for theme, colors in THEMES.items():
         path = directory / f"comparison-{theme}.svg"
-        with _axes(path, theme, 5.4, 4.4, 9.5) as plot:
+        with axes(path, theme, 5.4, 4.4, 9.5) as plot:
             _bars(plot, found, colors)
 
 
@@ -166,7 +167,7 @@ def draw_schedules(directory: Path = DOCS) -> None:
     for theme, colors in THEMES.items():
         for name, schedule in drawn_schedules().items():
             path = directory / f"_static/schedules/{name}-{theme}.svg"
-            with _axes(path, theme, 2.9, 1.9, 9) as plot:
+            with axes(path, theme, 2.9, 1.9, 9) as plot:
                 plot.plot(range(121), _rates(schedule), color=colors["bar"], linewidth=2)
                 plot.set_position((0.13, 0.21, 0.8, 0.63))
                 plot.set(ylim=(-0.02, 0.44), xlim=(0, 120), xlabel="updates")
@@ -225,7 +226,7 @@ def draw_codes(directory: Path = DOCS) -> None:
 
     for theme, colors in THEMES.items():
         (path,) = code_files(theme)
-        with _axes(directory / path, theme, 6.2, 3.2, 9) as plot:
+        with axes(directory / path, theme, 6.2, 3.2, 9) as plot:
             styles = zip(
                 (colors["bar"], colors["text"], colors["soft"]), ("-", "-", ":"), strict=True
             )
@@ -258,7 +259,7 @@ def draw_layers(directory: Path = DOCS) -> None:
     found = layers((DOCS / "architecture.md").read_text(encoding="utf-8"))
     for theme, colors in THEMES.items():
         (path,) = layer_files(theme)
-        with _axes(directory / path, theme, 6.6, 0.42 * len(found), 9) as plot:
+        with axes(directory / path, theme, 6.6, 0.42 * len(found), 9) as plot:
             for height, (name, modules) in enumerate(reversed(found.items())):
                 color = colors["bar" if name in ("engine", "kernels") else "pale"]
                 plot.barh(height, 1, 0.86, color=color, alpha=0.35)
@@ -286,9 +287,9 @@ def draw_compared(directory: Path = DOCS, path: Path = COMPARED) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     for theme, colors in THEMES.items():
         losses, profiles = (directory / file for file in compared_files(theme))
-        with _axes(losses, theme, 6.6, 3.3, 9) as plot:
+        with axes(losses, theme, 6.6, 3.3, 9) as plot:
             _losses(plot, found, colors)
-        with _axes(profiles, theme, 7.2, 3.9, 9) as plot:
+        with axes(profiles, theme, 7.2, 3.9, 9) as plot:
             _profiles(plot, found, colors)
 
 

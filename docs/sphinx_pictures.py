@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import history
 import pictures
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
@@ -32,4 +33,5 @@ def setup(app: Any) -> dict[str, Any]:
     app.connect("builder-inited", lambda _: pictures.draw_codes())
     app.connect("builder-inited", lambda _: pictures.draw_compared())
     app.connect("builder-inited", lambda _: pictures.draw_layers())
+    app.connect("builder-inited", lambda _: history.draw_history())
     return {"parallel_read_safe": True}

@@ -112,6 +112,7 @@ class Planner:
             optimizer.seed,
             optimizer.in_list_order,
             optimizer.is_accumulating,
+            optimizer.rates_before_count and optimizer.lr_scheduler is not None,
             None if self.groups is None else self.groups.generation(),
         )
 
@@ -197,6 +198,9 @@ class Planner:
         spread = [(table, [place]) for place, table in enumerate(tables)]
         in_order = len(set(indices)) < len(indices) or not disjoint(tables)
         in_order |= not keep  # the caller launches
+        optimizer = self.optimizer
+        if optimizer.rates_before_count and optimizer.lr_scheduler is not None:
+            in_order |= len(calls) > 1  # the count of each tensor determines the next one's rate
         weights, states = [call[1] for call in calls], [call[3] for call in calls]
         groups = spread if in_order else self._grouped(tables)
         kind: type[Plan] = Plan

@@ -15,8 +15,9 @@ from fastopt.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
 
-IN_PYTHON = {*OF_MATRICES, *OF_STEPS, "test"}
-"""They compute matrices or rates in Python; Test overrides counts."""
+IN_PYTHON = {"lbsgd", *OF_MATRICES, *OF_STEPS, "test"}
+"""They compute matrices or rates in Python; Test overrides counts. In a list of LBSGD with a
+schedule, the count of each weight determines the next one's rate."""
 
 SINGLE, LIST = 10, 12
 """Most frames of a call for one parameter and for a list of four, a schedule's own included."""
@@ -96,6 +97,12 @@ def param_dict(name):
 def test_frames_of_a_warm_call(name, setting, single):
     found = warm(single, optimizer.Updater(setting(name)))
     assert len(found) <= (SINGLE if single else LIST), found
+
+
+@pytest.mark.parametrize("setting", [plain, schedule, multipliers, param_dict])
+def test_frames_of_single_calls_of_lbsgd(setting):
+    found = warm(True, optimizer.Updater(setting("lbsgd")))
+    assert len(found) <= SINGLE, found
 
 
 @pytest.mark.parametrize("average", [None, *exhaustive(EMA())], ids=str)

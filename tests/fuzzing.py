@@ -416,7 +416,7 @@ def of_mxnet(run):
     def blob(array):
         if array.dtype.name not in ("float32", "float64", "float16"):
             array = array.astype(np.float32)
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and array.ndim:
             return row_sparse(array.shape, range(len(array)), array)
         return dense(array)
 

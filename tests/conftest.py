@@ -6,8 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from cases import exhaustive
 from hypothesis import settings
+
+from helpers.cases import exhaustive
+from helpers.paths import TESTS
 
 settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("suite")
@@ -20,10 +22,14 @@ def rng():
 
 @pytest.fixture(scope="session")
 def run_python():
-    """Run code in a new process, with changes to the environment; return what it printed."""
+    """Run code in a new process, with changes to the environment; return what it printed.
+
+    It can import ``helpers``.
+    """
 
     def run(code, *args, check=True, cwd=None, timeout=900, **env):
-        environment = {**os.environ, **env}
+        paths = filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
         environment = {name: value for name, value in environment.items() if value is not None}
         done = subprocess.run(
             [sys.executable, "-P", "-W", "error", "-c", code, *map(str, args)],

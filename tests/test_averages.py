@@ -5,14 +5,14 @@ import warnings
 import numba
 import numpy as np
 import pytest
-from cases import CASES, FIRST, exhaustive, kept, marks_of
 from hypothesis import given
 from hypothesis import strategies as st
-from resuming import WAYS, resumed
 
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
+from helpers.cases import CASES, FIRST, exhaustive, kept, marks_of
+from helpers.resuming import WAYS, resumed
 
 SPECS = [
     EMA(decay=0.9),

@@ -1,11 +1,11 @@
 """``.ci/run``: README's commands come first, with nothing installed but what they install."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from helpers.paths import ROOT
+
 STEPS = re.findall(r"^ *step (.*)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
 
 
@@ -21,7 +21,7 @@ def test_the_commands_of_the_readme_run_in_a_new_environment():
     assert "pip install" not in script
 
 
-@pytest.mark.parametrize("command", ['-m "exhaustive and', "tests/test_mpi.py"])
+@pytest.mark.parametrize("command", ['-m "exhaustive and', "tests/mpi/test_jobs.py"])
 def test_what_the_readme_leaves_out_runs_afterwards(command):
     assert sum(command in step for step in STEPS) == 1
 
@@ -51,5 +51,5 @@ sys.exit(pytest.main([*options, f"{root}/tests", f"{root}/fastopt"]))
 """
     done = run_python(code, ROOT, check=False, cwd=ROOT / "tests", PYTEST_ADDOPTS="")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_mpi.py::" in done.stdout
+    assert "mpi/test_jobs.py::" in done.stdout
     assert "/mpi_" not in done.stdout

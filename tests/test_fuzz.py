@@ -7,7 +7,8 @@ The long attack: ``python -m pytest -m fuzz``, with ``FUZZ_CASES`` for each kind
 import os
 
 import pytest
-from fuzzing import attack
+
+from helpers.fuzzing import attack
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and limits")
 KINDS = ["checkpoints", "calls"]

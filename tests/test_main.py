@@ -6,13 +6,13 @@ import sys
 from textwrap import dedent
 
 import pytest
-from cases import exhaustive
 
 import fastopt
 from fastopt.__main__ import main
 from fastopt.bench import report
 from fastopt.demo import digits as demo
 from fastopt.demo import embeddings, recommend
+from helpers.cases import exhaustive
 
 
 def python(*arguments, **options):

@@ -3,14 +3,13 @@
 import importlib.util
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
 import fastopt
 from fastopt.console import EXTRAS
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

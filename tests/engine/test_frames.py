@@ -1,17 +1,17 @@
 """A warm call takes a bounded number of Python frames, whatever the optimizer."""
 
 import inspect
-import sys
 import warnings
 
 import numba
 import numpy as np
 import pytest
-from cases import OF_MATRICES, OF_STEPS, exhaustive, kept
 
 from fastopt import EMA, optimizer
 from fastopt.parameter import ParameterDict
 from fastopt.trainer import Trainer
+from helpers.cases import OF_MATRICES, OF_STEPS, exhaustive, kept
+from helpers.frames import LIST, SINGLE, frames
 
 pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
 
@@ -19,27 +19,8 @@ IN_PYTHON = {"lbsgd", *OF_MATRICES, *OF_STEPS, "test"}
 """They compute matrices or rates in Python; Test overrides counts. In a list of LBSGD with a
 schedule, the count of each weight determines the next one's rate."""
 
-SINGLE, LIST = 10, 12
-"""Most frames of a call for one parameter and for a list of four, a schedule's own included."""
-
 NAMES = sorted(set(optimizer.opt_registry) - IN_PYTHON)
 INDICES = [0, 1, 2, 3]
-
-
-def frames(call):
-    """Python frames of a call, its own not counted."""
-    entered = []
-
-    def note(frame, event, _):
-        if event == "call":
-            entered.append(frame.f_code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return entered[1:]
 
 
 def made(name, **kwargs):

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from device_arrays import check_close, host, on_device
 
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
+from helpers.device_arrays import check_close, host, on_device
 
 pytestmark = pytest.mark.cuda
 

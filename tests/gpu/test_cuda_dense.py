@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from cases import CASES
-from device_arrays import Foreign, check_close, check_steps, host, on_device
 from numba import cuda
 
 from fastopt import optimizer, rule
@@ -12,6 +10,8 @@ from fastopt.kernels.cuda_driver import SIMULATED
 from fastopt.kernels.cuda_table import CudaTable
 from fastopt.kernels.device_memory import zero
 from fastopt.kernels.devices import header
+from helpers.cases import CASES
+from helpers.device_arrays import Foreign, check_close, check_steps, host, on_device
 
 pytestmark = pytest.mark.cuda
 

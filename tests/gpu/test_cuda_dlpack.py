@@ -4,11 +4,11 @@ import ctypes
 
 import numpy as np
 import pytest
-from device_arrays import Foreign, host, on_device
 
 from fastopt import optimizer
 from fastopt.kernels import dlpack
 from fastopt.kernels.devices import header
+from helpers.device_arrays import Foreign, host, on_device
 
 pytestmark = pytest.mark.cuda
 

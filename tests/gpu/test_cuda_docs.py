@@ -5,7 +5,9 @@ import sys
 
 import pytest
 from numba.core import config
-from test_docs import ROOT, blocks, printed
+
+from helpers.pages import blocks, printed
+from helpers.paths import ROOT
 
 pytestmark = pytest.mark.cuda
 

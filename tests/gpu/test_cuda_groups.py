@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from device_arrays import check_close, host, on_device
 
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
 from fastopt.amp import LossScaler
+from helpers.device_arrays import check_close, host, on_device
 
 pytestmark = pytest.mark.cuda
 

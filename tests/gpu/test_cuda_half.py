@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from device_arrays import check_close, check_steps, host, leaves, on_device
 from numba import cuda
 
 from fastopt import optimizer
@@ -10,6 +9,7 @@ from fastopt.amp import LossScaler
 from fastopt.device import cuda as cuda_device
 from fastopt.kernels.device_memory import owned
 from fastopt.kernels.devices import header
+from helpers.device_arrays import check_close, check_steps, host, leaves, on_device
 
 pytestmark = pytest.mark.cuda
 

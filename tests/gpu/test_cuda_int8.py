@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from device_arrays import host, leaves, on_device
 
 from fastopt import RowSparse, optimizer
+from helpers.device_arrays import host, leaves, on_device
 
 pytestmark = pytest.mark.cuda
 

@@ -5,13 +5,13 @@ import pickle
 
 import numpy as np
 import pytest
-from device_arrays import host, on_device
 
 from fastopt import Parameter, RowSparse, Trainer
 from fastopt.device import cpu
 from fastopt.device import cuda as cuda_device
 from fastopt.kernels.devices import is_cuda
 from fastopt.parameter import ParameterDict
+from helpers.device_arrays import host, on_device
 
 pytestmark = pytest.mark.cuda
 

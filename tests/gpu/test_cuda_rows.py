@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from cases import CASES
-from device_arrays import check_close, check_steps, host, on_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastopt import RowSparse, optimizer
 from fastopt.kernels.cuda_driver import SIMULATED
+from helpers.cases import CASES
+from helpers.device_arrays import check_close, check_steps, host, on_device
 
 pytestmark = pytest.mark.cuda
 

@@ -6,7 +6,6 @@ import weakref
 
 import numpy as np
 import pytest
-from device_arrays import Foreign, host, on_device
 from numba import cuda
 
 from fastopt import RowSparse, optimizer
@@ -15,6 +14,7 @@ from fastopt.engine.validate import leaves
 from fastopt.kernels import cuda as kernels
 from fastopt.kernels import cuda_driver, cuda_table, device_memory
 from fastopt.kernels.devices import header, is_cuda
+from helpers.device_arrays import Foreign, host, on_device
 
 pytestmark = pytest.mark.cuda
 

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from device_arrays import on_device
 from numba.core import config
 
 from fastopt import optimizer
 from fastopt.kernels import cuda as kernels
 from fastopt.kernels.devices import header
+from helpers.device_arrays import on_device
 
 torch = pytest.importorskip("torch")
 pytestmark = [

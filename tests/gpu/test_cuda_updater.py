@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from device_arrays import Foreign, check_close, host, leaves, on_device
 
 from fastopt import optimizer
 from fastopt.device import cuda as cuda_device
 from fastopt.kernels.devices import header
+from helpers.device_arrays import Foreign, check_close, host, leaves, on_device
 
 pytestmark = pytest.mark.cuda
 

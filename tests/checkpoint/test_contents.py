@@ -1,0 +1,290 @@
+"""What a checkpoint of an updater holds, and what it is refused for."""
+
+import copy
+import json
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from fastopt import lr_scheduler, optimizer
+from fastopt.amp import LossScaler
+from fastopt.checkpoint import CheckpointError
+from helpers.trees import assert_same
+
+ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
+STATES = [
+    None,
+    ARRAY,
+    (ARRAY, ARRAY.T),
+    ((ARRAY, None), ARRAY.astype(np.float16)),
+    [ARRAY.view(np.uint16), {"count": 3, 7: (np.float32(0.1), np.int64(2), True)}],
+    np.float64(0.1),
+    np.asfortranarray(ARRAY),
+]
+
+
+class Mine(optimizer.Optimizer):
+    """An optimizer in NumPy whose state is whatever is given."""
+
+    def __init__(self, state=None, **kwargs):
+        super().__init__(**kwargs)
+        self.given = state
+
+    def create_state(self, index, weight):
+        return self.given
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+
+
+def mine(state=None, **kwargs):
+    return optimizer.get_updater(Mine(state, **kwargs))
+
+
+def adam(*shapes, dtype=np.float32, **kwargs):
+    """Updater of Adam that has updated one weight of each shape."""
+    updater = optimizer.get_updater(optimizer.Adam(**kwargs))
+    for index, shape in enumerate(shapes):
+        updater(index, np.ones(shape, dtype), np.ones(shape, dtype))
+    return updater
+
+
+def through_file(old, new, path, **kwargs):
+    old.save(path / "file")
+    return new.load(path / "file", **kwargs)
+
+
+def image(updater):
+    """All that may change in an updater."""
+    made = updater.optimizer
+    return copy.deepcopy((updater.states, updater.states_synced, made.__getstate__()))
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: type(state).__name__)
+def test_states_of_any_nesting_come_back(state, tmp_path):
+    old, new = mine(state), mine()
+    old("top", np.ones(2), np.ones(2))
+    through_file(old, new, tmp_path)
+    assert_same(dict(new.states), {"top": state})
+    assert_same(new.optimizer.given, state)
+
+
+def test_arrays_keep_their_order_of_memory(tmp_path):
+    big = np.asfortranarray(np.random.default_rng(0).normal(size=(1100, 300)))
+    old, new = mine((big, big.T, big[::2])), mine()
+    old(0, np.ones(2), np.ones(2))
+    through_file(old, new, tmp_path)
+    got = new.states[0]
+    assert_same(got, old.states[0])
+    assert [array.flags.f_contiguous for array in got] == [True, False, False]
+    assert all(array.flags.aligned and array.flags.owndata for array in got)
+
+
+def test_bfloat16_is_stored_as_its_bits(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    half = np.array([1.5, -2, np.inf, np.nan], ml_dtypes.bfloat16)
+    old, new = mine((half, half[0])), mine()
+    old(0, np.ones(2), np.ones(2))
+    through_file(old, new, tmp_path)
+    array, scalar = new.states[0]
+    assert array.dtype == half.dtype
+    assert type(scalar) is ml_dtypes.bfloat16
+    np.testing.assert_array_equal(array.view(np.uint16), half.view(np.uint16))
+    with safe_open(tmp_path / "file", "np") as file:
+        assert file.get_tensor("states[0][0]").dtype == np.uint16
+
+
+def test_bfloat16_needs_its_package(tmp_path, monkeypatch):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    old, new = mine(np.ones(2, ml_dtypes.bfloat16)), mine()
+    old(0, np.ones(2), np.ones(2))
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(CheckpointError, match="bfloat16 needs the package ml_dtypes"):
+        through_file(old, new, tmp_path)
+    assert new.states == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("text", "got str"),
+        ((ARRAY, {"a": [object()]}), "got object"),
+        (np.ma.ones(2), "got MaskedArray"),
+        (1j, "got complex"),
+    ],
+)
+def test_a_foreign_state_is_refused_with_its_index(state, words, tmp_path):
+    updater = mine(state, param_idx2name={3: "fc_weight"})
+    updater(3, np.ones(2), np.ones(2))
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(TypeError, match=rf"state of index 3 \(fc_weight\) must be.*{words}"):
+        updater.save(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("dtype", ["c16", "O", "M8[s]", "U2", "g"])
+def test_a_dtype_that_cannot_be_stored_is_refused(dtype, tmp_path):
+    updater = mine([np.empty(1, dtype)])
+    updater("top", np.ones(2), np.ones(2))
+    with pytest.raises(TypeError, match=r"\[0\].* dtype"):
+        updater.save(tmp_path / "file")
+
+
+def test_the_optimizer_stays_the_same_object_with_its_live_parameters(tmp_path):
+    class Parameter:
+        lr_mult = wd_mult = 0.5
+
+    live = {0: Parameter()}
+    old, new = adam(3, learning_rate=0.5, beta1=0.7), adam(param_dict=live)
+    made, lock = new.optimizer, new.optimizer.lock
+    through_file(old, new, tmp_path)
+    assert new.optimizer is made
+    assert made.lock is lock
+    assert made.param_dict == live
+    assert made.__getstate__() == old.optimizer.__getstate__()
+
+
+def test_the_file_says_what_it_holds(tmp_path):
+    updater = adam(3, param_idx2name={0: "fc_weight"}, seed=5)
+    updater.save(tmp_path / "file")
+    with safe_open(tmp_path / "file", "np") as file:
+        assert sorted(file.keys()) == ["states['fc_weight'][0]", "states['fc_weight'][1]"]
+        text = file.metadata()["fastopt"]
+    document = json.loads(text)
+    assert document["format"] == 2
+    for word in ("Adam", "fc_weight", "num_update", "_index_update_count", "seed", "float32"):
+        assert f'"{word}"' in text
+    assert all(isinstance(tensor["crc32"], int) for tensor in document["tensors"].values())
+
+
+def test_registered_schedules_are_saved(tmp_path):
+    schedule = lr_scheduler.JoinedScheduler(
+        [lr_scheduler.FactorScheduler(2, 0.5), lr_scheduler.CosineScheduler(9)], [5]
+    )
+    old, new = adam(3, lr_scheduler=schedule), adam()
+    for _ in range(7):
+        old(0, np.ones(3, np.float32), np.ones(3, np.float32))
+    through_file(old, new, tmp_path)
+    assert new.optimizer.learning_rate == old.optimizer.learning_rate
+    saved = old.states_dict()["attributes"]["lr_scheduler"]
+    assert saved is not schedule
+
+
+def test_another_callable_is_kept_with_a_warning(tmp_path):
+    class FactorScheduler:  # not the registered one
+        def __call__(self, num_update):
+            return 0.25
+
+    old, new = adam(3, lr_scheduler=FactorScheduler()), adam(lr_scheduler=FactorScheduler())
+    schedule = new.optimizer.lr_scheduler
+    with pytest.warns(UserWarning, match="the present one is kept") as record:
+        through_file(old, new, tmp_path)
+    assert record[0].filename == __file__
+    assert new.optimizer.lr_scheduler is schedule
+
+
+def test_a_warning_that_is_an_error_changes_nothing(tmp_path):
+    old, new = adam(3, lr_scheduler=lambda n: 0.25), adam(3, beta1=0.5)
+    before = image(new)
+    with pytest.raises(UserWarning, match="kept"):
+        through_file(old, new, tmp_path)
+    np.testing.assert_equal(image(new), before)
+
+
+def test_the_loss_scale_is_saved_with_the_updater(tmp_path):
+    old, new = adam(3), adam()
+    old.loss_scaler, new.loss_scaler = LossScaler(128.0), LossScaler()
+    old.clip_global_norm, new.clip_global_norm = 2.5, None
+    through_file(old, new, tmp_path)
+    assert (new.loss_scaler.scale, new.clip_global_norm) == (128, 2.5)
+    with pytest.warns(UserWarning, match="the updater has none"):
+        through_file(old, adam(), tmp_path)
+    with pytest.warns(UserWarning, match="of the updater is kept"):
+        through_file(adam(3), new, tmp_path)
+    assert new.loss_scaler.scale == 128
+
+
+def test_a_bad_loss_scale_changes_nothing():
+    old, new = adam(3), adam(3, beta1=0.5)
+    old.loss_scaler, new.loss_scaler = LossScaler(8.0), LossScaler(4.0)
+    state = {**old.states_dict(), "loss_scaler": {**old.loss_scaler.state_dict(), "scale": -1.0}}
+    before = image(new)
+    with pytest.raises(CheckpointError, match="scale must be"):
+        new.load_states_dict(state)
+    np.testing.assert_equal(image(new), before)
+    assert new.loss_scaler.scale == 4
+
+
+def test_counts_may_be_any_mapping(tmp_path):
+    class View(Mapping):
+        def __init__(self, counts):
+            self.array = np.array(list(counts.values()))
+            self.keys_ = list(counts)
+
+        def __getitem__(self, key):
+            return self.array[self.keys_.index(key)]
+
+        def __iter__(self):
+            return iter(self.keys_)
+
+        def __len__(self):
+            return len(self.keys_)
+
+    old, new = adam(3), adam()
+    old.optimizer._index_update_count = View(old.optimizer._index_update_count)
+    through_file(old, new, tmp_path)
+    assert_same(dict(new.optimizer._index_update_count), {0: 1})
+
+
+def test_restored_states_move_to_the_weights_device_once(tmp_path):
+    moved = []
+
+    class Watched(optimizer.Updater):
+        def sync_state_context(self, state, context):
+            moved.append(len(state))
+            return state
+
+    new = Watched(optimizer.Adam())
+    through_file(adam(3, 2), new, tmp_path)
+    assert new.states_synced == {0: False, 1: False}
+    for _ in range(2):
+        for index, size in enumerate((3, 2)):
+            new(index, np.ones(size, np.float32), np.ones(size, np.float32))
+    assert moved == [2, 2]
+    assert new.states_synced == {0: True, 1: True}
+
+
+REFUSED = {
+    "another class": (lambda: optimizer.get_updater(optimizer.AdamW()), "saved with Adam, .*AdamW"),
+    "another shape": (lambda: adam(2), r"state of index 0 has .*\(3,\).*where.*\(2,\)"),
+    "another dtype": (
+        lambda: adam(3, dtype=np.float64),
+        "dtype float32, where the updater has.*float64",
+    ),
+    "an index more": (lambda: adam(3, 2), r"lacks \[1\]"),
+    "names": (lambda: adam(param_idx2name={0: "a", 1: "b"}), r"lacks \['b'\]"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
+def test_what_does_not_fit_is_refused_and_changes_nothing(case, tmp_path):
+    make, words = case
+    new = make()
+    before = image(new)
+    with pytest.raises(CheckpointError, match=words) as raised:
+        through_file(adam(3), new, tmp_path)
+    assert str(tmp_path / "file") in str(raised.value)
+    np.testing.assert_equal(image(new), before)
+
+
+@pytest.mark.filterwarnings("ignore:the saved learning-rate schedule")
+def test_the_rate_stays_where_the_saved_schedule_cannot_be_restored():
+    saved = optimizer.Updater(optimizer.Adam(lr_scheduler=lambda update: 0.1))
+    saved(0, np.ones(2), np.ones(2))
+    other = optimizer.Updater(optimizer.Adam(learning_rate=0.3))
+    other.load_states_dict(saved.states_dict())
+    assert other.optimizer.learning_rate == 0.3
+    assert other.optimizer.num_update == 1

@@ -1,0 +1,369 @@
+"""A file is replaced whole or not at all, whatever happens to the process or the disk."""
+
+import errno
+import os
+import re
+import signal
+import stat
+import tracemalloc
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.checkpoint import CheckpointError, container, dumps, files, loads, write_atomically
+from helpers.cases import kept
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX processes")
+
+KILLS = """
+import os, random, signal, sys, time
+import numpy as np
+from fastopt import optimizer
+
+folder, kills = sys.argv[1], int(sys.argv[2])
+path = os.path.join(folder, "file")
+updater = optimizer.get_updater(optimizer.SGD(momentum=0.9))
+draw = random.Random(0)
+
+def write(number):
+    updater.optimizer.num_update = number
+    updater.states = {index: np.full(300_000, number, np.float32) for index in range(3)}
+    updater.save(path)
+
+write(0)
+started = time.perf_counter()
+write(0)
+long = 2 * (time.perf_counter() - started)
+last = left = 0
+for trial in range(kills):
+    child = os.fork()
+    if not child:
+        for number in range(last + 1, 10_000):
+            write(number)
+    time.sleep(draw.uniform(0, long))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    updater.load(path)
+    number = updater.optimizer.num_update
+    assert number >= last, (number, last)
+    files = len(os.listdir(folder))
+    assert files <= 2, files
+    left += files - 1
+    assert all((state == number).all() for state in updater.states.values()), number
+    last = number
+write(last)
+print(last, left, len(os.listdir(folder)))
+"""
+
+STEPS = """
+import os, signal, sys
+from itertools import count
+from pathlib import Path
+from fastopt.checkpoint import write_atomically
+
+path = Path(sys.argv[1], "file")
+
+def passed():
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def watched(function):
+    def call(*args, **kwargs):
+        passed()
+        made = function(*args, **kwargs)
+        passed()
+        return made
+    return call
+
+def chunks():
+    for part in (b"n", b"e", b"w"):
+        yield part
+        passed()
+
+os.fsync, os.replace, os.open = watched(os.fsync), watched(os.replace), watched(os.open)
+for left in count(1):
+    path.write_bytes(b"old")
+    child = os.fork()
+    if not child:
+        write_atomically(path, chunks())
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print(path.read_text())
+    if not status:
+        break
+"""
+
+FULL = """
+import resource, sys
+import numpy as np
+from fastopt import optimizer
+
+path = sys.argv[1]
+updater = optimizer.get_updater(optimizer.SGD(momentum=0.9))
+updater.states = {0: np.zeros(1_000_000)}
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    updater.save(path)
+except OSError as error:
+    print(error)
+"""
+
+DENIED = """
+import os, sys
+import numpy as np
+from fastopt import optimizer
+
+updater = optimizer.get_updater(optimizer.SGD())
+if os.getuid() == 0:
+    os.setuid(65534)
+for call in (updater.save, updater.load):
+    try:
+        call(sys.argv[1])
+    except PermissionError as error:
+        print(error)
+"""
+
+
+@posix
+def test_a_killed_process_leaves_the_old_or_the_new_file(tmp_path, run_python):
+    last, left, files = map(int, run_python(KILLS, tmp_path, 100).split())
+    assert last > 0
+    assert left > 0  # some kills came in the middle of writing
+    assert files == 1  # what they left is gone
+
+
+@posix
+def test_at_every_step_the_old_or_the_new_file_is_there(tmp_path, run_python):
+    seen = run_python(STEPS, tmp_path).split()
+    assert seen == sorted(seen, reverse=True)
+    assert set(seen) == {"old", "new"}
+    assert len(seen) > 8
+
+
+@posix
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, run_python):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    assert run_python(FULL, path) == f"[Errno {errno.EFBIG}] File too large: {str(path)!r}\n"
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_disk_that_is_full_at_last_leaves_the_old_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device.*file"):
+        write_atomically(path, [b"new"])
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@posix
+def test_missing_permission_is_an_error_that_names_the_file(run_python):
+    with TemporaryDirectory() as folder:  # that of pytest is closed to others
+        os.chmod(folder, 0o555)
+        path = os.path.join(folder, "file")
+        with open(path, "wb") as file:
+            file.write(b"old")
+        os.chmod(path, 0o000)
+        denied = f"[Errno {errno.EACCES}] Permission denied: {path!r}\n"
+        assert run_python(DENIED, path) == 2 * denied
+        os.chmod(folder, 0o755)
+        assert os.listdir(folder) == ["file"]
+        assert os.path.getsize(path) == 3
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    cases = {
+        tmp_path: IsADirectoryError,
+        tmp_path / "missing" / "file": FileNotFoundError,
+        tmp_path / "file" / "file": NotADirectoryError,
+        os.devnull: OSError,
+    }
+    updater = optimizer.get_updater(optimizer.SGD())
+    for path, kind in cases.items():
+        with pytest.raises(kind, match=re.escape(str(path))):
+            updater.save(path)
+    assert os.listdir(tmp_path) == ["file"]
+    with pytest.raises(FileNotFoundError, match="missing"):
+        updater.load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("whole", [b"new", bytearray(b"new"), "new"])
+def test_contents_that_are_not_in_chunks_are_refused(whole, tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(TypeError, match="chunks must be a list of bytes, got"):
+        write_atomically(tmp_path / "file", whole)
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_an_error_while_the_contents_are_made_leaves_the_old_file(tmp_path):
+    def chunks():
+        yield b"new"
+        raise KeyboardInterrupt
+
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, chunks())
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@posix
+def test_links_and_permissions_stay(tmp_path):
+    path, link = tmp_path / "file", tmp_path / "link"
+    write_atomically(path, [b"old"])
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+    path.chmod(0o640)
+    link.symlink_to("file")
+    write_atomically(str(link), [b"n", memoryview(b"ew")])
+    assert link.is_symlink()
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_name_may_be_as_long_as_the_disk_allows(tmp_path):
+    path = tmp_path / ("x" * 255)
+    write_atomically(path, [b"new"])
+    assert path.read_bytes() == b"new"
+
+
+def test_a_load_needs_no_second_copy_of_the_arrays(tmp_path):
+    old, new = (optimizer.get_updater(optimizer.Adam()) for _ in range(2))
+    old.states = {
+        index: (np.ones((2000, 1000)), np.asfortranarray(np.ones((2000, 1000))))
+        for index in range(3)
+    }
+    size = 6 * 16_000_000
+    tracemalloc.start()
+    try:
+        old.save(tmp_path / "file")
+        assert tracemalloc.get_traced_memory()[1] < 0.1 * size
+        tracemalloc.reset_peak()
+        new.load(tmp_path / "file")
+        assert size < tracemalloc.get_traced_memory()[1] < 1.1 * size
+    finally:
+        tracemalloc.stop()
+
+
+@posix
+def test_temporary_files_of_the_living_and_of_others_stay(tmp_path):
+    path = tmp_path / "file"
+    seen = []
+
+    def slow():
+        yield b"one"
+        (temporary,) = set(tmp_path.iterdir()) - {path, tmp_path / "other"}
+        write_atomically(path, [b"another writer"])  # must not remove what is being written
+        write_atomically(tmp_path / "other", [b"of another file"])
+        seen.append(temporary.exists())
+        yield b"two"
+
+    write_atomically(path, slow())
+    assert (seen, path.read_bytes()) == ([True], b"onetwo")
+    assert sorted(os.listdir(tmp_path)) == ["file", "other"]
+
+
+@posix
+def test_leftovers_are_removed_for_the_same_path_alone(tmp_path, run_python):
+    kill = """
+import os, signal, sys
+from fastopt.checkpoint.files import write_atomically, write_part
+
+def chunks():
+    yield b"begun"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+path = sys.argv[1]
+if len(sys.argv) == 2:
+    write_atomically(path, chunks())
+write_part(path, sys.argv[2], chunks())
+"""
+    path, other, part = (tmp_path / name for name in ("file", "other", "file.part"))
+    assert run_python(kill, path, check=False).returncode == -signal.SIGKILL
+    assert run_python(kill, other, check=False).returncode == -signal.SIGKILL
+    assert run_python(kill, part, path, check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 3
+    strange = tmp_path / sorted(os.listdir(tmp_path))[0].replace(".tmp", "x.tmp")
+    strange.symlink_to(tmp_path)
+    write_atomically(part, [b"of another family"])
+    assert len(list(tmp_path.iterdir())) == 5
+    write_atomically(path, [b"whole"])
+    assert {path, part, strange} <= set(tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 4
+    write_atomically(other, [b"whole"])
+    assert {path, other, part, strange} == set(tmp_path.iterdir())
+
+
+@posix
+def test_leftovers_stay_where_files_cannot_be_locked(tmp_path, monkeypatch):
+    import fcntl
+
+    def fails(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    path = tmp_path / "file"
+    write_atomically(path, [b"one"])
+    left = tmp_path / f"{files._prefix('file')}0.tmp"
+    left.write_bytes(b"maybe of a living process")
+    write_atomically(path, [b"two"])
+    assert path.read_bytes() == b"two"
+    assert left.exists()
+
+
+@posix
+def test_a_link_without_end_is_an_error_and_stays(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    with pytest.raises(OSError, match=re.escape(str(link))) as caught:
+        write_atomically(link, [b"new"])
+    assert caught.value.errno == errno.ELOOP
+    assert os.listdir(tmp_path) == ["link"]
+    assert link.is_symlink()
+
+
+def test_headers_are_as_large_as_their_tensors_justify(tmp_path, monkeypatch):
+    monkeypatch.setattr(container, "HEADER_BASE", 100_000)
+    empty = np.empty(0)
+    many = {str(k): empty for k in range(1000)}  # each tensor justifies a share
+    assert len(dumps(many)) > 100_000
+    assert loads(dumps(many)).keys() == many.keys()
+    with pytest.raises(CheckpointError, match=r"header of .* bytes is too large for 0 tensors"):
+        dumps(["x" * 100] * 1000)
+    for head in (b'{"a": [' + b"[]," * 100_000 + b"[]]}", b"[" * 200_000):
+        tracemalloc.start()
+        with pytest.raises(CheckpointError, match="is too large for 0 tensors, the limit is 1"):
+            loads(len(head).to_bytes(8, "little") + head)
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000
+        tracemalloc.stop()
+
+
+OWN = sorted(
+    name
+    for name, klass in optimizer.Optimizer.opt_registry.items()
+    if klass.__module__.startswith("fastopt.") and name != "ccsgd"
+)
+
+
+@pytest.mark.parametrize("name", kept(OWN, "adam"))
+def test_indices_may_hold_any_characters(name, tmp_path):
+    old, new = (optimizer.get_updater(optimizer.create(name)) for _ in range(2))
+    weight = np.ones((2, 2), np.float32)
+    old("\ud800", np.ones((2, 2), np.float32), weight)
+    old.save(tmp_path / "file")
+    new.load(tmp_path / "file")
+    assert new.states.keys() == {"\ud800"}
+    assert new.optimizer._index_update_count == old.optimizer._index_update_count

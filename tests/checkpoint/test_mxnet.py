@@ -1,0 +1,242 @@
+"""States that MXNet wrote are read without MXNet, and nothing else is."""
+
+import json
+import pickle
+import struct
+import tracemalloc
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fastopt import optimizer
+from fastopt.checkpoint import CheckpointError, load_mxnet_states
+from fastopt.checkpoint.ndarray import Allowance, from_bytes
+from helpers.mxnet_pickles import CODES, dense, pickled, row_sparse, shape_bytes
+from helpers.paths import GOLDEN
+
+SAMPLES = sorted((GOLDEN / "mxnet_states").glob("*.states"))
+F32 = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def nested(description, arrays):
+    """State that the description of a sample tells of."""
+    if description["t"] == "array":
+        return arrays[description["k"]]
+    if description["t"] == "tuple":
+        return tuple(nested(part, arrays) for part in description["v"])
+    return None
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_real_files_give_the_arrays_that_mxnet_had(path):
+    arrays = np.load(path.with_suffix(".npz"))
+    told = json.loads(path.with_suffix(".json").read_text())
+    expected = {int(index): nested(part, arrays) for index, part in told.items()}
+    for source in (path, str(path), path.read_bytes()):
+        states = load_mxnet_states(source)
+        np.testing.assert_equal(dict(states), expected)
+        assert states.optimizer == ("Adam" if "dump" in path.stem else None)
+
+
+def test_there_are_samples():
+    assert len(SAMPLES) >= 6
+
+
+def test_a_dumped_optimizer_gives_its_plain_attributes():
+    states = load_mxnet_states(SAMPLES[0].with_name("1.3.1_adamdump.states"))
+    assert states.attributes["_index_update_count"] == {0: 3}
+    assert states.attributes["beta2"] == 0.999
+    assert states.attributes["lr_scheduler"] is None
+
+
+@given(
+    hnp.arrays(st.sampled_from(list(CODES)), hnp.array_shapes(min_dims=1, min_side=0)),
+    st.integers(0, 5),
+)
+def test_arrays_of_all_dtypes_and_pickles_of_all_protocols_are_read(array, protocol):
+    states = load_mxnet_states(pickled({3: (dense(array), None), "fc": None}, None, protocol))
+    assert list(states) == [3, "fc"]
+    got = states[3][0]
+    assert (got.dtype, got.shape, got.flags.writeable) == (array.dtype, array.shape, True)
+    np.testing.assert_array_equal(got, array)
+
+
+def test_arrays_without_dimensions_exist_in_the_newer_kind():
+    assert from_bytes(dense(np.array(2.5), 0xF993FACA), Allowance(0)) == 2.5
+    with pytest.raises(CheckpointError, match="no shape"):
+        from_bytes(dense(np.array(2.5)), Allowance(0))
+
+
+@given(st.data(), st.integers(1, 9))
+def test_row_sparse_arrays_come_dense(data, height):
+    rows = data.draw(st.lists(st.integers(0, height - 1), unique=True))
+    values = np.random.default_rng(0).normal(size=(len(rows), 2, 3)).astype(np.float32)
+    got = load_mxnet_states(pickled({0: row_sparse((height, 2, 3), rows, values)}))[0]
+    expected = np.zeros((height, 2, 3), np.float32)
+    expected[rows] = values
+    np.testing.assert_array_equal(got, expected)
+
+
+HEAD = struct.pack("<Ii", 0xF993FAC9, 0)
+DEVICE = struct.pack("<ii", 1, 0)
+HOSTILE = {
+    "nothing": (b"", "needs 4 bytes where 0 are left"),
+    "other magic": (b"\xc7" + dense(F32)[1:], "must begin with 0xf993fac9"),
+    "unknown storage": (struct.pack("<Ii", 0xF993FAC9, 2), "storage type 2"),
+    "no dimensions": (HEAD + struct.pack("<i", -1), "-1 dimensions"),
+    "many dimensions": (HEAD + struct.pack("<I", 2**31 - 1), "2147483647 dimensions"),
+    "negative dimension": (HEAD + shape_bytes((3, -2)), r"shape \(3, -2\)"),
+    "overflow": (
+        HEAD + shape_bytes((2**62, 2**62)) + DEVICE + struct.pack("<i", 0),
+        "needs 850705917302346158658436518579420528",
+    ),
+    "absurd size": (
+        HEAD + shape_bytes((2**40,)) + DEVICE + struct.pack("<i", 0),
+        "needs 4398046511104 bytes where 0 are left",
+    ),
+    "unknown dtype": (HEAD + shape_bytes((3,)) + DEVICE + struct.pack("<i", 12), "dtype 12"),
+    "truncated": (dense(F32)[:-1], "where 23 are left"),
+    "too long": (dense(F32) + b"\0", "1 bytes too many"),
+    "absurd height": (row_sparse((2**60, 3), [], F32[:0]), "would take 13835058055282163712 bytes"),
+    "row beyond": (row_sparse((2, 3), [0, 2], F32), "from 0 to 1"),
+    "negative row": (row_sparse((2, 3), [0, -1], F32), "from 0 to 1"),
+    "row twice": (row_sparse((2, 3), [1, 1], F32), "distinct"),
+    "fewer rows": (row_sparse((2, 3), [1], F32), "do not belong"),
+    "other width": (row_sparse((2, 2), [0, 1], F32), "do not belong"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_arrays_are_refused_without_memory(case):
+    blob, words = case
+    data = pickled({0: blob})
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=words):
+            load_mxnet_states(data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_row_sparse_arrays_may_take_what_is_allowed_and_no_more():
+    table = row_sparse((2**18, 16), [3], np.ones((1, 16), np.float32))  # 16 MiB
+    states = dict.fromkeys(range(4), table)
+    assert load_mxnet_states(pickled(states))[3][3].all()
+    more = pickled({**states, 4: table})
+    for max_bytes in (None, 5 * 2**24 - 1):
+        with pytest.raises(CheckpointError, match="max_bytes sets another limit"):
+            load_mxnet_states(more, max_bytes)
+    updater = optimizer.get_updater(optimizer.SGD(momentum=0.9))
+    with pytest.raises(CheckpointError, match="max_bytes sets another limit"):
+        updater.load_mxnet(more)
+    updater.load_mxnet(more, max_bytes=5 * 2**24)
+    assert updater.states[4].shape == (2**18, 16)
+    with pytest.raises(ValueError, match="max_bytes must be at least 0"):
+        load_mxnet_states(more, -1)
+
+
+class Call:
+    def __init__(self, *reduced):
+        self.reduced = reduced
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def deep(depth):
+    state = None
+    for _ in range(depth):
+        state = (state, state)
+    return state
+
+
+FOREIGN = {
+    "a function": (pickle.dumps({0: Call(print, ("hello",))}), "refers to builtins.print"),
+    "eval": (pickle.dumps({0: Call(eval, ("1",))}, 2), "refers to __builtin__.eval"),
+    "attribute of a class": (
+        b"\x80\x04}K\x00\x8c\x0fmxnet.optimizer\x8c\x08os.sys.x\x93s.",
+        "refers to mxnet.optimizer.os.sys.x",
+    ),
+    "bytes as state": (pickle.dumps({0: b"x"}), "it holds bytes"),
+    "another encoding": (
+        b"}K\x00cmxnet.ndarray.ndarray\nNDArray\n(tR}Vhandle\n"
+        b"c_codecs\nencode\n(Vx\nVrot13\ntRsbs.",
+        r"it encodes as \['rot13'\]",
+    ),
+    "a size for bytes": (
+        b"}K\x00cmxnet.ndarray.ndarray\nNDArray\n(tR}Vhandle\n"
+        b"cbuiltins\nbytearray\n(J\xff\xff\xff\x7ftRsbs.",
+        "int where",
+    ),
+    "an optimizer as state": (
+        b"}K\x00cmxnet.optimizer\nSGD\n(tRs.",
+        "instance of mxnet.optimizer.SGD",
+    ),
+    "a text": (pickle.dumps({0: "x"}), "type str"),
+    "a set": (pickle.dumps({0: {1}}), "EMPTY_SET"),
+    "a persistent id": (b"}K\x00Px\ns.", "PERSID"),
+    "a list": (pickle.dumps([1]), "list where"),
+    "three parts": (pickle.dumps((1, 2, 3)), "3 parts"),
+    "a tuple as index": (pickle.dumps({(1, 2): None}), "tuple where"),
+    "no pickle": (b"hello", "not a file of MXNet"),
+    "nothing": (b"", "not a file of MXNet"),
+    "more after its end": (pickle.dumps({0: None}) + b".", "something follows"),
+    "an absurd length": (b"\x80\x04\x8e" + b"\xff" * 8 + b".", "not a file of MXNet"),
+    "an absurd place in memory": (b"\x80\x04}r\xff\xff\xff\xff.", None),
+    "exponential growth": (pickle.dumps({0: deep(60)}), "too often"),
+    "a list in itself": (b"\x80\x04}K\x00]\x94h\x00as.", "too often|recursion"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN.values(), ids=FOREIGN.keys())
+def test_whatever_else_a_pickle_asks_for_is_refused(case, capsys):
+    data, words = case
+    tracemalloc.start()
+    try:
+        if words is None:
+            assert load_mxnet_states(data) == {}
+        else:
+            with pytest.raises(CheckpointError, match=words):
+                load_mxnet_states(data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert capsys.readouterr().out == ""
+
+
+def test_one_array_may_not_stand_for_thousands():
+    blob = dense(np.zeros(100_000))
+    data = pickled({0: blob})
+    end = data.rindex(b"b")
+    reference = data[:end] + b"b\x94" + b"s"
+    many = b"".join(b"M" + struct.pack("<H", n) + b"h\x06s" for n in range(1, 2000))
+    assert len(reference + many) < 2 * len(blob)
+    tracemalloc.start()
+    try:
+        with suppress(CheckpointError):
+            load_mxnet_states(reference + many + b".")
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(blob)
+    finally:
+        tracemalloc.stop()
+
+
+@settings(max_examples=800)
+@given(st.sampled_from(SAMPLES), st.data())
+def test_damaged_files_are_read_or_refused(path, data):
+    damaged = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(damaged) - 1))
+        end = start + data.draw(st.integers(0, 9))
+        damaged[start:end] = data.draw(st.binary(max_size=9))
+    tracemalloc.start()
+    try:
+        with suppress(CheckpointError):
+            load_mxnet_states(damaged)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,48 @@
+"""Checkpoints of updaters: the next steps are those of a run that was never interrupted."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from fastopt.checkpoint import Skipped
+from helpers.cases import CASES, chosen, every_or_few, sampled
+from helpers.resumed_runs import digits, start, train, updater_of
+
+RESUME = """
+import json, sys
+from helpers.cases import chosen
+from helpers.resumed_runs import resumed
+cases = enumerate(chosen({}))
+print(json.dumps([resumed(case, sys.argv[1] + "/" + str(n)) for n, case in cases]))
+"""
+
+
+@every_or_few
+def test_a_new_process_goes_on_with_the_same_bits(every, tmp_path, run_python):
+    expected = []
+    for number, case in enumerate(chosen(every)):
+        updater, weights = updater_of(case, learning_rate=0.01), start()
+        train(updater, weights, range(3))
+        updater.save(tmp_path / f"{number}.safetensors")
+        np.savez(tmp_path / f"{number}.npz", **{str(i): w for i, w in weights.items()})
+        train(updater, weights, range(3, 5))
+        expected.append(digits(weights))
+    got = json.loads(run_python(RESUME.format(every), tmp_path))
+    assert got == expected
+
+
+@pytest.mark.parametrize("case", sampled(CASES), ids=str)
+def test_an_updater_goes_back_to_what_it_was(case, tmp_path):
+    updater, weights = updater_of(case, learning_rate=0.01), start()
+    train(updater, weights, range(3))
+    updater.save(tmp_path / "file")
+    before, saved = copy.deepcopy(weights), updater.states_dict()
+    train(updater, weights, range(3, 6))
+    for again in (lambda: updater.load(tmp_path / "file"), lambda: updater.load_states_dict(saved)):
+        assert again() == Skipped([], [])
+        assert updater.states_synced == dict.fromkeys(updater.states, False)
+        repeated = copy.deepcopy(before)
+        train(updater, repeated, range(3, 6))
+        assert digits(repeated) == digits(weights)

@@ -1,0 +1,176 @@
+"""State as bytes: equal trees come back, foreign things are refused, nothing is pickled."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fastopt import checkpoint, lr_scheduler, optimizer, sparse
+from helpers.trees import assert_same
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | hnp.arrays(
+        st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.uint16]),
+        hnp.array_shapes(min_dims=0, min_side=0),
+    )
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.integers() | st.text(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(trees)
+def test_a_tree_comes_back_with_types_and_nesting(tree):
+    assert_same(checkpoint.loads(checkpoint.dumps(tree)), tree)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 5e-324, np.float32(0.1)])
+def test_numbers_come_back_exactly(value):
+    np.testing.assert_array_equal(checkpoint.loads(checkpoint.dumps(value)), value)
+
+
+def layouts():
+    """The same kind of array in all layouts of memory, large enough for several pieces."""
+    array = np.arange(600_000.0).reshape(3, 200, 1000)
+    unaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(np.float64).reshape(array.shape)
+    unaligned[...] = array
+    views = (array.T, array[::2, ::-1], np.asfortranarray(array), np.swapaxes(array, 0, 1))
+    return [*views, np.broadcast_to(array[0], array.shape), unaligned, array.astype(">f4")]
+
+
+@pytest.mark.parametrize("view", layouts(), ids=lambda view: f"{view.strides}-{view.dtype}")
+def test_arrays_of_any_layout_come_back_and_other_readers_see_them(view):
+    blob = checkpoint.dumps(view)
+    (seen,) = safetensors.numpy.load(blob).values()
+    for got in (checkpoint.loads(blob), seen):
+        assert got.dtype == view.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(got, view)
+
+
+@pytest.mark.parametrize("kind", ["float16", "complex64", "bool", "uint64", "int8"])
+def test_other_readers_see_the_dtypes_that_there_are(kind):
+    arrays = {"a": np.ones(3, kind), "b": np.zeros((0, 2)), "c": np.array(2, kind)}
+    seen = safetensors.numpy.load(checkpoint.dumps(arrays))
+    assert_same({name: seen[name].copy() for name in arrays}, arrays)
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "float64", "int64", "uint8", "bool"])
+def test_numpy_scalars_keep_their_type(name):
+    for number in (0, 1, 0.1, np.inf, np.nan)[: 5 if name[0] == "f" else 2]:
+        value = np.dtype(name).type(number)
+        got = checkpoint.loads(checkpoint.dumps(value))
+        assert type(got) is type(value)
+        np.testing.assert_array_equal(got, value)
+
+
+def test_the_text_is_strict_json():
+    header = checkpoint.dumps([np.nan, -np.inf, "\ud800é", 10**300])
+    text = json.loads(header[8:])["__metadata__"]["fastopt"]
+    json.loads(text, parse_constant=pytest.fail)
+
+
+def test_row_sparse_arrays_come_back():
+    value = sparse.RowSparse(np.ones((2, 3), np.float32), np.array([4, 1], np.int32), (5, 3))
+    got = checkpoint.loads(checkpoint.dumps({"sums": [value]}))["sums"][0]
+    assert type(got) is sparse.RowSparse
+    assert_same([got.values, got.indices, got.shape], [value.values, value.indices, value.shape])
+
+
+@pytest.mark.parametrize("value", [object(), {1.5: 0}, [lambda: 0], {0: {1}}, 1j, b"bytes"])
+def test_foreign_things_are_refused_with_their_place(value):
+    with pytest.raises(TypeError, match=r"^here\['there'\]"):
+        checkpoint.dumps({"here": {"there": value}})
+
+
+def test_nothing_is_pickled():
+    updater = optimizer.get_updater(optimizer.Adam())
+    updater(0, np.ones(3), np.ones(3))
+    blob = updater.get_states(dump_optimizer=True)
+    assert blob[8:9] == b"{"
+    assert b"fastopt.optimizer" not in blob
+
+
+def test_any_bytes_will_do_but_nothing_else():
+    blob = checkpoint.dumps([1])
+    assert checkpoint.loads(bytearray(blob)) == checkpoint.loads(memoryview(blob)) == [1]
+    with pytest.raises(checkpoint.CheckpointError, match="must be bytes, got str"):
+        checkpoint.loads("path")
+
+
+def test_schedules_come_back_by_name():
+    schedule = lr_scheduler.JoinedScheduler(
+        [lr_scheduler.FactorScheduler(2, 0.5), lr_scheduler.CosineScheduler(9)], [5]
+    )
+    restored = checkpoint.loads(checkpoint.dumps(schedule))
+    assert [restored(n) for n in range(20)] == [schedule(n) for n in range(20)]
+
+
+def test_sums_in_the_middle_of_a_batch_survive():
+    old = optimizer.get_updater(optimizer.LBSGD(batch_scale=3, learning_rate=0.1))
+    new = optimizer.get_updater(optimizer.LBSGD())
+    weight, other = np.ones(2), np.ones(2)
+    old(0, np.ones(2), weight)
+    new.set_states(old.get_states(dump_optimizer=True))
+    for updater, target in ((old, weight), (new, other)):
+        for _ in range(2):
+            updater(0, np.ones(2), target)
+    assert not np.array_equal(weight, np.ones(2))
+    np.testing.assert_array_equal(weight, other)
+
+
+def test_an_unregistered_class_is_lent_by_the_present_optimizer():
+    class Mine(optimizer.SGD):
+        pass
+
+    blob = optimizer.get_updater(Mine(momentum=0.5)).get_states(dump_optimizer=True)
+    restored = optimizer.get_updater(Mine())
+    restored.set_states(blob)
+    assert (type(restored.optimizer), restored.optimizer.momentum) == (Mine, 0.5)
+    with pytest.raises(checkpoint.CheckpointError, match="Mine is not registered"):
+        optimizer.get_updater(optimizer.SGD()).set_states(blob)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"states": 3, "optimizer": None},
+        {"states": {}, "optimizer": 3},
+        {"states": {}},
+        {"states": {}, "optimizer": None, "more": None},
+    ],
+)
+def test_trees_that_are_no_states_change_nothing(tree):
+    updater = optimizer.get_updater(optimizer.SGD())
+    before = dict(vars(updater))
+    with pytest.raises(checkpoint.CheckpointError, match="not the states of an updater"):
+        updater.set_states(checkpoint.dumps(tree))
+    assert vars(updater) == before
+
+
+def test_a_flipped_bit_in_the_numbers_is_noticed():
+    updater = optimizer.get_updater(optimizer.Adam())
+    updater("fc", np.ones(3), np.ones(3))
+    blob = bytearray(updater.get_states())
+    blob[-1] ^= 1
+    with pytest.raises(checkpoint.CheckpointError, match=r"'fc'\]\[1\] is damaged"):
+        updater.set_states(blob)
+
+
+def test_a_name_that_the_format_uses_is_a_name_like_others():
+    tree = {"__metadata__": np.arange(3.0), "fastopt": np.ones(2)}
+    assert_same(checkpoint.loads(checkpoint.dumps(tree)), tree)

@@ -1,0 +1,399 @@
+import math
+import re
+import sys
+import types
+from dataclasses import replace
+from functools import cache
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer, plain
+from fastopt.demo import common
+from fastopt.demo import digits as demo
+from fastopt.demo.common import Refused, Runner
+from fastopt.demo.digits import Options
+from fastopt.demo.perceptron import Perceptron
+from helpers.cases import exhaustive
+from helpers.terminals import Terminal
+
+UNTRAINABLE = {"test", "groupadagrad", "rprop"}  # Rprop is for the gradient of all examples
+NAMES = sorted(
+    cls.__name__.lower()
+    for cls in vars(optimizer).values()
+    if isinstance(cls, type) and issubclass(cls, optimizer.Optimizer)
+)
+
+
+def last_line(capsys):
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+RATIO = r"[\d.]+ times (?:faster|slower) \([\d-]+\)"
+COMPARED = rf"by the medians, fastopt is {RATIO}(?: and {RATIO})* than plain NumPy"
+SMALL = (128,)
+
+
+@cache
+def accuracy(**options):
+    """Mean over three seeds, 1080 test images together."""
+    return fmean(demo.run(Options(seed=seed, hidden=SMALL, **options)) for seed in range(3))
+
+
+@pytest.mark.parametrize("hidden", [(), (128,), (20, 30)])
+def test_gradient_is_the_derivative_of_the_loss(hidden):
+    rng = np.random.default_rng(1)
+    model = Perceptron("float64", rng, hidden)
+    images, digits = rng.random((7, 64)), rng.integers(10, size=7)
+    model.backward(images, digits)
+    gradients = [parameter.grad().copy() for parameter in model.params.values()]
+    step = 1e-6
+    for weight, gradient in zip(model.weights, gradients, strict=True):
+        direction = rng.standard_normal(weight.shape)
+        weight += step * direction
+        above = model.backward(images, digits)
+        weight -= 2 * step * direction
+        below = model.backward(images, digits)
+        weight += step * direction
+        slope = float((gradient * direction).sum()) / len(images)
+        assert abs(slope) > 1e-3
+        assert (above - below) / (2 * step) == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_that_of_weights_and_gradients_alone(dtype):
+    rng = np.random.default_rng(1)
+    model = Perceptron(dtype, rng)
+    images = rng.random((7, 64), np.float32)
+    model.backward(images, rng.integers(10, size=7))
+    assert {p.data().dtype.name for p in model.params.values()} == {dtype}
+    assert {p.grad().dtype.name for p in model.params.values()} == {dtype}
+    hidden = model.layers[0]
+    exact = images @ hidden.weight.data().astype(np.float32).T
+    np.testing.assert_allclose(hidden.forward(images), exact, rtol=0, atol=1e-5)
+    assert hidden.forward(images).dtype == np.float32
+
+
+@pytest.mark.exhaustive
+def test_default_demo_trains_two_networks_and_says_first_what_was_shown(capsys):
+    accuracy = demo.run(Options())
+    assert accuracy >= 0.96
+    heading, shown = capsys.readouterr().out.split("\n\n", 1)
+    assert heading.startswith("adam: learning rate 0.001, float32")
+    first, agreement, _, head, _, small, large, *_, last = shown.splitlines()
+    assert first == (
+        "fastopt trained 2 networks; plain NumPy updated copies of the weights with the same "
+        "gradients"
+    )
+    assert re.fullmatch(
+        r"agreement with plain NumPy: yes, weights differ by \S+ at most", agreement
+    )
+    assert " ".join(head.split()) == "network weights loss test accuracy fastopt plain NumPy"
+    line = r"{} +{} +0\.\d{{6}} +{} +[\d.]+ [um]s +[\d.]+ [um]s"
+    assert re.fullmatch(line.format("64-128-10", "9,610", f"{accuracy:.3f}"), small)
+    assert re.fullmatch(line.format("64-512-512-10", "301,066", r"0\.9\d\d"), large)
+    assert re.fullmatch(COMPARED, last)
+
+
+def test_hidden_layers_are_those_that_were_asked_for(capsys):
+    demo.run(Options(hidden=(32, 16, 8), epochs=1))
+    out = capsys.readouterr().out
+    assert "fastopt trained a network;" in out
+    assert re.search(r"^64-32-16-8-10 +2,834 ", out, re.MULTILINE)
+    assert re.fullmatch(COMPARED, out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("seed", [1, *exhaustive(2, 3)])
+def test_accuracy_does_not_hang_on_the_seed(seed):
+    assert demo.run(Options(seed=seed, hidden=SMALL)) >= 0.96
+
+
+@pytest.mark.filterwarnings("ignore:ccSGD is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "name",
+    ["adam", "sgd", *exhaustive(*sorted({*NAMES} - {*UNTRAINABLE, "optimizer", "adam", "sgd"}))],
+)
+def test_every_trainable_optimizer_reads_at_least_90_percent(name):
+    assert demo.run(Options(optimizer=name, hidden=SMALL)) >= 0.9
+
+
+def test_every_argument_of_the_table_belongs_to_a_registered_optimizer():
+    assert set(demo.ARGUMENTS) <= set(optimizer.opt_registry)
+
+
+def test_double_precision_learns_as_well():
+    assert demo.run(Options(dtype="float64", epochs=10, hidden=SMALL)) >= 0.94
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["float16", *exhaustive("bfloat16")])
+def test_half_precision_with_masters_is_as_accurate_as_single(dtype):
+    assert abs(accuracy(dtype=dtype) - accuracy()) <= 0.005
+
+
+@pytest.mark.exhaustive
+def test_small_steps_are_lost_without_masters_unless_rounding_is_stochastic():
+    exact = accuracy(learning_rate=1e-4)
+    options = {"learning_rate": 1e-4, "dtype": "bfloat16", "no_master": True}
+    assert accuracy(**options) < exact - 0.5
+    assert abs(accuracy(**options, rounding="stochastic") - exact) <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Options(dtype="float16"), "float16 with float32 masters"),
+        (Options(dtype="bfloat16", no_master=True), "bfloat16 without masters, rounded to nearest"),
+        (
+            Options(dtype="bfloat16", no_master=True, rounding="stochastic"),
+            "bfloat16 without masters, rounded stochastically",
+        ),
+    ],
+    ids=["masters", "nearest", "stochastic"],
+)
+def test_runs_in_half_precision_say_so_and_are_not_compared(options, words, capsys):
+    demo.run(replace(options, epochs=1, hidden=SMALL))
+    out = capsys.readouterr().out
+    assert f"360 to test; {words}\n" in out
+    assert f"not compared, NumPy would round every intermediate result to {options.dtype}" in out
+    assert " plain NumPy\n" not in out
+
+
+def test_equal_seeds_repeat_the_run_and_others_do_not(capsys):
+    options = [Options(epochs=1, seed=seed, hidden=SMALL) for seed in (5, 5, 6)]
+    first, again, other = (demo.run(o) for o in options)
+    losses = re.findall(r"^64-128-10 +9,610 +([\d.]+) ", capsys.readouterr().out, re.MULTILINE)
+    assert first == again
+    assert losses[0] == losses[1] != losses[2]
+    assert other > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options("adam", epochs=2),
+        *exhaustive(
+            Options("sgd", epochs=2),
+            Options("sgd", momentum=0.9, epochs=2),
+            Options("Adam", dtype="float64", epochs=2),
+        ),
+    ],
+    ids=["adam", "sgd", "momentum", "float64"],
+)
+def test_comparison_reports_both_times_and_that_the_weights_agree(options, capsys):
+    demo.run(options)
+    out = capsys.readouterr().out
+    assert len(re.findall(r"^64-.* [\d.]+ [um]s +[\d.]+ [um]s$", out, re.MULTILINE)) == 2
+    assert re.search(COMPARED, out)
+    assert "agreement with plain NumPy: yes" in out
+    assert re.search(r"first step: [\d.]+ s", out)
+
+
+def test_comparison_says_so_when_the_rules_differ(monkeypatch, capsys):
+    monkeypatch.setitem(
+        plain.UPDATES,
+        "adam",
+        lambda opt: plain.numpy_adam(optimizer.Adam(opt.lr * 1.01)),
+    )
+    demo.run(Options(epochs=1))
+    assert "agreement with plain NumPy: NO" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "word"), [(1, 3, "3.0 times faster"), (4, 1, "4.0 times slower")]
+)
+def test_comparison_is_worded_by_who_was_faster(ours, theirs, word):
+    def runner(seconds):
+        return Runner(lambda given: None, [np.ones(1)], [seconds])
+
+    race = types.SimpleNamespace(ours=runner(ours), rivals={"plain NumPy": runner(theirs)})
+    text = demo._conclusion([types.SimpleNamespace(name="64-10", race=race)])
+    assert f"fastopt is {word} (64-10) than plain NumPy" in text
+    assert ("fastopt bench measures larger ones" in text) == word.endswith("slower")
+
+
+@pytest.mark.parametrize("far", [0.5, math.nan, math.inf])
+def test_agreement_is_that_of_every_pair(far):
+    def runner(number):
+        return Runner(lambda given: None, [np.full(2, number)], [1.0])
+
+    same = runner(1.0), runner(1.0)
+    apart = runner(1.0), runner(far)
+    assert "yes" in common.agreement("NumPy", [same, same])
+    words = "NO, weights differ by 5.0e-01 at most" if far == 0.5 else "unknown"
+    for pairs in ([apart, same], [same, apart]):
+        assert words in common.agreement("NumPy", pairs)
+
+
+def test_no_comparison_is_made_up_without_a_reference(capsys):
+    demo.run(Options("nag", epochs=1, hidden=SMALL))
+    out = capsys.readouterr().out
+    assert out.count("no NumPy code for nag") == 1
+    assert "times faster" not in out
+    assert "times slower" not in out
+
+
+def test_neither_run_always_goes_first(monkeypatch):
+    order, step = [], Runner.step
+    monkeypatch.setattr(Runner, "step", lambda self, given: order.append(self) or step(self, given))
+    demo.run(Options(epochs=1, hidden=SMALL))
+    _, ours, shadow, *rest = order
+    assert ours is not shadow
+    assert rest[:4] == [shadow, ours, ours, shadow]
+
+
+def test_all_runs_take_the_same_gradients(monkeypatch):
+    """A last batch that is shorter counts for as much in both."""
+    monkeypatch.setitem(demo.ARGUMENTS, "sgd", {"learning_rate": 0.5})
+    seen = []
+    monkeypatch.setattr(demo, "_report", lambda name, options, tasks: seen.extend(tasks))
+    demo.run(Options("sgd", dtype="float64", epochs=1, batch_size=1000))
+    assert len(seen) == 2
+    for task in seen:
+        (shadow,) = task.race.rivals.values()
+        for one, other in zip(task.race.ours.weights, shadow.weights, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("options", [Options("adam"), Options("sgd", momentum=0.9)])
+def test_torch_arrives_at_the_same_weights(options, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("torch")
+    demo.run(replace(options, epochs=3, hidden=SMALL, plot=tmp_path / "loss.png"))
+    out = capsys.readouterr().out
+    assert "plain NumPy and torch fused updated copies of the weights" in out
+    assert "agreement with torch fused: yes" in out
+
+
+def test_progress_is_one_line_of_a_terminal_that_is_removed_in_the_end(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    demo.run(Options(epochs=2))
+    shown = terminal.getvalue()
+    assert "\n" not in shown
+    *_, last, cleared = filter(None, shown.split("\r"))
+    assert re.match(r"64-512-512-10, epoch [12]/2: .*loss \d\.\d+", last)
+    assert cleared.isspace()
+    totals = set(re.findall(r" \d+/(\d+) ", shown))
+    assert totals == {"180"}  # of both networks, from the start
+
+
+def test_progress_is_not_shown_in_a_file_or_pipe(capsys):
+    demo.run(Options(epochs=1, hidden=SMALL))
+    assert capsys.readouterr().err == ""
+
+
+def test_diverging_run_says_what_to_change_and_keeps_the_last_line(capsys):
+    accuracy = demo.run(Options("sgd", learning_rate=1e30, epochs=1, hidden=SMALL))
+    out = capsys.readouterr().out
+    assert "try a smaller --learning-rate" in out
+    assert "agreement with plain NumPy: unknown" in out
+    assert f" {accuracy:.3f} " in out
+    assert re.fullmatch(COMPARED, out.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Options("adum"), "Cannot find optimizer 'adum'"),
+        (Options(batch_size=demo.TRAIN + 1), "--batch-size is at most 1437"),
+        (Options("adam", momentum=0.9), "Adam does not take momentum; "),
+        (Options("sgd", momentum=float("nan")), "momentum must be a finite number"),
+        (
+            Options("groupadagrad"),
+            r"index 0 \(perceptron/hidden1/bias\): rule group_adagrad works on rows",
+        ),
+        (Options(no_master=True), "--no-master is for --dtype float16 and bfloat16"),
+        (Options(dtype="float16", rounding="stochastic"), "give --no-master too"),
+    ],
+    ids=["unknown", "batch", "argument", "nan", "shape", "master", "rounding"],
+)
+def test_wrong_options_are_refused_in_one_line(options, words):
+    with pytest.raises(Refused, match=words) as caught:
+        demo.run(options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["sklearn.datasets", "tqdm", "matplotlib.backend_bases"])
+def test_missing_package_is_named_with_the_command_that_installs_it(missing, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(Refused, match=re.escape(missing)) as caught:
+        demo.run(Options(plot=tmp_path / "loss.png"))
+    assert "pip install scikit-learn tqdm matplotlib" in str(caught.value)
+
+
+def test_missing_bfloat16_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(Refused, match="ml_dtypes") as caught:
+        demo.run(Options(dtype="bfloat16"))
+    assert "pip install ml_dtypes" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_plot_is_an_image_with_a_transparent_background(tmp_path):
+    from matplotlib.image import imread
+
+    path = tmp_path / "loss.png"
+    demo.run(Options(epochs=1, hidden=SMALL, plot=path))
+    pixels = imread(path)
+    assert pixels[0, 0, 3] == 0
+    assert (pixels[..., 3] == 1).any()
+
+
+def test_plot_shows_the_loss_over_the_time_of_each_way_to_update(tmp_path, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr(demo.plot, "race", lambda *given: drawn.append(given))
+    monkeypatch.setattr("fastopt.demo.rivals.find_spec", lambda name: None)
+    options = Options(epochs=2, plot=tmp_path / "loss.svg")
+    demo.run(options)
+    ((losses, times, title, label, path),) = drawn
+    assert list(times) == ["fastopt", "plain NumPy"]
+    assert [len(epoch) for epoch in losses] == [45, 45]
+    assert fmean(losses[1]) < fmean(losses[0])
+    for seconds in times.values():
+        assert len(seconds) == 90
+        assert (np.diff(seconds) > 0).all()
+    assert title == "adam trains a 64-512-512-10 network to read digits"
+    assert (label, path) == ("mean loss of an epoch", options.plot)
+    assert last_line(capsys) == f"loss over time with fastopt, plain NumPy: {options.plot}"
+
+
+def test_plot_states_how_the_times_compare(tmp_path, monkeypatch):
+    times = {"fastopt": np.array([0.5, 1.0, 2.0]), "NumPy": np.array([1.0, 2.0, 5.0])}
+    path = tmp_path / "race.svg"
+    drawn = []
+    monkeypatch.setattr("matplotlib.text.Text.draw", lambda self, *_: drawn.append(self.get_text()))
+    demo.plot.race([[3.0, 2.0], [1.0]], times, "the title", "the loss", path)
+    text = "\n".join(drawn)
+    for words in ("the title", "the loss", "fastopt: 2.00 s", "NumPy: 5.00 s"):
+        assert words in text
+    assert "times as long as fastopt to the same loss: NumPy 2.50" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing/loss.png", "there is no directory"),
+        ("loss.tiff.txt", "its name must end in a format, such as .png"),
+        ("", "its name must end in a format"),
+    ],
+)
+def test_plot_that_cannot_be_written_is_refused_before_any_training(name, words, tmp_path, capsys):
+    with pytest.raises(Refused, match=f"cannot write the plot to .*: .*{words}"):
+        demo.run(Options(epochs=1, plot=tmp_path / name))
+    assert capsys.readouterr().out == ""
+
+
+def test_plot_whose_file_is_a_directory_is_refused(tmp_path):
+    (tmp_path / "loss.png").mkdir()
+    with pytest.raises(Refused, match="it is a directory"):
+        demo.run(Options(epochs=1, plot=tmp_path / "loss.png"))
+
+
+def test_plot_that_fails_to_be_written_in_the_end_is_one_line(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(Refused, match=r"cannot write the plot to .*: no space left"):
+        demo.run(Options(epochs=1, hidden=SMALL, plot=tmp_path / "loss.png"))
+    assert re.fullmatch(COMPARED, last_line(capsys))

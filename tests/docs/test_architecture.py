@@ -1,0 +1,87 @@
+"""docs/architecture.md: the layers of its table are those of the imports, and its files exist."""
+
+import ast
+import importlib
+import re
+import sys
+
+import pytest
+
+from helpers.paths import ROOT
+
+PACKAGE = ROOT / "fastopt"
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+sys.path.append(str(ROOT / "docs"))
+LAYERS = importlib.import_module("pictures").layers(PAGE)
+HEIGHTS = {f"fastopt.{name}": -row for row, names in enumerate(LAYERS.values()) for name in names}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part_of(module):
+    """What the table lists of a module: itself or a package that it is in."""
+    while module and module not in HEIGHTS:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def imports(tree):
+    """Modules of the package that a file imports, but for type checkers."""
+    found = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            found += imports(ast.Module(node.orelse, []))
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [name if part_of(name) == name else node.module for name in names]
+        else:
+            found += imports(node)
+    return [name for name in found if name.partition(".")[0] == "fastopt"]
+
+
+def test_every_module_is_in_a_layer():
+    assert len(LAYERS) == 9
+    assert [
+        str(path) for path in FILES if name_of(path) != "fastopt" and not part_of(name_of(path))
+    ] == []
+    for name in HEIGHTS:
+        path = ROOT / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name != "__init__.py"], ids=name_of)
+def test_a_module_imports_from_its_layer_and_those_below(path):
+    height = HEIGHTS[part_of(name_of(path))]
+    used = {part for name in imports(ast.parse(path.read_text("utf-8"))) if (part := part_of(name))}
+    assert sorted(part for part in used if HEIGHTS[part] > height) == []
+
+
+def test_an_import_that_goes_up_is_found():
+    tree = ast.parse(
+        "from fastopt import optimizer\n"
+        "def f():\n    import fastopt.mpi.updater\n"
+        "if TYPE_CHECKING:\n    from fastopt.trainer import Trainer\n"
+        "else:\n    from fastopt.optimizer.updater import Updater\n"
+    )
+    assert [part_of(name) for name in imports(tree)] == [
+        "fastopt.optimizer",
+        "fastopt.mpi",
+        "fastopt.optimizer.updater",
+    ]
+
+
+def test_the_files_that_the_page_names_exist():
+    named = re.findall(r"`([\w/.]+/(?:\w+\.py)?)`", PAGE)
+    assert len(named) > 20
+    for name in named:
+        assert (PACKAGE / name).exists() or (ROOT / name).exists(), name
+
+
+def test_the_page_is_short():
+    assert len(PAGE.splitlines()) <= 120

@@ -1,0 +1,197 @@
+"""The documentation: its code runs, and its lists are complete."""
+
+import doctest
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+import fastopt
+from fastopt import lr_scheduler, optimizer
+from helpers.cases import CASES, OF_MATRICES, kept
+from helpers.pages import blocks, printed
+from helpers.paths import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES.remove(ROOT / "docs" / "cuda.md")  # see tests/gpu
+WORKED = ROOT / "docs" / "add-an-optimizer.md"
+QUOTING = ("recipes.md",)
+"""Pages that quote scripts, which have tests of their own."""
+FIRST_READ = (str(ROOT / "README.md"), str(ROOT / "docs" / "quick-start.md"))
+"""What a newcomer sees first."""
+
+
+@pytest.fixture
+def _registries():
+    """Keep what a page registers out of the other tests."""
+    registries = (optimizer.Optimizer.opt_registry, lr_scheduler.scheduler_registry)
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, known in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(known)
+
+
+def test_every_page_is_found():
+    names = {page.name for page in PAGES}
+    assert {"README.md", "add-an-optimizer.md", "mxnet-differences.md", "performance.md"} <= names
+
+
+@pytest.mark.usefixtures("_registries")
+@pytest.mark.parametrize(
+    "page",
+    kept([page for page in PAGES if page.name not in QUOTING], *FIRST_READ),
+    ids=lambda page: page.name,
+)
+def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for line, code in blocks(page, "python", "pycon"):
+        if code.startswith('"""'):
+            continue  # a whole module: see test_worked_example_passes_the_tests_of_the_library
+        if code.startswith(">>>"):
+            session = doctest.DocTestParser().get_doctest(code, {}, page.name, str(page), line)
+            session.globs = namespace
+            flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            runner = doctest.DebugRunner(verbose=False, optionflags=flags)
+            runner.run(session, clear_globs=False)
+            continue
+        capsys.readouterr()
+        # Blank lines in front make tracebacks show the lines of the page.
+        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+        assert capsys.readouterr().out.splitlines() == printed(code)
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+        targets += re.findall(r'(?:src|srcset)="([^"]+)"', text)
+        for target in targets:
+            if target.startswith("_static/schedules/"):
+                continue  # drawn by the build: see test_pictures.py
+            assert (page.parent / target).is_file(), f"{page.name}: {target}"
+
+
+def test_a_page_lists_every_optimizer_of_the_library():
+    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted({case.name for case in CASES} | {*OF_MATRICES})
+
+
+def test_the_table_of_optimizers_says_what_each_one_takes():
+    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    head = "| name | algorithm | half | 8 bits | rows | CUDA | source |"
+    assert head in text
+    found, expected = {}, {}
+    for line in re.findall(r"^\| `\w+` \|.*$", text[text.index(head) :].partition("\n\n")[0], re.M):
+        name, _, *takes, _ = (cell.strip() for cell in line.split("|")[1:-1])
+        found[name.strip("`")] = takes
+    for name in found:
+        made = optimizer.create(name) if name != "ccsgd" else optimizer.SGD(momentum=0.9)
+        if hasattr(made, "momentum") and made.native:
+            made = type(made)(momentum=0.9)
+        coded = made.native and bool(made.rule.codes)
+        expected[name] = [
+            "yes" if which else "" for which in (True, coded, made.native, made.native)
+        ]
+    assert found == expected
+
+
+def test_pages_count_the_optimizers():
+    names = {
+        klass for klass in optimizer.opt_registry.values() if klass.__module__[:8] == "fastopt."
+    }
+    count = len(names - {optimizer.Test, optimizer.ccSGD})
+    for page, words in {
+        "README.md": f"Adam, SGD and {count - 2} other optimizers",
+        "docs/index.md": f"Adam, SGD and {count - 2} other optimizers",
+        "docs/quick-start.md": f"[All {count} optimizers]",
+    }.items():
+        assert words in " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert f"All {count}, and which" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    assert f"[{count}](docs/optimizers.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_schedules_page_lists_every_schedule_of_the_library():
+    text = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    library = {
+        name
+        for name, klass in lr_scheduler.scheduler_registry.items()
+        if klass.__module__.startswith("fastopt.")
+    }
+    assert set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE)) == library
+
+
+def test_differences_page_mentions_every_quirk_that_the_recorded_cases_show():
+    manifest = json.loads((ROOT / "tests" / "golden" / "manifest.json").read_text())
+    cases = manifest["optimizer_cases"] + manifest["lr_scheduler_cases"]
+    quirks = {case.get("quirk") for case in cases} - {None}
+    text = (ROOT / "docs" / "mxnet-differences.md").read_text(encoding="utf-8")
+    assert len(quirks) > 25
+    assert quirks - set(re.findall(r"`(Q-[A-Z0-9.-]+)`", text)) == set()
+
+
+@pytest.mark.filterwarnings("ignore:.* replaces base_lr=7.0 of FactorScheduler")
+def test_default_rates_are_those_that_the_schedules_page_lists():
+    text = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^These classes have a default rate: (.*?)\.$", text, re.M | re.S)
+    said = {}
+    for names, rate in re.findall(r"([\w,\s]+?)\s\(([\d.]+)\)", listed):
+        said |= dict.fromkeys(re.findall(r"\w+", names.lower()), float(rate))
+    actual = {}
+    for name in {case.name for case in CASES} - {"ccsgd"}:
+        schedule = lr_scheduler.FactorScheduler(step=1, base_lr=7.0)
+        rate = optimizer.create(name, lr_scheduler=schedule).learning_rate
+        if rate != 7:
+            actual[name] = rate
+    assert said == actual
+
+
+@pytest.mark.exhaustive
+def test_worked_example_passes_the_tests_of_the_library(tmp_path):
+    """In a copy of the package: the new file, and the added lines of the page."""
+    (module,) = (code for _, code in blocks(WORKED, "python") if code.startswith('"""'))
+    row, line = (code.removeprefix("+") for _, code in blocks(WORKED, "diff"))
+    ignored = shutil.ignore_patterns("__pycache__", "golden", ".*")
+    shutil.copytree(Path(fastopt.__file__).parent, tmp_path / "fastopt", ignore=ignored)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert re.match(r"\| `qhm` \| .* \| .* \|$", line)
+
+    (tmp_path / "fastopt" / "optimizer" / "qhm.py").write_text(module)
+    cases = tmp_path / "tests" / "helpers" / "cases.py"
+    cases.write_text(cases.read_text().replace("CASES = [\n", f"CASES = [\n{row}"))
+    names = "optimizer/test_every_optimizer", "kernels/test_cpu", "test_suggestions"
+    tests = [*(f"tests/{name}.py" for name in names), "fastopt/optimizer/qhm.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        [*command, "-k", "qhm or registered"],
+        cwd=tmp_path,
+        # Options of the whole suite, as those for its coverage, are not for this part.
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    assert passed >= 9
+
+
+def test_index_leads_to_every_page():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(
+        r"^```\{toctree\}\n(?::[^\n]*\n)+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    )
+    entries = [entry for tree in trees for entry in tree.splitlines()]
+    assert len(trees) == 3
+    for page in PAGES[1:]:
+        if page.stem != "index":
+            assert any(fnmatch(page.stem, entry) for entry in entries), page.name

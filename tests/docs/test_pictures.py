@@ -1,0 +1,178 @@
+"""The pictures of the documentation show what its tables say."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fastopt import lr_scheduler
+from helpers.paths import DOCS
+
+pytest.importorskip("matplotlib")
+PAGE = (DOCS / "performance.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("pictures")
+
+
+def words(path):
+    """The texts of a picture, in order."""
+    return re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text(encoding="utf-8"))
+
+
+def test_the_comparison_has_five_rows_of_the_tables(pictures):
+    rows = pictures.rows(PAGE)
+    assert len(rows) == 5
+    for row in rows:
+        for ratio in row.ratios.values():
+            assert re.search(rf"\| +{ratio:.2f} +\|", PAGE)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_comparison_is_drawn_from_the_page_as_it_is(pictures, theme, tmp_path):
+    pictures.draw_comparison(pictures.rows(PAGE), tmp_path)
+    name = f"comparison-{theme}.svg"
+    drawn, kept = words(tmp_path / name), words(DOCS / "_static" / name)
+    assert len(kept) > 15
+    assert drawn == kept
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_words_of_the_comparison_have_its_numbers(pictures, page):
+    text = " ".join((DOCS.parent / page).read_text(encoding="utf-8").split())
+    (described,) = re.findall(r"Time of a step of Adam relative to fastopt: ([^\"\]]*)", text)
+    numbers = [ratio for row in pictures.rows(PAGE) for ratio in row.ratios.values()]
+    assert re.findall(r"\d+\.\d", described) == [f"{number:.1f}" for number in numbers]
+
+
+def test_a_page_without_the_numbers_is_refused(pictures):
+    with pytest.raises(KeyError, match="step"):
+        pictures.rows("# Performance")
+    with pytest.raises(KeyError, match="Adam, 20,000,000"):
+        pictures.rows(re.sub(r"^\| Adam, 20,000,000.*\n", "", PAGE, flags=re.MULTILINE))
+
+
+def test_every_schedule_is_drawn_and_shown(pictures, tmp_path):
+    library = {
+        name
+        for name, klass in lr_scheduler.scheduler_registry.items()
+        if klass.__module__.startswith("fastopt.")
+    }
+    assert set(pictures.drawn_schedules()) == library
+    pictures.draw_schedules(tmp_path)
+    page = (DOCS / "schedules.md").read_text(encoding="utf-8")
+    for light, dark in zip(pictures.schedule_files(), pictures.schedule_files("dark"), strict=True):
+        assert f"]({light})" in page
+        assert words(tmp_path / light) == words(tmp_path / dark)
+        assert words(tmp_path / light)[-1] == Path(light).stem.removesuffix("-light")
+
+
+def test_errors_in_8_bits_are_drawn_and_shown(pictures, tmp_path):
+    pictures.draw_codes(tmp_path)
+    page = (DOCS / "8-bit-state.md").read_text(encoding="utf-8")
+    for light, dark in zip(pictures.code_files(), pictures.code_files("dark"), strict=True):
+        assert f"]({light})" in page
+        assert words(tmp_path / light) == words(tmp_path / dark)
+        assert {"m, linear", "√v, squares of codes", "√v, linear"} <= {*words(tmp_path / light)}
+    errors = {name: dict(zip(*pair, strict=True)) for name, pair in pictures.code_errors().items()}
+    assert all(error[1.0] < 1e-6 for error in errors.values())
+    lost = {name: max(x for x, e in pair.items() if e > 0.99) for name, pair in errors.items()}
+    assert lost["√v, squares of codes"] < lost["√v, linear"] / 100
+
+
+def test_the_comparison_of_optimizers_is_drawn_and_shown(pictures, tmp_path):
+    pictures.draw_compared(tmp_path)
+    page = (DOCS / "which-optimizer.md").read_text(encoding="utf-8")
+    found = json.loads(pictures.COMPARED.read_text(encoding="utf-8"))
+    titles = pictures.losses_title(found), pictures.profiles_title(found)
+    files = zip(pictures.compared_files(), pictures.compared_files("dark"), titles, strict=True)
+    for light, dark, title in files:
+        assert f"]({light})" in page
+        drawn = words(tmp_path / light)
+        assert drawn == words(tmp_path / dark)
+        assert title in drawn
+        assert any("Muon" in each for each in drawn)
+
+
+def test_titles_of_the_comparison_say_what_its_numbers_say(pictures):
+    steps = {"AdamW": (100, 200), "Muon": (50, 100), "SOAP": (75, None)}
+    found = {
+        "models": {"digits": {}, "characters": {}},
+        "optimizers": {
+            name: {
+                model: {"steps": [own] * 3}
+                for model, own in zip(("digits", "characters"), pair, strict=True)
+            }
+            for name, pair in steps.items()
+        },
+        "steps": {"scores": {"AdamW": 0.2, "Muon": 0.9}},
+        "seconds": {"scores": {"AdamW": 0.8, "Muon": 0.1}},
+    }
+    assert pictures.losses_title(found) == (
+        "Muon takes 50% of AdamW's steps on digits, 50% on characters; SOAP 75%, more than 100%"
+    )
+    assert pictures.profiles_title(found) == "Muon is ahead by steps, AdamW by seconds"
+
+
+def test_equal_pictures_are_equal_files(pictures, tmp_path):
+    for k in "ab":
+        pictures.draw_comparison(pictures.rows(PAGE), tmp_path / k)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_layers_are_those_of_the_page(pictures, theme, tmp_path):
+    pictures.draw_layers(tmp_path)
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    (path,) = pictures.layer_files(theme)
+    drawn = " ".join(words(tmp_path / path)).split()
+    assert "](_static/schedules/layers-light.svg)" in page
+    for name, modules in pictures.layers(page).items():
+        assert {name, *modules} <= {*drawn}
+
+
+@pytest.fixture
+def history(pictures):
+    return importlib.import_module("history")
+
+
+def stored(directory, name, day, seconds):
+    """Write results in the form of asv."""
+    results = {"imports.track_overhead": [[seconds], []]}
+    results["dispatch.Dispatch.track_update"] = [[seconds, 9.0], [["'adam'", "'sgd'"]]]
+    results["tables.Small.track_update"] = [None, [["'same'", "'fresh'"]]]
+    text = {"commit_hash": name, "date": day * 86_400_000, "results": results}
+    (directory / "computer").mkdir(exist_ok=True)
+    path = directory / "computer" / f"{name}-env.json"
+    path.write_text(json.dumps(text), encoding="utf-8")
+
+
+def test_the_history_is_that_of_the_results(history, tmp_path):
+    for name, day, seconds in (("bbb", 3, 0.25), ("aaa", 1, 0.5)):
+        stored(tmp_path, name, day, seconds)
+    found = history.commits(tmp_path)
+    assert [name for _, name, _ in found] == ["aaa", "bbb"]
+    assert history.value(found[0][2], *history.LINES["1 x 1,000"]) == 0.5
+    assert history.value(found[0][2], *history.LINES["1,000 x 1,000, new gradients"]) is None
+    assert history.value(found[0][2], *history.LINES["64 rows in any order"]) is None
+    history.draw_history(tmp_path, tmp_path)
+    for theme in ("light", "dark"):
+        (path,) = history.history_files(theme)
+        drawn = words(tmp_path / path)
+        assert {"import: 0.5", "1 x 1,000: 0.5"} <= {*drawn}
+        assert not any("64 rows" in text for text in drawn)
+
+
+def test_every_line_of_the_history_has_results_of_the_repository(history):
+    found = history.commits()
+    assert len(found) >= 3
+    for benchmark, chosen in history.LINES.values():
+        assert history.value(found[-1][2], benchmark, chosen) is not None
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    assert "](_static/schedules/history-light.svg)" in page

@@ -1,0 +1,153 @@
+"""The recipes: loss curves are those of the libraries' own optimizers, and the page quotes them."""
+
+import importlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from helpers.cases import exhaustive
+from helpers.pages import blocks
+from helpers.paths import DOCS
+
+RECIPES = DOCS / "recipes"
+PAGE = RECIPES.with_suffix(".md")
+SCRIPTS = {
+    "plain_numpy": "sklearn",
+    "scikit_learn": "sklearn",
+    "hips_autograd": "autograd",
+    "thinc_digits": "thinc",
+    "mygrad_cancer": "mynn",
+    "river_phishing": "river",
+    "pennylane_circuit": "pennylane",
+    "bpr_factorization": "numpy",
+    "word_vectors": "numpy",
+    "online_learner": "numpy",
+    "torch_views": "torch",
+    "jax_gradients": "optax",
+}
+"""What each script needs besides fastopt."""
+
+FALLS = {"river_phishing": 0.95, "word_vectors": 0.75, "online_learner": 0.8}
+"""Share of the first loss that the last one is below, where it is not a half."""
+SHARED = {"both_times"}
+"""What scripts import."""
+
+scripts = pytest.mark.parametrize("script", SCRIPTS)
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """Import a script, if its library is installed."""
+    monkeypatch.syspath_prepend(RECIPES)
+
+    def imported(script):
+        pytest.importorskip(SCRIPTS[script])
+        return importlib.import_module(script)
+
+    return imported
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "rtol"),
+    [
+        ("plain_numpy", (), 1e-12),
+        ("scikit_learn", ("adam",), 1e-12),
+        ("scikit_learn", ("sgd",), 1e-12),
+        ("scikit_learn", ("sgd", False), 1e-12),
+        ("hips_autograd", ("adam",), 1e-12),
+        ("hips_autograd", ("sgd",), 1e-12),
+        ("thinc_digits", (), 1e-4),
+        ("mygrad_cancer", (), 1e-12),
+        ("river_phishing", (), 1e-12),
+        ("pennylane_circuit", (), 1e-10),
+        ("bpr_factorization", (), 1e-5),
+        pytest.param("word_vectors", (), 1e-5, marks=pytest.mark.exhaustive),
+        ("online_learner", (), 1e-12),
+        ("torch_views", (), 1e-3),
+        ("jax_gradients", (), 1e-3),
+    ],
+)
+def test_losses_are_those_of_the_librarys_own_optimizer(recipe, script, arguments, rtol):
+    theirs, ours = recipe(script).curves(*arguments)
+    assert len(theirs) >= 10
+    assert theirs[-1] < theirs[0] * FALLS.get(script, 0.5)
+    np.testing.assert_allclose(ours, theirs, rtol=rtol)
+
+
+def test_the_formula_of_mxnet_is_told_apart_from_that_of_torch(recipe):
+    """So the comparison would notice a wrong choice."""
+    autograd = recipe("hips_autograd")
+    theirs, ours = autograd.curves("adam")
+    short = autograd.ours(autograd.optimizer.Adam(learning_rate=0.01))
+    assert np.max(np.abs(np.divide(short, theirs) - 1)) > 1e-6
+    assert np.max(np.abs(np.divide(ours, theirs) - 1)) < 1e-12
+
+
+def test_scikit_learn_has_its_own_classes_back(recipe):
+    script = recipe("scikit_learn")
+    script.curves("adam")
+    assert script._multilayer_perceptron.AdamOptimizer is script.AdamOptimizer
+
+
+def test_rates_of_thincs_shims_scale_the_step(recipe):
+    script = recipe("thinc_digits")
+    fast = script.FastOptimizer(script.optimizer.SGD(learning_rate=0.5))
+    weight, gradient = np.ones(2, np.float32), np.full(2, 2, np.float32)
+    fast((3, "W"), weight, gradient, lr_scale=0.1)
+    np.testing.assert_allclose(weight, 0.9)
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("script", exhaustive(*SCRIPTS))
+def test_scripts_print_both_losses_and_both_times(script):
+    pytest.importorskip(SCRIPTS[script])
+    command = [sys.executable, "-W", "error", RECIPES / f"{script}.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 10
+    assert all("fastopt" in line for line in done.stdout.splitlines())
+    times = r"time: .+ \d+ ms, fastopt \d+ ms, \d+\.\d\d times as long"
+    assert re.fullmatch(times, done.stdout.splitlines()[-1])
+
+
+def test_the_page_quotes_the_scripts():
+    sources = [path.read_text(encoding="utf-8") for path in RECIPES.glob("*.py")]
+    quoted = [code for _, code in blocks(PAGE, "python")]
+    assert len(quoted) >= 6
+    for code in quoted:
+        assert any(code in source for source in sources), code
+
+
+def test_the_page_links_every_script():
+    text = PAGE.read_text(encoding="utf-8")
+    names = {path.stem for path in RECIPES.glob("*.py")} - SHARED
+    assert names == set(SCRIPTS)
+    assert all(f"](recipes/{name}.py)" in text for name in names)
+
+
+def test_schedules_of_scikit_learn_are_followed(recipe, monkeypatch):
+    script = recipe("scikit_learn")
+    images, digits = script.load_digits(return_X_y=True)
+
+    def trained():
+        model = script.MLPClassifier(
+            16,
+            solver="sgd",
+            learning_rate="adaptive",
+            learning_rate_init=0.2,
+            nesterovs_momentum=False,
+            tol=0.05,
+            n_iter_no_change=1,
+            max_iter=100,
+            random_state=0,
+        ).fit(images[:200] / 16, digits[:200])
+        return model.loss_curve_, model._optimizer
+
+    theirs, _ = trained()
+    monkeypatch.setattr(script._multilayer_perceptron, "SGDOptimizer", script.FastSGD)
+    ours, made = trained()
+    assert made.updater.optimizer.learning_rate < 0.01
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)

@@ -1,0 +1,378 @@
+"""Gradient accumulation: one update with the mean of the gradients of several calls."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import EMA, RowSparse, optimizer
+from fastopt.amp import LossScaler
+from fastopt.checkpoint import CheckpointError
+from helpers.cases import CASES, exhaustive, kept
+from helpers.resuming import WAYS, resumed
+
+EVERY = 3
+NATIVE = [case for case in CASES if case.name not in ("lbsgd",)]
+
+
+def grads_of(rng, shape, count, dtype=np.float32):
+    return [rng.normal(size=shape).astype(dtype) for _ in range(count)]
+
+
+def summed(grads, dtype=np.float32):
+    """Sum in the order of the calls, as the updater is to make it."""
+    total = grads[0].astype(dtype)
+    for grad in grads[1:]:
+        total = total + grad.astype(dtype)
+    return total
+
+
+def adam(**kwargs):
+    return optimizer.Updater(optimizer.Adam(learning_rate=0.1, wd=0.01), **kwargs)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", kept(NATIVE, "adam"), ids=str)
+def test_every_optimizer_takes_the_step_of_the_mean(case, rng):
+    weight = rng.normal(size=case.shape).astype(np.float32)
+    expected = weight.copy()
+    several = optimizer.Updater(case.make(wd=case.wd), accumulate=4)
+    once = optimizer.Updater(case.make(wd=case.wd))
+    for _ in range(3):
+        grads = grads_of(rng, case.shape, 4)
+        for grad in grads:
+            several(0, grad, weight)
+        once(0, summed(grads) / np.float32(4), expected)  # exact, as 4 is a power of 2
+        np.testing.assert_array_equal(weight, expected)
+
+
+@given(
+    every=st.integers(1, 7),
+    shape=st.sampled_from([(), (1,), (0,), (5,), (3, 4), (70_000,)]),
+    seed=st.integers(0, 1000),
+)
+def test_the_sum_is_that_of_numpy_in_the_order_of_the_calls(every, shape, seed):
+    rng = np.random.default_rng(seed)
+    weight = np.asarray(rng.normal(size=shape), np.float32)
+    made = optimizer.Updater(optimizer.Test(rescale_grad=1.0), accumulate=every)
+    for _ in range(2):
+        before, grads = weight.copy(), [np.asarray(g) for g in grads_of(rng, shape, every)]
+        for k, grad in enumerate(grads):
+            np.testing.assert_array_equal(weight, before)
+            made(0, grad, weight)
+            assert made.info.stepped == (k == every - 1)
+            assert not made.info.skipped
+        factor = np.float32(1 / every)
+        np.testing.assert_array_equal(weight, before + factor * summed(grads))
+
+
+@given(every=st.integers(2, 4), seed=st.integers(0, 1000), calls=st.integers(1, 9))
+def test_a_list_is_the_same_as_single_calls(every, seed, calls):
+    rng = np.random.default_rng(seed)
+    shapes = [(3, 2), (4,), (2, 2, 2)]
+    together = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    alone = [weight.copy() for weight in together]
+    listed, single = adam(accumulate=every), adam(accumulate=every)
+    for _ in range(calls):
+        grads = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+        listed([0, 1, 2], grads, together)
+        for index, (grad, weight) in enumerate(zip(grads, alone, strict=True)):
+            single(index, grad, weight)
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_indices_of_a_list_may_be_at_different_calls(rng):
+    weights = [np.ones(3, np.float32) for _ in range(2)]
+    made, grad = adam(accumulate=2), np.ones(3, np.float32)
+    made(0, grad, weights[0])
+    made([0, 1], [grad, grad], weights)
+    assert (weights[0] != 1).all()
+    assert (weights[1] == 1).all()
+    made([0, 1], [grad, grad], weights)
+    np.testing.assert_array_equal(weights[0], weights[1])
+
+
+def test_counts_and_schedules_advance_with_updates(rng):
+    asked = []
+
+    def schedule(update):
+        asked.append(update)
+        return 0.1
+
+    made = optimizer.Updater(optimizer.SGD(lr_scheduler=schedule), accumulate=EVERY)
+    weight = np.ones(2, np.float32)
+    for _ in range(2 * EVERY):
+        made(0, np.ones(2, np.float32), weight)
+    assert made.optimizer.num_update == 2
+    assert sorted(set(asked)) == [1, 2]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("multi_precision", [True, *exhaustive(False)])
+def test_gradients_of_half_precision_are_summed_in_float32(half, multi_precision, rng):
+    kwargs = {"multi_precision": multi_precision, "rounding": "stochastic"}
+    weight = rng.normal(size=40).astype(half)
+    expected = weight.copy()
+    several = optimizer.Updater(optimizer.SGD(momentum=0.9, **kwargs), accumulate=4)
+    once = optimizer.Updater(optimizer.SGD(momentum=0.9, **kwargs))
+    for _ in range(2):
+        grads = grads_of(rng, 40, 4, half)
+        for grad in grads:
+            several(0, grad, weight)
+        once(0, summed(grads) / np.float32(4), expected)
+        np.testing.assert_array_equal(weight, expected)
+
+
+def test_row_sparse_gradients_touch_indexed_rows_alone(rng):
+    weight = np.ones((9, 2), np.float32)
+    made = adam(accumulate=2)
+    first = RowSparse(np.ones((2, 2), np.float32), np.array([7, 1]), weight.shape)
+    second = RowSparse(np.full((2, 2), 3, np.float32), np.array([7, 7]), weight.shape)
+    made(0, first, weight)
+    assert (weight == 1).all()
+    made(0, second, weight)
+    expected, once = np.ones((9, 2), np.float32), adam()
+    values = np.array([[7, 7], [1, 1]], np.float32) / 2
+    once(0, (values, np.array([7, 1])), expected)
+    np.testing.assert_array_equal(weight, expected)
+    assert [row for row in range(9) if (weight[row] != 1).any()] == [1, 7]
+
+
+@given(order=st.lists(st.booleans(), min_size=2, max_size=5), seed=st.integers(0, 99))
+def test_dense_and_row_sparse_gradients_mix(order, seed):
+    rng = np.random.default_rng(seed)
+    weight, made = (
+        np.ones((6, 2), np.float32),
+        optimizer.Updater(optimizer.Test(), accumulate=len(order)),
+    )
+    total = np.zeros((6, 2))
+    for sparse in order:
+        values, rows = rng.normal(size=(3, 2)).astype(np.float32), rng.integers(0, 6, size=3)
+        grad = RowSparse(values, rows, (6, 2))
+        total += grad.to_dense()
+        made(0, grad if sparse else grad.to_dense(), weight)
+    np.testing.assert_allclose(weight, 1 + total / len(order), rtol=1e-5)
+
+
+def test_the_norm_is_that_of_the_mean(rng):
+    made = adam(accumulate=2, clip_global_norm=1.0)
+    weights = [np.ones(2, np.float32), np.ones(3, np.float32)]
+    for k in range(4):
+        made(
+            [0, 1], [np.full(2, 1 + k % 2, np.float32), np.full(3, 1 + k % 2, np.float32)], weights
+        )
+        if k % 2:
+            assert made.info.global_norm == pytest.approx(1.5 * np.sqrt(5))
+        else:
+            assert made.info.global_norm is None
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_a_gradient_that_is_not_finite_skips_the_window(bad, value):
+    scaler = LossScaler(init_scale=4.0)
+    made, weight = adam(accumulate=2, loss_scaler=scaler), np.ones(2, np.float32)
+    for k in range(2):
+        made(0, np.array([1, value if k == bad else 1], np.float32), weight)
+    assert made.info.skipped
+    assert made.info.culprits == ("0",)
+    assert scaler.scale == 2.0
+    assert (weight == 1).all()
+    assert made.optimizer.num_update == 0
+    expected = np.ones(2, np.float32)
+    for _ in range(2):
+        made(0, np.full(2, 2, np.float32), weight)
+    adam()(0, np.ones(2, np.float32), expected)
+    np.testing.assert_array_equal(weight, expected)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("calls", range(1, 6))
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_run_goes_on_within_a_window(kind, calls, sparse, tmp_path, rng):
+    made, weight = adam(accumulate=EVERY), rng.normal(size=(4, 2)).astype(np.float32)
+    grads = [
+        RowSparse(grad[:2], rng.integers(0, 4, size=2), (4, 2)) if sparse else grad
+        for grad in grads_of(rng, (4, 2), 9)
+    ]
+    for grad in grads[:calls]:
+        made(0, grad, weight)
+    new, other = resumed(kind, made, adam(accumulate=EVERY), tmp_path), weight.copy()
+    for grad in grads[calls:]:
+        made(0, grad, weight)
+        new(0, grad, other)
+        np.testing.assert_array_equal(weight, other)
+    assert made.info.stepped
+
+
+def test_a_checkpoint_within_a_window_needs_the_same_setting():
+    made = adam(accumulate=2)
+    made(0, np.ones(2), np.ones(2))
+    for every in (1, 3):
+        with pytest.raises(
+            CheckpointError, match=f"accumulate=2, the updater has accumulate={every}"
+        ):
+            adam(accumulate=every).load_states_dict(made.states_dict())
+
+
+def test_a_checkpoint_with_another_accumulate_warns_or_is_refused(tmp_path):
+    made, weight = adam(accumulate=2), np.ones(2)
+    for path, calls in (("between", 3), ("closed", 1)):
+        for _ in range(calls):
+            made(0, np.ones(2), weight)
+        made.save(tmp_path / path)
+    for new in (adam(), adam(accumulate=3)):
+        with pytest.raises(CheckpointError, match="saved between two updates of accumulate=2"):
+            new.load(tmp_path / "between")
+        with pytest.warns(UserWarning, match=f"accumulate=2, .* keeps accumulate={new.accumulate}"):
+            new.load(tmp_path / "closed")
+        assert new.optimizer.num_update == 2
+    same = adam(accumulate=2)
+    same.load(tmp_path / "closed")
+    assert same.optimizer.num_update == 2
+
+
+@pytest.mark.parametrize("damage", [
+    {"every": 0}, {"calls": {0: 2}}, {"calls": {}}, {"sums": {0: "a"}},
+    {"sums": {0: np.ones(2, np.int64)}}, {"sums": 3}, {"calls": {5: 1}},
+])  # fmt: skip
+def test_damaged_sums_are_refused(damage):
+    made, new = adam(accumulate=2), adam(accumulate=2)
+    made(0, np.ones(2), np.ones(2))
+    saved = made.states_dict()
+    saved["accumulation"] |= damage
+    with pytest.raises(CheckpointError):
+        new.load_states_dict(saved)
+    assert not new.states_dict()["accumulation"]["calls"]
+
+
+def error_of(made, *args):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        made(*args)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_failed_call_changes_nothing(calls, rng):
+    made, weight = adam(accumulate=EVERY), np.ones(2, np.float32)
+    twin, other = adam(accumulate=EVERY), np.ones(2, np.float32)
+    extra = np.ones(3, np.float32)
+    grads = grads_of(rng, 2, 6)
+    for k, grad in enumerate(grads):
+        made(0, grad, weight)
+        twin(0, grad, other)
+        if k == calls:
+            assert "index 0: gradient must have shape (2,)" in error_of(made, 0, extra, weight)
+            wrong = [0, 1], [grads[0], grads[0]], [weight, extra]
+            assert "index 1: gradient must have shape (3,)" in error_of(made, *wrong)
+            assert "index 0" in error_of(made, [0, 0], [grads[0]] * 2, [weight] * 2)
+    np.testing.assert_array_equal(weight, other)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_failed_schedule_leaves_the_sums_as_they_were(sparse, rng):
+    fails = []
+
+    def schedule(update):
+        if fails:
+            raise RuntimeError("no rate")
+        return 0.1
+
+    def make():
+        return optimizer.Updater(optimizer.Adam(lr_scheduler=schedule), accumulate=2)
+
+    made, twin = make(), make()
+    weight, other = np.ones((3, 2), np.float32), np.ones((3, 2), np.float32)
+    for _ in range(4):
+        grads = grads_of(rng, (3, 2), 2)
+        if sparse:
+            grads = [RowSparse(grad[:2], np.array([1, 0]), (3, 2)) for grad in grads]
+        made(0, grads[0], weight)
+        fails.append(True)
+        with pytest.raises(RuntimeError, match="no rate"):
+            made(0, grads[1], weight)
+        fails.clear()
+        made(0, grads[1], weight)
+        for grad in grads:
+            twin(0, grad, other)
+        np.testing.assert_array_equal(weight, other)
+
+
+def test_a_multiplier_that_fails_leaves_the_sums_as_they_were(rng):
+    made, twin = adam(accumulate=2), adam(accumulate=2)
+    weight, other = np.ones(3), np.ones(3)
+    for _ in range(3):
+        first, second = grads_of(rng, 3, 2, np.float64)
+        made(0, first, weight)
+        made.optimizer.lr_mult[0] = "half"
+        with pytest.raises(TypeError, match="index 0: lr_mult must be a number"):
+            made(0, second, weight)
+        del made.optimizer.lr_mult[0]
+        made(0, second, weight)
+        twin(0, first, other)
+        twin(0, second, other)
+        np.testing.assert_array_equal(weight, other)
+
+
+def test_an_optimizer_in_numpy_takes_the_mean():
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= self._get_lr(index) * grad
+
+    made, weight = optimizer.Updater(Plain(learning_rate=1.0), accumulate=2), np.zeros(1)
+    for value in (1.0, 3.0):
+        made(0, np.array([value]), weight)
+    assert weight[0] == -2
+
+
+def test_lbsgd_adds_up_means():
+    kwargs = {"learning_rate": 1.0, "batch_scale": 2, "warmup_epochs": 0}
+    made = optimizer.Updater(optimizer.LBSGD(**kwargs), accumulate=2)
+    twin, weight, other = optimizer.Updater(optimizer.LBSGD(**kwargs)), np.zeros(1), np.zeros(1)
+    for value in (1.0, 3.0, 5.0, 7.0):
+        made(0, np.array([value]), weight)
+    for value in (2.0, 6.0):
+        twin(0, np.array([value]), other)
+    np.testing.assert_array_equal(weight, other)
+
+
+def test_weights_of_any_layout_are_taken(rng):
+    for array in (np.ones((4, 6), order="F"), np.ones((4, 12))[:, ::2], np.ones((4, 6)).T):
+        made, twin, expected = adam(accumulate=2), adam(), np.ones(array.shape)
+        for _ in range(2):
+            grads = grads_of(rng, array.shape, 2, np.float64)
+            for grad in grads:
+                made(0, grad, array)
+            twin(0, summed(grads, np.float64) / 2, expected)
+        np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.exhaustive
+def test_averages_follow_updates():
+    made = adam(accumulate=2, average=EMA(decay=0.5))
+    weight = np.ones(2)
+    made(0, np.ones(2), weight)
+    assert not made.averages
+    made(0, np.ones(2), weight)
+    np.testing.assert_allclose(made.averages[0], (1 + weight) / 2)
+
+
+def test_the_number_of_calls_changes_between_windows_alone():
+    made, weight = adam(accumulate=2), np.ones(2)
+    made(0, np.ones(2), weight)
+    with pytest.raises(
+        ValueError, match="accumulate cannot change while gradients of \\[0\\] wait"
+    ):
+        made.accumulate = 3
+    made(0, np.ones(2), weight)
+    made.accumulate = 1
+    made(0, np.ones(2), weight)
+    assert made.optimizer.num_update == 2
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None])
+def test_the_number_of_calls_is_checked(wrong):
+    with pytest.raises((TypeError, ValueError), match="accumulate must be"):
+        adam(accumulate=wrong)

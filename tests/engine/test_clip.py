@@ -1,0 +1,367 @@
+"""Loss scale and clip of the global norm: exact, all or nothing, for every way to update."""
+
+import gc
+import math
+import weakref
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastopt
+from fastopt import lr_scheduler, optimizer
+from fastopt.amp import LossScaler, StepInfo
+from fastopt.optimizer import Updater
+from fastopt.sparse import RowSparse
+from helpers.cases import CASES, FEW, exhaustive, kept
+from helpers.tensor_lists import (
+    Tensor,
+    as_list,
+    everything,
+    frozen,
+    laid,
+    normal,
+    one_by_one,
+    tensors_of,
+)
+
+every_case = pytest.mark.parametrize("case", kept(CASES, *FEW), ids=str)
+adam_by_default = pytest.mark.parametrize("case", kept(CASES, "adam"), ids=str)
+NAMES = {0: "conv_weight", 8: "table_weight"}
+
+
+class Own(optimizer.Optimizer):
+    """A user's NumPy code that does not know of rescale_grad."""
+
+    def create_state(self, index, weight):
+        return np.zeros_like(weight)
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        state += grad
+        weight -= self._get_lr(index) * state
+
+
+@fastopt.rule(hyper=("lr",))
+def plain_descent(weight, grad, state, h):
+    return weight - h.lr * grad, ()
+
+
+class OwnRule(optimizer.Optimizer):
+    """A user's rule that does not read rescale_grad."""
+
+    rule = plain_descent
+
+
+def times(grad, factor):
+    """Gradient times a power of two."""
+    if isinstance(grad, tuple):
+        return times(grad[0], factor), grad[1]
+    if isinstance(grad, RowSparse):
+        return RowSparse(times(grad.values, factor), grad.indices, grad.shape)
+    return grad * grad.dtype.type(factor)
+
+
+def begin(tensors):
+    return {index: tensor.make(k) for k, (index, tensor) in enumerate(tensors.items())}
+
+
+def slopes(tensors, step):
+    return [tensor.slope(100 * step + k) for k, tensor in enumerate(tensors.values())]
+
+
+@adam_by_default
+def test_a_power_of_two_as_scale_changes_no_bit(case):
+    tensors = {i: t for i, t in tensors_of(case).items() if t.dtype != "float16"}
+    outcomes = []
+    for way in (as_list, one_by_one):
+        for scale in (1, 1024):
+            scaler = LossScaler(scale, dynamic=False) if scale > 1 else None
+            updater = Updater(case.make(wd=case.wd, clip_gradient=0.7), scaler)
+            weights = begin(tensors)
+            for step in range(4):
+                grads = [times(grad, scale) for grad in slopes(tensors, step)]
+                way(updater, tensors, grads, weights.values())
+            updater.loss_scaler = None
+            outcomes.append(everything(updater, weights))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[2] == outcomes[3]
+
+
+@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lbsgd")])
+def test_gradients_in_float16_are_divided_in_float32(name):
+    """1e-7 is no number of float16; the gradient of a scaled loss tells it."""
+    results = []
+    for scale in (None, 2.0**12):
+        made = optimizer.create(name, learning_rate=1.0, multi_precision=True)
+        updater = Updater(made, scale and LossScaler(scale))
+        weight, grad = np.zeros(3, np.float16), np.full(3, 2.0**-30 * (scale or 1))
+        for _ in range(2):
+            updater(0, grad.astype(np.float16 if scale else np.float32), weight)
+        results.append(frozen(updater.states[0]))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@adam_by_default
+def test_an_overflow_changes_nothing_and_tells_who(case, bad):
+    tensors = tensors_of(case)
+    schedule = lr_scheduler.FactorScheduler(step=2, factor=0.7)
+    arguments = {"wd": case.wd, "multi_precision": True, "lr_scheduler": schedule}
+    scaler = LossScaler(256.0, growth_interval=3)
+    updater = Updater(case.make(param_idx2name=NAMES, **arguments), scaler)
+    weights, clean = begin(tensors), Updater(case.make(param_idx2name=NAMES, **arguments))
+    others = begin(tensors)
+    for step in range(3):
+        grads = slopes(tensors, step)
+        grads[0][0, 0] = bad
+        grads[8].values[-1, -1] = bad
+        before = everything(updater, weights)
+        scale = scaler.scale
+        as_list(updater, tensors, grads, weights.values())
+        assert updater.info.skipped
+        assert not updater.info.stepped
+        assert updater.info.culprits == ("conv_weight", "table_weight")
+        assert not math.isfinite(updater.info.global_norm)
+        assert (scaler.scale, scaler.good_steps) == (scale / 2, 0)
+        scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
+        before = before[:-1]
+        assert everything(updater, weights)[:-1] == before
+        updater(8, grads[8], weights[8])
+        assert updater.info.culprits == ("table_weight",)
+        assert everything(updater, weights)[:-1] == before
+        scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
+        good = [times(g, scale) for g in slopes(tensors, step)]
+        as_list(updater, tensors, good, weights.values())
+        assert updater.info.stepped
+        as_list(clean, tensors, slopes(tensors, step), others.values())
+    exact = [i for i, t in tensors.items() if t.dtype != "float16"]
+    assert frozen([weights[i] for i in exact]) == frozen([others[i] for i in exact])
+
+
+def test_an_overflow_leaves_the_decay_of_rows_and_the_sums_of_lbsgd():
+    for made in (
+        optimizer.AdamW(wd=0.5, sparse_decay="catch_up"),
+        optimizer.AdamW(wd=0.5, sparse_decay="dense"),
+        optimizer.LBSGD(batch_scale=3),
+        optimizer.Nadam(),
+    ):
+        updater, weights = Updater(made, LossScaler()), [np.ones((4, 2)), np.ones(3)]
+        for step in range(3):
+            rows = RowSparse(np.ones((2, 2)), np.array([3, step]), (4, 2))
+            updater([0, 1], [rows, np.ones(3)], weights)
+            before = everything(updater, weights)[:-1]
+            updater([0, 1], [rows, np.array([1, np.nan, 1])], weights)
+            assert updater.info.culprits == ("1",)
+            assert everything(updater, weights)[:-1] == before
+
+
+def test_the_scale_grows_after_good_steps_and_backs_off_on_overflow():
+    scaler = LossScaler(8.0, growth_interval=2)
+    updater, weight = Updater(optimizer.SGD(), scaler), np.ones(3)
+    scales = []
+    for value in (1, 1, 1, np.inf, 1, np.nan, 1, 1):
+        updater(0, np.full(3, value, float), weight)
+        scales.append(scaler.scale)
+    assert scales == [8, 16, 16, 8, 8, 4, 4, 8]
+
+
+def test_each_step_is_divided_by_the_scale_of_its_own_loss():
+    """The sum of several calls, too."""
+    for make in (optimizer.SGD, partial(optimizer.LBSGD, batch_scale=2), Own):
+        scaled, plain = Updater(make(), LossScaler(2.0, growth_interval=1)), Updater(make())
+        first, second = np.ones((2, 3))
+        for step in range(1, 5):
+            grad = np.array([step, -1.0, 2.0])
+            scaled(0, grad * scaled.loss_scaler.scale, first)
+            plain(0, grad, second)
+        assert scaled.loss_scaler.scale == 32
+        np.testing.assert_array_equal(first, second)
+        assert not np.array_equal(first, np.ones(3))
+
+
+MADE = {
+    "sgd": lambda **k: optimizer.SGD(learning_rate=0.5, **k),
+    "lbsgd": lambda **k: optimizer.LBSGD(learning_rate=0.5, **k),
+    "NumPy": lambda **k: Own(learning_rate=0.5, **k),
+    "own rule": lambda **k: OwnRule(learning_rate=0.5, **k),
+}
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_every_kind_of_optimizer_is_scaled_and_clipped(made, rng):
+    updater = Updater(made(), LossScaler(64.0), clip_global_norm=1.0)
+    plain = Updater(made())
+    first, second = (list(np.ones((3, 4, 2))) for _ in range(2))
+    for size in (0.01, 100.0):
+        grads = list(size * rng.normal(size=(3, 4, 2)))
+        norm = math.sqrt(sum(np.square(grad).sum() for grad in grads))
+        updater([0, 1, 2], [64 * grad for grad in grads], first)
+        assert updater.info == StepInfo(True, False, pytest.approx(norm), ())
+        plain([0, 1, 2], [grad * min(1, 1 / norm) for grad in grads], second)
+        np.testing.assert_allclose(first, second, rtol=1e-13)
+
+
+def test_one_gradient_is_clipped_by_its_own_norm():
+    updater, weight = Updater(optimizer.SGD(learning_rate=1.0), None, 5.0), np.zeros(2)
+    updater(0, np.array([30.0, 40.0]), weight)
+    np.testing.assert_allclose(weight, [-3, -4])
+    assert updater.info == StepInfo(True, False, 50.0)
+    updater(0, np.array([0.3, 0.4]), weight)
+    np.testing.assert_allclose(weight, [-3.3, -4.4])
+    updater.clip_global_norm = 0
+    updater(0, np.array([0.3, 0.4]), weight)
+    np.testing.assert_allclose(weight, [-3.3, -4.4])
+
+
+def test_the_norm_is_that_of_rescaled_gradients():
+    updater = Updater(optimizer.SGD(rescale_grad=-0.1), LossScaler(4.0), 2.0)
+    updater([0, 1], [np.full(1, 120.0), np.full(1, 160.0)], [np.ones(1), np.ones(1)])
+    assert updater.info.global_norm == pytest.approx(5.0, rel=1e-15)
+
+
+kinds = st.sampled_from(["plain", "fortran", "strided", "rows", "pair"])
+shapes = st.sampled_from([(0, 2), (1, 1), (5, 3), (300, 7), (2, 20_000)])
+dtypes = st.sampled_from(["float32", "float64", "float16", "bfloat16"])
+
+
+@pytest.mark.exhaustive
+@given(
+    listed=st.lists(
+        st.tuples(kinds, shapes, dtypes, st.sampled_from([1e-3, 1.0, 50.0])), min_size=1, max_size=5
+    ),
+    seed=st.integers(0, 99),
+)
+def test_the_norm_is_exact_to_float64(listed, seed):
+    pytest.importorskip("ml_dtypes")
+    grads, weights, squares = [], [], []
+    for kind, shape, dtype, size in listed:
+        rows = kind in ("rows", "pair") and shape[0]
+        grad = Tensor(shape, dtype, gradient=kind if rows else "plain").slope(seed)
+        if rows:
+            values, indices = (grad.values, grad.indices) if kind == "rows" else grad
+            dense = np.zeros(shape, np.float32 if values.itemsize == 2 else values.dtype)
+            np.add.at(dense, indices, values.astype(dense.dtype))
+        else:
+            dense = grad = laid((grad * np.float32(size)).astype(grad.dtype), kind)
+        squares.append(np.square(dense.astype(np.float64)).sum())
+        grads.append(grad)
+        weights.append(normal(0, shape, dtype))
+    updater = Updater(optimizer.SGD(multi_precision=True), clip_global_norm=1e9)
+    as_list(updater, range(len(listed)), grads, weights)
+    np.testing.assert_allclose(updater.info.global_norm, math.sqrt(sum(squares)), rtol=1e-12)
+
+
+NORMS = """
+import numba
+from helpers.tensor_lists import MIXED
+from fastopt import optimizer
+from fastopt.optimizer import Updater
+for threads in (1, 2, 3, 4):
+    numba.set_num_threads(threads)
+    updater = Updater(optimizer.Adam(multi_precision=True), clip_global_norm=1.0)
+    sizes = {**MIXED, "large": type(MIXED[0])((300, 1111)), "tall": type(MIXED[0])((90_001,))}
+    weights = [tensor.make(0) for tensor in sizes.values()]
+    for step in range(2):
+        grads = [tensor.slope(step) for tensor in sizes.values()]
+        updater(list(sizes), grads, weights)
+        print(step, updater.info.global_norm.hex())
+"""
+
+
+def test_the_norm_has_the_same_bits_for_any_number_of_threads(run_python):
+    lines = run_python(NORMS, NUMBA_NUM_THREADS="4").splitlines()
+    assert len(lines) == 8
+    assert len(set(lines)) == 2
+
+
+def test_rows_listed_repeatedly_are_added_up_before_the_norm():
+    rows = RowSparse(np.array([[3.0], [1.0], [3.0]]), np.array([2, 0, 2]), (4, 1))
+    for made in MADE.values():
+        updater = Updater(made(), clip_global_norm=100.0)
+        for _ in range(2):
+            updater(0, rows, np.ones((4, 1)))
+            assert updater.info.global_norm == pytest.approx(math.sqrt(37))
+            updater(
+                [0, 1], [(rows.values, rows.indices), np.ones(4)], [np.ones((4, 1)), np.ones(4)]
+            )
+            assert updater.info.global_norm == pytest.approx(math.sqrt(41))
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_gradients_are_checked_before_they_are_measured(made):
+    updater, weight = Updater(made(), LossScaler()), np.ones(4)
+    updater(0, np.ones(4), weight)
+    before, info = everything(updater, weight), updater.info
+    for wrong in (
+        np.full(5, np.nan),
+        np.full((4, 1), np.nan),
+        np.full(4, np.nan, "f4"),
+        [np.nan] * 4,
+    ):
+        for call in (
+            (0, wrong, weight),
+            ([0], [wrong], [weight]),
+            ([0, 0], [wrong] * 2, [weight] * 2),
+        ):
+            with pytest.raises((TypeError, ValueError), match="index 0: gradient"):
+                updater(*call)
+            assert everything(updater, weight) == before
+            assert updater.info is info
+
+
+def test_info_tells_what_the_last_call_did():
+    updater, weight = Updater(optimizer.SGD()), np.ones(3)
+    assert updater.info == StepInfo(stepped=False, skipped=False)
+    updater(0, np.full(3, np.nan), weight.copy())
+    assert updater.info == StepInfo(stepped=True, skipped=False)
+    updater.clip_global_norm = 1.0
+    updater([1, "two"], [np.full(3, np.inf), np.full(3, np.nan)], [weight, weight.copy()])
+    assert updater.info.culprits == ("1", "two")
+    updater([1], [np.zeros(3)], [weight])
+    assert updater.info == StepInfo(True, False, 0.0, ())
+
+
+def test_a_step_that_fails_is_no_step():
+    updater, weight = Updater(optimizer.SGD(), LossScaler(growth_interval=1), 1.0), np.ones(3)
+    updater(0, np.full(3, np.inf), weight)
+    before, info = everything(updater, weight), updater.info
+    updater.optimizer.lr_mult[0] = math.nan
+    with pytest.raises(ValueError, match="learning rate"):
+        updater(0, np.ones(3), weight)
+    updater.optimizer.lr_mult.clear()
+    assert everything(updater, weight) == before
+    assert updater.info is info
+    assert updater.optimizer.rescale_grad == 1
+
+
+def test_a_skipped_gradient_is_not_kept_alive():
+    updater = Updater(optimizer.SGD(), LossScaler())
+    for shape, layout in (((4, 2), "rows"), ((4, 2), "strided"), ((4, 2), "plain")):
+        weights = [np.ones(shape), np.ones(shape)]
+        grads = [Tensor(shape, "float64", gradient=layout).slope(0) for _ in range(2)]
+        arrays = [getattr(grad, "values", grad) for grad in grads]
+        arrays[0][...] = np.nan
+        watches = [weakref.ref(array) for array in arrays]
+        updater([0, 1], grads, weights)
+        assert updater.info.skipped
+        del grads, arrays
+        gc.collect()
+        assert [watch() for watch in watches] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"loss_scaler": 1024}, TypeError, "loss_scaler must be a LossScaler, got 1024"),
+        ({"clip_global_norm": -1}, ValueError, "clip_global_norm must be .*at least 0, got -1"),
+        ({"clip_global_norm": math.nan}, ValueError, "clip_global_norm must be a finite number"),
+        ({"clip_global_norm": math.inf}, ValueError, "clip_global_norm must be a finite number"),
+        ({"clip_global_norm": "1"}, TypeError, "clip_global_norm must be a number, got '1'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, error, words):
+    with pytest.raises(error, match=words):
+        Updater(optimizer.SGD(), **arguments)

@@ -1,0 +1,254 @@
+"""Weight decay of rows that lazy updates do not touch: sparse_decay and flush."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastopt import optimizer
+from fastopt.engine.validate import leaves
+from helpers.cases import CASES, LIGHT, OF_STEPS, Case, sampled
+from helpers.row_sparse import listing, problems, same_bits
+
+WD = 0.3
+DECOUPLED_NAMES = {"adagrad", "adadelta", "adamw", "adabelief", "radam", "lion"}
+DECOUPLED_NAMES |= {"nadamw", "ademamix", "adopt", "adamatan2", "adan"}
+CAUTIOUS = {"cautious_decay", "stable"}
+"""Forms whose decay depends on the gradient."""
+COUPLED = [
+    case
+    for case in CASES
+    if (case.name not in DECOUPLED_NAMES and case.kwargs != {"momentum": 0.0})
+    or str(case) == "adagrad-formula=torch"
+]
+DECOUPLED = [case for case in CASES if case not in COUPLED and CAUTIOUS.isdisjoint(case.kwargs)]
+DECOUPLED.append(Case("signum", {"momentum": 0.0, "wd_lh": 0.2}))
+DECAYING = [
+    case
+    for case in CASES
+    if case.name not in ("test", "groupadagrad", *OF_STEPS) and CAUTIOUS.isdisjoint(case.kwargs)
+]
+DECAYING.append(Case("signum", {"wd_lh": 0.2}))
+
+decoupled = pytest.mark.parametrize("case", sampled(DECOUPLED), ids=str)
+coupled = pytest.mark.parametrize("case", sampled(COUPLED), ids=str)
+decaying = pytest.mark.parametrize("case", sampled(DECAYING, LIGHT), ids=str)
+
+
+def share(case, t, lr, wd):
+    """Share of a row that decay takes in step `t`, by the formulas of the docstrings."""
+    if case.name == "adadelta":
+        return wd
+    if case.name == "signum":
+        return lr * (wd + case.kwargs.get("wd_lh", 0))
+    if case.name == "adamw" and "eta" in case.kwargs:
+        return case.kwargs["eta"] * wd
+    if case.name == "adopt" and t == 1:
+        return 0.0
+    if case.name == "adan" and case.kwargs.get("proximal", True):
+        return lr * wd / (1 + lr * wd)
+    torch = case.kwargs.get("formula") == "torch"
+    if case.name == "adamw" and case.kwargs.get("correct_bias", True) and not torch:
+        return lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * wd
+    if case.kwargs.get("batch_scale") == 2:
+        return 2 * lr * wd if t % 2 == 0 else 0  # after the warm-up the rate is doubled
+    return lr * wd
+
+
+class Oracle:
+    """Weight in float64 where every row decays in every step.
+
+    Listed rows follow the rule, by lazy updates without further decay; NumPy shrinks the others.
+    """
+
+    def __init__(self, case, weight, rate, **kwargs):
+        self.case, self.rate, self.t = case, rate, 0
+        self.weight = weight.astype(np.float64)
+        self.rule = case.updater(wd=WD, lazy_update=True, lr_scheduler=rate, **kwargs)
+
+    def __call__(self, grad, lr_mult=1.0):
+        self.t += 1
+        listed = getattr(grad, "indices", np.arange(len(self.weight)))
+        others = np.setdiff1d(np.arange(len(self.weight)), listed)
+        self.weight[others] *= 1 - share(self.case, self.t, lr_mult * self.rate(self.t), WD)
+        self.rule.optimizer.set_lr_mult({0: lr_mult})
+        self.rule(0, grad.astype(np.float64), self.weight)
+
+
+def wavy(n):
+    """A rate that is different in every step, up and down."""
+    return 0.05 * (1 + math.sin(3 * n))
+
+
+@decoupled
+@settings(max_examples=8)
+@given(problem=problems(steps=6), data=st.data())
+def test_missed_decay_is_made_up_for_under_any_schedule(case, problem, data):
+    """Also with multipliers, dense gradients in between, and flushes before the last."""
+    made = case.updater(wd=WD, sparse_decay="catch_up", lr_scheduler=wavy)
+    oracle, weight = Oracle(case, problem.weight, wavy), problem.weight.copy()
+    for grad in problem.grads:
+        lr_mult = data.draw(st.sampled_from([1.0, 0.5, 0.0]))
+        grad = grad.to_dense() if data.draw(st.integers(0, 4)) == 0 else grad
+        made.optimizer.set_lr_mult({0: lr_mult})
+        made(0, grad, weight)
+        oracle(grad, lr_mult)
+        if data.draw(st.integers(0, 3)) == 0:
+            made.flush(0)
+            agree(weight, oracle.weight)
+    made.flush(0)
+    agree(weight, oracle.weight)
+    for state, expected in zip(leaves(made.states[0]), leaves(oracle.rule.states[0]), strict=True):
+        agree(state, expected)
+
+
+def agree(actual, expected):
+    rough = actual.dtype != np.float64
+    np.testing.assert_allclose(actual, expected, *((1e-4, 1e-5) if rough else (1e-9, 1e-12)))
+
+
+@pytest.mark.parametrize("how", ["catch_up", "dense"])
+def test_adagrad_agrees_with_its_formula_in_numpy(how, rng):
+    made = optimizer.AdaGrad(learning_rate=0.1, wd=WD, sparse_decay=how)
+    updater, weight = optimizer.get_updater(made), rng.normal(size=(6, 3))
+    expected, history = weight.copy(), np.zeros((6, 3))
+    for _ in range(5):
+        grad = listing(rng, (6, 3), np.float64, 3)
+        updater(0, grad, weight)
+        dense = grad.to_dense()
+        history += dense**2
+        expected -= 0.1 * (dense / np.sqrt(history + 1e-7) + WD * expected)
+    updater.flush(0)
+    np.testing.assert_allclose(weight, expected, rtol=1e-12)
+
+
+@decoupled
+def test_only_listed_rows_are_written_before_a_flush_and_none_in_the_next(case, rng):
+    updater = case.updater(wd=WD, sparse_decay="catch_up")
+    weight = rng.normal(size=(9, 4))
+    if case.name == "adopt":  # its first update only measures
+        updater(0, rng.normal(size=(9, 4)), weight)
+    for rows in ([0, 3, 8], [3, 5], []):
+        before = weight.copy()
+        updater(0, (rng.normal(size=(len(rows), 4)), np.array(rows, np.int64)), weight)
+        np.testing.assert_array_equal(np.flatnonzero((weight != before).any(axis=1)), rows)
+    updater.flush(0)
+    assert (weight != before).all()
+    once = weight.copy()
+    updater.flush(0)
+    same_bits(weight, once)
+
+
+@decaying
+def test_dense_decay_reaches_rows_that_are_not_listed_in_every_step(case, rng):
+    updater, weight = case.updater(wd=WD, sparse_decay="dense"), rng.normal(size=(9, 4))
+    for t in range(1, 7):
+        updater.optimizer.set_learning_rate(wavy(t))
+        grad = listing(rng, (9, 4), np.float64, 3 * (t % 3))
+        spared = np.setdiff1d(np.arange(9), grad.indices)
+        if "batch_scale" in case.kwargs:
+            spared = spared[spared > 7]  # earlier ones may wait in the sum
+            grad = grad.retain([row for row in grad.indices if row < 8])
+        before = weight.copy()
+        updater(0, grad, weight)
+        expected = before[spared] * (1 - share(case, t, wavy(t), WD))
+        np.testing.assert_allclose(weight[spared], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", [CASES[0], Case("adagrad")], ids=str)
+def test_dense_decay_of_rules_that_leave_rows_without_gradient_alone_is_that_of_dense_steps(
+    case, rng
+):
+    weight = rng.normal(size=(9, 4))
+    by_row, dense = weight, weight.copy()
+    updaters = (
+        case.updater(wd=WD, sparse_decay="dense"),
+        case.updater(wd=WD, lazy_update=False),
+    )
+    for _ in range(5):
+        grad = listing(rng, (9, 4), np.float64, 4)
+        for updater, table in zip(updaters, (by_row, dense), strict=True):
+            updater(0, grad, table)
+    np.testing.assert_allclose(by_row, dense, rtol=1e-12)
+
+
+@coupled
+def test_catching_up_is_refused_where_decay_goes_through_the_gradient(case):
+    words = "sparse_decay='catch_up' needs (decoupled decay|Signum without momentum)"
+    with pytest.raises(ValueError, match=words):
+        case.make(sparse_decay="catch_up")
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    for how in ("catch_up", "dense"):
+        with pytest.raises(ValueError, match="needs lazy updates, got lazy_update=False"):
+            optimizer.AdaGrad(sparse_decay=how, lazy_update=False)
+        assert optimizer.AdamW(sparse_decay=how).lazy_update
+    with pytest.raises(ValueError, match="sparse_decay must be"):
+        optimizer.AdaGrad(sparse_decay="lazy")
+
+
+@pytest.mark.parametrize(
+    ("case", "how"),
+    [
+        pytest.param(case, how, marks=[pytest.mark.exhaustive] * (str(case) not in LIGHT))
+        for cases, how in ((DECAYING, "dense"), (DECOUPLED, "catch_up"))
+        for case in cases
+        if case.name != "adan"  # whose share is below 1 at any rate
+    ],
+    ids=str,
+)
+def test_a_decay_that_would_take_all_is_refused_and_changes_nothing(case, how, rng):
+    updater, weight = case.updater(wd=WD, sparse_decay=how), rng.normal(size=(9, 4))
+    for _ in range(case.kwargs.get("batch_scale", 1) + 1):
+        updater(0, listing(rng, (9, 4), np.float64, 4), weight)
+    updater.optimizer.set_learning_rate(10.0)
+    updater.optimizer.set_wd_mult({0: 10.0})
+    for call in (lambda g: updater(0, g, weight), lambda g: updater([0], [g], [weight])):
+        before = copy.deepcopy((weight, updater.states))
+        attributes = repr(updater.optimizer.__getstate__())
+        with pytest.raises(ValueError, match=f"index 0: sparse_decay='{how}' needs rate times"):
+            call(listing(rng, (9, 4), np.float64, 4))
+        np.testing.assert_equal((weight, updater.states), before)
+        assert repr(updater.optimizer.__getstate__()) == attributes
+
+
+@pytest.mark.parametrize("how", ["catch_up", "dense"])
+@pytest.mark.parametrize("rescale", [math.inf, math.nan, 0.0])
+def test_steps_that_adamw_skips_decay_nothing(how, rescale, rng):
+    made = optimizer.AdamW(learning_rate=0.1, wd=WD, sparse_decay=how)
+    updater, weight = optimizer.get_updater(made), rng.normal(size=(6, 2))
+    for row in (1, 2):
+        updater(0, (rng.normal(size=(1, 2)), np.array([row])), weight)
+    updater.flush(0)
+    before = copy.deepcopy((weight, leaves(updater.states[0])))
+    made.rescale_grad = rescale
+    updater(0, (rng.normal(size=(1, 2)), np.array([3])), weight)
+    updater.flush(0)
+    np.testing.assert_equal((weight, leaves(updater.states[0])), before)
+    assert made.num_update == 3
+
+
+@pytest.mark.parametrize("how", ["touched", "catch_up", "dense"])
+def test_an_optimizer_without_decay_takes_no_notice(how, rng):
+    grads = [listing(rng, (6, 2), np.float64, 3) for _ in range(3)]
+    results = []
+    for kwargs in ({"sparse_decay": how}, {}):
+        made = optimizer.Lion(lazy_update=True, **kwargs)
+        updater, weight = optimizer.get_updater(made), np.ones((6, 2))
+        for grad in grads:
+            updater(0, grad, weight)
+        updater.flush(0)
+        results.append((weight, *leaves(updater.states[0])))
+    same_bits(*results)
+
+
+@pytest.mark.parametrize("name", ["test", "groupadagrad"])
+def test_optimizers_that_have_no_decay_take_dense_decay_for_none(name, rng):
+    made = optimizer.create(name, sparse_decay="dense")
+    updater, weight = optimizer.get_updater(made), np.ones((6, 2))
+    updater(0, (np.ones((1, 2)), np.array([2])), weight)
+    np.testing.assert_array_equal(np.flatnonzero(weight[:, 0] != 1), [2])

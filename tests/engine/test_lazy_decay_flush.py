@@ -1,0 +1,130 @@
+"""Bringing rows up to date: flush, whatever the weight, and after states were restored."""
+
+import copy
+import signal
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.kernels.table import Table
+from helpers.cases import kept
+from helpers.row_sparse import listing, same_bits
+
+WD = 0.3
+DECOUPLED = ["adagrad", "adadelta", "adamw", "adabelief", "radam", "lion", "signum"]
+
+
+def catching_up(name="adagrad", **kwargs):
+    if name == "signum":
+        kwargs["momentum"] = 0.0
+    made = optimizer.create(name, wd=WD, sparse_decay="catch_up", **kwargs)
+    return optimizer.get_updater(made)
+
+
+@pytest.mark.parametrize("name", kept(DECOUPLED, "adagrad", "adamw"))
+def test_what_rows_have_missed_survives_bytes(name, rng):
+    updater = catching_up(name)
+    weight = rng.normal(size=(9, 4))
+    for _ in range(3):
+        updater(0, listing(rng, (9, 4), np.float64, 3), weight)
+    restored, other = optimizer.get_updater(optimizer.SGD()), weight.copy()
+    restored.set_states(updater.get_states(dump_optimizer=True))
+    clone, third = copy.deepcopy(updater), weight.copy()
+    clone.flush(0, third)
+    restored.flush(0, other)
+    same_bits(other, third)
+    grad = listing(rng, (9, 4), np.float64, 3)
+    updater.flush(0)
+    for run, table in ((updater, weight), (restored, other), (clone, third)):
+        run(0, grad, table)
+        run.flush(0, table)
+        same_bits(table, weight)
+
+
+@pytest.mark.parametrize(
+    ("half", "master"),
+    [
+        (np.float16, "float32"),
+        (ml_dtypes.bfloat16, "float32"),
+        (ml_dtypes.bfloat16, "split"),
+    ],
+    ids=["float16", "bfloat16", "split"],
+)
+def test_masters_catch_up_and_their_weights_follow(half, master, rng):
+    halves, singles = catching_up(multi_precision=True, master=master), catching_up()
+    weight = rng.normal(size=(9, 4)).astype(half)
+    single = weight.astype(np.float32)
+    for _ in range(4):
+        grad = listing(rng, (9, 4), np.float32, 3)
+        halves(0, grad, weight)
+        singles(0, grad, single)
+    halves.flush(0)
+    singles.flush(0)
+    np.testing.assert_array_equal(weight, single.astype(half))
+
+
+def test_copies_catch_up_too(rng):
+    updater, weight = catching_up(learning_rate=0.1), np.ones((5, 2), np.float32)
+    beside = weight.astype(np.float16)
+    updater.set_copy(0, beside)
+    for _ in range(3):
+        updater(0, listing(rng, (5, 2), np.float32, 2), weight)
+    updater.flush(0)
+    np.testing.assert_array_equal(beside, weight.astype(np.float16))
+
+
+@pytest.mark.parametrize("layout", ["strided", "fortran"])
+def test_flush_knows_the_last_weight_whatever_its_layout(layout):
+    updater = catching_up(learning_rate=0.1)
+    weight = np.ones((8, 3))[::2] if layout == "strided" else np.ones((4, 3), order="F")
+    updater(0, (np.ones((1, 3)), np.array([1])), weight)
+    updater.flush(0)
+    np.testing.assert_allclose(weight[[0, 2, 3]], 1 - 0.1 * WD)
+
+
+def test_flush_knows_the_weight_of_an_index_that_came_twice_in_a_list():
+    updater, weight = catching_up(learning_rate=0.1), np.ones((4, 3))
+    updater([0, 0], [(np.ones((1, 3)), np.array([1]))] * 2, [weight] * 2)
+    updater.flush(0)
+    np.testing.assert_allclose(weight[[0, 2, 3]], (1 - 0.1 * WD) ** 2)
+
+
+def test_ctrl_c_waits_until_a_weight_that_is_not_contiguous_is_flushed(monkeypatch):
+    updater, weight = catching_up(learning_rate=0.1), np.ones((8, 3))[::2]
+    updater(0, (np.ones((1, 3)), np.array([1])), weight)
+    settle = Table.settle
+
+    def interrupted(self):
+        settle(self)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Table, "settle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        updater.flush(0)
+    np.testing.assert_allclose(weight[[0, 2, 3]], 1 - 0.1 * WD)
+
+
+def test_flush_refuses_a_weight_that_it_does_not_know_or_that_does_not_fit():
+    updater, weight = catching_up("signum"), np.ones((4, 3))
+    with pytest.raises(ValueError, match="index 'table': flush needs the weight"):
+        updater.flush("table")
+    updater("table", (np.ones((1, 3)), np.array([1])), weight)
+    words = r"index 'table': decay is kept for rows of shape \(4,\).* has 5"
+    longer = np.ones((5, 3))
+    with pytest.raises(ValueError, match=words):
+        updater.flush("table", longer)
+    with pytest.raises(ValueError, match=words):
+        updater("table", (np.ones((1, 3)), np.array([1])), longer)
+    assert (longer == 1).all()
+
+
+@pytest.mark.parametrize("how", ["touched", "dense"])
+def test_flush_changes_nothing_where_nothing_is_missed(how, rng):
+    made = optimizer.AdaGrad(learning_rate=0.1, wd=WD, sparse_decay=how)
+    updater, weight = optimizer.get_updater(made), rng.normal(size=(4, 3))
+    updater(0, listing(rng, (4, 3), np.float64, 2), weight)
+    before = weight.copy()
+    updater.flush(0)
+    same_bits(weight, before)

@@ -1,0 +1,333 @@
+"""Random stories told to two updaters, with lists and with single calls: the same bits at the end.
+
+Between steps weights are replaced, resized and reshaped, states come and go, settings change.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fastopt import optimizer
+from fastopt.engine.validate import leaves
+from fastopt.lr_scheduler import FactorScheduler
+from fastopt.sparse import RowSparse
+from helpers.tensor_lists import as_list, everything, frozen, laid, normal, one_by_one
+
+# Multipliers may come before the first update of their parameter.
+pytestmark = pytest.mark.filterwarnings("ignore:lr_mult of .* has no effect")
+
+FORMS = {
+    "sgd": {"momentum": 0.9, "multi_precision": True},
+    "adam": {"multi_precision": True},
+    "nadam": {},
+    "lamb": {},
+    "lars": {"momentum": 0.9},
+    "lbsgd": {"batch_scale": 2, "warmup_epochs": 0},
+    "sgld": {"seed": 5},
+}
+SHAPES = [(), (0,), (6,), (4, 3), (17_000,)]
+indices = st.one_of(st.integers(0, 5), st.sampled_from(["a_weight", "b_gamma", "c_bias"]))
+seeds = st.integers(0, 9)
+
+
+class World:
+    """An updater, its weights, and memory that some of them lie in."""
+
+    def __init__(self, way, name):
+        made = optimizer.create(name, learning_rate=0.05, wd=0.01, **FORMS[name])
+        made.idx2name = {0: "conv_weight", 1: "norm_beta"}
+        self.way, self.updater = way, optimizer.get_updater(made)
+        self.memory = np.ones(40, np.float32)
+        self.weights, self.kept, self.copies = {}, {}, {}
+
+    def add(self, index, seed, shape, dtype, layout):
+        weight = normal(seed, shape, dtype)
+        self.weights[index] = laid(weight, layout) if weight.ndim else weight
+        self.drop_state(index)
+
+    def add_view(self, index, start, step):
+        self.weights[index] = self.memory[start : start + 6 * step : step]
+        self.drop_state(index)
+
+    def tie(self, index, other):
+        self.weights[index] = self.weights[other]
+        self.drop_state(index)
+        # Alone at first: a list makes the new states of all its weights before it updates one.
+        self.updater(index, self.gradient(index, 0, "fresh"), self.weights[index])
+
+    def drop_state(self, index):
+        for kept in (self.updater.states, self.updater.states_synced, self.kept):
+            kept.pop(index, None)
+        hidden = vars(self.updater.optimizer)
+        hidden.get("cumgrads", {}).pop(index, None)
+        self.set_copy(index, None)
+
+    def gradient(self, index, seed, kind):
+        weight = self.weights[index]
+        grad = normal(seed, weight.shape, weight.dtype.name)
+        if kind == "same":
+            kept = self.kept.get(index)
+            if kept is None or kept.shape != weight.shape or kept.dtype != weight.dtype:
+                kept = self.kept[index] = grad
+            kept[...] = grad
+            return kept
+        if kind == "single" and weight.dtype == np.float16:
+            return grad.astype(np.float32)
+        if kind == "strided" and weight.ndim:
+            return laid(grad, "strided")
+        if kind == "rows" and weight.ndim and len(weight):
+            listed = np.random.default_rng(seed).integers(0, len(weight), 3)
+            return RowSparse(
+                normal(seed, (3, *weight.shape[1:]), weight.dtype.name), listed, weight.shape
+            )
+        if kind == "weight":
+            fitting = [
+                other
+                for other in self.weights.values()
+                if (other.shape, other.dtype) == (weight.shape, weight.dtype)
+                and not np.shares_memory(other, weight)
+            ]
+            return fitting[seed % len(fitting)] if fitting else grad
+        return grad
+
+    def step(self, calls):
+        grads = [self.gradient(*call) for call in calls]
+        order = [index for index, *_ in calls]
+        self.way(self.updater, order, grads, [self.weights[index] for index in order])
+
+    def resize(self, index, size):
+        weight, arrays = self.weights[index], self.arrays(index)
+        if weight.ndim == 1 and all(array.base is None for array in arrays):
+            for array in arrays:
+                array.resize(size, refcheck=False)
+            self.drop_sums(index)
+
+    def reshape(self, index):
+        weight = self.weights[index]
+        shape = weight.shape[::-1]
+        if weight.ndim == 2 and all(array.flags.c_contiguous for array in self.arrays(index)):
+            for array in self.arrays(index):
+                array.shape = shape
+            self.drop_sums(index)
+
+    def owners(self, index):
+        weight = self.weights[index]
+        return [other for other, tied in self.weights.items() if tied is weight]
+
+    def arrays(self, index):
+        states = [self.updater.states.get(owner) for owner in self.owners(index)]
+        return [self.weights[index], *(array for state in states for array in leaves(state))]
+
+    def drop_sums(self, index):
+        for owner in self.owners(index):
+            vars(self.updater.optimizer).get("cumgrads", {}).pop(owner, None)
+            self.set_copy(owner, None)
+
+    def set_copy(self, index, array):
+        self.updater.set_copy(index, array)
+        self.copies.pop(index, None)
+        if array is not None:
+            self.copies[index] = array
+
+    def bits(self):
+        return everything(self.updater, self.weights), frozen((self.memory, self.copies))
+
+
+class Lists(RuleBasedStateMachine):
+    """Operations on both worlds."""
+
+    @initialize(name=st.sampled_from(["sgd", "nadam", "lbsgd"]))
+    def begin(self, name):
+        self.name = name
+        self.worlds = [World(way, name) for way in (as_list, one_by_one)]
+        self.all("add", 0, 0, (4, 3), "float32", "plain")
+        self.all("add", 1, 1, (4, 3), "float32", "plain")
+
+    def all(self, operation, *arguments):
+        for world in self.worlds:
+            getattr(world, operation)(*arguments)
+
+    def known(self, data):
+        return data.draw(st.sampled_from(list(self.worlds[0].weights)))
+
+    @rule(
+        index=indices,
+        seed=seeds,
+        shape=st.sampled_from(SHAPES),
+        dtype=st.sampled_from(["float32", "float64", "float16"]),
+        layout=st.sampled_from(["plain", "plain", "fortran", "strided"]),
+    )
+    def add(self, index, seed, shape, dtype, layout):
+        masters = FORMS[self.name].get("multi_precision")
+        self.all("add", index, seed, shape, dtype if masters else "float32", layout)
+
+    @rule(index=indices, start=st.integers(0, 20), step=st.sampled_from([1, 2, 3]))
+    def add_view(self, index, start, step):
+        self.all("add_view", index, start, step)
+
+    @rule(index=indices, data=st.data())
+    def tie(self, index, data):
+        self.all("tie", index, self.known(data))
+
+    @rule(
+        data=st.data(),
+        repeat=st.sampled_from([1, 2, 3]),
+        kinds=st.lists(
+            st.sampled_from(["same", "same", "fresh", "single", "strided", "rows", "weight"]),
+            min_size=9,
+            max_size=9,
+        ),
+        twice=st.booleans(),
+    )
+    def step(self, data, repeat, kinds, twice):
+        order = data.draw(st.permutations(list(self.worlds[0].weights)))
+        order = order[: data.draw(st.integers(1, len(order)))]
+        order += order[:1] * (twice and len(order) > 2)
+        for again in range(repeat):
+            calls = [(index, 10 * again + k, kinds[k % 9]) for k, index in enumerate(order)]
+            self.all("step", calls)
+
+    @rule(data=st.data())
+    def step_of_all(self, data):
+        kind = data.draw(st.sampled_from(["same", "fresh"]))
+        for again in range(2):
+            order = list(self.worlds[0].weights)
+            self.all("step", [(index, again + k, kind) for k, index in enumerate(order)])
+
+    @rule(data=st.data())
+    def replace_weight(self, data):
+        index = self.known(data)
+        for world in self.worlds:
+            world.weights[index] = world.weights[index].copy()
+
+    @rule(data=st.data(), size=st.sampled_from([1, 6, 20_000]))
+    def resize(self, data, size):
+        self.all("resize", self.known(data), size)
+
+    @rule(data=st.data())
+    def reshape(self, data):
+        self.all("reshape", self.known(data))
+
+    @rule(data=st.data())
+    def remove(self, data):
+        index = self.known(data)
+        if len(self.worlds[0].weights) > 1:
+            for world in self.worlds:
+                del world.weights[index]
+
+    @rule(data=st.data(), deep=st.booleans())
+    def replace_state(self, data, deep):
+        index = self.known(data)
+        for world in self.worlds:
+            states = world.updater.states
+            if index in states:
+                states[index] = copied(states[index], list if deep else tuple)
+
+    @rule(whole=st.booleans())
+    def save_and_restore(self, whole):
+        for world in self.worlds:
+            world.updater.set_states(world.updater.get_states(dump_optimizer=whole))
+            for index, copy in world.copies.items():
+                world.updater.set_copy(index, copy)
+
+    @rule(data=st.data(), on=st.booleans())
+    def set_copy(self, data, on):
+        index = self.known(data)
+        for world in self.worlds:
+            weight = world.weights[index]
+            fits = on and weight.dtype == np.float32 and weight.ndim > 0
+            world.set_copy(index, np.zeros(weight.shape, np.float16) if fits else None)
+
+    @precondition(lambda self: FORMS[self.name].get("multi_precision"))
+    @rule(data=st.data(), seed=seeds)
+    def set_master(self, data, seed):
+        index = self.known(data)
+        for world in self.worlds:
+            weight = world.weights[index]
+            if weight.dtype == np.float16:
+                world.updater.set_master(index, normal(seed, weight.shape, "float32"))
+
+    @rule(
+        setting=st.sampled_from(
+            [
+                ("lr", 0.01),
+                ("lr", np.float32(0.1)),
+                ("wd", 0.1),
+                ("rescale_grad", 0.5),
+                ("clip_gradient", 0.3),
+                ("lazy_update", True),
+                ("lazy_update", False),
+                ("momentum", 0.5),
+                ("lr_scheduler", FactorScheduler(step=3, factor=0.5, base_lr=0.1)),
+            ]
+        )
+    )
+    def change_setting(self, setting):
+        for world in self.worlds:
+            present = getattr(world.updater.optimizer, setting[0], 0)
+            if setting[0] != "momentum" or present:  # without momentum there is no state for it
+                setattr(world.updater.optimizer, *setting)
+
+    @rule(data=st.data(), value=st.sampled_from([0.0, 0.3, np.float32(0.7), 2]))
+    def change_multiplier(self, data, value):
+        index = self.known(data)
+        for world in self.worlds:
+            world.updater.optimizer.lr_mult[index] = value
+            world.updater.optimizer.wd_mult["conv_weight"] = value
+
+    @rule(data=st.data(), fault=st.sampled_from(["read-only", "shape", "dtype", "rate"]))
+    def fail(self, data, fault):
+        """A list with one fault changes nothing; without the fault it goes on."""
+        world = self.worlds[0]
+        index = self.known(data)
+        order = list(world.weights)
+        grads = {i: world.gradient(i, k, "fresh") for k, i in enumerate(order)}
+        weights = dict(world.weights)
+        multipliers = world.updater.optimizer.lr_mult
+        kept = multipliers.copy()
+        if fault == "read-only":
+            weights[index] = weights[index].view()
+            weights[index].flags.writeable = False
+        elif fault == "shape":
+            grads[index] = np.ones((9, 9), weights[index].dtype)
+        elif fault == "dtype":
+            grads[index] = np.ones(weights[index].shape, np.int32)
+        else:
+            multipliers[index] = -1.0
+        before = world.bits()
+        try:
+            as_list(world.updater, order, grads.values(), weights.values())
+        except (TypeError, ValueError):
+            assert world.bits() == before
+        else:
+            raise AssertionError(f"{fault} was not noticed")
+        if fault == "rate":
+            multipliers.clear()
+            multipliers.update(kept)
+
+    @invariant()
+    def the_bits_are_the_same(self):
+        assert self.worlds[0].bits() == self.worlds[1].bits()
+
+
+def copied(state, nest):
+    """State of new arrays, in tuples or in lists."""
+    if isinstance(state, np.ndarray):
+        return state.copy()
+    return state if state is None else nest(copied(part, nest) for part in state)
+
+
+class OfEveryForm(Lists):
+    """With each of the forms."""
+
+    @initialize(name=st.sampled_from(list(FORMS)))
+    def begin(self, name):
+        super().begin(name)
+
+
+TestLists = Lists.TestCase
+TestLists.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestEveryForm = pytest.mark.exhaustive(OfEveryForm.TestCase)
+TestEveryForm.settings = TestLists.settings

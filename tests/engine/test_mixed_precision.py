@@ -1,0 +1,175 @@
+"""Half-precision weights with float32 masters: the float32 trajectory, and its rounded copy."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fastopt import optimizer
+from fastopt.sparse import RowSparse
+from helpers.cases import CASES, LIGHT, exhaustive, kept
+from helpers.half_precision import FORMS, bits, every_case, flat, lively, master_of, silent
+
+
+@pytest.mark.parametrize("case", kept([c for c in CASES if c.name != "lars"], *LIGHT), ids=str)
+def test_a_master_moves_bit_for_bit_as_a_float32_weight(case, half, rng):
+    single, mixed = case.updater(**lively(case)), case.updater(multi_precision=True, **lively(case))
+    weight = rng.normal(size=case.shape).astype(half)
+    exact = weight.astype(np.float32)
+    for _ in range(4):
+        gradient = rng.normal(size=case.shape).astype(half)
+        single(0, gradient.astype(np.float32), exact)
+        mixed(0, gradient, weight)
+        master, inner = master_of(mixed)
+        np.testing.assert_array_equal(bits(master), bits(exact))
+        np.testing.assert_array_equal(bits(weight), bits(exact.astype(half)))
+        for ours, theirs in zip(flat(inner), flat(single.states[0]), strict=True):
+            np.testing.assert_array_equal(bits(ours), bits(theirs))
+    assert not np.array_equal(exact, exact.astype(half)) or case.name == "test"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("momentum", [0.0, *exhaustive(0.5)])
+def test_lars_takes_the_norm_of_the_rounded_weight(momentum, half, rng):
+    exact = np.full((4, 3), 1 + float(np.spacing(half.type(1))) * 0.49, np.float32)
+    gradient = rng.normal(size=exact.shape).astype(np.float32)
+    made = optimizer.LARS(learning_rate=1.0, eta=0.1, momentum=momentum, multi_precision=True)
+    updater, weight = optimizer.get_updater(made), exact.astype(half)
+    updater.set_master(0, exact)
+    assert (weight == 1).all()
+    updater(0, gradient, weight)
+    norms = [np.linalg.norm(w.astype(float)) for w in (np.ones_like(exact), exact)]
+    rounded, unrounded = (exact - 0.1 * n / np.linalg.norm(gradient) * gradient for n in norms)
+    np.testing.assert_allclose(master_of(updater)[0], rounded, rtol=3e-7)
+    assert abs(rounded - unrounded).max() > 5e-5
+
+
+@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lamb", "groupadagrad", "sgld")])
+def test_a_float32_gradient_is_used_as_it_is(name, half, rng):
+    wide, narrow, single = (
+        optimizer.get_updater(optimizer.create(name, learning_rate=0.1, multi_precision=mixed))
+        for mixed in (True, True, False)
+    )
+    weights = [np.ones((5, 3), half), np.ones((5, 3), half), np.ones((5, 3), np.float32)]
+    for _ in range(3):
+        gradient = rng.normal(size=(5, 3)).astype(np.float32)
+        for updater, weight in zip((wide, single), weights[::2], strict=True):
+            updater(0, gradient, weight)
+        narrow(0, gradient.astype(half), weights[1])
+    np.testing.assert_array_equal(bits(master_of(wide)[0]), bits(weights[2]))
+    assert not np.array_equal(master_of(wide)[0], master_of(narrow)[0])
+
+
+@every_case
+def test_state_is_nested_as_in_mxnet(case, half):
+    single, mixed = case.updater(), case.updater(multi_precision=True)
+    single(0, np.ones(case.shape, np.float32), np.ones(case.shape, np.float32))
+    mixed(0, np.ones(case.shape, half), np.ones(case.shape, half))
+    state = mixed.states[0]
+    assert type(state) is tuple
+    inner, master = state if case.name in ("sgd", "ccsgd", "lars") else state[::-1]
+    assert (master.dtype, master.shape) == (np.float32, case.shape)
+    assert describe(inner) == describe(single.states[0])
+
+
+def describe(state):
+    if isinstance(state, np.ndarray):
+        return state.dtype, state.shape
+    return tuple(map(describe, state)) if isinstance(state, tuple) else state
+
+
+@silent
+@pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad")])
+def test_a_list_call_equals_single_calls(name, form, rng, bfloat16):
+    dtypes = [bfloat16, np.float32, bfloat16, np.float64]
+    if form != "split masters":
+        dtypes[2] = np.float16
+    dtypes = dtypes * 12
+    lists, singles = (
+        optimizer.get_updater(optimizer.create(name, learning_rate=0.1, **FORMS[form]))
+        for _ in range(2)
+    )
+    weights = [rng.normal(size=(4, 3)).astype(dtype) for dtype in dtypes]
+    others = copy.deepcopy(weights)
+    for _ in range(3):
+        gradients = [rng.normal(size=(4, 3)).astype(dtype) for dtype in dtypes]
+        lists(list(range(len(weights))), gradients, weights)
+        for index, gradient, weight in zip(range(len(weights)), gradients, others, strict=True):
+            singles(index, gradient, weight)
+    for weight, other in zip(weights, others, strict=True):
+        np.testing.assert_array_equal(bits(weight), bits(other))
+
+
+@silent
+@pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
+@given(
+    shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+    kinds=st.tuples(*[st.sampled_from(["plain", "fortran", "strided", "unaligned"])] * 2),
+)
+def test_every_layout_gives_the_same_numbers(form, shape, kinds):
+    bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    rng = np.random.default_rng(0)
+    start, gradient = (np.array(rng.normal(size=shape), np.float32) for _ in range(2))
+    plain = start.astype(bfloat16)
+    other, laid = (
+        lay(array.astype(bfloat16), kind)
+        for array, kind in zip((start, gradient), kinds, strict=True)
+    )
+    first, second = (
+        optimizer.get_updater(optimizer.Adam(0.1, wd=0.1, **FORMS[form])) for _ in range(2)
+    )
+    for _ in range(2):
+        first(0, gradient.astype(bfloat16), plain)
+        second(0, laid, other)
+    np.testing.assert_array_equal(bits(np.ascontiguousarray(other)), bits(plain.reshape(shape)))
+    assert plain.size == 0 or not np.array_equal(plain, start)
+
+
+def lay(array, kind):
+    """The same numbers in another layout of memory."""
+    if not array.ndim or kind == "plain":
+        return array
+    if kind == "fortran":
+        return np.asfortranarray(array)
+    if kind == "strided":
+        spread = np.zeros([2 * n for n in array.shape], array.dtype)
+        laid = spread[tuple(slice(None, None, 2) for _ in array.shape)]
+    else:
+        laid = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    laid[...] = array
+    return laid
+
+
+@silent
+@pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad")])
+def test_all_rows_listed_are_a_dense_gradient(name, form, rng, bfloat16):
+    dense, listed = (
+        optimizer.get_updater(optimizer.create(name, learning_rate=0.1, **FORMS[form]))
+        for _ in range(2)
+    )
+    weight = rng.normal(size=(6, 5)).astype(bfloat16)
+    other = weight.copy()
+    for _ in range(3):
+        gradient = rng.normal(size=weight.shape).astype(bfloat16)
+        rows = rng.permutation(len(weight))
+        dense(0, gradient, weight)
+        listed(0, RowSparse(gradient[rows], rows, weight.shape), other)
+    np.testing.assert_array_equal(bits(weight), bits(other))
+
+
+@silent
+@pytest.mark.parametrize("form", kept(FORMS, "masters", "stochastic"))
+def test_lazy_updates_touch_listed_rows_only(form, rng, bfloat16):
+    updater = optimizer.get_updater(optimizer.Adam(0.1, wd=0.1, **FORMS[form]))
+    weight = rng.normal(size=(6, 5)).astype(bfloat16)
+    updater(0, rng.normal(size=weight.shape).astype(bfloat16), weight)
+    arrays = [weight, *flat(updater.states[0])]
+    before = copy.deepcopy(arrays)
+    updater(0, (np.ones((2, 5), bfloat16), np.array([4, 1])), weight)
+    for array, was in zip(arrays, before, strict=True):
+        assert np.unique(np.nonzero(bits(array) != bits(was))[0]).tolist() == [1, 4]

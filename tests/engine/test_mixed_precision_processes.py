@@ -1,0 +1,48 @@
+"""Half precision in other processes: without a compiler, on any processor, with more threads."""
+
+import pytest
+
+from helpers.paths import TESTS
+
+pytest.importorskip("ml_dtypes")
+pytestmark = pytest.mark.exhaustive
+
+STEPS = "from helpers import half_forms; half_forms.main({})"
+
+
+def test_plain_python_and_kernels_agree_bit_for_bit(run_python):
+    names = ["sgd", "adam", "groupadagrad"]
+    code = STEPS.format(f"{names}, None, rows=3")
+    compiled, plain = (run_python(code, NUMBA_DISABLE_JIT=off) for off in ("0", "1"))
+    assert len(compiled.splitlines()) == len(names) * 9 * 2
+    assert compiled == plain
+
+
+def test_any_number_of_threads_draws_alike(run_python):
+    names, forms = ["adam", "groupadagrad"], ["stochastic", "compressed state"]
+    outputs = [
+        run_python(
+            STEPS.format(f"{names}, {forms}, rows=40_000, threads={threads}"),
+            NUMBA_NUM_THREADS="4",
+        )
+        for threads in (1, 2, 4)
+    ]
+    assert len(outputs[0].splitlines()) == len(names) * len(forms) * 2 * 2
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+SUITE = """
+import sys, pytest
+from fastopt.kernels import half
+print(half._f16c())
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def test_half_precision_works_on_any_processor(run_python):
+    chosen = "bit_for_bit or stochastic or split"
+    output = run_python(
+        SUITE, TESTS / "engine" / "test_mixed_precision.py", "-k", chosen, NUMBA_CPU_NAME="generic"
+    )
+    assert output.startswith("False\n")
+    assert " passed" in output

@@ -1,0 +1,198 @@
+"""Several plans side by side, each prepared once."""
+
+import gc
+import weakref
+
+import numba
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+from fastopt.engine.planner import LISTS, Planner
+from fastopt.sparse import RowSparse
+from helpers.tensor_lists import everything
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """Indices of the calls that were prepared."""
+    found, prepare = [], Planner.prepare
+
+    def noting(self, calls, *args, **kwargs):
+        found.append([index for index, *_ in calls])
+        return prepare(self, calls, *args, **kwargs)
+
+    monkeypatch.setattr(Planner, "prepare", noting)
+    return found
+
+
+def train(updater, lists, steps=5, size=3):
+    weights = {index: np.ones(size) for indices in lists for index in np.ravel(indices).tolist()}
+    for _ in range(steps):
+        for indices in lists:
+            if isinstance(indices, list):
+                grads = [np.ones(size) for _ in indices]
+                updater(indices, grads, [weights[index] for index in indices])
+            else:
+                updater(indices, np.ones(size), weights[indices])
+    return weights
+
+
+compiled = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes minutes in plain Python")
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(50_000, marks=compiled)])
+def test_lists_in_turn_are_prepared_once(prepared, size):
+    """As of a generator and a discriminator, with a single call between."""
+    updater = optimizer.Updater(optimizer.Adam())
+    train(updater, [[0, 1], [2, 3, 4], 5], size=size)
+    assert [calls for calls in prepared if len(calls) > 1] == [[0, 1], [2, 3, 4]]
+    assert prepared.count([5]) <= 2  # names of multipliers are checked in between
+
+
+@pytest.mark.parametrize("options", [{}, {"loss_scaler": True}, {"clip_global_norm": 1.0}], ids=str)
+def test_a_schedule_a_scaler_and_multipliers_prepare_nothing_again(prepared, options):
+    if "loss_scaler" in options:
+        options = {"loss_scaler": LossScaler()}
+    made = optimizer.Adam(lr_scheduler=lambda update: 0.1 / (update + 1))
+    updater = optimizer.Updater(made, **options)
+    weights = [np.ones(3), np.ones(3)]
+    for step in range(6):
+        made.lr_mult[0] = 1.0 + step
+        made.rescale_grad = 1.0 / (1 + step)
+        made.wd = 0.1 * step
+        updater([0, 1], [np.ones(3), np.ones(3)], weights)
+    assert prepared == [[0, 1]]
+
+
+def test_rows_prepare_nothing_again(prepared):
+    updater = optimizer.Updater(optimizer.Adam())
+    weights = [np.ones((6, 2)), np.ones(3)]
+    for step in range(5):
+        rows = RowSparse(np.ones((step, 2)), np.arange(step), (6, 2))
+        updater([0, 1], [rows, np.ones(3)], weights)
+    assert prepared == [[0, 1]]
+
+
+@pytest.mark.parametrize("rows", [[0, 2, 5], [5, 0, 2], [3, 3, 0]], ids=str)
+def test_rows_in_any_order_prepare_nothing_again(prepared, rows):
+    updater = optimizer.Updater(optimizer.Adam())
+    weight = np.ones((6, 2))
+    for _ in range(5):
+        updater(0, RowSparse(np.ones((3, 2)), np.array(rows), (6, 2)), weight)
+    assert len(prepared) <= 2  # names of multipliers are checked in between
+
+
+def test_the_oldest_of_many_lists_goes_first(prepared):
+    updater = optimizer.Updater(optimizer.SGD())
+    train(updater, [[k, 100 + k] for k in range(LISTS + 4)], steps=1)
+    assert len(updater.planner.plans) == LISTS
+    assert (0, 100) not in updater.planner.plans
+    assert len(prepared) == LISTS + 4
+
+
+def test_updaters_that_share_an_optimizer_keep_plans_of_their_own():
+    ends = []
+    for fresh in (False, True):
+        made = optimizer.Adam(learning_rate=0.1)
+        updaters, weights = [optimizer.Updater(made) for _ in "ab"], [np.ones(3), np.ones(3)]
+        for step in range(6):
+            for updater, weight in zip(updaters, weights, strict=True):
+                if fresh:
+                    updater.states = updater.states
+                made.lr = 0.1 / (1 + step // 2)
+                updater(0, np.ones(3), weight)
+        assert made._index_update_count == {0: 12}
+        ends.append([everything(u, w) for u, w in zip(updaters, weights, strict=True)])
+    assert ends[0] == ends[1]
+
+
+def test_an_updater_is_freed_with_its_weights_and_states():
+    updater, weight = optimizer.Updater(optimizer.Adam()), np.ones(3)
+    for _ in range(3):
+        updater(0, np.ones(3), weight)
+    watches = [weakref.ref(each) for each in (updater, weight, updater.optimizer)]
+    gc.disable()
+    try:
+        del updater, weight
+        assert [watch() for watch in watches] == [None] * 3
+    finally:
+        gc.enable()
+
+
+class Fails(optimizer.Adam):
+    """Its hyper() raises when it is told to."""
+
+    fails = False
+
+    def hyper(self, t, lr, wd):
+        if self.fails:
+            raise RuntimeError("no hyper-parameters")
+        return super().hyper(t, lr, wd)
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(80_000, marks=compiled)])
+@pytest.mark.parametrize("what", ["hyper", "schedule"])
+def test_user_code_that_raises_changes_nothing(size, what):
+    fails = []
+
+    def schedule(update):
+        if fails:
+            raise RuntimeError("no learning rate")
+        return 0.1
+
+    made = Fails(lr_scheduler=schedule if what == "schedule" else None)
+    updater, weights = optimizer.Updater(made), [np.ones(size), np.ones(size)]
+    for warm in (False, True):
+        before = everything(updater, weights)
+        made.fails = what == "hyper"
+        fails.append(what)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no "):
+                updater([0, 1], [np.ones(size)] * 2, weights)
+            with pytest.raises(RuntimeError, match="no "):
+                updater(0, np.ones(size), weights[0])
+        del made.fails
+        if what == "hyper":
+            assert "fails" not in vars(made)
+        fails.clear()
+        after = everything(updater, weights)
+        assert after == before, warm
+        for _ in range(3):
+            updater([0, 1], [np.ones(size)] * 2, weights)
+            updater(0, np.ones(size), weights[0])
+
+
+class Tenth(optimizer.SGD):
+    """What it gives depends on the rate, or on an attribute, as `given` says."""
+
+    given = "rate"
+
+    @optimizer.constant
+    def hyper(self, t, lr, wd):
+        return {"momentum": 0.0, "lr": (lr if self.given == "rate" else self.own) / 10}
+
+
+@pytest.mark.parametrize("given", ["rate", "own"])
+def test_what_hyper_gives_is_followed_under_a_schedule(given):
+    rates = [0.5, 0.25, 0.25, 2.0, 1.0, 0.5]
+    made = Tenth(lr_scheduler=lambda update: rates[update - 1])
+    made.given, made.own = given, 3.0
+    updater, weight, expected = optimizer.Updater(made), np.zeros(3), 0.0
+    for step, rate in enumerate(rates):
+        if step == 3:
+            made.own = 5.0
+        updater(0, np.ones(3), weight)
+        expected -= (rate if given == "rate" else made.own) / 10
+        np.testing.assert_allclose(weight, expected, rtol=1e-15)
+
+
+def test_decay_that_a_schedule_multiplies_is_followed():
+    rates = [0.5, 0.25, 0.125]
+    made = optimizer.AdamW(lr_scheduler=lambda update: rates[update - 1], wd=0.5, formula="torch")
+    updater, weight, expected = optimizer.Updater(made), np.ones(3), 1.0
+    for rate in rates:
+        updater(0, np.zeros(3), weight)
+        expected *= 1 - rate * 0.5
+        np.testing.assert_allclose(weight, expected, rtol=1e-15)

@@ -1,0 +1,237 @@
+"""What plans remember follows every change, and a failed call leaves nothing behind."""
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+from helpers.tensor_lists import as_list, everything, one_by_one
+
+WAYS = {"list": as_list, "single": one_by_one}
+both_ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+class Multipliers:
+    """What param_dict holds."""
+
+    def __init__(self, lr_mult):
+        self.lr_mult, self.wd_mult = lr_mult, 1.0
+
+
+def ones(count=2):
+    return [np.ones(3) for _ in range(count)]
+
+
+@both_ways
+def test_states_made_for_a_skipped_step_are_those_that_are_kept(way):
+    """The first steps of a loss scaler overflow as a rule, and are neither counted nor kept."""
+    names = {0: "a_weight", 1: "b_weight"}
+    made = optimizer.Adam(param_idx2name=names)
+    updater, weights = optimizer.Updater(made, loss_scaler=LossScaler()), ones()
+    for _ in range(3):
+        way(updater, [0, 1], [np.full(3, np.inf)] * 2, weights)
+        assert updater.states == {}
+        assert updater.info.skipped
+    for _ in range(2):
+        way(updater, [0, 1], ones(), weights)
+    assert updater.states.keys() == {0, 1}
+    mean, _ = updater.states[1]
+    np.testing.assert_allclose(mean, (1 - 0.9**2) / updater.loss_scaler.scale)
+
+
+@both_ways
+def test_states_made_for_a_failed_step_are_those_that_are_kept(way):
+    made = optimizer.Adam(param_idx2name={0: "a_weight", 1: "b_weight"})
+    updater, weights = optimizer.Updater(made), ones()
+    made.lr_mult[0] = -1.0
+    for _ in range(2):
+        with pytest.raises(ValueError, match="learning rate"):
+            way(updater, [0, 1], ones(), weights)
+        assert updater.states == {}
+    made.lr_mult[0] = 1.0
+    way(updater, [0, 1], ones(), weights)
+    assert updater.states.keys() == {0, 1}
+
+
+def test_a_failed_call_is_not_the_last_update():
+    made = optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
+    updater, weight, other = optimizer.Updater(made), np.ones((2, 1)), np.ones((2, 1))
+    updater(0, (np.ones((1, 1)), np.array([0])), weight)
+    made.lr_mult[0] = -1.0
+    with pytest.raises(ValueError, match="learning rate"):
+        updater(0, (np.ones((1, 1)), np.array([0])), other)
+    made.lr_mult[0] = 1.0
+    updater.flush(0)
+    assert weight[1, 0] < 1
+    assert other[1, 0] == 1
+
+
+@both_ways
+def test_a_replaced_object_of_param_dict_is_asked_from_then_on(way):
+    made = optimizer.SGD(learning_rate=1.0, param_dict={0: Multipliers(1.0), 1: Multipliers(1.0)})
+    updater, weights = optimizer.Updater(made), [np.zeros(3), np.zeros(3)]
+    for _ in range(2):
+        way(updater, [0, 1], ones(), weights)
+    other = made.param_dict[0] = Multipliers(2.0)
+    way(updater, [0, 1], ones(), weights)
+    other.lr_mult = 5.0
+    way(updater, [0, 1], ones(), weights)
+    np.testing.assert_array_equal(weights[0], -1 - 1 - 2 - 5)
+
+
+@both_ways
+def test_nadam_can_get_a_product_for_each_parameter_later(way):
+    ends = []
+    for warm in (True, False):
+        made = optimizer.Nadam()
+        updater, weights = optimizer.Updater(made), ones()
+        for _ in range(3):
+            way(updater, [0, 1], ones(), weights)
+        made.per_parameter = True
+        if not warm:
+            updater.states = updater.states
+        for _ in range(2):
+            way(updater, [0, 1], ones(), weights)
+        ends.append(everything(updater, weights))
+    assert ends[0] == ends[1]
+
+
+class OwnRates(optimizer.SGLD):
+    """Asked for the rate of each parameter."""
+
+    broken = False
+
+    def _get_lr(self, index):
+        if self.broken and index == 1:
+            raise RuntimeError("no rate")
+        return super()._get_lr(index)
+
+
+@both_ways
+def test_noise_is_drawn_anew_where_rates_are_asked_for(way):
+    ends = []
+    for kind in (OwnRates, optimizer.SGLD):
+        updater, weights = optimizer.Updater(kind(learning_rate=0.1)), ones()
+        for _ in range(3):
+            way(updater, [0, 1], ones(), weights)
+        ends.append(weights)
+    np.testing.assert_array_equal(*ends)
+
+
+def test_a_rate_that_cannot_be_found_changes_nothing():
+    made = OwnRates(learning_rate=0.1)
+    updater, weights = optimizer.Updater(made), ones()
+    for _ in range(2):
+        updater([0, 1], ones(), weights)
+    before = everything(updater, weights)
+    object.__setattr__(made, "broken", True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no rate"):
+            updater([0, 1], ones(), weights)
+    object.__delattr__(made, "broken")
+    assert everything(updater, weights) == before
+
+
+@pytest.mark.exhaustive
+def test_lars_remembers_the_rate_that_each_tensor_of_a_list_had():
+    """Counts differ, and the schedule steps between the updates of the two."""
+    ends = []
+    for way in WAYS.values():
+        made = optimizer.LARS(momentum=0.9, lr_scheduler=lambda n: 0.1 if n <= 5 else 0.01)
+        updater, weights = optimizer.Updater(made), ones()
+        for _ in range(5):
+            updater(1, np.ones(3), weights[1])
+        updater(0, np.ones(3), weights[0])
+        for _ in range(3):
+            way(updater, [0, 1], ones(), weights)
+        ends.append((everything(updater, weights)[:3], [weight.tobytes() for weight in weights]))
+    assert ends[0][1] == ends[1][1]
+
+
+def test_counts_can_be_assigned():
+    made = optimizer.Adam()
+    updater, weight = optimizer.Updater(made), np.ones(3)
+    for _ in range(3):
+        updater(0, np.ones(3), weight)
+    made._index_update_count = {0: 7}
+    updater(0, np.ones(3), weight)
+    assert made._index_update_count == {0: 8}
+    assert made.num_update == 8
+    made._index_update_count = {}
+    updater(0, np.ones(3), weight)
+    assert made._index_update_count == {0: 1}
+    assert made.num_update == 8
+
+
+def test_optimizers_do_not_share_counts_that_are_assigned():
+    one, other = optimizer.Adam(), optimizer.Adam()
+    updaters, weight = [optimizer.Updater(one), optimizer.Updater(other)], np.ones(3)
+    for updater in updaters:
+        for _ in range(3):
+            updater(0, np.ones(3), weight)
+    other._index_update_count = one._index_update_count
+    updaters[0](0, np.ones(3), weight)
+    del one._index_update_count[0]
+    assert one._index_update_count == {}
+    assert other._index_update_count == {0: 3}
+
+
+class Growing(optimizer.SGD):
+    """A learning rate of its own."""
+
+    asked = 0
+
+    @property
+    def learning_rate(self):
+        type(self).asked += 1
+        return float(self.asked)
+
+
+def test_a_learning_rate_that_is_a_property_is_asked_in_every_step():
+    updater, weight = optimizer.Updater(Growing(lr_scheduler=None)), np.zeros(1)
+    for _ in range(4):
+        before = Growing.asked
+        updater(0, np.ones(1), weight)
+        assert Growing.asked > before
+
+
+@both_ways
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, int, np.array])
+def test_a_schedule_is_asked_once_in_a_step(way, kind):
+    """Whatever kind of number it returns."""
+    asked = []
+
+    def schedule(update):
+        asked.append(update)
+        return kind(1.0)
+
+    updater, weights = optimizer.Updater(optimizer.SGD(lr_scheduler=schedule)), ones()
+    for step in range(1, 4):
+        way(updater, [0, 1], ones(), weights)
+        assert asked[-1] == step
+    assert len(asked) == 3 * (2 if way is one_by_one else 1)
+    np.testing.assert_array_equal(weights[0], -2)
+
+
+@both_ways
+@pytest.mark.parametrize("kind", [int, np.float32, np.int64])
+def test_attributes_of_any_kind_of_number(way, kind):
+    updater, weights = optimizer.Updater(optimizer.SGD(learning_rate=0.5)), [np.zeros(3)] * 1
+    for value in (1, 2, 3):
+        updater.optimizer.lr, updater.optimizer.rescale_grad = kind(value), kind(1)
+        updater.optimizer.wd = kind(0)
+        way(updater, [0], ones(1), weights)
+    np.testing.assert_array_equal(weights[0], -6)
+
+
+def test_a_refused_list_of_lbsgd_updates_nothing():
+    """The sum of the second has another shape; the first is due for an update."""
+    updater = optimizer.Updater(optimizer.LBSGD(momentum=0.9, batch_scale=2, warmup_epochs=0))
+    weights = ones()
+    updater([0, 1], ones(), weights)
+    before = everything(updater, weights)
+    with pytest.raises(ValueError, match="index 1: the sum of gradients must have shape"):
+        updater([0, 1], [np.ones(3), np.ones(5)], [weights[0], np.ones(5)])
+    assert everything(updater, weights) == before
+    updater([0, 1], ones(), weights)
+    assert updater.optimizer._index_update_count == {0: 2, 1: 2}

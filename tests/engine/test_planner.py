@@ -1,0 +1,361 @@
+"""What is remembered of a call is never stale, and keeps nothing alive that it should not."""
+
+import gc
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.sparse import RowSparse
+from helpers.tensor_lists import Tensor, as_list, everything, one_by_one
+
+WAYS = {"list": as_list, "single": one_by_one}
+both_ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def sgd(**kwargs):
+    return optimizer.get_updater(optimizer.SGD(**{"learning_rate": 1.0, **kwargs}))
+
+
+def adam(**kwargs):
+    return optimizer.get_updater(optimizer.Adam(learning_rate=0.1, **kwargs))
+
+
+def agree(make, story):
+    """A story ends alike, told with lists and with single calls."""
+    outcomes = []
+    for way in (as_list, one_by_one):
+        updater = make()
+        weights = story(updater, lambda *args, way=way, u=updater: way(u, *args))
+        outcomes.append(everything(updater, weights))
+    assert outcomes[0] == outcomes[1]
+
+
+@both_ways
+def test_a_gradient_at_the_address_of_a_freed_one_is_looked_at_anew(way):
+    """Unpickled arrays bring dtypes of their own, which are freed with them."""
+    updater, weights = sgd(), [np.zeros(4, np.float32), np.zeros(4, np.float32)]
+    for _ in range(20):
+        way(updater, [0, 1], [pickle.loads(pickle.dumps(np.ones(4, "f4"))) for _ in "ab"], weights)
+        for wrong in (np.ones(4), np.ones(8, "f4"), np.ones((2, 2), "f4"), np.ones(4, "i4")):
+            grads = [np.ones(4, "f4"), pickle.loads(pickle.dumps(wrong))]
+            with pytest.raises((TypeError, ValueError), match="gradient"):
+                as_list(updater, [0, 1], grads, weights)
+            with pytest.raises((TypeError, ValueError), match="gradient"):
+                updater(1, grads[1], weights[1])
+    np.testing.assert_array_equal(weights, -20 * np.ones((2, 4)))
+
+
+@both_ways
+def test_a_refused_gradient_is_refused_again(way):
+    updater, weights = sgd(), [np.zeros(4), np.zeros(4)]
+    way(updater, [0, 1], [np.ones(4), np.ones(4)], weights)
+    for _ in range(3):
+        for alias in (weights[1], weights[1][:]):
+            with pytest.raises(ValueError, match="share memory"):
+                as_list(updater, [0, 1], [np.ones(4), alias], weights)
+            with pytest.raises(ValueError, match="share memory"):
+                updater(1, alias, weights[1])
+    np.testing.assert_array_equal(weights, -np.ones((2, 4)))
+
+
+def test_gradients_that_another_thread_drops_stay_alive_during_the_call():
+    """Weights of a sequence that makes its arrays as they are asked for, too."""
+
+    class Lazy(list):
+        def __iter__(self):
+            return iter([array.copy() for array in list.__iter__(self)])
+
+    updater, weights = sgd(), [np.zeros(50_000) for _ in range(2)]
+    for _ in range(3):
+        updater([0, 1], Lazy([np.ones(50_000), np.ones(50_000)]), weights)
+    np.testing.assert_array_equal(weights, -3 * np.ones((2, 50_000)))
+
+
+def resized(arrays, size):
+    for array in arrays:
+        array.resize(size, refcheck=False)
+
+
+@both_ways
+def test_memory_that_moves_is_followed(way):
+    expected, other = adam(), [np.ones(1000), np.ones(1000)]
+    updater, weights = adam(), [np.ones(1000), np.ones(1000)]
+    for _ in range(3):
+        grads = [np.ones(1000), np.ones(1000)]
+        way(updater, [0, 1], grads, weights)
+        one_by_one(expected, [0, 1], grads, other)
+        for size in (200_000, 1000):
+            resized([*weights, *updater.states[0], *updater.states[1], *grads], size)
+    np.testing.assert_array_equal(weights, other)
+
+
+@both_ways
+def test_memory_that_grows_or_shrinks_is_updated_as_it_is(way):
+    updater, weights = sgd(momentum=0.5), [np.zeros(100), np.zeros(100)]
+    for size in (100, 50_000, 10):
+        resized([*weights, *updater.states.values()], size)
+        way(updater, [0, 1], [np.ones(size), np.ones(size)], weights)
+    np.testing.assert_array_equal(weights, np.full((2, 10), -1 - 1.5 - 1.75))
+    resized(weights, 20)
+    before = everything(updater, weights)
+    with pytest.raises(ValueError, match=r"state 'mom' must have shape \(20,\), got \(10,\)"):
+        way(updater, [0, 1], [np.ones(20), np.ones(20)], weights)
+    assert everything(updater, weights) == before
+
+
+@both_ways
+def test_what_changes_in_place_is_noticed(way):
+    updater, weights = sgd(), [np.zeros(4), np.zeros(4)]
+    grads = [np.ones(4), np.ones(4)]
+    way(updater, [0, 1], grads, weights)
+
+    def refused(words):
+        before = everything(updater, weights)
+        with pytest.raises((TypeError, ValueError), match=f"index 1: .*{words}"):
+            as_list(updater, [0, 1], grads, weights)
+        with pytest.raises((TypeError, ValueError), match=f"index 1: .*{words}"):
+            updater(1, grads[1], weights[1])
+        assert everything(updater, weights) == before
+
+    weights[1].flags.writeable = False
+    refused("read-only")
+    weights[1].flags.writeable = True
+    weights[1].shape = 2, 2
+    refused("shape")
+    grads[1].shape = 2, 2
+    way(updater, [0, 1], grads, weights)
+    np.testing.assert_array_equal(weights[1], -2 * np.ones((2, 2)))
+    grads[1].dtype = np.int64
+    refused("dtype float64, got int64")
+    grads[1].dtype = np.float64
+    way(updater, [0, 1], grads, weights)
+    np.testing.assert_array_equal(weights[1], -3 * np.ones((2, 2)))
+
+
+def overlapping(updater, call):
+    """A strided weight, and one whose gradient lies in its memory."""
+    memory = np.ones(40)
+    weights = [memory[::2], np.ones(20), np.ones(20)]
+    for _ in range(3):
+        call([0, 1, 2], [np.ones(20), memory[:20], np.ones(20)], weights)
+    return weights
+
+
+def tied(updater, call):
+    weight, other = np.ones(6), np.ones(6)
+    for _ in range(3):
+        call([0, 1, 2], [np.ones(6), -np.ones(6), np.ones(6)], [weight, other, weight])
+        call([0, 1, 0], [np.ones(6), -np.ones(6), np.ones(6)], [weight, other, weight])
+    return [weight, other]
+
+
+def suddenly_shared(updater, call):
+    weights = [np.ones(6), np.full(6, 2.0), np.full(6, 3.0)]
+    for grads in (weights[::-1], [np.ones(6)] * 3, [weights[1], np.ones(6), weights[0]]):
+        grads = [g.copy() if g is w else g for g, w in zip(grads, weights, strict=True)]
+        for _ in range(2):
+            call([0, 1, 2], grads, weights)
+    return weights
+
+
+def rows_in_a_weight(updater, call):
+    """Values of listed rows that are a strided part of a weight updated before."""
+    memory, table = np.ones((4, 4)), np.ones((4, 2))
+    for _ in range(3):
+        rows = RowSparse(memory[::2, ::2], np.array([3, 0]), (4, 2))
+        call([0, 1], [np.ones((4, 4)), rows], [memory, table])
+    return [memory, table]
+
+
+def shared_beside_rows(updater, call):
+    """A dense gradient comes after rows, while the addresses of all others stay."""
+    weights, fixed = [np.ones((4, 2)), np.full((4, 2), 2.0)], np.ones((4, 2))
+    for _ in range(2):
+        call([0, 1], [RowSparse(np.ones((1, 2)), [3], (4, 2)), fixed], weights)
+        call([0, 1], [weights[1], fixed], weights)
+    return weights
+
+
+def replaced_states(updater, call):
+    weights, grads = [np.ones(3), np.ones(3)], [np.ones(3), np.full(3, 2.0)]
+    call([0, 1], grads, weights)
+    updater.states[0] = list(updater.states[0])
+    for value in (5.0, 7.0):
+        call([0, 1], grads, weights)
+        updater.states[0][0] = np.full(3, value)
+    updater.states[1] = tuple(np.full(3, 2.0) for _ in range(2))
+    call([0, 1], grads, weights)
+    updater.set_states(updater.get_states(dump_optimizer=True))
+    call([0, 1], grads, weights)
+    return weights
+
+
+def strided_states(updater, call):
+    """Worked on as copies, which must not be taken for the state."""
+    weights, grads = [np.ones(3), np.ones(3)], [np.ones(3), np.ones(3)]
+    updater.states[0] = tuple(np.zeros((2, 6))[:, ::2])
+    updater.states_synced[0] = True
+    for value in (1.0, 2.0):
+        call([0, 1], grads, weights)
+        updater.states[0][0][...] = value
+    call([0, 1], grads, weights)
+    return weights
+
+
+def changing_lists(updater, call):
+    weights = [np.full(4, float(k)) for k in range(6)]
+    for indices in ([0, 1, 2], [0, 1, 2, 3], [3, 1, 0], [5, 4], [1], [0, 1, 2]):
+        for _ in range(2):
+            call(indices, [np.full(4, 1.0 + i) for i in indices], [weights[i] for i in indices])
+        weights[indices[0]] = weights[indices[0]].copy()
+    return weights
+
+
+def changing_copies(updater, call):
+    weights = [np.ones(3, np.float32), np.ones(3, np.float32)]
+    grads = [np.ones(3, np.float32), -np.ones(3, np.float32)]
+    copies = [np.zeros(3, np.float16) for _ in range(3)]
+    for places in ({0: 0}, {0: 1}, {0: None, 1: 1}, {0: 2}, {0: None, 1: None}):
+        for index, copy in places.items():
+            updater.set_copy(index, None if copy is None else copies[copy])
+        call([0, 1], grads, weights)
+    return weights + copies
+
+
+def changing_attributes(updater, call):
+    made = updater.optimizer
+    rows = RowSparse(np.ones((2, 2)), np.array([0, 2]), (4, 2))
+    weights, grads = [np.ones((4, 2)), np.ones(5)], [rows, np.ones(5)]
+    changes = {"beta1": 0.5, "lazy_update": False, "rescale_grad": 2.0, "wd": 0.3, "lr": 0.01}
+    for name, value in changes.items():
+        for _ in range(2):
+            call([0, 1], grads, weights)
+        setattr(made, name, value)
+    made.lr, made.wd, made.lr_mult[0] = np.float32(0.1), np.float32(0.3), np.float32(0.7)
+    call([0, 1], grads, weights)
+    call([0, 1], [np.ones((4, 2)), np.ones(5)], weights)
+    return weights
+
+
+STORIES = [
+    overlapping,
+    tied,
+    suddenly_shared,
+    rows_in_a_weight,
+    shared_beside_rows,
+    replaced_states,
+    strided_states,
+    changing_lists,
+    changing_copies,
+    changing_attributes,
+]
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_lists_and_single_calls_agree_about(story):
+    agree(adam, story)
+
+
+@both_ways
+def test_parts_of_a_nested_state_may_be_replaced(way):
+    updater = adam(multi_precision=True)
+    weights, grads = [np.ones(3, np.float16) for _ in "ab"], [np.ones(3, np.float16) for _ in "ab"]
+    way(updater, [0, 1], grads, weights)
+    master, (mean, var) = updater.states[0]
+    updater.states[0] = master, [mean, var]
+    for value in (3.0, 7.0):
+        way(updater, [0, 1], grads, weights)
+        updater.states[0][1][0] = np.full(3, value, np.float32)
+    way(updater, [0, 1], grads, weights)
+    np.testing.assert_allclose(updater.states[0][1][0], 0.9 * 7 + 0.1, rtol=1e-6)
+
+
+@both_ways
+def test_momentum_and_masters_are_switched_with_a_state_that_fits(way):
+    weights, grads = [np.ones(3, np.float16) for _ in "ab"], [np.ones(3, np.float16) for _ in "ab"]
+    updater = sgd(momentum=0.5, multi_precision=True)
+    way(updater, [0, 1], grads, weights)
+    for name, value in (("momentum", 0.0), ("multi_precision", False)):
+        kept = getattr(updater.optimizer, name)
+        setattr(updater.optimizer, name, value)
+        before = everything(updater, weights)
+        with pytest.raises(ValueError, match="index 0: rule sgd"):
+            way(updater, [0, 1], grads, weights)
+        assert everything(updater, weights) == before
+        setattr(updater.optimizer, name, kept)
+    way(updater, [0, 1], grads, weights)
+
+
+@both_ways
+def test_no_gradient_is_kept_alive(way):
+    tensors = {
+        0: Tensor((4, 3)),
+        1: Tensor((4, 3), gradient="strided"),
+        2: Tensor((4, 3), weight="strided"),
+        3: Tensor((4, 6), "float64", "fortran", "fortran"),
+        4: Tensor((4, 3), gradient="rows"),
+        5: Tensor((4, 3), "float16"),
+    }
+    updater = adam(multi_precision=True)
+    weights = [tensor.make(0) for tensor in tensors.values()]
+    for step in range(3):
+        grads = [tensor.slope(step) for tensor in tensors.values()]
+        arrays = [getattr(grad, "values", grad) for grad in grads]
+        watches = [weakref.ref(array) for array in arrays]
+        way(updater, tensors, grads, weights)
+        del grads, arrays
+        gc.collect()
+        assert [watch() for watch in watches] == [None] * len(tensors)
+
+
+def test_weights_are_kept_alive_until_they_are_replaced():
+    """A table of addresses must not outlive the arrays."""
+    updater, weights = adam(), [np.ones(3), np.ones(3)]
+    watches = [weakref.ref(weight) for weight in weights]
+    updater([0, 1], [np.ones(3), np.ones(3)], weights)
+    del weights
+    gc.collect()
+    assert all(watch() is not None for watch in watches)
+    updater([0, 1], [np.ones(3), np.ones(3)], [np.ones(3), np.ones(3)])
+    assert [watch() for watch in watches] == [None, None]
+
+
+def test_states_that_are_deleted_are_made_again():
+    updater, weight = sgd(), np.zeros(3)
+    for _ in range(2):
+        updater([0], [np.ones(3)], [weight])
+        del updater.states[0]
+        updater([0], [np.ones(3)], [weight])
+        assert updater.states == {0: None}
+    np.testing.assert_array_equal(weight, -4)
+
+
+def test_counts_that_are_deleted_begin_anew():
+    updater, weights = adam(), [np.zeros(3), np.zeros(3)]
+    for _ in range(2):
+        updater([0, 1], [np.ones(3)] * 2, weights)
+        del updater.optimizer._index_update_count[0]
+    updater([0, 1], [np.ones(3)] * 2, weights)
+    assert updater.optimizer._index_update_count == {0: 1, 1: 3}
+
+
+def test_settings_of_an_optimizer_are_followed_by_known_parameters():
+    """Rounding and row decay decide about kernels, not only about numbers."""
+    pytest.importorskip("ml_dtypes")
+    results = []
+    for change in (True, False):
+        updater = sgd(learning_rate=1e-3, rounding="nearest" if change else "stochastic")
+        weight = np.ones(1000, np.float16)
+        if change:
+            with pytest.warns(UserWarning, match="lose small updates"):
+                updater(0, np.zeros(1000, np.float16), weight)
+            updater.optimizer.rounding = "stochastic"
+        else:
+            updater(0, np.zeros(1000, np.float16), weight)
+        updater(0, np.full(1000, 0.1, np.float16), weight)
+        results.append(weight)
+    np.testing.assert_array_equal(*results)
+    assert len(set(results[0].tolist())) == 2

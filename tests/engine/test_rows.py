@@ -1,0 +1,218 @@
+"""What row-sparse updates promise, for every form in cases.py and bit for bit."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastopt import optimizer
+from fastopt.engine.validate import leaves
+from fastopt.sparse import RowSparse
+from helpers.cases import CASES, LIGHT, OF_STEPS, chosen, every_or_few, exhaustive, sampled
+from helpers.row_sparse import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
+
+every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
+few = settings(max_examples=12)
+
+
+def made(case, lazy):
+    return case.updater(wd=case.wd, lazy_update=lazy, **ARGUMENTS)
+
+
+@every_case
+@few
+@given(data=st.data())
+def test_a_lazy_update_that_lists_all_rows_is_the_dense_one(case, data):
+    problem = data.draw(problems(case))
+    dense = [grad.to_dense() for grad in problem.grads]
+    listed = problem.run(made(case, True), [all_rows(grad) for grad in dense])
+    same_bits(listed, problem.run(made(case, True), dense))
+
+
+@every_case
+@few
+@given(data=st.data())
+def test_a_standard_update_is_dense_with_zeros_in_rows_that_are_not_listed(case, data):
+    problem = data.draw(problems(case))
+    dense = [grad.to_dense() for grad in problem.grads]
+    same_bits(problem.run(made(case, False)), problem.run(made(case, False), dense))
+
+
+@every_case
+@few
+@given(data=st.data(), lazy=st.booleans())
+def test_order_and_repetition_of_rows_do_not_matter_where_sums_are_exact(case, data, lazy):
+    problem = data.draw(problems(case))
+    rng = np.random.default_rng(0)
+    summed = [grad.coalesce() for grad in problem.grads]
+    split = [shuffled(rng, halved(rng, grad)) for grad in summed]
+    expected = problem.run(made(case, lazy), summed)
+    same_bits(problem.run(made(case, lazy)), expected)
+    same_bits(problem.run(made(case, lazy), split), expected)
+
+
+def halved(rng, grad):
+    """The same gradient, with every row listed twice."""
+    part = eighths(rng, grad.values.shape, grad.dtype)
+    values = np.concatenate([part, grad.values - part])
+    return RowSparse(values, np.tile(grad.indices, 2), grad.shape)
+
+
+def shuffled(rng, grad):
+    order = rng.permutation(len(grad.indices))
+    return RowSparse(grad.values[order], grad.indices[order], grad.shape)
+
+
+@pytest.mark.parametrize("height", [40, 2048, 2049, 70_000, 3_000_000])
+@pytest.mark.parametrize("dtype", [np.float32, *exhaustive(np.float64)])
+@pytest.mark.parametrize(
+    ("name", "lazy"), [("adam", True), ("adam", False), ("groupadagrad", True)]
+)
+def test_repeated_rows_are_added_up_in_the_order_of_the_list(name, lazy, dtype, height, rng):
+    """As coalesce() does, for rows of any number of digits and rounding sums."""
+    rows = np.concatenate([rng.integers(0, height, 500), rng.integers(height - 20, height, 500)])
+    values = rng.normal(size=(1000, 3)).astype(dtype)
+    grad = RowSparse(values, rng.permutation(np.append(rows, rows))[:1000], (height, 3))
+    results = []
+    for listed in (grad, grad.coalesce()):
+        updater = optimizer.get_updater(optimizer.create(name, lazy_update=lazy))
+        weight = np.ones((height, 3), dtype)
+        updater(0, listed, weight)
+        results.append((weight, *leaves(updater.states[0])))
+    same_bits(*results)
+    assert len(grad.coalesce().indices) < 1000
+
+
+@every_case
+@few
+@given(data=st.data())
+def test_rows_that_are_not_listed_keep_weight_and_state_under_lazy_updates(case, data):
+    problem = data.draw(problems(case, steps=4))
+    if problem.weight.size == 0:
+        return
+    first, last = problem.grads[:2], problem.grads[2:]
+    first[0] = all_rows(first[0].to_dense())  # so that no state is zero
+    updater = made(case, True)
+    if "batch_scale" in case.kwargs:
+        assert case.kwargs["batch_scale"] == len(first) == len(last)
+    before = problem.run(updater, first)
+    before = tuple(array.copy() for array in with_rows(before))
+    after = with_rows((before[0].copy(), *leaves(updater.states[0])))
+    for grad in last:
+        updater(0, grad, after[0])
+    listed = np.concatenate([grad.indices for grad in last])
+    spared = np.setdiff1d(np.arange(len(problem.weight)), listed)
+    same_bits(tuple(array[spared] for array in after), tuple(array[spared] for array in before))
+
+
+@every_case
+def test_a_gradient_without_rows_is_counted_but_changes_nothing_under_lazy_updates(case, rng):
+    updater, weight = made(case, True), rng.normal(size=case.shape)
+    nothing = RowSparse(np.empty((0, 5)), [], case.shape)
+    for _ in range(2):
+        updater(0, rng.normal(size=case.shape), weight)
+    arrays = with_rows((weight, *leaves(updater.states[0])))
+    before = tuple(array.copy() for array in arrays)
+    for _ in range(2):
+        updater(0, nothing, weight)
+    same_bits(arrays, before)
+    counts = updater.optimizer._index_update_count.get(0, 0), updater.optimizer.num_update
+    assert counts == ((0, 0) if case.name == "test" else (4, 4))
+
+
+@every_case
+def test_a_first_gradient_without_rows_makes_the_state(case):
+    updater, weight = made(case, True), np.ones(case.shape)
+    updater(0, RowSparse(np.empty((0, 5)), [], case.shape), weight)
+    assert (weight == 1).all()
+    fresh = case.make().create_state(0, np.ones(case.shape))
+    same_bits(leaves(updater.states[0]), leaves(fresh))
+
+
+@every_case
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
+def test_sparse_and_dense_gradients_may_alternate(case, lazy, rng):
+    """The dense form of each gradient gives the same where listed rows are all rows."""
+    weight = rng.normal(size=case.shape)
+    other, dense, mixed = weight.copy(), made(case, lazy), made(case, lazy)
+    for step in range(4):
+        grad = rng.normal(size=case.shape)
+        dense(0, grad, weight)
+        mixed(0, all_rows(grad) if step % 2 else grad, other)
+    same_bits((other, *leaves(mixed.states[0])), (weight, *leaves(dense.states[0])))
+
+
+@every_case
+@pytest.mark.parametrize("many", [1, 6], ids=["few", "many"])
+def test_a_list_with_sparse_and_dense_gradients_equals_single_calls(case, many, rng):
+    lists, singles = made(case, None), made(case, None)
+    weights = [rng.normal(size=(9, 4)) for _ in range(4 * many)]
+    others = [weight.copy() for weight in weights]
+    for _ in range(3):
+        gradients = []
+        for _ in range(many):
+            grad = listing(rng, (9, 4), np.float64, 7)
+            gradients += [
+                grad,
+                rng.normal(size=(9, 4)),
+                (grad.values, grad.indices),
+                grad.retain([3]),
+            ]
+        lists(list(range(len(weights))), gradients, weights)
+        for index, (grad, weight) in enumerate(zip(gradients, others, strict=True)):
+            singles(index, grad, weight)
+    for index, pair in enumerate(zip(weights, others, strict=True)):
+        same_bits(*pair)
+        same_bits(*(leaves(updater.states[index]) for updater in (lists, singles)))
+
+
+@pytest.mark.parametrize(
+    "case", sampled((c for c in CASES if c.name not in OF_STEPS), LIGHT), ids=str
+)
+def test_an_index_may_come_twice_in_a_list_with_sparse_gradients(case, rng):
+    lists, singles = made(case, None), made(case, None)
+    weight, other = np.ones(case.shape), np.ones(case.shape)
+    gradients = [listing(rng, case.shape, np.float64, 4) for _ in range(3)]
+    lists([0] * 3, gradients, [weight] * 3)
+    for grad in gradients:
+        singles(0, grad, other)
+    same_bits((weight, *leaves(lists.states[0])), (other, *leaves(singles.states[0])))
+
+
+LAZY = {"sgd", "ccsgd", "adam", "adagrad", "ftrl", "groupadagrad", "lars", "lbsgd"}
+
+
+@pytest.mark.parametrize("name", sorted(optimizer.opt_registry))
+def test_updates_are_lazy_by_default_where_mxnet_is(name):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ccSGD is deprecated")
+        by_default = optimizer.create(name).lazy_update
+        chosen = [optimizer.create(name, lazy_update=lazy).lazy_update for lazy in (True, False)]
+    assert by_default == (name in LAZY)
+    assert chosen == [True, False]
+
+
+IN_A_PROCESS = "from helpers import row_bits; row_bits."
+
+
+@pytest.mark.exhaustive
+@every_or_few
+def test_any_number_of_threads_gives_the_same_bits(every, run_python):
+    """Cases lazy and standard, with repeated rows, above and below the serial limit."""
+    lines = run_python(IN_A_PROCESS + f"print_same({every})", NUMBA_NUM_THREADS="4").split()
+    assert len(lines) == 2 * len(chosen(every))
+    assert [line for line in lines if not line.endswith(":same")] == []
+
+
+@pytest.mark.exhaustive
+@every_or_few
+def test_row_sparse_updates_run_in_plain_python(every, run_python):
+    code = IN_A_PROCESS + f"print_numbers({every})"
+    compiled, plain = (
+        np.array(run_python(code, NUMBA_DISABLE_JIT=disabled).split(), float)
+        for disabled in (None, "1")
+    )
+    assert compiled.size == 2 * 10 * len(chosen(every))
+    np.testing.assert_allclose(compiled, plain, rtol=1e-12)

@@ -1,0 +1,154 @@
+"""Row-sparse updates of every kind of array, in every form of a gradient; and what is refused."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import optimizer
+from fastopt.engine.validate import leaves
+from fastopt.sparse import RowSparse
+from helpers.cases import exhaustive
+from helpers.row_sparse import listing, problems, same_bits
+
+
+def updater(name, **kwargs):
+    return optimizer.get_updater(optimizer.create(name, learning_rate=0.1, **kwargs))
+
+
+def laid(array, kind):
+    """The same numbers in memory of another kind."""
+    if kind == "fortran":
+        return np.asfortranarray(array)
+    if kind == "strided":
+        wide = np.zeros([2 * n for n in array.shape], array.dtype)
+        wide[tuple(slice(None, None, 2) for _ in array.shape)] = array
+        return wide[tuple(slice(None, None, 2) for _ in array.shape)]
+    if kind == "reversed":
+        return array[::-1].copy()[::-1]
+    if kind == "unaligned":
+        raw = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+        raw[...] = array
+        return raw
+    made = array.copy()
+    made.flags.writeable = kind != "read-only"
+    return made
+
+
+LAYOUTS = st.sampled_from(["plain", "fortran", "strided", "reversed", "unaligned"])
+SOURCES = LAYOUTS | st.just("read-only")
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb")])
+@given(problem=problems(), layout=LAYOUTS, sources=st.tuples(SOURCES, SOURCES))
+def test_every_layout_gives_the_same_bits(name, lazy, problem, layout, sources):
+    expected = problem.run(updater(name, wd=0.1, lazy_update=lazy))
+    made, weight = updater(name, wd=0.1, lazy_update=lazy), laid(problem.weight, layout)
+    for grad in problem.grads:
+        values, indices = map(laid, (grad.values, grad.indices), sources)
+        before = values.tobytes(), indices.tobytes()
+        made(0, RowSparse(values, indices, grad.shape), weight)
+        assert (values.tobytes(), indices.tobytes()) == before
+    same_bits((np.array(weight), *map(np.array, leaves(made.states[0]))), expected)
+
+
+@pytest.mark.parametrize("kind", ["strided", "fortran"])
+def test_a_state_of_any_layout_is_read_anew_in_every_step(kind, rng):
+    """Also when the weight itself needs no copy."""
+    for grad in (listing(rng, (6, 4), np.float64, 5), rng.normal(size=(6, 4))):
+        made, weight = updater("adagrad"), np.ones((6, 4))
+        made.states[0] = laid(np.zeros((6, 4)), kind)
+        for _ in range(2):
+            made.states[0][...] = 0
+            made(0, grad, weight)
+        once, other = updater("adagrad"), np.ones((6, 4))
+        once(0, grad, other)
+        np.testing.assert_array_equal(made.states[0], once.states[0])
+
+
+def forms(grad):
+    """The same gradient in every form that an updater takes."""
+    yield from (grad, (grad.values, grad.indices), [grad.values, grad.indices])
+    yield (grad.values, grad.indices.astype(np.uint8))
+    summed = grad.coalesce()
+    rows = np.repeat(summed.indices, grad.shape[1])
+    columns = np.tile(np.arange(grad.shape[1]), len(summed.indices))
+    entries = summed.values.ravel(), (rows, columns)
+    for kind in ("coo_array", "coo_matrix", "csr_array", "csr_matrix"):
+        yield getattr(scipy.sparse, kind)(entries, grad.shape)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_form_of_a_gradient_gives_the_same_bits(dtype, rng):
+    grads = [listing(rng, (9, 4), dtype, 7) for _ in range(2)]
+    results = []
+    for steps in zip(*map(forms, grads), strict=True):
+        made, weight = updater("adam", wd=0.1), np.ones((9, 4), dtype)
+        for grad in steps:
+            made(0, grad, weight)
+        results.append((weight, *leaves(made.states[0])))
+    assert len(results) == 8
+    for result in results[1:]:
+        same_bits(result, results[0])
+
+
+def test_a_subclass_in_numpy_gets_a_dense_gradient(rng):
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= self._get_lr(index) * grad
+
+    grad = listing(rng, (6, 2), np.float64, 9)
+    made, weight = optimizer.get_updater(Plain(learning_rate=0.5)), np.ones((6, 2))
+    made(0, (grad.values, grad.indices), weight)
+    np.testing.assert_array_equal(weight, 1 - 0.5 * grad.to_dense())
+
+
+def test_values_whose_dtype_was_changed_are_taken_for_what_they_are():
+    made = updater("sgd", multi_precision=True)
+    weight = np.ones((5, 2), np.float16)
+    grad = RowSparse(np.ones((2, 2), np.float32), np.array([1, 3]), (5, 2))
+    made(0, grad, weight)
+    grad.values = np.full((2, 2), 2, np.float16)
+    made(0, grad, weight)
+    np.testing.assert_allclose(weight[:, 0], [1, 0.7, 1, 0.7, 1], rtol=1e-3)
+
+
+def test_values_in_a_state_are_read_before_it_is_written():
+    """The state may serve as a gradient, as a copy of it would."""
+    made, other = updater("sgd", momentum=0.9), updater("sgd", momentum=0.9)
+    weight, same = np.ones((5, 2)), np.ones((5, 2))
+    for one, table in ((made, weight), (other, same)):
+        one(0, (np.ones((2, 2)), np.array([1, 3])), table)
+    made(0, (made.states[0][1:3], np.array([3, 1])), weight)
+    other(0, (other.states[0][1:3].copy(), np.array([3, 1])), same)
+    same_bits(weight, same)
+
+
+@pytest.mark.parametrize("made", ["adam", "lbsgd"])
+def test_no_gradient_that_lists_rows_is_kept_alive(made, rng):
+    import weakref
+
+    run, weight = updater(made), np.ones((5, 2))
+    grad = listing(rng, (5, 2), np.float64, 3)
+    watch = weakref.ref(grad.values)
+    run(0, grad, weight)
+    del grad
+    assert watch() is None
+
+
+@pytest.mark.parametrize("way", ["single", "list"])
+def test_no_gradient_is_kept_alive_that_adamw_skips(way, rng):
+    import weakref
+
+    run, weight = updater("adamw"), np.ones((5, 2))
+    run(0, listing(rng, (5, 2), np.float64, 3), weight)
+    run.optimizer.rescale_grad = np.inf
+    grad, before = listing(rng, (5, 2), np.float64, 3), weight.copy()
+    watch = weakref.ref(grad.values)
+    run(*((0, grad, weight) if way == "single" else ([0], [grad], [weight])))
+    del grad
+    assert watch() is None
+    same_bits(weight, before)

@@ -1,0 +1,172 @@
+"""Half-precision weights without masters: float32 arithmetic, then one rounding."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from fastopt import checkpoint, optimizer
+from fastopt.sparse import RowSparse
+from helpers.cases import CASES, LIGHT, exhaustive, marks_of
+from helpers.half_precision import bits, flat, lively, silent
+
+DITHERED = {
+    "weight": {"rounding": "stochastic"},
+    "state": {"multi_precision": True, "state_dtype": "bfloat16"},
+    "both": {"rounding": "stochastic", "state_dtype": "bfloat16"},
+}
+"""What may be rounded stochastically."""
+
+
+def updater_of(name="sgd", learning_rate=0.1, **kwargs):
+    return optimizer.get_updater(optimizer.create(name, learning_rate=learning_rate, **kwargs))
+
+
+@silent
+@pytest.mark.parametrize(
+    ("case", "half"),
+    [
+        pytest.param(
+            case,
+            ("float16", "bfloat16")[k % 2],
+            marks=() if str(case) in LIGHT else marks_of(case),
+        )
+        for k, case in enumerate(CASES)
+    ],
+    indirect=["half"],
+    ids=str,
+)
+def test_a_step_is_a_float32_step_rounded_once(case, half, rng):
+    ours, single = case.updater(**lively(case)), case.updater(**lively(case))
+    weight = rng.normal(size=case.shape).astype(half)
+    for _ in range(4):
+        gradient, exact = rng.normal(size=case.shape).astype(half), weight.astype(np.float32)
+        ours(0, gradient, weight)
+        single(0, gradient.astype(np.float32), exact)
+        np.testing.assert_array_equal(bits(weight), bits(exact.astype(half)))
+        for one, other in zip(flat(ours.states[0]), flat(single.states[0]), strict=True):
+            assert one.dtype == np.float32
+            np.testing.assert_array_equal(bits(one), bits(other))
+
+
+def test_an_optimizer_warns_once_and_names_the_line_that_called(half):
+    updater = updater_of()
+    weights = [np.ones(3, half) for _ in range(3)]
+    with pytest.warns(UserWarning, match=f"^{half} weights without masters lose .* SGD$") as seen:
+        updater(0, np.ones(3, half), weights[0])
+    assert [warning.filename for warning in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        updater(1, np.ones(3, half), weights[1])
+        updater([0, 1, 2], [np.ones(3, half)] * 3, weights)
+    with pytest.warns(UserWarning, match="without masters") as seen:
+        updater_of()([0, 1], [np.ones(3, half)] * 2, weights[:2])
+    assert [warning.filename for warning in seen] == [__file__]
+
+
+def test_masters_stochastic_rounding_and_whole_precision_do_not_warn(half):
+    for kwargs in ({"multi_precision": True}, {"rounding": "stochastic"}):
+        updater_of(**kwargs)(0, np.ones(3, half), np.ones(3, half))
+    for dtype in (np.float32, np.float64):
+        updater_of()(0, np.ones(3, dtype), np.ones(3, dtype))
+
+
+def test_the_warning_as_an_error_changes_nothing(half):
+    updater, weight = updater_of(), np.ones(3, half)
+    for _ in range(2):
+        with pytest.raises(UserWarning, match="without masters"):
+            updater(0, np.ones(3, half), weight)
+    assert (weight == 1).all()
+    assert (updater.states, updater.optimizer.num_update) == ({}, 0)
+
+
+@pytest.mark.parametrize("start", [1.0, *exhaustive(-3.14159, 300.1, 1e-4, 1.2e-6)])
+@pytest.mark.parametrize("kind", ["dense", *exhaustive("lazy", "rows", "passes")])
+def test_stochastic_rounding_is_right_in_the_mean(kind, start, half):
+    """Two numbers are next to the exact one; the nearer one comes up the more often."""
+    shape, name = (200, 500), {"rows": "groupadagrad", "passes": "lamb"}.get(kind, "sgd")
+    weight, gradient = np.full(shape, start, half), np.ones(shape, np.float32)
+    exact, given = weight.astype(np.float32), gradient
+    rate = 0.0013 * (1 if kind == "passes" else abs(start))
+    if kind == "lazy":
+        given = RowSparse(gradient, np.arange(len(gradient)), shape)
+    updater_of(name, rate)(0, gradient, exact)
+    updater_of(name, rate, rounding="stochastic")(0, given, weight)
+    wanted, numbers = float(exact[0, 0]), np.unique(weight)
+    low, high = numbers.astype(float)
+    assert numbers[1] == np.nextafter(numbers[0], half.type(np.inf))
+    assert low < wanted < high
+    share = (wanted - low) / (high - low)
+    deviation = np.sqrt(share * (1 - share) / weight.size)
+    assert abs((weight == numbers[1]).mean() - share) < 5 * deviation
+
+
+@pytest.mark.parametrize("distance", [1, 2, 301, 8192])
+def test_elements_are_rounded_independently(distance, bfloat16):
+    weight = np.ones((300, 301), bfloat16)
+    halfway = np.full(weight.shape, -(2.0**-8), np.float32)
+    updater_of(learning_rate=1.0, rounding="stochastic")(0, halfway, weight)
+    signs = np.where(weight == 1, -1.0, 1.0).ravel()
+    assert abs(signs.mean()) < 5 / np.sqrt(signs.size)
+    assert abs((signs * np.roll(signs, distance)).mean()) < 5 / np.sqrt(signs.size)
+
+
+@silent
+def test_nearest_rounding_freezes_a_weight_that_stochastic_rounding_moves(bfloat16):
+    ends = {}
+    for rounding in ("nearest", "stochastic"):
+        updater, weight = updater_of(learning_rate=1e-4, rounding=rounding), np.ones(1000, bfloat16)
+        for _ in range(1000):
+            updater(0, np.ones(1000, bfloat16), weight)
+        ends[rounding] = weight.astype(float)
+    assert (ends["nearest"] == 1).all()
+    assert ends["stochastic"].mean() == pytest.approx(0.9, abs=0.003)
+    assert 0 < ends["stochastic"].std() < 0.05
+
+
+def run(updater, steps, weight, index=0):
+    for step in steps:
+        gradient = np.random.default_rng(step).normal(size=weight.shape).astype(weight.dtype)
+        updater(index, gradient, weight)
+    return weight
+
+
+@pytest.mark.parametrize("form", DITHERED)
+@pytest.mark.parametrize("order", ["C", *exhaustive("F")])
+@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "groupadagrad")])
+def test_rounding_goes_on_alike_after_a_checkpoint(name, order, form, rng, bfloat16):
+    updater = updater_of(name, **DITHERED[form])
+    weight = rng.normal(size=(40, 30)).astype(bfloat16, order)
+    run(updater, range(3), weight)
+    restored, other = updater_of(name, learning_rate=0.5), weight.copy("C")
+    try:
+        restored.set_states(updater.get_states(dump_optimizer=True))
+    except checkpoint.CheckpointError as error:
+        pytest.skip(f"checkpoints do not hold bfloat16: {error}")
+    run(updater, range(3, 6), weight)
+    run(restored, range(3, 6), other)
+    np.testing.assert_array_equal(bits(weight), bits(other))
+
+
+@pytest.mark.parametrize("form", DITHERED)
+def test_seed_index_and_step_each_change_the_draws(form, bfloat16):
+    def outcome(seed=0, index=0, begin=0):
+        # Without memory of the past, steps of one gradient differ by their draws alone.
+        kwargs = {"beta1": 0.0, "beta2": 0.0, "seed": seed, "begin_num_update": begin}
+        updater = updater_of("adam", **kwargs, **DITHERED[form])
+        weight = run(updater, [0], np.ones(1000, bfloat16), index)
+        return [array.tobytes() for array in (weight, *flat(updater.states[index]))]
+
+    first = outcome()
+    assert outcome() == first
+    for other in (outcome(seed=1), outcome(index=1), outcome(index="a"), outcome(begin=1)):
+        assert other != first
+
+
+def test_weight_and_state_have_draws_of_their_own(bfloat16):
+    updater = updater_of("sgd", 1.0, momentum=0.9, **DITHERED["both"])
+    weight = np.ones(20_000, bfloat16)
+    updater(0, np.full(20_000, -(1 + 2.0**-8), np.float32), weight)
+    raised = [(weight > 2).astype(float), (updater.states[0] > 1).astype(float)]
+    assert [share.mean() for share in raised] == pytest.approx([0.25, 0.5], abs=0.02)
+    assert abs(np.corrcoef(raised)[0, 1]) < 5 / np.sqrt(weight.size)

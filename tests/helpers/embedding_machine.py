@@ -1,0 +1,99 @@
+"""Random calls of an EmbeddingTable, compared with its oracle after each."""
+
+import copy
+import pickle
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import fastopt
+from fastopt import optimizer
+from fastopt.engine.validate import leaves
+from helpers.embedding_oracle import BATCHES, DIM, INDEX, Oracle, first
+
+__all__ = ["Tables"]
+
+
+class Tables(RuleBasedStateMachine):
+    make = staticmethod(lambda: optimizer.Adam(learning_rate=0.1))
+    dtype, min_count, half_life = "float32", 1, None
+
+    @initialize()
+    def begin(self):
+        self.table = fastopt.EmbeddingTable(
+            DIM,
+            self.make(),
+            dtype=self.dtype,
+            init=first,
+            min_count=self.min_count,
+            half_life=self.half_life,
+        )
+        dtype = self.table.dtype
+        self.oracle = Oracle(self.make(), dtype, self.min_count, self.half_life)
+        self.rng = np.random.default_rng(0)
+
+    @rule(ids=BATCHES, create=st.booleans())
+    def lookup(self, ids, create):
+        if create:
+            self.oracle.lookup(ids)
+        got = self.table.lookup(np.array(ids, np.int64), create)
+        expected = np.zeros((len(ids), DIM), self.table.dtype)
+        for k, id in enumerate(ids):
+            if id in self.oracle.row:
+                expected[k] = self.oracle.weight[self.oracle.row[id]]
+        np.testing.assert_array_equal(got, expected)
+
+    @rule(ids=BATCHES)
+    def update(self, ids):
+        grads = self.rng.normal(size=(len(ids), DIM)).astype(self.table.dtype)
+        self.oracle.update(ids, grads)
+        self.table.update(np.array(ids, np.int64), grads)
+
+    @rule(
+        unused_for=st.none() | st.integers(1, 3),
+        count_below=st.none() | st.integers(0, 4),
+        keep=st.none() | BATCHES,
+        asked=st.booleans(),
+    )
+    def evict(self, unused_for, count_below, keep, asked):
+        if unused_for is None and count_below is None and keep is None:
+            return
+        if self.min_count > 1:
+            unused_for, count_below = None, count_below or 1
+        given = keep
+        if asked and keep is not None:
+            given = lambda ids: np.isin(ids, np.array(keep, np.int64))  # noqa: E731
+        expected = self.oracle.evict(unused_for, count_below, keep)
+        assert self.table.evict(unused_for, count_below, given).tolist() == expected
+
+    @rule(how=st.sampled_from(["deepcopy", "pickle", "flush"]))
+    def go_on_from_a_copy(self, how):
+        if how == "deepcopy":
+            self.table = copy.deepcopy(self.table)
+        elif how == "pickle":
+            self.table = pickle.loads(pickle.dumps(self.table))
+        else:
+            self.table.flush()
+            self.oracle.updater.flush(INDEX, self.oracle.weight)
+
+    @invariant()
+    def is_the_dictionary(self):
+        table, oracle = self.table, self.oracle
+        known = sorted(oracle.row, key=oracle.row.get)
+        rows = np.array([oracle.row[id] for id in known], np.int64)
+        assert list(table) == known == table.ids().tolist()
+        assert len(table) == len(known)
+        np.testing.assert_array_equal(table.rows(np.array(known, np.int64)), rows)
+        np.testing.assert_array_equal(table.weight, oracle.weight[: oracle.high])
+        state = zip(leaves(table._updater.states[table.name]), _state(oracle), strict=True)
+        for own, expected in state:
+            np.testing.assert_array_equal(own[rows], expected[rows])
+        assert table.last_used().tolist() == [oracle.last[id] for id in known]
+        counts = [oracle.decayed(id) for id in known]
+        np.testing.assert_allclose(table.counts(), counts, rtol=1e-5)
+        assert table.step == oracle.step
+
+
+def _state(oracle):
+    return leaves(oracle.updater.states[INDEX])

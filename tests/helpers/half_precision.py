@@ -1,0 +1,43 @@
+"""What the tests of half precision have in common."""
+
+import pytest
+
+from helpers.cases import CASES, LIGHT, sampled
+
+every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
+
+FORMS = {
+    "masters": {"multi_precision": True},
+    "split masters": {"multi_precision": True, "master": "split"},
+    "nearest": {},
+    "stochastic": {"rounding": "stochastic"},
+    "compressed state": {"multi_precision": True, "state_dtype": "bfloat16"},
+}
+"""Ways to keep a weight of half precision: arguments of an optimizer."""
+
+silent = pytest.mark.filterwarnings("ignore:b?float16 weights without masters")
+
+
+def lively(case):
+    """Arguments with which a few steps of a case move a weight far."""
+    return {"wd": case.wd, "clip_gradient": 0.8, **(case.converges or {})}
+
+
+def master_of(updater, index=0):
+    """Master of a weight, and the state of the rule."""
+    state = updater.states[index]
+    return state[::-1] if updater.optimizer.master_last else state
+
+
+def bits(array):
+    """Bits of the numbers of an array."""
+    return array.view(f"u{array.itemsize}")
+
+
+def flat(state):
+    """Arrays of a nested state."""
+    if state is None:
+        return []
+    if isinstance(state, (tuple, list)):
+        return [array for part in state for array in flat(part)]
+    return [state]

@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import initializer
+from fastopt.initializer import InitDesc
+from helpers.initializers import LIBRARY, filled, made
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize(
+    ("arr", "error", "message"),
+    [
+        ([1.0, 2.0], TypeError, "arr must be a NumPy array, got list"),
+        (np.ma.ones(3), TypeError, "arr must be a NumPy array, got MaskedArray"),
+        (np.ones(3, complex), TypeError, "arr must hold real numbers, got dtype complex128"),
+        (np.ones(3, bool), TypeError, "arr must hold real numbers, got dtype bool"),
+        (np.broadcast_to(1.0, 3), ValueError, "arr is read-only, an initializer writes to it"),
+    ],
+    ids=["list", "masked", "complex", "bool", "read-only"],
+)
+def test_wrong_arrays_are_named(name, arr, error, message):
+    with pytest.raises(error, match=f"^fc_weight: {message}"):
+        made(name)(InitDesc("fc_weight"), arr)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i4", "i8", "u2", ">f4"])
+def test_fixed_values_fill_any_real_dtype(dtype):
+    for init, value in [
+        (initializer.Zero(), 0),
+        (initializer.One(), 1),
+        (initializer.Constant(3), 3),
+        (initializer.Bilinear(), 1),
+    ]:
+        arr = filled(init, InitDesc("weight"), (2, 2, 1, 1), np.dtype(dtype).newbyteorder("="))
+        assert set(arr.ravel()) == {value}
+
+
+def test_what_is_no_plain_array_is_filled_too():
+    arr = np.zeros((2, 3)).view(np.matrix)
+    initializer.One()(InitDesc("weight"), arr)
+    assert arr.sum() == 6
+    initializer.Normal(rng=0)(InitDesc("weight"), arr)
+    assert len(np.unique(arr)) == 6
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_arrays_without_elements_are_left_alone(name):
+    if name != "fusedrnn":
+        filled(made(name), InitDesc("weight"), (2, 0, 3, 3))
+        filled(made(name), InitDesc("weight"), (0, 2, 3, 3))
+
+
+def test_constant_repeats_arrays_and_keeps_a_copy():
+    value = np.array([[1.0], [2.0]])
+    init = initializer.Constant(value)
+    value[:] = 9
+    assert filled(init, InitDesc("weight"), (2, 3)).tolist() == [[1, 1, 1], [2, 2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "error", "message"),
+    [
+        ([1, 2, 3], "f4", ValueError, r"^weight: value has shape \(3,\), which does not fit \(2,"),
+        (np.ones((1, 2, 2)), "f4", ValueError, r"value has shape \(1, 2, 2\)"),
+        (0.5, "i4", TypeError, r"^weight: value \(float64\) does not fit into int32"),
+        (200, "i1", TypeError, r"^weight: value \(int64\) does not fit into int8"),
+        (-1, "u1", TypeError, "does not fit into uint8"),
+    ],
+)
+def test_constants_that_do_not_fit_are_refused_and_change_nothing(value, dtype, error, message):
+    arr = np.full((2, 2), 9, dtype)
+    with pytest.raises(error, match=message):
+        initializer.Constant(value)(InitDesc("weight"), arr)
+    assert (arr == 9).all()
+
+
+@pytest.mark.parametrize("value", ["one", None, True, 1j, [[1], [2, 3]], ["a"]])
+def test_constants_are_real_numbers(value):
+    with pytest.raises(TypeError, match="value must be a real number or an array of them, got"):
+        initializer.Constant(value)
+
+
+@given(factor=st.integers(1, 6), channels=st.integers(1, 3))
+def test_bilinear_upsampling_keeps_a_constant_image(factor, channels):
+    """The weights that meet in one pixel of the output sum up to 1."""
+    size = 2 * factor - factor % 2
+    kernel = filled(initializer.Bilinear(), InitDesc("weight"), (channels, 1, size, size), "f8")
+    padded = np.pad(kernel[-1, 0], (0, 2 * factor - size))
+    for row in range(factor):
+        for column in range(factor):
+            assert padded[row::factor, column::factor].sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (4, 4), (1, 1, 1, 4, 4)])
+def test_bilinear_upsampling_needs_four_dimensions(shape):
+    with pytest.raises(
+        ValueError, match=r"^weight: bilinear upsampling needs shape \(out, in, hei"
+    ):
+        filled(initializer.Bilinear(), InitDesc("weight"), shape)

@@ -1,0 +1,190 @@
+import logging
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from fastopt import initializer
+from fastopt.initializer import FusedRNN, InitDesc, Load, Mixed
+from helpers.initializers import named
+
+
+def test_the_first_pattern_that_matches_from_the_start_decides():
+    init = Mixed(["bias", "fc.*", ".*"], [initializer.Zero(), initializer.Constant(3), "ones"])
+    assert set(named(init, "fc_weight").ravel()) == {3}
+    assert set(named(init, "bias_weight").ravel()) == {0}
+    assert set(named(init, "other_bias_weight").ravel()) == {1}
+
+
+def test_a_chosen_initializer_goes_by_the_name():
+    init = Mixed([".*"], [initializer.Constant(3)])
+    assert not named(init, "fc_bias").any()
+
+
+def test_the_chosen_initializer_is_the_global_one():
+    one, two = initializer.Constant(3), initializer.Constant(5)
+    init = Mixed(["a", ".*"], [one, two])
+    fused = FusedRNN(None, num_hidden=1, num_layers=1, mode="rnn_relu")
+    assert named(init, "b", (5,), own=fused).tolist() == [5, 5, 5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Mixed([".*"], []), ValueError, "got 1 patterns and 0 initializers"),
+        (lambda: Mixed(".*", ["zeros"]), TypeError, r"patterns must be a list, got '\.\*'"),
+        (lambda: Mixed([".*"], "ones"), TypeError, "initializers must be a list, got 'ones'"),
+        (lambda: Mixed(["a", "("], ["ones"] * 2), ValueError, r"patterns\[1\] must be a regular"),
+        (lambda: Mixed([3], ["ones"]), ValueError, r"patterns\[0\] must be a regular expression"),
+        (lambda: Mixed(["a"], ["no"]), ValueError, "Cannot find initializer 'no'"),
+        (
+            lambda: Mixed(["a"], [initializer.Zero]),
+            TypeError,
+            r"initializers\[0\] must be an initializer, its text or name, or a function",
+        ),
+        (
+            lambda: named(Mixed(["a", "bias"], ["ones"] * 2), "fc_bias"),
+            ValueError,
+            r"^fc_bias does not match, from its first character on, any of the patterns 'a', 'bia",
+        ),
+    ],
+)
+def test_wrong_arguments_of_mixed_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+ARRAYS = {
+    "arg:fc_weight": np.arange(6, dtype=np.float32).reshape(3, 2),
+    "aux:bn_moving_mean": np.ones(2, np.float16),
+    "arg:arg:x": np.full(2, 4, np.int64),
+    "steps": np.array(5, np.int32),
+}
+
+
+@pytest.fixture(params=["dict", "npz", "safetensors"])
+def source(request, tmp_path):
+    path = tmp_path / f"arrays.{request.param}"
+    if request.param == "npz":
+        np.savez(path, **ARRAYS)
+    elif request.param == "safetensors":
+        safetensors.numpy.save_file(ARRAYS, path)
+    return ARRAYS if request.param == "dict" else path
+
+
+def test_arrays_are_loaded_by_name_without_prefix(source):
+    init = Load(source)
+    assert named(init, "fc_weight").tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert named(init, "bn_moving_mean", (2,), np.float32).tolist() == [1, 1]
+    assert named(init, "arg:x", (2,)).tolist() == [4, 4]
+    assert named(init, "steps", (), np.int32) == 5
+
+
+def test_paths_may_be_strings(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones(2))
+    assert named(Load(str(tmp_path / "a.npz")), "x", (2,)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["fc_weight", "foo"])
+def test_loaded_arrays_go_before_names_and_attributes(name):
+    assert named(Load({name: np.full(2, 5)}), name, (2,), own="ones").tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("default", [initializer.Constant(3), '["constant", {"value": 3}]'])
+def test_other_arrays_get_the_default(default):
+    init = Load(ARRAYS, default)
+    assert set(named(init, "other_weight").ravel()) == {3}
+    assert not named(init, "other_bias").any()
+    assert named(init, "foo", (2,), own="ones").tolist() == [1, 1]
+
+
+def test_loading_fills_strided_arrays_and_other_precisions():
+    arr = np.zeros((6, 4), np.float16)
+    Load(ARRAYS)(InitDesc("fc_weight"), arr[::2, 1::2])
+    assert arr[::2, 1::2].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert arr.sum() == 15
+
+
+def test_bfloat16_files_load_into_every_float(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    numbers = np.array([1, -2.5, 3e38, np.inf], ml_dtypes.bfloat16)
+    safetensors.numpy.save_file({"x": numbers}, tmp_path / "a.safetensors")
+    init = Load(tmp_path / "a.safetensors")
+    for dtype in [np.float32, np.float64, ml_dtypes.bfloat16]:
+        assert np.array_equal(named(init, "x", 4, dtype), numbers.astype(dtype))
+    assert np.array_equal(named(Load({"x": numbers}), "x", 4, np.float32), numbers.astype("f4"))
+    assert np.array_equal(named(Load({"x": numbers[:2]}), "x", 2, np.float16), [1, -2.5])
+
+
+def test_loading_is_logged(caplog):
+    caplog.set_level(logging.INFO, "fastopt.initializer")
+    init = Load(ARRAYS, initializer.One(), verbose=True)
+    named(init, "fc_weight")
+    named(init, "other_weight")
+    named(Load(ARRAYS), "fc_weight")
+    assert caplog.messages == [
+        "Initialized fc_weight by loading",
+        "Initialized other_weight by default",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda arr: Load(3), TypeError, "param must be a mapping or the path of a file, got 3"),
+        (lambda arr: Load("a.pdparams"), ValueError, "param must be a .safetensors, .npz or .par"),
+        (lambda arr: Load({"x": "a"}), TypeError, r"param\['x'\] must hold real numbers, got dtyp"),
+        (lambda arr: Load({"x": 1, "arg:x": 2}), ValueError, "param has 'x' twice, with and witho"),
+        (lambda arr: Load({}, 3), TypeError, "default_init must be an initializer, its text or"),
+        (
+            lambda arr: Load({})(InitDesc("x"), arr),
+            ValueError,
+            "x is not among the loaded arrays, and default_init is None",
+        ),
+        (
+            lambda arr: Load({"x": np.ones((2, 3))})(InitDesc("x"), arr),
+            ValueError,
+            r"x: the loaded array has shape \(2, 3\), expected \(3, 2\)",
+        ),
+        (
+            lambda arr: Load({"x": np.ones(2)})(InitDesc("x"), arr),
+            ValueError,
+            r"x: the loaded array has shape \(2,\), expected \(3, 2\)",
+        ),
+        (
+            lambda arr: Load({"x": np.ones((3, 2))})(InitDesc("x"), arr.view(np.int64)),
+            TypeError,
+            r"x: the loaded array \(float64\) does not fit into int64",
+        ),
+        (
+            lambda arr: Load({"x": np.ones((3, 2))})(InitDesc("x"), arr.tolist()),
+            TypeError,
+            "x: arr must be a NumPy array, got list",
+        ),
+    ],
+)
+def test_wrong_arguments_of_load_are_named_and_change_nothing(call, error, message):
+    arr = np.full((3, 2), -9.0)
+    with pytest.raises(error, match=message):
+        call(arr)
+    assert (arr == -9).all()
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "params"])
+def test_a_broken_file_is_named(tmp_path, kind):
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(b"PK\x03\x04 and nothing else")
+    with pytest.raises(ValueError, match=rf"param must be an intact file, got .*a\.{kind}"):
+        Load(path)
+
+
+def test_files_of_other_numbers_are_refused(tmp_path):
+    safetensors.numpy.save_file({"x": np.ones(2, bool)}, tmp_path / "a.safetensors")
+    with pytest.raises(TypeError, match="param must hold real numbers, got safetensors dtype BOOL"):
+        Load(tmp_path / "a.safetensors")
+
+
+def test_a_missing_file_is_missing(tmp_path):
+    for kind in ["npz", "safetensors"]:
+        with pytest.raises(FileNotFoundError, match=f"a.{kind}"):
+            Load(tmp_path / f"a.{kind}")

@@ -1,0 +1,145 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import initializer
+from fastopt.initializer import FusedRNN, InitDesc, LSTMBias
+from helpers.initializers import named
+
+GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+
+
+@given(length=st.integers(0, 30), forget=st.floats(-2, 2))
+def test_the_second_fourth_of_a_bias_is_the_forget_gate(length, forget):
+    bias = named(initializer.Zero(), "lstm_bias", (length,), own=LSTMBias(forget))
+    hidden = length // 4
+    assert (bias[hidden : 2 * hidden] == forget).all()
+    assert not bias[:hidden].any()
+    assert not bias[2 * hidden :].any()
+
+
+def test_lstm_bias_warns_that_a_name_gets_zeros():
+    bias = np.full(8, 9.0)
+    with pytest.warns(UserWarning, match="^lstm_bias gets zeros because of its name") as caught:
+        LSTMBias()(InitDesc("lstm_bias"), bias)
+    assert caught[0].filename == __file__
+    assert not bias.any()
+
+
+def test_lstm_bias_needs_a_dimension():
+    with pytest.raises(ValueError, match=r"x_weight: LSTMBias needs one dimension or more"):
+        named(LSTMBias(), "x_weight", ())
+
+
+layers = st.fixed_dictionaries(
+    {
+        "num_hidden": st.integers(1, 4),
+        "num_layers": st.integers(1, 3),
+        "mode": st.sampled_from(sorted(GATES)),
+        "bidirectional": st.booleans(),
+    }
+)
+
+
+def packed_size(inputs, num_hidden, num_layers, mode, bidirectional):
+    """Length of a packed vector, layer by layer."""
+    directions = 2 if bidirectional else 1
+    size = 0
+    for layer in range(num_layers):
+        width = inputs if layer == 0 else directions * num_hidden
+        size += directions * GATES[mode] * num_hidden * (width + num_hidden + 2)
+    return size
+
+
+@given(kwargs=layers, inputs=st.integers(1, 5))
+def test_parts_cover_the_packed_vector_once(kwargs, inputs):
+    size = packed_size(inputs, **kwargs)
+    layout = FusedRNN("ones", **kwargs).layout(size)
+    assert len({name for name, _, _ in layout}) == len(layout)
+    end = 0
+    for name, shape, start in layout:
+        assert start == end
+        assert name.endswith("_weight" if len(shape) == 2 else "_bias")
+        end += math.prod(shape)
+    assert end == size
+    assert layout[0][1] == (kwargs["num_hidden"], inputs)
+
+
+@given(kwargs=layers, inputs=st.integers(1, 5))
+def test_weights_get_the_inner_initializer_and_biases_zeros_or_the_forget_bias(kwargs, inputs):
+    init = FusedRNN(initializer.Constant(3), forget_bias=2, **kwargs)
+    arr = named(init, "rnn_weight", packed_size(inputs, **kwargs))
+    for name, shape, start in init.layout(arr.size):
+        value = 3 if name.endswith("weight") else 2 if name.endswith("_f_bias") else 0
+        assert set(arr[start : start + math.prod(shape)]) == {value}
+
+
+@given(kwargs=layers, size=st.integers(0, 400))
+def test_a_length_is_taken_if_some_number_of_inputs_leads_to_it(kwargs, size):
+    init = FusedRNN("ones", **kwargs)
+    if size in {packed_size(inputs, **kwargs) for inputs in range(1, 400)}:
+        assert init.layout(size)
+    else:
+        with pytest.raises(ValueError, match=r"size must be \d+ \* \(\d+ \+ inputs\) for FusedRNN"):
+            init.layout(size)
+
+
+def test_gates_of_a_gru_are_reset_update_and_candidate():
+    names = [name for name, _, _ in FusedRNN("ones", 1, 1, "gru").layout(3 * 4)]
+    assert names[:3] == ["l0_i2h_r_weight", "l0_i2h_z_weight", "l0_i2h_o_weight"]
+
+
+def test_without_an_initializer_the_global_one_fills_the_parts():
+    fused = FusedRNN(None, num_hidden=1, num_layers=1, mode="rnn_relu")
+    for own in [fused, fused.dumps()]:
+        arr = named(initializer.Constant(7), "rnn_parameters", (5,), own=own)
+        assert arr.tolist() == [7, 7, 7, 0, 0]
+
+
+def test_parts_are_drawn_one_after_the_other_from_one_generator():
+    kwargs = {"num_hidden": 2, "num_layers": 1, "mode": "rnn_tanh", "rng": 0}
+    arr = named(FusedRNN('["normal", {"sigma": 1}]', **kwargs), "rnn_weight", (14,))
+    assert np.array_equal(arr[:10], np.random.default_rng(0).standard_normal(10))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: FusedRNN(3, 1, 1, "gru"), TypeError, "init must be an Initializer, its text"),
+        (lambda: FusedRNN("no", 1, 1, "gru"), ValueError, "Cannot find initializer 'no'"),
+        (lambda: FusedRNN(None, 0, 1, "gru"), ValueError, "num_hidden must be at least 1, got 0"),
+        (lambda: FusedRNN(None, 1, 0, "gru"), ValueError, "num_layers must be at least 1, got 0"),
+        (lambda: FusedRNN(None, 1, 1.0, "gru"), TypeError, "num_layers must be an integer"),
+        (lambda: FusedRNN(None, 1, 1, "rnn"), ValueError, "mode must be one of .* got 'rnn'"),
+        (lambda: FusedRNN(None, 1, 1, "gru", forget_bias="1"), TypeError, "forget_bias must be a"),
+        (
+            lambda: named(FusedRNN(None, 1, 1, "rnn_tanh"), "rnn_weight", (5,)),
+            ValueError,
+            r"rnn_weight: FusedRNN\(init=None\) needs a global initializer",
+        ),
+        (
+            lambda: named(FusedRNN("ones", 1, 1, "rnn_tanh"), "rnn_weight", (5, 1)),
+            ValueError,
+            r"rnn_weight: FusedRNN needs a packed vector, got shape \(5, 1\)",
+        ),
+        (
+            lambda: named(FusedRNN("ones", 2, 1, "rnn_tanh"), "rnn_weight", (9,)),
+            ValueError,
+            r"^rnn_weight: size must be 2 \* \(4 \+ inputs\) for FusedRNN.*, got 9",
+        ),
+    ],
+)
+def test_wrong_arguments_of_fused_layers_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_part_that_fails_leaves_the_packed_vector_as_it_was():
+    init = FusedRNN(initializer.Constant([1.0, 2.0]), num_hidden=2, num_layers=1, mode="rnn_tanh")
+    arr = np.full(14, -9.0)
+    with pytest.raises(ValueError, match="l0_i2h_weight: value has shape"):
+        init(InitDesc("rnn_weight"), arr)
+    assert (arr == -9).all()

@@ -1,0 +1,107 @@
+import json
+
+import numpy as np
+import pytest
+
+from fastopt import initializer
+from fastopt.initializer import InitDesc, Initializer
+from helpers.initializers import ENOUGH, LIBRARY, filled, made
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_text_of_an_initializer_makes_its_like(name):
+    init = made(name, rng=3)
+    text = init.dumps()
+    assert "rng" not in text
+    again = initializer.create(text, rng=3)
+    assert (type(again), again.dumps(), repr(again)) == (type(init), text, repr(init))
+    shape = (3, 2, 4, 4) if name != "fusedrnn" else (6 * 9,)
+    arrays = [filled(i, InitDesc("weight"), shape, np.float64) for i in (init, again)]
+    assert np.array_equal(*arrays)
+
+
+CHANGED = [
+    initializer.Constant([[1, 2], [3, 4]]),
+    initializer.Constant(np.float32(0.5)),
+    initializer.Constant(-np.inf),
+    initializer.Uniform(np.float32(0.25)),
+    initializer.TruncatedNormal(0.5, bound=3),
+    initializer.Xavier("truncated", "in", 2),
+    initializer.MSRAPrelu("out", 0.5),
+    initializer.HeNormal(truncated=False),
+    initializer.Orthogonal(2, "normal"),
+    initializer.FusedRNN(initializer.Normal(0.5), 2, 1, "lstm", True, 2.5),
+]
+
+
+@pytest.mark.parametrize("init", CHANGED, ids=repr)
+def test_the_text_holds_all_arguments(init):
+    assert vars(initializer.create(init.dumps())).keys() == vars(init).keys()
+    assert initializer.create(init.dumps()).dumps() == init.dumps()
+    assert (
+        initializer.create(init.dumps()).dumps()
+        != type(init)(**ENOUGH.get(type(init).__name__.lower(), {})).dumps()
+    )
+
+
+def test_text_of_known_initializers():
+    texts = {
+        initializer.Normal(0.5, rng=1): ["normal", {"sigma": 0.5}],
+        initializer.MSRAPrelu(): ["msraprelu", {"factor_type": "avg", "slope": 0.25}],
+        initializer.HeUniform(): ["heuniform", {}],
+        initializer.Constant(np.arange(2)): ["constant", {"value": [0, 1]}],
+    }
+    for init, text in texts.items():
+        assert json.loads(init.dumps()) == text
+
+
+def test_arrays_in_a_users_arguments_become_lists_and_other_things_are_refused():
+    assert Initializer(a=np.arange(2), b=np.int8(3)).dumps() == (
+        '["initializer", {"a": [0, 1], "b": 3}]'
+    )
+    with pytest.raises(TypeError, match=r"cannot be written as JSON: \{1\}"):
+        Initializer(a={1}).dumps()
+
+
+def test_create_takes_names_in_any_case_texts_and_initializers():
+    init = initializer.create("XaVier", magnitude=2)
+    assert (type(init), init.magnitude) == (initializer.Xavier, 2)
+    assert initializer.create('["uniform", {"scale": 3}]', scale=4).scale == 4
+    assert initializer.create(init) is init
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: initializer.create("nosuch"), ValueError, "find initializer 'nosuch'; there are "),
+        (lambda: initializer.create('["no", {}]'), ValueError, "Cannot find initializer 'no'"),
+        (lambda: initializer.create(3), TypeError, "name must be a string or an Initializer, got"),
+        (lambda: initializer.create("[zero"), ValueError, r'is \["name", {arguments}\], got'),
+        (lambda: initializer.create("[]"), ValueError, r"got '\[\]'"),
+        (lambda: initializer.create('["zero", []]'), ValueError, "the text of an initializer is"),
+        (lambda: initializer.create("zero", a=1), TypeError, "Zero takes rng; .*argument 'a'"),
+        (lambda: initializer.create("constant"), TypeError, "Constant takes value, rng; missing"),
+        (
+            lambda: initializer.create(initializer.Zero(), rng=0),
+            TypeError,
+            r"Zero\(\) is made already and takes no rng",
+        ),
+        (lambda: initializer.Zero(a=1), TypeError, "unexpected keyword argument 'a'"),
+        (lambda: initializer.Uniform(-1), ValueError, "scale must be .* at least 0, got -1"),
+        (lambda: initializer.Uniform("1"), TypeError, "scale must be a number, got '1'"),
+        (lambda: initializer.Normal(np.nan), ValueError, "sigma must be a finite number"),
+        (lambda: initializer.Normal(-0.1), ValueError, "sigma must be .* at least 0, got -0.1"),
+        (lambda: initializer.TruncatedNormal(-1), ValueError, "sigma must be .* at least 0"),
+        (lambda: initializer.TruncatedNormal(1, 0.5), ValueError, "bound must be .* at least 1"),
+        (lambda: initializer.Orthogonal(-1), ValueError, "scale must be .* at least 0"),
+        (lambda: initializer.Orthogonal(1, "x"), ValueError, "rand_type must be one of .* got 'x'"),
+        (lambda: initializer.Xavier("x"), ValueError, "rnd_type must be one of .* got 'x'"),
+        (lambda: initializer.Xavier("uniform", "x"), ValueError, "factor_type must be one of"),
+        (lambda: initializer.Xavier(magnitude=-1), ValueError, "magnitude must be .* at least 0"),
+        (lambda: initializer.MSRAPrelu(slope=np.inf), ValueError, "slope must be a finite number"),
+        (lambda: initializer.LSTMBias("1"), TypeError, "forget_bias must be a number, got '1'"),
+    ],
+)
+def test_wrong_arguments_are_named_with_what_was_expected(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,120 @@
+"""The compiled entry finds the hyper-parameters that ``hyper()`` gives, with the same bits."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.engine.hyper import hyper_of
+from helpers.cases import exhaustive, kept
+
+TIMES = [1, 2, 3, 5, 6, 10, 100, 1000, 12_345, 10**6]
+BETAS = [(0.9, 0.999), (0.0, 0.0), (0.5, 1e-9), (0.999999, 0.9999999), (1e-12, 0.99)]
+MEASURED = {
+    "lamb": {"lr"},
+    "lans": {"lr", *optimizer.LANS.measured},
+    "novograd": {"inverse"},
+}
+"""Fields that sums over the tensor fill in."""
+
+
+def corrected():
+    """Names of the optimizers whose hyper-parameters depend on the step through a correction."""
+    found = []
+    for name, klass in optimizer.opt_registry.items():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "ccSGD is deprecated")
+            hyper = hyper_of(klass())
+        if hyper.correct is not None and not hyper.carries:
+            found.append(name)
+    return sorted(found)
+
+
+def fields(updater):
+    """Hyper-parameters that the last step was made with, in float64."""
+    (plan,) = updater.planner.plans.values()
+    (table,) = plan.tables
+    return dict(zip(table.layout.rule.hyper, table.fields[0].tolist(), strict=True))
+
+
+def test_there_are_corrections():
+    assert {"adamax", "lamb", "lans", "radam", "ftml", "adabelief"} <= set(corrected())
+
+
+def updater_of(name, betas, **kwargs):
+    made = optimizer.create(name, learning_rate=0.1, wd=0.01, **kwargs)
+    if hasattr(made, "beta1"):
+        made.beta1, made.beta2 = betas
+    return optimizer.Updater(made)
+
+
+@pytest.mark.parametrize("betas", BETAS, ids=str)
+@pytest.mark.parametrize("name", kept(corrected(), "adam", "radam"))
+def test_hyper_parameters_of_a_step_have_the_bits_of_hyper(name, betas):
+    updater, weight = updater_of(name, betas), np.ones((2, 2))
+    made, grad = updater.optimizer, np.ones((2, 2))
+    for t in TIMES:
+        for again in range(3):
+            made._index_update_count[0] = t - 1
+            updater(0, grad, weight)
+            expected = {"lr": 0.1, "wd": 0.01, "rescale_grad": 1.0, "clip_gradient": np.inf}
+            with np.errstate(all="ignore"):
+                expected |= made.hyper(t, 0.1, 0.01)
+            found = fields(updater)
+            for field in found.keys() - MEASURED.get(name, set()):
+                assert np.float64(found[field]).hex() == np.float64(expected[field]).hex(), (
+                    field, t, again, found[field], expected[field])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["nadam", *exhaustive("lars")])
+@pytest.mark.parametrize("per_index", [False, True])
+def test_what_is_carried_has_the_bits_of_plain_python(name, per_index):
+    """A class that counts in its own way is asked in Python, step by step."""
+    klass = optimizer.opt_registry[name]
+
+    class Counting(klass):
+        def _update_count(self, index):
+            super()._update_count(index)
+
+    ends = []
+    for kind in (klass, Counting):
+        made = kind(learning_rate=0.1, wd=0.01, **({"momentum": 0.9} if name == "lars" else {}))
+        if name == "nadam":
+            made.per_parameter = per_index
+        updater, weights = optimizer.Updater(made), [np.ones(4), np.ones(4)]
+        for step in range(6):
+            made.lr = 0.1 / (1 + step // 2)
+            updater([0, 1], [np.ones(4), np.full(4, 0.5)], weights)
+            updater(1, np.ones(4), weights[1])
+        ends.append([weight.tobytes() for weight in weights] + [dict(made.carried)])
+    assert ends[0] == ends[1]
+
+
+def test_the_second_of_equal_groups_is_not_computed_with_the_count_of_the_first():
+    """Tensors of one group may have been updated at different times."""
+    ends = []
+    for listed in (True, False):
+        updater, weights = updater_of("adamax", (0.9, 0.999)), [np.ones(3) for _ in range(3)]
+        for _ in range(3):
+            updater(1, np.ones(3), weights[1])
+        for _ in range(3):
+            grads = [np.ones(3) for _ in weights]
+            if listed:
+                updater([0, 1, 2], grads, weights)
+            else:
+                for index in range(3):
+                    updater(index, grads[index], weights[index])
+        ends.append([weight.tobytes() for weight in weights])
+    assert ends[0] == ends[1]
+
+
+def test_the_largest_count_is_that_of_all_indices():
+    updater = updater_of("adam", (0.9, 0.999))
+    weights = [np.ones(3), np.ones(3)]
+    for _ in range(5):
+        updater(0, np.ones(3), weights[0])
+    updater([0, 1], [np.ones(3)] * 2, weights)
+    updater(1, np.ones(3), weights[1])
+    assert updater.optimizer.num_update == 6
+    assert updater.optimizer._index_update_count == {0: 6, 1: 2}

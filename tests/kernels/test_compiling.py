@@ -1,0 +1,196 @@
+"""Compiled kernels on disk: compiled once for all processes, never stale, never in the way."""
+
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import fastopt
+from fastopt.kernels.compiling import KernelFiles
+from helpers.cases import exhaustive
+
+STEP = """
+import sys, numpy as np
+from numba.core import event
+with event.install_recorder("numba:compile") as recorder:
+    {load}
+    for dtype in (np.float32, np.float64):
+        for size in (10, 40_000):
+            weight = np.zeros(size, dtype)
+            updater(0, np.ones(size, dtype), weight)
+            updater.states.clear()
+    print(weight[0], len(recorder.buffer))
+"""
+LOAD = "from fastopt import optimizer\n    updater = optimizer.get_updater('{}')"
+ADAM = STEP.format(load=LOAD.format("adam"))
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Copy of the package with an empty cache."""
+    package = Path(fastopt.__file__).parent
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package, tmp_path / "site" / "fastopt", ignore=ignored)
+    return tmp_path / "site"
+
+
+def result(output):
+    value, compiled = output.split()
+    return float(value), int(compiled)
+
+
+@pytest.mark.parametrize("name", ["sgd", *exhaustive("adam", "lamb", "sgld")])
+def test_a_second_process_compiles_nothing(name, run_python, install, tmp_path):
+    """Whose modules come from bytecode, while those of the first are compiled from their source."""
+    environment = {
+        "PYTHONPATH": str(install),
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONDONTWRITEBYTECODE": None,
+    }
+    code = STEP.format(load=LOAD.format(name))
+    first = result(run_python(code, **environment))
+    second = result(run_python(code, **environment))
+    assert first[1] > 0
+    assert second == (first[0], 0)
+
+
+RULE = """
+import fastopt
+from fastopt.kernels.rule import scalar
+@scalar
+def scaled(grad, h):
+    return {factor} * h.lr * grad
+@fastopt.rule(hyper=("lr",))
+def mine(weight, grad, state, h):
+    return weight - scaled(grad, h), ()
+class Mine(fastopt.optimizer.Optimizer):
+    rule = mine
+"""
+
+
+@pytest.mark.exhaustive
+def test_an_edited_rule_is_compiled_anew(run_python, tmp_path):
+    code = STEP.format(
+        load="import mine, fastopt\n    updater = fastopt.get_updater(mine.Mine(learning_rate=1.0))"
+    )
+    environment = {
+        "PYTHONPATH": f"{tmp_path}:{Path(fastopt.__file__).parents[1]}",
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    seen = []
+    for factor in (1, 1, 2, 1):
+        (tmp_path / "mine.py").write_text(RULE.format(factor=factor))
+        seen.append(result(run_python(code, **environment)))
+    assert [value for value, _ in seen] == [-1, -1, -2, -1]
+    assert [compiled > 0 for _, compiled in seen] == [True, False, True, False]
+
+
+@pytest.mark.exhaustive
+def test_an_edited_helper_of_the_library_is_compiled_anew(run_python, install, tmp_path):
+    environment = {"PYTHONPATH": str(install), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    before, _ = result(run_python(ADAM, **environment))
+    scalars = install / "fastopt" / "kernels" / "scalars.py"
+    text = scalars.read_text()
+    changed = text.replace("mean = h.beta1 * mean + ", "mean = h.beta1 * mean - ")
+    assert changed != text
+    scalars.write_text(changed)
+    after, compiled = result(run_python(ADAM, **environment))
+    assert after == -before
+    assert compiled > 0
+
+
+@pytest.mark.exhaustive
+def test_a_rule_in_a_script_is_cached_too(run_python, tmp_path):
+    script = tmp_path / "train.py"
+    load = f"{RULE.format(factor=1)}\nupdater = fastopt.get_updater(Mine(learning_rate=1.0))"
+    script.write_text(STEP.format(load=textwrap.indent(load, "    ").strip()))
+    code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert result(run_python(code, script, **environment))[1] > 0
+    assert result(run_python(code, script, **environment)) == (-1, 0)
+
+
+@pytest.mark.exhaustive
+def test_a_rule_typed_into_a_repl_works(run_python):
+    """Code from ``python -c`` has no source file either."""
+    typed = STEP.format(
+        load=textwrap.indent(
+            f"{RULE.format(factor=3)}\nupdater = fastopt.get_updater(Mine(learning_rate=1.0))",
+            "    ",
+        ).strip()
+    )
+    assert result(run_python(typed))[0] == -3
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("home", [None, "/dev/null"], ids=["unset", "unusable"])
+def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, home):
+    """Directories are read-only for anyone; a file in place of the directory stops root too."""
+    for folder in ("kernels", "optimizer"):
+        (install / "fastopt" / folder / "__pycache__").write_text("not a directory")
+    code = "import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n"
+    environment = {
+        "PYTHONPATH": str(install),
+        "HOME": home,
+        "XDG_CACHE_HOME": None if home is None else "/dev/null",
+        "NUMBA_CACHE_DIR": None,
+    }
+    done = run_python(code + ADAM, check=False, **environment)
+    assert done.returncode == 0, done.stderr
+    if home is not None:
+        assert done.stderr.count("kernels are compiled anew in every process") == 1
+        assert result(done.stdout)[1] > 0
+
+
+@pytest.mark.exhaustive
+def test_a_cell_of_a_notebook_is_cached_across_kernels(run_python, tmp_path):
+    """IPython puts the number of the process into the file names of cells."""
+    cell = RULE.format(factor=1)
+    code = STEP.format(
+        load=f"file = '/ipykernel_' + sys.argv[1] + '/1.py'"
+        f"\n    exec(compile({cell!r}, file, 'exec'), globals())"
+        "\n    import fastopt\n    updater = fastopt.get_updater(Mine(learning_rate=1.0))"
+    )
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert result(run_python(code, 1, **environment))[1] > 0
+    assert result(run_python(code, 2, **environment)) == (-1, 0)
+
+
+STEPS = """
+import sys
+import numpy as np
+from fastopt import optimizer
+for made in sys.argv[1:]:
+    updater = optimizer.get_updater(eval("optimizer." + made))
+    weight = np.linspace(-1, 1, 37, dtype=np.float32)
+    for _ in range(3):
+        updater(0, np.full(37, 0.5, np.float32), weight)
+    print(made, weight.tobytes().hex())
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("made", [
+    ("AdamW(formula='torch')", "Adam()"),  # records of equal number
+    ("SGD(momentum=0.9)", "NAG(momentum=0.9)"),  # functions of equal name, number and arguments
+], ids=str)  # fmt: skip
+def test_kernels_of_different_processes_do_not_mix(made, run_python, tmp_path):
+    shared, own = ({"NUMBA_CACHE_DIR": str(tmp_path / part)} for part in ("shared", "own"))
+    for one in made:
+        run_python(STEPS, one, **shared)
+    assert run_python(STEPS, *made, **shared) == run_python(STEPS, *made, **own)
+
+
+def test_processes_that_save_at_once_never_exchange_kernels(tmp_path):
+    """Both look up a free name before either writes, and the first to look is the last to write."""
+    first, second, third = (KernelFiles(str(tmp_path), "kernel", 0) for _ in range(3))
+    late = []
+    first._save_data = lambda *saved: late.append(saved)
+    second._load_index = dict
+    first.save("float32", 32)
+    second.save("float64", 64)
+    KernelFiles._save_data(first, *late[0])
+    assert third.load("float64") == 64
+    assert third.load("float32") in (None, 32)

@@ -1,0 +1,251 @@
+"""What CUDA kernels are compiled to, which takes numba-cuda but neither a GPU nor a driver."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from numba import from_dtype, types
+from numba.core import config
+
+from fastopt.engine.accumulate import accumulate
+from fastopt.kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
+from helpers.cases import CASES, SAMPLE
+
+pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'numba-cuda[cu13]'")
+if config.ENABLE_CUDASIM:
+    pytest.skip("the simulator compiles nothing", allow_module_level=True)
+
+from cuda.bindings import nvjitlink
+from numba import cuda
+
+from fastopt.kernels import cuda as kernels
+from fastopt.kernels import cuda_blocks, cuda_order
+
+F4, F8 = np.float32, np.float64
+PIECES, TABLE, SUMS = types.int64[:, ::1], types.uint64[:, ::1], types.float64[:, ::1]
+COUNTS = types.int64[::1]
+RULES = sorted({case.make().rule for case in CASES} | {accumulate}, key=lambda rule: rule.name)
+
+WEIGHTS = {
+    "float32": {},
+    "float64": {"real": F8, "weight": (F8,), "grad": F8},
+    "float16 with master": {"weight": (F4, FLOAT16), "grad": FLOAT16},
+    "bfloat16 with master": {"weight": (F4, BFLOAT16), "grad": BFLOAT16},
+    "bfloat16 split": {"weight": SPLIT, "grad": BFLOAT16},
+    "float16 rounded at random": {"weight": (FLOAT16,), "grad": FLOAT16, "dither": True},
+    "bfloat16 state": {"state": BFLOAT16},
+    "standard rows": {"sparse": True},
+    "lazy rows": {"sparse": True, "lazy": True},
+}
+
+
+CAPABILITIES = {(8, 0): "cc80", (9, 0): "cc90"}
+
+
+@pytest.fixture(autouse=True, params=[*CAPABILITIES], ids=CAPABILITIES.get)
+def capability(request, monkeypatch):
+    """Compute capability of a device that is not there."""
+
+    class Absent:
+        compute_capability = request.param
+
+    monkeypatch.setattr("numba.cuda.dispatcher.get_current_device", lambda: Absent)
+    return request.param
+
+
+def layout_of(rule, real=F4, weight=(F4,), grad=F4, state=None, **options):
+    kind = real if state is None else state
+    lazy = options.pop("lazy", False) and rule.row is None
+    return Layout(rule, real, weight, grad, (kind,) * len(rule.state), lazy=lazy, **options)
+
+
+def rule_named(name):
+    return next(rule for rule in RULES if rule.name == name)
+
+
+def records(rule, real):
+    return from_dtype(rule.record(real))[::1]
+
+
+def by_value(rule, real):
+    """Hyper-parameters of all tensors, as numbers."""
+    return types.UniTuple(from_dtype(np.dtype(real)), len(rule.hyper))
+
+
+def check(kernel, capability, *arguments, doubles):
+    """Compile for a capability, and read the code."""
+    text, _ = cuda.compile_ptx(kernel.py_func, types.void(*arguments), cc=capability)
+    assert f".target sm_{capability[0]}{capability[1]}" in text
+    assert doubles or not re.search(r"\.f64", text)
+    machine_code(text, capability)
+    return text
+
+
+def machine_code(text, capability):
+    """Make the cubin of a kernel that spills no registers; return their number."""
+    options = [f"-arch=sm_{capability[0]}{capability[1]}", "-Xptxas=-v", "-verbose"]
+    linker = nvjitlink.create(len(options), options)
+    try:
+        code = text.encode()
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, code, len(code), "kernel")
+        nvjitlink.complete(linker)
+        told = bytearray(nvjitlink.get_info_log_size(linker))
+        nvjitlink.get_info_log(linker, told)
+        spills = re.findall(rb"(\d+) bytes spill (?:stores|loads)", told)
+        assert spills
+        assert set(spills) == {b"0"}, told.decode()
+        registers = int(re.search(rb"Used (\d+) registers", told)[1])
+        made = bytearray(nvjitlink.get_linked_cubin_size(linker))
+        nvjitlink.get_linked_cubin(linker, made)
+    finally:
+        nvjitlink.destroy(linker)
+    assert made.startswith(b"\x7fELF")
+    return registers
+
+
+def combinations():
+    """Every rule and kind of weight; by default all of some rules, and some of all rules."""
+    found, sample = [], {case.make().rule for case in CASES if str(case) in SAMPLE}
+    for rule, weights, capability in itertools.product(RULES, WEIGHTS, CAPABILITIES):
+        usual = weights in ("float32", "lazy rows") and capability == (8, 0)
+        marks = () if usual or rule in sample else pytest.mark.exhaustive
+        name = f"{rule.name}-{weights}-{CAPABILITIES[capability]}"
+        found.append(pytest.param(rule, weights, capability, marks=marks, id=name))
+    return found
+
+
+@pytest.mark.parametrize(("rule", "weights", "capability"), combinations(), indirect=["capability"])
+def test_a_rule_compiles_without_doubles_and_spills(rule, weights, capability):
+    layout = layout_of(rule, **WEIGHTS[weights])
+    factory = kernels.rows if rule.row else kernels.dense
+    doubles = layout.real == F8 or rule.row is not None
+    passed = weights not in ("float64", "standard rows") and rule.hyper and not rule.passes
+    hyper = (by_value if passed else records)(rule, layout.real)
+    text = check(factory(layout), capability, PIECES, TABLE, hyper, doubles=doubles)
+    if passed:
+        entry = text[text.index(".visible .entry") :].partition("{")[0]
+        assert entry.count(".param") == 2 * (5 + 2 * 2) + len(rule.hyper)
+    if not layout.sparse and not rule.row:
+        assert "ld.global" in text
+        assert "st.global" in text
+
+
+@pytest.mark.parametrize("weights", ["float32", "float64", "float16 with master", "standard rows"])
+@pytest.mark.parametrize("rule", [r for r in RULES if r.passes], ids=lambda rule: rule.name)
+def test_its_sums_compile(rule, weights, capability):
+    layout = layout_of(rule, **WEIGHTS[weights], rounded_sums="master" in weights)
+    told = records(rule, layout.real)
+    for step in range(len(rule.passes)):
+        kernel = kernels.sums(layout, step)
+        check(kernel, capability, PIECES, TABLE, told, SUMS, doubles=True)
+        check(kernels.finish(layout, step), capability, TABLE, told, SUMS, doubles=True)
+
+
+def test_what_belongs_to_no_rule_compiles(capability):
+    rule = CASES[0].make().rule
+    caught_up = layout_of(rule, sparse=True, lazy=True, catch_up=True)
+    check(kernels.dense(caught_up), capability, PIECES, TABLE, records(rule, F4), doubles=True)
+    check(kernels.settle(caught_up), capability, PIECES, TABLE, doubles=True)
+    for sparse in (False, True):
+        check(kernels.paid(sparse), capability, PIECES, TABLE, doubles=True)
+        for kind in (F4, F8, FLOAT16, BFLOAT16):
+            kernel = kernels.squares(kind, 3, sparse)
+            check(kernel, capability, PIECES, TABLE, SUMS, doubles=True)
+    check(kernels.totals(2), capability, COUNTS, SUMS, SUMS, doubles=True)
+    for kind in (np.int32, np.int64):
+        arguments = TABLE, *[types.int64] * 3, COUNTS
+        check(cuda_order.survey(kind), capability, *arguments, doubles=False)
+    check(cuda_order.sort_tiles(), capability, TABLE, types.int64, doubles=False)
+    for kernel in (cuda_order.merge(), cuda_order.count_rows()):
+        check(kernel, capability, TABLE, *[types.int64] * 4, doubles=False)
+    for kind in (F4, F8, FLOAT16, BFLOAT16):
+        check(cuda_order.fold(kind), capability, TABLE, *[types.int64] * 3, doubles=kind == F8)
+    check(cuda_order.cut_rows(), capability, TABLE, *[types.int64] * 4, COUNTS, doubles=False)
+    check(kernels.copy(), capability, TABLE, PIECES, types.int64, types.int64, doubles=False)
+
+
+WIDE = {
+    "float32": ("ld.global.v4.f32", "ld.global.cs.v4.f32", "st.global.cs.v4.f32"),
+    "float64": ("ld.global.v2.f64", "ld.global.cs.v2.f64", "st.global.cs.v2.f64"),
+    "float16 with master": ("ld.global.v4.f32", "ld.global.cs.v4.b32", "st.global.v4.b32"),
+    "bfloat16 split": ("ld.global.v4.b32", "ld.global.cs.v4.b32", "st.global.v4.b32"),
+    "bfloat16 state": ("ld.global.v4.f32", "ld.global.cs.v4.b32", "st.global.cs.v4.b32"),
+}
+"""Accesses of a thread: 16 bytes, and streamed if they are of gradients or states."""
+
+
+@pytest.mark.parametrize("weights", WIDE)
+def test_a_thread_moves_16_bytes_at_once(weights, capability):
+    layout = layout_of(rule_named("adam"), **WEIGHTS[weights])
+    hyper = by_value(layout.rule, layout.real)
+    doubles = weights == "float64"
+    text = check(kernels.dense(layout), capability, PIECES, TABLE, hyper, doubles=doubles)
+    accesses = set(re.findall(r"(?:ld|st)\.global[.a-z]*\.v\d\.\w+", text))
+    assert accesses >= set(WIDE[weights])
+    assert all(access[-6:] in ("v4.f32", "v4.b32", "v2.f64") for access in accesses)
+    assert "__local_depot" not in text
+
+
+CODED = {
+    "float32": {},
+    "float16 with master": {"weight": (F4, FLOAT16), "grad": FLOAT16},
+    "lazy rows": {"sparse": True, "lazy": True},
+    "standard rows": {"sparse": True},
+    "float64": {"real": F8, "weight": (F8,), "grad": F8},
+}
+
+
+@pytest.mark.parametrize("weights", CODED)
+def test_states_in_8_bits_compile(weights, capability):
+    """A warp takes a block: codes are moved as words, and maxima by shuffles."""
+    rule, options = rule_named("adam"), {"real": F4, "weight": (F4,), "grad": F4}
+    layout = Layout(rule, state=(np.int8, np.uint8), **{**options, **CODED[weights]})
+    hyper = by_value(rule, layout.real)
+    text = check(cuda_blocks.blocks(layout), capability, PIECES, TABLE, hyper, doubles=True)
+    # Only the limits of a scale are compared as doubles, once for each lane of a block.
+    arithmetic = re.search(r"(?:add|sub|mul|div|fma|sqrt)\S*\.f64", text)
+    assert bool(arithmetic) == (weights == "float64")
+    assert "shfl.sync.bfly" in text
+    assert "bar.sync" not in text
+    if not layout.sparse:
+        assert text.count("ld.global.cs.b32") == text.count("st.global.cs.b32") == 2
+
+
+def test_a_pack_is_read_before_it_is_written(capability):
+    """Adam reads weight, gradient and two slots, and writes three arrays."""
+    layout = layout_of(rule_named("adam"))
+    arguments = PIECES, TABLE, by_value(layout.rule, F4)
+    text = check(kernels.dense(layout), capability, *arguments, doubles=False)
+    accesses = re.findall(r"(ld|st)\.global(?:\.cs)?\.v4\.f32", text)
+    assert len(accesses) % 7 == 0
+    assert accesses == (["ld"] * 4 + ["st"] * 3) * (len(accesses) // 7)
+
+
+def test_float16_is_converted_by_the_gpu_whatever_the_host(capability, monkeypatch):
+    monkeypatch.setattr("fastopt.kernels.half._f16c", lambda: False)
+    layout = layout_of(rule_named("sgd"), weight=(FLOAT16,), grad=FLOAT16)
+    kernel = kernels.dense.__wrapped__(layout)
+    arguments = PIECES, TABLE, records(layout.rule, F4)
+    text = check(kernel, capability, *arguments, doubles=False)
+    assert "cvt.f32.f16" in text
+    assert "cvt.rn.f16.f32" in text
+
+
+@pytest.mark.parametrize("capability", [(9, 0)], ids=CAPABILITIES.get, indirect=True)
+def test_partial_sums_are_loaded_together(capability):
+    """A thread has room in registers for all numbers of a group, although it adds them in order.
+
+    For compute capability 8.0 the compiler chooses fewer registers, and several rounds of loads.
+    """
+    text = check(kernels.totals(1), capability, COUNTS, SUMS, SUMS, doubles=True)
+    assert machine_code(text, capability) >= 2 * kernels.BLOCKS
+
+
+def test_a_lane_exchanges_sums_without_barriers(capability):
+    layout = layout_of(next(rule for rule in RULES if rule.row))
+    arguments = PIECES, TABLE, by_value(layout.rule, F4)
+    text = check(kernels.rows(layout), capability, *arguments, doubles=True)
+    assert "shfl.sync.bfly" in text
+    assert "bar.sync" not in text
+    assert ".shared" not in text

@@ -1,0 +1,138 @@
+"""What the host does in a step on a CUDA device: exact calls of a driver without a device."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from numba.core import config
+
+from helpers.paths import ROOT, TESTS
+
+pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'numba-cuda[cu13]'")
+COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+pytestmark = [
+    pytest.mark.skipif(bool(config.ENABLE_CUDASIM), reason="the simulator has no driver"),
+    pytest.mark.skipif(COMPILER is None, reason="needs a C compiler"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the driver is found by LD_LIBRARY_PATH"),
+]
+
+FAKE = TESTS / "fake_driver"
+
+NEW_ADDRESSES = ["upload"]
+MEASURED = ["launch", "launch", "download", "wait stream"]
+"""Squares of gradients, their sum, and the copy of that to the host."""
+
+LAMB = ["upload", *["launch"] * 4]
+"""Hyper-parameters, sums of chunks, their sums, trust ratios, and the update."""
+
+LISTED = ["upload", "upload", "launch"]
+"""Addresses and room for the answer, and the check of the indices."""
+
+CUT = ["launch", "launch"]
+"""Unique rows are counted and found."""
+
+UPDATED = ["copy", "launch"]
+"""The number of unique rows joins the other arguments on the device; then the update."""
+
+ROWS = [*LISTED, "download", "wait stream", *CUT, *UPDATED]
+
+EXPECTED = {
+    "single": ["launch"],
+    "single, new gradient": [*NEW_ADDRESSES, "launch"],
+    "single, schedule": ["launch"],
+    "single, stream of its own": ["launch"],
+    "single, stochastic rounding": ["upload", "launch"],
+    "channels last": ["launch"],
+    "list of 1000": ["launch"],
+    "list of 200, new gradients": [*NEW_ADDRESSES, "launch"],
+    "list, two groups": ["upload", "launch"],
+    "rows": ROWS,
+    "rows, repeated": [*LISTED, "download", "wait stream", "launch", *CUT, "launch", *UPDATED],
+    "rows, indices on the host": ["upload", *LISTED, *CUT, *UPDATED],
+    "rows, repeated, indices on the host": ["upload", *LISTED, "launch", *CUT, "launch", *UPDATED],
+    "rows, standard": ROWS,
+    "LAMB": LAMB,
+    "LAMB with clip": [*MEASURED, *LAMB],
+    "clip": [*MEASURED, "launch"],
+    "loss scaler": [*MEASURED, "launch"],
+    "GroupAdaGrad": ["launch"],
+}
+"""Calls of the driver in a warm step: no allocation, no wait but for norms, and rows whose
+indices are on the device."""
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """What ``fake_driver/steps.py`` printed."""
+    folder = tmp_path_factory.mktemp("driver")
+    library = folder / "libcuda.so.1"
+    source = str(FAKE / "libcuda.c")
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    (folder / "libcuda.so").symlink_to(library)
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(folder),
+        "FAKE_DEVICES": "2",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", FAKE / "steps.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def names(calls):
+    return [re.match("[a-z ]*[a-z]", call)[0].removesuffix(" on") for call in calls]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_calls_of_a_warm_step(steps, name):
+    assert names(steps[name]) == EXPECTED[name]
+
+
+def test_uploads_come_from_pinned_memory_on_the_stream_of_the_weight(steps):
+    uploads = [c for name in EXPECTED for c in steps[name] if c.startswith("upload")]
+    assert uploads
+    assert all(call.endswith("on 0 from pinned") for call in uploads)
+    assert " on 5010 " in steps["single, stream of its own"][0]
+
+
+def test_pinned_memory_is_not_written_to_before_the_device_has_read_it(steps):
+    """With 100 steps ahead of the device, the host waits for the oldest upload."""
+    calls, torn = steps["torn"]
+    assert names(calls) == ["wait event", *LAMB]
+    assert torn == 0
+
+
+def test_a_capture_is_refused_with_the_reason_and_nothing_changes(steps):
+    found = steps["captured"]
+    assert len(found) == 4 * 3
+    for words, (calls, counted), counted_then in zip(*[iter(found)] * 3, strict=True):
+        assert "is being captured for a CUDA graph" in words
+        assert (calls, counted, counted_then) == ("", 0, 1)
+
+
+def test_what_launches_use_lives_until_the_device_is_done(steps):
+    assert steps["held"] == [True, False]
+
+
+def test_arguments_are_those_that_numba_would_pass(steps):
+    as_numba, ours = steps["arguments"]
+    assert ours == as_numba
+
+
+def test_a_weight_is_updated_in_the_context_of_its_device(steps):
+    calls, states = steps["second device"]
+    assert names(calls) == ["launch"]
+    assert calls[0].endswith("in 1001")
+    assert states == [1, 1]

@@ -1,0 +1,94 @@
+"""CUDA without a GPU: ``tests/gpu`` in numba's simulator, and what is told without any."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from helpers.cases import exhaustive
+from helpers.paths import ROOT
+
+SAMPLE = "steps and ([adam] or radam)"
+OVERVIEW = "(not every_rule and not float64 or [lamb] or [groupadagrad]) and not in_the_order"
+"""What runs each part once, where :data:`SAMPLE` is quick, and all of it has every rule too."""
+
+FAKE = """
+import numpy as np
+from fastopt import optimizer
+
+class Fake:
+    def __init__(self, address):
+        self.__cuda_array_interface__ = {
+            "shape": (3,), "typestr": "<f4", "data": (address, False), "version": 3}
+
+updater = optimizer.get_updater(optimizer.Adam())
+try:
+    updater(0, Fake(4096), Fake(8192))
+except ImportError as error:
+    print(error)
+print(updater.optimizer.num_update, updater.states)
+"""
+
+
+@pytest.mark.parametrize(
+    "chosen", exhaustive(SAMPLE, OVERVIEW, ""), ids=["sample", "overview", "all"]
+)
+def test_it_holds_in_the_simulator(chosen):
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)  # they are for the whole suite
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-k", chosen]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "tests/gpu"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+
+
+def test_without_cuda_an_array_on_a_device_is_refused_in_words(run_python):
+    told = run_python(FAKE, NUMBA_ENABLE_CUDASIM=None)
+    assert "CUDA arrays need" in told
+    assert told.splitlines()[-1] == "0 {}"
+
+
+def test_importing_fastopt_does_not_import_numba_cuda(run_python):
+    code = "import sys, fastopt; print('numba.cuda' in sys.modules, 'numba_cuda' in sys.modules)"
+    assert run_python(code) == "False False\n"
+
+
+@pytest.mark.parametrize("found", [True, False], ids=["all steps pass", "tests fail"])
+def test_the_proof_on_a_gpu_reports_each_step(found, tmp_path):
+    """The interpreter is one that does nothing."""
+    python, report = tmp_path / "python", tmp_path / "report.md"
+    status = int(not found)
+    python.write_text(f'#!/bin/sh\ncase "$*" in *pytest*) echo told; exit {status};; esac\n')
+    python.chmod(0o755)
+    done = prove(report, str(python))
+    assert done.returncode == int(not found), done.stderr
+    words = report.read_text("utf-8")
+    assert f"## Tests\n\n{'ok' if found else 'failed with exit status 1'}\n\n```\ntold\n" in words
+    assert "## Memory check" in words
+    assert "## Measurements" in words
+
+
+def test_the_proof_on_a_gpu_needs_one(tmp_path):
+    done = prove(tmp_path / "report.md", sys.executable, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("prove.sh: nothing was proven, as no GPU can be used: CUDA arrays need")
+
+
+def prove(report, python, **environment):
+    return subprocess.run(
+        ["bash", ROOT / "tests" / "gpu" / "prove.sh", report],
+        env={**os.environ, "PYTHON": python, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )

@@ -1,0 +1,202 @@
+"""Headers of Python's and NumPy's objects, as compiled code reads them."""
+
+import logging
+
+import numba
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.kernels import cpu, numpy_abi
+from fastopt.kernels.layout import ADDRESS
+from fastopt.kernels.numpy_abi import C_ORDER, FITS, TYPES, enter, guard, readable
+from helpers.cases import exhaustive
+from helpers.tensor_lists import everything
+
+
+class Call:
+    """Weights and gradients of a call, with what its kernel compares them with."""
+
+    def __init__(self, count=3, single=False):
+        self.weights = [np.zeros(4) for _ in range(count)]
+        self.grads = [np.ones(4) for _ in range(count)]
+        self.indices = [*range(count - 1), "last"]
+        self.length = 0 if single else count
+        pairs = list(zip(self.weights, self.grads, strict=True))
+        self.guards = np.stack([guard(pair, 1, C_ORDER) for pair in pairs])
+        self.table = np.zeros((count, ADDRESS + 2), np.uint64)
+        self.table[:, ADDRESS:] = [[array.ctypes.data for array in pair] for pair in pairs]
+        begins = np.array([weight.ctypes.data for weight in self.weights], np.uint64)
+        self.written = np.sort(np.stack([begins, begins + np.uint64(32)]), axis=1)
+        places = [(k, id(weight)) for k, weight in enumerate(self.weights)]
+        self.places = np.array(places, np.uint64)
+
+    def admits(self, indices, grads, weights, kernel=None):
+        objects = indices, grads, weights
+        arguments = self.table, self.guards, self.written, self.places, TYPES, self.length
+        return int((kernel or cpu.enter())(*arguments, id(objects)))
+
+
+@pytest.fixture(params=["compiled", "python"])
+def kernel(request):
+    """The check as it is compiled, and in Python."""
+    return cpu.enter() if request.param == "compiled" else enter
+
+
+def test_headers_can_be_read_here():
+    assert readable()
+
+
+@pytest.mark.parametrize("first", [list, tuple])
+@pytest.mark.parametrize("second", [list, tuple])
+def test_lists_and_tuples_fit(kernel, first, second):
+    call = Call()
+    arguments = first(call.indices), second(call.grads), first(call.weights)
+    assert call.admits(*arguments, kernel) == FITS
+
+
+def test_addresses_of_new_gradients_are_entered(kernel):
+    call = Call()
+    grads = [np.ones(4) for _ in call.grads]
+    assert call.admits(call.indices, grads, call.weights, kernel) == FITS
+    assert call.table[:, -1].tolist() == [grad.ctypes.data for grad in grads]
+
+
+def wrong_gradients(call):
+    """Arrays that do not fit in the place of the second gradient."""
+    strided = np.ones((4, 2))[:, 0]
+    unaligned = np.zeros(33, np.uint8)[1:].view(np.float64)
+    own = type("Own", (np.ndarray,), {})
+    return {
+        "dtype": np.ones(4, np.int64),
+        "byte order": np.ones(4, ">f8"),
+        "smaller dtype": np.ones(4, np.float32),
+        "length": np.ones(5),
+        "dimensions": np.ones((2, 2)),
+        "no dimension": np.array(1.0),
+        "strides": strided,
+        "alignment": unaligned,
+        "subclass": np.ones(4).view(own),
+        "scalar": np.float64(1),
+        "None": None,
+        "list": [1.0] * 4,
+        "number": 1.0,
+        "type": np.ndarray,
+        "a weight": call.weights[0],
+        "part of a weight": call.weights[2][:],
+    }
+
+
+@pytest.mark.parametrize("kind", wrong_gradients(Call()))
+def test_a_gradient_that_does_not_fit(kernel, kind):
+    call = Call()
+    grads = list(call.grads)
+    grads[1] = wrong_gradients(call)[kind]
+    assert call.admits(call.indices, grads, call.weights, kernel) == -2
+    assert call.admits(call.indices, call.grads, call.weights, kernel) == FITS
+
+
+def test_a_gradient_that_reaches_into_a_weight(kernel):
+    """Its first address is in front of the weight."""
+    memory = np.zeros(40)
+    call = Call(1, single=True)
+    weight = memory[8:12]
+    call.weights, call.places[0, 1] = [weight], id(weight)
+    call.guards = np.stack([guard((weight, call.grads[0]), 1)])
+    call.table[0, ADDRESS] = weight.ctypes.data
+    call.written = np.array([[weight.ctypes.data], [weight.ctypes.data + 32]], np.uint64)
+    outcomes = [call.admits(0, memory[k : k + 4], weight, kernel) for k in range(3, 14)]
+    assert outcomes == [FITS] * 2 + [-1] * 7 + [FITS] * 2
+
+
+@pytest.mark.parametrize("value", [True, 1.0, np.int64(1), b"a", None, np.zeros(1)])
+def test_an_index_that_is_no_int_or_str(kernel, value):
+    call = Call()
+    call.indices[1] = value
+    assert call.admits(call.indices, call.grads, call.weights, kernel) == -2
+    single = Call(1, single=True)
+    assert single.admits(value, single.grads[0], single.weights[0], kernel) == -1
+
+
+def test_lists_of_other_lengths_and_types(kernel):
+    call = Call()
+    fitting = call.indices, call.grads, call.weights
+
+    class Lazy(list):
+        """A list that might make its items as they are asked for."""
+
+    for place in range(3):
+        given = fitting[place]
+        for wrong in (given[:-1], [*given, given[0]], [], (), Lazy(given), None, 3, "abc"):
+            arguments = [*fitting]
+            arguments[place] = wrong
+            assert call.admits(*arguments, kernel) < 0
+    assert call.admits(*fitting, kernel) == FITS
+
+
+def test_a_weight_that_is_another_object(kernel):
+    call = Call()
+    weights = [*call.weights]
+    weights[2] = weights[2].copy()
+    assert call.admits(call.indices, call.grads, weights, kernel) == -3
+    assert call.admits(call.indices, call.grads, call.weights[::-1], kernel) == -1
+
+
+def test_a_weight_that_has_changed_in_place(kernel):
+    call = Call()
+    weight = call.weights[1]
+    weight.flags.writeable = False
+    assert call.admits(call.indices, call.grads, call.weights, kernel) == -2
+    weight.flags.writeable = True
+    weight.shape = 2, 2
+    assert call.admits(call.indices, call.grads, call.weights, kernel) == -2
+    weight.shape = 4
+    assert call.admits(call.indices, call.grads, call.weights, kernel) == FITS
+    weight.resize(400_000, refcheck=False)  # moves
+    assert call.admits(call.indices, call.grads, call.weights, kernel) == -2
+
+
+SIZE = 100 if numba.config.DISABLE_JIT else 70_000
+
+
+def train(name, steps=4):
+    updater = optimizer.Updater(optimizer.create(name, learning_rate=0.1))
+    weights = [np.ones((3, 2)), np.ones((SIZE, 1), np.float32)]
+    for step in range(steps):
+        grads = [np.full_like(weight, 1 + step) for weight in weights]
+        updater([0, "b"], grads, weights)
+        updater(0, grads[0], weights[0])
+        with pytest.raises(ValueError, match="share memory"):
+            updater(0, weights[0], weights[0])
+    return everything(updater, weights), updater.planner.plans
+
+
+@pytest.fixture
+def asked_again():
+    """Headers are compared again, now and after the test."""
+    readable.cache_clear()
+    yield
+    readable.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lamb", "groupadagrad", "nadam")])
+def test_checks_in_python_serve_where_headers_cannot_be_read(
+    name, asked_again, monkeypatch, caplog
+):
+    expected, plans = train(name)
+    assert plans
+    readable.cache_clear()
+    monkeypatch.setattr(numpy_abi, "_reads_arrays", lambda: False)
+    with caplog.at_level(logging.INFO, "fastopt"):
+        bits, plans = train(name)
+    assert not plans
+    assert bits == expected
+    assert len([line for line in caplog.messages if "lays out its objects" in line]) == 1
+
+
+def test_an_error_while_headers_are_read_counts_as_a_difference(asked_again, monkeypatch):
+    def fail():
+        raise OSError
+
+    monkeypatch.setattr(numpy_abi, "_reads_sequences", fail)
+    assert not readable()

@@ -1,0 +1,182 @@
+"""Forks, spawned processes and cold caches, under every threading layer."""
+
+import multiprocessing
+import os
+import sys
+
+import pytest
+
+from helpers.cases import exhaustive, kept
+from helpers.packages import installed
+
+LAYERS = ["omp", "workqueue"] + ["tbb"] * installed("tbb")
+BEST = [*exhaustive(*LAYERS[:-1]), LAYERS[-1]]
+
+CHILD = """
+import os, sys, threading, multiprocessing, numpy as np
+from fastopt import optimizer
+def updater_and_weight():
+    return optimizer.get_updater(optimizer.Adam(learning_rate=0.5)), np.zeros(100_000)
+def step(updater, weight, times=3):
+    for _ in range(times):
+        updater(0, np.ones(100_000), weight)
+        updater([1, 2], [np.ones(5)] * 2, [np.zeros(5), np.zeros(5)])
+    return weight[0], weight[-1]
+"""
+
+FORK = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+updater, weight = updater_and_weight()
+step(updater, weight, 2)
+read, write = os.pipe()
+if os.fork() == 0:
+    try:
+        os.write(write, repr(step(updater, weight)).encode())
+    finally:
+        os._exit(0)
+os.wait()
+os.close(write)
+child = os.read(read, 1000).decode()
+print(child == repr(step(updater, weight)))
+"""
+
+POOL = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+def work(_):
+    return step(*updater_and_weight())
+if __name__ == "__main__":
+    mine = work(0)
+    with multiprocessing.get_context(METHOD).Pool(2) as pool:
+        print(set(pool.map(work, range(4))) == {mine})
+"""
+
+HELD = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+updater, weight = updater_and_weight()
+step(updater, weight)
+held = threading.Event(), threading.Event()
+def hold():
+    with updater.optimizer.lock:
+        held[0].set()
+        held[1].wait(30)
+thread = threading.Thread(target=hold)
+thread.start()
+held[0].wait()
+pid = os.fork()
+if pid == 0:
+    try:
+        os._exit(0 if step(updater, weight) else 1)
+    finally:
+        os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+held[1].set()
+thread.join()
+"""
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+
+
+@forks
+@pytest.mark.parametrize("layer", BEST)
+def test_a_forked_child_goes_on_with_the_bits_of_its_parent(layer, run_python):
+    assert run_python(CHILD + FORK, NUMBA_THREADING_LAYER=layer).strip() == "True"
+
+
+@forks
+@pytest.mark.parametrize("layer", BEST)
+def test_locks_are_fresh_in_a_forked_child(layer, run_python):
+    assert run_python(CHILD + HELD, NUMBA_THREADING_LAYER=layer).strip() == "0"
+
+
+@pytest.mark.parametrize("method", kept(multiprocessing.get_all_start_methods(), "spawn"))
+@pytest.mark.parametrize("layer", BEST)
+def test_pools_of_every_start_method_work(layer, method, run_python, tmp_path):
+    script = tmp_path / "pool.py"
+    script.write_text(CHILD + POOL.replace("METHOD", repr(method)))
+    runner = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    if method != "fork":
+        runner = (
+            f"import subprocess, sys; print(subprocess.run([sys.executable, {str(script)!r}], "
+            "capture_output=True, text=True, check=True).stdout)"
+        )
+    assert run_python(runner, NUMBA_THREADING_LAYER=layer).strip() == "True"
+
+
+LOKY = """
+import joblib
+def work(_):
+    return step(*updater_and_weight())
+print(set(joblib.Parallel(2, backend="loky")(joblib.delayed(work)(k) for k in range(4))) ==
+      {work(0)})
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layer", BEST)
+def test_joblib_workers_work(layer, run_python):
+    pytest.importorskip("joblib")
+    assert run_python(CHILD + LOKY, NUMBA_THREADING_LAYER=layer).strip() == "True"
+
+
+SEVERAL = """
+def work(results):
+    results.append(step(*updater_and_weight(), times=40))
+results = []
+threads = [threading.Thread(target=work, args=(results,)) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(results), len(set(results)))
+"""
+
+
+@pytest.mark.parametrize("layer", BEST)
+def test_several_updaters_may_run_at_once(layer, run_python):
+    """Without turns numba's workqueue layer ends the process."""
+    assert run_python(CHILD + SEVERAL, NUMBA_THREADING_LAYER=layer).strip() == "4 1"
+
+
+COLD = """
+import subprocess, sys
+code = '''
+import numpy as np
+from numba.core import event
+from fastopt import optimizer
+with event.install_recorder("numba:compile") as recorder:
+    weight = np.zeros(40_000)
+    optimizer.get_updater(optimizer.SGD())(0, np.ones(40_000), weight)
+print(weight[0], len(recorder.buffer) > 0)
+'''
+command = [sys.executable, "-c", code]
+first = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+print({process.communicate()[0].split()[0] for process in first})
+print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+"""
+
+
+@pytest.mark.exhaustive
+def test_processes_that_start_at_once_fill_an_empty_cache(run_python, tmp_path):
+    printed = run_python(COLD, NUMBA_CACHE_DIR=str(tmp_path)).split()
+    assert printed == ["{'-0.01'}", "-0.01", "False"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory that is free from /proc")
+@pytest.mark.slow
+def test_a_tensor_of_more_than_two_to_the_31_elements():
+    """Its last elements are updated: places are counted with 64 bits."""
+    import numpy as np
+
+    from fastopt import optimizer
+
+    size = 2**31 + 100_003
+    with open("/proc/meminfo") as lines:
+        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    if free < 10 * 2**20:
+        pytest.skip("needs 10 GB of memory")
+    weight, gradient = np.zeros(size, np.float16), np.ones(size, np.float16)
+    with pytest.warns(UserWarning, match="lose small updates"):
+        optimizer.get_updater(optimizer.SGD(learning_rate=0.5))(0, gradient, weight)
+    assert weight[0] == weight[2**31 - 1] == weight[2**31] == weight[-1] == -0.5
+    assert (weight[-200_000:] == -0.5).all()

@@ -1,0 +1,113 @@
+"""Row-sparse gradients of known arrays are checked, sorted and entered by one kernel."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastopt
+from fastopt import optimizer
+from fastopt.kernels.table import Table
+from fastopt.sparse import RowSparse
+from helpers.frames import SINGLE, frames
+
+HEIGHT, WIDTH = 50, 3
+
+
+def updater():
+    return optimizer.get_updater(optimizer.Adam(lr=0.1))
+
+
+def gradient(indices, seed=0):
+    values = np.random.default_rng(seed).normal(size=(len(indices), WIDTH))
+    return values, np.array(indices, np.int64)
+
+
+@given(batches=st.lists(st.lists(st.integers(0, HEIGHT - 1), max_size=40), min_size=3, max_size=6))
+def test_any_order_has_the_bits_of_sorted_rows(batches):
+    """Batches grow and shrink, are empty, ascend or not, and repeat rows."""
+    one, other = updater(), updater()
+    weight, twin = np.zeros((HEIGHT, WIDTH)), np.zeros((HEIGHT, WIDTH))
+    for k, indices in enumerate(batches):
+        grad = gradient(indices, k)
+        one("table", grad if k % 2 else RowSparse(*grad, weight.shape), weight)
+        other("table", RowSparse(*grad, weight.shape).coalesce(), twin)
+        np.testing.assert_array_equal(weight, twin)
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
+@pytest.mark.parametrize("as_tuple", [False, True], ids=["RowSparse", "tuple"])
+def test_warm_calls_prepare_nothing(listed, as_tuple, monkeypatch):
+    made, table, bias = updater(), np.zeros((HEIGHT, WIDTH)), np.zeros(4)
+
+    def call(indices):
+        values, rows = gradient(indices)
+        grad = values, rows.astype(getattr(indices, "dtype", np.int64))
+        grad = grad if as_tuple else RowSparse(*grad, table.shape)
+        if listed:
+            made(["table", "bias"], [grad, np.ones(4)], [table, bias])
+        else:
+            made("table", grad, table)
+
+    for _ in range(3):
+        call([7, 3, 7, 12, 0])
+    prepared = []
+    monkeypatch.setattr(Table, "list_rows", lambda *args: prepared.append(args))
+    for indices in ([9, 2, 2], [1, 2, 3], [], [4, 4, 4, 4]):
+        call(indices)
+    call(np.array([5, 1, 5], np.int32))
+    assert not prepared
+    if not listed:
+        grad = gradient([5, 1, 5])
+        grad = grad if as_tuple else RowSparse(*grad, table.shape)
+        entered = frames(lambda: made("table", grad, table))
+        assert len(entered) <= SINGLE, entered
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda values, rows: (values, rows + HEIGHT), "below 50, got"),
+        (lambda values, rows: (values, rows - HEIGHT), "at least 0"),
+        (lambda values, rows: (values[:1], rows), "shape"),
+        (lambda values, rows: (values.astype(int), rows), "float32"),
+        (lambda values, rows: (values, rows.astype(float)), "integers"),
+    ],
+)
+def test_a_bad_gradient_changes_nothing(change, error):
+    made, weight = updater(), np.zeros((HEIGHT, WIDTH))
+    good = gradient([7, 3, 7])
+    for _ in range(3):
+        made("table", good, weight)
+    before = weight.copy()
+    with pytest.raises((ValueError, TypeError), match=error):
+        made("table", change(*good), weight)
+    np.testing.assert_array_equal(weight, before)
+    assert made.optimizer._index_update_count["table"] == 3
+    made("table", good, weight)
+    assert (weight != before).any()
+
+
+def test_gradients_that_share_memory_with_the_weight_are_copied_or_refused():
+    made, weight = updater(), np.zeros((HEIGHT, WIDTH))
+    for _ in range(2):
+        made("table", gradient([7, 3]), weight)
+    twin, other = weight.copy(), updater()
+    other.set_states(made.get_states())
+    weight[:2] = twin[:2] = 0.5
+    for target, mine, grad in ((weight, made, weight[:2]), (twin, other, twin[:2].copy())):
+        try:
+            mine("table", (grad, np.array([1, 0])), target)
+        except ValueError:
+            return
+    np.testing.assert_array_equal(weight, twin)
+
+
+def test_int32_indices_and_lists_work():
+    one, weight = updater(), np.zeros((HEIGHT, WIDTH))
+    two, twin = updater(), np.zeros((HEIGHT, WIDTH))
+    for _ in range(3):
+        values, rows = gradient([7, 3, 7])
+        one("table", (values, rows.astype(np.int32)), weight)
+        two("table", fastopt.RowSparse(values, rows.tolist(), weight.shape), twin)
+    np.testing.assert_array_equal(weight, twin)

@@ -1,0 +1,124 @@
+"""The threading layer: TBB where it is installed, else OpenMP whose threads spin briefly."""
+
+import os
+import sys
+
+import pytest
+
+from fastopt.kernels import threads
+from helpers.cases import exhaustive
+from helpers.packages import installed
+
+STEP = """
+import numba, numpy as np
+from fastopt import optimizer
+optimizer.get_updater(optimizer.SGD())(0, np.ones(100_000), np.ones(100_000))
+print(numba.threading_layer())
+"""
+
+SET_FIRST = """
+import numba, fastopt
+numba.set_num_threads(1)
+"""
+
+WITHOUT_TBB = """
+from importlib import metadata
+def files(name):
+    raise metadata.PackageNotFoundError(name)
+metadata.files = files
+"""
+
+
+needs_tbb = [
+    pytest.mark.skipif(not installed("tbb"), reason="the package tbb is not installed"),
+    pytest.mark.skipif(sys.platform != "linux", reason="numba finds TBB by itself or not at all"),
+]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param("", marks=needs_tbb), pytest.param(SET_FIRST, marks=needs_tbb)],
+    ids=["update", "set_num_threads"],
+)
+def test_tbb_is_preferred_where_it_is_installed(first, run_python):
+    assert run_python(first + STEP, NUMBA_THREADING_LAYER=None).strip() == "tbb"
+
+
+def test_the_users_choice_of_layer_is_respected(run_python):
+    assert run_python(STEP, NUMBA_THREADING_LAYER="workqueue").strip() == "workqueue"
+
+
+def test_a_missing_tbb_is_no_error(run_python):
+    assert run_python(WITHOUT_TBB + STEP, NUMBA_THREADING_LAYER=None).strip() != ""
+
+
+@pytest.fixture
+def imported(monkeypatch):
+    """Import OpenMP's layer in name only; return how its threads are to wait meanwhile."""
+    seen = []
+
+    def import_module(name):
+        seen.append((name, os.environ.get("GOMP_SPINCOUNT")))
+        raise ImportError(name)
+
+    for name in threads.WAITING:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(threads.importlib, "import_module", import_module)
+    return seen
+
+
+OPENMP = ("numba.np.ufunc.omppool", threads.SPINS)
+
+
+@pytest.mark.parametrize(
+    ("layer", "tbb", "loaded"),
+    [
+        ("default", True, []),
+        ("default", False, [OPENMP]),
+        ("threadsafe", False, [OPENMP]),
+        ("omp", True, [OPENMP]),
+        ("workqueue", False, []),
+    ],
+)
+def test_openmp_spins_briefly_where_it_is_used(layer, tbb, loaded, monkeypatch, imported):
+    monkeypatch.setattr(threads.numba.config, "THREADING_LAYER", layer)
+    monkeypatch.setattr(threads, "load_tbb", lambda: tbb)
+    threads.choose_layer()
+    assert imported == loaded
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+@pytest.mark.parametrize("name", threads.WAITING)
+def test_the_users_choice_of_waiting_is_respected(name, monkeypatch, imported):
+    monkeypatch.setenv(name, "5")
+    threads.load_openmp()
+    assert imported == []
+    assert os.environ[name] == "5"
+
+
+THREADS = """
+import threading, numpy as np
+from fastopt import optimizer
+updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+weight = np.zeros(40_000)
+def work():
+    for _ in range(100):
+        updater(0, np.ones(40_000), weight)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(set(weight.tolist()), updater.optimizer.num_update)
+"""
+
+
+@pytest.mark.parametrize("layer", ["default", *exhaustive("workqueue")])
+def test_threads_may_share_an_updater(run_python, layer):
+    """Without the lock numba's workqueue layer ends the process."""
+    assert run_python(THREADS, NUMBA_THREADING_LAYER=layer).strip() == "{-400.0} 400"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be chosen here")
+def test_a_process_ends_though_another_thread_made_the_first_step(run_python):
+    """On one CPU nobody else runs the task that numba spawns when it starts TBB."""
+    one = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})"
+    assert run_python(one + THREADS, timeout=120).strip() == "{-400.0} 400"

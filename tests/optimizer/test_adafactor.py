@@ -1,0 +1,209 @@
+"""Adafactor: steps of torch and optax, and what updaters promise."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt.optimizer import Adafactor
+from helpers.cases import exhaustive
+from helpers.paths import GOLDEN
+from helpers.resuming import WAYS, resumed
+
+RECORDED = json.loads((GOLDEN / "matrices.json").read_text())
+CASES = RECORDED["adafactor"]
+F32 = np.float32
+
+
+def named(case):
+    return f"{case['library']}-{'x'.join(map(str, case['shape']))}"
+
+
+def stepped(weight, gradients, lr=0.01, decay_rate=0.8, d=1.0, wd=0.0):
+    """Weights after each step in float64, with the second moment written out."""
+    weight, var = weight.astype(np.float64), [0.0, 0.0]
+    for t, grad in enumerate(gradients, 1):
+        square, share = grad.astype(np.float64) ** 2, t**-decay_rate
+        if grad.ndim < 2:
+            var[0] = (1 - share) * var[0] + share * square
+            step = grad / np.sqrt(var[0])
+        else:
+            for k, axis in enumerate((-1, -2)):
+                mean = square.mean(axis, keepdims=True)
+                var[k] = (1 - share) * var[k] + share * mean
+            step = grad / np.sqrt(var[0] * var[1] / var[0].mean(-2, keepdims=True))
+        step = step / max(1.0, np.sqrt(np.mean(step**2)) / d)
+        size = max(1e-3, np.sqrt(np.mean(weight**2)))
+        weight = (1 - lr * wd) * weight - min(lr, t**-0.5) * size * step
+        yield weight
+
+
+def drawn(rng, *shapes, steps=4, dtype=F32):
+    """Weights, and lists of gradients for some steps."""
+    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
+
+
+def single(rng, shape=(4, 6), steps=4, dtype=F32):
+    (weight,), gradients = drawn(rng, shape, steps=steps, dtype=dtype)
+    return weight, [grads[0] for grads in gradients]
+
+
+def trained(made, weight, gradients):
+    updater, weight = fastopt.Updater(made), weight.copy()
+    for grad in gradients:
+        updater(0, grad, weight)
+    return updater, weight
+
+
+def test_there_are_steps_of_both_libraries_and_of_vectors():
+    assert {case["library"] for case in CASES} == {"torch", "optax"}
+    assert {len(case["shape"]) for case in CASES} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize(
+    ("dtype", "rtol"),
+    [(F32, 3e-5), pytest.param(np.float64, 1e-8, marks=pytest.mark.exhaustive)],
+)
+def test_each_step_is_that_of_the_library(case, dtype, rtol):
+    """That of optax has decay rates of float32."""
+    start, gradients = RECORDED["data"]["x".join(map(str, case["shape"]))]
+    updater, weight = fastopt.Updater(Adafactor(**case["arguments"])), np.array(start, dtype)
+    for step, (grad, expected) in enumerate(zip(gradients, case["weights"], strict=True)):
+        updater(0, np.array(grad, dtype), weight)
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 4), (5,)])
+def test_it_agrees_with_the_formula_in_float64(shape, rng):
+    weight, gradients = single(rng, shape, steps=12)
+    gradients = [grad * F32(10 ** (step / 4)) for step, grad in enumerate(gradients)]
+    arguments = {"lr": 0.6, "wd": 0.3, "decay_rate": 0.7}
+    updater, got = fastopt.Updater(Adafactor(clip_threshold=0.9, **arguments)), weight.copy()
+    for grad, expected in zip(
+        gradients, stepped(weight, gradients, d=0.9, **arguments), strict=True
+    ):
+        updater(0, grad, got)
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_the_state_has_one_number_for_each_row_and_column(rng):
+    weights, (grads, *_) = drawn(rng, (4, 6), (2, 3, 5), (7,), ())
+    updater = fastopt.Updater(Adafactor())
+    updater([0, 1, 2, 3], grads, weights)
+    shapes = [[array.shape for array in updater.states[k]] for k in (0, 1)]
+    assert shapes == [[(4,), (6,)], [(2, 3), (2, 5)]]
+    assert [updater.states[k].shape for k in (2, 3)] == [(7,), ()]
+    np.testing.assert_allclose(updater.states[0][0], np.square(grads[0]).mean(1), rtol=1e-6)
+
+
+def test_gradients_are_rescaled_clipped_and_turned_before_all_else(rng):
+    weight, gradients = single(rng)
+    made = Adafactor(lr=0.1, rescale_grad=0.5, clip_gradient=0.25, maximize=True)
+    _, got = trained(made, weight, gradients)
+    turned = [-np.clip(g * F32(0.5), -0.25, 0.25) for g in gradients]
+    _, other = trained(Adafactor(lr=0.1), weight, turned)
+    np.testing.assert_array_equal(got, other)
+
+
+def test_a_list_call_equals_single_calls_and_the_fallback_has_its_own(rng):
+    weights, gradients = drawn(rng, (4, 6), (5,), (4, 6), (3, 2))
+    names = {0: "a.weight", 1: "a.bias", 2: "b.weight", 3: "embed.weight"}
+    lists, singles = (
+        fastopt.Updater(Adafactor(fallback="sgd", fallback_for="^embed", param_idx2name=names))
+        for _ in range(2)
+    )
+    others = copy.deepcopy(weights)
+    for grads in gradients:
+        lists(list(names), grads, weights)
+        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
+            singles(index, grad, weight)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(lists.states), dict(singles.states))
+    assert lists.states[3] is None
+
+
+@pytest.mark.parametrize("form", ["F", *exhaustive("strided")])
+def test_any_layout_gives_the_same_weights(form, rng):
+    weight, gradients = single(rng)
+    laid = {"F": np.asfortranarray, "strided": lambda a: np.repeat(a, 2, axis=0)[::2]}[form]
+    updater, got = fastopt.Updater(Adafactor(lr=0.1)), laid(weight)
+    for grad in gradients:
+        updater(0, laid(grad), got)
+    _, expected = trained(Adafactor(lr=0.1), weight, gradients)
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0,), (1, 1), (3, 2), (2,)])
+def test_empty_weights_and_zero_gradients_are_updated(shape):
+    updater, weight = fastopt.Updater(Adafactor(lr=0.1)), np.ones(shape, F32)
+    for size in (0, 0, 1):
+        updater(0, np.full(shape, size, F32), weight)
+        assert np.isfinite(weight).all()
+        if not size:
+            np.testing.assert_array_equal(weight, 1)
+    assert updater.optimizer.num_update == 3
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (5,)])
+def test_a_gradient_that_is_not_finite_spreads_without_a_warning(shape, rng):
+    weight, gradients = single(rng, shape)
+    gradients[1].flat[2] = np.nan
+    _, got = trained(Adafactor(lr=0.1), weight, gradients)
+    assert np.isnan(got).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"decay_rate": -1}, ValueError, "decay_rate must be a finite number, at least 0"),
+        (
+            {"clip_threshold": 0},
+            ValueError,
+            "clip_threshold must be a finite number, at least",
+        ),
+        ({"eps1": "small"}, TypeError, "eps1 must be a number"),
+        ({"master": "split"}, ValueError, "Adafactor keeps masters in float32"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        Adafactor(**arguments)
+
+
+def test_row_sparse_gradients_and_states_that_do_not_fit_are_refused(rng):
+    weight, (grad, *_) = single(rng, (4, 3))
+    updater, got = trained(Adafactor(), weight, [grad])
+    before = got.copy()
+    with pytest.raises(TypeError, match="Adafactor takes dense gradients"):
+        updater(0, (np.ones((1, 3), F32), np.array([1])), got)
+    updater.states[0] = updater.states[0][::-1]
+    with pytest.raises(ValueError, match=r"state 'rows' must have shape \(4,\), got \(3,\)"):
+        updater(0, grad, got)
+    np.testing.assert_array_equal(got, before)
+    assert updater.optimizer.num_update == 1
+
+
+def test_masters_give_the_rounded_float32_step(half, rng):
+    weight, gradients = single(rng, dtype=half)
+    _, got = trained(Adafactor(lr=0.1, multi_precision=True), weight, gradients)
+    _, exact = trained(Adafactor(lr=0.1), weight.astype(F32), [g.astype(F32) for g in gradients])
+    np.testing.assert_array_equal(got, exact.astype(half))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_run_has_the_same_bits(way, rng, tmp_path):
+    weights, gradients = drawn(rng, (4, 6), (5,))
+    old, present = (fastopt.Updater(Adafactor(lr=0.1, wd=0.1)) for _ in range(2))
+    for grads in gradients[:2]:
+        old([0, "b"], grads, weights)
+    new, others = resumed(way, old, present, tmp_path), copy.deepcopy(weights)
+    for grads in gradients[2:]:
+        old([0, "b"], grads, weights)
+        new([0, "b"], grads, others)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(old.states), dict(new.states))

@@ -1,0 +1,230 @@
+"""What every optimizer promises, driven by the table in cases.py."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from numba.core import event
+
+from fastopt import optimizer
+from helpers import oracles
+from helpers.cases import (
+    CASES,
+    LIGHT,
+    OF_MATRICES,
+    OF_STEPS,
+    SAMPLE,
+    by_default,
+    chosen,
+    every_or_few,
+    kept,
+    sampled,
+)
+
+every_case = pytest.mark.parametrize("case", by_default(CASES), ids=str)
+
+
+def run(case, dtype, gradients, weight, **kwargs):
+    updater = case.updater(**kwargs)
+    weight = weight.astype(dtype)
+    for gradient in gradients:
+        updater(0, gradient.astype(dtype), weight)
+    return weight, updater
+
+
+@pytest.mark.parametrize("case", kept(CASES, *SAMPLE), ids=str)
+def test_float32_agrees_with_float64(case, rng):
+    weight, gradients = rng.normal(size=case.shape), rng.normal(size=(5, *case.shape))
+    arguments = {"wd": case.wd, "rescale_grad": 0.7, "clip_gradient": 0.8}
+    single, _ = run(case, np.float32, gradients, weight, **arguments)
+    double, _ = run(case, np.float64, gradients, weight, **arguments)
+    np.testing.assert_allclose(single, double, rtol=2e-5, atol=2e-5)
+    assert not np.array_equal(double, weight)
+
+
+@pytest.mark.parametrize("case", sampled(CASES), ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weight_and_state_keep_the_dtype(case, dtype, rng):
+    weight, updater = run(case, dtype, rng.normal(size=(2, *case.shape)), np.ones(case.shape))
+    assert weight.dtype == dtype
+    assert all(array.dtype == dtype for array in flat(updater.states[0]))
+
+
+@pytest.mark.parametrize("case", sampled(CASES), ids=str)
+def test_new_rates_decays_and_shapes_compile_nothing(case, rng):
+    updater = case.updater(wd=case.wd)
+    for dtype in (np.float32, np.float64) * 2:  # a second call of an index compiles its entry
+        updater(dtype.__name__, np.ones(case.shape, dtype), np.ones(case.shape, dtype))
+    with event.install_recorder("numba:compile") as recorder:
+        updater.optimizer.set_learning_rate(0.3)
+        updater.optimizer.rescale_grad = 0.1
+        updater.optimizer.clip_gradient = 0.5
+        for dtype in (np.float32, np.float64):
+            updater(dtype.__name__, np.ones(case.shape, dtype), np.ones(case.shape, dtype))
+            updater(dtype.__name__ + "2", np.ones((2, 3), dtype), np.ones((2, 3), dtype))
+    assert not recorder.buffer
+
+
+@pytest.mark.parametrize("case", by_default(c for c in CASES if c.converges is not None), ids=str)
+def test_converges_on_a_convex_problem(case):
+    updater = case.updater(**case.converges)
+    target = np.linspace(-2, 2, 35).reshape(case.shape)
+    weight = np.ones(case.shape)
+    start = np.square(weight - target).sum()
+    for _ in range(200):
+        updater(0, weight - target, weight)
+    assert np.square(weight - target).sum() < 0.01 * start
+
+
+@pytest.mark.parametrize("case", by_default(c for c in CASES if c.frozen_by_zero_lr), ids=str)
+def test_a_rate_of_zero_freezes_the_weight(case, rng):
+    start = rng.normal(size=case.shape)
+    weight, _ = run(
+        case, np.float64, rng.normal(size=(3, *case.shape)), start, learning_rate=0.0, wd=case.wd
+    )
+    np.testing.assert_array_equal(weight, start)
+
+
+@every_case
+def test_nan_stays_where_it_is(case, rng):
+    gradients = rng.normal(size=(4, *case.shape))
+    gradients[0, 2, 3] = np.nan
+    weight, _ = run(case, np.float64, gradients, np.ones(case.shape), clip_gradient=0.5)
+    hit = np.zeros(case.shape, bool)
+    hit[{"element": (2, 3), "row": 2, "tensor": ...}[case.nan_spreads_to]] = True
+    np.testing.assert_array_equal(np.isnan(weight), hit)
+
+
+@every_case
+def test_the_gradient_is_not_written(case, rng):
+    gradient = rng.normal(size=case.shape)
+    gradient.flags.writeable = False
+    updater, weight = case.updater(wd=case.wd, rescale_grad=0.5), np.ones(case.shape)
+    for _ in range(2):
+        updater(0, gradient, weight)
+
+
+@every_case
+def test_update_can_be_called_directly(case, rng):
+    gradients = rng.normal(size=(3, *case.shape))
+    through_updater, _ = run(case, np.float64, gradients, np.ones(case.shape))
+    made, weight = case.make(), np.ones(case.shape)
+    state = made.create_state(0, weight)
+    for gradient in gradients:
+        made.update(0, weight, gradient, state)
+    np.testing.assert_array_equal(weight, through_updater)
+
+
+@every_case
+def test_copies_and_pickles_go_on_alike(case, rng):
+    gradients = rng.normal(size=(4, *case.shape))
+    weight, updater = run(case, np.float64, gradients[:2], np.ones(case.shape), wd=case.wd)
+    results = []
+    for clone in (copy.deepcopy(updater), pickle.loads(pickle.dumps(updater)), updater):
+        result = weight.copy()
+        for gradient in gradients[2:]:
+            clone(0, gradient, result)
+        results.append(result)
+    np.testing.assert_array_equal(results[0], results[2])
+    np.testing.assert_array_equal(results[1], results[2])
+
+
+@every_case
+def test_states_survive_bytes_bit_for_bit(case, rng):
+    gradients = rng.normal(size=(5, *case.shape))
+    weight, updater = run(case, np.float64, gradients[:3], np.ones(case.shape), wd=case.wd)
+    restored = case.updater()
+    restored.set_states(updater.get_states(dump_optimizer=True))
+    other = weight.copy()
+    for gradient in gradients[3:]:
+        updater(0, gradient, weight)
+        restored(0, gradient, other)
+    np.testing.assert_array_equal(weight, other)
+
+
+@pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
+@pytest.mark.parametrize("many", [1, 12], ids=["few", "many"])
+def test_a_list_call_equals_single_calls(case, many, rng):
+    shapes = [case.shape, (3, 2), case.shape] * many
+    indices = [0, "name", b"bytes", *range(1, len(shapes) - 2)]
+    lists, singles = case.updater(wd=case.wd), case.updater(wd=case.wd)
+    weights = [rng.normal(size=shape) for shape in shapes]
+    weights[-1] = weights[-1].astype(np.float32)
+    others = copy.deepcopy(weights)
+    for _ in range(3):
+        gradients = [rng.normal(size=w.shape).astype(w.dtype) for w in weights]
+        lists(indices, gradients, weights)
+        for index, gradient, weight in zip(indices, gradients, others, strict=True):
+            singles(index, gradient, weight)
+    for weight, other in zip(weights, others, strict=True):
+        np.testing.assert_array_equal(weight, other)
+
+
+@pytest.mark.parametrize(
+    "case", sampled((c for c in CASES if c.name not in OF_STEPS), LIGHT), ids=str
+)
+def test_an_index_may_come_twice_in_a_list(case, rng):
+    lists, singles = case.updater(), case.updater()
+    weight, other = np.ones(case.shape), np.ones(case.shape)
+    gradients = list(rng.normal(size=(12, *case.shape)))
+    lists([0] * len(gradients), gradients, [weight] * len(gradients))
+    for gradient in gradients:
+        singles(0, gradient, other)
+    np.testing.assert_array_equal(weight, other)
+
+
+@pytest.mark.parametrize("wd", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["adabelief", "lans", "radam", "lion"])
+def test_agrees_with_the_formula_of_the_paper(name, wd, rng):
+    weight = rng.normal(size=20)
+    oracle = getattr(oracles, name)(weight.copy(), wd=wd, lr=0.02)
+    next(oracle)
+    updater = optimizer.get_updater(optimizer.create(name, learning_rate=0.02, wd=wd))
+    for gradient in rng.normal(size=(12, 20)):
+        updater(0, gradient, weight)
+        np.testing.assert_allclose(weight, oracle.send(gradient), rtol=1e-12)
+
+
+def test_every_registered_optimizer_is_in_the_table():
+    library = {
+        name
+        for name, klass in optimizer.opt_registry.items()
+        if klass.__module__.startswith("fastopt.")
+    }
+    assert library == {case.name for case in CASES} | {*OF_MATRICES}
+
+
+@every_or_few
+def test_threads_do_not_change_a_bit(every, run_python):
+    """Cases with 1, 2 and 4 threads, above and below the serial limit."""
+    output = run_python(
+        f"from helpers import thread_bits; thread_bits.main({every})",
+        NUMBA_NUM_THREADS="4",
+    )
+    lines = output.split()
+    assert len(lines) == len(chosen(every))
+    assert [line for line in lines if not line.endswith(":same")] == []
+
+
+@pytest.mark.exhaustive
+@every_or_few
+def test_rules_run_in_plain_python(every, run_python):
+    """The same trajectory without any compiler, so that the rules can be read, stepped, covered."""
+    code = f"from helpers import plain_python; plain_python.main({every})"
+    compiled = run_python(code)
+    plain = run_python(code, NUMBA_DISABLE_JIT="1")
+    first, second = (
+        np.array([line.split()[1:] for line in text.splitlines()], float)
+        for text in (compiled, plain)
+    )
+    assert first.shape == (2 * len(chosen(every)), 6)
+    np.testing.assert_allclose(first, second, rtol=2e-6, atol=1e-7)
+
+
+def flat(state):
+    if state is None:
+        return []
+    if isinstance(state, tuple):
+        return [array for part in state for array in flat(part)]
+    return [state]

@@ -1,0 +1,173 @@
+"""Formulas of torch: step by step as torch, optax and their papers have them."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from helpers import oracles
+from helpers.paths import GOLDEN
+
+RECORDED = json.loads((GOLDEN / "formulas.json").read_text())
+CASES = RECORDED["cases"]
+ids = [f"{i}-{case['library']}-{case['name']}" for i, case in enumerate(CASES)]
+every_case = pytest.mark.parametrize("case", CASES, ids=ids)
+CLASSES = ("Adam", "AdamW", "AdaGrad", "RMSProp", "Nadam")
+every_class = pytest.mark.parametrize("name", CLASSES)
+
+
+def trained(made, start, gradients, dtype=np.float64):
+    """Weights after each step."""
+    updater, weight = fastopt.Updater(made), np.array(start, dtype)
+    for gradient in np.asarray(gradients, dtype):
+        updater(0, gradient, weight)
+        yield weight.copy()
+
+
+def made_of(case, **more):
+    return getattr(fastopt, case["class"])(formula="torch", **case["arguments"], **more)
+
+
+def test_the_file_names_its_packages_and_has_every_class():
+    assert {*RECORDED["packages"]} == {"torch", "optax", "jax"}
+    assert {case["class"] for case in CASES} == {*CLASSES}
+    assert {case["library"] for case in CASES} == {"torch", "optax"}
+
+
+@every_case
+def test_each_step_is_that_of_the_library(case):
+    steps = trained(made_of(case), RECORDED["start"], RECORDED["gradients"])
+    for step, (got, expected) in enumerate(zip(steps, case["weights"], strict=True)):
+        np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-15, err_msg=f"step {step}")
+
+
+@pytest.mark.exhaustive
+@every_case
+def test_float32_is_as_near_as_rounding_allows(case):
+    steps = trained(made_of(case), RECORDED["start"], RECORDED["gradients"], np.float32)
+    np.testing.assert_allclose(list(steps), case["weights"], rtol=2e-5, atol=2e-5)
+
+
+@every_case
+def test_the_formula_of_mxnet_is_another(case):
+    """So the comparison would notice a wrong choice."""
+    if case["class"] == "Nadam":
+        pytest.skip("one parameter without a clip has one formula")
+    ours = list(trained(optimizer.create(case["class"], **case["arguments"]), *data()))
+    assert np.abs(np.subtract(ours, case["weights"])).max() > 1e-7
+
+
+def data():
+    return RECORDED["start"], RECORDED["gradients"]
+
+
+@every_case
+def test_each_step_is_that_of_the_installed_torch(case):
+    torch = pytest.importorskip("torch")
+    if case["library"] != "torch":
+        pytest.skip("of another library")
+    names = {"gamma1": "alpha", "gamma2": "momentum", "schedule_decay": "momentum_decay"}
+    options = {names.get(k, k): v for k, v in case["arguments"].items()}
+    start, gradients = data()
+    weight = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    theirs = getattr(torch.optim, case["name"])([weight], **options)
+    for got, gradient in zip(trained(made_of(case), start, gradients), gradients, strict=True):
+        weight.grad = torch.tensor(gradient, dtype=torch.float64)
+        theirs.step()
+        # Torch rounds products of scalars in the default dtype, float32.
+        np.testing.assert_allclose(got, weight.detach().numpy(), rtol=1e-6, atol=1e-12)
+
+
+@every_class
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_clipping_comes_before_decay_as_it_does_with_torch(name, clip):
+    start, gradients = data()
+    arguments = {"eps": 0.01, "weight_decay": 0.1}
+    oracle = getattr(oracles, f"{name.lower()}_of_torch")(np.array(start), 0.05, 0.01, 0.1)
+    made = optimizer.create(
+        name, lr=0.05, formula="torch", clip_gradient=clip, rescale_grad=0.5, **arguments
+    )
+    next(oracle)
+    for got, gradient in zip(trained(made, start, gradients), gradients, strict=True):
+        limit = np.inf if clip is None else clip
+        expected = oracle.send(np.clip(0.5 * np.array(gradient), -limit, limit))
+        np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-15)
+
+
+@every_class
+def test_a_list_is_a_loop_of_single_calls(name, rng):
+    weights = [rng.normal(size=5) for _ in range(3)]
+    others = [weight.copy() for weight in weights]
+    listed, single = (
+        fastopt.Updater(optimizer.create(name, formula="torch", lr=0.1, weight_decay=0.1))
+        for _ in range(2)
+    )
+    for _ in range(4):
+        gradients = [rng.normal(size=5) for _ in weights]
+        listed([0, 1, 2], gradients, weights)
+        for index, (gradient, other) in enumerate(zip(gradients, others, strict=True)):
+            single(index, gradient, other)
+    np.testing.assert_array_equal(weights, others)
+
+
+@every_class
+def test_checkpoints_keep_the_formula(name, tmp_path, rng):
+    old, new = (
+        fastopt.Updater(optimizer.create(name, lr=0.1, formula=f)) for f in ("torch", "mxnet")
+    )
+    weight = rng.normal(size=4)
+    old(0, rng.normal(size=4), weight)
+    old.save(tmp_path / "run.safetensors")
+    new.load(tmp_path / "run.safetensors")
+    assert new.optimizer.formula == "torch"
+    other, gradient = weight.copy(), rng.normal(size=4)
+    old(0, gradient, weight)
+    new(0, gradient, other)
+    np.testing.assert_array_equal(weight, other)
+
+
+@every_class
+def test_a_checkpoint_from_before_has_the_formula_of_mxnet_and_descends(name):
+    updater = fastopt.Updater(optimizer.create(name, formula="torch"))
+    saved = updater.state_dict()
+    del saved["attributes"]["formula"], saved["attributes"]["maximize"]
+    updater.load_state_dict(saved)
+    assert (updater.optimizer.formula, updater.optimizer.maximize) == ("mxnet", False)
+
+
+@every_class
+def test_another_formula_is_refused(name):
+    with pytest.raises(
+        ValueError, match=r"formula must be one of \('mxnet', 'torch'\), got 'keras'"
+    ):
+        optimizer.create(name, formula="keras")
+    made = optimizer.create(name)
+    with pytest.raises(ValueError, match="formula must be one of"):
+        made.formula = None
+
+
+@pytest.mark.parametrize("arguments", [{"eta": 0.5}, {"correct_bias": False}])
+def test_adamw_of_torch_has_no_arguments_of_other_libraries(arguments):
+    with pytest.raises(ValueError, match="formula='torch' needs correct_bias=True and eta=None"):
+        fastopt.AdamW(formula="torch", **arguments)
+
+
+def test_decay_of_torchs_adagrad_cannot_be_deferred():
+    fastopt.AdaGrad(sparse_decay="catch_up")
+    with pytest.raises(ValueError, match="needs decoupled decay; that of AdaGrad"):
+        fastopt.AdaGrad(sparse_decay="catch_up", formula="torch")
+
+
+@pytest.mark.exhaustive
+def test_deferred_decay_of_adamw_is_that_of_each_step(rng):
+    """Rows that were not touched are decayed by rate times decay, without bias correction."""
+    updater = fastopt.Updater(
+        fastopt.AdamW(lr=0.1, weight_decay=0.5, formula="torch", sparse_decay="catch_up")
+    )
+    weight = np.ones((3, 2))
+    for _ in range(4):
+        updater(0, (rng.normal(size=(1, 2)), np.array([0])), weight)
+    updater.flush(0)
+    np.testing.assert_allclose(weight[1:], (1 - 0.1 * 0.5) ** 4)

@@ -1,0 +1,152 @@
+"""LBSGD adds up gradients that list rows, dense ones, and both in turn."""
+
+from functools import reduce
+from operator import add
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import optimizer
+from fastopt.engine.validate import leaves
+from fastopt.sparse import RowSparse
+from helpers.cases import exhaustive
+from helpers.row_sparse import eighths, listing, problems, same_bits
+
+SUMMED = 3
+"""Gradients in a sum."""
+
+
+def lbsgd(**kwargs):
+    made = optimizer.LBSGD(learning_rate=0.1, batch_scale=SUMMED, warmup_epochs=0, wd=0.1, **kwargs)
+    return optimizer.get_updater(made)
+
+
+def dense_where(flags, grads):
+    return [grad.to_dense() if flag else grad for flag, grad in zip(flags, grads, strict=True)]
+
+
+def summed(grads):
+    """Sum that lists rows only if all of `grads` do."""
+    if all(isinstance(grad, RowSparse) for grad in grads):
+        return reduce(add, grads)
+    return sum(grad.to_dense() if isinstance(grad, RowSparse) else grad for grad in grads)
+
+
+FLAGS = st.lists(st.booleans(), min_size=2 * SUMMED, max_size=2 * SUMMED)
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
+@pytest.mark.parametrize("momentum", [0.9, *exhaustive(0.0)])
+@given(problem=problems(steps=2 * SUMMED), dense=FLAGS)
+def test_an_update_is_that_of_sgd_with_the_sum(lazy, momentum, problem, dense):
+    """At three times the rate with a third of the sum; rows of a sum of listed rows are listed."""
+    kwargs = {"momentum": momentum, "lazy_update": lazy}
+    grads = dense_where(dense, problem.grads)
+    sgd = optimizer.SGD(learning_rate=0.1 * SUMMED, rescale_grad=1 / SUMMED, wd=0.1, **kwargs)
+    sums = [summed(grads[:SUMMED]), summed(grads[SUMMED:])]
+    expected = problem.run(optimizer.get_updater(sgd), sums)
+    same_bits(problem.run(lbsgd(**kwargs), grads), expected)
+
+
+@pytest.mark.parametrize("strategy", ["linear", *exhaustive("lars")])
+@given(problem=problems(steps=2 * SUMMED), dense=FLAGS)
+def test_standard_updates_do_not_tell_listed_rows_from_dense_gradients(strategy, problem, dense):
+    def updater():
+        return lbsgd(momentum=0.9, lazy_update=False, warmup_strategy=strategy)
+
+    expected = problem.run(updater(), dense_where([True] * 2 * SUMMED, problem.grads))
+    same_bits(problem.run(updater(), dense_where(dense, problem.grads)), expected)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "half", [np.dtype("float16"), *exhaustive(np.dtype(ml_dtypes.bfloat16))], ids=str
+)
+@given(dense=FLAGS)
+def test_sums_for_weights_of_half_precision_are_exact(half, dense):
+    rng = np.random.default_rng(0)
+    grads = [listing(rng, (9, 4), half, 12) for _ in dense]
+    weight = eighths(rng, (9, 4), half)
+    halves, singles = lbsgd(multi_precision=True), lbsgd()
+    single = weight.astype(np.float32)
+    for grad in dense_where(dense, grads):
+        halves(0, grad, weight)
+        singles(0, grad.astype(np.float32), single)
+    np.testing.assert_array_equal(weight, single.astype(half))
+
+
+@given(dense=st.lists(st.booleans(), min_size=SUMMED, max_size=SUMMED))
+def test_gradients_may_be_overwritten_after_the_call(dense):
+    rng = np.random.default_rng(0)
+    updater, weight = lbsgd(), np.ones((9, 4))
+    other, same = lbsgd(), np.ones((9, 4))
+    for grad in dense_where(dense, [listing(rng, (9, 4), np.float64, 5) for _ in dense]):
+        other(0, grad.astype(np.float64), same)
+        updater(0, grad, weight)
+        if isinstance(grad, RowSparse):
+            grad.values[...], grad.indices[...] = np.nan, 0
+        else:
+            grad[...] = np.nan
+    same_bits(weight, same)
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "rows"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_sum_that_is_not_complete_survives_bytes(dense, momentum, rng):
+    updater, weight = lbsgd(momentum=momentum), rng.normal(size=(9, 4))
+    grads = [listing(rng, (9, 4), np.float64, 5) for _ in range(2 * SUMMED)]
+    grads = dense_where([dense] * len(grads), grads)
+    for grad in grads[: SUMMED + 1]:
+        updater(0, grad, weight)
+    restored, other = lbsgd(momentum=momentum), weight.copy()
+    restored.set_states(updater.get_states(dump_optimizer=True))
+    for grad in grads[SUMMED + 1 :]:
+        updater(0, grad, weight)
+        restored(0, grad, other)
+    same_bits((other, *leaves(restored.states[0])), (weight, *leaves(updater.states[0])))
+    assert not (weight == other.mean()).all()
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_gradients_of_the_copys_precision_are_added_up(sparse, rng):
+    updater, weight = lbsgd(), np.ones((9, 4), np.float32)
+    other, same, beside = lbsgd(), weight.copy(), weight.astype(np.float16)
+    updater.set_copy(0, beside)
+    for _ in range(SUMMED):
+        grad = listing(rng, (9, 4), np.float16, 5)
+        grad = grad if sparse else grad.to_dense()
+        updater(0, grad, weight)
+        other(0, grad.astype(np.float32), same)
+    same_bits(weight, same)
+    np.testing.assert_array_equal(beside, weight.astype(np.float16))
+
+
+def test_an_incomplete_sum_touches_nothing(rng):
+    updater, weight = lbsgd(momentum=0.9), rng.normal(size=(9, 4))
+    before = weight.copy()
+    for _ in range(SUMMED - 1):
+        updater(0, RowSparse(np.full((1, 4), np.nan), np.array([2]), (9, 4)), weight)
+    same_bits((weight, *leaves(updater.states[0])), (before, np.zeros((9, 4))))
+
+
+def test_calls_continue_a_plan_and_batch_scale_may_change():
+    """Without sums, calls need no preparation; the number of calls so far decides the phase."""
+    made, weight = lbsgd(), np.zeros(3)
+    made.optimizer.batch_scale = 1
+    for _ in range(3):
+        made(0, np.ones(3), weight)
+    assert made.optimizer.cumgrads == {}
+    assert not made.optimizer.is_accumulating
+    made.optimizer.batch_scale = 2
+    before = weight.copy()
+    made(0, np.ones(3), weight)  # the fourth call
+    assert made.optimizer.cumgrads[0]["num_cums"] == 4
+    assert (weight != before).all()
+    made(0, np.ones(3), before)  # the fifth: nothing is updated
+    assert made.optimizer.cumgrads[0]["num_cums"] == 5
+    made.optimizer.batch_scale = 1
+    made(0, np.ones(3), weight)
+    assert made.optimizer.cumgrads == {}

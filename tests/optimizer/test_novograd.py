@@ -1,0 +1,169 @@
+"""Numbers that a rule keeps once for each tensor: NovoGrad's second moment."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt.checkpoint import CheckpointError
+from fastopt.kernels.rule import rule
+from fastopt.kernels.table import PARALLEL_FROM
+from fastopt.kernels.threads import use_threads
+from fastopt.optimizer import NovoGrad
+from helpers import oracles
+from helpers.cases import exhaustive
+from helpers.resuming import WAYS, resumed
+
+F32 = np.float32
+
+
+def drawn(rng, *shapes, steps=4, dtype=F32):
+    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
+
+
+def trained(made, weight, gradients):
+    updater, weight = fastopt.Updater(made), weight.copy()
+    for grad in gradients:
+        updater(0, grad, weight)
+    return updater, weight
+
+
+def test_the_state_is_an_array_and_a_number(rng):
+    (weight,), gradients = drawn(rng, (4, 3), steps=2)
+    updater, _ = trained(NovoGrad(beta2=0.75), weight, [grads[0] for grads in gradients])
+    mom, var = updater.states[0]
+    assert (mom.shape, var.shape, var.dtype) == ((4, 3), (), np.float32)
+    first, second = (np.sum(np.square(grads[0], dtype=float)) for grads in gradients)
+    np.testing.assert_allclose(var, 0.75 * first + 0.25 * second, rtol=1e-6)
+
+
+def test_a_list_call_equals_single_calls(rng):
+    weights, gradients = drawn(rng, (4, 6), (5,), (), (0, 3))
+    lists, singles = (fastopt.Updater(NovoGrad(lr=0.1, wd=0.1)) for _ in range(2))
+    others = copy.deepcopy(weights)
+    for grads in gradients:
+        lists([0, 1, 2, 3], grads, weights)
+        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
+            singles(index, grad, weight)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(lists.states), dict(singles.states))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_run_has_the_same_bits(way, rng, tmp_path):
+    weights, gradients = drawn(rng, (4, 6), (5,))
+    old, present = (fastopt.Updater(NovoGrad(lr=0.1, wd=0.1)) for _ in range(2))
+    for grads in gradients[:2]:
+        old([0, "b"], grads, weights)
+    new, others = resumed(way, old, present, tmp_path), copy.deepcopy(weights)
+    for grads in gradients[2:]:
+        old([0, "b"], grads, weights)
+        new([0, "b"], grads, others)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(old.states), dict(new.states))
+    assert new.states["b"][1].shape == ()
+
+
+@pytest.mark.parametrize("shape", [(1,), (4, 3)])
+def test_a_state_with_another_shape_is_refused(shape, rng):
+    (weight,), ((grad,), *_) = drawn(rng, (4, 3))
+    updater, got = trained(NovoGrad(), weight, [grad])
+    good = updater.states[0]
+    updater.states[0] = good[0], np.zeros(shape, F32)
+    with pytest.raises(ValueError, match=r"state 'var' must have shape \(\), got"):
+        updater(0, grad, got)
+    saved = updater.state_dict()
+    with pytest.raises(CheckpointError, match="must have one number for the tensor"):
+        fastopt.Updater(NovoGrad()).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"needs 2 state arrays \('mom', 'var'\), got 1"):
+        NovoGrad().update(0, got, grad, good[:1])
+
+
+def test_numbers_are_kept_by_passes_alone():
+    with pytest.raises(TypeError, match="kept needs passes"):
+        rule(hyper=("lr",), kept=("var",))
+    with pytest.raises(TypeError, match="identifiers"):
+        rule(hyper=("lr",), kept=("a b",))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_norm_of_indexed_rows_is_that_of_the_whole_gradient(lazy, rng):
+    (weight,), _ = drawn(rng, (6, 3), dtype=np.float64)
+    rows = [np.array(own) for own in ([1, 4], [4, 0, 4], [2])]
+    values = [rng.normal(size=(len(own), 3)) for own in rows]
+    updater, got = fastopt.Updater(NovoGrad(lr=0.1, wd=0.2, lazy_update=lazy)), weight.copy()
+    dense = []
+    for own, value in zip(rows, values, strict=True):
+        updater(0, (value, own), got)
+        dense.append(np.zeros_like(weight))
+        np.add.at(dense[-1], own, value)
+    expected, var, mom = weight.copy(), None, np.zeros_like(weight)
+    for own, grad in zip(rows, dense, strict=True):
+        square = np.sum(grad**2)
+        var = square if var is None else 0.98 * var + 0.02 * square
+        new = 0.95 * mom + grad / (math.sqrt(var) + 1e-8) + 0.2 * expected
+        touched = np.isin(np.arange(6), own)[:, np.newaxis] if lazy else np.True_
+        mom = np.where(touched, new, mom)
+        expected = np.where(touched, expected - 0.1 * mom, expected)
+    np.testing.assert_allclose(got, expected, rtol=1e-11)
+    np.testing.assert_allclose(updater.states[0][1], var, rtol=1e-12)
+
+
+@pytest.mark.exhaustive
+def test_any_number_of_threads_gives_the_same_bits(rng):
+    (weight,), gradients = drawn(rng, (2 * PARALLEL_FROM + 17,), steps=3)
+    results = []
+    for threads in (1, 2):
+        with use_threads(threads):
+            updater, got = trained(NovoGrad(), weight, [grads[0] for grads in gradients])
+        results.append((got, updater.states[0]))
+    np.testing.assert_equal(*results)
+    expected = oracles.novograd(weight.astype(float))
+    next(expected)
+    for grads in gradients:
+        last = expected.send(grads[0].astype(float))
+    np.testing.assert_allclose(results[0][0], last, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_averages_are_kept_beside_the_number(rng):
+    (weight,), gradients = drawn(rng, (4, 3), steps=5)
+    gradients = [grads[0] for grads in gradients]
+    _, expected = trained(NovoGrad(lr=0.1), weight, gradients)
+    updater, got = fastopt.Updater(NovoGrad(lr=0.1), average=fastopt.EMA(decay=0.5)), weight.copy()
+    average = weight.copy()
+    for grad in gradients:
+        updater(0, grad, got)
+        average = F32(0.5) * average + F32(0.5) * got
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_allclose(updater.averages[0], average, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("half_type", exhaustive("float16"))
+def test_masters_give_the_rounded_float32_step(half_type, rng):
+    (weight,), gradients = drawn(rng, (4, 6), dtype=half_type)
+    gradients = [grads[0] for grads in gradients]
+    _, got = trained(NovoGrad(lr=0.1, multi_precision=True), weight, gradients)
+    _, exact = trained(NovoGrad(lr=0.1), weight.astype(F32), [g.astype(F32) for g in gradients])
+    np.testing.assert_array_equal(got, exact.astype(half_type))
+
+
+@pytest.mark.exhaustive
+def test_a_master_can_be_set_after_the_first_update(rng):
+    """The state without a master is a pair too: of the array and of the number."""
+    (weight,), ((grad,), *_) = drawn(rng, (3,), dtype=np.float16)
+    updater, got = trained(NovoGrad(lr=0.1, multi_precision=True), weight, [grad])
+    updater.set_master(0, np.ones(3, F32))
+    updater(0, grad, got)
+    assert not np.array_equal(got, weight)
+    updater = optimizer.get_updater(NovoGrad(lr=0.1))
+    updater(0, grad.astype(F32), exact := weight.astype(F32))
+    assert np.isfinite(exact).all()
+    updater.optimizer.multi_precision = True
+    with pytest.raises(ValueError, match="missing master cannot be set after the first update"):
+        updater.set_master(0, np.ones(3, F32))

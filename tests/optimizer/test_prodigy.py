@@ -1,0 +1,286 @@
+"""Prodigy: one estimate of the distance from all parameters of a step."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+from fastopt.optimizer import Prodigy
+from helpers import oracles
+from helpers.cases import exhaustive
+from helpers.paths import GOLDEN
+from helpers.resuming import WAYS, resumed
+
+RECORDED = json.loads((GOLDEN / "prodigy.json").read_text())
+RECORDS = RECORDED["cases"]
+ids = [f"{i}-{case['library']}" for i, case in enumerate(RECORDS)]
+LAST = len(RECORDED["gradients"]) - 1
+F32, F64 = np.float32, np.float64
+
+
+def start(dtype=F32):
+    weights = [np.array(weight, dtype) for weight in RECORDED["start"]]
+    steps = [[np.array(grad, dtype) for grad in step] for step in RECORDED["gradients"]]
+    return weights, steps
+
+
+def trained(made, weights, steps, single=False, **kwargs):
+    """Updater, and the estimate of each step."""
+    updater, found = fastopt.Updater(made, **kwargs), []
+    indices = list(range(len(weights)))
+    for grads in steps:
+        if single:
+            for call in zip(indices, grads, weights, strict=True):
+                updater(*call)
+        else:
+            updater(indices, grads, weights)
+        found.append(updater.info.d)
+    return updater, found
+
+
+def growing(**kwargs):
+    return Prodigy(d0=1e-3, **kwargs)
+
+
+def same(updater, other):
+    np.testing.assert_equal(dict(updater.states), dict(other.states))
+    assert (updater.optimizer.estimate, updater.optimizer.shares) == (
+        other.optimizer.estimate,
+        other.optimizer.shares,
+    )
+
+
+def test_the_file_names_its_packages_and_estimates_grow():
+    assert {"prodigyopt", "torch", "optax", "jax"} == {*RECORDED["packages"]}
+    assert all(case["d"][-1] > 1.5 * case["d"][0] for case in RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "tolerance", "of_d"),
+    [
+        pytest.param(case, *rest, marks=() if k == 0 and rest[0] is F32 else pytest.mark.exhaustive)
+        for k, case in enumerate(RECORDS)
+        for rest in ((F32, 3e-5, 1e-2), (F64, 1e-6, 1e-6))
+        if "d0" in case["arguments"] or rest[0] is F64
+    ],
+)
+def test_each_step_is_that_of_the_library(case, dtype, tolerance, of_d):
+    """A weight of 1 in float32 moves by multiples of 1e-7, which is much of a step of 1e-6."""
+    weights, steps = start(dtype)
+    updater = fastopt.Updater(Prodigy(**case["arguments"]))
+    for step, grads in enumerate(steps):
+        updater([0, 1, 2], grads, weights)
+        np.testing.assert_allclose(updater.info.d, case["d"][step], rtol=of_d)
+        for weight, expected in zip(weights, case["weights"][step], strict=True):
+            np.testing.assert_allclose(weight, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("wd", [0.0, *exhaustive(0.1)])
+def test_each_step_is_that_of_the_paper(wd):
+    weights, steps = start(F64)
+    oracle = oracles.prodigy([weight.copy() for weight in weights], 1e-3, lr=0.5, wd=wd)
+    updater, (_, d) = fastopt.Updater(growing(lr=0.5, wd=wd)), next(oracle)
+    for grads in steps:
+        updater([0, 1, 2], grads, weights)
+        assert updater.info.d == pytest.approx(d, rel=1e-11)
+        expected, d = oracle.send(grads)
+        for weight, other in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(weight, other, rtol=1e-11)
+    assert d > 2e-3
+
+
+def test_single_calls_are_the_step_of_a_list_in_any_order():
+    weights, steps = start()
+    others = copy.deepcopy(weights)
+    lists, estimates = trained(growing(), weights, steps)
+    singles, found = trained(growing(), others, steps, single=True)
+    assert found == estimates
+    np.testing.assert_equal(weights, others)
+    same(lists, singles)
+
+
+@pytest.mark.exhaustive
+def test_parameters_without_a_gradient_have_no_share_in_the_step():
+    weights, steps = start()
+    others = copy.deepcopy(weights)
+    updater, _ = trained(growing(), weights, steps)
+    apart, _ = trained(growing(), others, steps)
+    updater([2, 0], [steps[0][2], steps[0][0]], [weights[2], weights[0]])
+    assert {*updater.optimizer.shares} == {0, 2}
+    updater([0, 1, 2], steps[1], weights)
+    d = apart.optimizer.d
+    apart([0, 1, 2], steps[0], others)
+    assert apart.optimizer.d > d
+    apart([0, 1, 2], steps[1], others)
+    assert updater.optimizer.d != apart.optimizer.d
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_run_has_the_same_bits(way, tmp_path):
+    weights, steps = start()
+    old, _ = trained(growing(), weights, steps[:8])
+    new = resumed(way, old, fastopt.Updater(Prodigy()), tmp_path)
+    assert new.info.d == old.info.d > 1e-3
+    others = copy.deepcopy(weights)
+    for grads in steps[8:]:
+        old([0, 1, 2], grads, weights)
+        new([0, 1, 2], grads, others)
+    np.testing.assert_equal(weights, others)
+    same(old, new)
+
+
+def test_a_step_that_fails_changes_nothing():
+    weights, steps = start()
+    updater, _ = trained(growing(), weights, steps[:8])
+    before = copy.deepcopy((weights, dict(updater.states)))
+    made = updater.optimizer
+    numbers = dict(made.estimate), dict(made.shares), dict(made._index_update_count)
+    made.set_lr_mult({1: 0.5})
+    with pytest.raises(ValueError, match=r"index 1: Prodigy estimates one.*0 or 1, got 0\.5"):
+        updater([0, 1, 2], steps[8], weights)
+    made.set_lr_mult({})
+    with pytest.raises(ValueError, match="index 1: Prodigy takes an index once in a list"):
+        updater([1, 0, 1], [steps[8][k] for k in (1, 0, 1)], [weights[k] for k in (1, 0, 1)])
+    with pytest.raises(ValueError, match="index 0"):
+        updater([0, 1, 2], [steps[8][1]] * 3, weights)
+    assert numbers == (made.estimate, made.shares, dict(made._index_update_count))
+    np.testing.assert_equal((weights, dict(updater.states)), before)
+    updater([0, 1, 2], steps[8], weights)
+    assert made.d > numbers[0]["d"]
+
+
+@pytest.mark.exhaustive
+def test_a_skipped_step_leaves_the_estimate(rng):
+    weights, steps = start()
+    scaler = LossScaler(init_scale=4.0)
+    updater, _ = trained(growing(), weights, steps[:8], loss_scaler=scaler)
+    numbers = copy.deepcopy((updater.optimizer.estimate, updater.optimizer.shares))
+    bad = [np.full_like(grad, np.inf) for grad in steps[8]]
+    updater([0, 1, 2], bad, weights)
+    assert updater.info.skipped
+    assert numbers == (updater.optimizer.estimate, updater.optimizer.shares)
+
+
+@pytest.mark.exhaustive
+def test_gradients_with_a_loss_scale_make_the_same_steps():
+    weights, steps = start()
+    others = copy.deepcopy(weights)
+    _, estimates = trained(growing(), weights, steps)
+    scaled = [[4 * grad for grad in step] for step in steps]
+    updater, found = trained(growing(), others, scaled, loss_scaler=LossScaler(init_scale=4.0))
+    assert found == estimates
+    np.testing.assert_equal(weights, others)
+    assert updater.info.global_norm > 0
+
+
+@pytest.mark.exhaustive
+def test_groups_share_the_estimate():
+    weights, steps = start()
+    others = copy.deepcopy(weights)
+    made = growing(wd=0.1)
+    made.set_wd_mult({1: 0.0})
+    plain = fastopt.Updater(made)
+    grouped = fastopt.Updater(growing(wd=0.1), groups={"^1$": {"wd": 0.0}})
+    for grads in steps:
+        plain([0, 1, 2], grads, weights)
+        grouped([0, 1, 2], grads, others)
+        assert plain.info.d == grouped.info.d
+    assert plain.info.d > 1e-3
+    np.testing.assert_equal(weights, others)
+    same(plain, grouped)
+
+
+def test_what_belongs_to_the_estimate_is_the_same_in_groups():
+    for name, value in {"learning_rate": 0.5, "d0": 1e-3, "beta2": 0.9}.items():
+        with pytest.raises(TypeError, match=f"{name} is the same in all groups"):
+            fastopt.Updater(Prodigy(), groups={"a": {name: value}})
+
+
+def test_a_rate_of_zero_leaves_a_parameter_out():
+    weights, steps = start()
+    others = copy.deepcopy(weights)
+    made = growing(wd=0.1)
+    made.set_lr_mult({2: 0.0})
+    updater, estimates = trained(made, weights, steps)
+    _, found = trained(growing(wd=0.1), others[:2], [step[:2] for step in steps])
+    assert estimates == found
+    np.testing.assert_equal(weights, others)
+    assert updater.optimizer._index_update_count[2] == len(steps)
+    mean, var, total, first, *shares = updater.states[2]
+    assert not any(array.any() for array in (mean, var, total, *shares))
+    np.testing.assert_array_equal(first, weights[2])
+
+
+@pytest.mark.exhaustive
+def test_averages_are_kept_beside_the_sums():
+    weights, steps = start()
+    others = copy.deepcopy(weights)
+    _, estimates = trained(growing(), weights, steps)
+    updater, found = trained(growing(), others, steps, average=fastopt.EMA(decay=0.5))
+    assert found == estimates
+    np.testing.assert_equal(weights, others)
+    assert updater.averages[0].shape == weights[0].shape
+
+
+def test_a_gradient_that_is_not_finite_ends_the_growth():
+    weights, steps = start()
+    updater, estimates = trained(growing(), weights, steps[:8])
+    steps[8][1][0] = np.nan
+    for grads in steps[8:]:
+        updater([0, 1, 2], grads, weights)
+    assert estimates[-1] < updater.info.d < np.inf
+    assert np.isfinite(weights[0]).all()
+    assert np.isnan(weights[1]).sum() == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize("master", ["float32", "split"])
+def test_masters_make_the_steps_of_float32_rounded(half, master):
+    if half == "float16" and master == "split":
+        pytest.skip("only bfloat16 splits")
+    pytest.importorskip("ml_dtypes")
+    dtype = np.dtype(half)
+    weights, steps = start()
+    halves = [weight.astype(dtype) for weight in weights]
+    weights = [weight.astype(F32) for weight in halves]
+    _, estimates = trained(growing(), weights, steps)
+    made = growing(multi_precision=True, master=master)
+    updater, found = trained(made, halves, steps)
+    assert found == estimates
+    np.testing.assert_equal(halves, [weight.astype(dtype) for weight in weights])
+    assert len(updater.states[0]) == 2
+
+
+def test_rounded_state_and_deferred_decay_are_refused():
+    with pytest.raises(ValueError, match="state_dtype must be None"):
+        Prodigy(state_dtype="bfloat16")
+    with pytest.raises(ValueError, match="sparse_decay must be 'touched', got 'dense'"):
+        Prodigy(sparse_decay="dense")
+
+
+def test_a_damaged_estimate_is_refused():
+    weights, steps = start()
+    updater, _ = trained(growing(), weights, steps[:2])
+    saved = updater.states_dict()
+    for estimate in ({"d": 1.0}, {"d": 0.0, "d_max": 0.0, "d_numerator": 0.0}, [1.0]):
+        saved["attributes"]["estimate"] = estimate
+        with pytest.raises(fastopt.checkpoint.CheckpointError, match="estimate"):
+            updater.load_states_dict(saved)
+
+
+def test_one_step_without_an_updater_counts_too():
+    weights, steps = start()
+    others = copy.deepcopy(weights)
+    _, _ = trained(growing(), weights, steps)
+    made = growing()
+    states = [made.create_state(k, weight) for k, weight in enumerate(others)]
+    for grads in steps:
+        made.update_all(list(zip(range(3), others, grads, states, strict=True)))
+    np.testing.assert_equal(weights, others)
+    assert optimizer.create("prodigy").d == 1e-6

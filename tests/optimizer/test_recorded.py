@@ -1,0 +1,140 @@
+"""Optimizers of other libraries than MXNet: steps as recorded of these, or by their formulas."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from helpers import oracles
+from helpers.cases import CASES, OF_STEPS, exhaustive
+from helpers.paths import GOLDEN
+
+RECORDED = json.loads((GOLDEN / "formulas.json").read_text())
+OTHERS = RECORDED["others"]
+ids = [f"{i}-{case['name']}" for i, case in enumerate(OTHERS)]
+
+
+def once_by_default(cases):
+    """Parameters of which by default the first of each class that has no other test is run."""
+    names = ["Adam", "AdamW", "Nadam"]
+    parameters = []
+    for case in cases:
+        parameters += exhaustive(case) if case["class"] in names else [case]
+        names.append(case["class"])
+    return parameters
+
+
+recorded = pytest.mark.parametrize("case", OTHERS, ids=ids)
+SIZES = np.array([1e2, 1.0, 1e-1, 1e-2, 1e-4, 0.0])
+
+FORMULAS = {
+    "adam amsgrad": ("amsgrad", "adam", {"amsgrad": True}),
+    "adamw amsgrad": ("adamw_amsgrad", "adamw", {"amsgrad": True}),
+    "nadam amsgrad": ("nadam_amsgrad", "nadam", {"amsgrad": True}),
+    "nadam amsgrad of torch": ("nadam_amsgrad", "nadam", {"amsgrad": True, "formula": "torch"}),
+    "nadamw": ("nadamw", "nadamw", {"correction": "present"}),
+    "nadamw amsgrad": ("nadamw", "nadamw", {"amsgrad": True}),
+    "adamatan2": ("adamatan2", "adamatan2", {"a": 1.3, "b": 0.8}),
+    "adan": ("adan", "adan", {}),
+    "novograd": ("novograd", "novograd", {}),
+    "lion cautious": ("lion_cautious", "lion", {"cautious": True}),
+    "lion cautious decay": ("lion_cautious", "lion", {"cautious_decay": True}),
+    "sgd cautious": ("sgd_cautious", "sgd", {"momentum": 0.9, "cautious": True}),
+    "adam cautious": (
+        "adam_cautious",
+        "adam",
+        {"formula": "torch", "cautious": True, "stable": True},
+    ),
+    "adamw cautious": ("adamw_cautious", "adamw", {"formula": "torch", "cautious": True}),
+    "adamw cautious decay": (
+        "adamw_cautious",
+        "adamw",
+        {"formula": "torch", "cautious_decay": True},
+    ),
+    "adamw stable": ("adamw_cautious", "adamw", {"formula": "torch", "stable": True}),
+    "adamw all": (
+        "adamw_cautious",
+        "adamw",
+        {"formula": "torch", "cautious": True, "cautious_decay": True, "stable": True},
+    ),
+    "nadamw all": (
+        "nadamw",
+        "nadamw",
+        {"cautious": True, "cautious_decay": True, "stable": True},
+    ),
+}
+"""Function of oracles.py, optimizer and its arguments, which are those of the function too."""
+formulas = pytest.mark.parametrize("name", FORMULAS)
+BY_DEFAULT = ("adamatan2", "lion cautious decay")
+"""Formulas that are compared by default: of a class without recorded numbers, and of all flags."""
+
+
+def trained(made, start, gradients, dtype):
+    """Weights after each step, in another array each time: so only one kernel is compiled."""
+    updater, weight = fastopt.Updater(made), np.array(start, dtype)
+    for gradient in np.asarray(gradients, dtype):
+        weight = weight.copy()
+        updater(0, gradient, weight)
+        yield weight.copy(), updater
+
+
+def made_of(case):
+    return getattr(fastopt, case["class"])(**case["arguments"])
+
+
+def test_the_file_names_its_packages():
+    assert RECORDED["more_packages"].keys() == {"schedulefree"}
+    assert {case["library"] for case in OTHERS} == {"torch", "optax", "schedulefree"}
+
+
+def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula():
+    names = {case["class"].lower() for case in OTHERS} | {name for _, name, _ in FORMULAS.values()}
+    assert {case.name for case in CASES if case.recorded} - {*OF_STEPS} <= names
+
+
+def check(case, dtype, **tolerance):
+    steps = list(trained(made_of(case), RECORDED["start"], RECORDED["gradients"], dtype))
+    np.testing.assert_allclose([weight for weight, _ in steps], case["weights"], **tolerance)
+    if "averages" in case:
+        updater, weight = steps[-1][1], steps[-1][0].copy()
+        with updater.averaged({0: weight}):
+            np.testing.assert_allclose(weight, case["averages"][-1], **tolerance)
+
+
+@pytest.mark.parametrize("case", once_by_default(OTHERS), ids=ids)
+def test_float32_steps_are_those_of_the_library(case):
+    check(case, np.float32, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+@recorded
+def test_float64_steps_are_those_of_the_library(case):
+    check(case, np.float64, rtol=1e-11, atol=1e-15)
+
+
+def agrees(name, dtype, **tolerance):
+    oracle, klass, arguments = FORMULAS[name]
+    rng = np.random.default_rng(1)
+    start, gradients = rng.normal(size=6), rng.normal(size=(12, 6)) * SIZES
+    made = optimizer.create(klass, lr=0.05, wd=0.1, **arguments)
+    expected = getattr(oracles, oracle)(start, lr=0.05, wd=0.1, **arguments)
+    next(expected)
+    for (weight, _), gradient in zip(
+        trained(made, start, gradients, dtype), gradients, strict=True
+    ):
+        np.testing.assert_allclose(weight, expected.send(gradient), **tolerance)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DEFAULT else exhaustive(name)[0] for name in FORMULAS]
+)
+def test_float32_steps_are_those_of_the_formula(name):
+    agrees(name, np.float32, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+@formulas
+def test_float64_steps_are_those_of_the_formula(name):
+    agrees(name, np.float64, rtol=1e-11, atol=1e-15)

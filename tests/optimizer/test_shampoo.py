@@ -1,0 +1,220 @@
+"""Shampoo: steps of the authors' code, the formula in float64, and what updaters promise."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt.engine.eigenbases import inverse_root
+from fastopt.engine.validate import leaves
+from fastopt.optimizer import Shampoo
+from helpers.paths import GOLDEN
+from helpers.resuming import WAYS, resumed
+
+RECORDED = json.loads((GOLDEN / "shampoo.json").read_text())
+F32 = np.float32
+PRECISIONS = [(F32, 3e-5), pytest.param(np.float64, 1e-11, marks=pytest.mark.exhaustive)]
+
+
+def named(case):
+    return "x".join(map(str, case["shape"]))
+
+
+def drawn(rng, *shapes, steps=4, dtype=F32):
+    """Weights, and lists of gradients for some steps."""
+    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
+
+
+def stepped(weight, gradients, every, start, lr=0.1, wd=0.3, beta1=0.9, beta2=0.999, eps=1e-8):
+    """Weights after each step, with roots by singular values."""
+    mom, var = np.zeros_like(weight), np.zeros_like(weight)
+    left, right = (np.zeros((n, n)) for n in weight.shape)
+    for t, grad in enumerate(gradients, 1):
+        mom = beta1 * mom + (1 - beta1) * grad
+        var = beta2 * var + (1 - beta2) * grad**2
+        left = beta2 * left + (1 - beta2) * grad @ grad.T
+        right = beta2 * right + (1 - beta2) * grad.T @ grad
+        step = mom / (1 - beta1**t) / (np.sqrt(var / (1 - beta2**t)) + eps)
+        if t == start or (t > start and t % every == 0):
+            roots = []
+            for factor in (left, right):
+                vectors, values, _ = np.linalg.svd(factor / (1 - beta2**t))
+                roots.append(vectors * (values + 0.1) ** -0.25 @ vectors.T)
+        if t >= start:
+            turned = roots[0] @ mom @ roots[1]
+            step = turned * np.linalg.norm(step) / np.linalg.norm(turned)
+        weight = (1 - lr * wd) * weight - lr * step
+        yield weight
+
+
+def test_the_file_names_the_package_and_the_commit():
+    assert {*RECORDED["packages"]} == {"torch"}
+    assert RECORDED["repository"] == "https://github.com/facebookresearch/optimizers"
+    assert len(RECORDED["commit"]) == 40
+
+
+@pytest.mark.parametrize("case", RECORDED["cases"], ids=named)
+@pytest.mark.parametrize(("dtype", "rtol"), PRECISIONS)
+def test_each_step_is_that_of_the_authors_code(case, dtype, rtol):
+    start, gradients = RECORDED["data"][named(case)]
+    updater, weight = fastopt.Updater(Shampoo(**case["arguments"])), np.array(start, dtype)
+    for step, (grad, expected) in enumerate(zip(gradients, case["weights"], strict=True)):
+        updater(0, np.array(grad, dtype), weight)
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
+
+
+@pytest.mark.parametrize(("every", "start"), [(1, 1), (3, 2), (2, 5)])
+def test_it_agrees_with_the_formula_in_float64(every, start, rng):
+    (weight,), gradients = drawn(rng, (4, 6), steps=8, dtype=float)
+    made = Shampoo(lr=0.1, wd=0.3, precondition_frequency=every, start_step=start, root_epsilon=0.1)
+    updater, got = fastopt.Updater(made), weight.copy()
+    expected = stepped(weight, [grad for (grad,) in gradients], every, start)
+    for (grad,), each in zip(gradients, expected, strict=True):
+        updater(0, grad, got)
+        np.testing.assert_allclose(got, each, rtol=1e-9, atol=1e-9)
+
+
+def test_an_axis_that_is_too_long_has_no_preconditioner(rng):
+    (weight,), ((grad,),) = drawn(rng, (3, 5), steps=1, dtype=float)
+    made = Shampoo(lr=1.0, precondition_frequency=1, max_precond_dim=4, root_epsilon=1e-30)
+    updater, got = fastopt.Updater(made), weight.copy()
+    updater(0, grad, got)
+    assert [each.shape for each in updater.states[0]] == [(3, 5), (3, 5), (3, 3), (3, 3)]
+    left, _, right = np.linalg.svd(grad, full_matrices=False)
+    expected = weight - left @ right * math.sqrt(15 / 3)  # the root of a gradient alone
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_convolutions_merge_axes(rng):
+    (weight,), ((grad,),) = drawn(rng, (4, 2, 3, 3), steps=1)
+    made = Shampoo(precondition_frequency=1, max_precond_dim=18, merge_dims=True)
+    updater = fastopt.Updater(made)
+    updater(0, grad, weight)
+    assert [each.shape for each in updater.states[0][2:]] == [(8, 8)] * 2 + [(9, 9)] * 2
+    assert np.isfinite(weight).all()
+
+
+def test_a_root_that_fails_in_float32_is_computed_in_float64(monkeypatch):
+    eigh, asked = np.linalg.eigh, []
+
+    def failing(matrix):
+        asked.append(matrix.dtype.name)
+        if matrix.dtype == np.float32:
+            raise np.linalg.LinAlgError("did not converge")
+        return eigh(matrix)
+
+    monkeypatch.setattr(np.linalg, "eigh", failing)
+    got = inverse_root(np.diag(np.array([16, 1], F32)), 4, 1e-12)
+    assert asked == ["float32", "float64"]
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, np.diag([0.5, 1.0]), atol=1e-6)
+
+
+def test_a_failure_changes_nothing(rng, monkeypatch):
+    (weight,), gradients = drawn(rng, (3, 4), steps=3)
+    updater = fastopt.Updater(Shampoo(lr=0.1, precondition_frequency=1))
+    updater(0, gradients[0][0], weight)
+    before = copy.deepcopy((weight, updater.states[0]))
+
+    def failing(matrix):
+        raise np.linalg.LinAlgError("did not converge")
+
+    monkeypatch.setattr(np.linalg, "eigh", failing)
+    with pytest.raises(np.linalg.LinAlgError):
+        updater(0, gradients[1][0], weight)
+    np.testing.assert_equal((weight, updater.states[0]), before)
+    assert updater.optimizer.num_update == 1
+    monkeypatch.undo()
+    updater(0, gradients[1][0], weight)
+    assert (weight != before[0]).any()
+
+
+def test_zeros_and_nan_do_not_warn():
+    updater, weight = fastopt.Updater(Shampoo(lr=0.1, precondition_frequency=1)), np.ones((2, 3))
+    updater(0, np.zeros((2, 3)), weight)
+    np.testing.assert_array_equal(weight, 1)
+    updater(0, np.full((2, 3), np.nan), weight)
+    assert np.isnan(weight).all()
+    for shape in ((0, 3), (3, 0)):
+        fastopt.Updater(Shampoo())(0, np.ones(shape), np.ones(shape))
+
+
+def test_a_list_call_equals_single_calls_and_the_fallback_updates_the_rest(rng):
+    weights, gradients = drawn(rng, (4, 6), (5,), (6, 4), (2, 3, 2))
+    lists, singles = (
+        fastopt.Updater(Shampoo(lr=0.1, precondition_frequency=2, fallback="adamw"))
+        for _ in range(2)
+    )
+    alone, vector = fastopt.Updater(fastopt.AdamW(lr=0.1)), weights[1].copy()
+    others = copy.deepcopy(weights)
+    for grads in gradients:
+        lists([0, 1, 2, 3], grads, weights)
+        alone(0, grads[1], vector)
+        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
+            singles(index, grad, weight)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(lists.states), dict(singles.states))
+    np.testing.assert_array_equal(weights[1], vector)
+
+
+def test_masters_give_the_rounded_float32_step(half, rng):
+    (weight,), gradients = drawn(rng, (4, 6), dtype=half)
+    halves, singles = fastopt.Updater(Shampoo(lr=0.01, multi_precision=True)), weight.astype(F32)
+    exact = fastopt.Updater(Shampoo(lr=0.01))
+    for (grad,) in gradients:
+        halves(0, grad, weight)
+        exact(0, grad.astype(F32), singles)
+    np.testing.assert_array_equal(weight, singles.astype(half))
+    np.testing.assert_array_equal(leaves(halves.states[0])[0], singles)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_run_has_the_same_bits(way, rng, tmp_path):
+    def make():
+        made = Shampoo(lr=0.01, wd=0.1, fallback="adamw", precondition_frequency=2, cautious=True)
+        return fastopt.Updater(made)
+
+    weights, gradients = drawn(rng, (4, 6), (5,), (2, 7), steps=6)
+    old = make()
+    for grads in gradients[:3]:
+        old([0, 1, "c"], grads, weights)
+    new, others = resumed(way, old, make(), tmp_path), copy.deepcopy(weights)
+    for grads in gradients[3:]:
+        old([0, 1, "c"], grads, weights)
+        new([0, 1, "c"], grads, others)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(old.states), dict(new.states))
+
+
+BAD = {
+    "vector": ((3,), {}, ValueError, r"index 0: Shampoo updates weights of two or more dimensions"),
+    "state": ((2, 2), {"state_dtype": "int8"}, ValueError, "state_dtype must be None"),
+    "never": ((2, 2), {"precondition_frequency": 0}, ValueError, "must be at least 1"),
+    "epsilon": ((2, 2), {"root_epsilon": 0.0}, ValueError, "root_epsilon must be"),
+    "start": ((2, 2), {"start_step": 0}, ValueError, "start_step must be"),
+    "rows": ((2, 2), {}, TypeError, "Shampoo takes dense gradients of matrices, got a row-sparse"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_it_cannot_update_is_refused(name):
+    shape, arguments, error, words = BAD[name]
+    weight = np.ones(shape, F32)
+    grad = (np.ones((1, 2), F32), np.array([0])) if name == "rows" else np.ones(shape, F32)
+    with pytest.raises(error, match=words):
+        fastopt.Updater(Shampoo(**arguments))(0, grad, weight)
+    np.testing.assert_array_equal(weight, 1)
+
+
+def test_it_converges_on_a_convex_problem():
+    target = np.linspace(-2, 2, 35, dtype=F32).reshape(7, 5)
+    updater, weight = fastopt.Updater(Shampoo(lambda t: 0.1 * (1 - t / 201))), np.ones((7, 5), F32)
+    start = np.square(weight - target).sum()
+    for _ in range(200):
+        updater(0, weight - target, weight)
+    assert np.square(weight - target).sum() < 0.01 * start

@@ -1,0 +1,202 @@
+"""SM3: steps of optax, and what updaters promise."""
+
+import copy
+import json
+from functools import reduce
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt.optimizer import SM3
+from helpers.paths import GOLDEN
+from helpers.resuming import WAYS, resumed
+
+RECORDED = json.loads((GOLDEN / "matrices.json").read_text())
+CASES = RECORDED["sm3"]
+F32 = np.float32
+
+
+def named(case):
+    return f"{case['arguments']['momentum']}-{'x'.join(map(str, case['shape']))}"
+
+
+def stepped(weight, gradients, lr=0.1, momentum=0.9, wd=0.0):
+    """Weights after each step in float64, element by element as the paper's SM3-II has it."""
+    weight, mean = weight.astype(np.float64), 0.0
+    covers = [np.zeros(length) for length in weight.shape]
+    for grad in gradients:
+        new, bound = [np.zeros_like(cover) for cover in covers], np.empty(weight.shape)
+        for place in np.ndindex(*weight.shape):
+            held = [cover[k] for cover, k in zip(covers, place, strict=True)]
+            bound[place] = reduce(min, held) + float(grad[place]) ** 2
+            for cover, k in zip(new, place, strict=True):
+                cover[k] = max(cover[k], bound[place])
+        covers = new
+        step = np.divide(grad, np.sqrt(bound), out=np.zeros(weight.shape), where=bound > 0)
+        mean = momentum * mean + (1 - momentum) * step
+        weight = (1 - lr * wd) * weight - lr * mean
+        yield weight
+
+
+def drawn(rng, *shapes, steps=4, dtype=F32):
+    """Weights, and lists of gradients for some steps."""
+    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
+
+
+def trained(made, weight, gradients):
+    updater, weight = fastopt.Updater(made), weight.copy()
+    for grad in gradients:
+        updater(0, grad, weight)
+    return updater, weight
+
+
+@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize(
+    ("dtype", "rtol"),
+    [(F32, 3e-5), pytest.param(np.float64, 1e-12, marks=pytest.mark.exhaustive)],
+)
+def test_each_step_is_that_of_optax(case, dtype, rtol):
+    start, gradients = RECORDED["data"]["x".join(map(str, case["shape"]))]
+    updater, weight = fastopt.Updater(SM3(**case["arguments"])), np.array(start, dtype)
+    for step, (grad, expected) in enumerate(zip(gradients, case["weights"], strict=True)):
+        updater(0, np.array(grad, dtype), weight)
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (2, 3, 4), (5,)])
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_it_agrees_with_the_pseudocode_in_float64(shape, momentum, rng):
+    (weight,), gradients = drawn(rng, shape, steps=12)
+    gradients = [grad * F32(10 ** (step / 4 - 2)) for step, (grad,) in enumerate(gradients)]
+    gradients[0][:2] = 0
+    arguments = {"lr": 0.6, "wd": 0.3, "momentum": momentum}
+    updater, got = fastopt.Updater(SM3(**arguments)), weight.copy()
+    for grad, expected in zip(gradients, stepped(weight, gradients, **arguments), strict=True):
+        updater(0, grad, got)
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_the_state_has_one_number_for_each_row_and_column(rng):
+    weights, (grads, *_) = drawn(rng, (4, 6), (2, 3, 5), (7,), ())
+    with_mean, without = fastopt.Updater(SM3()), fastopt.Updater(SM3(momentum=0))
+    for updater in (with_mean, without):
+        updater([0, 1, 2, 3], grads, weights)
+    shapes = [[array.shape for array in with_mean.states[k]] for k in range(4)]
+    assert shapes == [[(4,), (6,), (4, 6)], [(2,), (3,), (5,), (2, 3, 5)], [(7,)] * 2, [()] * 2]
+    assert [array.shape for array in without.states[0]] == [(4,), (6,)]
+    assert [without.states[k].shape for k in (2, 3)] == [(7,), ()]
+    np.testing.assert_allclose(without.states[0][0], np.square(grads[0]).max(1), rtol=1e-6)
+
+
+def test_accumulators_bound_the_sums_of_squares(rng):
+    (weight,), gradients = drawn(rng, (4, 6), steps=9, dtype=np.float64)
+    updater, _ = trained(SM3(), weight, [grad for (grad,) in gradients])
+    rows, columns, _ = updater.states[0]
+    total = sum(grad**2 for (grad,) in gradients)
+    assert (np.minimum(rows[:, np.newaxis], columns) >= total * (1 - 1e-12)).all()
+
+
+def test_gradients_are_rescaled_clipped_and_turned_before_all_else(rng):
+    (weight,), gradients = drawn(rng, (4, 6))
+    gradients = [grad for (grad,) in gradients]
+    _, got = trained(SM3(rescale_grad=0.5, clip_gradient=0.25, maximize=True), weight, gradients)
+    _, other = trained(SM3(), weight, [-np.clip(g * F32(0.5), -0.25, 0.25) for g in gradients])
+    np.testing.assert_array_equal(got, other)
+
+
+def test_a_list_call_equals_single_calls_and_the_fallback_has_its_own(rng):
+    weights, gradients = drawn(rng, (4, 6), (5,), (4, 6), (3, 2))
+    names = {0: "a.weight", 1: "a.bias", 2: "b.weight", 3: "embed.weight"}
+    lists, singles = (
+        fastopt.Updater(SM3(fallback="sgd", fallback_for="^embed", param_idx2name=names))
+        for _ in range(2)
+    )
+    others = copy.deepcopy(weights)
+    for grads in gradients:
+        lists(list(names), grads, weights)
+        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
+            singles(index, grad, weight)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(lists.states), dict(singles.states))
+    assert lists.states[3] is None
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_any_layout_gives_the_same_weights(momentum, rng):
+    (weight,), gradients = drawn(rng, (4, 6))
+    _, expected = trained(SM3(momentum=momentum), weight, [grad for (grad,) in gradients])
+    for laid in (np.asfortranarray, lambda array: np.repeat(array, 2, axis=0)[::2]):
+        updater, got = fastopt.Updater(SM3(momentum=momentum)), laid(weight)
+        for (grad,) in gradients:
+            updater(0, laid(grad), got)
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0,), (1, 1), (3, 2), (2,), ()])
+def test_empty_weights_and_zero_gradients_are_updated(shape):
+    updater, weight = fastopt.Updater(SM3()), np.ones(shape, F32)
+    for size in (0, 0, 1):
+        updater(0, np.full(shape, size, F32), weight)
+        np.testing.assert_allclose(weight, 1 - 0.01 * size, rtol=1e-6)
+    assert updater.optimizer.num_update == 3
+
+
+def test_a_gradient_that_is_not_finite_spreads_to_row_and_column(rng):
+    (weight,), gradients = drawn(rng, (4, 6))
+    gradients[1][0][1, 2] = np.nan
+    _, got = trained(SM3(), weight, [grad for (grad,) in gradients[:3]])
+    hit = np.zeros((4, 6), bool)
+    hit[1], hit[:, 2] = True, True
+    np.testing.assert_array_equal(np.isnan(got), hit)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"momentum": 1}, ValueError, "momentum must be a finite number, at least 0"),
+        ({"eps": -1}, ValueError, "eps must be a finite number, at least 0"),
+        ({"master": "split"}, ValueError, "SM3 keeps masters in float32"),
+        ({"fallback_for": "x"}, ValueError, "fallback_for needs a fallback"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        SM3(**arguments)
+
+
+def test_row_sparse_gradients_and_states_that_do_not_fit_are_refused(rng):
+    (weight,), ((grad,), *_) = drawn(rng, (4, 3))
+    updater, got = trained(SM3(), weight, [grad])
+    before = got.copy()
+    with pytest.raises(TypeError, match="SM3 takes dense gradients"):
+        updater(0, (np.ones((1, 3), F32), np.array([1])), got)
+    updater.states[0] = updater.states[0][::-1]
+    with pytest.raises(ValueError, match=r"state 'axis 0' must have shape \(4,\), got \(4, 3\)"):
+        updater(0, grad, got)
+    np.testing.assert_array_equal(got, before)
+    assert updater.optimizer.num_update == 1
+
+
+def test_masters_give_the_rounded_float32_step(half, rng):
+    (weight,), gradients = drawn(rng, (4, 6), dtype=half)
+    gradients = [grad for (grad,) in gradients]
+    _, got = trained(SM3(multi_precision=True), weight, gradients)
+    _, exact = trained(SM3(), weight.astype(F32), [g.astype(F32) for g in gradients])
+    np.testing.assert_array_equal(got, exact.astype(half))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_run_has_the_same_bits(way, rng, tmp_path):
+    weights, gradients = drawn(rng, (4, 6), (5,))
+    old, present = (fastopt.Updater(SM3(wd=0.1)) for _ in range(2))
+    for grads in gradients[:2]:
+        old([0, "b"], grads, weights)
+    new, others = resumed(way, old, present, tmp_path), copy.deepcopy(weights)
+    for grads in gradients[2:]:
+        old([0, "b"], grads, weights)
+        new([0, "b"], grads, others)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(old.states), dict(new.states))

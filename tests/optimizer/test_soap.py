@@ -1,0 +1,446 @@
+"""SOAP: steps of the authors' code, which weights it updates, and what updaters promise."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt.engine.eigenbases import axes, eigenbasis, iterated
+from fastopt.engine.plan import Plan
+from fastopt.engine.validate import leaves
+from fastopt.lr_scheduler import FactorScheduler
+from fastopt.optimizer import SOAP
+from helpers.cases import exhaustive
+from helpers.paths import GOLDEN
+from helpers.resuming import WAYS, resumed
+
+RECORDED = json.loads((GOLDEN / "soap.json").read_text())
+F32 = np.float32
+PRECISIONS = [(F32, 3e-5), pytest.param(np.float64, 1e-11, marks=pytest.mark.exhaustive)]
+precisions = pytest.mark.parametrize(("dtype", "rtol"), PRECISIONS)
+
+
+def named(case):
+    return "x".join(map(str, case["shape"]))
+
+
+def made_of(case):
+    return SOAP(**case["arguments"])
+
+
+def check(case, updater, weight, first, dtype, rtol):
+    _, gradients = RECORDED["data"][named(case)]
+    for step in range(first, len(gradients)):
+        updater(0, np.array(gradients[step], dtype), weight)
+        expected = np.array(case["weights"][step])
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
+
+
+def stepped(weight, gradients, rates, every, wd=0.0, beta1=0.95, beta2=0.95, eps=1e-8):
+    """Weights after each step in float64, with the momentum kept in the space of the weight."""
+    weight, mom, var = weight.astype(np.float64), 0.0, 0.0
+    left = right = q_left = q_right = np.zeros((1, 1))
+    for t, (grad, rate) in enumerate(zip(gradients, rates, strict=True)):
+        grad = grad.astype(np.float64)
+        if t:
+            mom = beta1 * mom + (1 - beta1) * grad
+            var = beta2 * var + (1 - beta2) * (q_left.T @ grad @ q_right) ** 2
+            step = (q_left.T @ mom @ q_right) / (np.sqrt(var) + eps)
+            rate *= math.sqrt(1 - beta2**t) / (1 - beta1**t)
+            weight = weight - rate * q_left @ step @ q_right.T
+            weight = weight * (1 - rates[t] * wd)
+        left = beta2 * left + (1 - beta2) * grad @ grad.T
+        right = beta2 * right + (1 - beta2) * grad.T @ grad
+        if t == 0:
+            q_left, q_right = (np.linalg.eigh(each)[1] for each in (left, right))
+        elif t % every == 0:
+            orders = []
+            for factor, basis in ((left, q_left), (right, q_right)):
+                orders.append(np.argsort(np.diag(basis.T @ factor @ basis)))
+            var = var[np.ix_(*orders)]
+            # The orthogonal factor depends on the order of columns: the largest comes first.
+            q_left, q_right = (
+                np.linalg.qr((factor @ basis[:, order])[:, ::-1])[0][:, ::-1]
+                for factor, basis, order in zip(
+                    (left, right), (q_left, q_right), orders, strict=True
+                )
+            )
+        yield weight
+
+
+def drawn(rng, *shapes, steps=4, dtype=F32):
+    """Weights, and lists of gradients for some steps."""
+    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
+
+
+def single(rng, shape=(5, 5), steps=5, dtype=F32):
+    (weight,), gradients = drawn(rng, shape, steps=steps, dtype=dtype)
+    return weight, [grads[0] for grads in gradients]
+
+
+def trained(made, weight, gradients):
+    updater, weight = fastopt.Updater(made), weight.copy()
+    for grad in gradients:
+        updater(0, grad, weight)
+    return updater, weight
+
+
+# The steps of the authors' code
+
+
+def test_the_file_names_the_package_and_the_commit():
+    assert {*RECORDED["packages"]} == {"torch"}
+    assert RECORDED["repository"] == "https://github.com/nikhilvyas/SOAP"
+    assert len(RECORDED["commit"]) == 40
+
+
+@pytest.mark.parametrize("case", RECORDED["cases"], ids=named)
+@precisions
+def test_each_step_is_that_of_the_authors_code(case, dtype, rtol):
+    start, _ = RECORDED["data"][named(case)]
+    check(case, fastopt.Updater(made_of(case)), np.array(start, dtype), 0, dtype, rtol)
+
+
+@pytest.mark.parametrize("case", RECORDED["goes_on"], ids=named)
+@precisions
+def test_it_goes_on_from_the_state_of_the_authors_code(case, dtype, rtol):
+    updater, weight = fastopt.Updater(made_of(case)), np.array(case["weights"][3], dtype)
+    updater.states[0] = tuple(np.array(array, dtype) for array in case["state"])
+    check(case, updater, weight, 4, dtype, rtol)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("every", [1, 3])
+def test_it_agrees_with_the_formula_in_float64(every, rng):
+    weight, gradients = single(rng, steps=8)
+    weight, gradients = weight.astype(float), [grad.astype(float) for grad in gradients]
+    schedule = FactorScheduler(2, 0.5, base_lr=0.4)
+    made = SOAP(copy.deepcopy(schedule), wd=0.3, precondition_frequency=every)
+    rates = [schedule(t) for t in range(1, 9)]
+    updater, got = fastopt.Updater(made), weight.copy()
+    expected = stepped(weight, gradients, rates, every, wd=0.3)
+    for grad, each in zip(gradients, expected, strict=True):
+        updater(0, grad, got)
+        np.testing.assert_allclose(got, each, rtol=1e-9, atol=1e-9)
+
+
+def test_the_first_update_changes_the_state_alone(rng):
+    weight, (grad, *_) = single(rng, (4, 6))
+    updater, got = trained(SOAP(lr=0.1, wd=0.5), weight, [grad])
+    np.testing.assert_array_equal(got, weight)
+    mean, var, steps, left, q_left, right, q_right = updater.states[0]
+    assert not mean.any()
+    assert not var.any()
+    assert steps == [1]
+    for factor, basis, product in ((left, q_left, grad @ grad.T), (right, q_right, grad.T @ grad)):
+        np.testing.assert_allclose(factor, 0.05 * product, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(basis.T @ basis, np.eye(len(basis)), atol=1e-5)
+        turned = basis.T @ factor @ basis
+        np.testing.assert_allclose(turned, np.diag(np.diag(turned)), atol=1e-5)
+        assert (np.diff(np.diag(turned)) < 1e-6).all()
+
+
+# Decompositions
+
+
+def test_bases_stay_orthonormal(rng):
+    weight, gradients = single(rng, (4, 7), steps=25)
+    updater, _ = trained(SOAP(lr=0.1, precondition_frequency=2), weight, gradients)
+    *_, q_left, _, q_right = updater.states[0]
+    for basis in (q_left, q_right):
+        np.testing.assert_allclose(basis.T @ basis, np.eye(len(basis)), atol=1e-5)
+
+
+def test_a_decomposition_that_fails_in_float32_is_done_in_float64(rng, monkeypatch):
+    eigh, asked = np.linalg.eigh, []
+
+    def failing(matrix):
+        asked.append(matrix.dtype.name)
+        if matrix.dtype == np.float32:
+            raise np.linalg.LinAlgError("did not converge")
+        return eigh(matrix)
+
+    monkeypatch.setattr(np.linalg, "eigh", failing)
+    matrix = np.diag(np.array([1, 3, 2], F32))
+    basis = eigenbasis(matrix)
+    assert asked == ["float32", "float64"]
+    assert basis.dtype == np.float32
+    np.testing.assert_array_equal(np.abs(basis), np.eye(3)[:, [1, 2, 0]])
+
+
+def test_products_that_overflow_in_float32_are_taken_in_float64():
+    factor, basis = np.full((3, 3), 3e38, F32), np.linalg.qr(np.vander([1.0, 2, 3]))[0].astype(F32)
+    new, order = iterated(factor, basis)
+    np.testing.assert_allclose(new.T @ new, np.eye(3), atol=1e-5)
+    np.testing.assert_allclose(np.abs(new[:, 0]), 1 / math.sqrt(3), rtol=1e-5)
+    assert sorted(order) == [0, 1, 2]
+
+
+def test_an_iteration_that_fails_in_float32_is_done_in_float64(monkeypatch):
+    qr, asked = np.linalg.qr, []
+
+    def failing(matrix):
+        asked.append(matrix.dtype.name)
+        if matrix.dtype == np.float32:
+            raise np.linalg.LinAlgError("did not converge")
+        return qr(matrix)
+
+    factor, basis = np.diag(np.array([3, 2, 1], F32)), np.eye(3, dtype=F32)
+    expected, _ = iterated(factor, basis)
+    monkeypatch.setattr(np.linalg, "qr", failing)
+    got, order = iterated(factor, basis)
+    assert asked == ["float32", "float64"]
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+    assert list(order) == [0, 1, 2]
+
+
+def test_a_decomposition_that_fails_changes_nothing(rng, monkeypatch):
+    weight, gradients = single(rng)
+    updater, got = trained(SOAP(lr=0.1, precondition_frequency=1), weight, gradients[:2])
+    before = copy.deepcopy((got, updater.states[0], dict(updater.optimizer._index_update_count)))
+
+    def failing(matrix):
+        raise np.linalg.LinAlgError("did not converge")
+
+    monkeypatch.setattr(np.linalg, "qr", failing)
+    with pytest.raises(np.linalg.LinAlgError):
+        updater(0, gradients[2], got)
+    now = got, updater.states[0], dict(updater.optimizer._index_update_count)
+    np.testing.assert_equal(now, before)
+    monkeypatch.undo()
+    updater(0, gradients[2], got)
+    _, expected = trained(SOAP(lr=0.1, precondition_frequency=1), weight, gradients[:3])
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "largest", "expected"),
+    [
+        ((8, 4, 3, 3), 16, (8, 12, 3)),
+        ((2, 3), 6, (6,)),
+        ((20, 2, 3), 6, (20, 6)),
+        ((1, 1), 4, (1,)),
+        ((1, 20, 1), 4, (20,)),
+    ],
+)
+def test_axes_are_merged_while_their_product_is_small(shape, largest, expected):
+    assert axes(shape, largest, True) == expected
+    assert axes(shape, largest, False) == shape
+    assert math.prod(expected) == math.prod(shape)
+
+
+# What the base class promises
+
+
+def test_gradients_are_rescaled_and_clipped_before_all_else(rng):
+    weight, gradients = single(rng)
+    _, got = trained(SOAP(lr=0.1, rescale_grad=0.5, clip_gradient=0.25), weight, gradients)
+    clipped = [np.clip(g * F32(0.5), -0.25, 0.25) for g in gradients]
+    _, other = trained(SOAP(lr=0.1), weight, clipped)
+    np.testing.assert_array_equal(got, other)
+
+
+def test_maximize_is_the_step_of_the_opposite_gradient(rng):
+    weight, gradients = single(rng)
+    _, got = trained(SOAP(lr=0.1, wd=0.1, maximize=True), weight, gradients)
+    _, other = trained(SOAP(lr=0.1, wd=0.1), weight, [-grad for grad in gradients])
+    np.testing.assert_array_equal(got, other)
+
+
+def test_a_list_call_equals_single_calls(rng):
+    weights, gradients = drawn(rng, (4, 6), (6, 4), (5,), (4, 6), (2, 3, 2), (3, 2))
+    names = dict(enumerate(["a", "b", "bias", "c", "kernel", "embed_weight"]))
+    lists, singles = (
+        fastopt.Updater(
+            SOAP(
+                fallback="adamw",
+                fallback_for="^embed",
+                wd=0.1,
+                precondition_frequency=2,
+                param_idx2name={k: f"{name}.weight" for k, name in names.items()},
+            )
+        )
+        for _ in range(2)
+    )
+    others = copy.deepcopy(weights)
+    for grads in gradients:
+        lists(list(names), grads, weights)
+        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
+            singles(index, grad, weight)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(lists.states), dict(singles.states))
+
+
+@pytest.mark.parametrize("form", ["F", *exhaustive("strided", "reversed")])
+@pytest.mark.parametrize("shape", [(4, 6), (3, 2, 2)])
+def test_any_layout_gives_the_same_weights(form, shape, rng):
+    weight, gradients = single(rng, shape)
+    laid = {
+        "F": np.asfortranarray,
+        "strided": lambda a: np.repeat(a, 2, axis=0)[::2],
+        "reversed": lambda a: a[::-1].copy()[::-1],
+    }[form]
+    arguments = {"lr": 0.1, "precondition_frequency": 2}
+    updater, got = fastopt.Updater(SOAP(**arguments)), laid(weight)
+    for grad in gradients:
+        updater(0, laid(grad), got)
+    _, expected = trained(SOAP(**arguments), weight, gradients)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["soap", *exhaustive("muon", "adafactor", "sm3")])
+def test_the_plans_of_its_parts_are_made_once(name, rng, monkeypatch):
+    """Which takes longer than a step of a small weight."""
+    weights, gradients = drawn(rng, (4, 6), (6, 4), steps=6)
+    updater, made = fastopt.Updater(optimizer.create(name)), []
+    start = Plan.__init__
+
+    def counted(self, *arguments, **options):
+        made.append(self)
+        start(self, *arguments, **options)
+
+    monkeypatch.setattr(Plan, "__init__", counted)
+    for step, grads in enumerate(gradients):
+        updater([0, 1], grads, weights)
+        if step < 2:
+            made.clear()
+    assert not made
+
+
+def test_empty_weights_single_elements_and_zero_gradients_are_updated():
+    for shape in ((0, 3), (3, 0), (1, 1), (2, 0, 3), (3, 2)):
+        for merges in (False, True):
+            made = SOAP(lr=0.1, precondition_frequency=1, merge_dims=merges)
+            updater, weight = fastopt.Updater(made), np.ones(shape, F32)
+            for size in (0, 0, 1, 1):
+                updater(0, np.full(shape, size, F32), weight)
+                assert np.isfinite(weight).all()
+                if not size:
+                    np.testing.assert_array_equal(weight, 1)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_gradient_that_is_not_finite_makes_its_weight_nan_without_a_warning(step, rng):
+    weights, gradients = drawn(rng, (4, 6), (3, 2), steps=5)
+    gradients[step][0][1, 2] = np.inf
+    updater = fastopt.Updater(SOAP(lr=0.1, precondition_frequency=2))
+    for grads in gradients:
+        updater([0, 1], grads, weights)
+    assert np.isnan(weights[0]).all()
+    assert np.isfinite(weights[1]).all()
+
+
+def test_the_gradient_is_not_written(rng):
+    weight, (grad, *_) = single(rng)
+    grad.flags.writeable = False
+    updater = fastopt.Updater(SOAP(rescale_grad=0.5, clip_gradient=0.1))
+    for _ in range(3):
+        updater(0, grad, weight)
+
+
+# Which weights
+
+
+def test_the_fallback_updates_the_rest(rng):
+    weights, gradients = drawn(rng, (4, 6), (5,))
+    updater = fastopt.Updater(SOAP(lr=0.1, fallback=fastopt.AdamW(lr=0.2)))
+    alone, other = fastopt.Updater(fastopt.AdamW(lr=0.2)), weights[1].copy()
+    for grads in gradients:
+        updater([0, 1], grads, weights)
+        alone(0, grads[1], other)
+    np.testing.assert_array_equal(weights[1], other)
+
+
+BAD = {
+    "vector": ((3,), {}, ValueError, r"index 0: SOAP updates weights of two or more dimensions"),
+    "split": ((2, 2), {"master": "split"}, ValueError, "master must be 'float32'"),
+    "state": ((2, 2), {"state_dtype": "bfloat16"}, ValueError, "state_dtype must be None"),
+    "never": ((2, 2), {"precondition_frequency": 0}, ValueError, "must be at least 1"),
+    "beta": ((2, 2), {"shampoo_beta": 1.0}, ValueError, "shampoo_beta must be"),
+    "pattern": ((2, 2), {"fallback_for": "head"}, ValueError, "fallback_for needs a fallback"),
+    "rows": ((2, 2), {}, TypeError, "SOAP takes dense gradients of matrices, got a row-sparse"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_it_cannot_update_is_refused(name):
+    shape, arguments, error, words = BAD[name]
+    if name == "state":
+        pytest.importorskip("ml_dtypes")
+    weight = np.ones(shape, F32)
+    grad = (np.ones((1, 2), F32), np.array([0])) if name == "rows" else np.ones(shape, F32)
+    with pytest.raises(error, match=words):
+        fastopt.Updater(SOAP(**arguments))(0, grad, weight)
+    np.testing.assert_array_equal(weight, 1)
+
+
+def test_a_state_that_does_not_fit_is_refused(rng):
+    weight, gradients = single(rng, (2, 3))
+    updater, got = trained(SOAP(lr=0.1), weight, gradients[:2])
+    state = updater.states[0]
+    assert len(state) == 7
+    for wrong, words in (
+        (state[:5], r"SOAP needs 7 state arrays \('mean', .*\), got 5"),
+        ((*state[:3], *state[5:], *state[3:5]), r"state 'factor 0' must have shape \(2, 2\)"),
+    ):
+        updater.states[0] = wrong
+        before = got.copy()
+        with pytest.raises(ValueError, match=words):
+            updater(0, gradients[2], got)
+        np.testing.assert_array_equal(got, before)
+        assert updater.optimizer.num_update == 2
+
+
+# Precision and checkpoints
+
+
+def test_masters_give_the_rounded_float32_step(half, rng):
+    weight, gradients = single(rng, (4, 6), dtype=half)
+    halves, got = trained(SOAP(lr=0.01, multi_precision=True), weight, gradients)
+    _, exact = trained(SOAP(lr=0.01), weight.astype(F32), [g.astype(F32) for g in gradients])
+    np.testing.assert_array_equal(got, exact.astype(half))
+    np.testing.assert_array_equal(leaves(halves.states[0])[0], exact)
+
+
+SAVED = {"float32": (F32, {}), "masters": (np.float16, {"multi_precision": True})}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", SAVED)
+def test_a_resumed_run_has_the_same_bits(name, way, rng, tmp_path):
+    dtype, arguments = SAVED[name]
+
+    def make():
+        own = {"lr": 0.01, "wd": 0.1, "fallback": "adamw", "precondition_frequency": 2}
+        return fastopt.Updater(SOAP(**own, **arguments))
+
+    weights, gradients = drawn(rng, (4, 6), (5,), (2, 7), steps=6, dtype=dtype)
+    old = make()
+    for grads in gradients[:3]:
+        old([0, 1, "c"], grads, weights)
+    new, others = resumed(way, old, make(), tmp_path), copy.deepcopy(weights)
+    for grads in gradients[3:]:
+        old([0, 1, "c"], grads, weights)
+        new([0, 1, "c"], grads, others)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(old.states), dict(new.states))
+
+
+def test_it_shows_what_is_not_the_default():
+    assert repr(SOAP()) == "SOAP(learning_rate=0.003)"
+    assert repr(SOAP(lr=0.1, merge_dims=True)) == "SOAP(learning_rate=0.1, merge_dims=True)"
+
+
+def test_it_converges_on_a_convex_problem():
+    target = np.linspace(-2, 2, 35, dtype=F32).reshape(7, 5)
+    updater, weight = fastopt.Updater(SOAP(lambda t: 0.1 * (1 - t / 201))), np.ones((7, 5), F32)
+    start = np.square(weight - target).sum()
+    for _ in range(200):
+        updater(0, weight - target, weight)
+    assert np.square(weight - target).sum() < 0.01 * start

@@ -1,0 +1,182 @@
+"""Weights in two precisions under an updater: both are those of training in float32."""
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.precision import (
+    Initializer,
+    PseudoFP16Initializer,
+)
+from helpers.two_precisions import HALVES, halves, paired, single_and_half
+
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.1},
+    "nag": {"learning_rate": 0.1, "momentum": 0.9},
+    "adam": {"learning_rate": 0.01, "wd": 0.1},
+    "lamb": {"learning_rate": 0.01, "wd": 0.1},
+}
+optimizers = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def updater_of(name, **kwargs):
+    return optimizer.get_updater(optimizer.create(name, **OPTIMIZERS[name], **kwargs))
+
+
+def gradients(dtype, count=4):
+    rng = np.random.default_rng(1)
+    return [rng.normal(size=(5, 3)).astype("f4").astype(HALVES[dtype]) for _ in range(count)]
+
+
+def made(klass, dtype):
+    return klass("normal", sigma=1.0, rng=0, dtype=dtype).create_param("w", None, (5, 3))
+
+
+def single_precision(name, dtype):
+    """Weights after each step when everything is float32."""
+    weight = Initializer("normal", sigma=1.0, rng=0).create_param("w", None, (5, 3)).blob
+    updater = updater_of(name)
+    for grad in gradients(dtype):
+        updater("w", grad.astype(np.float32), weight)
+        yield weight
+
+
+@optimizers
+@paired
+@halves
+def test_both_precisions_follow_training_in_float32(klass, dtype, name):
+    info, updater = made(klass, dtype), updater_of(name, multi_precision=True)
+    assert info.bind(updater) is info
+    for grad, expected in zip(gradients(dtype), single_precision(name, dtype), strict=True):
+        updater("w", grad, info.blob)
+        single, half = single_and_half(info)
+        np.testing.assert_array_equal(single, expected)
+        np.testing.assert_array_equal(half, expected.astype(HALVES[dtype]))
+
+
+@optimizers
+def test_the_master_is_the_array_that_the_optimizer_works_on(name):
+    info, updater = made(PseudoFP16Initializer, "float16"), updater_of(name, multi_precision=True)
+    info.bind(updater, 3)
+    start = info.blob_copy["float32"].copy()
+    np.testing.assert_array_equal(start, made(Initializer, "float32").blob)
+    updater(3, gradients("float16")[0], info.blob)
+    assert any(info.blob_copy["float32"] is part for part in updater.states[3])
+    assert (info.blob_copy["float32"] != start).all()
+    assert info.arrays["w_fp32"] is info.blob_copy["float32"]
+
+
+@paired
+def test_steps_that_half_precision_rounds_away_add_up(klass):
+    grad = np.full(1, 1e-3, np.float16)
+    assert np.float16(1) - np.float16(0.1) * grad == 1
+    info = klass("one").create_param("w", None, 1)
+    updater = updater_of("sgd", multi_precision=True)
+    info.bind(updater)
+    for _ in range(1000):
+        updater("w", grad, info.blob)
+    for array in info.arrays.values():
+        np.testing.assert_allclose(array, 0.9, atol=1e-3)
+
+
+@paired
+@halves
+def test_bound_again_after_a_restart_training_goes_on_as_before(klass, dtype):
+    info, updater = made(klass, dtype), updater_of("adam", multi_precision=True)
+    info.bind(updater)
+    grads = gradients(dtype)
+    for grad in grads[:2]:
+        updater("w", grad, info.blob)
+    blob, saved = info.blob.copy(), updater.get_states(dump_optimizer=True)
+
+    later, fresh = made(klass, dtype), updater_of("adam", multi_precision=True)
+    later.blob[...] = blob
+    fresh.set_states(saved)
+    later.bind(fresh)
+    for grad in grads[2:]:
+        updater("w", grad, info.blob)
+        fresh("w", grad, later.blob)
+    for one, other in zip(single_and_half(info), single_and_half(later), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@halves
+@optimizers
+def test_a_workspace_follows_training_and_saves_the_truth(name, dtype):
+    """A run that goes on from a saved workspace is the run that was not interrupted."""
+
+    def started(workspace):
+        init = PseudoFP16Initializer("normal", sigma=1.0, rng=0, dtype=dtype)
+        return init.create_param("w", workspace, (5, 3))
+
+    workspace, updater = {}, updater_of(name, multi_precision=True)
+    info = started(workspace).bind(updater)
+    grads = gradients(dtype)
+    for grad in grads[:2]:
+        updater("w", grad, info.blob)
+        assert workspace["w"] is info.blob
+        assert workspace["w_fp32"] is info.blob_copy["float32"]
+        np.testing.assert_array_equal(workspace["w_fp32"].astype(HALVES[dtype]), workspace["w"])
+    expected = list(single_precision(name, dtype))[-1]
+    saved = {key: array.copy() for key, array in workspace.items()}
+    states = updater.get_states(dump_optimizer=True)
+
+    restored, later = {}, updater_of(name, multi_precision=True)
+    info = started(restored)
+    info.blob[...] = saved["w"]
+    later.set_states(states)
+    info.bind(later)
+    np.testing.assert_array_equal(restored["w_fp32"], saved["w_fp32"])
+    for grad in grads[2:]:
+        later("w", grad, info.blob)
+    np.testing.assert_array_equal(restored["w_fp32"], expected)
+
+
+def test_a_workspace_does_not_keep_a_master_that_is_split():
+    workspace, updater = {}, updater_of("sgd", multi_precision=True, master="split")
+    init = PseudoFP16Initializer("one", dtype="bfloat16")
+    init.create_param("w", workspace, 2).bind(updater)
+    assert list(workspace) == ["w"]
+
+
+@pytest.mark.parametrize("multi_precision", [True, False])
+def test_a_master_that_no_updater_uses_warns_once(multi_precision):
+    info = made(PseudoFP16Initializer, "float16")
+    updater = updater_of("sgd", multi_precision=multi_precision, rounding="stochastic")
+    grad = gradients("float16")[0]
+    with pytest.warns(UserWarning, match=r"^index 3: .*master is not used; call bind") as record:
+        updater(3, grad, info.blob)
+    assert [warning.filename for warning in record] == [__file__]
+    updater(3, grad, info.blob)
+    updater_of("sgd", multi_precision=True)(3, grad, info.blob)
+
+
+def test_a_split_master_is_no_array_but_starts_unrounded_too():
+    info = made(PseudoFP16Initializer, "bfloat16")
+    updater = updater_of("adam", multi_precision=True, master="split")
+    info.bind(updater)
+    expected = single_precision("adam", "bfloat16")
+    for grad, single in zip(gradients("bfloat16"), expected, strict=True):
+        updater("w", grad, info.blob)
+        np.testing.assert_allclose(info.blob.astype("f4"), single, rtol=2**-8)
+    assert list(info.arrays) == ["w"]
+
+
+def test_one_precision_needs_no_updater_that_keeps_copies():
+    info, updater = made(Initializer, "float32"), updater_of("sgd")
+    assert info.bind(updater).blob_copy == {}
+    updater("w", np.ones((5, 3), np.float32), info.blob)
+
+
+def test_an_optimizer_without_masters_is_refused():
+    info, updater = made(PseudoFP16Initializer, "float16"), updater_of("sgd")
+    before = info.blob_copy["float32"]
+    with pytest.raises(ValueError, match="multi_precision=True"):
+        info.bind(updater)
+    assert info.blob_copy["float32"] is before
+
+
+def test_representations_tell_names_and_dtypes():
+    assert repr(made(PseudoFP16Initializer, "float16")) == (
+        "<ParameterInfo w: float16, w_fp32: float32, shape (5, 3)>"
+    )

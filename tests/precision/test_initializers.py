@@ -1,0 +1,251 @@
+"""Initializers of two precisions: what they make, and under which names."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastopt import initializer
+from fastopt.parameter import ParameterDict
+from fastopt.precision import (
+    ExternalInitializer,
+    Initializer,
+    ParameterInfo,
+    PseudoFP16Initializer,
+    ReversePseudoFP16Initializer,
+    update_initializer,
+)
+from fastopt.scope import name_scope
+from helpers.two_precisions import HALVES, PAIRED, halves, paired, single_and_half
+
+# One precision
+
+
+@pytest.mark.parametrize("name", ["fc_weight", "fc_bias", "anything"])
+def test_the_operator_fills_parameters_whatever_their_names(name):
+    info = Initializer("constant", value=0.5).create_param(name, None, (2, 3))
+    assert (info.name, info.blob_copy, list(info.arrays)) == (name, {}, [name])
+    np.testing.assert_array_equal(info.blob, np.full((2, 3), 0.5, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [None, "float64", np.float16, "bfloat16"])
+def test_parameters_have_the_dtype_that_is_asked_for(dtype):
+    info = Initializer("one", dtype=dtype).create_param("w", None, 3)
+    assert info.blob.dtype.name == np.dtype(HALVES.get(dtype, dtype or "float32")).name
+    np.testing.assert_array_equal(info.blob.astype("f8"), np.ones(3))
+
+
+def test_one_generator_draws_all_parameters():
+    init, same = Initializer("normal", sigma=1.0, rng=7), initializer.Normal(1.0, rng=7)
+    for shape in [(2, 3), (4,)]:
+        expected = np.empty(shape, np.float32)
+        same(initializer.InitDesc("fc_weight"), expected)
+        np.testing.assert_array_equal(init.create_param("w", None, shape).blob, expected)
+
+
+@pytest.mark.parametrize("klass", [Initializer, *PAIRED])
+def test_the_operator_is_named_once(klass):
+    late = klass()
+    with pytest.raises(ValueError, match="w: operator_name is not known"):
+        late.create_param("w", None, 2)
+    with pytest.raises(ValueError, match="nothing"):
+        late.update("nothing", {})
+    late.update("constant", {"value": 3})
+    for init in (late, klass("constant", value=3)):
+        assert (init.operator_name, init.operator_kwargs) == ("constant", {"value": 3})
+        with pytest.raises(ValueError, match="'constant' for good, 'one' cannot"):
+            init.update("one", {})
+        assert init.create_param("w", None, 1).blob == 3
+
+
+BAD_INITIALIZERS = {
+    "unknown operator": (("nothing",), {}, ValueError, "nothing"),
+    "operator of another type": ((3,), {}, TypeError, "3"),
+    "unknown argument": (("normal",), {"size": 3}, TypeError, "size"),
+    "arguments without an operator": ((), {"value": 3}, TypeError, "value need an operator_name"),
+    "dtype of integers": (("one",), {"dtype": "int8"}, ValueError, "dtype must be one of.*'int8'"),
+    "no dtype": (("one",), {"dtype": "floot"}, TypeError, "dtype.*'floot'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INITIALIZERS.values(), ids=BAD_INITIALIZERS.keys())
+def test_bad_initializers_name_the_fault(case):
+    args, kwargs, error, words = case
+    with pytest.raises(error, match=words):
+        Initializer(*args, **kwargs)
+
+
+@paired
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pairs_have_a_half_precision(klass, dtype):
+    with pytest.raises(ValueError, match="one of float16, bfloat16, got"):
+        klass("one", dtype=dtype)
+
+
+# Two precisions
+
+
+def test_a_half_precision_weight_has_a_float32_master():
+    info = PseudoFP16Initializer("one").create_param("w", None, (2, 3))
+    assert (info.blob.dtype, info.blob_copy["float32"].dtype) == (np.float16, np.float32)
+    assert list(info.arrays) == ["w", "w_fp32"]
+    info = PseudoFP16Initializer("one", dtype="bfloat16").create_param("w", None, (2, 3))
+    assert (info.blob.dtype.name, list(info.arrays)) == ("bfloat16", ["w", "w_fp32"])
+
+
+def test_a_float32_weight_has_a_half_precision_copy():
+    info = ReversePseudoFP16Initializer("one").create_param("w", None, (2, 3))
+    assert (info.blob.dtype, info.blob_copy["float16"].dtype) == (np.float32, np.float16)
+    assert list(info.arrays) == ["w", "w_fp16"]
+    info = ReversePseudoFP16Initializer("one", dtype="bfloat16").create_param("w", None, (2, 3))
+    assert (info.blob.dtype, list(info.blob_copy)) == (np.float32, ["bfloat16"])
+    assert list(info.arrays) == ["w", "w_bf16"]
+
+
+@paired
+@halves
+def test_float32_values_are_not_rounded_and_halves_are_rounded_once(klass, dtype):
+    pair = klass("normal", sigma=1.0, rng=3, dtype=dtype).create_param("w", None, (50, 4))
+    alone = Initializer("normal", sigma=1.0, rng=3).create_param("w", None, (50, 4))
+    single, half = single_and_half(pair)
+    np.testing.assert_array_equal(single, alone.blob)
+    np.testing.assert_array_equal(half, alone.blob.astype(HALVES[dtype]))
+    assert (single != half.astype(np.float32)).any()
+    assert not np.shares_memory(single, half)
+
+
+def test_an_operator_in_place_of_an_array_is_refused_at_once():
+    with pytest.raises(TypeError, match=r"ExternalInitializer: array must be a NumPy .* got str"):
+        update_initializer(ExternalInitializer, None, ("normal", {}))
+
+
+@given(st.sampled_from(PAIRED), st.sampled_from(sorted(HALVES)), st.floats(width=32))
+def test_values_that_half_precision_cannot_hold_are_refused(klass, dtype, value):
+    init, net = klass("constant", value=value, dtype=dtype), {}
+    with np.errstate(over="ignore"):
+        half = np.float32(value).astype(HALVES[dtype])
+    if np.isfinite(half):
+        single, rounded = single_and_half(init.create_param("w", net, 2))
+        assert (single == np.float32(value)).all()
+        assert (rounded == half).all()
+    else:
+        with pytest.raises(ValueError, match=f"w: .*{dtype}"):
+            init.create_param("w", net, 2)
+        assert net == {}
+
+
+# Names and workspaces
+
+
+def test_names_are_those_of_the_present_scope():
+    net = {}
+    with name_scope("net", params=ParameterDict()), name_scope("fc"):
+        info = PseudoFP16Initializer("one").create_param("w", net, 2)
+        found = ExternalInitializer().create_param("w", net, 2)
+    assert (info.name, sorted(net)) == ("net/fc/w", ["net/fc/w", "net/fc/w_fp32"])
+    assert found.blob is info.blob
+
+
+def test_workspaces_take_in_all_arrays():
+    net = {"other": np.ones(3)}
+    infos = [klass("one").create_param(f"w{i}", net, 2) for i, klass in enumerate(PAIRED)]
+    assert list(net) == ["other", "w0", "w0_fp32", "w1", "w1_fp16"]
+    for info in infos:
+        assert all(net[name] is array for name, array in info.arrays.items())
+
+
+@pytest.mark.parametrize("taken", ["w", "w_fp32"])
+def test_workspaces_keep_what_they_have(taken):
+    net = {taken: np.ones(3)}
+    with pytest.raises(ValueError, match=f"w: init_net has {taken} already"):
+        PseudoFP16Initializer("one").create_param("w", net, 2)
+    assert list(net) == [taken]
+
+
+@pytest.mark.parametrize("init", [Initializer("one"), ExternalInitializer(np.ones(2))])
+@pytest.mark.parametrize("name", [None, 3, b"w", np.ones(2)])
+def test_names_of_other_types_are_refused(init, name):
+    with pytest.raises(TypeError, match=f"param_name must be a str, got {type(name).__name__}"):
+        init.create_param(name, {}, 2)
+
+
+@pytest.mark.parametrize("shape", [None, (2, 0), (2, -1), (2, None)])
+def test_shapes_must_be_known(shape):
+    with pytest.raises(ValueError, match="w: shape must be known"):
+        Initializer("one").create_param("w", None, shape)
+
+
+# Arrays of the caller
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 0), None])
+def test_an_array_of_the_caller_becomes_the_weight_itself(dtype, shape):
+    array, net = np.ones((2, 3), HALVES.get(dtype, dtype)), {}
+    info = ExternalInitializer(array).create_param("w", net, shape)
+    assert info.blob is net["w"] is array
+    assert ExternalInitializer().create_param("w", net, shape).blob is array
+    assert info.blob_copy == {}
+
+
+def readonly(array):
+    array.flags.writeable = False
+    return array
+
+
+BAD_ARRAYS = {
+    "a list": ([1.0, 1.0], TypeError, "NumPy array, got list"),
+    "a masked array": (np.ma.ones(2), TypeError, "MaskedArray"),
+    "integers": (np.ones(2, int), TypeError, "float32.*int64"),
+    "swapped bytes": (np.ones(2, ">f4"), TypeError, "float32.*>f4"),
+    "another shape": (np.ones(3), ValueError, r"\(2,\).*\(3,\)"),
+    "another number of dimensions": (np.ones((1, 2)), ValueError, r"\(2,\).*\(1, 2\)"),
+    "read-only": (readonly(np.ones(2)), ValueError, "read-only"),
+    "infinite": (np.array([1, np.inf]), ValueError, "infinities or NaN"),
+    "NaN": (np.array([1, np.nan], np.float16), ValueError, "infinities or NaN"),
+    "none": (None, ValueError, "neither ExternalInitializer nor init_net"),
+}
+
+
+@pytest.mark.parametrize("from_net", [False, True], ids=["given", "in the workspace"])
+@pytest.mark.parametrize("case", BAD_ARRAYS.values(), ids=BAD_ARRAYS.keys())
+def test_bad_arrays_name_the_fault_and_are_not_taken(case, from_net):
+    array, error, words = case
+    net = {"w": array} if from_net and array is not None else {}
+    before = dict(net)
+    with pytest.raises(error, match=f"^(w|ExternalInitializer): .*{words}"):
+        ExternalInitializer(None if from_net else array).create_param("w", net, 2)
+    assert net.keys() == before.keys()
+
+
+def test_a_second_array_of_the_same_name_is_refused():
+    with pytest.raises(ValueError, match="w: init_net has w already"):
+        ExternalInitializer(np.ones(2)).create_param("w", {"w": np.ones(2)}, 2)
+
+
+# Choice of a class and of arguments
+
+
+@pytest.mark.parametrize("asked", [None, (), ("constant", {"value": 3})])
+@pytest.mark.parametrize("klass", [None, Initializer, *PAIRED])
+def test_what_is_not_asked_for_is_the_default(klass, asked):
+    made = update_initializer(klass, asked, ("normal", {"sigma": 0.1}))
+    assert type(made) is (klass or Initializer)
+    expected = asked or ("normal", {"sigma": 0.1})
+    assert (made.operator_name, made.operator_kwargs) == expected
+
+
+def test_a_class_of_the_users_own_is_made_too():
+    class Doubled(Initializer):
+        def create_param(self, param_name, init_net, shape):
+            info = super().create_param(param_name, init_net, shape)
+            return ParameterInfo(info.name, info.blob * 2)
+
+    made = update_initializer(Doubled, None, ("one", {}))
+    np.testing.assert_array_equal(made.create_param("w", None, 2).blob, [2, 2])
+
+
+@pytest.mark.parametrize("pair", [None, "normal", ("normal",), ("normal", 3), (3, {})])
+def test_bad_pairs_are_refused(pair):
+    with pytest.raises(TypeError, match="operator name and a dict"):
+        update_initializer(None, None, pair)

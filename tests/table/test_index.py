@@ -1,0 +1,246 @@
+"""How an EmbeddingTable finds rows, what they start with, and where they lie."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import initializer
+from fastopt.kernels.noise import mix
+from fastopt.table.index import RowIndex
+
+
+def plain(dim=2, **kwargs):
+    return fastopt.EmbeddingTable(dim, fastopt.SGD(learning_rate=1.0), **kwargs)
+
+
+def inserted(index, ids):
+    rows = index.find(ids).rows
+    rows[rows < 0] = index.insert(ids[rows < 0])[0]
+    return rows
+
+
+def displacements(index):
+    """Slots between where each id is looked for first and where it is."""
+    places = np.flatnonzero(index.slots)
+    rows = (index.slots[places] & ((1 << int(index.numbers[0])) - 1)).astype(np.int64) - 1
+    homes = [
+        int(mix(np.uint64(id))) // 2**32 * len(index.slots) // 2**32
+        for id in index.ids[rows].tolist()
+    ]
+    return (places - np.array(homes)) % len(index.slots)
+
+
+@pytest.mark.parametrize("stride", [1, 1 << 16, 1 << 32, 1 << 40, 0x9E3779B97F4A7C15 >> 14])
+def test_arithmetic_progressions_of_ids_are_spread(stride):
+    """As evenly as random ids: linear probing at a load of 0.8 is off by 2 slots on average."""
+    index = RowIndex(20_000)
+    ids = np.arange(13_000, dtype=np.int64) * stride
+    np.testing.assert_array_equal(inserted(index, ids), np.arange(13_000))
+    off = displacements(index)
+    assert off.mean() < 3
+    assert off.max() < 500
+
+
+def test_rows_take_24_bytes_besides_weight_and_state():
+    index = RowIndex(1 << 20)
+    for count in range(2_000, 60_000, 500):
+        inserted(index, np.arange(count, dtype=np.int64) * 7919)
+        assert index.slots.nbytes + 16 * index.high <= 24 * count
+    gone = np.arange(0, index.high, 2)
+    index.remove(gone)
+    inserted(index, -np.arange(1, len(gone) + 1))
+    assert index.slots.nbytes + 16 * index.high <= 24 * index.high
+
+
+def test_ids_come_and_go_without_an_end_to_the_slots():
+    """Slots of rows that are gone are used again or dropped."""
+    index = RowIndex(1 << 16)
+    for turn in range(60):
+        ids = np.arange(turn * 300, turn * 300 + 700, dtype=np.int64)
+        inserted(index, ids)
+        rows, missing, _ = index.find(ids)
+        assert not missing
+        assert (index.ids[rows] == ids).all()
+        old, absent, _ = index.find(ids[:300])
+        assert not absent
+        index.remove(old)
+        assert index.find(ids[:300]).missing == 300
+    assert len(index) == 400
+    assert len(index.slots) == 1024
+
+
+def test_a_row_never_moves():
+    table = plain(capacity=200_000)
+    table.update([5], np.ones((1, 2), np.float32))
+    early = table.weight
+    address, value = early.ctypes.data, early.copy()
+    table.lookup(np.arange(1000, 100_000))
+    assert table.weight.ctypes.data == address
+    np.testing.assert_array_equal(early, value)
+    table.update([5], np.ones((1, 2), np.float32))
+    np.testing.assert_array_equal(early, value - 1)
+
+
+def test_writes_to_the_weight_are_those_of_the_table():
+    table = plain()
+    rows = table.rows([3, 4], create=True)
+    table.weight[rows] = [[1, 2], [3, 4]]
+    np.testing.assert_array_equal(table.lookup([4, 3]), [[3, 4], [1, 2]])
+    assert not table.weight.flags.owndata
+
+
+def test_ids_keep_shape_sign_and_size():
+    table = plain()
+    ids = np.array([[2**63 - 1, -1], [-(2**63), 0]])
+    assert table.lookup(ids).shape == (2, 2, 2)
+    assert table.lookup(-1).shape == (2,)
+    assert table.lookup([]).shape == (0, 2)
+    assert list(table) == ids.ravel().tolist()
+    assert table.ids().dtype == table.id_dtype == np.int64
+    np.testing.assert_array_equal(table.rows(np.array([0, -1], np.int32)), [3, 1])
+    large = plain()
+    large.lookup(np.array([2**64 - 1, 1], np.uint64))
+    assert list(large) == [2**64 - 1, 1]
+    assert large.id_dtype == np.uint64
+    assert 2**64 - 1 in large
+    assert -1 not in large
+    assert large.rows([1]) == [1]
+
+
+def test_first_values_depend_on_seed_and_id_alone():
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 500)
+    at_once = plain(64, init=initializer.Uniform(0.5, rng=7))
+    values = at_once.lookup(ids)
+    single = plain(64, init=initializer.Uniform(0.5, rng=7))
+    for some in np.array_split(ids[::-1], 7):
+        single.lookup(some)
+    np.testing.assert_array_equal(single.lookup(ids), values)
+    single.update(ids, np.ones((500, 64), np.float32))
+    single.evict(keep=[])
+    np.testing.assert_array_equal(single.lookup(ids), values)
+    other = plain(64, init=initializer.Uniform(0.5, rng=8)).lookup(ids)
+    assert abs(np.corrcoef(other.ravel(), values.ravel())[0, 1]) < 0.02
+    assert abs(values).max() <= 0.5
+    assert abs(values.mean()) < 0.01
+    assert values.std() == pytest.approx(0.5 / np.sqrt(3), rel=0.01)
+
+
+def test_normal_first_values():
+    values = plain(64, init=initializer.Normal(2.0, rng=0)).lookup(np.arange(1000))
+    assert values.std() == pytest.approx(2, rel=0.02)
+    assert abs(values.mean()) < 0.03
+    kurtosis = (values.astype(float) ** 4).mean() / values.var() ** 2
+    assert kurtosis == pytest.approx(3, abs=0.1)
+
+
+def test_first_values_follow_the_seed_of_all_initializers():
+    def drawn():
+        initializer.seed(3)
+        return plain().lookup([1, 2])
+
+    np.testing.assert_array_equal(drawn(), drawn())
+    initializer.seed()
+    assert (plain().lookup([1, 2]) != plain().lookup([1, 2])).any()
+
+
+@pytest.mark.parametrize(
+    ("init", "value"),
+    [("zeros", 0), ("ones", 1), (initializer.Constant(0.5), 0.5), (lambda ids: [[4, 4]], 4)],
+)
+def test_constant_first_values(init, value):
+    np.testing.assert_array_equal(plain(init=init).lookup([9]), [[value, value]])
+
+
+def test_counts_and_half_life():
+    table = plain(half_life=2.0)
+    table.lookup([1, 2, 2])
+    for _ in range(4):
+        table.update([1], np.zeros((1, 2), np.float32))
+    table.lookup([1])
+    np.testing.assert_allclose(table.counts([1, 2, 3]), [1 / 4 + 1, 2 / 4, 0])
+    np.testing.assert_array_equal(table.last_used([1, 2, 3]), [4, 0, -1])
+    assert table.evict(count_below=0.6).tolist() == [2]
+
+
+def test_ids_that_wait_for_a_row_are_forgotten_with_time():
+    table = plain(min_count=2)
+    table.lookup([1])
+    table.update([1], np.ones((1, 2), np.float32))
+    assert table.evict(unused_for=1).tolist() == []
+    table.lookup([1])
+    assert len(table) == 0
+    table.lookup([1])
+    assert 1 in table
+
+
+LIMITED = """
+import resource, sys
+import fastopt
+resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
+table = fastopt.EmbeddingTable(64, "adam")
+print(table.capacity)
+table.lookup([1, 2])
+try:
+    fastopt.EmbeddingTable(64, "adam", capacity=1 << 26)
+except MemoryError as error:
+    print(error)
+"""
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc of Linux")
+
+
+@on_linux
+@pytest.mark.exhaustive
+def test_without_address_space_a_table_reserves_less_or_says_so(run_python):
+    rows, error = run_python(LIMITED).splitlines()
+    assert 1 << 20 <= int(rows) < 1 << 25
+    assert "capacity of 67108864 rows: cannot reserve" in error
+
+
+RESIDENT = """
+import mmap, sys
+import numpy as np
+import fastopt
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
+
+ids, updated = np.arange(100_000) * 2**40, int(sys.argv[1])
+grads = np.ones((updated, 64), np.float32)
+fastopt.EmbeddingTable(64, "adam").update(ids[:updated], grads)  # compiles, and starts threads
+before = resident()
+table = fastopt.EmbeddingTable(64, "adam")
+table.lookup(ids[:1])
+print((resident() - before) / 1e6)
+table.rows(ids, create=True)
+print((resident() - before) / (len(ids) * 64 * 4))
+table.update(ids[:updated], grads)
+print((resident() - before) / (len(ids) * 64 * 4))
+"""
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("updated", "most"), [(200, 2), pytest.param(100_000, 3.8, marks=pytest.mark.exhaustive)]
+)
+def test_memory_is_that_of_the_rows_in_use(updated, most, run_python):
+    """State takes none before the first update of a row; what a call needed stays with malloc."""
+    empty, weight, all_of_it = map(float, run_python(RESIDENT, updated).split())
+    assert empty < 4
+    assert 1 < weight < 1.6
+    assert all_of_it < most
+
+
+@pytest.mark.exhaustive
+def test_tables_run_in_plain_python(run_python):
+    code = "from helpers import plain_tables; plain_tables.main()"
+    compiled = run_python(code)
+    plain = run_python(code, NUMBA_DISABLE_JIT="1")
+    first, second = ([line.split() for line in text.splitlines()] for text in (compiled, plain))
+    assert [line[:2] for line in first] == [line[:2] for line in second]
+    assert len(first) >= 8
+    numbers = (np.array([line[2:] for line in lines], float) for lines in (first, second))
+    np.testing.assert_allclose(*numbers, rtol=2e-6, atol=1e-7)

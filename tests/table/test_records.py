@@ -1,0 +1,444 @@
+"""An EmbeddingTable in files: the same bits as one in memory, and whole after any crash."""
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+
+import fastopt
+from fastopt import checkpoint, optimizer
+from fastopt.checkpoint import CheckpointError
+from fastopt.table import directory
+from fastopt.table.records import PAGE
+from helpers.cases import kept
+from helpers.embedding_machine import Tables
+from helpers.embedding_oracle import BATCHES, DIM, INDEX, Oracle, first
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs mmap of POSIX")
+
+TRAINING = """
+import os, random, shutil, signal, sys
+from itertools import count
+import numpy as np
+import fastopt
+from fastopt import checkpoint
+
+folder, number = sys.argv[1], int(sys.argv[2])
+path = os.path.join(folder, "table")
+
+def made(**kwargs):
+    adam = fastopt.AdamW(learning_rate=0.1, wd=0.1, sparse_decay="catch_up")
+    init = fastopt.initializer.Uniform(0.1, rng=0)
+    return fastopt.EmbeddingTable(5, adam, init=init, half_life=3.0, **kwargs)
+
+def step(table):
+    rng = np.random.default_rng(table.step)
+    ids = rng.integers(0, 400, 40)
+    table.update(ids, rng.normal(size=(40, 5)).astype(np.float32))
+    if table.step % 3 == 0:
+        table.evict(unused_for=2)
+
+def contents(table):
+    described = table._described()
+    made = described.pop("optimizer").__getstate__()
+    return checkpoint.dumps([described, sorted(made.items())])
+
+oracle = made()
+
+def check(least):
+    with fastopt.EmbeddingTable.open(path, verify=True) as table:
+        assert table.step >= least, (table.step, least)
+        while oracle.step < table.step:
+            step(oracle)
+        assert contents(table) == contents(oracle), table.step
+        return table.step
+"""
+
+RANDOM = """
+import time
+with made(path=path) as table:  # which compiles the kernels
+    step(table)
+    table.prefetch(np.arange(400))
+    step(table)
+draw = random.Random(0)
+last = ended = 0
+for trial in range(number):
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        table = fastopt.EmbeddingTable.open(path, buffer_bytes=draw.choice([1 << 14, 1 << 30]))
+        while True:
+            step(table)
+            table.prefetch(np.arange(400))
+            if draw.random() < 0.3:
+                table.flush(decay=False)
+                os.write(writes, table.step.to_bytes(8, "little"))
+    os.close(writes)
+    told = os.read(reads, 1 << 16) if draw.random() < 0.8 else b""
+    time.sleep(draw.uniform(0, 0.08))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    told += os.read(reads, 1 << 16)
+    os.close(reads)
+    ended += os.path.exists(os.path.join(path, "log.safetensors"))
+    last = check(max(last, int.from_bytes(told[-8:], "little")))
+print(last, ended)
+"""
+
+CALLS = """
+NAMES = "fsync", "pwrite", "replace", "unlink", "ftruncate", "mkdir", "open"
+
+def passed():
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def watched(function):
+    def call(*args, **kwargs):
+        passed()
+        result = function(*args, **kwargs)
+        passed()
+        return result
+    return call
+
+with made(path=path) as table:  # which compiles the kernels
+    step(table)
+shutil.rmtree(path)
+originals = {name: getattr(os, name) for name in NAMES}
+kills = opened = 0
+for left in count(1, number):
+    child = os.fork()
+    if not child:
+        for name in NAMES:
+            setattr(os, name, watched(originals[name]))
+        table = made(path=path)
+        for _ in range(2):
+            step(table)
+            table.flush(decay=False)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    oracle = made()
+    try:
+        check(0)
+    except FileNotFoundError:
+        assert not opened
+    except checkpoint.CheckpointError as error:
+        assert not opened and ("not a table" in str(error)), error
+        made(path=path).close()
+        check(0)
+    else:
+        opened += 1
+    if os.path.exists(path):
+        assert len(os.listdir(path)) <= 7, os.listdir(path)  # nothing is left over
+        shutil.rmtree(path)
+    kills += 1
+    if not status:
+        break
+print(kills, opened)
+"""
+
+
+class InFiles(Tables):
+    """The same calls on a table in files, which is opened again now and then."""
+
+    @initialize(buffer=st.sampled_from([1, 1 << 30]))
+    def begin(self, buffer):
+        self.folder, self.buffer = tempfile.mkdtemp(), buffer
+        self.table = fastopt.EmbeddingTable(
+            DIM,
+            self.make(),
+            dtype=self.dtype,
+            init=first,
+            min_count=self.min_count,
+            half_life=self.half_life,
+            path=Path(self.folder, "table"),
+            buffer_bytes=buffer,
+        )
+        self.oracle = Oracle(self.make(), self.table.dtype, self.min_count, self.half_life)
+        self.rng = np.random.default_rng(0)
+
+    @rule(how=st.sampled_from(["reopen", "flush", "write"]))
+    def go_on_from_a_copy(self, how):
+        flushes = self.table.flushes
+        if how == "flush":
+            self.table.flush()
+            self.oracle.updater.flush(INDEX, self.oracle.weight)
+        elif how == "write":
+            self.table.flush(decay=False)
+        else:
+            self.table.close()
+            path = Path(self.folder, "table")
+            self.table = fastopt.EmbeddingTable.open(
+                path, init=first, buffer_bytes=self.buffer, verify=True
+            )
+        assert self.table.flushes > flushes
+
+    @rule(ids=BATCHES)
+    def prefetch(self, ids):
+        self.table.prefetch(np.array(ids, np.int64))
+
+    def teardown(self):
+        if hasattr(self, "table"):
+            self.table.close()
+            shutil.rmtree(self.folder)
+
+
+def rounded():
+    return optimizer.SGD(learning_rate=0.1, rounding="stochastic", lazy_update=True)
+
+
+def split():
+    return optimizer.Adam(learning_rate=0.1, multi_precision=True, master="split")
+
+
+def deferred():
+    return optimizer.AdamW(learning_rate=0.1, wd=0.5, sparse_decay="catch_up")
+
+
+KINDS = {
+    "adam": {},
+    "deferred decay": {"make": staticmethod(deferred), "half_life": 2.0},
+    "rows": {"make": staticmethod(optimizer.GroupAdaGrad), "min_count": 2},
+    "stochastic rounding": {"make": staticmethod(rounded), "dtype": "float16"},
+    "split masters": {"make": staticmethod(split), "dtype": "bfloat16"},
+    "noise": {"make": staticmethod(lambda: optimizer.SGLD(lazy_update=True))},
+}
+
+
+@pytest.mark.parametrize("kind", kept(KINDS, "deferred decay"))
+def test_the_bits_are_those_of_a_table_in_memory(kind):
+    if KINDS[kind].get("dtype") == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    machine = type("Machine", (InFiles,), KINDS[kind])
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=8, stateful_step_count=12, deadline=None)
+    )
+
+
+def test_a_killed_process_leaves_a_whole_flush(tmp_path, run_python):
+    last, _ = map(int, run_python(TRAINING + RANDOM, tmp_path, 8).split())
+    assert last > 2
+
+
+@pytest.mark.fuzz
+def test_hundreds_of_killed_processes_leave_a_whole_flush(tmp_path, run_python):
+    last, logs = map(int, run_python(TRAINING + RANDOM, tmp_path, 320).split())
+    assert last > 0
+    assert logs > 0  # some kills came between the log and the end of a flush
+
+
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.fuzz)])
+def test_a_kill_at_any_system_call_leaves_a_whole_flush(every, tmp_path, run_python):
+    kills, opened = map(int, run_python(TRAINING + CALLS, tmp_path, every).split())
+    assert kills > 100 / every
+    assert opened > 0
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A table in files, flushed, of some pages of rows."""
+    made = fastopt.EmbeddingTable(30, "adam", path=tmp_path / "table", capacity=1000)
+    made.update(np.arange(200), np.ones((200, 30), np.float32))
+    made.flush()
+    return made
+
+
+def contents(path):
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def test_lookups_and_updates_change_no_file_before_a_flush(table):
+    before = contents(table.path)
+    table.lookup([3, 1000, 1001])
+    table.update([3, 1000, 2000], np.ones((3, 30), np.float32))
+    table.evict(keep=[3])
+    assert contents(table.path) == before
+    table.flush()
+    assert contents(table.path) != before
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "replace"])
+def test_a_full_disk_loses_nothing(call, table, monkeypatch):
+    path, real = table.path, getattr(os, call)
+    for after in range(4):
+        table.update(np.arange(9), np.ones((9, 30), np.float32))
+        weight, times = table.weight.copy(), iter(range(100))
+
+        def full(*args, times=times, after=after):
+            if next(times) >= after:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args)
+
+        monkeypatch.setattr(os, call, full)
+        failed = True
+        try:
+            table.flush()
+            failed = False  # there are fewer such calls
+        except OSError as error:
+            assert error.errno == errno.ENOSPC  # noqa: PT017 - of some rounds alone
+        monkeypatch.undo()
+        np.testing.assert_array_equal(table.weight, weight)
+        assert failed or after
+    table.update([900], np.ones((1, 30), np.float32))
+    table.flush()
+    weight = table.weight.copy()
+    table.close()
+    with fastopt.EmbeddingTable.open(path, verify=True) as again:
+        np.testing.assert_array_equal(again.weight, weight)
+
+
+def test_a_table_that_cannot_be_flushed_takes_no_more_than_its_buffer(table, monkeypatch):
+    table.buffer_bytes = 1
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    table.update([1], np.ones((1, 30), np.float32))
+    before = table.weight.copy(), table.step
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        table.update([1], np.ones((1, 30), np.float32))
+    np.testing.assert_array_equal(table.weight, before[0])
+    assert table.step == before[1]
+
+
+def damage(path, offset=100):
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda p: (p / "table.safetensors").unlink(), "not a table, it has no table"),
+        (lambda p: (p / "rows").unlink(), "rows or rows.sums is missing"),
+        (lambda p: (p / "ids.sums").unlink(), "ids or ids.sums is missing"),
+        (lambda p: os.truncate(p / "rows", PAGE), "rows must have 73728 bytes or more, got 4096"),
+        (lambda p: os.truncate(p / "ids", 10), "ids must have 4096 bytes or more, got 10"),
+        (lambda p: damage(p / "ids"), "ids is damaged: the checksum of its page 0"),
+        (lambda p: damage(p / "rows", 9000), "rows is damaged: the checksum of its page 2"),
+        (
+            lambda p: damage(p / "table.safetensors", 500),
+            "metadata are damaged|not a fastopt|no safetensors",
+        ),
+        (lambda p: (p / "table.safetensors").write_bytes(checkpoint.dumps([1])), "not the check"),
+        (lambda p: (p / "log.safetensors").write_bytes(b"log"), "log.safetensors: it is no safe"),
+        (lambda p: (p / "log.safetensors").write_bytes(checkpoint.dumps(1)), "not the log of"),
+    ],
+)
+def test_damaged_files_are_refused_and_left_alone(harm, words, table):
+    path = table.path
+    table.close()
+    harm(path)
+    before = contents(path)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        fastopt.EmbeddingTable.open(path, verify=True)
+    assert str(path) in str(caught.value)
+    assert contents(path) == before
+
+
+def test_a_table_is_open_once(table):
+    path = table.path
+    with pytest.raises(CheckpointError, match="another process or table has it open"):
+        fastopt.EmbeddingTable.open(path)
+    table.close()
+    with pytest.raises(ValueError, match="table 'embedding' is closed"):
+        table.lookup([1])
+    fastopt.EmbeddingTable.open(path).close()
+
+
+def test_a_forked_child_does_not_flush(table):
+    child = os.fork()
+    if not child:
+        try:
+            table.flush()
+        except OSError as error:
+            os._exit(7 if "opened by another process" in str(error) else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_other_directories_and_files_are_left_alone(table, tmp_path):
+    (tmp_path / "file").write_bytes(b"1")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").write_bytes(b"2")
+    for name, words in (("file", "no empty"), ("other", "no empty"), ("table", "open.. opens it")):
+        if name == "table":
+            table.close()
+        with pytest.raises(FileExistsError, match=words):
+            fastopt.EmbeddingTable(2, "adam", path=tmp_path / name)
+        if name == "other":
+            with pytest.raises(CheckpointError, match="not a table"):
+                fastopt.EmbeddingTable.open(tmp_path / name)
+    assert (tmp_path / "other" / "notes").read_bytes() == b"2"
+    with pytest.raises(CheckpointError, match=r"is a directory; EmbeddingTable.open\(\)"):
+        fastopt.EmbeddingTable.load(tmp_path / "table")
+    with pytest.raises(FileNotFoundError):
+        fastopt.EmbeddingTable.open(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("lamb", "reads the whole weight in each update"),
+        (lambda: optimizer.AdamW(sparse_decay="dense"), "sparse_decay='dense' writes to all rows"),
+    ],
+)
+def test_rules_that_need_all_rows_are_refused(made, words, tmp_path):
+    made = optimizer.create(made, lazy_update=True) if isinstance(made, str) else made()
+    with pytest.raises(ValueError, match=words):
+        fastopt.EmbeddingTable(2, made, path=tmp_path / "table")
+    assert not (tmp_path / "table").exists()
+
+
+def test_the_weight_is_read_only(table):
+    with pytest.raises(ValueError, match="read-only"):
+        table.weight[0] = 1
+    assert np.shares_memory(table.weight, table._storage.weight)
+
+
+def test_a_saved_copy_is_in_memory(table, tmp_path):
+    table.save(tmp_path / "copy")
+    loaded = fastopt.EmbeddingTable.load(tmp_path / "copy")
+    assert loaded.path is None
+    np.testing.assert_array_equal(loaded.weight, table.weight)
+
+
+def test_an_error_in_a_with_statement_keeps_the_last_flush(table):
+    path, before = table.path, table.weight.copy()
+    table.update([1], np.ones((1, 30), np.float32))
+    with pytest.raises(KeyError), table:
+        raise KeyError
+    with fastopt.EmbeddingTable.open(path) as again:
+        np.testing.assert_array_equal(again.weight, before)
+
+
+def test_rows_are_written_without_a_copy_of_the_table(table):
+    plan = table._updater.planner.plans["embedding"]
+    assert plan.tables[0].layout.pitched
+    assert plan.tables[0].direct
+
+
+def test_pages_that_were_prefetched_count_as_held(table):
+    table.flush()
+    assert table._directory.held == 0
+    table.prefetch(np.arange(5000))
+    assert table._directory.held == 18 * PAGE
+    table._directory._wait()
+    table.flush()
+    assert table._directory.held == 0
+
+
+def test_windows_is_told_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.delattr(directory.mmap, "MAP_PRIVATE")
+    with pytest.raises(OSError, match="needs the mmap of a POSIX system"):
+        fastopt.EmbeddingTable(2, "adam", path=tmp_path / "table")

@@ -1,0 +1,236 @@
+"""Updates among threads, and Ctrl-C in the middle of them."""
+
+import os
+import signal
+
+import pytest
+
+from fastopt.interrupts import uninterrupted
+
+ONE_UPDATER = """
+import threading, numpy as np
+from fastopt import optimizer
+updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0, momentum=1.0))
+weights = [np.zeros(40_000), np.zeros((7, 3)), np.zeros(())]
+def work(number):
+    for step in range(60):
+        grads = [np.ones_like(weight) for weight in weights]
+        if (step + number) % 3:
+            updater([0, 1, "c"], grads, weights)
+        else:
+            for index, grad, weight in zip([0, 1, "c"], grads, weights):
+                updater(index, grad, weight)
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print({float(value) for weight in weights for value in weight.ravel()})
+print(updater.optimizer._index_update_count)
+"""
+
+
+def test_threads_that_share_an_updater_take_turns(run_python):
+    total = 240 * 241 / 2
+    assert run_python(ONE_UPDATER).split("\n")[:2] == [
+        f"{{-{total}}}",
+        "{0: 240, 1: 240, 'c': 240}",
+    ]
+
+
+MANY_UPDATERS = """
+import threading
+from helpers.tensor_lists import MIXED, as_list, everything, one_by_one
+from fastopt import optimizer
+from fastopt.optimizer import Updater
+def train(number, results):
+    name = ["adam", "lamb", "sgd", "nadam"][number % 4]
+    made = optimizer.create(name, wd=0.1, multi_precision=True)
+    updater = Updater(made, clip_global_norm=3.0 if number > 3 else None)
+    weights = {index: tensor.make(k) for k, (index, tensor) in enumerate(MIXED.items())}
+    for step in range(8):
+        grads = [tensor.slope(step) for tensor in MIXED.values()]
+        (as_list if step % 3 else one_by_one)(updater, MIXED, grads, weights.values())
+    results[number] = everything(updater, weights)
+alone, together = {}, {}
+for number in range(8): train(number, alone)
+threads = [threading.Thread(target=train, args=(n, together)) for n in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print([alone[number] == together[number] for number in range(8)])
+"""
+
+
+@pytest.mark.exhaustive
+def test_threads_with_updaters_of_their_own_do_not_disturb_each_other(run_python):
+    assert run_python(MANY_UPDATERS).strip() == str([True] * 8)
+
+
+PROGRESS = """
+import sys, threading, time, numpy as np
+from fastopt import optimizer
+updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+small = [np.zeros(9), np.zeros(9)], [np.ones(9), np.ones(9)]
+large = [np.zeros(4_000_000), np.zeros(4_000_000)], [np.ones(4_000_000), np.ones(4_000_000)]
+for weights, grads in (small, large):
+    updater([weights[0].size, "b"], grads, weights)
+    updater("c", grads[0], weights[0])
+sys.setswitchinterval(1000)  # no thread is made to give up the interpreter
+count, stop = 0, False
+def work():
+    global count
+    while not stop:
+        count += 1
+        time.sleep(0)
+other = threading.Thread(target=work)
+other.start()
+def progress(call):
+    before = count
+    call()
+    return count - before
+print(progress(lambda: sum(range(3_000_000))))
+print(max(progress(lambda: updater([4_000_000, "b"], large[1], large[0])) for _ in range(50)) > 0)
+print(max(progress(lambda: updater("c", large[1][0], large[0][0])) for _ in range(50)) > 0)
+stop = True
+"""
+
+
+def test_other_threads_go_on_while_kernels_run(run_python):
+    assert run_python(PROGRESS).split() == ["0", "True", "True"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to itself")
+@pytest.mark.parametrize(
+    ("arguments", "least"),
+    [("701, ('adam',)", 10), pytest.param("17", 500, marks=pytest.mark.exhaustive)],
+    ids=["sample", "every form"],
+)
+def test_an_interrupt_anywhere_leaves_all_consistent(arguments, least, run_python):
+    code = f"from helpers import interrupted; interrupted.main({arguments})"
+    # What measures coverage would not let go of its lock after an interrupt.
+    lines = run_python(code, COVERAGE_PROCESS_CONFIG=None).splitlines()
+    told = [line.split() for line in lines]
+    assert [line for line in lines if not line.startswith(("moments", "interrupts"))] == []
+    assert sum(int(count) for what, count in told if what == "moments") > least
+    assert all(int(count) > 10 for what, count in told if what == "interrupts")
+
+
+@pytest.fixture
+def came():
+    """Signals that a handler got, while it is installed."""
+    got = []
+    before = signal.signal(signal.SIGINT, lambda *signal: got.append(signal))
+    yield got
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_waits_until_the_end_and_comes_once(came):
+    with uninterrupted:
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        assert came == []
+    assert len(came) == 1
+    signal.raise_signal(signal.SIGINT)
+    assert len(came) == 2
+
+
+def test_an_error_inside_does_not_lose_a_signal(came):
+    def fail():
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
+    assert len(came) == 1
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+DEFAULT = """
+import signal
+from fastopt.interrupts import uninterrupted
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+with uninterrupted:
+    signal.raise_signal(signal.SIGINT)
+    print("inside", flush=True)
+print("after", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere no signal ends a process")
+def test_the_default_action_ends_the_process_at_the_end(run_python):
+    done = run_python(DEFAULT, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "inside\n")
+
+
+FORKED = """
+import os, signal, threading, warnings
+from fastopt.interrupts import uninterrupted
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+def fork():
+    if os.fork():
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+        return
+    status = 1
+    try:
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+            status = 2
+    except KeyboardInterrupt:
+        os._exit(status)
+    os._exit(3)
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_a_signal_waits_in_a_child_that_another_thread_has_forked(run_python):
+    assert run_python(FORKED).strip() == "2"
+
+
+DROPPED = """
+import threading, time
+import numpy as np
+from fastopt import optimizer
+
+size = 2_000_000
+updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+weights = [np.zeros(size, np.float32) for _ in range(2)]
+fresh = lambda: [np.ones(size, np.float32) for _ in weights]
+for _ in range(2):
+    updater([0, 1], fresh(), weights)
+grads, ended, done = [], threading.Event(), 2
+
+def drop():
+    while not ended.wait(0.0005):
+        grads.clear()
+
+thread = threading.Thread(target=drop)
+thread.start()
+while done < 60:
+    grads.extend(fresh())
+    try:
+        updater([0, 1], grads, weights)
+        done += 1
+    except TypeError:  # dropped before the call
+        pass
+ended.set()
+thread.join()
+assert all((weight == -done).all() for weight in weights)
+print("alive")
+"""
+
+
+def test_gradients_that_another_thread_drops_from_a_list_stay_alive(run_python):
+    """The kernels of large tensors run without the interpreter's lock."""
+    assert run_python(DROPPED) == "alive\n"

@@ -21,7 +21,7 @@ import numpy as np
 
 import fastopt
 from fastopt import info
-from fastopt.console import duration, table
+from fastopt._console import duration, table
 
 __all__ = ["main"]
 
@@ -43,7 +43,7 @@ WORKER = """
 import json, sys, time
 import numba, numpy as np
 from fastopt import optimizer
-from fastopt.kernels import table
+from fastopt._kernels import table
 
 parallel = numba.config.NUMBA_NUM_THREADS > 1
 table.PARALLEL_FROM = 0 if parallel else 1 << 62

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "recipes"))
 
 import numpy as np  # noqa: E402
 
+from fastopt._console import progress, table  # noqa: E402
 from fastopt.bench.clock import interleaved  # noqa: E402
-from fastopt.console import progress, table  # noqa: E402
 
 Train = Callable[[], list[float]]
 """A training run that returns its losses."""

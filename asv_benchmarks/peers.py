@@ -30,7 +30,7 @@ from bars import all_bars
 from race import Make, Race, note
 
 import fastopt
-from fastopt.console import Refused, duration, progress, table
+from fastopt._console import Refused, duration, progress, table
 from fastopt.info import FEATURES, processor
 
 COLUMNS = {

@@ -31,7 +31,7 @@ from workloads import WORKLOADS, Model, Workload
 
 import fastopt
 from fastopt import optimizer
-from fastopt.console import Refused, progress, table
+from fastopt._console import Refused, progress, table
 from fastopt.info import processor
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -201,7 +201,7 @@ def code_errors() -> dict[str, tuple[Any, Any]]:
     """
     import numpy as np
 
-    from fastopt.kernels.codes import decoded, encoded
+    from fastopt._kernels.codes import decoded, encoded
 
     shares = np.logspace(-6, 0, 3001)
     found = {}

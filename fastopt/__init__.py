@@ -9,6 +9,7 @@ import typing
 from fastopt import initializer as initializer
 from fastopt import lr_scheduler as lr_scheduler
 from fastopt import optimizer as optimizer
+from fastopt._suggestions import no_attribute as _no_attribute
 from fastopt.averages import EMA as EMA
 from fastopt.averages import SWA as SWA
 from fastopt.averages import Lookahead as Lookahead
@@ -20,7 +21,6 @@ from fastopt.optimizer import get_updater as get_updater
 from fastopt.parameter import Parameter as Parameter
 from fastopt.scope import name_scope as name_scope
 from fastopt.sparse import RowSparse as RowSparse
-from fastopt.suggestions import no_attribute as _no_attribute
 from fastopt.trainer import Trainer as Trainer
 
 if typing.TYPE_CHECKING:
@@ -104,4 +104,4 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_optimizers(), *_LAZY})
+    return sorted({*globals(), *_optimizers(), *_LAZY} - {"importlib", "typing"})

@@ -108,7 +108,7 @@ def _add_warmup(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 def _warmup(args: argparse.Namespace) -> int:
     from fastopt import warmup
-    from fastopt.console import unknown
+    from fastopt._console import unknown
 
     known = warmup.names()
     given = [name.lower() for name in (*args.names, *args.optimizers)]
@@ -148,8 +148,8 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    from fastopt._console import Refused
     from fastopt.bench.report import Options, run
-    from fastopt.console import Refused
 
     options = {
         name: value for name, value in vars(args).items() if name not in ("command", "names")

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastopt._naming import Constructor
 from fastopt.arguments import brief, count, flag, number
-from fastopt.naming import Constructor
 
 __all__ = ["LossScaler", "StepInfo"]
 

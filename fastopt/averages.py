@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from fastopt._kernels.averaging import averaged, averaged_alone, synced, synced_alone
+from fastopt._naming import Constructor
 from fastopt.arguments import brief, count, flag, number
-from fastopt.kernels.averaging import averaged, averaged_alone, synced, synced_alone
-from fastopt.naming import Constructor
 
 __all__ = ["EMA", "SWA", "Lookahead"]
 

@@ -18,8 +18,8 @@ from llvmlite import binding
 
 import fastopt
 from fastopt import optimizer
-from fastopt.kernels import cpu
-from fastopt.kernels.threads import start_layer, thread_count
+from fastopt._kernels import cpu
+from fastopt._kernels.threads import start_layer, thread_count
 
 __all__ = ["busy", "is_first", "report"]
 

@@ -5,9 +5,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastopt._entries import listed_rows
+from fastopt._kernels.devices import device_of, header, is_cuda
 from fastopt.arguments import count
-from fastopt.entries import listed_rows
-from fastopt.kernels.devices import device_of, header, is_cuda
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 

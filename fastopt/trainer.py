@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fastopt._naming import Spelled
+from fastopt._suggestions import Advised
 from fastopt.arguments import brief, number
 from fastopt.checkpoint.resumable import HYPER_PARAMETERS
-from fastopt.naming import Spelled
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.parameter import Parameter, ParameterDict
 from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import HALVES, RowSparse
-from fastopt.suggestions import Advised
 
 __all__ = ["StaleGradientError", "Trainer"]
 

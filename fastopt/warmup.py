@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer
-from fastopt.console import progress
-from fastopt.kernels import table
-from fastopt.kernels.compiling import compiled_kernels
-from fastopt.kernels.layout import bfloat16
+from fastopt._console import progress
+from fastopt._kernels import table
+from fastopt._kernels.compiling import compiled_kernels
+from fastopt._kernels.layout import bfloat16
 from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.matrices import MatrixFamily
 from fastopt.sparse import RowSparse

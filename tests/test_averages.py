@@ -529,7 +529,7 @@ def test_kernels_with_averages_are_cached_on_disk(run_python, tmp_path):
     code = """
 import numpy as np
 from fastopt import EMA, Lookahead, optimizer
-from fastopt.kernels.compiling import compiled_kernels
+from fastopt._kernels.compiling import compiled_kernels
 for average in (EMA(), Lookahead(k=2)):
     for made in (optimizer.Adam(), optimizer.LAMB(), optimizer.SGLD()):
         updater, weight = optimizer.Updater(made, average=average), np.ones(3, np.float32)

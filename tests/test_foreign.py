@@ -10,7 +10,8 @@ import weakref
 import numpy as np
 import pytest
 
-from fastopt import foreign, optimizer
+from fastopt import _foreign as foreign
+from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
 

@@ -119,8 +119,8 @@ def test_first_layer_of_the_order_that_loads_is_explained(monkeypatch):
 def test_kernel_cache_is_where_kernels_go():
     weight = np.zeros(3, np.float32)
     fastopt.get_updater(fastopt.optimizer.SGD())(0, weight + 1, weight)
-    from fastopt.kernels import cpu
-    from fastopt.kernels.layout import Layout
+    from fastopt._kernels import cpu
+    from fastopt._kernels.layout import Layout
 
     layout = Layout(fastopt.optimizer.SGD().rule, np.float32, (np.float32,), np.float32, ())
     path = cpu.dense(layout, False).stats.cache_path

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from fastopt.interrupts import uninterrupted
+from fastopt._interrupts import uninterrupted
 
 ONE_UPDATER = """
 import threading, numpy as np
@@ -156,7 +156,7 @@ def test_an_ignored_signal_stays_ignored():
 
 DEFAULT = """
 import signal
-from fastopt.interrupts import uninterrupted
+from fastopt._interrupts import uninterrupted
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 with uninterrupted:
     signal.raise_signal(signal.SIGINT)
@@ -173,7 +173,7 @@ def test_the_default_action_ends_the_process_at_the_end(run_python):
 
 FORKED = """
 import os, signal, threading, warnings
-from fastopt.interrupts import uninterrupted
+from fastopt._interrupts import uninterrupted
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
 def fork():
     if os.fork():

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 import fastopt
-from fastopt.console import EXTRAS
+from fastopt._console import EXTRAS
 from helpers.paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastopt import optimizer
+from fastopt._structure import KEPT, Structures
 from fastopt.sparse import RowSparse
-from fastopt.structure import KEPT, Structures
 
 Layer = namedtuple("Layer", ["weight", "bias"])
 
@@ -282,7 +282,7 @@ def test_few_structures_are_kept():
 
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
 def test_a_step_takes_few_frames_more_than_the_list_call():
-    from engine.test_frames import frames
+    from helpers.frames import frames
 
     weights = {name: np.ones((4, 3), np.float32) for name in "abcd"}
     grads = {name: np.ones((4, 3), np.float32) for name in "abcd"}

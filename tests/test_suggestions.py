@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import fastopt
 from fastopt import initializer, lr_scheduler, optimizer
+from fastopt._naming import Same
+from fastopt._suggestions import closest
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
-from fastopt.naming import Same
 from fastopt.optimizer import keywords
 from fastopt.parameter import Parameter, ParameterDict
-from fastopt.suggestions import closest
 
 CLASSES = sorted(
     (klass for klass in optimizer.opt_registry.values() if klass.__module__.startswith("fastopt")),

@@ -8,8 +8,8 @@ import numpy as np
 from numba import njit, prange
 
 from fastopt import optimizer
+from fastopt._engine.validate import leaves
 from fastopt.bench.clock import against, interleaved, microseconds, sampler
-from fastopt.engine.validate import leaves
 from fastopt.sparse import RowSparse
 
 KINDS = ("sorted", "permuted", "zipf")

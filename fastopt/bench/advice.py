@@ -4,7 +4,7 @@ import os
 import platform
 from collections.abc import Mapping
 
-from fastopt.kernels.threads import load_tbb
+from fastopt._kernels.threads import load_tbb
 
 __all__ = ["on_layer", "on_threads"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer
+from fastopt._kernels import traffic
+from fastopt._kernels.table import PARALLEL_FROM
 from fastopt.bench.clock import Call, interleaved, sampler
 from fastopt.bench.formulas import FORMULAS
 from fastopt.bench.steps import Step, draw, momentum_of
-from fastopt.kernels import traffic
-from fastopt.kernels.table import PARALLEL_FROM
 from fastopt.plain import Array
 
 __all__ = ["STATES", "Arrays", "Budget", "Standing", "arrays_of", "bandwidth", "by_threads"]

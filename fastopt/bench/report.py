@@ -9,6 +9,9 @@ from typing import Any
 
 import fastopt
 from fastopt import info, warmup
+from fastopt._console import Refused, Table, duration, progress, unknown
+from fastopt._kernels.table import PARALLEL_FROM
+from fastopt._kernels.threads import thread_count, use_threads
 from fastopt.bench.advice import on_layer, on_threads
 from fastopt.bench.measurements import (
     STATES,
@@ -20,9 +23,6 @@ from fastopt.bench.measurements import (
     prepare,
     standings,
 )
-from fastopt.console import Refused, Table, duration, progress, unknown
-from fastopt.kernels.table import PARALLEL_FROM
-from fastopt.kernels.threads import thread_count, use_threads
 
 __all__ = ["Options", "run"]
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer
+from fastopt._engine.validate import leaves
+from fastopt._kernels import traffic
 from fastopt.bench.clock import against
-from fastopt.engine.validate import leaves
-from fastopt.kernels import traffic
 from fastopt.plain import Array
 
 __all__ = ["Step", "against_limit", "draw", "momentum_of"]

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.validate import label, leaves
+from fastopt._kernels.codes import is_coded, scales_shape, split_scales
 from fastopt.checkpoint.container import Array
 from fastopt.checkpoint.describe import foreign_part
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.groups import optimizers_of
-from fastopt.engine.validate import label, leaves
-from fastopt.kernels.codes import is_coded, scales_shape, split_scales
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer.optimizer import Index, Optimizer
 

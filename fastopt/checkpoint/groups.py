@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fastopt._engine.planner import Planner
 from fastopt.averages import Average
 from fastopt.averages import rebuilt as rebuilt_average
 from fastopt.checkpoint.errors import CheckpointError
@@ -14,7 +15,6 @@ from fastopt.checkpoint.objects import (
     optimizer_class,
     rebuilt,
 )
-from fastopt.engine.planner import Planner
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Index, Optimizer
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.validate import leaves
 from fastopt.arguments import count
 from fastopt.checkpoint.describe import Stateful, describe, foreign_part
 from fastopt.checkpoint.errors import CheckpointError, read_from
@@ -15,7 +16,6 @@ from fastopt.checkpoint.ndarray import Allowance, from_bytes
 from fastopt.checkpoint.objects import KEEP
 from fastopt.checkpoint.parameters import keys_of
 from fastopt.checkpoint.pickles import ARRAYS, Instance, as_bytes, expect, values
-from fastopt.engine.validate import leaves
 from fastopt.optimizer.optimizer import Index
 
 __all__ = ["MXNetStates", "described_by_mxnet", "load_mxnet_states"]

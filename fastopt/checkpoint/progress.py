@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._kernels.device_memory import host
 from fastopt.arguments import count
 from fastopt.averages import described, rebuilt
 from fastopt.checkpoint.errors import CheckpointError
-from fastopt.kernels.device_memory import host
 from fastopt.optimizer.optimizer import Index
 from fastopt.sparse import RowSparse
 

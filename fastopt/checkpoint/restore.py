@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.validate import label
 from fastopt.arguments import flag, number
 from fastopt.checkpoint.describe import SETTINGS, Stateful
 from fastopt.checkpoint.errors import CheckpointError
@@ -14,7 +15,6 @@ from fastopt.checkpoint.groups import check_average, restored_groups, with_prese
 from fastopt.checkpoint.objects import KEPT, is_kept, rebuilt
 from fastopt.checkpoint.parameters import Matching, Skipped, keys_of, match, names_of
 from fastopt.checkpoint.progress import PROGRESS, check_outside, checked_progress
-from fastopt.engine.validate import label
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["restore"]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fastopt._naming import Spelled
 from fastopt.arguments import flag, without_address
 from fastopt.checkpoint.describe import Stateful, describe
 from fastopt.checkpoint.errors import CheckpointError, read_from
@@ -29,7 +30,6 @@ from fastopt.checkpoint.progress import (
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.shards import is_of_ranks, whole
 from fastopt.checkpoint.tree import chunks, dumps, loads, read
-from fastopt.naming import Spelled
 from fastopt.optimizer.optimizer import Optimizer
 
 __all__ = ["HYPER_PARAMETERS", "Resumable"]

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.validate import label, leaves
+from fastopt._kernels.codes import numbers_of
 from fastopt.checkpoint.describe import Stateful, check_updater
 from fastopt.checkpoint.torch_forms import FORMS, Form, plain
-from fastopt.engine.validate import label, leaves
-from fastopt.kernels.codes import numbers_of
 from fastopt.optimizer.optimizer import Index, Optimizer
 
 __all__ = ["to_torch_state_dict"]

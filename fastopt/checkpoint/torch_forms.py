@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fastopt.engine.newton_schulz import QUINTIC
-from fastopt.kernels.variants import Variant
+from fastopt._engine.newton_schulz import QUINTIC
+from fastopt._kernels.variants import Variant
 
 __all__ = ["FORMS", "VOCABULARY", "Form", "Option"]
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._kernels.device_memory import host
+from fastopt._kernels.devices import is_cuda
 from fastopt.checkpoint.container import METADATA, Array, can_hold, decode, dtype_of, encode
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.objects import (
@@ -19,8 +21,6 @@ from fastopt.checkpoint.objects import (
     rebuilt,
     schedule_class,
 )
-from fastopt.kernels.device_memory import host
-from fastopt.kernels.devices import is_cuda
 from fastopt.optimizer.optimizer import Optimizer
 from fastopt.sparse import RowSparse
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from fastopt import optimizer
-from fastopt.console import Refused, need
+from fastopt._console import Refused, need
 from fastopt.plain import Array
 
 __all__ = ["Refused", "Runner", "Training", "agreement", "chunks", "create", "diverged", "faster"]

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer, plain
-from fastopt.console import duration, table
+from fastopt._console import duration, table
+from fastopt._kernels.threads import use_threads
 from fastopt.demo import common, plot
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.perceptron import Perceptron, train
 from fastopt.demo.rivals import NUMPY, Rival, rivals
 from fastopt.demo.team import Team
-from fastopt.kernels.threads import use_threads
 from fastopt.plain import Array
 from fastopt.sparse import HALVES
 from fastopt.trainer import Trainer

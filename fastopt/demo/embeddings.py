@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from fastopt import optimizer
-from fastopt.console import duration, table
+from fastopt._console import duration, table
+from fastopt._kernels.threads import use_threads
 from fastopt.demo import common, plot
 from fastopt.demo.common import Refused, Runner
 from fastopt.demo.skipgram import Corpus, SkipGram, nearest
-from fastopt.kernels.threads import use_threads
 from fastopt.optimizer.matrices import MatrixFamily
 from fastopt.plain import Array
 from fastopt.sparse import HALVES, RowSparse

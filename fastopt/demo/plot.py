@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.console import Refused, need
+from fastopt._console import Refused, need
 from fastopt.plain import Array
 
 __all__ = ["COLORS", "GRAY", "axes", "check", "race"]

@@ -12,7 +12,7 @@ import numpy as np
 
 import fastopt
 import fastopt.table
-from fastopt.console import table
+from fastopt._console import table
 from fastopt.demo import common, plot
 from fastopt.demo.common import Refused
 from fastopt.optimizer import Optimizer

@@ -1,5 +1,1 @@
-"""Compiled kernels, each derived from a scalar rule; the only package that calls ``njit``."""
-
-from fastopt.kernels.threads import choose_layer
-
-choose_layer()
+"""What authors of optimizers write rules with: :mod:`~fastopt.kernels.rule` and formulas."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fastopt._suggestions import no_attribute as _no_attribute
 from fastopt.lr_scheduler.annealing import CosineRestartsScheduler as CosineRestartsScheduler
 from fastopt.lr_scheduler.annealing import CosineScheduler as CosineScheduler
 from fastopt.lr_scheduler.annealing import OneCycleScheduler as OneCycleScheduler
@@ -14,7 +15,6 @@ from fastopt.lr_scheduler.factor import FactorScheduler as FactorScheduler
 from fastopt.lr_scheduler.factor import MultiFactorScheduler as MultiFactorScheduler
 from fastopt.lr_scheduler.factor import PlateauScheduler as PlateauScheduler
 from fastopt.lr_scheduler.joined import JoinedScheduler as JoinedScheduler
-from fastopt.suggestions import no_attribute as _no_attribute
 
 _ELSEWHERE = {
     theirs: f"{ours} is the same here"

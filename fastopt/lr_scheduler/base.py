@@ -9,9 +9,9 @@ from copy import copy
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar
 
+from fastopt._checked import Checked
+from fastopt._notices import warn_user
 from fastopt.arguments import Choice, Descriptions, Integer, Real, count
-from fastopt.checked import Checked
-from fastopt.notices import warn_user
 
 __all__ = ["LRScheduler", "Schedule", "rebased", "register", "scheduler_registry"]
 

@@ -10,11 +10,11 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import ArrayLike, NDArray
 
+from fastopt._kernels.table import launch
 from fastopt.arguments import brief, flag
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.placement import Placement
-from fastopt.kernels.table import launch
 from fastopt.mpi.agreement import Facts, agree, attempt
 from fastopt.mpi.checkpoint import write_together
 from fastopt.mpi.gate import Stopped

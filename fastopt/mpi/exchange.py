@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from fastopt.kernels.table import Pieces, Table, chunks, launch
+from fastopt._kernels.table import Pieces, Table, chunks, launch
 from fastopt.mpi.packing import pack, unpack
 from fastopt.mpi.plan import DEPTH, Bucket, Group, Plan
 from fastopt.mpi.sums import Sums

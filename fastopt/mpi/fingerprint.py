@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.engine.per_index import PerIndex
-from fastopt.engine.tracked import Tracked
-from fastopt.engine.validate import label
-from fastopt.kernels.table import Table
+from fastopt._engine.per_index import PerIndex
+from fastopt._engine.tracked import Tracked
+from fastopt._engine.validate import label
+from fastopt._kernels.table import Table
 from fastopt.lr_scheduler.base import LRScheduler
 from fastopt.mpi.agreement import Fact, Facts, Numbers
 from fastopt.optimizer.optimizer import TRANSIENT, Index, Optimizer

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from fastopt.kernels.table import Table
+from fastopt._kernels.table import Table
 from fastopt.mpi.agreement import Fact, agree, attempt
 from fastopt.mpi.fingerprint import hyper_of
 from fastopt.mpi.ranks import Ranks

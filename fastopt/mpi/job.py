@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from mpi4py import MPI
 
-from fastopt.kernels.threads import start_layer, thread_count
+from fastopt._kernels.threads import start_layer, thread_count
 from fastopt.mpi.collectives import share_texts
 from fastopt.mpi.ranks import Ranks
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastopt._engine.validate import check_index, label, listed
+from fastopt._kernels.layout import kind_of
+from fastopt._kernels.table import launch
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
 from fastopt.checkpoint.placement import Placement
 from fastopt.checkpoint.shards import Saved
-from fastopt.engine.validate import check_index, label, listed
-from fastopt.kernels.layout import kind_of
-from fastopt.kernels.table import launch
 from fastopt.mpi.agreement import Facts, attempt
 from fastopt.mpi.gate import Stopped
 from fastopt.mpi.resumable import Resumable

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.engine.overlap import addresses
-from fastopt.kernels import copying
-from fastopt.kernels.compiling import bind
-from fastopt.kernels.threads import may_run_parallel, turn
+from fastopt._engine.overlap import addresses
+from fastopt._kernels import copying
+from fastopt._kernels.compiling import bind
+from fastopt._kernels.threads import may_run_parallel, turn
 
 __all__ = ["Runs", "copier", "pack", "unpack"]
 
@@ -26,7 +26,7 @@ PARALLEL_FROM = 1 << 20
 
 @cache
 def copier() -> Any:
-    """Compiled :func:`fastopt.kernels.copying.copy`."""
+    """Compiled :func:`fastopt._kernels.copying.copy`."""
     return bind(copying.copy(), np.empty((0, 3), np.int64))
 
 

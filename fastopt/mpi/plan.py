@@ -9,9 +9,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from fastopt._engine.overlap import Ranges, addresses, bounds
+from fastopt._kernels.layout import real_of
 from fastopt.checkpoint.placement import Placement
-from fastopt.engine.overlap import Ranges, addresses, bounds
-from fastopt.kernels.layout import real_of
 from fastopt.mpi.agreement import Facts
 from fastopt.mpi.collectives import MOST
 from fastopt.mpi.packing import Runs

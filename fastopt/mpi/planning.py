@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.mixed_precision import check_copy
+from fastopt._engine.overlap import Ranges, addresses, bounds
+from fastopt._engine.validate import as_lists, check, check_index, label
 from fastopt.amp import LossScaler
 from fastopt.checkpoint.placement import Form, Placement, line_bytes, placed
-from fastopt.engine.mixed_precision import check_copy
-from fastopt.engine.overlap import Ranges, addresses, bounds
-from fastopt.engine.validate import as_lists, check, check_index, label
 from fastopt.mpi.agreement import Fact, Facts, Numbers
 from fastopt.mpi.checksum import checksums
 from fastopt.mpi.job import leader_first

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from fastopt._interrupts import uninterrupted
 from fastopt.arguments import number
-from fastopt.interrupts import uninterrupted
 
 __all__ = ["Ranks", "listing", "time_limit"]
 

@@ -4,13 +4,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fastopt._engine.validate import label
 from fastopt.checkpoint.describe import Stateful
 from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import Skipped, keys_of, match, names_of
 from fastopt.checkpoint.placement import Placement
 from fastopt.checkpoint.restore import restore
 from fastopt.checkpoint.shards import Saved, cut_state, read_saved
-from fastopt.engine.validate import label
 from fastopt.mpi.agreement import Facts, attempt
 from fastopt.mpi.checkpoint import arrays_by_index, write_index, write_shard, write_together
 from fastopt.mpi.sharded import Sharded

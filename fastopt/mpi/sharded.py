@@ -9,25 +9,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fastopt._engine.plan import Plan
+from fastopt._engine.planner import Call
+from fastopt._kernels.blocks import CODE_BLOCK
+from fastopt._kernels.codes import is_worth_codes
+from fastopt._kernels.layout import real_of
+from fastopt._kernels.table import PARALLEL_FROM, Table, launch
+from fastopt._naming import Constructor
+from fastopt._suggestions import Advised
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.checkpoint.placement import Form, Placement
-from fastopt.engine.plan import Plan
-from fastopt.engine.planner import Call
-from fastopt.kernels.blocks import CODE_BLOCK
-from fastopt.kernels.codes import is_worth_codes
-from fastopt.kernels.layout import real_of
-from fastopt.kernels.table import PARALLEL_FROM, Table, launch
 from fastopt.mpi.agreement import Fact, Facts, agree, attempt
 from fastopt.mpi.fingerprint import Fingerprint
 from fastopt.mpi.gate import Gate, Stopped
 from fastopt.mpi.job import leader_first, private
 from fastopt.mpi.ranks import time_limit
 from fastopt.mpi.sums import Sums
-from fastopt.naming import Constructor
 from fastopt.optimizer import Optimizer, Updater
 from fastopt.optimizer.optimizer import Array, Index
 from fastopt.sparse import RowSparse
-from fastopt.suggestions import Advised
 
 __all__ = ["Shard", "Sharded"]
 

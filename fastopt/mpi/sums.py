@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.table import Pieces
+from fastopt._kernels.table import Pieces
 from fastopt.mpi.ranks import Ranks
 
 __all__ = ["Sums"]
@@ -34,7 +34,7 @@ class Sums:
         return total
 
     def combined(self, pieces: Pieces, partials: Array, tensors: int) -> tuple[Pieces, Array]:
-        """See :data:`fastopt.kernels.table.Combine`."""
+        """See :data:`fastopt._kernels.table.Combine`."""
         own = np.zeros((tensors, partials.shape[1]))
         np.add.at(own, pieces[:, 0], partials)
         whole = np.zeros((tensors, 3), np.int64)

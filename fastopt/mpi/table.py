@@ -5,8 +5,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastopt._engine.validate import check_index
 from fastopt.amp import LossScaler
-from fastopt.engine.validate import check_index
 from fastopt.mpi.owned import Owned, Values
 from fastopt.mpi.rows import Owners
 from fastopt.optimizer import Optimizer

@@ -8,6 +8,9 @@ from typing import Any, Literal, cast
 import numpy as np
 from mpi4py import MPI
 
+from fastopt._engine.mixed_precision import round_into
+from fastopt._engine.validate import check_index, check_like, label
+from fastopt._kernels.layout import bfloat16
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
 from fastopt.checkpoint.errors import CheckpointError
@@ -15,9 +18,6 @@ from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.placement import Placement
 from fastopt.checkpoint.shards import Saved
-from fastopt.engine.mixed_precision import round_into
-from fastopt.engine.validate import check_index, check_like, label
-from fastopt.kernels.layout import bfloat16
 from fastopt.mpi.agreement import Facts, agree, attempt
 from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange

@@ -6,15 +6,15 @@ first use; its import below is for type checkers.
 
 import typing
 
-from fastopt.engine.hyper import constant as constant
-from fastopt.engine.hyper import corrected as corrected
+from fastopt._engine.hyper import constant as constant
+from fastopt._engine.hyper import corrected as corrected
+from fastopt._suggestions import no_attribute as _no_attribute
 from fastopt.optimizer.optimizer import Optimizer as Optimizer
 from fastopt.optimizer.optimizer import ScheduledRateError as ScheduledRateError
 from fastopt.optimizer.optimizer import create as create
 from fastopt.optimizer.optimizer import register as register
 from fastopt.optimizer.updater import Updater as Updater
 from fastopt.optimizer.updater import get_updater as get_updater
-from fastopt.suggestions import no_attribute as _no_attribute
 
 if typing.TYPE_CHECKING:
     from fastopt.optimizer.adabelief import AdaBelief as AdaBelief

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.engine.accumulate import accumulate, add, room
-from fastopt.engine.hyper import constant
-from fastopt.engine.plan import Plan
-from fastopt.engine.planner import Planner, table_of
-from fastopt.engine.validate import label
-from fastopt.kernels.device_memory import assign, host
-from fastopt.kernels.devices import Header, header, is_cuda
-from fastopt.kernels.table import Table, launch
+from fastopt._engine.accumulate import accumulate, add, room
+from fastopt._engine.hyper import constant
+from fastopt._engine.plan import Plan
+from fastopt._engine.planner import Planner, table_of
+from fastopt._engine.validate import label
+from fastopt._kernels.device_memory import assign, host
+from fastopt._kernels.devices import Header, header, is_cuda
+from fastopt._kernels.table import Table, launch
 from fastopt.optimizer.optimizer import Index, Optimizer
 from fastopt.sparse import RowSparse
 
@@ -56,7 +56,7 @@ class Sums(Planner):
         masters: bool = True,
         averaging: Any = None,
     ) -> Table:
-        """See :meth:`Planner.table <fastopt.engine.planner.Planner.table>`."""
+        """See :meth:`Planner.table <fastopt._engine.planner.Planner.table>`."""
         words = label(index, self.optimizer.idx2name)
         return table_of(words, accumulate, (header(weight),), grad, ())
 

@@ -2,7 +2,7 @@
 
 import math
 
-from fastopt.engine.hyper import corrected
+from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily, mean_and_var

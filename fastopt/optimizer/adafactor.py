@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from fastopt._engine.buffers import Buffers
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
-from fastopt.engine.buffers import Buffers
 from fastopt.optimizer.keywords import FactoredArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register

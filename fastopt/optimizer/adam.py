@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
+from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Flag
-from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
 from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily, CoupledVariants, biased_ratio

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
+from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Flag, Real
-from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import CautiousFamily

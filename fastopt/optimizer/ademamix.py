@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
+from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Integer, Real
-from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, over

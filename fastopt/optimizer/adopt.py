@@ -3,8 +3,8 @@
 import math
 from typing import Any, ClassVar, Unpack
 
+from fastopt._engine.hyper import corrected
 from fastopt.arguments import Descriptions, Flag
-from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clip, rescaled
 from fastopt.optimizer.families import MOMENTS, CautiousFamily

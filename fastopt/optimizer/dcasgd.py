@@ -5,11 +5,11 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
+from fastopt._engine.hyper import constant
+from fastopt._engine.validate import order_of
+from fastopt._kernels.device_memory import host, like, placed
+from fastopt._kernels.devices import header
 from fastopt.arguments import Descriptions, Real
-from fastopt.engine.hyper import constant
-from fastopt.engine.validate import order_of
-from fastopt.kernels.device_memory import host, like, placed
-from fastopt.kernels.devices import header
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, rescaled
 from fastopt.optimizer.families import MomentumFamily

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
+from fastopt._engine.hyper import constant, corrected
+from fastopt._kernels.variants import Traits, Variant, beside_decay, no_decay, varied
 from fastopt.arguments import Choice, Descriptions, Flag, OrNone, Real
-from fastopt.engine.hyper import constant, corrected
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, scalar
 from fastopt.kernels.scalars import COMMON, decayed
-from fastopt.kernels.variants import Traits, Variant, beside_decay, no_decay, varied
 from fastopt.optimizer.keywords import (
     CautiousArguments,
     CautiousEpsilonArguments,

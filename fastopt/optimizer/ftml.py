@@ -3,7 +3,7 @@
 import math
 from typing import Any, Unpack
 
-from fastopt.engine.hyper import corrected
+from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import clipped_decayed
 from fastopt.optimizer.families import MOMENTS, AdamFamily

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
+from fastopt._engine.hyper import constant
 from fastopt.arguments import Descriptions, Real, Renamed
-from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.keywords import EpsilonArguments

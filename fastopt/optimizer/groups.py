@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakMethod
 
+from fastopt._engine.joint import Joint
+from fastopt._engine.per_index import Index, PerIndex
+from fastopt._engine.planner import Call, Planner, disjoint
+from fastopt._naming import Same, rename, unknown_arguments
+from fastopt._notices import warn_user
 from fastopt.arguments import brief, flag, number
 from fastopt.averages import Average
-from fastopt.engine.joint import Joint
-from fastopt.engine.per_index import Index, PerIndex
-from fastopt.engine.planner import Call, Planner, disjoint
-from fastopt.naming import Same, rename, unknown_arguments
-from fastopt.notices import warn_user
 from fastopt.optimizer.averaged import check_averaged, check_averaged_together
 from fastopt.optimizer.optimizer import TRANSIENT, Optimizer, create
 

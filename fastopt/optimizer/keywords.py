@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
-from fastopt.engine.per_index import Index
+from fastopt._engine.per_index import Index
 from fastopt.lr_scheduler.base import Schedule
 
 __all__ = [

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._engine.hyper import corrected
+from fastopt._engine.per_index import PerIndex
 from fastopt.arguments import Descriptions, Flag, Real, TableOf
-from fastopt.engine.hyper import corrected
-from fastopt.engine.per_index import PerIndex
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
 from fastopt.optimizer.families import MomentumFamily

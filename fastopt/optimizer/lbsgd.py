@@ -6,15 +6,15 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from fastopt._engine.accumulate import add
+from fastopt._engine.mixed_precision import has_master
+from fastopt._engine.validate import check_like, listed
+from fastopt._kernels.devices import header
+from fastopt._kernels.layout import real_of
+from fastopt._kernels.table import Table
 from fastopt.arguments import ArrayOf, Descriptions, Instance, Integer, PairOf, TableOf, brief
-from fastopt.engine.accumulate import add
-from fastopt.engine.mixed_precision import has_master
-from fastopt.engine.validate import check_like, listed
-from fastopt.kernels.devices import header
-from fastopt.kernels.layout import real_of
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
 from fastopt.kernels.scalars import COMMON
-from fastopt.kernels.table import Table
 from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.keywords import ScaledArguments
 from fastopt.optimizer.lars import lars_sums

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, Unpack
 
+from fastopt._engine.hyper import constant
+from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
+from fastopt._engine.validate import label
 from fastopt.arguments import Choice, Descriptions, Flag, Integer, Real, brief
-from fastopt.engine.hyper import constant
-from fastopt.engine.newton_schulz import COEFFICIENTS, NewtonSchulz
-from fastopt.engine.validate import label
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.keywords import MatrixArguments, Rate

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._engine.hyper import corrected
+from fastopt._engine.per_index import PerIndex
 from fastopt.arguments import Descriptions, Flag, Real, TableOf
-from fastopt.engine.hyper import corrected
-from fastopt.engine.per_index import PerIndex
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import clipped_decayed, decayed, moments, peak_moments
 from fastopt.optimizer.families import FORMULA, MOMENTS, AdamFamily, CoupledVariants, scaled_ratio

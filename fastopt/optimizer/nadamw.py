@@ -2,8 +2,8 @@
 
 from typing import Any, ClassVar, Unpack
 
+from fastopt._engine.hyper import corrected
 from fastopt.arguments import Choice, Descriptions, Flag
-from fastopt.engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
 from fastopt.kernels.scalars import moments, peak_moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio

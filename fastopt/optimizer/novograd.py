@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from fastopt.engine.hyper import corrected
+from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
 from fastopt.optimizer.families import MOMENTS, AdamFamily, CoupledVariants

@@ -13,6 +13,32 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._checked import Checked
+from fastopt._engine.hyper import constant
+from fastopt._engine.mixed_precision import (
+    check_copy,
+    has_master,
+    round_into,
+    split_state,
+    state_with_master,
+    to_float32,
+)
+from fastopt._engine.per_index import Counts, Index, PerIndex
+from fastopt._engine.planner import Planner
+from fastopt._engine.step_sums import StepSums
+from fastopt._engine.tracked import Tracked, weakly
+from fastopt._engine.validate import Array, is_half, label, order_of
+from fastopt._kernels import noise
+from fastopt._kernels.codes import is_worth_codes, scales_shape
+from fastopt._kernels.device_memory import host, lie_alike, like
+from fastopt._kernels.devices import Header, header, is_cuda
+from fastopt._kernels.layout import bfloat16, real_of
+from fastopt._kernels.table import Table
+from fastopt._kernels.threads import in_forked_child
+from fastopt._kernels.variants import FIRST
+from fastopt._naming import Same, unknown_arguments
+from fastopt._notices import warn_user
+from fastopt._suggestions import closest
 from fastopt.arguments import (
     ArrayOf,
     Choice,
@@ -29,38 +55,12 @@ from fastopt.arguments import (
     number,
     without_address,
 )
-from fastopt.checked import Checked
-from fastopt.engine.hyper import constant
-from fastopt.engine.mixed_precision import (
-    check_copy,
-    has_master,
-    round_into,
-    split_state,
-    state_with_master,
-    to_float32,
-)
-from fastopt.engine.per_index import Counts, Index, PerIndex
-from fastopt.engine.planner import Planner
-from fastopt.engine.step_sums import StepSums
-from fastopt.engine.tracked import Tracked, weakly
-from fastopt.engine.validate import Array, is_half, label, order_of
-from fastopt.kernels import noise
-from fastopt.kernels.codes import is_worth_codes, scales_shape
-from fastopt.kernels.device_memory import host, lie_alike, like
-from fastopt.kernels.devices import Header, header, is_cuda
-from fastopt.kernels.layout import bfloat16, real_of
 from fastopt.kernels.rule import Rule
-from fastopt.kernels.table import Table
-from fastopt.kernels.threads import in_forked_child
-from fastopt.kernels.variants import FIRST
 from fastopt.lr_scheduler.base import Schedule, rebased
-from fastopt.naming import Same, unknown_arguments
-from fastopt.notices import warn_user
 from fastopt.optimizer.keywords import Names, Rate
 from fastopt.optimizer.registry import Registry
 from fastopt.optimizer.unbound import warn_if_unbound
 from fastopt.sparse import RowSparse
-from fastopt.suggestions import closest
 
 __all__ = [
     "Array",

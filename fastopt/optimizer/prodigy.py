@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
+from fastopt._engine.averaging import exact_copy
+from fastopt._engine.hyper import corrected
+from fastopt._engine.validate import label
+from fastopt._kernels.devices import header
+from fastopt._kernels.variants import Traits
 from fastopt.arguments import Descriptions, Flag, OrNone, PairOf, Real, TableOf, brief
-from fastopt.engine.averaging import exact_copy
-from fastopt.engine.hyper import corrected
-from fastopt.engine.validate import label
-from fastopt.kernels.devices import header
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, Sums, rule, scalar
 from fastopt.kernels.scalars import rescaled
-from fastopt.kernels.variants import Traits
 from fastopt.optimizer.families import AdamFamily, Varied, shrunk_by
 from fastopt.optimizer.keywords import CautiousArguments, Rate
 from fastopt.optimizer.optimizer import Array, Index, register

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from fastopt.engine.hyper import corrected
+from fastopt._engine.hyper import corrected
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
+from fastopt._engine.hyper import constant
 from fastopt.arguments import Descriptions, Flag, OrNone, Real
-from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import COMMON, clip, clipped_decayed, decayed
 from fastopt.optimizer.families import FORMULA

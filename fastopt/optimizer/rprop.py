@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
+from fastopt._engine.hyper import constant
 from fastopt.arguments import Descriptions, Real
-from fastopt.engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed, same_sign, sign
 from fastopt.optimizer.keywords import Rate, RatedArguments

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from fastopt.engine.hyper import constant
+from fastopt._engine.hyper import constant
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.optimizer import Optimizer, register

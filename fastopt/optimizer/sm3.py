@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from fastopt._engine.buffers import Buffers
+from fastopt._engine.validate import leaves
 from fastopt.arguments import Descriptions, Real
-from fastopt.engine.buffers import Buffers
-from fastopt.engine.validate import leaves
 from fastopt.optimizer.keywords import MatrixArguments, Rate
 from fastopt.optimizer.matrices import MatrixFamily, Rescaled, Shape
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, register

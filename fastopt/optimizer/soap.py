@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
+from fastopt._engine.buffers import Buffers
+from fastopt._engine.eigenbases import averaged, axes, by_axis, eigenbasis, iterated, rotated
 from fastopt.arguments import Descriptions, Flag, Integer, OrNone, Real
-from fastopt.engine.buffers import Buffers
-from fastopt.engine.eigenbases import averaged, axes, by_axis, eigenbasis, iterated, rotated
 from fastopt.optimizer.adam import Adam
 from fastopt.optimizer.keywords import Rate, StableArguments
 from fastopt.optimizer.matrices import MatrixFamily, Part, Rescaled, Shape

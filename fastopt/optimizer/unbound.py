@@ -3,7 +3,7 @@
 from typing import Any
 from weakref import WeakValueDictionary
 
-from fastopt.notices import warn_user
+from fastopt._notices import warn_user
 
 __all__ = ["bound", "expect_bind", "warn_if_unbound"]
 

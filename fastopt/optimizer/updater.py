@@ -9,27 +9,27 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._arrays import Gradient, Weight
+from fastopt._engine.averaging import Averages, exact_copy
+from fastopt._engine.clip import measured, overflow, scale_of, squares, times
+from fastopt._engine.clip_adaptive import UnitClip
+from fastopt._engine.mixed_precision import has_master, set_master, split_state
+from fastopt._engine.plan import Plan
+from fastopt._engine.planner import Call, Planner
+from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
+from fastopt._engine.tracked import Tracked
+from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
+from fastopt._foreign import as_gradient, as_weight, latest
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels.cpu import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
+from fastopt._kernels.device_memory import host, placed
+from fastopt._kernels.devices import header, is_cuda, mark_written
+from fastopt._kernels.pages import small_pages
+from fastopt._naming import constructs
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, brief, count, number
-from fastopt.arrays import Gradient, Weight
 from fastopt.averages import Average, check_average
 from fastopt.checkpoint.resumable import Resumable
-from fastopt.engine.averaging import Averages, exact_copy
-from fastopt.engine.clip import measured, overflow, scale_of, squares, times
-from fastopt.engine.clip_adaptive import UnitClip
-from fastopt.engine.mixed_precision import has_master, set_master, split_state
-from fastopt.engine.plan import Plan
-from fastopt.engine.planner import Call, Planner
-from fastopt.engine.state_dtype import in_dtype_of, mapped_slots
-from fastopt.engine.tracked import Tracked
-from fastopt.engine.validate import as_lists, check, check_index, is_listed, label, leaves
-from fastopt.foreign import as_gradient, as_weight, latest
-from fastopt.interrupts import uninterrupted
-from fastopt.kernels.cpu import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
-from fastopt.kernels.device_memory import host, placed
-from fastopt.kernels.devices import header, is_cuda, mark_written
-from fastopt.kernels.pages import small_pages
-from fastopt.naming import constructs
 from fastopt.optimizer.accumulation import Entry, Waiting, Windows
 from fastopt.optimizer.averaged import check_averaged
 from fastopt.optimizer.groups import Groups

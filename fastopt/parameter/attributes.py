@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fastopt._kernels.device_memory import host, placed
+from fastopt._kernels.devices import header
+from fastopt._naming import Constructor, unknown_arguments
 from fastopt.arguments import brief, choice, number
 from fastopt.initializer import Initializer, create
-from fastopt.kernels.device_memory import host, placed
-from fastopt.kernels.devices import header
-from fastopt.naming import Constructor, unknown_arguments
 from fastopt.parameter.checks import Array, Shape, as_dtype, as_shape, merged
 from fastopt.parameter.gradient import Gradient
 

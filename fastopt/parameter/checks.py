@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._kernels.device_memory import cuda_target, host
+from fastopt._kernels.devices import is_cuda
+from fastopt._kernels.layout import bfloat16
 from fastopt.arguments import brief, count
 from fastopt.device import Device, current_device
-from fastopt.kernels.device_memory import cuda_target, host
-from fastopt.kernels.devices import is_cuda
-from fastopt.kernels.layout import bfloat16
 
 __all__ = ["Array", "Shape", "as_array", "as_devices", "as_dtype", "as_shape", "is_known", "merged"]
 

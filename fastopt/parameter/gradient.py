@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.kernels.device_memory import host
+from fastopt._kernels.device_memory import host
 from fastopt.parameter.checks import Array, Shape, as_array
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from fastopt.engine.accumulate import adding
-from fastopt.kernels.device_memory import duplicate, host, owned, zero
-from fastopt.kernels.devices import device_of, header, is_cuda
-from fastopt.kernels.layout import kind_of
-from fastopt.kernels.table import launch
+from fastopt._engine.accumulate import adding
+from fastopt._kernels.device_memory import duplicate, host, owned, zero
+from fastopt._kernels.devices import device_of, header, is_cuda
+from fastopt._kernels.layout import kind_of
+from fastopt._kernels.table import launch
 from fastopt.parameter.checks import as_array
 from fastopt.parameter.gradient import Gradient
 from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._kernels.device_memory import host, owned
+from fastopt._kernels.devices import is_cuda
 from fastopt.device import Device
-from fastopt.kernels.device_memory import host, owned
-from fastopt.kernels.devices import is_cuda
 from fastopt.parameter.checks import Array
 from fastopt.parameter.deprecated import ctx_is_device
 from fastopt.parameter.gradient import Gradient

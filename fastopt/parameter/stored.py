@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastopt._kernels.device_memory import owned
 from fastopt.device import Device, current_device
 from fastopt.initializer import FusedRNN, InitDesc, Initializer, create
-from fastopt.kernels.device_memory import owned
 from fastopt.parameter.attributes import Attributes
 from fastopt.parameter.checks import Array, Shape, as_devices, is_known
 from fastopt.parameter.deprecated import ctx_is_device

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._kernels.device_memory import assign, host
+from fastopt._kernels.devices import header, is_cuda
 from fastopt.arguments import choice
 from fastopt.device import Device, cpu
-from fastopt.kernels.device_memory import assign, host
-from fastopt.kernels.devices import header, is_cuda
 from fastopt.parameter.checks import Array, as_array, as_devices, as_dtype
 from fastopt.parameter.deprecated import ctx_is_device, renamed
 from fastopt.parameter.stored import Stored

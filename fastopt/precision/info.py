@@ -5,9 +5,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from fastopt._engine.mixed_precision import split_state
+from fastopt._engine.validate import check_index
 from fastopt.checkpoint.describe import check_updater
-from fastopt.engine.mixed_precision import split_state
-from fastopt.engine.validate import check_index
 from fastopt.optimizer import Updater
 from fastopt.optimizer.unbound import bound, expect_bind
 from fastopt.scope import current_scope

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._kernels.paging import PAGE, bring
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, lock, write_atomically
 from fastopt.checkpoint.tree import chunks, read
-from fastopt.kernels.paging import PAGE, bring
 from fastopt.optimizer import Optimizer
 from fastopt.table.records import SUMS, RecordFile, Rows
 

@@ -14,20 +14,20 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastopt._engine.validate import is_half
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels.hashing import FREE
+from fastopt._kernels.layout import bfloat16, kind_of
+from fastopt._kernels.threads import in_forked_child
+from fastopt._naming import Spelled
+from fastopt._suggestions import Advised
 from fastopt.arguments import brief, count, flag, number
 from fastopt.checkpoint.errors import CheckpointError, read_from
 from fastopt.checkpoint.files import PathLike, write_atomically
 from fastopt.checkpoint.tree import chunks, read
-from fastopt.engine.validate import is_half
 from fastopt.initializer import Initializer
-from fastopt.interrupts import uninterrupted
-from fastopt.kernels.hashing import FREE
-from fastopt.kernels.layout import bfloat16, kind_of
-from fastopt.kernels.threads import in_forked_child
-from fastopt.naming import Spelled
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.sparse import REALS, RowSparse
-from fastopt.suggestions import Advised
 from fastopt.table.directory import Directory
 from fastopt.table.index import MOST_ROWS, RECORD, UNUSED, Ids, RowIndex
 from fastopt.table.records import RecordFile, Rows

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt.kernels import hashing
-from fastopt.kernels.compiling import bind
-from fastopt.kernels.hashing import BITS, DEAD, FREE, HIGH, HINT, LIVE, NUMBERS
-from fastopt.kernels.pages import LARGE, huge_pages, reserved
+from fastopt._kernels import hashing
+from fastopt._kernels.compiling import bind
+from fastopt._kernels.hashing import BITS, DEAD, FREE, HIGH, HINT, LIVE, NUMBERS
+from fastopt._kernels.pages import LARGE, huge_pages, reserved
 from fastopt.table.records import RecordFile, Rows
 
 __all__ = ["MOST_ROWS", "RECORD", "Ids", "RowIndex", "Rows"]

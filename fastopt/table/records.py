@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._kernels.pages import NORESERVE, reserved
+from fastopt._kernels.paging import PAGE
 from fastopt.checkpoint.errors import CheckpointError
-from fastopt.kernels.pages import NORESERVE, reserved
-from fastopt.kernels.paging import PAGE
 
 __all__ = ["SUMS", "Parts", "RecordFile", "Rows", "fields", "size_of"]
 

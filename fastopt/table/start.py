@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._kernels import hashing
 from fastopt.arguments import brief
 from fastopt.initializer import Constant, Initializer, Normal, One, Uniform, Zero, create
-from fastopt.kernels import hashing
 from fastopt.table.index import Ids
 
 __all__ = ["Start"]

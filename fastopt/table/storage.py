@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.validate import leaves
+from fastopt._kernels import hashing
+from fastopt._kernels.compiling import bind
+from fastopt._kernels.pages import LARGE, huge_pages, reserved
+from fastopt._kernels.table import PARALLEL_FROM
+from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.arguments import brief
-from fastopt.engine.validate import leaves
-from fastopt.kernels import hashing
-from fastopt.kernels.compiling import bind
-from fastopt.kernels.pages import LARGE, huge_pages, reserved
-from fastopt.kernels.table import PARALLEL_FROM
-from fastopt.kernels.threads import may_run_parallel, turn
 from fastopt.optimizer.optimizer import Optimizer
 from fastopt.table.index import Ids
 from fastopt.table.records import RecordFile, Rows, fields, size_of

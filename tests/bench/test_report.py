@@ -13,12 +13,12 @@ import pytest
 import fastopt
 from fastopt import optimizer, warmup
 from fastopt.__main__ import main
+from fastopt._console import progress, table
 from fastopt.bench import measurements, report
 from fastopt.bench.advice import on_layer, on_threads
 from fastopt.bench.clock import interleaved, seconds
 from fastopt.bench.formulas import FORMULAS
 from fastopt.bench.steps import Step, momentum_of
-from fastopt.console import progress, table
 from helpers.cases import kept
 
 RANDOM = {"sgld"}

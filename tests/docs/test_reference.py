@@ -13,9 +13,7 @@ from helpers.paths import DOCS
 
 PAGES = DOCS / "api"
 MODULES = sorted(page.stem for page in PAGES.glob("fastopt*.rst"))
-INTERNAL = {"arguments", "arrays", "checked", "console", "engine", "entries", "info"}
-INTERNAL |= {"bench", "demo", "interrupts", "kernels", "naming", "notices", "plain"}
-INTERNAL |= {"foreign", "structure", "suggestions", "warmup"}
+INTERNAL = {"arguments", "bench", "demo", "info", "kernels", "plain", "warmup"}
 """What the command line and the public modules are made of."""
 
 modules = pytest.mark.parametrize("module", MODULES)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
+from fastopt._engine.validate import leaves
 from helpers.cases import CASES, LIGHT, OF_STEPS, Case, sampled
 from helpers.row_sparse import listing, problems, same_bits
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.kernels.table import Table
+from fastopt._kernels.table import Table
 from helpers.cases import kept
 from helpers.row_sparse import listing, same_bits
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
+from fastopt._engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.sparse import RowSparse
 from helpers.tensor_lists import as_list, everything, frozen, laid, normal, one_by_one

@@ -33,7 +33,7 @@ def test_any_number_of_threads_draws_alike(run_python):
 
 SUITE = """
 import sys, pytest
-from fastopt.kernels import half
+from fastopt._kernels import half
 print(half._f16c())
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """

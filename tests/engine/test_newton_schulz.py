@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastopt.engine.newton_schulz import COEFFICIENTS, NewtonSchulz
+from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
 
 shapes = st.tuples(st.integers(1, 40), st.integers(1, 40))
 kinds = st.sampled_from(["float32", "float64"])
@@ -167,7 +167,7 @@ def test_large_matrices_of_a_stack_are_orthogonalized_one_by_one(monkeypatch):
 
     monkeypatch.setattr(NewtonSchulz, "_plain", counted)
     together = orthogonal(stack)
-    monkeypatch.setattr("fastopt.engine.newton_schulz.BATCHED", 71)
+    monkeypatch.setattr("fastopt._engine.newton_schulz.BATCHED", 71)
     np.testing.assert_array_equal(orthogonal(stack), together)
     assert counts == [3, 1, 1, 1]
 

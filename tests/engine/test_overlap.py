@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastopt.engine.overlap import Ranges, bounds
+from fastopt._engine.overlap import Ranges, bounds
 
 memory = np.zeros(64, np.uint8)
 slices = st.tuples(st.integers(0, 60), st.integers(0, 8), st.sampled_from([1, 2, -1]))

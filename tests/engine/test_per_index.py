@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
-from fastopt.engine.per_index import Counts, PerIndex
-from fastopt.engine.tracked import Tracked
+from fastopt._engine.per_index import Counts, PerIndex
+from fastopt._engine.tracked import Tracked
 
 
 class Watch:

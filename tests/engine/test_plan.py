@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
+from fastopt._engine.planner import LISTS, Planner
 from fastopt.amp import LossScaler
-from fastopt.engine.planner import LISTS, Planner
 from fastopt.sparse import RowSparse
 from helpers.tensor_lists import everything
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
+from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
 from helpers.cases import CASES, LIGHT, OF_STEPS, chosen, every_or_few, exhaustive, sampled
 from helpers.row_sparse import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows

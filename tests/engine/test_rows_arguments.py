@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
+from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
 from helpers.cases import exhaustive
 from helpers.row_sparse import listing, problems, same_bits

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
+from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
 from helpers.cases import exhaustive
 from helpers.row_sparse import eighths, listing, same_bits

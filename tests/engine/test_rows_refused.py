@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
+from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
 
 

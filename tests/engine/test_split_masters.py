@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.kernels import half as conversions
-from fastopt.kernels.weights import parts
+from fastopt._kernels import half as conversions
+from fastopt._kernels.weights import parts
 from helpers.cases import exhaustive
 from helpers.half_precision import bits, every_case, flat, lively, master_of
 

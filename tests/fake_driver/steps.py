@@ -10,8 +10,8 @@ import numpy as np
 from numba import cuda
 
 from fastopt import RowSparse, optimizer
+from fastopt._kernels import cuda_driver
 from fastopt.amp import LossScaler
-from fastopt.kernels import cuda_driver
 from fastopt.lr_scheduler import CosineScheduler
 
 WARM = 6

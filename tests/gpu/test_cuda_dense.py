@@ -5,11 +5,11 @@ import pytest
 from numba import cuda
 
 from fastopt import optimizer, rule
-from fastopt.kernels import device_memory
-from fastopt.kernels.cuda_driver import SIMULATED
-from fastopt.kernels.cuda_table import CudaTable
-from fastopt.kernels.device_memory import zero
-from fastopt.kernels.devices import header
+from fastopt._kernels import device_memory
+from fastopt._kernels.cuda_driver import SIMULATED
+from fastopt._kernels.cuda_table import CudaTable
+from fastopt._kernels.device_memory import zero
+from fastopt._kernels.devices import header
 from helpers.cases import CASES
 from helpers.device_arrays import Foreign, check_close, check_steps, host, on_device
 

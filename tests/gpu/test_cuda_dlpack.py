@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.kernels import dlpack
-from fastopt.kernels.devices import header
+from fastopt._kernels import dlpack
+from fastopt._kernels.devices import header
 from helpers.device_arrays import Foreign, host, on_device
 
 pytestmark = pytest.mark.cuda

@@ -5,10 +5,10 @@ import pytest
 from numba import cuda
 
 from fastopt import optimizer
+from fastopt._kernels.device_memory import owned
+from fastopt._kernels.devices import header
 from fastopt.amp import LossScaler
 from fastopt.device import cuda as cuda_device
-from fastopt.kernels.device_memory import owned
-from fastopt.kernels.devices import header
 from helpers.device_arrays import check_close, check_steps, host, leaves, on_device
 
 pytestmark = pytest.mark.cuda

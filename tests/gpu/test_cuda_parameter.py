@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fastopt import Parameter, RowSparse, Trainer
+from fastopt._kernels.devices import is_cuda
 from fastopt.device import cpu
 from fastopt.device import cuda as cuda_device
-from fastopt.kernels.devices import is_cuda
 from fastopt.parameter import ParameterDict
 from helpers.device_arrays import host, on_device
 

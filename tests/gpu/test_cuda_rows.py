@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastopt import RowSparse, optimizer
-from fastopt.kernels.cuda_driver import SIMULATED
+from fastopt._kernels.cuda_driver import SIMULATED
 from helpers.cases import CASES
 from helpers.device_arrays import check_close, check_steps, host, on_device
 

@@ -9,11 +9,11 @@ import pytest
 from numba import cuda
 
 from fastopt import RowSparse, optimizer
+from fastopt._engine.validate import leaves
+from fastopt._kernels import cuda as kernels
+from fastopt._kernels import cuda_driver, cuda_table, device_memory
+from fastopt._kernels.devices import header, is_cuda
 from fastopt.device import cuda as cuda_device
-from fastopt.engine.validate import leaves
-from fastopt.kernels import cuda as kernels
-from fastopt.kernels import cuda_driver, cuda_table, device_memory
-from fastopt.kernels.devices import header, is_cuda
 from helpers.device_arrays import Foreign, host, on_device
 
 pytestmark = pytest.mark.cuda

@@ -7,8 +7,8 @@ import pytest
 from numba.core import config
 
 from fastopt import optimizer
-from fastopt.kernels import cuda as kernels
-from fastopt.kernels.devices import header
+from fastopt._kernels import cuda as kernels
+from fastopt._kernels.devices import header
 from helpers.device_arrays import on_device
 
 torch = pytest.importorskip("torch")

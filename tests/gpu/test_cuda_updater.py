@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
+from fastopt._kernels.devices import header
 from fastopt.device import cuda as cuda_device
-from fastopt.kernels.devices import header
 from helpers.device_arrays import Foreign, check_close, host, leaves, on_device
 
 pytestmark = pytest.mark.cuda

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fastopt import RowSparse
-from fastopt.kernels.device_memory import sent
+from fastopt._kernels.device_memory import sent
 
 
 class Foreign:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import fastopt
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
+from fastopt._engine.validate import leaves
 from helpers.embedding_oracle import BATCHES, DIM, INDEX, Oracle, first
 
 __all__ = ["Tables"]

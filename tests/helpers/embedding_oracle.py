@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
+from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
 
 __all__ = ["BATCHES", "DIM", "HEIGHT", "IDS", "INDEX", "Oracle", "first"]

@@ -407,7 +407,7 @@ def attacks(run):
 
 def of_mxnet(run):
     """Damaged file of MXNet with the states of a run."""
-    from fastopt.engine.validate import leaves
+    from fastopt._engine.validate import leaves
     from helpers.mxnet_pickles import dense, pickled, row_sparse
 
     rng = run.rng

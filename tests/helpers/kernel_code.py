@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
-from fastopt.kernels import table
-from fastopt.kernels.layout import Layout
+from fastopt._kernels import table
+from fastopt._kernels.layout import Layout
 from helpers.cases import CASES
 
 __all__ = ["RULES", "compile_anew"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from fastopt.engine.validate import leaves
+from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
 
 WIDTHS = [1, 2, 3, 7, 8, 31, 64, 1023, 1100]

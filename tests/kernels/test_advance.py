@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.engine.hyper import hyper_of
+from fastopt._engine.hyper import hyper_of
 from helpers.cases import exhaustive, kept
 
 TIMES = [1, 2, 3, 5, 6, 10, 100, 1000, 12_345, 10**6]

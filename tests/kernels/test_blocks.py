@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import fastopt
 from fastopt import amp, optimizer
-from fastopt.engine.validate import leaves
-from fastopt.kernels.codes import decoded, encoded, scales_shape
+from fastopt._engine.validate import leaves
+from fastopt._kernels.codes import decoded, encoded, scales_shape
 from helpers.cases import exhaustive
 from helpers.half_precision import bits
 

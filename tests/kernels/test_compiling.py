@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fastopt
-from fastopt.kernels.compiling import KernelFiles
+from fastopt._kernels.compiling import KernelFiles
 from helpers.cases import exhaustive
 
 STEP = """
@@ -128,7 +128,7 @@ def test_a_rule_typed_into_a_repl_works(run_python):
 @pytest.mark.parametrize("home", [None, "/dev/null"], ids=["unset", "unusable"])
 def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, home):
     """Directories are read-only for anyone; a file in place of the directory stops root too."""
-    for folder in ("kernels", "optimizer"):
+    for folder in ("_kernels", "optimizer"):
         (install / "fastopt" / folder / "__pycache__").write_text("not a directory")
     code = "import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n"
     environment = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt.kernels import cpu, table
+from fastopt._kernels import cpu, table
 from fastopt.kernels.rule import rule
 from helpers.cases import exhaustive
 from helpers.kernel_code import RULES, compile_anew
@@ -48,7 +48,7 @@ AVX2 = "+avx,+avx2,+fma,+bmi,+bmi2,+f16c"
 def test_avx2_is_enough_for_vectors_of_eight(name):
     """Normal numbers need no instruction that AVX-512 alone has."""
     code = (
-        "import numpy as np; from fastopt.kernels import cpu; "
+        "import numpy as np; from fastopt._kernels import cpu; "
         "from helpers.kernel_code import compile_anew; "
         f"print(compile_anew(cpu.dense, {name!r}, np.float32)[0])"
     )

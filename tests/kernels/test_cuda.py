@@ -8,8 +8,8 @@ import pytest
 from numba import from_dtype, types
 from numba.core import config
 
-from fastopt.engine.accumulate import accumulate
-from fastopt.kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
+from fastopt._engine.accumulate import accumulate
+from fastopt._kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
 from helpers.cases import CASES, SAMPLE
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'numba-cuda[cu13]'")
@@ -19,8 +19,8 @@ if config.ENABLE_CUDASIM:
 from cuda.bindings import nvjitlink
 from numba import cuda
 
-from fastopt.kernels import cuda as kernels
-from fastopt.kernels import cuda_blocks, cuda_order
+from fastopt._kernels import cuda as kernels
+from fastopt._kernels import cuda_blocks, cuda_order
 
 F4, F8 = np.float32, np.float64
 PIECES, TABLE, SUMS = types.int64[:, ::1], types.uint64[:, ::1], types.float64[:, ::1]
@@ -223,7 +223,7 @@ def test_a_pack_is_read_before_it_is_written(capability):
 
 
 def test_float16_is_converted_by_the_gpu_whatever_the_host(capability, monkeypatch):
-    monkeypatch.setattr("fastopt.kernels.half._f16c", lambda: False)
+    monkeypatch.setattr("fastopt._kernels.half._f16c", lambda: False)
     layout = layout_of(rule_named("sgd"), weight=(FLOAT16,), grad=FLOAT16)
     kernel = kernels.dense.__wrapped__(layout)
     arguments = PIECES, TABLE, records(layout.rule, F4)

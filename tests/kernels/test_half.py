@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
 
-from fastopt.kernels import half
+from fastopt._kernels import half
 
 BITS = np.arange(1 << 16, dtype=np.uint16)
 SIGN = np.uint16(0x8000)
@@ -360,7 +360,7 @@ def test_an_unknown_processor_is_taken_to_have_none(monkeypatch):
 
 PROCESS = """
 import sys, pytest
-from fastopt.kernels import half
+from fastopt._kernels import half
 print(half._f16c())
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fastopt.kernels import cpu, half, table
-from fastopt.kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
+from fastopt._kernels import cpu, half, table
+from fastopt._kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
 from fastopt.optimizer.adam import adam
 from helpers.cases import exhaustive
 

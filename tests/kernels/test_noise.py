@@ -8,7 +8,7 @@ import pytest
 from numba import njit
 
 from fastopt import optimizer
-from fastopt.kernels import noise
+from fastopt._kernels import noise
 
 
 def draw(size=200_000, steps=1, index=0, **kwargs):

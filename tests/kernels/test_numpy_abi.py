@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.kernels import cpu, numpy_abi
-from fastopt.kernels.layout import ADDRESS
-from fastopt.kernels.numpy_abi import C_ORDER, FITS, TYPES, enter, guard, readable
+from fastopt._kernels import cpu, numpy_abi
+from fastopt._kernels.layout import ADDRESS
+from fastopt._kernels.numpy_abi import C_ORDER, FITS, TYPES, enter, guard, readable
 from helpers.cases import exhaustive
 from helpers.tensor_lists import everything
 

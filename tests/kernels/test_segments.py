@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import fastopt
 from fastopt import optimizer
-from fastopt.kernels.table import Table
+from fastopt._kernels.table import Table
 from fastopt.sparse import RowSparse
 from helpers.frames import SINGLE, frames
 

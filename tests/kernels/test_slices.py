@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
-from fastopt.kernels import table
+from fastopt._engine.validate import leaves
+from fastopt._kernels import table
 from helpers.tensor_lists import normal
 
 SHAPE, CUT = (40, 6), 17

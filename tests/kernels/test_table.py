@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt.kernels import table as tables
-from fastopt.kernels.table import LINE, PARALLEL_FROM, balanced, chunks
-from fastopt.kernels.threads import use_threads
+from fastopt._kernels import table as tables
+from fastopt._kernels.table import LINE, PARALLEL_FROM, balanced, chunks
+from fastopt._kernels.threads import use_threads
 from helpers.cases import exhaustive
 
 ITEMS = st.tuples(st.integers(0, 50_000), st.sampled_from([1, 1, 1, 0, 3, 64, 1000]))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fastopt.kernels import threads
+from fastopt._kernels import threads
 from helpers.cases import exhaustive
 from helpers.packages import installed
 

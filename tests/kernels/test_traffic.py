@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fastopt.kernels import traffic
-from fastopt.kernels.table import CHUNK, PARALLEL_FROM
+from fastopt._kernels import traffic
+from fastopt._kernels.table import CHUNK, PARALLEL_FROM
 
 
 def filled(size, rng):

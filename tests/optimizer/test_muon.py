@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import fastopt
+from fastopt._engine.newton_schulz import COEFFICIENTS, NewtonSchulz
+from fastopt._engine.validate import leaves
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError, from_torch_state_dict, to_torch_state_dict
 from fastopt.demo.perceptron import Perceptron, train
-from fastopt.engine.newton_schulz import COEFFICIENTS, NewtonSchulz
-from fastopt.engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer import Muon
 from helpers.cases import exhaustive

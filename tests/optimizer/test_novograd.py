@@ -8,10 +8,10 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
+from fastopt._kernels.table import PARALLEL_FROM
+from fastopt._kernels.threads import use_threads
 from fastopt.checkpoint import CheckpointError
 from fastopt.kernels.rule import rule
-from fastopt.kernels.table import PARALLEL_FROM
-from fastopt.kernels.threads import use_threads
 from fastopt.optimizer import NovoGrad
 from helpers import oracles
 from helpers.cases import exhaustive

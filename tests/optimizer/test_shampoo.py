@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fastopt
-from fastopt.engine.eigenbases import inverse_root
-from fastopt.engine.validate import leaves
+from fastopt._engine.eigenbases import inverse_root
+from fastopt._engine.validate import leaves
 from fastopt.optimizer import Shampoo
 from helpers.paths import GOLDEN
 from helpers.resuming import WAYS, resumed

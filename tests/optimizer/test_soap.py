@@ -9,9 +9,9 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt.engine.eigenbases import axes, eigenbasis, iterated
-from fastopt.engine.plan import Plan
-from fastopt.engine.validate import leaves
+from fastopt._engine.eigenbases import axes, eigenbasis, iterated
+from fastopt._engine.plan import Plan
+from fastopt._engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer import SOAP
 from helpers.cases import exhaustive

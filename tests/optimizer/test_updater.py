@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fastopt import checkpoint, optimizer
-from fastopt.engine.per_index import Counts
+from fastopt._engine.per_index import Counts
 
 
 def adam(**kwargs):

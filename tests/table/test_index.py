@@ -7,7 +7,7 @@ import pytest
 
 import fastopt
 from fastopt import initializer
-from fastopt.kernels.noise import mix
+from fastopt._kernels.noise import mix
 from fastopt.table.index import RowIndex
 
 

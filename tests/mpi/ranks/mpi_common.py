@@ -7,8 +7,8 @@ import pytest
 from mpi4py import MPI
 
 from fastopt import optimizer
-from fastopt.engine.validate import leaves
-from fastopt.kernels.layout import real_of
+from fastopt._engine.validate import leaves
+from fastopt._kernels.layout import real_of
 from fastopt.mpi import ShardedUpdater
 from helpers.tensor_lists import frozen, normal
 

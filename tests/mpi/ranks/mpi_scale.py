@@ -5,8 +5,8 @@ import tracemalloc
 import numpy as np
 from mpi_common import comm
 
+from fastopt._kernels import copying
 from fastopt.checkpoint.placement import line_bytes, placed
-from fastopt.kernels import copying
 from fastopt.mpi import flat_like, packing
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.plan import Plan

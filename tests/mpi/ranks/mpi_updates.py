@@ -8,9 +8,9 @@ import pytest
 from mpi_common import Pair, comm, exact, raised, state_bytes, summed
 
 from fastopt import RowSparse, Updater, optimizer
+from fastopt._engine.validate import leaves
+from fastopt._kernels.codes import is_worth_codes
 from fastopt.amp import LossScaler
-from fastopt.engine.validate import leaves
-from fastopt.kernels.codes import is_worth_codes
 from fastopt.mpi import ShardedTable, ShardedUpdater
 from helpers.cases import CASES
 from helpers.tensor_lists import Tensor, dtype_of, everything, frozen, normal, tensors_of

@@ -1,0 +1,173 @@
+"""Helpers of the commands: one-line errors, optional packages, progress bars and tables."""
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
+
+from fastopt._suggestions import closest
+
+__all__ = ["Refused", "Table", "duration", "need", "progress", "say", "table", "unknown"]
+
+T = TypeVar("T")
+
+EXTRAS = {
+    "demo": ("scikit-learn", "tqdm", "matplotlib"),
+    "bfloat16": ("ml_dtypes",),
+    "mpi": ("mpi4py", "mpich"),
+}
+"""Optional dependencies, by the extra that installs them."""
+
+
+class Refused(Exception):
+    """A command cannot run as requested; the message is one line that says what to do."""
+
+
+def unknown(name: str, known: Sequence[str]) -> str:
+    """Return a message about a name that is not in `known`.
+
+    Examples
+    --------
+    >>> from fastopt._console import unknown
+    >>> unknown("adma", ["adam", "sgd"])
+    "no 'adma'; there are adam, sgd; did you mean adam?"
+    """
+    near = closest(name, known)
+    hint = f"; did you mean {near}?" if near else ""
+    return f"no {name!r}; there are {', '.join(known)}{hint}"
+
+
+def need(*modules: str, extra: str = "demo") -> list[Any]:
+    """Import modules of optional packages.
+
+    Raises
+    ------
+    Refused
+        A package is missing; the message names the packages that `extra` installs.
+    """
+    try:
+        return [import_module(module) for module in modules]
+    except ImportError as error:
+        raise Refused(
+            f"another package is needed ({error}): pip install {' '.join(EXTRAS[extra])}"
+        ) from None
+
+
+def progress(tasks: Sequence[T], unit: str) -> Iterable[T]:
+    """Iterate over `tasks` with a progress bar on standard error, if tqdm is installed.
+
+    Parameters
+    ----------
+    tasks : sequence
+        The items.
+    unit : str
+        Name of one item in the progress bar.
+
+    Examples
+    --------
+    >>> from fastopt._console import progress
+    >>> list(progress([], "task"))
+    []
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return tasks
+    bar: Iterable[T] = tqdm(tasks, unit=unit, leave=False)
+    return bar
+
+
+def say(line: str) -> None:
+    """Print a line, above the progress bar if one is active."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        print(line, flush=True)
+    else:
+        tqdm.write(line)
+
+
+class Table:
+    """A table that prints each row when it is added, preceded by an empty line and a header.
+
+    Parameters
+    ----------
+    head : sequence of str
+        Column titles.
+    widest : sequence of str
+        A wide example cell for each column; it sets the column width.
+
+    Examples
+    --------
+    >>> from fastopt._console import Table
+    >>> rows = Table(["name", "time"], ["rmsprop", "100.0 us"])
+    >>> rows.add(["adam", "1.5 us"])
+    <BLANKLINE>
+    name         time
+    -------  --------
+    adam       1.5 us
+    """
+
+    def __init__(self, head: Sequence[str], widest: Sequence[str]) -> None:
+        self.head = head
+        self.widths = [max(map(len, column)) for column in zip(head, widest, strict=True)]
+
+    def add(self, cells: Sequence[str]) -> None:
+        """Print a row, and the header before the first row."""
+        if self.head:
+            say("")
+            self._print(self.head)
+            self._print(["-" * width for width in self.widths])
+            self.head = []
+        self._print(cells)
+
+    def _print(self, cells: Sequence[str]) -> None:
+        say("  ".join(_aligned(cells, self.widths)).rstrip())
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Pad cells to the column widths; the first is left-aligned, the others right-aligned."""
+    pairs = enumerate(zip(cells, widths, strict=True))
+    return [f"{cell:>{width}}" if k else f"{cell:<{width}}" for k, (cell, width) in pairs]
+
+
+def duration(seconds: float) -> str:
+    """Format a time in microseconds or milliseconds.
+
+    Examples
+    --------
+    >>> from fastopt._console import duration
+    >>> duration(1.5e-6), duration(0.0025)
+    ('1.5 us', '2.50 ms')
+    """
+    return f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]], markdown: bool = False) -> str:
+    """Format a table with the first column left-aligned and the others right-aligned.
+
+    Parameters
+    ----------
+    head : sequence of str
+        Column titles.
+    lines : sequence of sequence of str
+        The rows, each with as many cells as `head`.
+    markdown : bool
+        Use Markdown syntax instead of plain text. Default False.
+
+    Examples
+    --------
+    >>> from fastopt._console import table
+    >>> print(table(["name", "size"], [["a", "10"], ["b", "7"]]))
+    name  size
+    ----  ----
+    a       10
+    b        7
+    """
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    rule = ["-" * width for width in widths]
+    if markdown:
+        rule = [rule[0], *(f"{dashes[:-1]}:" for dashes in rule[1:])]
+    written = [_aligned(cells, widths) for cells in (head, rule, *lines)]
+    if markdown:
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in written)
+    return "\n".join("  ".join(cells).rstrip() for cells in written)

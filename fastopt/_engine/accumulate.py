@@ -1,0 +1,80 @@
+"""Gradient accumulation with the update kernels."""
+
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.planner import table_of
+from fastopt._engine.validate import Array, check_like, listed, order_of
+from fastopt._kernels.device_memory import like, placed
+from fastopt._kernels.devices import Header, header
+from fastopt._kernels.layout import real_of
+from fastopt._kernels.table import Table
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
+from fastopt.sparse import RowSparse
+
+__all__ = ["accumulate", "add", "room"]
+
+
+@rule(hyper=("keep",))
+def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Add a gradient to a sum, or start a new sum with it."""
+    if h.keep:
+        return weight + grad, ()
+    return grad, ()
+
+
+def add(words: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[Any, list[Table]]:
+    """Add a gradient to a sum; return the new sum and the tables that must be launched.
+
+    The sum of row-sparse gradients is a new row-sparse gradient. Adding a row-sparse gradient to
+    a dense sum changes only the indexed rows. A dense gradient makes the sum dense.
+
+    Parameters
+    ----------
+    words : str
+        Label of the parameter.
+    total : array, RowSparse or None
+        The sum so far.
+    grad : array or RowSparse
+        The gradient.
+    weight : array
+        The weight. The sum has its shape and the dtype in which it is updated.
+    keep : bool
+        Whether to add to `total`. If False, the gradient replaces its contents.
+    """
+    real, of = real_of(weight.dtype), header(weight)
+    on_device = isinstance(of, Header)  # sums on a device are dense
+    by_row = isinstance(grad, RowSparse) and not on_device
+    if by_row and (not keep or isinstance(total, RowSparse)):
+        copied = grad.values.astype(real), grad.indices.copy()
+        grad = listed(words, copied, of.shape)
+        return (total + grad if keep else grad), []
+    total = room(words, total, weight, keep)
+    return total, [adding(words, total, grad, keep)]
+
+
+def room(words: str, total: Any, weight: Array, keep: bool) -> Any:
+    """Return a dense array for a sum; `total` is reused if it fits and preserved if `keep`."""
+    if isinstance(total, RowSparse):
+        total = total.to_dense() if keep else None
+    of = header(weight)
+    real = np.dtype(real_of(of.dtype))
+    now = header(total)
+    if total is None or not (keep or (now.shape == of.shape and now.dtype == real)):
+        return like(of, of.shape, real, order_of(of))
+    check_like(words, "the sum of gradients", now, (real.name,), of.shape)
+    return placed(total, of)
+
+
+def adding(words: str, total: Any, grad: Any, keep: bool) -> Table:
+    """Return the table whose launch adds `grad` to `total`, or overwrites it unless `keep`.
+
+    A row-sparse gradient changes only the indexed rows.
+    """
+    sparse = isinstance(grad, RowSparse)
+    table = table_of(words, accumulate, (header(total),), grad, (), lazy=sparse and keep)
+    if isinstance(grad, RowSparse):
+        table.list_rows(words, grad)
+    table.fields[0] = float(keep)
+    return table

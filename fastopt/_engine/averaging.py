@@ -1,0 +1,264 @@
+"""Weight averaging during updates: the arrays, the derived rules and the plans."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.hyper import Hyper
+from fastopt._engine.mixed_precision import round_into
+from fastopt._engine.per_index import Index
+from fastopt._engine.validate import check_like, label, order_of
+from fastopt._kernels.device_memory import assign, host, like, placed
+from fastopt._kernels.devices import Header, header
+from fastopt._kernels.layout import real_of
+from fastopt._kernels.weights import joined
+from fastopt.averages import Average
+from fastopt.kernels.rule import Rule
+from fastopt.sparse import REALS
+
+__all__ = ["Alternating", "Averages", "AveragingStep", "exact_copy"]
+
+Array = np.ndarray[Any, Any]
+Exact = tuple[Array, ...]
+
+
+class Averages:
+    """Averages of the weights of an updater.
+
+    Parameters
+    ----------
+    average : Average or None
+        How to average weights; None if the optimizer's state holds the averages.
+
+    Attributes
+    ----------
+    arrays : dict
+        Average of each index, in the dtype of the arithmetic.
+    held : dict or None
+        The original weights by index while the weight arrays hold the averages, else None.
+    """
+
+    def __init__(self, average: Average | None) -> None:
+        self.average: Any = average
+        self.arrays: dict[Index, Any] = {}
+        self.held: dict[Index, Array] | None = None
+        self._written: dict[Index, Any] | None = None
+
+    @property
+    def inside(self) -> bool:
+        """Whether a context that restores the original weights on exit is active."""
+        return self._written is not None
+
+    def check_target(self, words: str, index: Index, weight: Any) -> None:
+        """Raise unless `weight` can hold the average of an index."""
+        shape = header(self.arrays[index]).shape
+        check_like(words, "weight", weight, REALS, shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"average": self.average, "arrays": host(self.arrays), "held": self.held}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _written=None)
+
+    # Steps
+
+    def step(self, optimizer: Any, indices: Sequence[Index]) -> "AveragingStep | None":
+        """Return the averaging of a step of these indices; None if no average changes.
+
+        An average is created in the first update, even if its rate is 0 there.
+        """
+        counts, first = optimizer._index_update_count, optimizer.begin_num_update
+        often = Counter(indices)
+        ahead = (counts.get(i, first) + k for i, n in often.items() for k in range(n))
+        if not (self.arrays.keys() >= often.keys() and self.rest(optimizer, ahead)):
+            return AveragingStep(self, optimizer)
+        return None
+
+    def rest(self, optimizer: Any, counts: Iterable[int]) -> bool:
+        """Whether no average changes in the updates that follow these update counts."""
+        rate, first = self.average.rate, optimizer.begin_num_update
+        return self.average.alternates and not any(rate(count + 1 - first) for count in counts)
+
+    def hyper(self, of: Hyper) -> Hyper:
+        """Return the hyper-parameters of the derived rule."""
+        rate, constant = self.average.rate, self.average.constant
+
+        def given(optimizer: Any, t: int, lr: float, wd: float) -> Mapping[str, float]:
+            fields = of.given(optimizer, t, lr, wd)
+            if "average_rate" in fields:
+                raise ValueError(
+                    f"hyper() of {type(optimizer).__name__} returns 'average_rate', which is the "
+                    "field of the updater's average: use another name"
+                )
+            return {**fields, "average_rate": rate(t - optimizer.begin_num_update)}
+
+        return of._replace(given=given, constant=of.constant and constant)
+
+    # Weight arrays that hold the averages
+
+    def check_free(self) -> None:
+        """Raise RuntimeError while the weight arrays hold the averages."""
+        if self.held is not None:
+            raise RuntimeError(
+                "the weights hold their averages: leave updater.averaged(), or call "
+                "updater.restore_weights() after a load of what was saved inside of it"
+            )
+
+    def swap_in(self, targets: Mapping[Index, Sequence[Any]]) -> None:
+        """Write the averages to the weights and their half-precision copies, already checked."""
+        held = {i: [_copied(header(array)) for array in arrays] for i, arrays in targets.items()}
+        values = {index: host(self.arrays[index]) for index in targets}
+        self.held = {index: arrays[0] for index, arrays in held.items()}
+        self._written = {i: list(zip(targets[i], held[i], strict=True)) for i in targets}
+        for index, arrays in targets.items():
+            for array in arrays:
+                _write(header(array), values[index])
+
+    def swap_out(self) -> None:
+        """Restore the original weights."""
+        for pairs in (self._written or {}).values():
+            for array, values in pairs:
+                _write(header(array), values)
+        self.held = self._written = None
+
+    def restore(self, weights: Mapping[Index, Any]) -> None:
+        """Write the original weights to the arrays `weights`, after a load."""
+        for index, values in (self.held or {}).items():
+            _write(header(weights[index]), values)
+        self.held = None
+
+
+class AveragingStep:
+    """Averaging in the steps of one plan.
+
+    Parameters
+    ----------
+    averages : Averages
+        The averages of the updater.
+    optimizer : Optimizer
+        The optimizer.
+
+    Attributes
+    ----------
+    new : dict
+        Averages created for this step, by index; they are kept once the step has succeeded.
+    whole : list of Table
+        Tables that average all rows of the weights that have row-sparse gradients.
+    """
+
+    def __init__(self, averages: Averages, optimizer: Any) -> None:
+        self.averages, self.average = averages, averages.average
+        self.optimizer, self.names = optimizer, optimizer.idx2name
+        self.new: dict[Index, Any] = {}
+        self.whole: list[Any] = []
+
+    def derived(
+        self, index: Index, rule: Rule, exact: Exact, arrays: Exact
+    ) -> tuple[Rule, tuple[Array, ...]]:
+        """Return the rule that also averages, and the arrays of its state."""
+        words = label(index, self.names)
+        if rule.row is not None:
+            raise TypeError(
+                f"{words}: rule {rule.name} keeps one state number for each row, an average needs "
+                "one for each element"
+            )
+        slots, average = len(rule.state), header(self.array(index, exact))
+        return self.average.derive(rule), (*arrays[:slots], average, *arrays[slots:])
+
+    def rate(self, index: Index) -> float:
+        """Return the averaging rate of the next update of an index."""
+        counts, first = self.optimizer._index_update_count, self.optimizer.begin_num_update
+        rate: float = self.average.rate(counts.get(index, first) + 1 - first)
+        return rate
+
+    def array(self, index: Index, exact: Exact) -> Any:
+        """Return the average of an index; a new index starts with a copy of its weight."""
+        average = self.averages.arrays.get(index)
+        if average is None:
+            average = self.new.get(index)
+        if average is None:
+            average = self.new[index] = exact_copy(exact)
+        else:
+            words, dtype = label(index, self.names), np.dtype(real_of(exact[0].dtype)).name
+            check_like(words, "average", header(average), (dtype,), exact[0].shape)
+            if isinstance(average, np.ndarray) and isinstance(exact[0], Header):
+                average = self.new[index] = placed(average, exact[0])
+        return average
+
+    def keep(self) -> None:
+        """Keep the new averages, so that the plan can be reused."""
+        self.averages.arrays.update(self.new)
+        self.new, self.whole = {}, []
+
+
+class Alternating:
+    """Two plans of a call: one for steps that average, one for steps that do not.
+
+    Parameters
+    ----------
+    averages : Averages
+        The averages of the updater.
+    """
+
+    version = -1
+    small = True
+    """Whether :meth:`step` checks the call."""
+    alternates = True
+
+    def __init__(self, averages: Averages, before: Any, plan: Any) -> None:
+        self.averages = averages
+        known = before.plans if isinstance(before, Alternating) else {}
+        self.plans: dict[bool, Any] = dict(known)
+        self.plans[plan.averaging is not None] = plan
+        self.optimizer, self.key, self.length = plan.optimizer, plan.key, plan.length
+        self.indices, self.weights = plan.indices, plan.weights
+        self.slots, self.counts = plan.slots, plan.counts
+        self.slot = -1 if plan.length else int(plan.slots[0])
+
+    def chosen(self) -> Any:
+        """Return the plan of the next step, or None if it does not exist yet."""
+        counts = self.optimizer._index_update_count.array
+        if counts is not self.counts:  # positions in the array may have changed
+            return None
+        counted = set(counts[self.slots].tolist()) if self.slot < 0 else (counts.item(self.slot),)
+        return self.plans.get(not self.averages.rest(self.optimizer, counted))
+
+    def step(self, factor: float, objects: tuple[Any, Any, Any]) -> int:
+        """Update with the plan of this step; return a negative number if no plan fits."""
+        plan, (index, grad, weight) = self.chosen(), objects
+        if plan is None:
+            return -1
+        if type(grad) is list and not plan.small:
+            grad = tuple(grad)  # keeps the arrays alive if another thread changes the list
+        return 0 if plan.call_again(index, grad, weight) else -1
+
+
+def exact_copy(exact: Exact) -> Any:
+    """Copy a weight in the dtype of the arithmetic, on the same device."""
+    weight = exact[0]
+    values = host(weight)
+    if len(exact) == 2 and exact[1].dtype == np.uint16:
+        values = joined(values, host(exact[1]))
+    real = real_of(weight.dtype)
+    if isinstance(weight, Header):
+        return placed(np.array(values, real, order="C"), weight)
+    average = like(weight, weight.shape, real, order_of(weight))
+    average[...] = values
+    return average
+
+
+def _copied(weight: Any) -> Array:
+    """Copy a weight to the host."""
+    return host(weight) if isinstance(weight, Header) else np.array(weight, order="K")
+
+
+def _write(weight: Any, values: Array) -> None:
+    """Write values, rounded to the weight's dtype."""
+    if isinstance(weight, Header):
+        rounded = np.empty(weight.shape, weight.dtype)
+        round_into(rounded, values)
+        assign(weight, rounded)
+    else:
+        round_into(weight, values)

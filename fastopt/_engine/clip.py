@@ -1,0 +1,98 @@
+"""Global gradient norm, clipping factor and overflow detection of a call."""
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import compress
+from math import inf, isfinite
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.planner import Call
+from fastopt._engine.validate import Array, check_index
+from fastopt._kernels.cpu import FACTOR, LENGTH, SCALE, limit_norm
+from fastopt._kernels.device_memory import host, placed
+from fastopt._kernels.devices import header
+from fastopt._kernels.layout import real_of
+from fastopt.amp import LossScaler, StepInfo
+from fastopt.sparse import RowSparse
+
+__all__ = ["measured", "overflow", "scale_of", "squares", "times"]
+
+
+def measured(
+    sums: Array,
+    indices: Sequence[Any],
+    names: dict[Any, str],
+    rescale_grad: float,
+    scaler: LossScaler | None,
+    limit: float | None,
+) -> tuple[StepInfo, float]:
+    """Return whether to step or skip, and the factor to multiply gradients by.
+
+    Parameters
+    ----------
+    sums : numpy.ndarray
+        Sum of the squares of each gradient.
+    indices : sequence of int, str or bytes
+        Index of each gradient.
+    names : dict
+        Names of parameters by index.
+    rescale_grad : float
+        Factor of all gradients.
+    scaler : LossScaler, optional
+        Gradients are divided by its scale.
+    limit : float, optional
+        Maximum global norm.
+    """
+    total = reduce(add, sums.tolist(), 0.0)  # in the same order as the kernels
+    values = [rescale_grad, scale_of(scaler), inf if limit is None else limit, 0.0, 0.0]
+    limit_norm(total, values)
+    norm = values[LENGTH]
+    if not isfinite(norm):
+        return overflow(sums, indices, names, norm), values[SCALE]
+    return StepInfo(stepped=True, skipped=False, global_norm=norm), values[FACTOR]
+
+
+def scale_of(scaler: LossScaler | None) -> float:
+    """Return the factor that undoes the loss scale."""
+    return 1.0 if scaler is None else 1 / scaler.scale
+
+
+def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: float) -> StepInfo:
+    """Return the result of a call that was skipped because of non-finite gradients."""
+    culprits = map(check_index, compress(indices, ~np.isfinite(sums)))
+    words = tuple(names.get(index, str(index)) for index in culprits)
+    return StepInfo(stepped=False, skipped=True, global_norm=norm, culprits=words)
+
+
+def squares(calls: Sequence[Call]) -> Array:
+    """Return the sum of squares of each gradient, for calls without tables."""
+    grads = (_summed(_in_memory(grad)) for _, _, grad, _ in calls)
+    return np.array([np.square(grad, dtype=np.float64).sum() for grad in grads])
+
+
+def _in_memory(grad: Any) -> Any:
+    """Return the gradient on the host."""
+    if isinstance(grad, RowSparse):
+        return RowSparse(host(grad.values), host(grad.indices), grad.shape)
+    return host(grad)
+
+
+def _summed(grad: Any) -> Any:
+    """Return the values of a gradient, with repeated rows summed."""
+    if not isinstance(grad, RowSparse):
+        return grad
+    return grad.astype(real_of(grad.dtype)).coalesce().values
+
+
+def times(grad: Any, factor: float) -> Any:
+    """Return gradient times `factor`; half precision becomes float32 to avoid underflow."""
+    if factor == 1:
+        return grad
+    if isinstance(grad, RowSparse):
+        return RowSparse(times(grad.values, factor), grad.indices, grad.shape)
+    values = host(grad)
+    real = real_of(values.dtype)
+    return placed(values.astype(real) * real(factor), header(grad))

@@ -1,0 +1,55 @@
+"""The plan of a call whose arrays are on a CUDA device."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+from fastopt._engine.plan import Plan
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels.layout import DONE
+from fastopt._kernels.table import launch
+
+if TYPE_CHECKING:
+    from fastopt._kernels.cuda_table import CudaTable
+
+__all__ = ["DevicePlan"]
+
+
+class DevicePlan(Plan):
+    """Plan with arrays on CUDA devices; see :class:`~fastopt._engine.plan.Plan`.
+
+    If one table holds all arrays of a call, later calls take the same short path as on the host:
+    a compiled function counts the step and computes its hyper-parameters, and the kernels are
+    launched without further checks.
+    """
+
+    def __init__(self, planner: Any, *arguments: Any) -> None:
+        super().__init__(planner, *arguments)
+        only = self.only = cast("CudaTable", self.tables[0])
+        self.repeats = (
+            len(self.tables) == 1
+            and not self.in_order
+            and not self.optimizer.per_index
+            and planner.launcher is launch
+            and not (only.layout.sparse or only.copied or only.borrowed)
+        )
+
+    def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
+        """See :meth:`Plan.quick_call`."""
+        grads, table = objects[1], self.only
+        if not self.length:
+            grads = (grads,)
+        elif type(grads) is not tuple or len(grads) != self.length:
+            return False
+        if not table.take_grads(grads, self.written):
+            return False
+        before, largest = self.counts[self.slots], self.counts.item(0)
+        carried = self.carried[self.carried_slots] if self.hyper.carries else None
+        with uninterrupted:
+            table.entry[0, DONE] = 0
+            try:
+                if self.entry(self.context, id(objects)) < 0:
+                    return False
+                table.run()
+            except BaseException:
+                self._restore_counts(before, largest, carried)
+                raise
+        return True

@@ -1,0 +1,127 @@
+"""Hyper-parameters that do not depend on the step number are computed once.
+
+``Optimizer.hyper(t, lr, wd)`` returns all hyper-parameters of a rule. If it is marked with
+:func:`constant` or :func:`corrected`, the kernels compute the part that depends on `t`, with the
+same function and therefore the same bits; an unmarked method is called in every step. A marked
+method must not read ``rescale_grad``, which changes with the loss scale and norm clipping.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
+
+from fastopt._kernels.advance import step
+from fastopt.kernels.rule import scalar
+
+__all__ = ["Hyper", "constant", "corrected", "hyper_of"]
+
+Method = TypeVar("Method", bound=Callable[..., Mapping[str, float]])
+
+
+class Hyper(NamedTuple):
+    """How the hyper-parameters of a step are computed."""
+
+    given: Callable[..., Mapping[str, float]]
+    """``given(optimizer, t, lr, wd)`` returns the fields before :attr:`correct`."""
+    constant: bool
+    """Whether `given` does not depend on `t`."""
+    correct: Callable[..., None] | None = None
+    """``correct(t, h, carried)`` writes the fields that depend on the step."""
+    extra: tuple[str, ...] = ()
+    """Fields of `h` that the rule does not have."""
+    carries: bool = False
+    """Whether `correct` uses a number that each parameter carries from step to step."""
+
+
+def constant(hyper: Method) -> Method:
+    """Mark a ``hyper`` method whose result does not depend on `t`, so that it is cached.
+
+    The result must not depend on ``rescale_grad`` either.
+
+    Parameters
+    ----------
+    hyper : callable
+        The method, which is returned.
+
+    Examples
+    --------
+    >>> from fastopt import optimizer
+    >>> class Slow(optimizer.SGD):
+    ...     @optimizer.constant
+    ...     def hyper(self, t, lr, wd):
+    ...         return {"momentum": self.momentum, "lr": lr / 10}
+    >>> Slow().hyper(1, 0.5, 0.0)
+    {'momentum': 0.0, 'lr': 0.05}
+    """
+    hyper.marked = Hyper(hyper, True)  # type: ignore[attr-defined]
+    return hyper
+
+
+def corrected(
+    correct: Callable[..., None],
+    *extra: str,
+    carries: bool = False,
+    when: Callable[[Any], bool] | None = None,
+) -> Callable[[Method], Method]:
+    """Mark a ``hyper`` method whose result depends on `t` only through `correct`.
+
+    The method returns the fields before the correction; the decorated method returns them
+    corrected.
+
+    Parameters
+    ----------
+    correct : callable
+        ``correct(t, h, carried)``: a scalar function, see :func:`~fastopt.kernels.rule.scalar`.
+        It writes fields of `h`, in float64; `t` is a float. ``carried[0]`` is a number that the
+        parameter carries from step to step.
+    *extra : str
+        Fields of `h` that `correct` reads and the rule does not.
+    carries : bool
+        Whether `correct` reads or writes ``carried[0]``. The decorated method then returns the
+        fields uncorrected.
+    when : callable, optional
+        Whether an optimizer needs the correction. Default: always.
+
+    Examples
+    --------
+    >>> from fastopt import optimizer
+    >>> def halved(t, h, carried):
+    ...     h.lr = h.lr * 0.5**t
+    >>> class Halved(optimizer.SGD):
+    ...     @optimizer.corrected(halved)
+    ...     def hyper(self, t, lr, wd):
+    ...         return {"momentum": self.momentum}
+    >>> Halved().hyper(2, 0.4, 0.0)["lr"]
+    0.1
+    """
+    scalar(correct)
+
+    def mark(given: Method) -> Method:
+        @wraps(given)
+        def hyper(self: Any, t: int, lr: float, wd: float) -> Mapping[str, float]:
+            fields = given(self, t, lr, wd)
+            if carries or (when is not None and not when(self)):
+                return fields
+            return step(t, {"lr": lr, "wd": wd, **fields}, correct, ())
+
+        hyper.marked = Hyper(given, True, correct, extra, carries)  # type: ignore[attr-defined]
+        hyper.when = when  # type: ignore[attr-defined]
+        return hyper  # type: ignore[return-value]
+
+    return mark
+
+
+def hyper_of(optimizer: Any) -> Hyper:
+    """Return how the hyper-parameters of `optimizer` are computed."""
+    method = type(optimizer).hyper
+    marked: Hyper | None = getattr(method, "marked", None)
+    if marked is None:
+        for base in type(optimizer).__mro__:  # an overridden hyper() still carries numbers
+            inherited = getattr(vars(base).get("hyper"), "marked", None)
+            if inherited is not None and inherited.carries:
+                return Hyper(method, False, *inherited[2:])
+        return Hyper(method, False)
+    when = getattr(method, "when", None)
+    if when is not None and not when(optimizer):
+        return Hyper(marked.given, marked.constant)
+    return marked

@@ -1,0 +1,143 @@
+"""Half-precision weights: float32 masters, half-precision copies and their place in the state."""
+
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.per_index import Index
+from fastopt._engine.validate import check_like, check_state, is_half, label, leaves, order_of
+from fastopt._kernels.codes import split_scales
+from fastopt._kernels.device_memory import assign, host, placed
+from fastopt._kernels.devices import header, headers
+from fastopt._kernels.layout import real_of
+from fastopt._kernels.weights import parts
+from fastopt.kernels.rule import Rule
+from fastopt.sparse import HALVES, RowSparse
+
+__all__ = [
+    "arrays_of",
+    "check_copy",
+    "has_master",
+    "holds_master",
+    "round_into",
+    "set_master",
+    "split_state",
+    "state_with_master",
+    "to_float32",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+def has_master(optimizer: Any, weight: Array) -> bool:
+    """Whether a weight has a float32 master."""
+    return bool(optimizer.multi_precision) and is_half(weight)
+
+
+def check_copy(words: str, weight: Array, copy: Array) -> None:
+    """Raise TypeError or ValueError unless `copy` can be the half-precision copy of `weight`."""
+    if weight.dtype != np.float32:
+        raise TypeError(f"{words}: only a float32 weight has a copy, got {weight.dtype}")
+    check_like(words, "copy", copy, HALVES, weight.shape)
+
+
+def state_with_master(optimizer: Any, index: Index, weight: Array) -> Any:
+    """Create the state of a half-precision weight, with its master or the master's low 16 bits."""
+    split, words = optimizer.master == "split", label(index, optimizer.idx2name)
+    if split and weight.dtype.name != "bfloat16":
+        raise TypeError(f"{words}: master='split' needs a bfloat16 weight, got {weight.dtype}")
+    start = optimizer.masters_given.get(index)
+    start = host(weight) if start is None else start
+    check_like(words, "master", start, (*HALVES, "float32"), weight.shape)
+    exact = np.asarray(start, np.float32, order=order_of(weight))
+    master = placed(exact, weight)
+    inner = optimizer.create_state(index, master)
+    if split:
+        rounded, low_bits = parts(exact)
+        assign(weight, rounded.view(weight.dtype))
+        master = placed(low_bits, weight)
+    return (inner, master) if optimizer.master_last else (master, inner)
+
+
+def split_state(
+    optimizer: Any, words: str, weight: Array, state: Any
+) -> tuple[tuple[Array, ...], Any]:
+    """Return ``((master, weight), inner)``, or ``((weight, low bits), inner)`` if split."""
+    if not isinstance(state, (tuple, list)) or len(state) != 2:
+        raise ValueError(
+            f"{words}: the state of a weight with a master must be a pair of master and state, "
+            f"got {type(state).__name__}"
+        )
+    inner, master = state if optimizer.master_last else state[::-1]
+    master = header(master)
+    check_like(words, "master", master, ("float32", "uint16"), weight.shape)
+    if master.dtype == np.float32:
+        return (master, weight), inner
+    if weight.dtype.name != "bfloat16":
+        raise TypeError(f"{words}: only a bfloat16 weight has a split master")
+    return (weight, master), inner
+
+
+def arrays_of(
+    optimizer: Any,
+    words: str,
+    rule: Rule,
+    weight: Array,
+    state: Any,
+    copy: Array | None,
+    masters: bool,
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Return the exact weight with its copy or low bits, and the checked arrays of the state.
+
+    The scales of 8-bit codes follow all other arrays of the state.
+    """
+    exact: tuple[Array, ...] = (weight,)
+    if copy is not None:
+        copy = header(copy)
+        check_copy(words, weight, copy)
+        exact = (weight, copy)
+    if masters and has_master(optimizer, weight):
+        exact, state = split_state(optimizer, words, weight, state)
+    arrays = tuple(headers(leaves(state)))
+    arrays, scales = map(tuple, split_scales(arrays))
+    dtypes = np.dtype(real_of(weight.dtype)).name, "bfloat16"
+    check_state(words, rule, weight, dtypes, arrays, scales)
+    return exact, (*arrays, *scales)
+
+
+def holds_master(rule: Rule, state: Any) -> bool:
+    """Whether a state is a pair of a master and the slots of `rule`."""
+    paired = isinstance(state, (tuple, list)) and len(state) == 2
+    return paired and len(split_scales(leaves(state))[0]) == len(rule.slots) + 1
+
+
+def set_master(optimizer: Any, index: Index, array: Array, state: Any) -> None:
+    """See :meth:`Updater.set_master <fastopt.optimizer.Updater.set_master>`."""
+    words, array = label(index, optimizer.idx2name), host(array)
+    if not optimizer.multi_precision:
+        raise ValueError(f"{words}: a master needs an optimizer with multi_precision=True")
+    check_like(words, "master", array, ("float32",), np.shape(array), written=False)
+    if state is None:
+        optimizer.masters_given[index] = array.copy()
+        return
+    rule = optimizer.rule_for(index)
+    if rule is None:
+        paired = isinstance(state, (tuple, list)) and len(state) == 2
+    else:  # a rule with two slots has a pair without a master too
+        paired = holds_master(rule, state)
+    if optimizer.master == "split" or not paired:
+        raise ValueError(f"{words}: a split or missing master cannot be set after the first update")
+    held = header(state[optimizer.master_last])
+    check_like(words, "state's master", held, ("float32",), array.shape)
+    assign(held, array)
+
+
+@np.errstate(all="ignore")
+def round_into(target: Array, exact: Array) -> None:
+    """Write `exact`, rounded; values out of range become infinite without a warning."""
+    target[...] = exact
+
+
+def to_float32(grad: Any) -> Any:
+    """Return the gradient in float32."""
+    return grad.astype(np.float32) if isinstance(grad, RowSparse) else np.asarray(grad, np.float32)

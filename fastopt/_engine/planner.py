@@ -1,0 +1,599 @@
+"""Makes the plan of a call from its arguments, with full validation, once."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import is_
+from typing import Any
+
+import numpy as np
+from numba.core.errors import NumbaError, UnsupportedBytecodeError
+
+from fastopt._engine.averaging import Alternating, Averages, AveragingStep
+from fastopt._engine.device_plan import DevicePlan
+from fastopt._engine.hyper import hyper_of
+from fastopt._engine.lazy_decay import decay_of
+from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.overlap import Ranges
+from fastopt._engine.per_index import Index
+from fastopt._engine.plan import Plan
+from fastopt._engine.step_sums import SummedPlan
+from fastopt._engine.validate import (
+    check,
+    check_apart,
+    check_like,
+    check_together,
+    is_fixed,
+    is_fortran,
+    is_half,
+    label,
+)
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels.codes import is_coded
+from fastopt._kernels.compiling import bind
+from fastopt._kernels.device_memory import arranged, contiguous, lie_alike, like
+from fastopt._kernels.devices import Header, header
+from fastopt._kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, readable
+from fastopt._kernels.table import Table, launch
+from fastopt._structure import Structures
+from fastopt.kernels.rule import Rule
+from fastopt.sparse import HALVES, REALS, RowSparse
+
+__all__ = ["Call", "Planner", "disjoint", "table_of"]
+
+Array = np.ndarray[Any, Any]
+
+Call = tuple[Index, Any, Any, Any]
+"""Index, weight, gradient and state."""
+
+COMPILING = (NumbaError, UnsupportedBytecodeError, TypeError, KeyError, AttributeError)
+"""Errors raised by a launch if a rule cannot be compiled, before anything has run."""
+
+LISTS = 16
+"""Maximum number of index lists whose plans are kept."""
+
+
+class Planner:
+    """Makes the plans of an updater's calls, and keeps them.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The optimizer.
+
+    Attributes
+    ----------
+    plans : dict
+        Plan of each index, and of each tuple of indices that was passed as a list.
+    copies : dict
+        Half-precision copy of the weight, by index.
+    offsets : dict
+        Offset of a weight that is a slice of a larger tensor, by index.
+    updated : dict
+        The weight of the last update, by index.
+    launcher : callable
+        Function that launches the kernels of tables.
+    measures : bool
+        Whether gradients are measured, summed or clipped before an update.
+    structures : Structures
+        Paths of the nested structures that have been updated.
+    groups : fastopt.optimizer.groups.Groups or None
+        Parameter groups with other optimizers, each with its own planner.
+    averages : Averages or None
+        Weight averages that updates maintain.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.plans: dict[Any, Any] = {}
+        self.copies: dict[Index, Any] = {}
+        self.offsets: dict[Index, int] = {}
+        self.updated: dict[Index, Any] = {}
+        self.launcher: Callable[[Sequence[Table]], None] = launch
+        self.measures = False
+        self.structures = Structures()
+        self.groups: Any = None
+        self.averages: Averages | None = None
+
+    def mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
+        """Return everything besides the arrays that determines the kernels of these indices."""
+        optimizer = self.optimizer
+        rules = optimizer.rule
+        if optimizer.rule_by_index:
+            rules = [optimizer.rule_for(index) for index in indices]
+        return (
+            rules,
+            hyper_of(optimizer),
+            optimizer.multi_precision,
+            optimizer.rounding,
+            optimizer.lazy_update,
+            optimizer.sparse_decay,
+            optimizer.seed,
+            optimizer.in_list_order,
+            optimizer.is_accumulating,
+            optimizer.rates_before_count and optimizer.lr_scheduler is not None,
+            None if self.groups is None else self.groups.generation(),
+        )
+
+    def of(self, index: Index) -> "Planner":
+        """Return the planner for the optimizer of a parameter."""
+        if self.groups is None:
+            return self
+        found: Planner = self.groups.planner_of(index)
+        return found
+
+    @property
+    def folds(self) -> bool:
+        """Whether a factor of all gradients may be folded into `rescale_grad`."""
+        return bool(self.optimizer.folds and (self.groups is None or self.groups.folds))
+
+    def rule_of(self, index: Index) -> Rule:
+        """Return the rule of a parameter; raise NotImplementedError if it has none."""
+        rule: Rule | None = self.optimizer.rule_for(index)
+        if rule is None:
+            name = type(self.optimizer).__name__
+            raise NotImplementedError(f"{name} has neither a rule nor an update()")
+        return rule
+
+    # Plans
+
+    def prepare(
+        self,
+        calls: Sequence[Call],
+        single: bool = False,
+        masters: bool = True,
+        key: Any = None,
+        keep: bool = True,
+    ) -> Any:
+        """Check a call and make its plan, without counting the step or keeping the plan.
+
+        Parameters
+        ----------
+        calls : sequence of (index, weight, gradient, state)
+            The tensors of the call.
+        single : bool
+            Whether the call passes one index instead of lists.
+        masters : bool
+            Whether states hold the masters of half-precision weights.
+        key : hashable, optional
+            Key under which :meth:`remember` keeps the plan. Default: the index, or the tuple of
+            indices.
+        keep : bool
+            Whether the plan may be kept; if False, the caller launches its tables.
+
+        Returns
+        -------
+        Plan or Joint
+            A Joint if some parameters belong to other optimizers than the planner's own.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The arrays do not match.
+        """
+        if key is None:
+            key = calls[0][0] if single else tuple(index for index, *_ in calls)
+        indices = [index for index, *_ in calls]
+        averaging = self.averages.step(self.optimizer, indices) if self.averages else None
+        plan: Any = None
+        if self.groups is not None:
+            plan = self.groups.prepare(calls, single, masters, key, averaging)
+        if plan is None:
+            plan = self.plan_of(calls, single, masters, averaging, keep)
+            plan.key = key
+        return plan
+
+    def plan_of(
+        self,
+        calls: Sequence[Call],
+        single: bool,
+        masters: bool,
+        averaging: AveragingStep | None,
+        keep: bool = True,
+    ) -> Plan:
+        """Make the plan of a call for the planner's own optimizer; see :meth:`prepare`."""
+        indices = [index for index, *_ in calls]
+        tables = [self.table(*call, masters=masters, averaging=averaging) for call in calls]
+        spread = [(table, [place]) for place, table in enumerate(tables)]
+        in_order = len(set(indices)) < len(indices) or not disjoint(tables)
+        in_order |= not keep  # the caller launches
+        optimizer = self.optimizer
+        if optimizer.rates_before_count and optimizer.lr_scheduler is not None:
+            in_order |= len(calls) > 1  # the count of each tensor determines the next one's rate
+        weights, states = [call[1] for call in calls], [call[3] for call in calls]
+        groups = spread if in_order else self._grouped(tables)
+        kind: type[Plan] = Plan
+        if self.optimizer.step_sums is not None:
+            kind = SummedPlan
+        elif any(table.device for table in tables):
+            kind = DevicePlan
+        plan = kind(self, indices, weights, states, groups, single, in_order, averaging)
+        keep = keep and not in_order and all(table.direct for table in tables)
+        keep = keep and not (averaging is not None and averaging.whole)
+        plan.kept = keep and all(map(is_fixed, states)) and readable()
+        return plan
+
+    def remember(self, plan: Any) -> None:
+        """Keep a plan after its first step."""
+        if plan.averaging is not None:
+            for table in plan.averaging.whole:
+                table.renew()
+            self.launch(plan.averaging.whole, plan.indices[0])
+            plan.averaging.keep()
+        self._forget_replaced(plan.indices, plan.weights)
+        if plan.kept and self.averages is not None and self.averages.average.alternates:
+            self.keep(plan.key, Alternating(self.averages, self.plans.get(plan.key), plan))
+        elif plan.kept:
+            self.keep(plan.key, plan)
+
+    def _grouped(self, tables: Sequence[Table]) -> list[tuple[Table, list[int]]]:
+        """Merge the tables of tensors with equal layouts; return each with its positions."""
+        kinds: dict[Any, list[int]] = {}
+        run, last = 0, None
+        for place, table in enumerate(tables):
+            alone = table.layout.sparse or table.borrowed or table.copied
+            kind: Any = place if alone else (table.device, table.stream_handle, table.layout)
+            if self.optimizer.in_list_order and kind != last:
+                run, last = run + 1, kind
+            kinds.setdefault((run, kind), []).append(place)
+        groups = []
+        for places in kinds.values():
+            of = [tables[place] for place in places]
+            groups.append((type(of[0]).joined(of) if len(of) > 1 else of[0], places))
+        return groups
+
+    def _forget_replaced(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
+        """Drop the plans of weights that have been replaced by other arrays."""
+        pairs = list(zip(indices, weights, strict=True))
+        new = {index for index, weight in pairs if self.updated.get(index, weight) is not weight}
+        if new:
+            for key, plan in list(self.plans.items()):
+                if not new.isdisjoint(plan.indices):
+                    del self.plans[key]
+        self.updated.update(pairs)
+
+    def keep(self, key: Any, plan: Any) -> None:
+        """Keep the plan of a call; drop the plan of the oldest list if there are too many."""
+        lists = [key for key in self.plans if isinstance(key, tuple)]
+        self.plans.pop(key, None)
+        if plan.length and len(lists) >= LISTS:
+            del self.plans[lists[0]]
+        self.plans[key] = plan
+
+    def take_over(self, other: "Planner") -> None:
+        """Copy the user's settings from another planner."""
+        self.copies, self.offsets, self.launcher = other.copies, other.offsets, other.launcher
+        self.measures, self.averages = other.measures, other.averages
+
+    def update(self, index: Index, weight: Any, grad: Any, state: Any, masters: bool) -> None:
+        """Update one tensor with a state that the caller keeps."""
+        key = index, masters
+        plan = self.plans.get(key)
+        if plan is not None and plan.keeps(state) and plan.fits(index, grad, weight):
+            plan.step()
+            return
+        self.update_all([(index, weight, grad, state)], single=True, masters=masters, key=key)
+
+    def check(self, calls: Sequence[Call]) -> None:
+        """Raise unless the arrays and learning rates of each update are valid."""
+        for index, weight, grad, state in calls:
+            self.optimizer._get_lr(index), self.optimizer._get_wd(index)
+            plan = self.plans.get((index, True))
+            if plan is None or not plan.keeps(state) or plan.weights[0] is not weight:
+                self.table(index, weight, grad, state)
+
+    def update_all(
+        self,
+        calls: Sequence[Call],
+        single: bool = False,
+        masters: bool = True,
+        key: Any = None,
+        factor: float = 1.0,
+    ) -> None:
+        """Update tensors that have no plan yet, with gradients times `factor`."""
+        if self.optimizer.is_accumulating:
+            self._accumulate(calls, masters)
+        elif calls:
+            plan = self.prepare(calls, single, masters, key)
+            plan.step(factor)
+            self.remember(plan)
+
+    # Accumulation
+
+    def _accumulate(self, calls: Sequence[Call], masters: bool) -> None:
+        """Update with an optimizer that sums the gradients of several calls."""
+        optimizer = self.optimizer
+        before = optimizer.snapshot()
+        tables: list[Table] = []
+        with uninterrupted:
+            try:
+                for index, weight, grad, state in calls:
+                    words, copy = label(index, optimizer.idx2name), self.copies.get(index)
+                    grad = check(words, weight, grad, copy)
+                    total, adding = optimizer.accumulate(words, index, grad, weight)
+                    tables += adding
+                    if total is None:
+                        optimizer.count_only(index)
+                        continue
+                    plan = self.prepare(
+                        [(index, weight, total, state)], masters=masters, keep=False
+                    )
+                    tables += plan.count()
+                self.launch(tables, calls[0][0])
+                self.updated.update((index, weight) for index, weight, *_ in calls)
+            except BaseException:
+                if not (tables and tables[-1].done):
+                    optimizer.put_back(before)
+                raise
+
+    # Tables
+
+    def table(
+        self,
+        index: Index,
+        weight: Any,
+        grad: Any,
+        state: Any,
+        masters: bool = True,
+        averaging: AveragingStep | None = None,
+    ) -> Table:
+        """Check the arrays of one tensor and make its table."""
+        optimizer, copy = self.optimizer, self.copies.get(index)
+        words, rule = label(index, optimizer.idx2name), self.rule_of(index)
+        grad = self.by_row(check(words, weight, grad, copy))
+        lead = header(weight)
+        exact, arrays = arrays_of(optimizer, words, rule, lead, state, copy, masters)
+        lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
+        if averaging is not None and lazy and averaging.average.alternates:
+            averaging.whole.append(self._whole(averaging, index, exact, lead))
+        elif averaging is not None:
+            rule, arrays = averaging.derived(index, rule, exact, arrays)
+        table = table_of(
+            words,
+            rule,
+            exact,
+            grad,
+            arrays,
+            lead,
+            lazy=lazy,
+            catch_up=lazy and optimizer.sparse_decay != "touched",
+            rounded_sums=optimizer.rounded_sums and len(exact) == 2 and copy is None,
+            dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
+        )
+        table.entry[0, OFFSET] = self.offsets.get(index, 0)
+        if isinstance(grad, RowSparse):
+            table.list_rows(words, grad)
+        return table
+
+    def _whole(
+        self, averaging: AveragingStep, index: Index, exact: tuple[Array, ...], lead: Any
+    ) -> Table:
+        """Return a table that averages all rows of a weight after the indexed rows' update."""
+        words, nothing = label(index, self.optimizer.idx2name), _no_rows(lead)
+        state = (header(averaging.array(index, exact)),)
+        table = table_of(words, averaging.average.alone, exact, nothing, state, lead)
+        table.list_rows(words, nothing)
+        table.fields[0] = averaging.rate(index)
+        return table
+
+    def by_row(self, grad: Any) -> Any:
+        """Return the gradient; if decay is deferred per row, row-sparse with all rows indexed."""
+        keeps = self.optimizer.sparse_decay != "touched"
+        if not keeps or isinstance(grad, RowSparse) or not grad.shape:
+            return grad
+        return RowSparse(grad, np.arange(len(grad)), grad.shape)
+
+    def compiled(self, index: Index, kernel: Any, *arguments: Any) -> Any:
+        """Return a kernel bound to argument types like those of `arguments`."""
+        try:
+            return bind(kernel, *arguments)
+        except COMPILING as error:
+            raise self.uncompiled(index, error) from error
+
+    def launch(self, tables: Sequence[Table], index: Index) -> None:
+        """Launch the kernels of `tables`; a compilation error is raised with its reason."""
+        try:
+            self.launcher(tables)
+        except COMPILING as error:
+            raise self.uncompiled(index, error) from error
+
+    def uncompiled(self, index: Index, error: Exception) -> TypeError:
+        """Return an error with the reason why a rule cannot be compiled."""
+        rule = self.optimizer.rule_for(index)
+        words = f"{label(index, self.optimizer.idx2name)}: rule {rule.name if rule else ''}"
+        if isinstance(error, KeyError):
+            return TypeError(f"{words} reads h.{error.args[0]}, which its hyper=(...) lacks")
+        reasons = re.findall(r"Error: (?!Failed in)(.+)", str(error))
+        reasons = reasons or re.findall(r"Failed in .+\n *(?! |No implementation)(.+)", str(error))
+        reasons = reasons or [
+            f"there is no {call}" for call in re.findall(r">>> (.+\))", str(error))
+        ]
+        return TypeError(f"{words} cannot be compiled: {reasons[-1] if reasons else error}")
+
+    # Copies and deferred decay
+
+    def set_copy(self, index: Index, array: Any) -> None:
+        """See :meth:`Updater.set_copy <fastopt.optimizer.Updater.set_copy>`."""
+        with self.optimizer.lock:
+            if array is not None:
+                of = header(array)
+                check_like(label(index, self.optimizer.idx2name), "copy", of, HALVES, np.shape(of))
+                self.copies[index] = array
+            else:
+                self.copies.pop(index, None)
+            self.plans.clear()
+
+    def flush(self, index: Index, weight: Any, state: Any) -> None:
+        """Apply the deferred decay of all rows of `weight`."""
+        optimizer = self.optimizer
+        if index not in optimizer.row_decay or optimizer.rule_for(index) is None:
+            return
+        of = header(weight)
+        check_like(label(index, optimizer.idx2name), "weight", of, REALS, np.shape(of))
+        table = self.table(index, weight, _no_rows(of), state)
+        self.updated[index] = weight
+        rows, total = decay_of(optimizer, index, of)
+        with uninterrupted:  # between marking rows as decayed and copying the weight back
+            table.pay(rows, total, total, at_once=False)
+            table.settle()
+            table.give_back()
+            optimizer.row_decay[index] = rows, total  # moved to the weight's device if needed
+
+
+def _no_rows(weight: Array) -> RowSparse:
+    """Return a row-sparse gradient without rows."""
+    empty = like(weight, (0, *weight.shape[1:]), weight.dtype)
+    return RowSparse(empty, np.empty(0, np.int64), weight.shape)
+
+
+def disjoint(tables: Sequence[Table]) -> bool:
+    """Whether no tensor writes to memory that another one reads or writes."""
+    if len(tables) < 2:
+        return True
+    written = Ranges(*np.concatenate([table.spans() for table in tables], axis=1))
+    if written.overlapping():
+        return False
+    reads = [table.read() for table in tables]
+    return not written.meeting(*map(np.concatenate, zip(*reads, strict=True)))
+
+
+def table_of(
+    words: str,
+    rule: Rule,
+    weight: tuple[Array, ...],
+    grad: Any,
+    state: tuple[Array, ...],
+    lead: Any = None,
+    **options: bool,
+) -> Table:
+    """Make a table of one tensor from arrays that have been checked.
+
+    Parameters
+    ----------
+    words : str
+        Label of the parameter.
+    rule : Rule
+        The update rule.
+    weight : tuple of numpy.ndarray
+        The exact weight, and its half-precision copy or low 16 bits if it has one.
+    grad : numpy.ndarray or RowSparse
+        The gradient.
+    state : tuple of numpy.ndarray
+        One array for each slot of the rule, each number that the rule keeps for a tensor, and the
+        scales of each slot with 8-bit codes.
+    lead : numpy.ndarray, optional
+        On a device, the array whose stream is used. Default: the exact weight.
+    **options
+        Further fields of the layout.
+
+    Raises
+    ------
+    ValueError
+        Arrays share memory.
+    """
+    sparse = isinstance(grad, RowSparse)
+    values = header(grad.values if isinstance(grad, RowSparse) else grad)
+    values = values if isinstance(values, np.ndarray) else np.asarray(values)
+    arrays = (*weight, *state, values)
+    named = _named(rule, weight, values, state)
+    check_together(words, named)
+    if sparse:
+        del named["gradient"]  # list_rows() copies values that lie in a state
+    check_apart(words, named)
+    parts = len(weight)
+    by_row = sparse and not rule.passes and (options.get("lazy") or rule.row is not None)
+    kinds = [state_kind(array.dtype) for array in arrays]
+    layout = Layout(
+        rule,
+        real_of(arrays[0].dtype),
+        tuple(kinds[:parts]) if arrays[parts - 1].dtype != np.uint16 else SPLIT,
+        kinds[-1],
+        tuple(kinds[parts : parts + len(rule.state)]),
+        sparse=sparse,
+        **options,
+    )
+    if isinstance(values, Header):
+        lead = weight[0] if lead is None else lead
+        return _on_device(layout, arrays, parts, lead)
+    checked = arrays[:-1] if sparse else arrays
+    if by_row and _is_pitched(checked):
+        layout = replace(layout, pitched=True)
+        table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
+        table.direct = True
+        return table
+    if layout.coded and sparse and weight[0].ndim < 2:
+        raise TypeError(
+            f"{words}: state in 8 bits of a weight of one dimension needs a dense gradient, as its "
+            "blocks are not those of rows"
+        )
+    order, in_place = C_ORDER, not (sparse or layout.keyed or layout.coded)
+    if rule.elementwise and in_place and is_fortran(weight[0]):
+        order = F_ORDER  # no random draw depends on the position: any common order will do
+    if all(map(_in_c_order if order == C_ORDER else _in_f_order, checked)):
+        table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1], order)
+        table.direct = sparse or values is grad
+        if not table.direct:
+            table.listed = (values,)  # kept alive until the launch
+        return table
+    copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
+    table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
+    table.of_copies(arrays[:-1], arrays[-1], copies[-1])
+    return table
+
+
+def _named(
+    rule: Rule, weight: tuple[Array, ...], values: Any, state: tuple[Array, ...]
+) -> dict[str, Any]:
+    """Arrays of a tensor under the names that errors use."""
+    roles = ("weight", "its copy or remainder")[: len(weight)]
+    slots = [f"state {slot!r}" for slot in rule.slots]
+    codes = zip(rule.state, state, strict=False)
+    slots += [f"scales of state {slot!r}" for slot, array in codes if is_coded(array)]
+    return {
+        "weight": weight[0],
+        "gradient": values,
+        **dict(zip(roles, weight, strict=True)),
+        **dict(zip(slots, state, strict=True)),
+    }
+
+
+def _is_pitched(arrays: Sequence[Array]) -> bool:
+    """Whether all arrays have contiguous rows with one common stride, larger than a row."""
+    lead = arrays[0]
+    return not lead.flags.c_contiguous and all(
+        array.ndim == 2
+        and array.flags.aligned
+        and array.strides == (lead.strides[0], array.itemsize)
+        and array.strides[0] >= array.shape[1] * array.itemsize
+        for array in arrays
+    )
+
+
+def _in_c_order(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned
+
+
+def _in_f_order(array: Array) -> bool:
+    return array.flags.f_contiguous and array.flags.aligned
+
+
+def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> Table:
+    """Make the table of arrays on a CUDA device, with contiguous copies where needed.
+
+    Weight and state whose elements lie in memory in one order are updated as they are, whatever the
+    order, if no position matters to the rule.
+    """
+    from fastopt._kernels.cuda_table import CudaTable
+
+    streams = [lead.stream] * (len(arrays) - 1) + [arrays[-1].stream]
+    by_position = layout.sparse or layout.keyed or not layout.rule.elementwise
+    if not by_position and lie_alike(arrays[:-1]):
+        copies = (*arrays[:-1], arranged(arrays[-1], arrays[0], streams[-1]))
+    else:
+        copies = tuple(map(contiguous, arrays, streams))
+    table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
+    table.of_copies(arrays[:-1], arrays[-1], copies[-1])
+    table.direct = all(map(is_, copies, arrays))
+    table.prepare(lead, arrays[:-1], arrays[-1], copies[-1])
+    return table

@@ -1,0 +1,88 @@
+"""The plan of a call whose rule needs sums over all tensors of a step."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from fastopt._engine.per_index import Index
+from fastopt._engine.plan import Plan
+from fastopt._engine.validate import label, leaves
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels.device_memory import host
+from fastopt._kernels.devices import header
+
+__all__ = ["StepSums", "SummedPlan"]
+
+
+class StepSums(Protocol):
+    """Sums, over the tensors of a step, of the numbers that a rule keeps for each tensor."""
+
+    @property
+    def d(self) -> float:
+        """Estimate for the current step."""
+
+    def begin(self, indices: Sequence[Index]) -> Any:
+        """Start a new step if the current one has one of the indices; return the old values."""
+
+    def put_back(self, before: Any) -> None:
+        """Undo :meth:`begin`, given its result."""
+
+    def add(self, indices: Sequence[Index], numbers: Sequence[Sequence[float]]) -> None:
+        """Add the numbers that the tensors kept in their update."""
+
+
+class SummedPlan(Plan):
+    """Plan of an optimizer with :attr:`~fastopt.optimizer.Optimizer.step_sums`.
+
+    Its hyper-parameters are computed in every step.
+    """
+
+    @cached_property
+    def numbers(self) -> list[tuple[Any, ...]]:
+        """Arrays of the numbers that the rule keeps for each tensor."""
+        count = len(self.tables[0].layout.rule.kept)
+        return [leaves(state)[-count:] for state in self.states]
+
+    @property
+    def settled(self) -> bool:
+        """Always False, as the hyper-parameters depend on the sums."""
+        return False
+
+    def begin(self, indices: Sequence[Index]) -> Any:
+        """Start a step with these tensors of all plans of a call; return the old values.
+
+        Raises
+        ------
+        ValueError
+            An index occurs twice. Nothing has changed.
+        """
+        optimizer = self.optimizer
+        if len(set(indices)) < len(indices):
+            twice = next(index for k, index in enumerate(indices) if index in indices[:k])
+            raise ValueError(
+                f"{label(twice, optimizer.idx2name)}: {type(optimizer).__name__} takes an index "
+                "once in a list, which is one step"
+            )
+        self.filled = ()
+        return optimizer.step_sums.begin(indices)
+
+    def collect(self) -> None:
+        """Add the numbers that the tensors kept in the completed step."""
+        if self.on_device:
+            numbers = [[float(host(header(array))) for array in own] for own in self.numbers]
+        else:
+            numbers = [[array.item() for array in own] for own in self.numbers]
+        self.optimizer.step_sums.add(self.indices, numbers)
+
+    def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
+        """See :meth:`Plan.step <fastopt._engine.plan.Plan.step>`."""
+        with uninterrupted:
+            before, status = self.begin(self.indices), -1
+            try:
+                status = super().step(factor, objects, shielded=True)
+            finally:
+                if status:
+                    self.optimizer.step_sums.put_back(before)
+            if not status:
+                self.collect()
+        return status

@@ -1,0 +1,344 @@
+"""Validation of the arguments of an update, before anything changes."""
+
+from array import array as BufferOf
+from collections.abc import Mapping, MappingView, Sequence
+from functools import cache
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+
+from fastopt._kernels.codes import is_coded, scales_shape
+from fastopt._kernels.devices import Header, device_of, header
+from fastopt._kernels.layout import kind_of
+from fastopt.kernels.rule import Rule
+from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
+
+__all__ = [
+    "Array",
+    "as_lists",
+    "check",
+    "check_apart",
+    "check_index",
+    "check_like",
+    "check_state",
+    "check_together",
+    "described",
+    "is_fixed",
+    "is_fortran",
+    "is_half",
+    "is_listed",
+    "label",
+    "leaves",
+    "listed",
+    "order_of",
+]
+
+Array = np.ndarray[Any, Any]
+
+OF_ONE = "; each index has the state of one weight, another weight needs another index"
+
+
+def label(index: Any, names: dict[Any, str]) -> str:
+    """Return the label of a parameter in error messages."""
+    name = names.get(index)
+    return f"index {index!r}" if name is None else f"index {index!r} ({name})"
+
+
+def check_index(index: Any) -> int | str:
+    """Return `index` as a dictionary key; bytes are decoded.
+
+    Raises
+    ------
+    TypeError
+        `index` is not an int, str or bytes. True and False are refused, although they equal 1
+        and 0.
+    """
+    if isinstance(index, (int, str)) and not isinstance(index, bool):
+        return index
+    if isinstance(index, bytes):
+        return index.decode()
+    if isinstance(index, np.integer):
+        return int(index)
+    got = type(index).__name__
+    words = f"index must be an int, str or bytes, or a list of them, got {got}"
+    if isinstance(index, Mapping):
+        words = f"{words}; updater.step(grads, weights) takes dictionaries"
+    elif isinstance(index, np.ndarray):
+        words = f"{words}; the order is updater(index, grad, weight)"
+    raise TypeError(words)
+
+
+def is_listed(value: Any) -> bool:
+    """Whether `value` is list-like: a list, tuple, range, view of a dict, ..."""
+    if isinstance(value, (list, tuple)):
+        return True
+    if isinstance(value, (str, bytes, bytearray, memoryview, BufferOf)):
+        return False
+    return isinstance(value, (Sequence, MappingView))
+
+
+def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Copy the arguments to new lists, which keep the arrays alive if the caller's change."""
+    for role, given in (("gradients", grads), ("weights", weights)):
+        if not is_listed(given) or len(given) != len(indices):
+            got = f"{len(given)}" if is_listed(given) else type(given).__name__
+            words = f"a list of {len(indices)} indices needs a list of as many {role}, got {got}"
+            if isinstance(given, Mapping):
+                words = f"{words}; updater.step(grads, weights) takes dictionaries"
+            raise TypeError(words)
+    return list(indices), list(grads), list(weights)
+
+
+def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
+    """Check the weight and the gradient of one update; return the gradient.
+
+    Parameters
+    ----------
+    words : str
+        Label of the parameter.
+    weight, grad : numpy.ndarray
+        The gradient may be row-sparse, in any form that :func:`fastopt.sparse.as_row_sparse`
+        takes.
+    copy : numpy.ndarray, optional
+        Half-precision copy of the weight.
+
+    Returns
+    -------
+    numpy.ndarray or RowSparse
+        The gradient.
+
+    Raises
+    ------
+    TypeError
+        `weight` or `grad` is not a NumPy array, or has an unsupported dtype.
+    ValueError
+        The shapes differ, `weight` is read-only, or the two share memory.
+    RuntimeError
+        The stream of `weight` is being captured for a CUDA graph.
+    """
+    weight = described(words, "weight", weight)
+    if isinstance(weight, Header):
+        from fastopt._kernels.cuda_driver import refuse_capture
+
+        refuse_capture(weight.stream)
+    _check_array(words, "weight", weight, np.ndarray)
+    if kind_of(weight.dtype) is None:
+        raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}")
+    _check_writeable(words, "weight", weight)
+    values = grad
+    if is_row_sparse(grad):
+        grad = listed(words, grad, weight.shape)
+        values = header(grad.values)
+    elif isinstance(grad, (tuple, list)) or hasattr(grad, "tocsr"):
+        raise TypeError(
+            f"{words}: gradient must be a NumPy array, or row-sparse: a RowSparse, a pair (values, "
+            "indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
+            f"{_kinds(grad)}"
+        )
+    else:
+        if grad is None:
+            raise TypeError(
+                f"{words}: gradient must be a NumPy array, got None; leave the index out, or call "
+                "updater.step(grads, weights), where None leaves a weight alone"
+            )
+        values = described(words, "gradient", grad)
+        _check_array(words, "gradient", values, (np.ndarray, np.generic))
+    if values.dtype != weight.dtype:
+        takes = [weight.dtype.name] + ["float32"] * is_half(weight)
+        takes += [] if copy is None else [header(copy).dtype.name]
+        if values.dtype.name not in takes or not values.dtype.isnative:
+            words = f"{words}: gradient must have the weight's dtype"
+            raise TypeError(f"{words} {_either(takes)}, got {values.dtype}")
+    shape = grad.shape if isinstance(grad, RowSparse) else values.shape
+    if shape != weight.shape:
+        raise ValueError(f"{words}: gradient must have shape {weight.shape}, got {shape}")
+    check_together(words, {"weight": weight, "gradient": values})
+    check_apart(words, {"weight": weight, "gradient": values})
+    return grad
+
+
+def described(words: str, role: str, array: Any) -> Any:
+    """Return the header of a device array, or the NumPy array; errors name the parameter."""
+    try:
+        return header(array)
+    except TypeError as error:
+        raise TypeError(f"{words}: {role}: {error}") from error
+
+
+def _kinds(grad: Any) -> str:
+    """Return the type of `grad`, for a tuple with the types of its items."""
+    kind = type(grad).__name__
+    if not isinstance(grad, tuple) or len(grad) > 3:
+        return kind
+    return f"{kind} of {', '.join(type(each).__name__ for each in grad)}"
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(names)
+
+
+def listed(words: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
+    """Return `grad` as a RowSparse; errors name the parameter."""
+    try:
+        return as_row_sparse(grad, shape)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{words}: {error}") from None
+
+
+def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
+    """Raise TypeError unless `array` is an instance of `kind` and not masked."""
+    if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
+        nested = role == "weight" and isinstance(array, (list, tuple, Mapping))
+        hint = "; updater.step(grads, weights) takes nested weights" if nested else ""
+        raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}{hint}")
+
+
+def _check_writeable(words: str, role: str, array: Array) -> None:
+    """Raise ValueError if `array` is read-only, or broadcast (elements share an address)."""
+    if not array.flags.writeable:
+        raise ValueError(
+            f"{words}: {role} is read-only, an update writes to it: "
+            "copy it with np.array(x) and keep the copy"
+        )
+    if array.size and any(
+        length > 1 and stride == 0
+        for length, stride in zip(array.shape, array.strides, strict=True)
+    ):
+        raise ValueError(
+            f"{words}: elements of {role} share an address (strides {array.strides}), an update "
+            "writes to each"
+        )
+
+
+def check_together(words: str, arrays: dict[str, Any]) -> None:
+    """Raise ValueError unless the named arrays are all on the host or all on one device."""
+    (first, one), *others = arrays.items()
+    for other, array in others:
+        if device_of(array) != device_of(one):
+            places = [device_of(each) or "in main memory" for each in (one, array)]
+            told = [place if isinstance(place, str) else f"on {place}" for place in places]
+            raise ValueError(f"{words}: {first} is {told[0]}, {other} {told[1]}")
+
+
+def check_apart(words: str, arrays: dict[str, Any]) -> None:
+    """Raise ValueError if two of the named arrays share memory."""
+    for (one, first), (other, second) in combinations(arrays.items(), 2):
+        if np.may_share_memory(first, second) and np.shares_memory(first, second):
+            raise ValueError(f"{words}: {one} and {other} share memory")
+
+
+def leaves(state: Any) -> tuple[Any, ...]:
+    """Return the arrays of a nested state in order; None stands for an unused slot."""
+    if state is None:
+        return ()
+    if not isinstance(state, (tuple, list)):
+        return (state,)
+    arrays: list[Any] = []
+    for part in state:
+        if isinstance(part, np.ndarray):
+            arrays.append(part)
+        else:
+            arrays.extend(leaves(part))
+    return tuple(arrays)
+
+
+def check_state(
+    words: str,
+    rule: Rule,
+    like: Array,
+    dtypes: Any,
+    arrays: tuple[Any, ...],
+    scales: tuple[Any, ...] = (),
+) -> None:
+    """Check the arrays of a state against the slots of `rule`.
+
+    `like` is the weight in the dtype of the arithmetic, `dtypes` are the dtypes allowed besides
+    8-bit codes, and `scales` are the scales of the arrays of codes.
+
+    Raises
+    ------
+    TypeError
+        A part of the state is not an array, or its dtype is not allowed.
+    ValueError
+        The number of arrays differs from the number of slots; an array is read-only or does not
+        have the expected shape (the weight's; ``(rows, 1)`` under a row rule; ``()`` for a number
+        kept for the tensor); or a row rule is used with a weight that is not two-dimensional.
+    """
+    if len(arrays) != len(rule.slots):
+        raise ValueError(
+            f"{words}: rule {rule.name} needs {len(rule.slots)} state arrays "
+            f"{rule.slots}, got {len(arrays)}"
+        )
+    if rule.row and like.ndim != 2:
+        raise ValueError(
+            f"{words}: rule {rule.name} works on rows and needs a weight of two "
+            f"dimensions, got shape {like.shape}"
+        )
+    shape = (len(like), 1) if rule.row else like.shape
+    for k, (slot, array) in enumerate(zip(rule.slots, arrays, strict=True)):
+        if k < len(rule.state):
+            own = (*dtypes, rule.codes[slot]) if is_coded(array) and slot in rule.codes else dtypes
+            check_like(words, f"state {slot!r}", array, own, shape, hint=OF_ONE)
+        else:
+            check_like(words, f"state {slot!r}", array, dtypes[:1], (), hint=OF_ONE)
+    coded = [slot for slot, array in zip(rule.state, arrays, strict=False) if is_coded(array)]
+    if len(coded) != len(scales):
+        raise ValueError(f"{words}: state {coded[-1]!r} has codes without scales")
+    for slot, array in zip(coded, scales, strict=True):
+        words_of = f"scales of state {slot!r}"
+        check_like(words, words_of, array, dtypes[:1], scales_shape(like.shape))
+    if coded and any(array.dtype.name == "bfloat16" for array in arrays):
+        raise TypeError(f"{words}: state slots are in bfloat16 and in 8 bits, use one of them")
+
+
+@cache
+def _name(dtype: Any) -> str:
+    """Return ``dtype.name``, cached because NumPy recomputes it on each access."""
+    name: str = dtype.name
+    return name
+
+
+def check_like(
+    words: str,
+    role: str,
+    array: Any,
+    dtypes: Any,
+    shape: tuple[int, ...],
+    written: bool = True,
+    hint: str = "",
+) -> None:
+    """Raise unless `array` is a NumPy array of one of these dtypes and this shape.
+
+    If `written`, it must also be writeable. Errors about dtype and shape end in `hint`.
+    """
+    _check_array(words, role, array, np.ndarray)
+    must = f"{words}: {role} must have"
+    if _name(array.dtype) not in dtypes or not array.dtype.isnative:
+        raise TypeError(f"{must} dtype {_either(dtypes)}, got {array.dtype}{hint}")
+    if array.shape != shape:
+        raise ValueError(f"{must} shape {shape}, got {array.shape}{hint}")
+    if written:
+        _check_writeable(words, role, array)
+
+
+def is_fixed(state: Any) -> bool:
+    """Whether no array of a state can be replaced, as the state contains no lists."""
+    return not isinstance(state, list) and (
+        not isinstance(state, tuple) or all(map(is_fixed, state))
+    )
+
+
+def is_half(array: Array) -> bool:
+    """Whether an array has a half-precision dtype."""
+    return array.dtype.itemsize == 2 and array.dtype.name in HALVES
+
+
+def order_of(weight: Array) -> Literal["C", "F"]:
+    """Return the memory order for the state of `weight`."""
+    return "F" if is_fortran(weight) else "C"
+
+
+def is_fortran(array: Array) -> bool:
+    """Whether an array is Fortran-contiguous and not C-contiguous."""
+    return array.flags.f_contiguous and not array.flags.c_contiguous

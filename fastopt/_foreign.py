@@ -1,0 +1,213 @@
+"""NumPy views of arrays of other libraries: torch tensors on the CPU, DLPack, buffers.
+
+Nothing is copied, and no library is imported. Views are cached; every call checks that the array
+is still the same object with the same memory, shape and dtype.
+"""
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any, NamedTuple
+from weakref import ref
+
+import numpy as np
+
+from fastopt._kernels.devices import is_cuda
+from fastopt._kernels.layout import bfloat16
+from fastopt.sparse import RowSparse
+
+__all__ = ["as_gradient", "as_weight", "is_foreign", "latest"]
+
+Array = np.ndarray[Any, Any]
+
+OURS = (np.ndarray, np.generic, RowSparse, tuple, list, dict, str, type(None))
+ADVICE = "update a NumPy copy, np.array(x), and assign it back"
+
+
+class _Known(NamedTuple):
+    """Cached view of an array; the entry keeps the array alive while the view is in use."""
+
+    view: "ref[Array]"
+    owner: Any
+    signature: tuple[Any, ...]
+
+
+_known: dict[int, _Known] = {}
+"""Cached views, by the id of their array."""
+
+
+def is_foreign(array: Any) -> bool:
+    """Whether `array` is not a NumPy array but has host memory that NumPy can view."""
+    if isinstance(array, OURS):
+        return False
+    if _is_tensor(array):
+        return not array.is_cuda
+    if is_cuda(array):
+        return False
+    return hasattr(type(array), "__dlpack__") or _is_buffer(array)
+
+
+def as_weight(array: Any) -> Any:
+    """Return a writable NumPy view of a foreign array; return other arrays unchanged.
+
+    Raises
+    ------
+    TypeError
+        NumPy cannot view the array.
+    ValueError
+        The array is read-only.
+    """
+    known = _known.get(id(array))
+    if known is not None and _is_tensor(array):
+        view = known.view()
+        if view is not None and known.signature == _signature(array):
+            return view
+    if not is_foreign(array):
+        return array
+    if _is_tensor(array):
+        made = _of_tensor("weight", array)
+        return _keep(array, made, _signature(array))
+    made = _imported("weight", array)
+    if not made.flags.writeable:
+        raise ValueError(f"weight is a {type(array).__name__}, which is read-only: {ADVICE}")
+    interface = made.__array_interface__
+    signature = tuple(interface[name] for name in ("data", "shape", "strides", "typestr"))
+    if known is not None and known.signature == signature:
+        view = known.view()
+        if view is not None:
+            return view
+    return _keep(array, made, signature)
+
+
+def as_gradient(grad: Any) -> Any:
+    """Return a NumPy view, or a RowSparse, of a foreign gradient; return others unchanged.
+
+    Raises
+    ------
+    TypeError
+        NumPy cannot view the array.
+    """
+    if isinstance(grad, OURS):
+        if isinstance(grad, (tuple, list)) and len(grad) == 2 and any(map(is_foreign, grad)):
+            return tuple(map(as_gradient, grad))
+        return grad
+    if _is_tensor(grad):
+        if grad.is_cuda:
+            return grad
+        torch = sys.modules["torch"]
+        if grad.layout is torch.sparse_coo:
+            return _row_sparse(grad)
+        return _of_tensor("gradient", grad.resolve_neg() if grad.is_neg() else grad)
+    return _imported("gradient", grad) if is_foreign(grad) else grad
+
+
+def latest(view: Any) -> Any:
+    """Return the current view of the array that `view` belongs to; return others unchanged."""
+    for known in list(_known.values()):
+        if known.view() is view:
+            return as_weight(known.owner)
+    return view
+
+
+def _is_tensor(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _is_buffer(array: Any) -> bool:
+    try:
+        memoryview(array)
+    except (TypeError, ValueError, BufferError):
+        return False
+    return True
+
+
+def _keep(array: Any, view: Array, signature: tuple[Any, ...]) -> Array:
+    """Cache the view of an array for as long as the view lives."""
+    key = id(array)
+
+    def forget(of: Any) -> None:
+        found = _known.get(key)
+        if found is not None and found.view is of:
+            del _known[key]
+
+    _known[key] = _Known(ref(view, forget), array, signature)
+    return view
+
+
+def _imported(role: str, array: Any) -> Array:
+    """Return a new NumPy view by DLPack or the buffer protocol; it keeps the array alive."""
+    try:
+        if not hasattr(type(array), "__dlpack__"):
+            return np.asarray(memoryview(array))
+        try:
+            return np.from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError):
+            if hasattr(type(array), "__array__"):  # DLPack or NumPy lacks the dtype
+                made = np.asarray(array)
+                made.flags.writeable = False
+                return made
+            raise
+    except Exception as error:
+        words = f"{role} is a {type(array).__name__} that NumPy cannot view"
+        raise TypeError(f"{words}: {error}") from error
+
+
+# Torch tensors
+
+
+def _signature(tensor: Any) -> tuple[Any, ...]:
+    """Return the properties that change if a tensor is moved, reshaped or converted in place."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
+
+
+def _of_tensor(role: str, tensor: Any) -> Array:
+    """Return a new view of a CPU tensor, which it keeps alive, with or without requires_grad.
+
+    ``Tensor.numpy()`` is not used because it makes the tensor permanently non-resizable.
+    """
+    torch = sys.modules["torch"]
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{role} must be a dense tensor, got layout {tensor.layout}")
+    if not tensor.is_cpu:
+        raise TypeError(f"{role} must be a tensor on the CPU or CUDA, got one on {tensor.device}")
+    if tensor.is_neg():
+        raise TypeError(f"{role} is a lazily negated view: pass x.resolve_neg()")
+    if tensor.is_conj():
+        raise TypeError(f"{role} must be a real tensor, got a conjugate view of {tensor.dtype}")
+    try:
+        address = tensor.data_ptr()
+    except (RuntimeError, ValueError) as error:
+        raise TypeError(f"{role} has no memory of its own: {error}") from error
+    shape, strides, dtype = tensor.shape, tensor.stride(), _dtype(role, tensor.dtype)
+    size = dtype.itemsize
+    if not address and tensor.numel():
+        raise TypeError(f"{role} has no memory of its own")
+    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    memory: Any = (ctypes.c_char * ((last + 1) * size if tensor.numel() else 0)).from_address(
+        address
+    )
+    memory.owner = tensor
+    return np.ndarray(shape, dtype, memory, 0, [step * size for step in strides])
+
+
+@cache
+def _dtype(role: str, kind: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype of a torch dtype."""
+    name = str(kind).removeprefix("torch.")
+    try:
+        found: np.dtype[Any] = bfloat16() if name == "bfloat16" else np.dtype(name)
+    except TypeError:
+        raise TypeError(f"{role} has dtype {kind}, which NumPy lacks") from None
+    return found
+
+
+def _row_sparse(grad: Any) -> RowSparse:
+    """Return the gradient in a sparse COO tensor, as of ``torch.nn.Embedding(sparse=True)``."""
+    if grad.sparse_dim() != 1:
+        raise TypeError(
+            f"gradient must be sparse by rows, with sparse_dim 1, got {grad.sparse_dim()}; "
+            "x.to_dense() is a dense gradient"
+        )
+    values, indices = (_of_tensor("gradient", part) for part in (grad._values(), grad._indices()))
+    return RowSparse(values, indices[0], tuple(grad.shape))

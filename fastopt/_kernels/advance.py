@@ -1,0 +1,149 @@
+"""Update counts, bias corrections and random keys of one step, for all tensors of a launch.
+
+Hyper-parameters are float64 until they are rounded to the dtype of the arithmetic. Tensors with
+equal learning rate, weight decay and multipliers form a group, whose values are computed once.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic, overload
+
+from fastopt._kernels.layout import DONE, KEY
+from fastopt._kernels.noise import stream_key
+from fastopt.kernels.rule import scalar
+
+__all__ = ["CARRIED", "COUNT", "GROUP", "NUMBER", "SEED", "SLOTS", "advance", "step"]
+
+COUNT, GROUP, CARRIED, NUMBER, SEED, SLOTS = range(6)
+"""Columns of ``slots``, which has a row for each tensor: position of its update count (-1 if it is
+not counted), its group, position of the number that it carries from step to step, and the index
+number and seed of its random numbers."""
+
+
+def record_of(groups, group, dtype):
+    """Return the corrected hyper-parameters of a group as a writeable record."""
+    return groups[1, group, : len(dtype.names)].view(dtype)[0]
+
+
+@overload(record_of)
+def _record_of(groups, group, dtype):
+    return lambda groups, group, dtype: _record_intrinsic(groups, group, dtype)
+
+
+@intrinsic
+def _record_intrinsic(typingctx: Any, groups: Any, group: Any, dtype: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        shape = [builder.extract_value(array.shape, k) for k in range(3)]
+        row = builder.add(shape[1], args[1])  # in the second table, of corrected values
+        first = builder.gep(array.data, [builder.mul(row, shape[2])])
+        return builder.bitcast(first, context.get_value_type(signature.return_type))
+
+    return dtype.dtype(groups, types.intp, dtype), codegen
+
+
+@scalar
+def advance(
+    table: Any,
+    arrays: Any,
+    correct: Any,
+    dtype: Any,
+    carries: Any,
+    keyed: Any,
+    rescale: Any,
+) -> Any:
+    """Count one update of every tensor and write the hyper-parameters of the step.
+
+    Parameters
+    ----------
+    table : numpy.ndarray
+        Arguments of the kernels, see :mod:`fastopt._kernels.layout`.
+    arrays : tuple of numpy.ndarray
+        In order: the hyper-parameters of each tensor, written in the dtype of the arithmetic; the
+        ``slots``, a row for each tensor; the update counts, the first of which is the largest of
+        all; the hyper-parameters of each group in two tables, uncorrected with the factor of the
+        gradients in the last column, and corrected with their step in the last column; and the
+        numbers that tensors carry from step to step.
+    correct : callable or None
+        ``correct(t, h, carried)`` writes the fields of `h` that depend on the step.
+    dtype : numpy.dtype
+        Dtype of `h`, in float64.
+    carries : bool
+        Whether `correct` depends on a number that a tensor carries.
+    keyed : bool
+        Whether random numbers are drawn.
+    rescale : int
+        Position of ``rescale_grad`` in the fields; -1 without it.
+    """
+    fields, slots, counts, groups, carried = arrays
+    table[0, DONE] = 0
+    for k in range(len(slots)):
+        t = count(slots, counts, k)
+        if correct is not None and renewed(groups, slots[k, GROUP], t, carries):
+            h = record_of(groups, slots[k, GROUP], dtype)
+            correct(np.float64(t), h, carried_by(carried, slots, k))
+        hand_over(fields, groups, slots, k, correct is not None, rescale)
+        if keyed:
+            table[k, KEY] = stream_key(slots[k, SEED], slots[k, NUMBER], t)
+
+
+# The following functions do not depend on the rule, so they are compiled once for all rules.
+
+
+@scalar
+def count(slots: Any, counts: Any, k: Any) -> Any:
+    """Count an update of tensor `k`; return its count, or 0 if it is not counted."""
+    slot = slots[k, COUNT]
+    if slot < 0:
+        return np.int64(0)
+    t = counts[slot] + 1
+    counts[slot] = t
+    counts[0] = max(counts[0], t)
+    return t
+
+
+@scalar
+def renewed(groups: Any, group: Any, t: Any, carries: Any) -> Any:
+    """Whether a group must be corrected for count `t`; if so, reset its uncorrected fields."""
+    stamp = groups.shape[2] - 1
+    if groups[1, group, stamp] == t and not carries:
+        return False
+    for f in range(stamp):
+        groups[1, group, f] = groups[0, group, f]
+    groups[1, group, stamp] = t
+    return True
+
+
+@scalar
+def carried_by(carried: Any, slots: Any, k: Any) -> Any:
+    """Return an array of the one number that tensor `k` carries."""
+    place = slots[k, CARRIED]
+    return carried[place : place + 1]
+
+
+@scalar
+def hand_over(fields: Any, groups: Any, slots: Any, k: Any, source: Any, rescale: Any) -> Any:
+    """Write the fields of tensor `k`, uncorrected or corrected."""
+    group, source = slots[k, GROUP], np.int64(source)
+    for f in range(fields.shape[1]):
+        fields[k, f] = groups[source, group, f]
+    if rescale >= 0:
+        factor = groups[0, group, groups.shape[2] - 1]
+        fields[k, rescale] = groups[source, group, rescale] * factor
+
+
+def step(
+    t: float, fields: Mapping[str, float], correct: Callable[..., None], carried: Any
+) -> dict[str, float]:
+    """Return the corrected fields of one step, in plain Python; see :func:`advance`."""
+    values = Fields()
+    vars(values).update(fields)
+    correct(float(t), values, carried)
+    return vars(values)
+
+
+class Fields:
+    """Hyper-parameters as attributes."""

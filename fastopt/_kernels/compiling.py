@@ -1,0 +1,151 @@
+"""Compilation of kernels, with safeguards for numba's disk cache."""
+
+import gc
+import hashlib
+import inspect
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from numba import njit, typeof
+from numba.core.bytecode import FunctionIdentity
+from numba.core.caching import IndexDataCacheFile
+
+from fastopt._kernels.threads import in_forked_child, start_layer
+from fastopt.kernels.rule import Rule, digest_of
+
+__all__ = ["bind", "compiled", "compiled_kernels", "keep_apart", "log_uncached", "name_entry"]
+
+log = logging.getLogger("fastopt")
+
+
+class KernelFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """Files of a kernel in numba's cache, with names that are unique to a process.
+
+    Numba numbers the files of a kernel's specializations. Two processes that compile different
+    specializations at once take the same number, and a later process would run one in place of the
+    other.
+    """
+
+    def _data_name(self, number: int) -> str:
+        return f"{Path(self._index_name).stem}.{os.getpid()}-{secrets.token_hex(4)}.{number}.nbc"
+
+
+def keep_apart(kernel: Any) -> None:
+    """Give a kernel cache files that no other process writes; see :class:`KernelFiles`."""
+    if not hasattr(kernel, "_cache"):  # NUMBA_DISABLE_JIT
+        return
+    place = kernel._cache._impl.locator
+    kernel._cache._cache_file = KernelFiles(
+        cache_path=place.get_cache_path(),
+        filename_base=kernel._cache._impl.filename_base,
+        source_stamp=place.get_source_stamp(),
+    )
+
+
+compiled_kernels: list[Any] = []
+"""Every kernel that this process has created; signatures are compiled when they are needed."""
+
+
+def compiled(
+    kernel: Callable,
+    rule: Rule | None,
+    parallel: bool,
+    nogil: bool = True,
+    also: Sequence[Any] = (),
+    **more: Any,
+) -> Callable:
+    """Compile `kernel` on first use, or load it from numba's disk cache.
+
+    `also` are functions that it calls besides the rule's, and `more` are options for ``njit``.
+    """
+    variant = "parallel" if parallel else "serial" if nogil else "whole"
+    name_entry(kernel, rule, f"{variant}{digest_of([f for f in also if f])}")
+    if parallel:
+        start_layer()
+    options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil, **more}
+    options["no_cfunc_wrapper"] = True
+    try:
+        made = njit(cache=True, **options)(kernel)
+        keep_apart(made)
+    except RuntimeError:
+        log_uncached()
+        made = njit(**options)(kernel)
+    compiled_kernels.append(made)
+    return made
+
+
+def bind(kernel: Any, *arguments: Any) -> Callable:
+    """Return the compiled function for these argument types, without numba's type dispatch.
+
+    It must only be called with arguments of exactly these types.
+    """
+    if not hasattr(kernel, "overloads"):  # NUMBA_DISABLE_JIT
+        return kernel
+    signature = tuple(map(typeof, arguments))
+    with garbage_left():
+        kernel.compile(signature)
+    return kernel.overloads[signature].entry_point
+
+
+@contextmanager
+def garbage_left() -> Iterator[None]:
+    """Disable garbage collection during a compilation.
+
+    The compiler creates some hundred thousand objects that live until it ends. Repeated garbage
+    collections take a fifth of its time, and more in a large program.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def number_functions() -> None:
+    """Make numba number the functions that it compiles from a random start.
+
+    Numba counts from 1 in each process, and only the number distinguishes the symbols of functions
+    with equal names and argument types. Kernels compiled by two processes would call each other's
+    functions once a third process has loaded both from the cache.
+    """
+    FunctionIdentity._unique_ids = count(secrets.randbits(62))
+
+
+number_functions()
+in_forked_child(number_functions)
+
+
+def name_entry(kernel: Callable, rule: Rule | None, variant: str) -> None:
+    """Name a kernel, and with it its entry in numba's cache on disk.
+
+    Numba notices a change of the file that holds the kernel, but not of the files that hold the
+    rule and the functions that it calls. Their digest becomes part of the name.
+    """
+    name, digest = (rule.name, rule.digest) if rule else ("any", "")
+    kernel.__qualname__ = f"{kernel.__name__}.{name}.{variant}.{digest}{_engine_digest()}"
+
+
+@cache
+def _engine_digest() -> str:
+    folders = Path(__file__).parent, Path(inspect.getfile(Rule)).parent
+    files = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    text = [path.read_bytes() for path in files]
+    return hashlib.sha256(b"\0".join(text)).hexdigest()[:16]
+
+
+@cache
+def log_uncached() -> None:
+    """Log once that kernels cannot be cached on disk."""
+    log.info(
+        "kernels are compiled anew in every process: no cache directory can be written; "
+        "set NUMBA_CACHE_DIR to one that can"
+    )

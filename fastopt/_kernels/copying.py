@@ -1,0 +1,132 @@
+"""Copies of many segments of memory with all threads.
+
+Stores to memory that no cache will hold bypass the caches: the processor then does not read the
+target first, which saves a third of the traffic.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from llvmlite import ir
+from numba import prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from fastopt._kernels.compiling import compiled
+from fastopt.kernels.rule import scalar
+
+__all__ = ["copy"]
+
+CHUNK = 1 << 20
+"""Bytes that a thread copies at a time."""
+
+STREAM_FROM = 1 << 25
+"""Bytes of a copy that no cache holds until MPI or the next pass reads them."""
+
+VECTOR = 32
+"""Bytes of a store that bypasses the caches."""
+
+
+def move(target, source, size):
+    """Copy bytes between addresses of memory that does not overlap."""
+    ctypes.memmove(int(target), int(source), int(size))
+
+
+@overload(move)
+def _move(target, source, size):
+    return lambda target, source, size: _move_intrinsic(target, source, size)
+
+
+@intrinsic
+def _move_intrinsic(typingctx, target, source, size):
+    def codegen(context, builder, signature, args):
+        byte = ir.IntType(8).as_pointer()
+        to, of = (builder.inttoptr(address, byte) for address in args[:2])
+        cgutils.raw_memcpy(builder, to, of, args[2], ir.IntType(64)(1))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64), codegen
+
+
+def move_past_caches(target, source):
+    """Copy VECTOR bytes to an aligned address, with a store that bypasses the caches."""
+    move(target, source, VECTOR)
+
+
+@overload(move_past_caches)
+def _move_past_caches(target, source):
+    return lambda target, source: _move_past_caches_intrinsic(target, source)
+
+
+@intrinsic
+def _move_past_caches_intrinsic(typingctx, target, source):
+    def codegen(context, builder, signature, args):
+        vector = ir.VectorType(ir.IntType(64), VECTOR // 8).as_pointer()
+        value = builder.load(builder.inttoptr(args[1], vector), align=1)
+        stored = builder.store(value, builder.inttoptr(args[0], vector), align=VECTOR)
+        one = builder.module.add_metadata([ir.IntType(32)(1)])
+        stored.set_metadata("nontemporal", one)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
+
+
+def fence():
+    """Let other threads see the stores that bypass the caches before any later store."""
+
+
+@overload(fence)
+def _fence():
+    return lambda: _fence_intrinsic()
+
+
+@intrinsic
+def _fence_intrinsic(typingctx):
+    def codegen(context, builder, signature, args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+@scalar
+def stream(target, source, size):
+    """Copy bytes with stores that bypass the caches."""
+    k = min(-target % VECTOR, size)
+    move(target, source, k)
+    while k + 4 * VECTOR <= size:
+        for i in range(4):
+            move_past_caches(target + k + i * VECTOR, source + k + i * VECTOR)
+        k += 4 * VECTOR
+    move(target + k, source + k, size - k)
+
+
+@cache
+def copy() -> Callable:
+    """Kernel ``(segments)`` with a row for each segment: source and target address, and bytes.
+
+    Threads copy chunks of equal size, whatever the sizes of the segments. If there are STREAM_FROM
+    bytes or more, the copies bypass the caches.
+    """
+
+    def copy(segments):
+        ends = np.cumsum(segments[:, 2])
+        total = ends[-1] if len(ends) else np.int64(0)
+        past_caches = total >= STREAM_FROM
+        for c in prange(-(-total // CHUNK)):
+            at, stop = c * CHUNK, min((c + 1) * CHUNK, total)
+            k = np.searchsorted(ends, at, side="right")
+            while at < stop:
+                source, target, size = segments[k, 0], segments[k, 1], segments[k, 2]
+                begin, end = at - (ends[k] - size), min(stop, ends[k])
+                if past_caches:
+                    stream(target + begin, source + begin, end - at)
+                else:
+                    move(target + begin, source + begin, end - at)
+                at = end
+                k += 1
+            fence()
+
+    return compiled(copy, None, parallel=True)

@@ -1,0 +1,497 @@
+"""CUDA kernels: the counterparts of :mod:`fastopt._kernels.cpu`, derived from the same rules.
+
+They take the same three arrays, on the device, and call the same scalar functions. Only the
+distribution of work differs: a block takes a row of ``chunks``, and its threads stride over the
+elements. Sums have the same order as on the CPU: a warp has the 32 partial sums of
+:mod:`fastopt._kernels.lanes`.
+
+Under numba's simulator the kernels and all functions that they call are plain Python.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from fastopt._kernels.compiling import compiled_kernels, keep_apart, log_uncached, name_entry
+from fastopt._kernels.cuda_driver import SIMULATED, launch
+from fastopt._kernels.cuda_packs import ALIGNMENT, begin_pack, end_pack, pack_size
+from fastopt._kernels.elements import keep, keep_state, owed, pay
+from fastopt._kernels.lanes import BLOCK, LANES, plus
+from fastopt._kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout, wide_of
+from fastopt._kernels.noise import dither_run, normal, run
+from fastopt._kernels.segments import listed, scattered, summed
+from fastopt._kernels.storage import checked, given, load, locate, private, store
+from fastopt._kernels.weights import read_weight
+from fastopt.kernels.rule import Rule, scalar
+
+__all__ = [
+    "BLOCKS",
+    "SIMULATED",
+    "THREADS",
+    "WARPS",
+    "compiled",
+    "copy",
+    "dense",
+    "finish",
+    "launch",
+    "lazy",
+    "paid",
+    "rows",
+    "settle",
+    "squares",
+    "sums",
+    "totals",
+]
+
+THREADS = 4 if SIMULATED else 256
+"""Threads of a block; the simulator starts a Python thread for each."""
+
+WARPS = 1 if SIMULATED else 4
+"""Warps of a block in the reduction kernels."""
+
+ALL_LANES = 0xFFFFFFFF
+"""Mask of the lanes of a warp."""
+
+BLOCKS = 32
+"""Blocks of terms that are summed before other groups, like the blocks of a chunk on the CPU."""
+
+
+def compiled(kernel: Callable, rule: Rule | None) -> Callable:
+    """Compile `kernel` on first launch, or load it from numba's disk cache."""
+    if SIMULATED:
+        return cuda.jit(_quiet(kernel))
+    name_entry(kernel, rule, "cuda")
+    try:
+        made = cuda.jit(cache=True)(kernel)
+        keep_apart(made)
+    except RuntimeError:
+        log_uncached()
+        made = cuda.jit(kernel)
+    compiled_kernels.append(made)
+    return made
+
+
+def _quiet(kernel: Callable) -> Callable:
+    """Wrap a kernel to suppress NumPy's warnings, which a GPU does not give."""
+    errstate = np.errstate
+
+    def quiet(*arguments: Any) -> None:
+        with errstate(all="ignore"):
+            kernel(*arguments)
+
+    # The simulator replaces `cuda` in the globals of the function that it gets.
+    return FunctionType(quiet.__code__, kernel.__globals__, closure=quiet.__closure__)
+
+
+def _exchange_simulated(value, distance):
+    """Return the value of the thread whose lane differs in the bit `distance`."""
+    values = cuda.shared.array(LANES, np.float64)
+    lane = cuda.threadIdx.x
+    cuda.syncthreads()
+    values[lane] = value
+    cuda.syncthreads()
+    return values[lane ^ distance]
+
+
+def _exchange(value, distance):
+    return cuda.shfl_xor_sync(ALL_LANES, value, distance)
+
+
+def _meet_simulated():
+    """Wait for the other lanes of the warp."""
+    cuda.syncthreads()
+
+
+def _meet():
+    cuda.syncwarp()
+
+
+exchange = _exchange_simulated if SIMULATED else scalar(_exchange)
+meet = _meet_simulated if SIMULATED else scalar(_meet)
+
+
+@scalar
+def warp_sum(value):
+    """Return the sum of a value of each lane of a warp, added pairwise by halves, to all lanes."""
+    half = LANES // 2
+    while half:
+        value += exchange(value, half)
+        half //= 2
+    return value
+
+
+@cache
+def dense(layout: Layout) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` that applies the rule to every element in place.
+
+    `hyper` has a record for each tensor, or is a tuple of the numbers that all tensors share.
+
+    A thread updates packs of consecutive elements, and single ones at the end of a chunk, of arrays
+    that are not aligned, and of row-sparse gradients. With a lazy layout, chunk starts and sizes
+    are in indexed rows, and only these are updated; threads in y take rows, two at a time, and
+    threads in x take elements.
+    """
+    rule, real, sparse, by_row = layout.rule, layout.real, layout.sparse, layout.lazy
+    update, noise, slots, catch_up = rule.fn, rule.noise, len(rule.state), layout.catch_up
+    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
+    dither, draws = layout.dither or None, layout.keyed or None
+    first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
+    record, pack = layout.record, pack_size(layout)
+    addresses = (*range(ADDRESS, first_state + slots), first_grad)
+
+    def dense(chunks, table, hyper):
+        c = cuda.blockIdx.x
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        grads = locate(table, tensor, first_grad, 0, grad_kinds)
+        h, key = given(hyper, tensor, record), table[tensor, KEY]
+
+        def row_at(k):
+            row = listed(table, tensor, ROWS, k) if by_row else np.int64(0)
+            begin = row * np.int64(table[tensor, WIDTH]) if by_row else start
+            weights = locate(table, tensor, ADDRESS, begin, kinds)
+            states = locate(table, tensor, first_state, begin, state_kinds)
+            element = np.int64(table[tensor, OFFSET]) + begin
+            rounding, draw = dither_run(key, element), run(key, element)
+            factor = real(owed(table, tensor, row)) if catch_up else real(1)
+            return weights, states, k, begin, element, rounding, draw, factor
+
+        def taken(place, i):
+            weights, states, k, begin = place[:4]
+            weight, state = read_weight(weights, i), load(states, i)
+            if by_row:
+                grad = summed(table, tensor, grads, k, i, wide)
+            elif sparse:
+                grad = scattered(table, tensor, grads, begin + i, real(0), wide)
+            else:
+                grad = load(grads, begin + i)[0]
+            return weight, state, grad
+
+        def step(place, rounding, weights, states, at, i, values):
+            draw, factor = place[6:]
+            weight, state, grad = values
+            if catch_up:
+                weight = weight * factor
+            if noise:
+                new = update(weight, grad, state, h, normal(draw, i))
+            else:
+                new = update(weight, grad, state, h)
+            weight, state = checked(new, slots)
+            keep(weights, at, weight, rounding, dither)
+            keep_state(states, at, state, rounding, draws)
+
+        def change(place, i):
+            step(place, place[5], place[0], place[1], i, i, taken(place, i))
+
+        def change_packs(place):
+            weights, states = place[:2]
+            first, across = np.int64(cuda.threadIdx.x) * pack, np.int64(cuda.blockDim.x) * pack
+            for i in range(first, size - (pack - 1), across):
+                own = begin_pack(weights, i, pack, False)
+                slot = begin_pack(states, i, pack, True)
+                grad = begin_pack(grads, place[3] + i, pack, True)
+                rounding = dither_run(key, place[4] + i)
+                for k in range(pack):
+                    values = read_weight(own, k), load(slot, k), load(grad, k)[0]
+                    step(place, rounding, own, slot, k, i + k, values)
+                end_pack(weights, i, pack, False, own)
+                end_pack(states, i, pack, True, slot)
+
+        across = np.int64(cuda.blockDim.x)
+        if by_row:
+            k, height = start + cuda.threadIdx.y, np.int64(cuda.blockDim.y)
+            last = min(start + size, np.int64(table[tensor, SEGMENTS]))
+            width = np.int64(table[tensor, WIDTH])
+            while k + height < last:
+                one, other = row_at(k), row_at(k + height)
+                for i in range(cuda.threadIdx.x, width, across):
+                    values, others = taken(one, i), taken(other, i)
+                    step(one, one[5], one[0], one[1], i, i, values)
+                    step(other, other[5], other[0], other[1], i, i, others)
+                k += 2 * height
+            if k < last:
+                one = row_at(k)
+                for i in range(cuda.threadIdx.x, width, across):
+                    change(one, i)
+        else:
+            whole, done = row_at(np.int64(0)), np.int64(0)
+            if not sparse and is_aligned(table, tensor, addresses):
+                change_packs(whole)
+                done = size // pack * pack
+            for i in range(done + cuda.threadIdx.x, size, across):
+                change(whole, i)
+
+    return compiled(dense, rule)
+
+
+@scalar
+def is_aligned(table, tensor, columns):
+    """Whether all addresses in `columns` of a table are multiples of ALIGNMENT."""
+    bits = np.uint64(0)
+    for column in columns:
+        bits |= table[tensor, column]
+    return bits & np.uint64(ALIGNMENT - 1) == 0
+
+
+lazy = dense
+
+
+HELD = 8
+"""Sums of a repeated row's gradients that each lane of a warp keeps; more are summed twice."""
+
+
+@cache
+def rows(layout: Layout) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row.
+
+    Chunk starts and sizes are in rows of the tensor, or indexed rows; a warp takes a row.
+    """
+    rule, real, sparse = layout.rule, layout.real, layout.sparse
+    update: Any = rule.fn
+    term: Any = rule.row
+    slots, kinds, grad_kinds = len(rule.state), layout.weight, (layout.grad,)
+    dither, draws = layout.dither or None, layout.keyed or None
+    first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
+    state_kinds, record, grad_real = layout.state, layout.record, wide[0]
+
+    def rows(chunks, table, hyper):
+        held = cuda.local.array(HELD, grad_real)
+        c, lane, warp = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        width: Any = np.int64(table[tensor, WIDTH])
+        h, key = given(hyper, tensor, record), table[tensor, KEY]
+        offset = np.int64(table[tensor, OFFSET])
+        grads = locate(table, tensor, first_grad, 0, grad_kinds)
+        if sparse:
+            size = min(size, np.int64(table[tensor, SEGMENTS]) - start)
+        for k in range(start + warp, start + size, WARPS):
+            row: Any = listed(table, tensor, ROWS, k) if sparse else k
+            weights = locate(table, tensor, ADDRESS, row * width, kinds)
+            states = locate(table, tensor, first_state, row, state_kinds)
+            state = new = load(states, 0)
+            element = offset + row * width
+            rounding = dither_run(key, element)
+            total = 0.0
+            for block in range(0, width, BLOCK):
+                value = 0.0
+                for i in range(block + lane, min(block + BLOCK, width), LANES):
+                    if sparse:
+                        grad = summed(table, tensor, grads, k, i, wide)
+                        if i < HELD * LANES:
+                            held[i // LANES] = grad
+                    else:
+                        grad = load(grads, row * width + i)[0]
+                    value += np.float64(real(term(grad, h)))
+                total += warp_sum(value)
+            mean = real(total / width)
+            for i in range(lane, width, LANES):
+                weight = read_weight(weights, i)
+                if not sparse:
+                    grad = load(grads, row * width + i)[0]
+                elif i < HELD * LANES:
+                    grad = held[i // LANES]
+                else:
+                    grad = summed(table, tensor, grads, k, i, wide)
+                weight, new = checked(update(weight, grad, state, h, mean), slots)
+                keep(weights, i, weight, rounding, dither)
+            meet()  # all lanes have read the state
+            if lane == 0:
+                element = offset // max(width, 1) + row
+                keep_state(states, 0, new, dither_run(key, element), draws)
+
+    return compiled(rows, rule)
+
+
+@cache
+def settle(layout: Layout) -> Callable:
+    """Kernel ``(chunks, table)`` that applies deferred weight decay to all rows.
+
+    Chunk starts and sizes are in rows. :func:`paid` then marks the decay as applied.
+    """
+    real, kinds, dither = layout.real, layout.weight, layout.dither or None
+
+    def settle(chunks, table):
+        c = cuda.blockIdx.x
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        width = np.int64(table[tensor, WIDTH])
+        key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
+        for row in range(start + cuda.threadIdx.y, start + size, cuda.blockDim.y):
+            factor = real(owed(table, tensor, row))
+            if factor != 1:
+                weights = locate(table, tensor, ADDRESS, row * width, kinds)
+                element = offset + row * width
+                rounding = dither_run(key, element)
+                for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+                    weight = read_weight(weights, i) * factor
+                    keep(weights, i, weight, rounding, dither)
+
+    return compiled(settle, layout.rule)
+
+
+@cache
+def paid(sparse: bool) -> Callable:
+    """Kernel ``(chunks, table)`` that marks decay as applied, of the indexed rows or of all.
+
+    Chunk starts and sizes are in rows.
+    """
+
+    def paid(chunks, table):
+        c = cuda.blockIdx.x
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        if sparse:
+            size = min(size, np.int64(table[tensor, SEGMENTS]) - start)
+        first = cuda.threadIdx.x + cuda.threadIdx.y * cuda.blockDim.x
+        for k in range(start + first, start + size, cuda.blockDim.x * cuda.blockDim.y):
+            pay(table, tensor, listed(table, tensor, ROWS, k) if sparse else k)
+
+    return compiled(paid, None)
+
+
+@cache
+def sums(layout: Layout, step: int) -> Callable:
+    """Kernel ``(chunks, table, hyper, partial)`` for the partial sums of reduction `step`.
+
+    A chunk has at most BLOCK elements; a warp takes a chunk.
+    """
+    rule, real, sparse = layout.rule, layout.real, layout.sparse
+    terms, count = rule.passes[step][0], rule.sums[step]
+    state_kinds, grad_kinds = layout.state, (layout.grad,)
+    first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
+    first_weight, kinds = layout.summed
+    zeros = (0.0,) * count
+
+    def sums(chunks, table, hyper, partial):
+        lane, c = cuda.threadIdx.x, cuda.blockIdx.x * WARPS + cuda.threadIdx.y
+        if c < len(chunks):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            weights = locate(table, tensor, first_weight, start, kinds)
+            states = locate(table, tensor, first_state, start, state_kinds)
+            grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
+            h, added = private(hyper, tensor), zeros
+            for i in range(lane, size, LANES):
+                weight, state = read_weight(weights, i), load(states, i)
+                if sparse:
+                    grad = scattered(table, tensor, grads, start + i, real(0), wide)
+                else:
+                    grad = load(grads, i)[0]
+                added = plus(added, terms(weight, grad, state, h), real)
+            for k in range(count):
+                value = warp_sum(added[k])
+                if lane == 0:
+                    partial[c, k] = value
+
+    return compiled(sums, rule)
+
+
+@cache
+def totals(count: int) -> Callable:
+    """Kernel ``(firsts, partial, total)`` that adds the partial sums of each tensor.
+
+    The partial sums of tensor t are in rows ``firsts[t]`` to ``firsts[t + 1]`` of `partial`. A
+    block takes a tensor: each thread adds a group of BLOCKS, and the first thread the groups' sums,
+    in order.
+    """
+
+    def totals(firsts, partial, total):
+        groups = cuda.shared.array(THREADS, np.float64)
+        values = cuda.local.array(BLOCKS, np.float64)
+        tensor, t = cuda.blockIdx.x, np.int64(cuda.threadIdx.x)
+        end = firsts[tensor + 1]
+        for k in range(count):
+            added = 0.0
+            for first in range(firsts[tensor], end, BLOCKS * THREADS):
+                group = first + BLOCKS * t
+                part = 0.0
+                if group + BLOCKS <= end:
+                    for c in range(BLOCKS):  # all loads are issued before the first addition
+                        values[c] = partial[group + c, k]
+                    for c in range(BLOCKS):
+                        part += values[c]
+                else:
+                    for c in range(group, end):
+                        part += partial[c, k]
+                groups[t] = part
+                cuda.syncthreads()
+                if t == 0:
+                    for other in range(min(np.int64(THREADS), -(-(end - first) // BLOCKS))):
+                        added += groups[other]
+                cuda.syncthreads()
+            if t == 0:
+                total[tensor, k] = added
+
+    return compiled(totals, None)
+
+
+@cache
+def finish(layout: Layout, step: int) -> Callable:
+    """Kernel ``(table, hyper, total)`` that finalizes reduction `step` for each tensor."""
+    fill = layout.rule.passes[step][1]
+    first_kept, kinds, keeps = layout.first_kept, layout.kept, bool(layout.kept)
+
+    def finish(table, hyper, total):
+        tensor = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        if tensor < len(hyper):
+            if keeps:
+                numbers = locate(table, tensor, first_kept, 0, kinds)
+                store(numbers, 0, fill(total[tensor], hyper[tensor], load(numbers, 0)))
+            else:
+                fill(total[tensor], hyper[tensor])
+
+    return compiled(finish, layout.rule)
+
+
+@cache
+def squares(kind: Any, column: int, sparse: bool) -> Callable:
+    """Kernel ``(chunks, table, partial)`` that sums the squares of gradients per chunk.
+
+    The gradients' addresses are in `column`. A chunk has at most BLOCK elements, or is an indexed
+    row; a warp takes a chunk.
+    """
+    kinds, wide = (kind,), wide_of(kind)
+
+    def squares(chunks, table, partial):
+        lane, c = cuda.threadIdx.x, cuda.blockIdx.x * WARPS + cuda.threadIdx.y
+        if c < len(chunks):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            grads = locate(table, tensor, column, 0 if sparse else start, kinds)
+            if sparse:
+                segments = np.int64(table[tensor, SEGMENTS])
+                size = np.int64(table[tensor, WIDTH]) if start < segments else np.int64(0)
+            value = 0.0
+            for i in range(lane, size, LANES):
+                grad = summed(table, tensor, grads, start, i, wide) if sparse else load(grads, i)[0]
+                value += np.float64(grad) * np.float64(grad)
+            value = warp_sum(value)
+            if lane == 0:
+                partial[c, 0] = value
+
+    return compiled(squares, None)
+
+
+@cache
+def copy() -> Callable:
+    """Kernel ``(addresses, layout, size, itemsize)`` that copies an array with any strides.
+
+    `addresses` has the addresses of target and source. `layout` has three rows: the lengths of the
+    axes, and the strides of target and source in bytes.
+    """
+    byte = (np.uint8,)
+
+    def copy(addresses, layout, size, itemsize):
+        stride = cuda.blockDim.x * cuda.gridDim.x
+        for element in range(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, size, stride):
+            rest, to, of = element, np.int64(0), np.int64(0)
+            for back in range(layout.shape[1]):
+                axis = layout.shape[1] - 1 - back
+                at = rest % layout[0, axis]
+                rest //= layout[0, axis]
+                to += at * layout[1, axis]
+                of += at * layout[2, axis]
+            target, source = locate(addresses, 0, 0, to, byte), locate(addresses, 0, 1, of, byte)
+            for k in range(itemsize):
+                store(target, k, load(source, k))
+
+    return compiled(copy, None)

@@ -1,0 +1,168 @@
+"""CUDA kernel for states in 8 bits, the counterpart of :func:`fastopt._kernels.cpu.dense` for them.
+
+A warp takes a block of codes and each lane the same number of consecutive elements; the largest
+numbers of the block, which determine its scales, are found by shuffles.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numba import cuda, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from fastopt._kernels.blocks import CODE_BLOCK, blocks_of, decode, encode, extent, higher, lowest
+from fastopt._kernels.cuda import SIMULATED, WARPS, compiled, exchange, is_aligned, meet
+from fastopt._kernels.cuda_packs import begin_pack, end_pack
+from fastopt._kernels.elements import keep, owed
+from fastopt._kernels.lanes import LANES, scratch
+from fastopt._kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
+from fastopt._kernels.noise import dither_run, normal, run
+from fastopt._kernels.segments import listed, scattered, summed
+from fastopt._kernels.storage import checked, given, load, locate, store
+from fastopt._kernels.weights import read_weight
+from fastopt.kernels.rule import scalar
+
+__all__ = ["blocks"]
+
+EACH = CODE_BLOCK // LANES
+"""Elements of a block that a lane updates."""
+
+if SIMULATED:  # the simulator replaces `cuda` in the globals of a kernel's module only
+    exchange, meet = (FunctionType(each.__code__, globals()) for each in (exchange, meet))
+
+
+@scalar
+def highest(value):
+    """Return the largest of a value of each lane of a warp, to all lanes; the value is a word."""
+    half = LANES // 2
+    while half:
+        value = max(value, np.int64(exchange(np.int64(value), half)))
+        half //= 2
+    return value
+
+
+def highest_of_warp(tops: Any) -> Any:
+    """Return the maxima over the lanes of a warp; NaN propagates."""
+    found = []
+    for top in tops:
+        half = LANES // 2
+        while half:
+            other = exchange(top, half)
+            top = top if other <= top or top != top else other
+            half //= 2
+        found.append(top)
+    return tuple(found)
+
+
+@overload(highest_of_warp)
+def _highest_of_warp(tops):
+    return lambda tops: _highest_intrinsic(tops)
+
+
+@intrinsic
+def _highest_intrinsic(typingctx, tops):
+    """Magnitudes are compared as integers, whose highest bit is 0; NaN is above infinity."""
+
+    def codegen(context, builder, signature, args):
+        wide = types.int64(types.int64)
+        found = []
+        for top in cgutils.unpack_tuple(builder, args[0], len(tops)):
+            word = context.cast(builder, top, tops.dtype, types.int64)
+            largest = context.compile_internal(builder, highest, wide, [word])
+            found.append(context.cast(builder, largest, types.int64, tops.dtype))
+        return context.make_tuple(builder, tops, found)
+
+    return tops(tops), codegen
+
+
+@cache
+def blocks(layout: Layout) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` for rules with states in 8 bits.
+
+    Chunk starts and sizes are in blocks or, with a lazy layout, in indexed rows.
+    """
+    rule, real, sparse, lazy = layout.rule, layout.real, layout.sparse, layout.lazy
+    update, noise, slots, catch_up = rule.fn, rule.noise, len(rule.state), layout.catch_up
+    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
+    dither, scale_kinds, record = layout.dither or None, layout.scales, layout.record
+    first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
+    first_scale = layout.first_scale
+    addresses = (*range(ADDRESS, first_state + slots), first_grad)
+
+    def blocks(chunks, table, hyper):
+        c, lane, warp = cuda.blockIdx.x, np.int64(cuda.threadIdx.x), cuda.threadIdx.y
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        width: Any = np.int64(table[tensor, WIDTH])
+        in_row: Any = blocks_of(width)
+        h, key = given(hyper, tensor, record), table[tensor, KEY]
+        offset = np.int64(table[tensor, OFFSET])
+        grads = locate(table, tensor, first_grad, 0, grad_kinds)
+        aligned = is_aligned(table, tensor, addresses)
+        values = scratch(slots, EACH, real)
+        fewer = scratch(slots, EACH, real)
+
+        def changed(place, weights, states, source, targets, before, count, factor):
+            """Update `count` elements; return the largest numbers of each slot."""
+            k, first, column = place
+            element = offset + first
+            rounding, draw = dither_run(key, element), run(key, element)
+            tops = lowest(targets)
+            for i in range(count):
+                weight = read_weight(weights, i)
+                if lazy:
+                    grad = summed(table, tensor, grads, k, column + i, wide)
+                elif sparse:
+                    grad = scattered(table, tensor, grads, first + i, real(0), wide)
+                else:
+                    grad = load(source, i)[0]
+                state = decode(states, i, before)
+                if catch_up:
+                    weight = weight * factor
+                if noise:
+                    new = update(weight, grad, state, h, normal(draw, i))
+                else:
+                    new = update(weight, grad, state, h)
+                weight, state = checked(new, slots)
+                keep(weights, i, weight, rounding, dither)
+                store(targets, i, state)
+                tops = higher(states, tops, state)
+            found = highest_of_warp(tops)
+            meet()  # all lanes have read the scales
+            return found
+
+        end = start + size
+        if lazy:
+            end = min(end, np.int64(table[tensor, SEGMENTS]))
+        for k in range(start + warp, end, WARPS):
+            row: Any = listed(table, tensor, ROWS, k) if lazy else np.int64(0)
+            first, last = (row * in_row, (row + 1) * in_row) if lazy else (k, k + 1)
+            factor = real(owed(table, tensor, row)) if catch_up else real(1)
+            for block in range(first, last):
+                begin, column, count = extent(block, in_row, width)
+                whole = aligned and count == CODE_BLOCK and begin % EACH == 0
+                begin += lane * EACH
+                column += lane * EACH
+                count = max(min(np.int64(EACH), count - lane * EACH), np.int64(0))
+                place = k, begin, column
+                weights = locate(table, tensor, ADDRESS, begin, kinds)
+                states = locate(table, tensor, first_state, begin, state_kinds)
+                scales = locate(table, tensor, first_scale, block, scale_kinds)
+                source = locate(table, tensor, first_grad, 0 if sparse else begin, grad_kinds)
+                before = load(scales, 0)
+                if whole and not sparse:
+                    own = begin_pack(weights, 0, EACH, False)
+                    codes = begin_pack(states, 0, EACH, True)
+                    grad = begin_pack(source, 0, EACH, True)
+                    tops = changed(place, own, codes, grad, values, before, EACH, factor)
+                    encode(codes, scales, values, EACH, tops)
+                    end_pack(weights, 0, EACH, False, own)
+                    end_pack(states, 0, EACH, True, codes)
+                else:
+                    tops = changed(place, weights, states, source, fewer, before, count, factor)
+                    encode(states, scales, fewer, count, tops)
+
+    return compiled(blocks, rule)

@@ -1,0 +1,357 @@
+"""Direct calls of the CUDA driver: launches, uploads and downloads in a few microseconds each.
+
+numba's launches inspect the types of all arguments, and its copies wait for the device. Here a
+kernel is compiled once for its argument types, and its handle is launched. Uploads go through
+pinned memory, which is reused once the device has read it. Numbers may be passed by value, so that
+a step needs no upload.
+
+numba's simulator has no driver; only the functions of this module differ under it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from ctypes import memmove
+from functools import cache
+from struct import Struct
+from threading import Lock, local
+from typing import Any
+
+import numpy as np
+from numba import from_dtype, types
+from numba.core import config
+from numba.core.errors import NumbaError
+from numpy.typing import NDArray
+
+from fastopt._kernels.device_memory import cuda_target
+
+__all__ = [
+    "SIMULATED",
+    "Memory",
+    "Values",
+    "copy_word",
+    "download",
+    "entered",
+    "hold",
+    "launch",
+    "refuse_capture",
+    "upload",
+    "values",
+]
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+
+WORDS = 128
+"""Maximum 8-byte words of a kernel's arguments; the driver's limit is 4096 bytes."""
+
+SMALLEST = 256
+"""Bytes of the smallest pinned buffer."""
+
+BUFFERS = 32
+"""Maximum pinned buffers of one size: the number of pending steps before the host waits."""
+
+CAPTURES = range(900, 908)
+"""Driver errors about a stream that is being captured."""
+
+_MASK = (1 << 64) - 1
+
+
+@cache
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _checked(result: tuple[Any, ...], call: str) -> Any:
+    """Return the value from the result of a driver call.
+
+    Raises
+    ------
+    RuntimeError
+        The call failed.
+    """
+    if result[0]:
+        raise RuntimeError(f"CUDA driver: {call} failed with {result[0].name}")
+    return result[1] if len(result) > 1 else None
+
+
+class Memory:
+    """Array on the current device that kernels take as an argument.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape.
+    dtype : numpy.dtype
+        Dtype, which may be a record.
+
+    Attributes
+    ----------
+    array : numba.cuda.DeviceNDArray
+        The array.
+    words : list of int
+        Kernel arguments that describe the array.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        dtype = np.dtype(dtype)
+        self.array = cuda_target().device_array(shape, dtype)
+        self.shape, self.dtype = shape, dtype
+        self.nbytes = self.array.size * dtype.itemsize
+        if SIMULATED:
+            return
+        self.type = _array_type(dtype, len(shape))
+        self.key = id(self.type)
+        self.address = self.array.device_ctypes_pointer.value or 0
+        head = 0, 0, self.array.size, dtype.itemsize, self.address
+        self.words = [*head, *shape, *self.array.strides]
+
+    @property
+    def argument(self) -> Any:
+        """Argument of a launch in the simulator."""
+        return self.array
+
+
+@cache
+def _array_type(dtype: Any, ndim: int) -> Any:
+    return types.Array(from_dtype(dtype), ndim, "C")
+
+
+class Values:
+    """Tuple of numbers that kernels take by value; see :func:`values`."""
+
+    __slots__ = ("dtype", "key", "type", "words")
+
+    def __init__(self, words: list[int], kind: Any, dtype: Any) -> None:
+        self.words, self.type, self.key, self.dtype = words, kind, id(kind), dtype
+
+    @property
+    def argument(self) -> Any:
+        """Argument of a launch in the simulator."""
+        return tuple(np.array(self.words, f"u{self.dtype.itemsize}").view(self.dtype))
+
+
+@cache
+def values(dtype: Any, count: int) -> Callable[[list[int]], Values]:
+    """Return a function that makes :class:`Values` from the bits of `count` numbers."""
+    kind = types.UniTuple(from_dtype(dtype), count)
+    return lambda words: Values(words, kind, dtype)
+
+
+class _Arguments(local):
+    """Per-thread memory for kernel arguments, which a launch reads before it returns."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(WORDS, np.uint64)
+        pointers = self.values.ctypes.data + 8 * np.arange(WORDS, dtype=np.uint64)
+        self.pointers = pointers.astype(np.uint64)
+        self.address = self.pointers.ctypes.data
+        self.pack = [Struct(f"{count}Q").pack_into for count in range(WORDS + 1)]
+        self.buffer: Any = self.values.view(np.uint8)
+
+
+_arguments = _Arguments()
+_handles: dict[tuple[Any, ...], int] = {}
+"""Handles of compiled kernels, by kernel, context and argument types."""
+
+
+def launch(kernel: Any, blocks: int, threads: Any, stream: int, *arguments: Any) -> None:
+    """Launch a kernel on the current device.
+
+    Parameters
+    ----------
+    kernel : callable
+        Kernel from :func:`fastopt._kernels.cuda.compiled`.
+    blocks : int
+        Number of blocks.
+    threads : int or tuple of int
+        Threads of a block, in x and y.
+    stream : int
+        Handle of the stream.
+    *arguments : Memory, Values or int
+        Arguments of the kernel; integers are int64.
+    """
+    if SIMULATED:
+        kernel[blocks, threads](*[a if isinstance(a, int) else a.argument for a in arguments])
+        return
+    words: list[int] = []
+    key: tuple[Any, ...] = (kernel, _context())
+    for argument in arguments:
+        if isinstance(argument, int):
+            words.append(argument & _MASK)
+            key += (int,)
+        else:
+            words += argument.words
+            key += (argument.key,)
+    handle = _handles.get(key)
+    if handle is None:
+        handle = _handles[key] = _compile(kernel, arguments)
+    x, y = threads if isinstance(threads, tuple) else (threads, 1)
+    memory = _arguments
+    memory.pack[len(words)](memory.buffer, 0, *words)
+    result = _driver().cuLaunchKernel(handle, blocks, 1, 1, x, y, 1, 0, stream, memory.address, 0)
+    if result[0]:
+        _checked(result, "cuLaunchKernel")
+
+
+def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
+    """Compile a kernel for these argument types, load it and return its handle."""
+    from numba.cuda.core.errors import NumbaError as CudaError
+
+    signature = tuple(types.int64 if isinstance(a, int) else a.type for a in arguments)
+    try:
+        made = kernel.compile(signature)
+    except CudaError as error:  # numba-cuda has its own error classes
+        raise NumbaError(str(error)) from error
+    made.bind()
+    return int(made._codelibrary.get_cufunc().handle)
+
+
+def _context() -> int:
+    """Return the handle of the current context."""
+    return int(_driver().cuCtxGetCurrent()[1])
+
+
+@cache
+def _context_of(device: int) -> int:
+    """Return the handle of the primary context of a device."""
+    cuda = cuda_target()
+    with cuda.gpus[device]:
+        return int(cuda.current_context().handle)
+
+
+def entered(device: int) -> Any:
+    """Return a context manager that makes a device the current one."""
+    if not SIMULATED and _context() == _context_of(device):
+        return _PRESENT
+    return cuda_target().gpus[device]
+
+
+_PRESENT = nullcontext()
+
+
+def refuse_capture(stream: int) -> None:
+    """Raise if a stream is being captured for a CUDA graph.
+
+    Raises
+    ------
+    RuntimeError
+        The stream is being captured: a graph would repeat the step with the current update counts
+        and learning rates.
+    """
+    if SIMULATED:
+        return
+    cuda_target()
+    error, status = _driver().cuStreamIsCapturing(stream)
+    if error in CAPTURES or (not error and status):
+        raise RuntimeError(
+            "the stream is being captured for a CUDA graph, which would repeat this step with the "
+            "present update count and learning rate: call the updater outside of the capture"
+        )
+
+
+# Copies
+
+
+class _Buffer:
+    """Pinned memory, and an event that is recorded when the device has read it."""
+
+    __slots__ = ("address", "array", "event", "handle")
+
+    def __init__(self, size: int) -> None:
+        cuda = cuda_target()
+        self.array = cuda.pinned_array(size, np.uint8)
+        self.address = self.array.ctypes.data
+        self.event = cuda.event(timing=False)
+        self.handle = int(self.event.handle)
+
+
+class _Device:
+    """Pinned buffers of a device, and the objects in use by pending launches.
+
+    Buffers are never freed; a later upload reuses one after the device has read it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.buffers: dict[int, deque[_Buffer]] = {}
+        self.held: deque[tuple[Any, Any]] = deque()
+
+    def buffer(self, size: int) -> _Buffer:
+        """Return a free buffer of at least `size` bytes; the caller holds the lock."""
+        rounded = max(1 << (size - 1).bit_length(), SMALLEST)
+        ring = self.buffers.setdefault(rounded, deque())
+        driver = _driver()
+        if ring and not driver.cuEventQuery(ring[0].handle)[0]:
+            ring.rotate(-1)
+        elif len(ring) < BUFFERS:
+            ring.append(_Buffer(rounded))
+        else:
+            _checked(driver.cuEventSynchronize(ring[0].handle), "cuEventSynchronize")
+            ring.rotate(-1)
+        return ring[-1]
+
+    def hold(self, objects: Any, stream: int) -> None:
+        """See :func:`hold`."""
+        driver = _driver()
+        event = cuda_target().event(timing=False)
+        _checked(driver.cuEventRecord(int(event.handle), stream), "cuEventRecord")
+        with self.lock:
+            self.held.append((event, objects))
+            while self.held and not driver.cuEventQuery(int(self.held[0][0].handle))[0]:
+                self.held.popleft()
+
+
+@cache
+def _device(context: int) -> _Device:
+    return _Device()
+
+
+def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
+    """Copy a contiguous NumPy array to `memory`, which may be larger, on a stream.
+
+    The array may then be changed.
+    """
+    size = array.nbytes
+    if not size:
+        return
+    if SIMULATED:
+        part = memory.array[: len(array)] if array.shape != memory.shape else memory.array
+        part.copy_to_device(array)
+        return
+    device, driver = _device(_context()), _driver()
+    with device.lock:
+        buffer = device.buffer(size)
+        memmove(buffer.address, array.ctypes.data, size)
+        result = driver.cuMemcpyHtoDAsync(memory.address, buffer.address, size, stream)
+        _checked(result, "cuMemcpyHtoDAsync")
+        _checked(driver.cuEventRecord(buffer.handle, stream), "cuEventRecord")
+
+
+def download(memory: Memory, stream: int) -> NDArray[Any]:
+    """Copy `memory` to the host, after the earlier work on the stream has finished."""
+    if SIMULATED:
+        return np.array(memory.array.copy_to_host())
+    found = np.empty(memory.shape, memory.dtype)
+    driver = _driver()
+    if memory.nbytes:
+        result = driver.cuMemcpyDtoHAsync(found.ctypes.data, memory.address, memory.nbytes, stream)
+        _checked(result, "cuMemcpyDtoHAsync")
+    _checked(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
+    return found
+
+
+def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:
+    """Copy word `of` of `source` to word `to` of `target`, both of 8-byte words, on a stream."""
+    if SIMULATED:
+        target.array.reshape(-1)[to] = np.array(source.array.copy_to_host()).view(target.dtype)[of]
+        return
+    addresses = target.address + 8 * to, source.address + 8 * of
+    _checked(_driver().cuMemcpyDtoDAsync(*addresses, 8, stream), "cuMemcpyDtoDAsync")
+
+
+def hold(objects: Any, stream: int) -> None:
+    """Keep objects alive until the work launched on a stream has finished."""
+    if not SIMULATED:
+        _device(_context()).hold(objects, stream)

@@ -1,0 +1,251 @@
+"""Allocation of arrays on CUDA devices, and copies to, from and between them."""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from operator import is_
+from typing import Any, Literal, cast
+
+import numpy as np
+from numba.core import config
+
+from fastopt._kernels.devices import Header, header, is_cuda
+from fastopt.device import Device
+
+__all__ = [
+    "arranged",
+    "assign",
+    "contiguous",
+    "cuda_target",
+    "duplicate",
+    "host",
+    "lie_alike",
+    "like",
+    "move",
+    "owned",
+    "placed",
+    "sent",
+    "stream_of",
+    "wait_for",
+    "zero",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+@cache
+def cuda_target() -> Any:
+    """Return the module ``numba.cuda``, after checking that it can compile and launch kernels.
+
+    Raises
+    ------
+    ImportError
+        numba-cuda is not installed, or there is no driver or device.
+    """
+    if not config.ENABLE_CUDASIM:
+        try:
+            import numba_cuda  # noqa: F401
+        except ImportError:
+            raise ImportError(
+                "CUDA arrays need numba-cuda: pip install 'numba-cuda[cu13]~=0.30.4', or "
+                "'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
+            ) from None
+    from numba import cuda
+
+    if not cuda.is_available():
+        raise ImportError("CUDA arrays need a CUDA driver and device, and numba finds none")
+    return cuda
+
+
+def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"] = "C") -> Any:
+    """Return zeros on the device of `of`: a NumPy array, or a numba device array.
+
+    With order "K", for which `of` must be a dense array on a device, its elements lie in memory in
+    the order of those of `of`, if that has this shape.
+    """
+    if not isinstance(of, Header):
+        return np.zeros(shape, dtype, cast("Any", order))
+    cuda = cuda_target()
+    how: dict[str, Any] = {"order": order}
+    if order == "K":
+        size = np.dtype(dtype).itemsize
+        strides = tuple(stride // of.itemsize * size for stride in of.strides)
+        how = {"strides": strides} if shape == of.shape else {}
+    with cuda.gpus[of.place.device_id]:
+        made = cuda.device_array(shape, dtype, **how)
+    zero(made)
+    return made
+
+
+def zero(array: Any) -> None:
+    """Fill a numba device array with zeros, after all earlier work on the device."""
+    cuda = cuda_target()
+    if config.ENABLE_CUDASIM:
+        array[...] = 0
+    elif array.nbytes:
+        driver = import_module("numba.cuda.cudadrv.driver")
+        with cuda.gpus[header(array).place.device_id]:
+            cuda.synchronize()
+            driver.device_memset(array, 0, array.nbytes)
+            wait_for(0)  # it may be used on a stream that does not wait for stream 0
+
+
+def sent(array: Array, stream: Any) -> Any:
+    """Copy a NumPy array to the current device, for use on this stream only."""
+    dtype = array.dtype
+    bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # no buffer protocol
+    made = cuda_target().to_device(bits, stream=stream)
+    made = made if bits is array else made.view(dtype)
+    made.stream = 0  # else numba would prefer this stream to those of later use
+    return made
+
+
+def owned(array: Array, device: Device) -> Any:
+    """Copy a NumPy array to a device, as a numba device array."""
+    with cuda_target().gpus[device.device_id]:
+        made = sent(array, 0)
+        wait_for(0)  # it may be used on a stream that does not wait for stream 0
+        return made
+
+
+def placed(state: Any, of: Any) -> Any:
+    """Copy the NumPy arrays of a state to the device of `of`, if that is on a device."""
+    if not isinstance(of, Header):
+        return state
+    if isinstance(state, (tuple, list)):
+        return _rebuilt(state, [placed(part, of) for part in state])
+    return owned(state, of.place) if type(state) is np.ndarray else state
+
+
+def stream_of(handle: int) -> Any:
+    """Return numba's object for an external stream."""
+    cuda = cuda_target()
+    if config.ENABLE_CUDASIM or handle == 0:
+        return 0
+    if handle == 2:
+        return cuda.per_thread_default_stream()
+    return cuda.external_stream(handle)
+
+
+def wait_for(handle: int) -> None:
+    """Wait for all work that has been started on a stream of the current device."""
+    stream = stream_of(handle)
+    if stream:
+        stream.synchronize()
+    elif not config.ENABLE_CUDASIM:
+        cuda_target().default_stream().synchronize()
+
+
+def contiguous(array: Header, stream: int) -> Header:
+    """Return the array, or the header of a C-contiguous and aligned copy.
+
+    Elements are copied on `stream`, also when they are copied back.
+    """
+    if array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return _copied(array, stream, array, "C")
+
+
+def arranged(array: Header, of: Header, stream: int) -> Header:
+    """Return the array, or the header of an aligned copy whose elements lie like those of `of`."""
+    if lie_alike((of, array)):
+        return array
+    return _copied(array, stream, of, "K")
+
+
+def lie_alike(arrays: Sequence[Any]) -> bool:
+    """Whether arrays are aligned and dense, and have their elements in the same order."""
+    lead = arrays[0]
+    axes = sorted(range(lead.ndim), key=lambda axis: -lead.strides[axis])
+    return lead.size > 0 and all(
+        array.flags.aligned
+        and array.shape == lead.shape
+        and bool(array.transpose(axes).flags.c_contiguous)
+        for array in arrays
+    )
+
+
+def _copied(array: Header, stream: int, of: Header, order: Literal["C", "K"]) -> Header:
+    kept = duplicate(array, stream, of, order)
+    made: Header = header(kept).view()
+    made.kept, made.stream = kept, stream
+    return made
+
+
+def duplicate(
+    array: Header,
+    stream: int | None = None,
+    of: Header | None = None,
+    order: Literal["C", "K"] = "C",
+) -> Any:
+    """Return a copy as a numba device array, C-contiguous or in the order of `of`."""
+    made = like(array if of is None else of, array.shape, array.dtype, order)
+    target = header(made).view()
+    target.stream = array.stream if stream is None else stream
+    move(target, array)
+    return made
+
+
+def move(target: Header, source: Header) -> None:
+    """Copy the elements of an array to another of the same shape and dtype.
+
+    The copy runs on the stream of the target, or of the source if :func:`contiguous` made that.
+    """
+    from fastopt._kernels import cuda as kernels
+    from fastopt._kernels import cuda_driver as driver
+
+    if not target.size:
+        return
+    addresses = np.array([[array.ctypes.data for array in (target, source)]], np.uint64)
+    axes = np.array([target.shape, target.strides, source.strides], np.int64)
+    with cuda_target().gpus[target.place.device_id]:
+        handle = (target if source.kept is None else source).stream
+        table, layout = (driver.Memory(array.shape, array.dtype) for array in (addresses, axes))
+        driver.upload(table, addresses, handle)
+        driver.upload(layout, axes, handle)
+        blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
+        arguments = table, layout, target.size, target.itemsize
+        kernels.launch(kernels.copy(), blocks, kernels.THREADS, handle, *arguments)
+        driver.hold((table, layout), handle)
+
+
+def assign(target: Array, values: Array) -> None:
+    """Write `values`, which are on the host, to an array of the same shape and dtype."""
+    if isinstance(target, Header):
+        copied = owned(values, target.place)  # kept alive until the copy has finished
+        cuda = cuda_target()
+        with cuda.gpus[target.place.device_id]:
+            cuda.synchronize()  # updates of a state run on its weight's stream
+            move(target, header(copied))
+            cuda.synchronize()
+    else:
+        target[...] = values
+
+
+def host(array: Any) -> Any:
+    """Copy a CUDA array to the host; return anything else unchanged.
+
+    The items of tuples, lists and dictionaries are copied.
+    """
+    if isinstance(array, (tuple, list)):
+        parts = [host(part) for part in array]
+        return array if all(map(is_, parts, array)) else _rebuilt(array, parts)
+    if isinstance(array, dict):
+        items = {key: host(part) for key, part in array.items()}
+        return array if all(map(is_, items.values(), array.values())) else items
+    if isinstance(array, Header):
+        array = array.array()
+    if not is_cuda(array):
+        return array
+    described: Header = header(array)
+    cuda = cuda_target()
+    with cuda.gpus[described.place.device_id]:
+        if not (hasattr(array, "copy_to_host") and described.flags.forc):
+            array = duplicate(described)
+        cuda.synchronize()  # updates of a state run on its weight's stream
+        return array.copy_to_host()
+
+
+def _rebuilt(of: Any, parts: list[Any]) -> Any:
+    """Return a tuple, named tuple or list of the type of `of`."""
+    return of._make(parts) if hasattr(of, "_make") else type(of)(parts)

@@ -1,0 +1,357 @@
+"""Descriptions of arrays on CUDA devices, without access to their elements.
+
+Any object with ``__cuda_array_interface__`` (CuPy, numba, torch) or ``__dlpack__`` is accepted, and
+arrays of numba's simulator, which have only ``__cuda_ndarray__``. A :class:`Header` describes such
+an array as a NumPy array with a device address, so that the checks of shape, dtype, memory layout
+and overlap for host arrays work for device arrays too.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from operator import attrgetter
+from typing import Any, NamedTuple, NoReturn
+from weakref import ref
+
+import numpy as np
+
+from fastopt._kernels.dlpack import device_number, interface_of
+from fastopt._kernels.layout import bfloat16
+from fastopt.device import Device
+
+__all__ = [
+    "Header",
+    "Reading",
+    "device_of",
+    "handles_of",
+    "header",
+    "headers",
+    "is_cuda",
+    "mark_written",
+    "readings",
+    "stays",
+]
+
+EMPTY = 8
+"""Address used for an array without elements, which may have no address."""
+
+Signature = tuple[Any, ...]
+Streams = dict[Any, int]
+"""Handles of torch's current streams, by device, for the duration of a call."""
+
+ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
+"""Functions that read only the metadata of a header."""
+
+
+class Header(np.ndarray[Any, Any]):
+    """Metadata of an array on a CUDA device, in the form of a NumPy array.
+
+    Its elements must not be read or written: NumPy would look for them in host memory.
+
+    Attributes
+    ----------
+    place : Device
+        Device of the array.
+    stream : int
+        Handle of the stream that its owner uses.
+    array : weakref.ref
+        The described array; the user of the header keeps it alive.
+    kept : object
+        The described array, if it is a copy that the header owns.
+    """
+
+    place: Device
+    stream: int
+    array: Callable[[], Any]
+    kept: Any = None
+
+    __array_ufunc__: Any = None
+
+    def __array_finalize__(self, of: Any) -> None:
+        vars(self).update(getattr(of, "__dict__", {}))
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func not in ALLOWED:
+            self._refuse()
+        return super().__array_function__(func, types, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<array of shape {self.shape}, {self.dtype}, on {self.place}>"
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"this needs an array in main memory, got one on {self.place}")
+
+    __getitem__ = __setitem__ = __iter__ = __array__ = _refuse
+    __copy__ = __deepcopy__ = __reduce__ = __reduce_ex__ = __bool__ = __float__ = __int__ = _refuse
+    copy = astype = item = tolist = tobytes = fill = flatten = ravel = take = sort = _refuse
+
+
+_known: dict[int, tuple[Signature, Header]] = {}
+"""Headers by the id of the described array, for as long as it lives."""
+
+
+def is_cuda(array: Any) -> bool:
+    """Whether `array` is on a CUDA device."""
+    if type(array) is np.ndarray or isinstance(array, (tuple, list, np.generic)):
+        return False
+    if stays(array):  # numba takes microseconds to create the interface
+        return hasattr(type(array), "__cuda_ndarray__")
+    told = getattr(array, "is_cuda", None)  # torch's tensors may refuse to give an interface
+    if isinstance(told, bool):
+        return told
+    if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__"):
+        return True
+    return device_number(array) is not None
+
+
+def header(array: Any) -> Any:
+    """Return the header of a CUDA array; return anything else unchanged.
+
+    Repeated calls return the same header object until the array moves.
+    """
+    return _header(array, {})
+
+
+def headers(arrays: Iterable[Any]) -> list[Any]:
+    """Return the headers of several arrays."""
+    streams: Streams = {}
+    return [_header(array, streams) for array in arrays]
+
+
+def _header(array: Any, streams: Streams) -> Any:
+    if type(array) is np.ndarray or isinstance(array, Header):
+        return array
+    known = _known.get(id(array))
+    if known is not None and stays(array):
+        made = known[1]
+        made.stream = _handle(array.stream)
+        return made
+    if not is_cuda(array):  # or no longer: a torch parameter may be moved
+        return array
+    try:
+        signature, stream, interface = _read(array, streams)
+        if known is not None and known[0] == signature:
+            made = known[1]
+        else:
+            made, key = _described(array, interface or _interface(array)), id(array)
+            made.array = ref(array, lambda _: _known.pop(key, None))
+            _known[key] = signature, made
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        words = f"{type(array).__name__} does not describe an array on a device"
+        raise TypeError(f"{words}: {error}") from error
+    made.stream = stream
+    return made
+
+
+def stays(array: Any) -> bool:
+    """Whether an array never moves or changes its shape: true for numba's arrays."""
+    return type(array).__module__.startswith("numba")
+
+
+class Reading(NamedTuple):
+    """Snapshot of the metadata of several device arrays, in their order.
+
+    Attributes
+    ----------
+    addresses : list of int
+        Addresses.
+    kinds : list
+        Shape, strides, dtype and device; equal for arrays that may replace each other.
+    streams : list of int
+        Handles of the streams that they are used on.
+    """
+
+    addresses: list[int]
+    kinds: list[Any]
+    streams: list[int]
+
+
+def readings(arrays: Iterable[Any]) -> Reading:
+    """Read the metadata of device arrays in one pass, without a header for each.
+
+    Raises
+    ------
+    AttributeError, KeyError, TypeError, ValueError
+        One of them is not a device array.
+    """
+    arrays = list(arrays)
+    kinds: list[Any] = list(map(type, arrays))
+    if len(set(kinds)) == 1:
+        return _reader(kinds[0])(arrays)
+    made = Reading([], [], [])
+    for array, kind in zip(arrays, kinds, strict=True):
+        for whole, part in zip(made, _reader(kind)([array]), strict=True):
+            whole.extend(part)
+    return made
+
+
+@cache
+def _reader(kind: Any) -> Callable[[list[Any]], Reading]:
+    """Return the function that reads arrays of a type."""
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(kind, torch.Tensor):
+        return _read_tensors
+    if not hasattr(kind, "__cuda_ndarray__"):
+        return _read_interfaces
+    return _read_numba if hasattr(kind, "__cuda_array_interface__") else _read_simulated
+
+
+def _read_tensors(tensors: list[Any]) -> Reading:
+    kinds = [
+        (t.shape, t.stride(), t.dtype, t.device, t.is_cuda, t.is_neg(), t.layout) for t in tensors
+    ]
+    current = sys.modules["torch"].cuda.current_stream
+    devices = {kind[3] for kind in kinds}
+    handles = {device: _handle(current(device).cuda_stream) for device in devices}
+    addresses = [tensor.data_ptr() or EMPTY for tensor in tensors]
+    return Reading(addresses, kinds, [handles[kind[3]] for kind in kinds])
+
+
+def _read_numba(arrays: list[Any]) -> Reading:
+    memories = [array.gpu_data for array in arrays]
+    addresses = [memory.device_ctypes_pointer.value or EMPTY for memory in memories]
+    if _several():
+        kinds = [(*_form(a), m.context) for a, m in zip(arrays, memories, strict=True)]
+    else:
+        kinds = [_form(array) for array in arrays]
+    return Reading(addresses, kinds, handles_of(arrays))
+
+
+_form: Any = attrgetter("shape", "strides", "dtype")
+_stream = attrgetter("stream")
+
+
+@cache
+def _several() -> bool:
+    """Whether this machine has several devices."""
+    return len(sys.modules["numba.cuda"].gpus) > 1
+
+
+def _read_simulated(arrays: list[Any]) -> Reading:
+    addresses = [array._ary.__array_interface__["data"][0] or EMPTY for array in arrays]
+    return Reading(addresses, [_form(array) for array in arrays], handles_of(arrays))
+
+
+def _read_interfaces(arrays: list[Any]) -> Reading:
+    told: list[Any] = [_interface(array) for array in arrays]
+    if any(each.get("mask") is not None for each in told):
+        raise TypeError("masked CUDA arrays are not supported")
+    kinds = [
+        (each["shape"], each.get("strides"), each["typestr"], _ordinal(array))
+        for each, array in zip(told, arrays, strict=True)
+    ]
+    addresses = [each["data"][0] or EMPTY for each in told]
+    return Reading(addresses, kinds, [_handle(each.get("stream")) for each in told])
+
+
+def handles_of(arrays: Sequence[Any]) -> list[int]:
+    """Return the stream handles of numba arrays."""
+    streams = list(map(_stream, arrays))
+    handles = {stream: _handle(stream) for stream in set(streams)}
+    return [handles[stream] for stream in streams]
+
+
+def mark_written(arrays: Sequence[Any]) -> None:
+    """Notify torch that tensors were changed in place, so that it refuses stale graphs."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    tensors = [
+        array for array in arrays if isinstance(array, torch.Tensor) and not array.is_inference()
+    ]
+    increment = torch.autograd.graph.increment_version
+    try:
+        increment(tensors)
+    except TypeError:  # older versions take one at a time
+        for tensor in tensors:
+            increment(tensor)
+
+
+def device_of(array: Any) -> Device | None:
+    """Return the device of a header; None for an array on the host."""
+    return array.place if isinstance(array, Header) else None
+
+
+def _read(array: Any, streams: Streams) -> tuple[Signature, int, dict[str, Any] | None]:
+    """Return a signature of address, shape, strides and dtype, the stream, and the interface.
+
+    The interface is None if it was not needed.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        if array.layout is not torch.strided:
+            raise TypeError("sparse tensors are given as a pair (values, indices)")
+        if array.is_neg():
+            raise TypeError("a lazily negated view: pass x.resolve_neg()")
+        device = array.device
+        if device not in streams:
+            streams[device] = torch.cuda.current_stream(device).cuda_stream
+        signature = array.data_ptr(), array.shape, array.stride(), array.dtype
+        return signature, streams[device], None
+    told = _interface(array)
+    if told is None:  # an array of the simulator
+        data = array._ary.__array_interface__["data"][0]
+        return (data, array.shape, array.strides, array.dtype), 0, None
+    signature = told["data"], told["shape"], told.get("strides"), told["typestr"]
+    return signature, _handle(told.get("stream")), told
+
+
+def _handle(stream: Any) -> int:
+    """Return the handle of a stream; 0 is the default stream, which others may number 1."""
+    handle = int(stream) if stream else 0
+    return 0 if handle == 1 else handle
+
+
+def _interface(array: Any) -> dict[str, Any] | None:
+    of = array.detach() if hasattr(array, "detach") else array  # torch refuses if it requires grad
+    interface: dict[str, Any] | None = getattr(of, "__cuda_array_interface__", None)
+    if interface is None and device_number(of) is not None:
+        return interface_of(of)
+    return interface
+
+
+class _Described:
+    """Object with an array interface that NumPy reads."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def _described(array: Any, interface: dict[str, Any] | None) -> Header:
+    """Create a header of `array`."""
+    if interface is None:  # an array of the simulator
+        made = array._ary.view(Header)
+        made.place = _device(0)
+        return made
+    if interface.get("mask") is not None:
+        raise TypeError("masked CUDA arrays are not supported")
+    data = interface["data"]
+    if data[0] == 0:  # an empty array, for which NumPy would allocate memory
+        data = (EMPTY, data[1])
+    names = ("shape", "typestr", "strides")
+    plain = {"version": 3, "data": data, **{name: interface.get(name) for name in names}}
+    made = np.asarray(_Described(plain)).view(Header)
+    if made.dtype.kind == "V" and made.dtype.itemsize == 2:
+        made = made.view(bfloat16())
+    if type(array).__module__.startswith("jax"):  # its arrays are immutable but do not say so
+        made.flags.writeable = False
+    made.place = _device(_ordinal(array))
+    return made
+
+
+@cache
+def _device(number: int) -> Device:
+    return Device("cuda", number)
+
+
+def _ordinal(array: Any) -> int:
+    """Return the device number of an array, as reported by its library."""
+    device = getattr(array, "device", None)
+    for number in (getattr(device, "index", None), getattr(device, "id", None)):
+        if isinstance(number, int):
+            return number
+    context = getattr(getattr(array, "gpu_data", None), "context", None)
+    number = getattr(getattr(context, "device", None), "id", None)
+    if isinstance(number, int):
+        return number
+    return (None if hasattr(array, "__cuda_ndarray__") else device_number(array)) or 0

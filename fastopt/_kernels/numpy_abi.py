@@ -1,0 +1,403 @@
+"""Access to the object headers of NumPy arrays, lists and tuples from compiled code.
+
+The layout of an array's header, ``PyArrayObject_fields``, is part of NumPy's ABI, and the layouts
+of lists and tuples are part of CPython's. Compiled code that reads these headers directly gets the
+addresses, shapes, dtypes and flags of thousands of arrays in microseconds, while reading attributes
+in Python takes milliseconds. :func:`readable` compares, once per process, the values that this
+module reads with those that Python and NumPy report; if they differ, calls are checked in Python.
+"""
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic, overload
+from numpy.lib.array_utils import byte_bounds
+
+from fastopt._kernels.layout import ADDRESS, ORDER, ROWS, SEGMENTS, STARTS
+from fastopt._kernels.segments import sort_rows
+from fastopt.kernels.rule import scalar
+
+__all__ = [
+    "FITS",
+    "TYPES",
+    "addresses",
+    "admit",
+    "enter",
+    "guard",
+    "readable",
+    "take_addresses",
+    "take_rows",
+]
+
+log = logging.getLogger("fastopt")
+
+HEAD = object.__basicsize__
+"""Size of the header that all Python objects start with; its last word is the type."""
+TYPE, DATA, NDIM, SHAPE = HEAD - 8, HEAD, HEAD + 8, HEAD + 16
+DTYPE, FLAGS = HEAD + 40, HEAD + 48
+KIND = HEAD + 8
+"""Offset of kind, byte order and type number in a dtype; equal dtypes may be distinct objects."""
+LENGTH, ITEMS = HEAD, HEAD + 8
+"""Offsets of the length of a list or tuple, and of a list's pointer to its items."""
+FIRST = tuple.__basicsize__
+"""Offset of the first item of a tuple; newer versions of Python store a hash before it."""
+LOW = np.uint64(0xFFFFFFFF)
+
+C_ORDER, F_ORDER, ALIGNED, WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400
+"""Array flags."""
+
+ID, NBYTES, WANTED_TYPE, WANTED_DTYPE, WANTED_FLAGS, WANTED_NDIM, WANTED_SHAPE = range(7)
+"""Columns of a guard: the id of an array, its size in bytes, and its expected properties."""
+
+FITS = 0
+"""Result of :func:`enter` on success; else ``-1 - row`` is the first row that does not fit."""
+
+TYPES = np.array([id(list), id(tuple), id(int), id(str)], np.uint64)
+"""Addresses of types in this process; not compile-time constants, as kernels are cached on disk."""
+
+
+def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) -> np.ndarray:
+    """Return the guard of one tensor: the expected properties of its arrays.
+
+    The first `writeable` arrays are written to. `order` is the flag of the order in which all
+    arrays are contiguous, or 0 if the written ones are not contiguous.
+    """
+    ndim = max(array.ndim for array in arrays)
+    rows = np.zeros((len(arrays), WANTED_SHAPE + ndim), np.uint64)
+    for k, (row, array) in enumerate(zip(rows, arrays, strict=True)):
+        flags = order | ALIGNED | (WRITEABLE if k < writeable else 0)
+        first, last = byte_bounds(array)
+        kind = word(np.uint64(id(array.dtype) + KIND))
+        row[:WANTED_SHAPE] = id(array), last - first, id(type(array)), kind, flags, array.ndim
+        row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
+    return rows
+
+
+def word(address):
+    """Return the unsigned 64-bit number at an address."""
+    return np.uint64(ctypes.c_uint64.from_address(int(address)).value)
+
+
+@overload(word)
+def _word(address):
+    return lambda address: _word_intrinsic(address)
+
+
+@intrinsic
+def _word_intrinsic(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = context.get_value_type(types.CPointer(types.uint64))
+        return builder.load(builder.inttoptr(args[0], pointer), align=4)
+
+    return types.uint64(types.uint64), codegen
+
+
+@scalar
+def at(address: Any, offset: Any) -> Any:
+    """Return the word at `offset` bytes from an address."""
+    return word(np.uint64(address) + np.uint64(offset))
+
+
+@scalar
+def holds(wanted: Any) -> Any:
+    """Whether an array has the properties in its row of a guard."""
+    array = wanted[ID]
+    if at(array, TYPE) != wanted[WANTED_TYPE]:
+        return False
+    if at(at(array, DTYPE), KIND) != wanted[WANTED_DTYPE]:
+        return False
+    if (at(array, FLAGS) & wanted[WANTED_FLAGS]) != wanted[WANTED_FLAGS]:
+        return False
+    if (at(array, NDIM) & LOW) != wanted[WANTED_NDIM]:
+        return False
+    shape = at(array, SHAPE)
+    for axis in range(wanted[WANTED_NDIM]):
+        if at(shape, 8 * axis) != wanted[WANTED_SHAPE + axis]:
+            return False
+    return True
+
+
+@scalar
+def items(sequence: Any, length: Any, known: Any) -> Any:
+    """Return the address of the items of a list or tuple of this length, else 0."""
+    kind = at(sequence, TYPE)
+    if kind != known[0] and kind != known[1]:
+        return np.uint64(0)
+    if at(sequence, LENGTH) != np.uint64(length):
+        return np.uint64(0)
+    return at(sequence, ITEMS) if kind == known[0] else np.uint64(sequence) + np.uint64(FIRST)
+
+
+@scalar
+def is_index(value: Any, known: Any) -> Any:
+    """Whether an object is exactly an int or a str; 1.0 and True equal 1 but are not valid."""
+    kind = at(value, TYPE)
+    return kind == known[2] or kind == known[3]
+
+
+@scalar
+def clear_of(first: Any, last: Any, written: Any) -> Any:
+    """Whether the addresses from `first` to `last` overlap none of the sorted ranges `written`."""
+    low, high = 0, written.shape[1]
+    while low < high:
+        middle = (low + high) // 2
+        if written[1, middle] <= first:
+            low = middle + 1
+        else:
+            high = middle
+    return low == written.shape[1] or written[0, low] >= last
+
+
+@scalar
+def fits(table: Any, guards: Any, written: Any, row: Any) -> Any:
+    """Whether the arrays of one tensor match its guard and table.
+
+    The address of a dense gradient may change; it is entered into `table`.
+    """
+    last = table.shape[1] - 1 - ADDRESS
+    for k in range(guards.shape[1]):
+        if not holds(guards[row, k]):
+            return False
+    for k in range(last):
+        if at(guards[row, k, ID], DATA) != table[row, ADDRESS + k]:
+            return False
+    if guards.shape[1] == last:  # the gradient is checked elsewhere
+        return True
+    grad = at(guards[row, last, ID], DATA)
+    if table[row, ADDRESS + last] != grad:
+        if not clear_of(grad, grad + guards[row, last, NBYTES], written):
+            return False
+        table[row, ADDRESS + last] = grad
+    return True
+
+
+@scalar
+def admit(
+    table: Any, guards: Any, written: Any, places: Any, known: Any, length: Any, objects: Any
+) -> Any:
+    """Check the arguments of a call against the prepared guards, and enter its gradients.
+
+    Parameters
+    ----------
+    table, guards, written : numpy.ndarray
+        Addresses and guards of the tensors, and the sorted memory ranges that are written to.
+    places : numpy.ndarray
+        Columns: position of each tensor in the lists of the call, and the id of its weight.
+    known : numpy.ndarray
+        :data:`TYPES`.
+    length : int
+        Length of the lists of the call; 0 if it passes one index.
+    objects : int
+        Id of the tuple ``(index, gradient, weight)``, or of the tuple of the three lists.
+
+    Returns
+    -------
+    int
+        FITS, or ``-1 - row``.
+
+    Notes
+    -----
+    Objects are read without reference counting: the caller keeps them alive and holds the GIL.
+    """
+    indices, grads, weights = at(objects, FIRST), at(objects, FIRST + 8), at(objects, FIRST + 16)
+    last = table.shape[1] - 1 - ADDRESS
+    dense = guards.shape[1] > last
+    if length == 0:
+        if weights != places[0, 1] or not is_index(indices, known):
+            return -1
+        if dense:
+            guards[0, last, ID] = grads
+        return FITS if fits(table, guards, written, 0) else -1
+    index_items = items(indices, length, known)
+    grad_items = items(grads, length, known)
+    weight_items = items(weights, length, known)
+    if index_items == 0 or grad_items == 0 or weight_items == 0:
+        return -1
+    for row in range(len(table)):
+        place = np.uint64(8) * places[row, 0]
+        if not is_index(at(index_items, place), known) or at(weight_items, place) != places[row, 1]:
+            return -1 - row
+        if dense:
+            guards[row, last, ID] = at(grad_items, place)
+        if not fits(table, guards, written, row):
+            return -1 - row
+    return FITS
+
+
+def enter(
+    table: Any, guards: Any, written: Any, places: Any, known: Any, length: Any, objects: Any
+) -> Any:
+    """See :func:`admit`; this is the stand-alone kernel."""
+    return admit(table, guards, written, places, known, length, objects)
+
+
+def take_rows(
+    table: Any,
+    guards: Any,
+    written: Any,
+    checked: Any,
+    counting: Any,
+    places: Any,
+    pieces: Any,
+    step: Any,
+    values: Any,
+    indices: Any,
+) -> Any:
+    """Check and enter a row-sparse gradient; sort its rows if they do not ascend.
+
+    Parameters
+    ----------
+    table, written : numpy.ndarray
+        See :func:`admit`; one tensor, whose last column is the gradient's address.
+    guards : numpy.ndarray
+        Guards of values and indices, for any number of rows. NBYTES holds the bytes of one row of
+        the values, and for the indices the height of the tensor.
+    checked, counting : numpy.ndarray
+        Output array for a copy of the indices, and an array of the numbers from 0 on.
+    places, pieces, step
+        See :func:`fastopt._kernels.segments.sort_rows`.
+    values, indices : int
+        Ids of the arrays, which the caller keeps alive.
+
+    Returns
+    -------
+    int
+        Number of chunks in `pieces`, 0 if rows ascend; -1 with nothing entered if the gradient must
+        be checked in Python.
+    """
+    guards[0, ID], guards[1, ID] = values, indices
+    for k in range(2):
+        array = guards[k, ID]
+        if at(array, TYPE) != guards[k, WANTED_TYPE] or at(array, NDIM) & LOW == np.uint64(0):
+            return -1
+    count = at(at(indices, SHAPE), 0)
+    if count >= np.uint64(len(counting)):
+        return -1
+    guards[0, WANTED_SHAPE] = guards[1, WANTED_SHAPE] = count
+    if not (holds(guards[0]) and holds(guards[1])):
+        return -1
+    first = at(values, DATA)
+    if not clear_of(first, first + count * guards[0, NBYTES], written):
+        return -1
+    rows, last, ascends = at(indices, DATA), np.int64(-1), True
+    height = np.int64(guards[1, NBYTES])
+    for i in range(np.int64(count)):
+        row = np.int64(at(rows, 8 * i))
+        if row < 0 or row >= height:
+            return -1
+        if row <= last:
+            ascends = False
+        checked[i] = last = row
+    cuts = 0
+    unique, starts, order = checked.ctypes.data, counting.ctypes.data, counting.ctypes.data
+    if not ascends:
+        if count >= np.uint64(places.shape[1]):
+            return -1
+        found, cuts = sort_rows(checked[: np.int64(count)], height, step, places, pieces)
+        count = np.uint64(found)
+        unique, starts = places[0].ctypes.data, places[1].ctypes.data
+        order = places[2].ctypes.data
+    table[0, ROWS], table[0, STARTS], table[0, ORDER] = unique, starts, order
+    table[0, SEGMENTS], table[0, table.shape[1] - 1] = count, first
+    return cuts
+
+
+def take_addresses(table: Any, written: Any, sizes: Any, itemsize: Any, found: Any) -> Any:
+    """Enter addresses of gradients; return False with nothing entered if one does not fit.
+
+    Parameters
+    ----------
+    table, written : numpy.ndarray
+        See :func:`admit`.
+    sizes : numpy.ndarray
+        Bytes of each gradient.
+    itemsize : int
+        Bytes of an element; addresses must be a multiple of it.
+    found : numpy.ndarray
+        The addresses.
+    """
+    last = table.shape[1] - 1
+    for row in range(len(found)):
+        first = found[row]
+        if first != table[row, last] and not (
+            first % np.uint64(itemsize) == 0 and clear_of(first, first + sizes[row], written)
+        ):
+            return False
+    for row in range(len(found)):
+        table[row, last] = found[row]
+    return True
+
+
+def addresses(objects, found):
+    """Write the data addresses of the arrays in the object array at `objects` to `found`."""
+    for k in range(len(found)):
+        array = word(np.uint64(objects) + np.uint64(8 * k))
+        found[k] = word(array + np.uint64(DATA))
+
+
+@cache
+def readable() -> bool:
+    """Whether the headers of arrays, lists and tuples have the layout that this module expects."""
+    try:
+        same = _reads_arrays() and _reads_sequences()
+    except Exception:
+        same = False
+    if not same:
+        log.info(
+            "this Python or NumPy lays out its objects in another way: calls are checked in "
+            "Python, which is slower"
+        )
+    return same
+
+
+def _samples() -> list[np.ndarray]:
+    """Return arrays of every kind that the checks distinguish."""
+    whole = np.arange(24.0)
+    frozen = whole.copy()
+    frozen.flags.writeable = False
+    unaligned = np.zeros(17, np.uint8)[1:].view(np.float64)
+    kinds = [np.zeros((2, 3), dtype) for dtype in ("f2", "f4", "f8", "i4", "i8", ">f4")]
+    return [whole, whole.reshape(2, 3, 4), whole[::2], whole.reshape(4, 6).T, np.array(1.0),
+            np.zeros((0, 3)), frozen, unaligned, *kinds]  # fmt: skip
+
+
+def _reads_arrays() -> bool:
+    kinds: dict[int, np.dtype[Any]] = {}
+    for array in _samples():
+        header = np.uint64(id(array))
+        shape = [int(at(at(header, SHAPE), 8 * axis)) for axis in range(array.ndim)]
+        bits = {C_ORDER: array.flags.c_contiguous, F_ORDER: array.flags.f_contiguous,
+                ALIGNED: array.flags.aligned, WRITEABLE: array.flags.writeable}  # fmt: skip
+        flags = int(at(header, FLAGS))
+        kind = int(at(at(header, DTYPE), KIND))
+        expected = array.ctypes.data, array.ndim, list(array.shape), id(type(array))
+        found = int(at(header, DATA)), int(at(header, NDIM) & LOW), shape, int(at(header, TYPE))
+        if found != expected or any(bool(flags & bit) != is_set for bit, is_set in bits.items()):
+            return False
+        if int(at(header, DTYPE)) != id(array.dtype):
+            return False
+        if kinds.setdefault(kind, array.dtype) != array.dtype:
+            return False
+    return len(kinds) == len({array.dtype for array in _samples()})
+
+
+def _reads_sequences() -> bool:
+    first, second = object(), object()
+    grown: list[Any] = []
+    for value in (first, second, first):
+        grown.append(value)
+    for sequence in ([first, second], (first, second), grown, [], ()):
+        start = items(np.uint64(id(sequence)), len(sequence), TYPES)
+        if sequence and [int(at(start, 8 * k)) for k in range(len(sequence))] != [
+            *map(id, sequence)
+        ]:
+            return False
+        if int(items(np.uint64(id(sequence)), len(sequence) + 1, TYPES)):
+            return False
+    values = ((1, True), (10**30, True), ("a", True), (1.0, False), (True, False), (b"a", False))
+    return all(bool(is_index(np.uint64(id(value)), TYPES)) == good for value, good in values)

@@ -1,0 +1,233 @@
+"""Indexed rows of a row-sparse gradient: sorting, and summation of repeated rows."""
+
+from typing import Any
+
+import numpy as np
+
+from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, WIDTH
+from fastopt._kernels.storage import load, locate, store
+from fastopt.kernels.rule import scalar
+
+__all__ = [
+    "ASCENDING",
+    "FOLD",
+    "MIXED",
+    "PLACES",
+    "collect",
+    "gather",
+    "listed",
+    "order_rows",
+    "scattered",
+    "sort_rows",
+    "summed",
+    "survey",
+]
+
+INDEX = (np.int64,)
+DIGIT, FEW_DIGIT, FEW = 11, 8, 1024
+"""Bits of a radix sort digit; the counts of all digits stay in cache. Fewer than FEW rows are
+sorted by FEW_DIGIT bits, as the counts would take longer than the rows."""
+
+FOLD = 64
+"""Positions of a row-sparse gradient, of one row, that a CUDA kernel sums before others."""
+
+ASCENDING, MIXED, OUTSIDE = 0, 1, 2
+"""Results of :func:`survey`: rows strictly ascend; they do not; a row is out of range."""
+
+
+def survey(rows: Any, height: int, checked: Any) -> Any:
+    """Check `rows`, indices into a table of `height` rows, and copy them to `checked`.
+
+    Kernels read the copy, as another thread may change `rows` after the check. Returns the order
+    of the rows, and the row that is out of range, or -1.
+    """
+    answer = ASCENDING
+    last = np.int64(-1)
+    for i in range(len(checked)):
+        row = rows[i]
+        checked[i] = row
+        if row < 0 or row >= height:
+            return OUTSIDE, row
+        if row <= last:
+            answer = MIXED
+        last = row
+    return answer, np.int64(-1)
+
+
+def order_rows(rows: Any, height: int, step: int) -> Any:
+    """Sort row indices; see :func:`sort_rows`.
+
+    Returns the unique rows, their starts, the order, and the chunks.
+    """
+    size = len(rows)
+    places = np.empty((PLACES, size + 1), np.int64)
+    pieces = np.empty((size // step + 1, 3), np.int64)
+    found, cuts = sort_rows(rows, height, step, places, pieces)
+    return places[0, :found], places[1, : found + 1], places[2, :size], pieces[:cuts]
+
+
+PLACES = 4
+"""Rows of the array `places` of :func:`sort_rows`."""
+
+
+@scalar
+def sort_rows(rows: Any, height: Any, step: Any, places: Any, pieces: Any) -> Any:
+    """Sort row indices with a stable least-significant-digit radix sort.
+
+    Parameters
+    ----------
+    rows : numpy.ndarray
+        At least one row index from 0 to ``height - 1``.
+    height, step : int
+        Height of the table, and the approximate number of positions in a chunk.
+    places : numpy.ndarray
+        Output array with PLACES rows, longer than `rows`: the unique rows in ascending order, the
+        start of each one in the order (and the end), the order, which has the sorted positions in
+        `rows`, and memory to work with.
+    pieces : numpy.ndarray
+        Output array of at least ``len(rows) // step + 1`` chunks.
+
+    Returns
+    -------
+    tuple of int
+        The numbers of unique rows and of chunks.
+    """
+    size = len(rows)
+    unique, starts, order, other = places[0], places[1], places[2], places[3]
+    for i in range(size):
+        order[i] = i
+    digit_bits = DIGIT if size >= FEW else FEW_DIGIT
+    counts = np.empty(1 << digit_bits, np.int64)
+    shift = 0
+    while shift == 0 or (height - 1) >> shift:
+        counts[:] = 0
+        for i in range(size):
+            counts[(rows[i] >> shift) & (len(counts) - 1)] += 1
+        place = 0
+        for digit in range(len(counts)):
+            place, counts[digit] = place + counts[digit], place
+        for i in range(size):
+            digit = (rows[order[i]] >> shift) & (len(counts) - 1)
+            other[counts[digit]] = order[i]
+            counts[digit] += 1
+        order, other = other, order
+        shift += digit_bits
+    if (shift // digit_bits) % 2:
+        for i in range(size):
+            other[i] = order[i]
+        order = other
+    found, cuts = 0, 0
+    for i in range(size):
+        row = rows[order[i]]
+        if found and row == unique[found - 1]:
+            continue
+        if cuts == 0 or i - starts[pieces[cuts - 1, 1]] >= step:
+            pieces[cuts, 0], pieces[cuts, 1] = 0, found
+            cuts += 1
+        unique[found], starts[found] = row, i
+        found += 1
+    starts[found] = size
+    for piece in range(cuts):
+        end = pieces[piece + 1, 1] if piece + 1 < cuts else found
+        pieces[piece, 2] = end - pieces[piece, 1]
+    return found, cuts
+
+
+@scalar
+def listed(table: Any, tensor: Any, column: Any, k: Any) -> Any:
+    """Return item `k` of the int64 array whose address is in `column`."""
+    return load(locate(table, tensor, column, k, INDEX), 0)[0]
+
+
+@scalar
+def collect(
+    table: Any, tensor: Any, values: Any, k: Any, column: Any, count: Any, target: Any, at: Any
+) -> None:
+    """Write the gradient of the `k`-th unique row, from `column` on, to element `at` of `target`.
+
+    Repeated rows are summed in the order of the list.
+    """
+    width = np.int64(table[tensor, WIDTH])
+    begin = listed(table, tensor, STARTS, k)
+    for entry in range(begin, listed(table, tensor, STARTS, k + 1)):
+        place = listed(table, tensor, ORDER, entry) * width + column
+        if entry == begin:
+            for i in range(count):
+                store(target, at + i, load(values, place + i))
+        else:
+            for i in range(count):
+                total = load(target, at + i)[0] + load(values, place + i)[0]
+                store(target, at + i, (total,))
+
+
+@scalar
+def summed(table: Any, tensor: Any, values: Any, k: Any, column: Any, wide: Any) -> Any:
+    """Return one element of the gradient of the `k`-th unique row, in a CUDA kernel.
+
+    Rows with fewer than ``2 * FOLD`` positions are summed like in :func:`collect`. Of others, whole
+    groups of FOLD positions have been summed, in the type `wide`, by
+    :func:`fastopt._kernels.cuda_order.fold`; the positions before the first group, the groups, and
+    the positions after the last one are added in this order, which depends on the list alone.
+    """
+    width = np.int64(table[tensor, WIDTH])
+    begin, end = listed(table, tensor, STARTS, k), listed(table, tensor, STARTS, k + 1)
+    first, last = (begin + FOLD - 1) // FOLD, end // FOLD
+    if end - begin < 2 * FOLD:
+        first, last = begin, begin
+        head = end
+    else:
+        head = first * FOLD
+    total = load(values, listed(table, tensor, ORDER, begin) * width + column)[0]
+    for entry in range(begin + 1, head):
+        total = total + load(values, listed(table, tensor, ORDER, entry) * width + column)[0]
+    if first < last:
+        folded = locate(table, tensor, FOLDED, column, wide)
+        for group in range(first, last):
+            part = load(folded, group * width)[0]
+            total = part if group * FOLD == begin else total + part
+        for entry in range(last * FOLD, end):
+            total = total + load(values, listed(table, tensor, ORDER, entry) * width + column)[0]
+    return total
+
+
+@scalar
+def scattered(table: Any, tensor: Any, values: Any, element: Any, zero: Any, wide: Any) -> Any:
+    """Return one element of the dense gradient: `zero` if its row is not indexed."""
+    width, segments = np.int64(table[tensor, WIDTH]), np.int64(table[tensor, SEGMENTS])
+    row = element // width
+    k = _first_from(table, tensor, row, segments)
+    if k < segments and listed(table, tensor, ROWS, k) == row:
+        return summed(table, tensor, values, k, element - row * width, wide)
+    return zero
+
+
+@scalar
+def gather(table: Any, tensor: Any, values: Any, first: Any, count: Any, target: Any) -> None:
+    """Write `count` elements of the dense gradient from element `first` on to `target`.
+
+    Rows that are not indexed are zero.
+    """
+    for i in range(count):
+        store(target, i, (0,))
+    width, segments = np.int64(table[tensor, WIDTH]), np.int64(table[tensor, SEGMENTS])
+    k = _first_from(table, tensor, first // width, segments)
+    while k < segments:
+        start = listed(table, tensor, ROWS, k) * width
+        begin, end = max(start, first), min(start + width, first + count)
+        if begin >= end:
+            break
+        collect(table, tensor, values, k, begin - start, end - begin, target, begin - first)
+        k += 1
+
+
+@scalar
+def _first_from(table: Any, tensor: Any, row: Any, segments: Any) -> Any:
+    """Return the position of the first unique row that is at least `row`."""
+    low, high = 0, segments
+    while low < high:
+        middle = (low + high) // 2
+        if listed(table, tensor, ROWS, middle) < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,429 @@
+"""Typed pointers, loads and stores for use inside kernels.
+
+Each function has a body for plain Python (used when ``NUMBA_DISABLE_JIT=1``) and an overload that
+compiles to bare loads and stores: pointers have no reference counts and no strides, so the loops
+around them vectorize. Half-precision values are converted to float32 when they are loaded and
+rounded when they are stored.
+"""
+
+import ctypes
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.cpu import CPUContext
+from numba.extending import intrinsic, overload
+
+from fastopt._kernels import half
+from fastopt._kernels.noise import dither_bits
+from fastopt.kernels.rule import scalar
+
+__all__ = [
+    "checked",
+    "given",
+    "inside",
+    "load",
+    "locate",
+    "locate_bytes",
+    "prefetch",
+    "private",
+    "shifted",
+    "store",
+    "store_dithered",
+]
+
+LINE = 64
+"""Bytes of a cache line."""
+
+
+def locate(table, row, column, start, memory):
+    """Return pointers to element `start` of the arrays with addresses at ``table[row, column:]``.
+
+    `memory` is a tuple with the storage type of each array.
+    """
+    return tuple(
+        _pointer(int(table[row, column + k]) + int(start) * np.dtype(real).itemsize, real)
+        for k, real in enumerate(memory)
+    )
+
+
+def _pointer(address, real):
+    return ctypes.cast(address, ctypes.POINTER(np.ctypeslib.as_ctypes_type(real)))
+
+
+@overload(locate)
+def _locate(table, row, column, start, memory):
+    return lambda table, row, column, start, memory: _locate_intrinsic(
+        table, row, column, start, memory
+    )
+
+
+@intrinsic
+def _locate_intrinsic(typingctx, table, row, column, start, memory):
+    def place(context, builder, address, kind, start):
+        return builder.gep(builder.inttoptr(address, kind), [start])
+
+    return _locating(table, memory, place)
+
+
+def _locating(table, memory, place):
+    """Return the signature and code generator for pointers into each array.
+
+    `place` generates the address of the element.
+    """
+    pointers = types.Tuple([types.CPointer(real.dtype) for real in memory])
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        columns = cgutils.unpack_tuple(builder, array.shape, 2)[1]
+        first = builder.add(builder.mul(args[1], columns), args[2])
+        located = []
+        for k, pointer in enumerate(pointers):
+            entry = builder.add(first, context.get_constant(types.intp, k))
+            address = builder.load(builder.gep(array.data, [entry]))
+            kind = context.get_value_type(pointer)
+            located.append(place(context, builder, address, kind, args[3]))
+        return context.make_tuple(builder, pointers, located)
+
+    return pointers(table, types.intp, types.intp, types.intp, memory), codegen
+
+
+def locate_bytes(table, row, column, offset, memory):
+    """Return pointers like :func:`locate`, `offset` bytes from the start of the arrays."""
+    return tuple(
+        _pointer(int(table[row, column + k]) + int(offset), real) for k, real in enumerate(memory)
+    )
+
+
+@overload(locate_bytes)
+def _locate_bytes(table, row, column, offset, memory):
+    return lambda table, row, column, offset, memory: _locate_bytes_intrinsic(
+        table, row, column, offset, memory
+    )
+
+
+@intrinsic
+def _locate_bytes_intrinsic(typingctx, table, row, column, offset, memory):
+    def place(context, builder, address, kind, offset):
+        return builder.inttoptr(builder.add(address, offset), kind)
+
+    return _locating(table, memory, place)
+
+
+def shifted(pointers, count):
+    """Return pointers `count` elements further on."""
+    sizes = (ctypes.sizeof(pointer._type_) for pointer in pointers)
+    return tuple(
+        ctypes.cast(ctypes.addressof(pointer.contents) + int(count) * size, type(pointer))
+        for pointer, size in zip(pointers, sizes, strict=True)
+    )
+
+
+@overload(shifted)
+def _shifted(pointers, count):
+    return lambda pointers, count: _shifted_intrinsic(pointers, count)
+
+
+@intrinsic
+def _shifted_intrinsic(typingctx, pointers, count):
+    def codegen(context, builder, signature, args):
+        moved = [builder.gep(base, [args[1]]) for base in cgutils.unpack_tuple(builder, args[0])]
+        return context.make_tuple(builder, pointers, moved)
+
+    return pointers(pointers, types.intp), codegen
+
+
+def inside(buffer):
+    """Return a pointer to the first element of `buffer`, in a tuple."""
+    kind = np.ctypeslib.as_ctypes_type(buffer.dtype)
+    return (ctypes.cast(buffer.ctypes.data, ctypes.POINTER(kind)),)
+
+
+@overload(inside)
+def _inside(buffer):
+    return lambda buffer: _inside_intrinsic(buffer)
+
+
+@intrinsic
+def _inside_intrinsic(typingctx, buffer):
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return context.make_tuple(builder, signature.return_type, [data])
+
+    return types.Tuple([types.CPointer(buffer.dtype)])(buffer), codegen
+
+
+def private(records, i):
+    """Copy record `i` to registers, so that the compiler knows that stores do not alias it."""
+    return records[i]
+
+
+@overload(private, inline="always")
+def _private(records, i):
+    return lambda records, i: _private_intrinsic(records, i)
+
+
+@intrinsic
+def _private_intrinsic(typingctx, records, i):
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        copy = cgutils.alloca_once(builder, array.data.type.pointee)
+        word = ir.IntType(32).as_pointer()
+        source = builder.bitcast(builder.gep(array.data, [args[1]]), word)
+        target = builder.bitcast(copy, word)
+        for k in range(records.dtype.size // 4):  # a GPU would copy byte by byte
+            at = [context.get_constant(types.intp, k)]
+            value = builder.load(builder.gep(source, at), align=4)
+            builder.store(value, builder.gep(target, at), align=4)
+        return copy
+
+    return records.dtype(records, types.intp), codegen
+
+
+def given(hyper, i, record):
+    """Return record `i` like :func:`private`, or make the record from a tuple of numbers."""
+    return np.array([hyper], record)[0] if isinstance(hyper, tuple) else private(hyper, i)
+
+
+@overload(given, inline="always")
+def _given(hyper, i, record):
+    if isinstance(hyper, types.BaseTuple):
+        return lambda hyper, i, record: _given_intrinsic(hyper, record)
+    return lambda hyper, i, record: private(hyper, i)
+
+
+@intrinsic
+def _given_intrinsic(typingctx, hyper, record):
+    def codegen(context, builder, signature, args):
+        kind = context.get_value_type(signature.return_type)
+        copy = cgutils.alloca_once(builder, kind.pointee)
+        copy.align = hyper.dtype.bitwidth // 8
+        target = builder.bitcast(copy, context.get_value_type(hyper.dtype).as_pointer())
+        for k, number in enumerate(cgutils.unpack_tuple(builder, args[0], len(hyper))):
+            builder.store(number, builder.gep(target, [context.get_constant(types.intp, k)]))
+        return copy
+
+    return record.dtype(hyper, record), codegen
+
+
+def load(pointers, i):
+    """Load element `i` at each pointer, as a tuple; half-precision values become float32."""
+    return tuple(_number(p._type_)(p[i]) for p in pointers)
+
+
+def _number(ctype):
+    kind = np.dtype(ctype).type
+    return {np.uint16: _widen_float16, np.int16: _widen_bfloat16}.get(kind, kind)
+
+
+@scalar
+def _widen_float16(bits):
+    return half.widen_float16(np.uint16(bits))
+
+
+@scalar
+def _widen_bfloat16(bits):
+    return half.widen_bfloat16(np.uint16(bits & 0xFFFF))  # may be negative in plain Python
+
+
+_WIDEN = {types.uint16: _widen_float16, types.int16: _widen_bfloat16}
+
+
+def _wide(kind):
+    return types.float32 if kind in _WIDEN else kind
+
+
+@overload(load)
+def _load(pointers, i):
+    return lambda pointers, i: _load_intrinsic(pointers, i)
+
+
+@intrinsic
+def _load_intrinsic(typingctx, pointers, i):
+    values = types.Tuple([_wide(pointer.dtype) for pointer in pointers])
+
+    def codegen(context, builder, signature, args):
+        loaded = []
+        for pointer, base in zip(
+            pointers, cgutils.unpack_tuple(builder, args[0], len(pointers)), strict=True
+        ):
+            value = builder.load(builder.gep(base, [args[1]]))
+            if pointer.dtype in _WIDEN:
+                value = _widened(context, builder, pointer.dtype, value)
+            loaded.append(value)
+        return context.make_tuple(builder, values, loaded)
+
+    return values(pointers, types.intp), codegen
+
+
+def _widened(context, builder, kind, value):
+    """Generate the conversion of the bits of half-precision values to float32."""
+    if kind == types.uint16 and _on_gpu(context):
+        return builder.fpext(builder.bitcast(value, ir.HalfType()), ir.FloatType())
+    return context.compile_internal(builder, _WIDEN[kind], types.float32(kind), [value])
+
+
+def _on_gpu(context):
+    """Whether code is generated for a GPU, all of which convert float16 in one instruction."""
+    return not isinstance(context, CPUContext)
+
+
+def checked(result, slots):
+    """Return the result of a rule; at compile time, check that it is (weight, `slots` numbers)."""
+    return result
+
+
+@overload(checked, prefer_literal=True)
+def _checked(result, slots):
+    good = isinstance(result, types.BaseTuple) and len(result) == 2
+    good = good and isinstance(result[1], types.BaseTuple) and len(result[1]) == slots.literal_value
+    numbers = (result[0], *result[1]) if good else ()
+    if not good or not all(isinstance(n, (types.Number, types.Boolean)) for n in numbers):
+        # Not numba's TypingError, whose message would be a page long.
+        raise TypeError(
+            f"it must return (new_weight, new_state) in every branch, with {slots.literal_value} "
+            f"numbers in the tuple new_state, but returns {result}"
+        )
+    return lambda result, slots: result
+
+
+def store(pointers, i, values):
+    """Store `values` to element `i` at each pointer, rounded to its type.
+
+    A single value is stored at all pointers.
+    """
+    for pointer, value in zip(pointers, _spread(values, len(pointers)), strict=True):
+        pointer[i] = {np.uint16: _narrow_float16, np.int16: _narrow_bfloat16}.get(
+            np.dtype(pointer._type_).type, lambda x: x
+        )(value)
+
+
+def _spread(values, count):
+    return values * count if len(values) == 1 else values
+
+
+@scalar
+def _narrow_float16(x):
+    return half.narrow_float16(np.float32(x))
+
+
+@scalar
+def _narrow_bfloat16(x):
+    return np.int16(half.narrow_bfloat16(np.float32(x)))
+
+
+_NARROW = {types.uint16: _narrow_float16, types.int16: _narrow_bfloat16}
+
+
+@overload(store)
+def _store(pointers, i, values):
+    return lambda pointers, i, values: _store_intrinsic(pointers, i, values)
+
+
+@intrinsic
+def _store_intrinsic(typingctx, pointers, i, values):
+    def narrow(context, builder, kind, value, args, k):
+        if kind == types.uint16 and _on_gpu(context):
+            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
+        return context.compile_internal(builder, _NARROW[kind], kind(types.float32), [value])
+
+    return types.none(pointers, types.intp, values), _storing(narrow)
+
+
+def store_dithered(pointers, i, values, run):
+    """Like :func:`store`, with stochastic rounding of half-precision values.
+
+    The random bits depend on the `run` from :func:`~fastopt._kernels.noise.dither_run`, whose
+    element `i` is stored, and on the position of the pointer.
+    """
+    for k, (pointer, value) in enumerate(
+        zip(pointers, _spread(values, len(pointers)), strict=True)
+    ):
+        rounded = {np.uint16: _dither_float16, np.int16: _dither_bfloat16}.get(
+            np.dtype(pointer._type_).type, lambda x, *_: x
+        )
+        pointer[i] = rounded(value, run, i, k)
+
+
+@scalar
+def _dither_float16(x, run, i, k):
+    return half.dither_float16(np.float32(x), dither_bits(run, i, k))
+
+
+@scalar
+def _dither_bfloat16(x, run, i, k):
+    return np.int16(half.dither_bfloat16(np.float32(x), dither_bits(run, i, k)))
+
+
+_DITHER = {types.uint16: _dither_float16, types.int16: _dither_bfloat16}
+
+
+@overload(store_dithered)
+def _store_dithered(pointers, i, values, run):
+    return lambda pointers, i, values, run: _store_dithered_intrinsic(pointers, i, values, run)
+
+
+@intrinsic
+def _store_dithered_intrinsic(typingctx, pointers, i, values, run):
+    def dither(context, builder, kind, value, args, k):
+        signature = kind(types.float32, run, types.intp, types.int64)
+        place = context.get_constant(types.int64, k)
+        return context.compile_internal(
+            builder, _DITHER[kind], signature, [value, args[3], args[1], place]
+        )
+
+    return types.none(pointers, types.intp, values, run), _storing(dither)
+
+
+def _storing(narrow):
+    """Return a code generator that stores values; `narrow` rounds to half precision."""
+
+    def codegen(context, builder, signature, args):
+        pointers, _, values = signature.args[:3]
+        for k, pointer in enumerate(pointers):
+            given = k if len(values) > 1 else 0
+            value = builder.extract_value(args[2], given)
+            kind = pointer.dtype
+            value = context.cast(builder, value, values[given], _wide(kind))
+            if kind in _NARROW:
+                value = narrow(context, builder, kind, value, args, k)
+            target = builder.extract_value(args[0], k)
+            builder.store(value, builder.gep(target, [args[1]]))
+        return context.get_dummy_value()
+
+    return codegen
+
+
+def prefetch(pointers, count, write):
+    """Prefetch the cache lines of the next `count` elements at each pointer.
+
+    `write` is a constant: whether the elements will be written to.
+    """
+
+
+@overload(prefetch, prefer_literal=True)
+def _prefetch(pointers, count, write):
+    return lambda pointers, count, write: _prefetch_intrinsic(pointers, count, write)
+
+
+@intrinsic(prefer_literal=True)
+def _prefetch_intrinsic(typingctx, pointers, count, write):
+    def codegen(context, builder, signature, args):
+        byte = ir.IntType(8).as_pointer()
+        flags = [ir.IntType(32)(flag) for flag in (int(write.literal_value), 3, 1)]  # keep, data
+        declared = ir.FunctionType(ir.VoidType(), [byte] + [flag.type for flag in flags])
+        fetch = cgutils.get_or_insert_function(builder.module, declared, "llvm.prefetch.p0i8")
+        step, zero = (context.get_constant(types.intp, n) for n in (LINE, 0))
+        for pointer, base in zip(
+            pointers, cgutils.unpack_tuple(builder, args[0], len(pointers)), strict=True
+        ):
+            size = builder.mul(
+                args[1], context.get_constant(types.intp, pointer.dtype.bitwidth // 8)
+            )
+            start = builder.bitcast(base, byte)
+            with cgutils.for_range_slice(builder, zero, size, step, inc=True) as (offset, _):
+                builder.call(fetch, [builder.gep(start, [offset]), *flags])
+        return context.get_dummy_value()
+
+    return types.none(pointers, types.intp, write), codegen

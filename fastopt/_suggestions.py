@@ -1,0 +1,85 @@
+"""Suggestions for misspelled names and for names of other libraries."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
+
+__all__ = ["Advised", "closest", "no_attribute"]
+
+
+def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None:
+    """Return the known name most similar to `name`, or None if no name is similar enough.
+
+    Case and underscores are ignored, so that ``beta_1`` matches ``beta1``.
+
+    Parameters
+    ----------
+    name : str
+        The misspelled name.
+    known : iterable of str
+        Existing names.
+    cutoff : float
+        Minimum similarity, from 0 to 1.
+
+    Examples
+    --------
+    >>> from fastopt._suggestions import closest
+    >>> closest("momentun", ["momentum", "wd"]), closest("RMSprop", ["RMSProp"])
+    ('momentum', 'RMSProp')
+    >>> closest("adma", ["adamax", "adam"])
+    'adam'
+    >>> closest("amsgrad", ["momentum", "wd"]) is None
+    True
+    """
+    plain, typed = {_plain(each): each for each in sorted(known, reverse=True)}, _plain(name)
+    if typed not in plain:  # prefer swapped letters over a missing one
+        for each in plain:
+            if len(typed) > 2 and sorted(each) == sorted(typed):
+                return plain[each]
+    found = get_close_matches(typed, plain, n=1, cutoff=cutoff)
+    return plain[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def no_attribute(
+    owner: str, name: str, known: Iterable[str], advice: Mapping[str, str]
+) -> AttributeError:
+    """Return the AttributeError for a missing attribute, with a suggestion.
+
+    Parameters
+    ----------
+    owner : str
+        Description of the owner, such as "module 'fastopt'".
+    name : str
+        The attribute.
+    known : iterable of str
+        Existing names, which may be dotted; their last parts are compared with `name`.
+    advice : mapping of str to str
+        Advice for names of other libraries.
+    """
+    words = f"{owner} has no attribute {name!r}"
+    if name in advice:
+        return AttributeError(f"{words}; {advice[name]}")
+    last = {each.rpartition(".")[2]: each for each in sorted(known, reverse=True)}
+    near = None if name.startswith("_") else closest(name, last)
+    return AttributeError(f"{words}; did you mean {last[near]}?" if near else words)
+
+
+class Advised:
+    """Base of classes that suggest a name when an attribute is missing."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Advice for methods and attributes of other libraries."""
+
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self)
+            if not name.startswith("__") and hasattr(kind, name):
+                return object.__getattribute__(self, name)  # raises the property's own error
+            known = {*dir(kind), *vars(self)}
+            known = {each for each in known if not each.startswith("_")}
+            raise no_attribute(f"{kind.__name__!r} object", name, known, kind.elsewhere)

@@ -43,10 +43,10 @@ WORKER = """
 import json, sys, time
 import numba, numpy as np
 from fastopt import optimizer
-from fastopt._kernels import table
+from fastopt._kernels import chunks, host_table
 
 parallel = numba.config.NUMBA_NUM_THREADS > 1
-table.PARALLEL_FROM = 0 if parallel else 1 << 62
+chunks.PARALLEL_FROM = host_table.PARALLEL_FROM = 0 if parallel else 1 << 62
 current = step = None
 for line in sys.stdin:
     name, size, seconds = json.loads(line)

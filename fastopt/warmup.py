@@ -8,7 +8,7 @@ import numpy as np
 
 from fastopt import optimizer
 from fastopt._console import progress
-from fastopt._kernels import table
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.compiling import compiled_kernels
 from fastopt._kernels.layout import bfloat16
 from fastopt.optimizer.families import MomentumFamily
@@ -53,7 +53,7 @@ def warm(name: str, dtype: str, rows: bool) -> None:
     if rows and issubclass(optimizer.opt_registry[name], MatrixFamily):
         return  # these optimizers accept only dense gradients
     kind: Any = bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
-    for momentum, height in product(_momenta(name), (1, table.PARALLEL_FROM)):
+    for momentum, height in product(_momenta(name), (1, PARALLEL_FROM)):
         made = optimizer.create(name, multi_precision=kind.itemsize == 2, **momentum)
         weight = np.zeros((height, 2), kind)
         gradient: Any = np.zeros((height, 2), kind)

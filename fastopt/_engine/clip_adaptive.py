@@ -7,9 +7,9 @@ import numpy as np
 
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import kind_of, real_of
-from fastopt._kernels.table import PARALLEL_FROM
 from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt._kernels.units import clip_units
 from fastopt.sparse import RowSparse

@@ -44,7 +44,7 @@ class DevicePlan(Plan):
         before, largest = self.counts[self.slots], self.counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
         with uninterrupted:
-            table.entry[0, DONE] = 0
+            table.table[0, DONE] = 0
             try:
                 if self.entry(self.context, id(objects)) < 0:
                     return False

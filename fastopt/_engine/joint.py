@@ -226,7 +226,7 @@ class Joint:
 def _before(plan: Plan) -> tuple[Any, ...]:
     """Save what a step of a plan changes, apart from weights and states."""
     for table in plan.tables:
-        table.entry[0, DONE] = 0
+        table.table[0, DONE] = 0
     if plan.counts_version != plan.optimizer.version:
         plan._find_slots()
     carried = plan.carried[plan.carried_slots] if plan.hyper.carries else None

@@ -18,12 +18,13 @@ from fastopt._engine.validate import check, label
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu
 from fastopt._kernels.advance import CARRIED, COUNT, GROUP, NUMBER, SEED, SLOTS, step
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.context import context_of
 from fastopt._kernels.layout import DONE, KEY
 from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import TYPES
-from fastopt._kernels.table import PARALLEL_FROM, Table, launch
+from fastopt._kernels.table import Table, launch
 from fastopt._kernels.threads import threads
 from fastopt.sparse import RowSparse
 
@@ -125,7 +126,7 @@ class Group:
     def bind_enter(self, plan: "Plan") -> None:
         """Bind the kernel that checks and enters the arrays of a call."""
         table = self.table
-        self.checked = table.entry, table.guards, plan.written, self.ids, TYPES, plan.length
+        self.checked = table.table, table.guards, plan.written, self.ids, TYPES, plan.length
         self.enter = bind(cpu.enter(), *self.checked, 0)
 
     def bind(self, plan: "Plan", skips: bool) -> None:
@@ -136,9 +137,9 @@ class Group:
         """
         table = self.table
         arrays = (
-            NOTHING if skips else table.pieces,
-            table.entry,
-            table.records,
+            NOTHING if skips else table.chunks,
+            table.table,
+            table.hyper,
             table.fields,
             self.ids,
             table.guards,
@@ -350,7 +351,7 @@ class Plan:
                 return self.fits(*objects) and not self.step()
         before, largest = self.counts[self.slots], self.counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
-        table.entry[0, DONE] = 0
+        table.table[0, DONE] = 0
         try:
             if self.entry(self.context, id(objects)) < 0:
                 self.release()
@@ -399,7 +400,7 @@ class Plan:
                 return -1
             self.mode_version = optimizer.mode_version
         for table in self.tables:
-            table.entry[0, DONE] = 0
+            table.table[0, DONE] = 0
         beyond = ({}, None) if self.direct else self._before()
         if self.counts_version != optimizer.version:
             self._find_slots()
@@ -563,7 +564,7 @@ class Plan:
             status = group.entry(group.context, objects)
             if optimizer.per_index and group.table.layout.keyed:
                 numbers = [optimizer.key(self.indices[k]) for k in group.places]
-                group.table.entry[:, KEY] = numbers
+                group.table.table[:, KEY] = numbers
         return status
 
     def _each(self, keys: list[Any], rates: Rates, times: Any) -> list[Any]:

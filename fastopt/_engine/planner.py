@@ -33,6 +33,7 @@ from fastopt._kernels.codes import is_coded
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.device_memory import arranged, contiguous, lie_alike, like
 from fastopt._kernels.devices import Header, header
+from fastopt._kernels.host_table import HostTable
 from fastopt._kernels.layout import OFFSET, SPLIT, Layout, real_of, state_kind
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, readable
 from fastopt._kernels.table import Table, launch
@@ -361,7 +362,7 @@ class Planner:
             rounded_sums=optimizer.rounded_sums and len(exact) == 2 and copy is None,
             dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and len(exact) == 1,
         )
-        table.entry[0, OFFSET] = self.offsets.get(index, 0)
+        table.table[0, OFFSET] = self.offsets.get(index, 0)
         if isinstance(grad, RowSparse):
             table.list_rows(words, grad)
         return table
@@ -519,7 +520,7 @@ def table_of(
     checked = arrays[:-1] if sparse else arrays
     if by_row and _is_pitched(checked):
         layout = replace(layout, pitched=True)
-        table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
+        table = HostTable(layout, arrays[:parts], arrays[parts:-1], arrays[-1])
         table.direct = True
         return table
     if layout.coded and sparse and weight[0].ndim < 2:
@@ -531,13 +532,13 @@ def table_of(
     if rule.elementwise and in_place and is_fortran(weight[0]):
         order = F_ORDER  # no random draw depends on the position: any common order will do
     if all(map(_in_c_order if order == C_ORDER else _in_f_order, checked)):
-        table = Table(layout, arrays[:parts], arrays[parts:-1], arrays[-1], order)
+        table = HostTable(layout, arrays[:parts], arrays[parts:-1], arrays[-1], order)
         table.direct = sparse or values is grad
         if not table.direct:
             table.listed = (values,)  # kept alive until the launch
         return table
     copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
-    table = Table(layout, copies[:parts], copies[parts:-1], copies[-1])
+    table = HostTable(layout, copies[:parts], copies[parts:-1], copies[-1])
     table.of_copies(arrays[:-1], arrays[-1], copies[-1])
     return table
 

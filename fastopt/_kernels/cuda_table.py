@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._kernels import cpu
+from fastopt._kernels.chunks import Chunks, chunks_of
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.device_memory import contiguous, move, wait_for
 from fastopt._kernels.devices import (
@@ -35,7 +36,7 @@ from fastopt._kernels.layout import (
     Layout,
 )
 from fastopt._kernels.segments import FOLD, MIXED, OUTSIDE
-from fastopt._kernels.table import Array, Combine, Table, chunks, joined_ranges
+from fastopt._kernels.table import Array, Combine, Table
 
 if TYPE_CHECKING:
     from fastopt.sparse import RowSparse
@@ -60,6 +61,7 @@ UNREADABLE = AttributeError, KeyError, TypeError, ValueError
 """Errors from reading an object that is not a device array; the full checks report it."""
 
 
+@final
 class CudaTable(Table):
     """A table whose arrays are on a CUDA device, described by headers.
 
@@ -100,7 +102,7 @@ class CudaTable(Table):
         if not self.layout.rule.passes and 0 < count <= MOST:
             self._by_value = cuda_driver.values(self.fields.dtype, count)
         self._memory: dict[Any, Any] = {}
-        self._pieces: dict[int, tuple[Array, Any]] = {}
+        self._chunks: dict[int, tuple[Array, Any]] = {}
         self._streams: set[int] = set()
         self._segments: Any = None
         self._take: Any = None
@@ -129,8 +131,8 @@ class CudaTable(Table):
         made._streams = {stream for table in tables for stream in table._streams}
         return made
 
-    def _cut(self) -> tuple[NDArray[np.int64], int]:
-        return chunks(*self.items, size=self.rate)
+    def _cut(self) -> tuple[Chunks, int]:
+        return chunks_of(*self.items, size=self.rate)
 
     # The arrays of a call
 
@@ -226,20 +228,14 @@ class CudaTable(Table):
         """Enter addresses of gradients if they are aligned and overlap no written memory."""
         first = np.array(found.addresses, np.uint64)
         itemsize = np.dtype(self.layout.grad).itemsize
-        arguments = self.entry, written, self.grad_bytes, itemsize, first
+        arguments = self.table, written, self.grad_bytes, itemsize, first
         if self._take is None:
             self._take = bind(cpu.take_addresses(), *arguments)
         taken: bool = self._take(*arguments)
         return taken
 
-    def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """See :meth:`Table.read`."""
-        if self.layout.sparse:
-            return super().read()
-        begin = self.entry[:, -1]
-        return joined_ranges(
-            begin, begin + self.grad_bytes, self.borrowed[:1] if self.borrowed else ()
-        )
+    def _grad_bytes(self) -> NDArray[np.uint64]:
+        return self.grad_bytes
 
     @property
     def stream_handle(self) -> int:  # type: ignore[override]
@@ -279,11 +275,11 @@ class CudaTable(Table):
 
     def _send_entry(self) -> Any:
         """Return device memory with the table, uploaded if it has changed."""
-        memory = self._space("entry", self.entry.shape, self.entry.dtype)
-        content = self.entry.tobytes()[DONE_BYTES:]  # kernels do not read DONE
+        memory = self._space("entry", self.table.shape, self.table.dtype)
+        content = self.table.tobytes()[DONE_BYTES:]  # kernels do not read DONE
         if content != self.uploaded:
             self.uploaded = None
-            self.driver.upload(memory, self.entry, self.stream_handle)
+            self.driver.upload(memory, self.table, self.stream_handle)
             self.uploaded = content
         if self._segments is not None:
             self.driver.copy_word(memory, SEGMENTS, self._segments, 2, self.stream_handle)
@@ -295,19 +291,19 @@ class CudaTable(Table):
         if by_value is not None and (len(words) == 1 or (words[1:] == words[0]).all()):
             return by_value(words[0].tolist())
         memory = self._space("hyper", (len(words),), self.layout.record)
-        self.driver.upload(memory, self.records, self.stream_handle)
+        self.driver.upload(memory, self.hyper, self.stream_handle)
         return memory
 
-    def _send_pieces(self, pieces: NDArray[np.int64]) -> Any:
-        """Return device memory with chunks, cached by the identity of `pieces`."""
-        known = self._pieces.get(id(pieces))
+    def _send_chunks(self, chunks: NDArray[np.int64]) -> Any:
+        """Return device memory with chunks, cached by the identity of `chunks`."""
+        known = self._chunks.get(id(chunks))
         if known is None:
-            if len(self._pieces) > FEW:
-                self.driver.hold(dict(self._pieces), self.stream_handle)
-                self._pieces.clear()
-            memory = self.driver.Memory(pieces.shape, pieces.dtype)
-            self.driver.upload(memory, pieces, self.stream_handle)
-            known = self._pieces[id(pieces)] = pieces, memory
+            if len(self._chunks) > FEW:
+                self.driver.hold(dict(self._chunks), self.stream_handle)
+                self._chunks.clear()
+            memory = self.driver.Memory(chunks.shape, chunks.dtype)
+            self.driver.upload(memory, chunks, self.stream_handle)
+            known = self._chunks[id(chunks)] = chunks, memory
         return known[1]
 
     def _fetch(self, memory: Any) -> Array:
@@ -315,9 +311,9 @@ class CudaTable(Table):
         copied: Array = self.driver.download(memory, self.stream_handle)
         return copied
 
-    def _launch(self, kernel: Any, pieces: int, threads: Any, *arguments: Any) -> None:
-        if pieces:
-            self.kernels.launch(kernel, pieces, threads, self.stream_handle, *arguments)
+    def _launch(self, kernel: Any, chunks: int, threads: Any, *arguments: Any) -> None:
+        if chunks:
+            self.kernels.launch(kernel, chunks, threads, self.stream_handle, *arguments)
 
     @cached_property
     def _threads(self) -> tuple[int, int]:
@@ -347,16 +343,16 @@ class CudaTable(Table):
                 rows = contiguous(indices, indices.stream)
                 at = rows.ctypes.data
             self.listed = made, rows, grad.values, grad.indices
-            entry = self.entry[0]
+            entry = self.table[0]
             places = [at, *self._places(count), made.ctypes.data]
             entry[[ROWS, STARTS, ORDER, -1]] = [*places[1:4], places[-1]]
             entry[SEGMENTS] = count  # if no row is repeated; see _send_entry()
             self._segments = None
             if count:
                 self._segments = self._ordered(words, places, rows, height, order)
-        self.list_pieces = chunks((count, self.width), size=self.rate)
+        self.row_chunks = chunks_of((count, self.width), size=self.rate)
         if self.layout.by_row:
-            self.pieces, self.total = self.list_pieces
+            self.chunks, self.total = self.row_chunks
 
     def _places(self, count: int) -> list[int]:
         """Return the addresses of the arrays for sorting `count` indexed rows."""
@@ -375,8 +371,8 @@ class CudaTable(Table):
         size, threads, wide = len(rows), self.sorting.SORTERS, self.layout.wide_grad[0]
         groups = size // FOLD
         folded = self._grown("folded", max(groups * self.width, 1), wide)
-        self.entry[0, FOLDED] = header(folded.array).ctypes.data
-        listed = [*places, int(self.entry[0, FOLDED])]
+        self.table[0, FOLDED] = header(folded.array).ctypes.data
+        listed = [*places, int(self.table[0, FOLDED])]
         addresses = self._send("places", np.array([listed], np.uint64))
         answer = self._send("answer", np.zeros(3, np.int64))
 
@@ -400,7 +396,7 @@ class CudaTable(Table):
         with self._on_device():
             totals = self._send("decay", np.array([before, after]))
         addresses = [header(array).ctypes.data for array in (paid, totals.array)]
-        self.entry[0, [PAID, DECAY]] = addresses
+        self.table[0, [PAID, DECAY]] = addresses
         self.decay, self.at_once = (paid, totals), at_once
 
     # Launches
@@ -426,12 +422,12 @@ class CudaTable(Table):
 
     def squares(self) -> NDArray[np.float64]:
         """See :meth:`Table.squares`; each indexed row is one chunk."""
-        layout, column = self.layout, self.entry.shape[1] - 1
+        layout, column = self.layout, self.table.shape[1] - 1
         with self._on_device():
             entry = self._send_entry()
             kernel = self.kernels.squares(layout.grad, column, layout.sparse)
             if layout.sparse:
-                total = self._added(kernel, 1, _single(int(self.entry[0, SEGMENTS])), entry)
+                total = self._added(kernel, 1, _single(int(self.table[0, SEGMENTS])), entry)
             else:
                 total = self._added(kernel, 1, self._blocks, entry)
             return np.asarray(self._fetch(total)[:, 0])
@@ -439,28 +435,28 @@ class CudaTable(Table):
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:
         """Chunks of BLOCK elements."""
-        return chunks(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
+        return chunks_of(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
 
-    def _added(self, kernel: Any, count: int, pieces: NDArray[np.int64], *arguments: Any) -> Any:
+    def _added(self, kernel: Any, count: int, chunks: NDArray[np.int64], *arguments: Any) -> Any:
         """Launch a summing kernel; return device memory with `count` totals for each tensor."""
         tensors = len(self.sizes)
-        partial = self._space("partial", (max(len(pieces), 1), count))
+        partial = self._space("partial", (max(len(chunks), 1), count))
         total = self._space("total", (tensors, count))
-        grid, warps = -(-len(pieces) // self.kernels.WARPS), self.kernels.WARPS
-        if len(pieces):
-            told = self._send_pieces(pieces)
+        grid, warps = -(-len(chunks) // self.kernels.WARPS), self.kernels.WARPS
+        if len(chunks):
+            told = self._send_chunks(chunks)
             self._launch(kernel, grid, (LANES, warps), told, *arguments, partial)
-        firsts = self._firsts(pieces)
+        firsts = self._firsts(chunks)
         adding = self.kernels.totals(count)
         self._launch(adding, tensors, self.kernels.THREADS, firsts, partial, total)
         return total
 
-    def _firsts(self, pieces: NDArray[np.int64]) -> Any:
+    def _firsts(self, chunks: NDArray[np.int64]) -> Any:
         """Return device memory with the first chunk of each tensor, then the number of chunks."""
-        if pieces is not self._blocks:
-            return self._send("firsts", _firsts_of(pieces, len(self.sizes)))
+        if chunks is not self._blocks:
+            return self._send("firsts", _firsts_of(chunks, len(self.sizes)))
         if ("firsts", None) not in self._memory:
-            firsts = _firsts_of(pieces, len(self.sizes))
+            firsts = _firsts_of(chunks, len(self.sizes))
             memory = self._memory["firsts", None] = self.driver.Memory(firsts.shape, firsts.dtype)
             self.driver.upload(memory, firsts, self.stream_handle)
         return self._memory["firsts", None]
@@ -483,12 +479,12 @@ class CudaTable(Table):
                 threads = (LANES, kernels.WARPS) if by_warp else self._threads
                 factory = kernels.rows if rule.row else kernels.dense
                 factory = self.coding.blocks if layout.coded else factory
-                pieces = self._send_pieces(self.pieces)
-                arguments = pieces, entry, hyper
-                self._launch(factory(layout), len(self.pieces), threads, *arguments)
+                chunks = self._send_chunks(self.chunks)
+                arguments = chunks, entry, hyper
+                self._launch(factory(layout), len(self.chunks), threads, *arguments)
                 if layout.catch_up:
-                    self._launch(kernels.paid(True), len(self.pieces), threads, pieces, entry)
-            self.entry[0, DONE] = 1
+                    self._launch(kernels.paid(True), len(self.chunks), threads, chunks, entry)
+            self.table[0, DONE] = 1
         if self.watched:
             mark_written([array() for array in self._tensors])
         if self.at_once:
@@ -509,17 +505,17 @@ class CudaTable(Table):
         """See :meth:`Table.settle`."""
         totals: Any = self.decay[1]
         height = len(self.arrays[0])
-        pieces, total = chunks((height, self.width), size=self.rate)
+        chunks, total = chunks_of((height, self.width), size=self.rate)
         if not total:
             return
         with self._on_device():
             last = self._fetch(totals)[1]
             self.driver.upload(totals, np.full(2, last), self.stream_handle)
             entry = self._send_entry()
-            told = self._send_pieces(pieces)
+            told = self._send_chunks(chunks)
             threads = self._threads
-            self._launch(self.kernels.settle(self.layout), len(pieces), threads, told, entry)
-            self._launch(self.kernels.paid(False), len(pieces), threads, told, entry)
+            self._launch(self.kernels.settle(self.layout), len(chunks), threads, told, entry)
+            self._launch(self.kernels.paid(False), len(chunks), threads, told, entry)
 
 
 def _surveyed(words: str, indices: Array, height: int) -> tuple[Array, int]:
@@ -543,5 +539,5 @@ def _single(count: int) -> NDArray[np.int64]:
     return np.stack([np.zeros(count, np.int64), np.arange(count), np.ones(count, np.int64)], axis=1)
 
 
-def _firsts_of(pieces: NDArray[np.int64], tensors: int) -> NDArray[np.int64]:
-    return np.searchsorted(pieces[:, 0], np.arange(tensors + 1)).astype(np.int64)
+def _firsts_of(chunks: NDArray[np.int64], tensors: int) -> NDArray[np.int64]:
+    return np.searchsorted(chunks[:, 0], np.arange(tensors + 1)).astype(np.int64)

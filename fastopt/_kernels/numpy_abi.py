@@ -243,7 +243,7 @@ def take_rows(
     checked: Any,
     counting: Any,
     places: Any,
-    pieces: Any,
+    chunks: Any,
     step: Any,
     values: Any,
     indices: Any,
@@ -259,7 +259,7 @@ def take_rows(
         the values, and for the indices the height of the tensor.
     checked, counting : numpy.ndarray
         Output array for a copy of the indices, and an array of the numbers from 0 on.
-    places, pieces, step
+    places, chunks, step
         See :func:`fastopt._kernels.segments.sort_rows`.
     values, indices : int
         Ids of the arrays, which the caller keeps alive.
@@ -267,7 +267,7 @@ def take_rows(
     Returns
     -------
     int
-        Number of chunks in `pieces`, 0 if rows ascend; -1 with nothing entered if the gradient must
+        Number of chunks in `chunks`, 0 if rows ascend; -1 with nothing entered if the gradient must
         be checked in Python.
     """
     guards[0, ID], guards[1, ID] = values, indices
@@ -298,7 +298,7 @@ def take_rows(
     if not ascends:
         if count >= np.uint64(places.shape[1]):
             return -1
-        found, cuts = sort_rows(checked[: np.int64(count)], height, step, places, pieces)
+        found, cuts = sort_rows(checked[: np.int64(count)], height, step, places, chunks)
         count = np.uint64(found)
         unique, starts = places[0].ctypes.data, places[1].ctypes.data
         order = places[2].ctypes.data

@@ -61,9 +61,9 @@ def order_rows(rows: Any, height: int, step: int) -> Any:
     """
     size = len(rows)
     places = np.empty((PLACES, size + 1), np.int64)
-    pieces = np.empty((size // step + 1, 3), np.int64)
-    found, cuts = sort_rows(rows, height, step, places, pieces)
-    return places[0, :found], places[1, : found + 1], places[2, :size], pieces[:cuts]
+    chunks = np.empty((size // step + 1, 3), np.int64)
+    found, cuts = sort_rows(rows, height, step, places, chunks)
+    return places[0, :found], places[1, : found + 1], places[2, :size], chunks[:cuts]
 
 
 PLACES = 4
@@ -71,7 +71,7 @@ PLACES = 4
 
 
 @scalar
-def sort_rows(rows: Any, height: Any, step: Any, places: Any, pieces: Any) -> Any:
+def sort_rows(rows: Any, height: Any, step: Any, places: Any, chunks: Any) -> Any:
     """Sort row indices with a stable least-significant-digit radix sort.
 
     Parameters
@@ -84,7 +84,7 @@ def sort_rows(rows: Any, height: Any, step: Any, places: Any, pieces: Any) -> An
         Output array with PLACES rows, longer than `rows`: the unique rows in ascending order, the
         start of each one in the order (and the end), the order, which has the sorted positions in
         `rows`, and memory to work with.
-    pieces : numpy.ndarray
+    chunks : numpy.ndarray
         Output array of at least ``len(rows) // step + 1`` chunks.
 
     Returns
@@ -121,15 +121,15 @@ def sort_rows(rows: Any, height: Any, step: Any, places: Any, pieces: Any) -> An
         row = rows[order[i]]
         if found and row == unique[found - 1]:
             continue
-        if cuts == 0 or i - starts[pieces[cuts - 1, 1]] >= step:
-            pieces[cuts, 0], pieces[cuts, 1] = 0, found
+        if cuts == 0 or i - starts[chunks[cuts - 1, 1]] >= step:
+            chunks[cuts, 0], chunks[cuts, 1] = 0, found
             cuts += 1
         unique[found], starts[found] = row, i
         found += 1
     starts[found] = size
-    for piece in range(cuts):
-        end = pieces[piece + 1, 1] if piece + 1 < cuts else found
-        pieces[piece, 2] = end - pieces[piece, 1]
+    for chunk in range(cuts):
+        end = chunks[chunk + 1, 1] if chunk + 1 < cuts else found
+        chunks[chunk, 2] = end - chunks[chunk, 1]
     return found, cuts
 
 

@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 from numba import prange
 
+from fastopt._kernels.chunks import CHUNK, PARALLEL_FROM
 from fastopt._kernels.compiling import compiled
-from fastopt._kernels.table import CHUNK, PARALLEL_FROM
 
 __all__ = ["read", "write"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastopt import optimizer
 from fastopt._kernels import traffic
-from fastopt._kernels.table import PARALLEL_FROM
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt.bench.clock import Call, interleaved, sampler
 from fastopt.bench.formulas import FORMULAS
 from fastopt.bench.steps import Step, draw, momentum_of

@@ -10,7 +10,7 @@ from typing import Any
 import fastopt
 from fastopt import info, warmup
 from fastopt._console import Refused, Table, duration, progress, unknown
-from fastopt._kernels.table import PARALLEL_FROM
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.threads import thread_count, use_threads
 from fastopt.bench.advice import on_layer, on_threads
 from fastopt.bench.measurements import (

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from fastopt._kernels.table import Pieces, Table, chunks, launch
+from fastopt._kernels.chunks import Chunks, chunks_of
+from fastopt._kernels.table import Table, launch
 from fastopt.mpi.packing import pack, unpack
 from fastopt.mpi.plan import DEPTH, Bucket, Group, Plan
 from fastopt.mpi.sums import Sums
@@ -165,7 +166,7 @@ class Exchange:
 
     # Updates
 
-    def launch(self, tables: Sequence[Table]) -> None:
+    def launch(self, tables: Sequence[Any]) -> None:
         """Update slices, bucket by bucket if elements do not depend on each other."""
         self._since = perf_counter()  # exclude the time of the agreement
         waiting = self._arrived == 0 and self.plan.buckets
@@ -175,38 +176,38 @@ class Exchange:
             self._lap("update")
             return
         work = self._work(tables)
-        for bucket, pieces in zip(self.arrivals(), work, strict=True):
-            for table, (own, total) in zip(tables, pieces, strict=True):
+        for bucket, chunks in zip(self.arrivals(), work, strict=True):
+            for table, (own, total) in zip(tables, chunks, strict=True):
                 table.update(own, total)
             self._lap("update")
             self._gather(bucket)
 
-    def _work(self, tables: Sequence[Table]) -> list[list[tuple[Pieces, int]]]:
+    def _work(self, tables: Sequence[Any]) -> list[list[tuple[Chunks, int]]]:
         """Chunks of each bucket in each table, cached while the tables are the same."""
         before = self.plan.work
         if before and len(before[0]) == len(tables):  # noqa: SIM102
             if all(a is b for a, b in zip(before[0], tables, strict=True)):
-                work: list[list[tuple[Pieces, int]]] = before[1]
+                work: list[list[tuple[Chunks, int]]] = before[1]
                 return work
-        work = [[self._pieces(bucket, table) for table in tables] for bucket in self.plan.buckets]
+        work = [[self._chunks(bucket, table) for table in tables] for bucket in self.plan.buckets]
         self.plan.work = list(tables), work
         return work
 
-    def _pieces(self, bucket: Bucket, table: Table) -> tuple[Pieces, int]:
+    def _chunks(self, bucket: Bucket, table: Table) -> tuple[Chunks, int]:
         """Chunks of a table that cover the elements whose gradients are in a bucket."""
         grads = bucket.group.grads
         begin, end = (grads.ctypes.data + grads.itemsize * at for at in bucket.share(self.rank))
-        at, sizes = table.entry[:, -1].astype(np.int64), np.array(table.sizes)
+        at, sizes = table.table[:, -1].astype(np.int64), np.array(table.sizes)
         if table.layout.real != grads.dtype:
             return np.empty((0, 3), np.int64), 0
         start = np.clip((begin - at) // grads.itemsize, 0, sizes)
         stop = np.clip((end - at) // grads.itemsize, 0, sizes)
         rows = np.flatnonzero(start < stop)
-        pieces, total = chunks(*((size, 1) for size in (stop - start)[rows].tolist()))
-        pieces = pieces.copy()
-        pieces[:, 1] += start[rows][pieces[:, 0]]
-        pieces[:, 0] = rows[pieces[:, 0]]
-        return pieces, total
+        chunks, total = chunks_of(*((size, 1) for size in (stop - start)[rows].tolist()))
+        chunks = chunks.copy()
+        chunks[:, 1] += start[rows][chunks[:, 0]]
+        chunks[:, 0] = rows[chunks[:, 0]]
+        return chunks, total
 
     # Weights
 

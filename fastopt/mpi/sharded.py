@@ -12,9 +12,10 @@ import numpy as np
 from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Call
 from fastopt._kernels.blocks import CODE_BLOCK
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.codes import is_worth_codes
 from fastopt._kernels.layout import real_of
-from fastopt._kernels.table import PARALLEL_FROM, Table, launch
+from fastopt._kernels.table import Table, launch
 from fastopt._naming import Constructor
 from fastopt._suggestions import Advised
 from fastopt.amp import LossScaler, StepInfo

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._kernels.table import Pieces
+from fastopt._kernels.chunks import Chunks
 from fastopt.mpi.ranks import Ranks
 
 __all__ = ["Sums"]
@@ -33,10 +33,10 @@ class Sums:
             total += part
         return total
 
-    def combined(self, pieces: Pieces, partials: Array, tensors: int) -> tuple[Pieces, Array]:
+    def combined(self, chunks: Chunks, partials: Array, tensors: int) -> tuple[Chunks, Array]:
         """See :data:`fastopt._kernels.table.Combine`."""
         own = np.zeros((tensors, partials.shape[1]))
-        np.add.at(own, pieces[:, 0], partials)
+        np.add.at(own, chunks[:, 0], partials)
         whole = np.zeros((tensors, 3), np.int64)
         whole[:, 0] = np.arange(tensors)
         return whole, self.added(own)

@@ -7,9 +7,9 @@ import numpy as np
 
 from fastopt._engine.validate import leaves
 from fastopt._kernels import hashing
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.pages import LARGE, huge_pages, reserved
-from fastopt._kernels.table import PARALLEL_FROM
 from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.arguments import brief
 from fastopt.optimizer.optimizer import Optimizer

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from fastopt._kernels import table
+from fastopt._kernels.host_table import HostTable
 from fastopt._kernels.layout import Layout
 from helpers.cases import CASES
 
@@ -20,8 +20,8 @@ def compile_anew(kernel, name, real, *more):
     arrays = [np.ones((4, 8), real) for _ in range(2 + len(r.state))]
     arrays += [np.ones((), real) for _ in r.kept]
     layout = Layout(r, real, (real,), real, (real,) * len(r.state))
-    made = table.Table(layout, (arrays[0],), tuple(arrays[2:]), arrays[1])
+    made = HostTable(layout, (arrays[0],), tuple(arrays[2:]), arrays[1])
     made.fields[:] = 1
     fresh = njit(error_model="numpy")(kernel(layout, False).py_func)
-    fresh(made.pieces, made.entry, made.records, *more)
+    fresh(made.chunks, made.table, made.hyper, *more)
     return "".join(fresh.inspect_llvm().values()), "".join(fresh.inspect_asm().values())

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt._kernels import cpu, table
+from fastopt._kernels import chunks as division
+from fastopt._kernels import cpu, host_table
 from fastopt.kernels.rule import rule
 from helpers.cases import exhaustive
 from helpers.kernel_code import RULES, compile_anew
@@ -86,13 +87,13 @@ def test_the_test_for_widening_can_fail():
 
 @given(items=st.integers(0, 300_000), width=st.integers(1, 70_000))
 def test_chunks_cover_every_item_once(items, width):
-    pieces, total = table.chunks((items, width))
+    chunks, total = division.chunks_of((items, width))
     assert total == items * width
-    starts, sizes = pieces[:, 1], pieces[:, 2]
+    starts, sizes = chunks[:, 1], chunks[:, 2]
     assert sizes.sum() == items
     assert np.array_equal(starts, np.cumsum(sizes) - sizes)
     assert (sizes > 0).all()
-    assert (sizes * width <= max(table.CHUNK, width)).all()
+    assert (sizes * width <= max(division.CHUNK, width)).all()
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 16_383, 16_384, 32_769, 100_001])
@@ -100,7 +101,8 @@ def test_chunks_cover_every_item_once(items, width):
 def test_parallel_and_serial_kernels_agree_bit_for_bit(name, size, monkeypatch):
     results = []
     for threshold in (0, 1 << 60):
-        monkeypatch.setattr(table, "PARALLEL_FROM", threshold)
+        for module in (division, host_table):
+            monkeypatch.setattr(module, "PARALLEL_FROM", threshold)
         rng = np.random.default_rng(0)
         weight, gradient = rng.random((2, size), np.float32)
         updater = optimizer.get_updater(optimizer.create(name, learning_rate=0.1, wd=0.1))

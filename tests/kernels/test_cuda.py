@@ -23,7 +23,7 @@ from fastopt._kernels import cuda as kernels
 from fastopt._kernels import cuda_blocks, cuda_order
 
 F4, F8 = np.float32, np.float64
-PIECES, TABLE, SUMS = types.int64[:, ::1], types.uint64[:, ::1], types.float64[:, ::1]
+CHUNKS, TABLE, SUMS = types.int64[:, ::1], types.uint64[:, ::1], types.float64[:, ::1]
 COUNTS = types.int64[::1]
 RULES = sorted({case.make().rule for case in CASES} | {accumulate}, key=lambda rule: rule.name)
 
@@ -122,7 +122,7 @@ def test_a_rule_compiles_without_doubles_and_spills(rule, weights, capability):
     doubles = layout.real == F8 or rule.row is not None
     passed = weights not in ("float64", "standard rows") and rule.hyper and not rule.passes
     hyper = (by_value if passed else records)(rule, layout.real)
-    text = check(factory(layout), capability, PIECES, TABLE, hyper, doubles=doubles)
+    text = check(factory(layout), capability, CHUNKS, TABLE, hyper, doubles=doubles)
     if passed:
         entry = text[text.index(".visible .entry") :].partition("{")[0]
         assert entry.count(".param") == 2 * (5 + 2 * 2) + len(rule.hyper)
@@ -138,20 +138,20 @@ def test_its_sums_compile(rule, weights, capability):
     told = records(rule, layout.real)
     for step in range(len(rule.passes)):
         kernel = kernels.sums(layout, step)
-        check(kernel, capability, PIECES, TABLE, told, SUMS, doubles=True)
+        check(kernel, capability, CHUNKS, TABLE, told, SUMS, doubles=True)
         check(kernels.finish(layout, step), capability, TABLE, told, SUMS, doubles=True)
 
 
 def test_what_belongs_to_no_rule_compiles(capability):
     rule = CASES[0].make().rule
     caught_up = layout_of(rule, sparse=True, lazy=True, catch_up=True)
-    check(kernels.dense(caught_up), capability, PIECES, TABLE, records(rule, F4), doubles=True)
-    check(kernels.settle(caught_up), capability, PIECES, TABLE, doubles=True)
+    check(kernels.dense(caught_up), capability, CHUNKS, TABLE, records(rule, F4), doubles=True)
+    check(kernels.settle(caught_up), capability, CHUNKS, TABLE, doubles=True)
     for sparse in (False, True):
-        check(kernels.paid(sparse), capability, PIECES, TABLE, doubles=True)
+        check(kernels.paid(sparse), capability, CHUNKS, TABLE, doubles=True)
         for kind in (F4, F8, FLOAT16, BFLOAT16):
             kernel = kernels.squares(kind, 3, sparse)
-            check(kernel, capability, PIECES, TABLE, SUMS, doubles=True)
+            check(kernel, capability, CHUNKS, TABLE, SUMS, doubles=True)
     check(kernels.totals(2), capability, COUNTS, SUMS, SUMS, doubles=True)
     for kind in (np.int32, np.int64):
         arguments = TABLE, *[types.int64] * 3, COUNTS
@@ -162,7 +162,7 @@ def test_what_belongs_to_no_rule_compiles(capability):
     for kind in (F4, F8, FLOAT16, BFLOAT16):
         check(cuda_order.fold(kind), capability, TABLE, *[types.int64] * 3, doubles=kind == F8)
     check(cuda_order.cut_rows(), capability, TABLE, *[types.int64] * 4, COUNTS, doubles=False)
-    check(kernels.copy(), capability, TABLE, PIECES, types.int64, types.int64, doubles=False)
+    check(kernels.copy(), capability, TABLE, CHUNKS, types.int64, types.int64, doubles=False)
 
 
 WIDE = {
@@ -180,7 +180,7 @@ def test_a_thread_moves_16_bytes_at_once(weights, capability):
     layout = layout_of(rule_named("adam"), **WEIGHTS[weights])
     hyper = by_value(layout.rule, layout.real)
     doubles = weights == "float64"
-    text = check(kernels.dense(layout), capability, PIECES, TABLE, hyper, doubles=doubles)
+    text = check(kernels.dense(layout), capability, CHUNKS, TABLE, hyper, doubles=doubles)
     accesses = set(re.findall(r"(?:ld|st)\.global[.a-z]*\.v\d\.\w+", text))
     assert accesses >= set(WIDE[weights])
     assert all(access[-6:] in ("v4.f32", "v4.b32", "v2.f64") for access in accesses)
@@ -202,7 +202,7 @@ def test_states_in_8_bits_compile(weights, capability):
     rule, options = rule_named("adam"), {"real": F4, "weight": (F4,), "grad": F4}
     layout = Layout(rule, state=(np.int8, np.uint8), **{**options, **CODED[weights]})
     hyper = by_value(rule, layout.real)
-    text = check(cuda_blocks.blocks(layout), capability, PIECES, TABLE, hyper, doubles=True)
+    text = check(cuda_blocks.blocks(layout), capability, CHUNKS, TABLE, hyper, doubles=True)
     # Only the limits of a scale are compared as doubles, once for each lane of a block.
     arithmetic = re.search(r"(?:add|sub|mul|div|fma|sqrt)\S*\.f64", text)
     assert bool(arithmetic) == (weights == "float64")
@@ -215,7 +215,7 @@ def test_states_in_8_bits_compile(weights, capability):
 def test_a_pack_is_read_before_it_is_written(capability):
     """Adam reads weight, gradient and two slots, and writes three arrays."""
     layout = layout_of(rule_named("adam"))
-    arguments = PIECES, TABLE, by_value(layout.rule, F4)
+    arguments = CHUNKS, TABLE, by_value(layout.rule, F4)
     text = check(kernels.dense(layout), capability, *arguments, doubles=False)
     accesses = re.findall(r"(ld|st)\.global(?:\.cs)?\.v4\.f32", text)
     assert len(accesses) % 7 == 0
@@ -226,7 +226,7 @@ def test_float16_is_converted_by_the_gpu_whatever_the_host(capability, monkeypat
     monkeypatch.setattr("fastopt._kernels.half._f16c", lambda: False)
     layout = layout_of(rule_named("sgd"), weight=(FLOAT16,), grad=FLOAT16)
     kernel = kernels.dense.__wrapped__(layout)
-    arguments = PIECES, TABLE, records(layout.rule, F4)
+    arguments = CHUNKS, TABLE, records(layout.rule, F4)
     text = check(kernel, capability, *arguments, doubles=False)
     assert "cvt.f32.f16" in text
     assert "cvt.rn.f16.f32" in text
@@ -244,7 +244,7 @@ def test_partial_sums_are_loaded_together(capability):
 
 def test_a_lane_exchanges_sums_without_barriers(capability):
     layout = layout_of(next(rule for rule in RULES if rule.row))
-    arguments = PIECES, TABLE, by_value(layout.rule, F4)
+    arguments = CHUNKS, TABLE, by_value(layout.rule, F4)
     text = check(kernels.rows(layout), capability, *arguments, doubles=True)
     assert "shfl.sync.bfly" in text
     assert "bar.sync" not in text

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from fastopt._kernels import cpu, half, table
+from fastopt._kernels import cpu, half
+from fastopt._kernels.host_table import HostTable
 from fastopt._kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
 from fastopt.optimizer.adam import adam
 from helpers.cases import exhaustive
@@ -36,10 +37,10 @@ def compile_anew(weight, grad, state, options):
     """LLVM and machine code of Adam for these kinds, compiled without the disk cache."""
     layout = Layout(adam, SINGLE, weight, grad, (state, state), **options)
     (gradient,) = arrays((grad,))
-    made = table.Table(layout, arrays(weight), arrays((state, state)), gradient)
+    made = HostTable(layout, arrays(weight), arrays((state, state)), gradient)
     made.fields[:] = 1
     fresh = njit(error_model="numpy")(cpu.dense(layout, False).py_func)
-    fresh(made.pieces, made.entry, made.records)
+    fresh(made.chunks, made.table, made.hyper)
     return "".join(fresh.inspect_llvm().values()), "".join(fresh.inspect_asm().values())
 
 

@@ -47,9 +47,9 @@ def test_sums_of_slices_are_combined_before_a_pass_ends():
     made[0](0, grad, whole)
     totals = []
 
-    def measure(pieces, sums, tensors):
+    def measure(chunks, sums, tensors):
         totals.append(sums.sum(axis=0, keepdims=True))
-        return pieces, sums
+        return chunks, sums
 
     for k, updater in enumerate(made[1:]):
         part = slice(k * half, (k + 1) * half)

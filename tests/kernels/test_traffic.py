@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fastopt._kernels import traffic
-from fastopt._kernels.table import CHUNK, PARALLEL_FROM
+from fastopt._kernels.chunks import CHUNK, PARALLEL_FROM
 
 
 def filled(size, rng):

@@ -8,7 +8,7 @@ import pytest
 
 import fastopt
 from fastopt import optimizer
-from fastopt._kernels.table import PARALLEL_FROM
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.threads import use_threads
 from fastopt.checkpoint import CheckpointError
 from fastopt.kernels.rule import rule

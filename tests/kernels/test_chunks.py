@@ -7,28 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastopt import optimizer
-from fastopt._kernels import table as tables
-from fastopt._kernels.table import LINE, PARALLEL_FROM, balanced, chunks
+from fastopt._kernels import chunks as tables
+from fastopt._kernels import host_table
+from fastopt._kernels.chunks import LINE, PARALLEL_FROM, balanced, chunks_of
 from fastopt._kernels.threads import use_threads
 from helpers.cases import exhaustive
 
 ITEMS = st.tuples(st.integers(0, 50_000), st.sampled_from([1, 1, 1, 0, 3, 64, 1000]))
 
 
-def covered(pieces, tensors):
+def covered(chunks, tensors):
     """Whether every item of every tensor is in one chunk."""
     for tensor, (items, _) in enumerate(tensors):
-        own = sorted((start, size) for t, start, size in pieces.tolist() if t == tensor and size)
+        own = sorted((start, size) for t, start, size in chunks.tolist() if t == tensor and size)
         ends = np.cumsum([0] + [size for _, size in own]).tolist()
         if [start for start, _ in own] != ends[:-1] or ends[-1] != items:
             return False
     return True
 
 
-def shares(pieces, tensors, threads):
+def shares(chunks, tensors, threads):
     """Elements of each thread, which takes equal numbers of chunks."""
     widths = np.array([width for _, width in tensors])
-    work = pieces[:, 2] * widths[pieces[:, 0]]
+    work = chunks[:, 2] * widths[chunks[:, 0]]
     assert len(work) % threads == 0
     return work.reshape(threads, -1).sum(axis=1)
 
@@ -36,8 +37,8 @@ def shares(pieces, tensors, threads):
 @given(tensors=st.lists(ITEMS, min_size=1, max_size=6), size=st.sampled_from([1, 100, 32_768]))
 def test_chunks_cover_everything_once(tensors, size):
     tensors = [(items if size > 1 else items % 100, width) for items, width in tensors]
-    pieces, total = chunks(*tensors, size=size)
-    assert covered(pieces, tensors)
+    chunks, total = chunks_of(*tensors, size=size)
+    assert covered(chunks, tensors)
     assert total == sum(items * width for items, width in tensors)
 
 
@@ -48,10 +49,10 @@ def test_balanced_chunks_cover_everything_once_in_equal_shares(tensors, threads)
     total = sum(items * width for items, width in tensors)
     if total < PARALLEL_FROM:
         return
-    pieces, found = tables._balanced(tuple(tensors), threads)
+    chunks, found = tables._balanced(tuple(tensors), threads)
     assert found == total
-    assert covered(pieces, tensors)
-    own = shares(pieces, tensors, threads)
+    assert covered(chunks, tensors)
+    own = shares(chunks, tensors, threads)
     unit = (1 + len(tensors)) * LINE * max(width for _, width in tensors)
     assert own.max() <= total / threads + unit
 
@@ -86,6 +87,6 @@ def test_results_have_the_same_bits_for_any_division(name, monkeypatch):
     for threads in (2, 3, 5):
         tables._balanced.cache_clear()
         monkeypatch.setattr(
-            tables, "balanced", lambda *tensors, n=threads: tables._balanced(tensors, n)
+            host_table, "balanced", lambda *tensors, n=threads: tables._balanced(tensors, n)
         )
         assert ends(name, threads) == expected

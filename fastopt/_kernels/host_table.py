@@ -1,0 +1,237 @@
+"""Tables of tensors in main memory."""
+
+from collections.abc import Callable
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels import cpu
+from fastopt._kernels.chunks import (
+    CHUNK,
+    PARALLEL_FROM,
+    ROW_COST,
+    Chunks,
+    balanced,
+    chunks_of,
+    shares,
+)
+from fastopt._kernels.compiling import bind
+from fastopt._kernels.layout import DECAY, ORDER, PAID, ROWS, SEGMENTS, STARTS
+from fastopt._kernels.numpy_abi import NBYTES, guard
+from fastopt._kernels.segments import ASCENDING, OUTSIDE, PLACES
+from fastopt._kernels.table import Array, Combine, Table
+from fastopt._kernels.threads import may_run_parallel, turn
+
+if TYPE_CHECKING:
+    from fastopt.sparse import RowSparse
+
+__all__ = ["HostTable"]
+
+SORTED_AT_ONCE = 65_536
+"""Maximum indexed rows that are sorted while other Python threads wait, as headers are read."""
+
+INT32 = np.dtype(np.int32)
+
+
+@final
+class HostTable(Table):
+    """A table of arrays in main memory."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.checked_rows = np.empty(0, np.int64)
+        self.row_guards: Array | None = None
+        self.counting = self.places = self.chunk_buffer = self.checked_rows
+        self.take: Callable[..., int] | None = None
+        self._bound: dict[Any, Callable[..., Any]] = {}
+        self._sums: tuple[Array, Array] | None = None
+
+    def _cut(self) -> tuple[Chunks, int]:
+        return balanced(*self.items)
+
+    def _grad_bytes(self) -> NDArray[np.uint64]:
+        sizes: NDArray[np.uint64] = self.guards[:, -1, NBYTES]
+        return sizes
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether an update is one launch of the dense kernel on the host, without copies."""
+        layout = self.layout
+        by_element = not (layout.sparse or layout.by_row or layout.rule.passes)
+        return by_element and self.device is None and not (self.copied or self.borrowed)
+
+    def list_rows(self, words: str, grad: "RowSparse") -> None:
+        """See :meth:`Table.list_rows`."""
+        height = len(self.arrays[0])
+        values = _in_place(grad.values)
+        given = _in_place(np.asarray(grad.indices, np.int64))
+        if len(self.checked_rows) < len(given):
+            self.checked_rows = np.empty(max(len(given), 2 * len(self.checked_rows)), np.int64)
+        rows = self.checked_rows[: len(given)]
+        found, wrong = cpu.survey()(given, height, rows)
+        if found == OUTSIDE:
+            raise ValueError(f"{words}: indices must be at least 0 and below {height}, got {wrong}")
+        if values.size != len(rows) * self.width:
+            expected = (len(rows), *grad.shape[1:])
+            raise ValueError(f"{words}: values must have shape {expected}, got {values.shape}")
+        if any(np.may_share_memory(values, array) for array in self.arrays):
+            values = values.copy()
+        if values is not grad.values:
+            self.borrowed = grad.values, values
+        if found == ASCENDING:
+            starts = order = _counting(len(rows) + 1)
+            chunks, _ = chunks_of((len(rows), self.width))
+        else:
+            with uninterrupted:  # numba loses an exception raised while it boxes the results
+                rows, starts, order, chunks = cpu.order_rows()(rows, height, self._step)
+        self.listed = values, rows, starts, order
+        self.row_guards = None
+        if values is grad.values and self.device is None:
+            self._guard_rows(values, height)
+        entry = self.table[0]
+        entry[[ROWS, STARTS, ORDER, -1]] = [a.ctypes.data for a in (rows, starts, order, values)]
+        entry[SEGMENTS] = len(rows)
+        self.row_chunks = chunks, values.size
+        if self.layout.by_row:
+            self.chunks, self.total = self.row_chunks
+            if found == ASCENDING or len(chunks) == 1:
+                self.chunks = shares(len(rows), self.width)
+
+    def _guard_rows(self, values: Array, height: int) -> None:
+        """Prepare the guards and arrays that :meth:`take_rows` needs."""
+        self.row_guards = guard((values, self.checked_rows), 0)
+        self.row_guards[:, NBYTES] = self.width * values.itemsize, height
+        size = len(self.checked_rows)
+        if len(self.counting) <= size:
+            self.counting = _counting(size + 1)
+            room = min(size, SORTED_AT_ONCE)
+            self.places = np.empty((PLACES, room + 1), np.int64)
+            self.chunk_buffer = np.empty((room // self._step + 1, 3), np.int64)
+
+    @cached_property
+    def _step(self) -> int:
+        """Indexed rows of a chunk."""
+        return max(CHUNK // max(self.width, 1), 1)
+
+    def take_rows(self, values: Any, indices: Any, written: Array) -> bool:
+        """See :meth:`Table.take_rows`."""
+        if self.row_guards is None:
+            return False
+        if type(indices) is np.ndarray and indices.dtype is INT32:
+            indices = indices.astype(np.int64)
+        arguments = (self.table, self.row_guards, written, self.checked_rows, self.counting,
+                     self.places, self.chunk_buffer, self._step)  # fmt: skip
+        if self.take is None:
+            self.take = bind(cpu.take_rows(), *arguments, 0, 0)
+        cuts = self.take(*arguments, id(values), id(indices))
+        if cuts < 0:
+            return False
+        self.listed = (values,)
+        rows = self.table.item(0, SEGMENTS)
+        if cuts:
+            self.row_chunks = self.chunk_buffer[:cuts], values.size
+        else:
+            self.row_chunks = chunks_of((rows, self.width))
+        if self.layout.by_row:
+            self.chunks, self.total = self.row_chunks
+            if cuts < 2:
+                self.chunks = shares(rows, self.width)
+        return True
+
+    def pay(self, paid: Array, before: float, after: float, at_once: bool) -> None:
+        """See :meth:`Table.pay`."""
+        totals = np.array([before, after])
+        self.table[0, [PAID, DECAY]] = paid.ctypes.data, totals.ctypes.data
+        self.decay, self.at_once = (paid, totals), at_once
+
+    def squares(self) -> NDArray[np.float64]:
+        """See :meth:`Table.squares`."""
+        layout = self.layout
+        chunks, total = self.row_chunks if layout.sparse else self.flat
+        if self._sums is None or len(self._sums[0]) != len(chunks):
+            self._sums = np.zeros(len(chunks)), np.zeros(len(self.sizes))
+        partials, sums = self._sums
+        partials.fill(0)
+        sums.fill(0)
+        column = self.table.shape[1] - 1
+        what = layout.grad, layout.real, column, layout.sparse
+        self._call(cpu.squares, what, total, chunks, self.table, partials)
+        self._call(cpu.totals, (), 0, chunks, partials, sums)
+        return sums
+
+    def run(self, combine: Combine | None = None) -> None:
+        """See :meth:`Table.run`."""
+        rule, layout = self.layout.rule, self.layout
+        if rule.passes:
+            chunks, total = self.flat
+            for step, count in enumerate(rule.sums):
+                partials = np.zeros((len(chunks), count))
+                arguments = chunks, self.table, self.hyper, partials
+                self._call(cpu.sums, (layout, step), total, *arguments)
+                summed = combine(chunks, partials, len(self.table)) if combine else None
+                first, sums = summed or (chunks, partials)
+                self._call(cpu.finish, (layout, step), 0, first, self.table, self.hyper, sums)
+        self.update(self.chunks, self.total)
+        if self.at_once:
+            self.settle()
+        if self.copied or self.listed or self.borrowed:
+            self.give_back()
+
+    def update(self, chunks: Chunks, total: int) -> None:
+        """Apply the rule to `chunks`, which have `total` elements."""
+        if not total:
+            return
+        layout = self.layout
+        if layout.by_row:
+            factory = cpu.rows if layout.rule.row else cpu.lazy
+            cost = total * (ROW_COST if layout.sparse else 1)
+            self._call(factory, (layout,), cost, chunks, self.table, self.hyper)
+        else:
+            arguments = chunks, self.table, self.hyper
+            kernel = self._call(cpu.dense, (layout,), total, *arguments)
+            if self.is_dense and total >= PARALLEL_FROM and chunks is self.chunks:
+                self.launch = partial(kernel, *arguments)
+
+    def _call(
+        self, factory: Callable[..., Any], what: tuple[Any, ...], total: int, *arguments: Any
+    ) -> Callable[..., Any]:
+        """Launch a kernel on `total` elements, parallel if that is worthwhile; return it."""
+        parallel = total >= PARALLEL_FROM and may_run_parallel()
+        kernel = self._bound.get((factory, what[1:], parallel))
+        if kernel is None:
+            one = factory in (cpu.finish, cpu.totals)
+            made = factory(*what) if one else factory(*what, parallel)
+            kernel = self._bound[factory, what[1:], parallel] = bind(made, *arguments)
+        if parallel:
+            with turn():
+                kernel(*arguments)
+        else:
+            kernel(*arguments)
+        return kernel
+
+    def settle(self) -> None:
+        """See :meth:`Table.settle`."""
+        totals = self.decay[1]
+        totals[0] = totals[1]
+        chunks, total = chunks_of((len(self.arrays[0]), self.width))
+        if total:
+            self._call(cpu.settle, (self.layout,), total, chunks, self.table)
+
+
+def _in_place(array: Array) -> Array:
+    """Return the array, or a contiguous and aligned copy."""
+    made = np.ascontiguousarray(array)
+    return made if made.flags.aligned else made.copy()
+
+
+def _counting(size: int) -> NDArray[np.int64]:
+    """Return ``arange(size)``, a view of a shared array that must not be written to."""
+    return _powers(size.bit_length())[:size]
+
+
+@lru_cache(maxsize=64)
+def _powers(bits: int) -> NDArray[np.int64]:
+    return np.arange(1 << bits)

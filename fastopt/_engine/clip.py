@@ -11,7 +11,7 @@ import numpy as np
 
 from fastopt._engine.planner import Call
 from fastopt._engine.validate import Array, check_index
-from fastopt._kernels.cpu import FACTOR, LENGTH, SCALE, limit_norm
+from fastopt._kernels.cpu_calls import FACTOR, LENGTH, SCALE, limit_norm
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of

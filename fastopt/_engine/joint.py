@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fastopt._engine.plan import Plan
 from fastopt._engine.step_sums import SummedPlan
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import cpu
+from fastopt._kernels import cpu_calls
 from fastopt._kernels.layout import DONE
 
 __all__ = ["Joint"]
@@ -154,7 +154,7 @@ class Joint:
             return
         for plan in self.plans:
             (group,) = plan.groups
-            kernel = cpu.whole(group.table.layout, *group.compiled, False)
+            kernel = cpu_calls.whole(group.table.layout, *group.compiled, False)
             entry = plan.planner.compiled(plan.indices[0], kernel, group.context, 0)
             self.entries.append((entry, group.context))
         self.versions = [plan.optimizer.version for plan in self.plans]

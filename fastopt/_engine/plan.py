@@ -16,7 +16,7 @@ from fastopt._engine.overlap import Ranges
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import check, label
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import cpu
+from fastopt._kernels import cpu_calls
 from fastopt._kernels.advance import CARRIED, COUNT, GROUP, NUMBER, SEED, SLOTS, step
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.compiling import bind
@@ -127,7 +127,7 @@ class Group:
         """Bind the kernel that checks and enters the arrays of a call."""
         table = self.table
         self.checked = table.table, table.guards, plan.written, self.ids, TYPES, plan.length
-        self.enter = bind(cpu.enter(), *self.checked, 0)
+        self.enter = bind(cpu_calls.enter(), *self.checked, 0)
 
     def bind(self, plan: "Plan", skips: bool) -> None:
         """Write the current arrays to the context of the compiled entry function, and bind it.
@@ -155,10 +155,10 @@ class Group:
         if self.entry is None:
             layout = table.layout
             if plan.small:
-                kernel = cpu.whole(layout, *self.compiled, plan.planner.measures)
+                kernel = cpu_calls.whole(layout, *self.compiled, plan.planner.measures)
             else:
                 rescale = layout.rule.rescale
-                kernel = cpu.start(rescale, layout.real, layout.keyed, *self.compiled)
+                kernel = cpu_calls.start(rescale, layout.real, layout.keyed, *self.compiled)
             self.entry = plan.planner.compiled(plan.indices[0], kernel, self.context, 0)
 
 
@@ -388,8 +388,8 @@ class Plan:
         -------
         int
             0 on success. With `objects`, a negative number if the plan does not fit them, and
-            :data:`~fastopt._kernels.cpu.SKIPPED` if gradients are measured and not finite; nothing
-            has changed in both cases.
+            :data:`~fastopt._kernels.cpu_calls.SKIPPED` if gradients are measured and not finite;
+            nothing has changed in both cases.
         """
         if not (self.direct or shielded):
             with uninterrupted:

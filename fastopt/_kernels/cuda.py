@@ -19,12 +19,12 @@ from numba import cuda
 from fastopt._kernels.compiling import compiled_kernels, keep_apart, log_uncached, name_entry
 from fastopt._kernels.cuda_driver import SIMULATED, launch
 from fastopt._kernels.cuda_packs import ALIGNMENT, begin_pack, end_pack, pack_size
-from fastopt._kernels.elements import keep, keep_state, owed, pay
+from fastopt._kernels.elements import element_step, keep, keep_state, owed, pay
 from fastopt._kernels.lanes import BLOCK, LANES, plus
 from fastopt._kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout, wide_of
-from fastopt._kernels.noise import dither_run, normal, run
+from fastopt._kernels.noise import dither_run, run
 from fastopt._kernels.segments import listed, scattered, summed
-from fastopt._kernels.storage import checked, given, load, locate, private, store
+from fastopt._kernels.storage import given, load, locate, private, store
 from fastopt._kernels.weights import read_weight
 from fastopt.kernels.rule import Rule, scalar
 
@@ -136,7 +136,7 @@ def dense(layout: Layout) -> Callable:
     threads in x take elements.
     """
     rule, real, sparse, by_row = layout.rule, layout.real, layout.sparse, layout.lazy
-    update, noise, slots, catch_up = rule.fn, rule.noise, len(rule.state), layout.catch_up
+    update, slots, catch_up = element_step(layout), len(rule.state), layout.catch_up
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
@@ -173,13 +173,7 @@ def dense(layout: Layout) -> Callable:
         def step(place, rounding, weights, states, at, i, values):
             draw, factor = place[6:]
             weight, state, grad = values
-            if catch_up:
-                weight = weight * factor
-            if noise:
-                new = update(weight, grad, state, h, normal(draw, i))
-            else:
-                new = update(weight, grad, state, h)
-            weight, state = checked(new, slots)
+            weight, state = update(weight, grad, state, h, factor, draw, i)
             keep(weights, at, weight, rounding, dither)
             keep_state(states, at, state, rounding, draws)
 
@@ -250,9 +244,9 @@ def rows(layout: Layout) -> Callable:
     Chunk starts and sizes are in rows of the tensor, or indexed rows; a warp takes a row.
     """
     rule, real, sparse = layout.rule, layout.real, layout.sparse
-    update: Any = rule.fn
+    update: Any = element_step(layout)
     term: Any = rule.row
-    slots, kinds, grad_kinds = len(rule.state), layout.weight, (layout.grad,)
+    kinds, grad_kinds = layout.weight, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
     state_kinds, record, grad_real = layout.state, layout.record, wide[0]
@@ -295,7 +289,7 @@ def rows(layout: Layout) -> Callable:
                     grad = held[i // LANES]
                 else:
                     grad = summed(table, tensor, grads, k, i, wide)
-                weight, new = checked(update(weight, grad, state, h, mean), slots)
+                weight, new = update(weight, grad, state, h, real(1), mean, i)
                 keep(weights, i, weight, rounding, dither)
             meet()  # all lanes have read the state
             if lane == 0:

@@ -17,12 +17,12 @@ from numba.extending import intrinsic, overload
 from fastopt._kernels.blocks import CODE_BLOCK, blocks_of, decode, encode, extent, higher, lowest
 from fastopt._kernels.cuda import SIMULATED, WARPS, compiled, exchange, is_aligned, meet
 from fastopt._kernels.cuda_packs import begin_pack, end_pack
-from fastopt._kernels.elements import keep, owed
+from fastopt._kernels.elements import element_step, keep, owed
 from fastopt._kernels.lanes import LANES, scratch
 from fastopt._kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
-from fastopt._kernels.noise import dither_run, normal, run
+from fastopt._kernels.noise import dither_run, run
 from fastopt._kernels.segments import listed, scattered, summed
-from fastopt._kernels.storage import checked, given, load, locate, store
+from fastopt._kernels.storage import given, load, locate, store
 from fastopt._kernels.weights import read_weight
 from fastopt.kernels.rule import scalar
 
@@ -86,7 +86,7 @@ def blocks(layout: Layout) -> Callable:
     Chunk starts and sizes are in blocks or, with a lazy layout, in indexed rows.
     """
     rule, real, sparse, lazy = layout.rule, layout.real, layout.sparse, layout.lazy
-    update, noise, slots, catch_up = rule.fn, rule.noise, len(rule.state), layout.catch_up
+    update, slots, catch_up = element_step(layout), len(rule.state), layout.catch_up
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, scale_kinds, record = layout.dither or None, layout.scales, layout.record
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
@@ -120,13 +120,7 @@ def blocks(layout: Layout) -> Callable:
                 else:
                     grad = load(source, i)[0]
                 state = decode(states, i, before)
-                if catch_up:
-                    weight = weight * factor
-                if noise:
-                    new = update(weight, grad, state, h, normal(draw, i))
-                else:
-                    new = update(weight, grad, state, h)
-                weight, state = checked(new, slots)
+                weight, state = update(weight, grad, state, h, factor, draw, i)
                 keep(weights, i, weight, rounding, dither)
                 store(targets, i, state)
                 tops = higher(states, tops, state)

@@ -9,7 +9,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._kernels import cpu
+from fastopt._kernels import cpu_calls
 from fastopt._kernels.chunks import Chunks, chunks_of
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.device_memory import contiguous, move, wait_for
@@ -230,7 +230,7 @@ class CudaTable(Table):
         itemsize = np.dtype(self.layout.grad).itemsize
         arguments = self.table, written, self.grad_bytes, itemsize, first
         if self._take is None:
-            self._take = bind(cpu.take_addresses(), *arguments)
+            self._take = bind(cpu_calls.take_addresses(), *arguments)
         taken: bool = self._take(*arguments)
         return taken
 
@@ -527,7 +527,7 @@ def _surveyed(words: str, indices: Array, height: int) -> tuple[Array, int]:
         An index is out of range.
     """
     rows = np.empty(len(indices), np.int64)
-    order, wrong = cpu.survey()(np.asarray(indices, np.int64), height, rows)
+    order, wrong = cpu_calls.survey()(np.asarray(indices, np.int64), height, rows)
     if order == OUTSIDE:
         raise ValueError(f"{words}: indices must be at least 0 and below {height}, got {wrong}")
     return rows, order

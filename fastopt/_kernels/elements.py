@@ -1,17 +1,43 @@
 """Kernel operations on one element, and on the deferred weight decay of one row."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from fastopt._kernels.layout import DECAY, PAID, PITCH
-from fastopt._kernels.storage import load, locate, locate_bytes, store, store_dithered
+from fastopt._kernels.layout import DECAY, PAID, PITCH, Layout
+from fastopt._kernels.noise import normal
+from fastopt._kernels.storage import checked, load, locate, locate_bytes, store, store_dithered
 from fastopt._kernels.weights import write_weight
 from fastopt.kernels.rule import scalar
 
-__all__ = ["gradient", "keep", "keep_state", "missed", "owed", "pay", "row_locator"]
+__all__ = ["element_step", "gradient", "keep", "keep_state", "missed", "owed", "pay", "row_locator"]
 
 FLOAT64 = (np.float64,)
+
+
+def element_step(layout: Layout) -> Callable[..., Any]:
+    """Return ``(weight, grad, state, h, factor, beside, i)``, which applies a rule to an element.
+
+    It returns the new weight and state. `factor` is that of the row's deferred decay. `beside` is
+    what rules take beside the hyper-parameters: the run of which noise is normal number `i`, or the
+    mean of a row's terms.
+    """
+    update: Any = layout.rule.fn
+    noise, by_row, slots = layout.rule.noise, bool(layout.rule.row), len(layout.rule.state)
+    catch_up = layout.catch_up
+
+    def step(weight, grad, state, h, factor, beside, i):
+        if catch_up:
+            weight = weight * factor
+        if noise:
+            return checked(update(weight, grad, state, h, normal(beside, i)), slots)
+        if by_row:
+            return checked(update(weight, grad, state, h, beside), slots)
+        return checked(update(weight, grad, state, h), slots)
+
+    return scalar(step)
 
 
 def row_locator(pitched):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import cpu
+from fastopt._kernels import cpu, cpu_calls, cpu_rows, cpu_sums
 from fastopt._kernels.chunks import (
     CHUNK,
     PARALLEL_FROM,
@@ -71,7 +71,7 @@ class HostTable(Table):
         if len(self.checked_rows) < len(given):
             self.checked_rows = np.empty(max(len(given), 2 * len(self.checked_rows)), np.int64)
         rows = self.checked_rows[: len(given)]
-        found, wrong = cpu.survey()(given, height, rows)
+        found, wrong = cpu_calls.survey()(given, height, rows)
         if found == OUTSIDE:
             raise ValueError(f"{words}: indices must be at least 0 and below {height}, got {wrong}")
         if values.size != len(rows) * self.width:
@@ -86,7 +86,7 @@ class HostTable(Table):
             chunks, _ = chunks_of((len(rows), self.width))
         else:
             with uninterrupted:  # numba loses an exception raised while it boxes the results
-                rows, starts, order, chunks = cpu.order_rows()(rows, height, self._step)
+                rows, starts, order, chunks = cpu_calls.order_rows()(rows, height, self._step)
         self.listed = values, rows, starts, order
         self.row_guards = None
         if values is grad.values and self.device is None:
@@ -125,7 +125,7 @@ class HostTable(Table):
         arguments = (self.table, self.row_guards, written, self.checked_rows, self.counting,
                      self.places, self.chunk_buffer, self._step)  # fmt: skip
         if self.take is None:
-            self.take = bind(cpu.take_rows(), *arguments, 0, 0)
+            self.take = bind(cpu_calls.take_rows(), *arguments, 0, 0)
         cuts = self.take(*arguments, id(values), id(indices))
         if cuts < 0:
             return False
@@ -158,8 +158,8 @@ class HostTable(Table):
         sums.fill(0)
         column = self.table.shape[1] - 1
         what = layout.grad, layout.real, column, layout.sparse
-        self._call(cpu.squares, what, total, chunks, self.table, partials)
-        self._call(cpu.totals, (), 0, chunks, partials, sums)
+        self._call(cpu_sums.squares, what, total, chunks, self.table, partials)
+        self._call(cpu_sums.totals, (), 0, chunks, partials, sums)
         return sums
 
     def run(self, combine: Combine | None = None) -> None:
@@ -170,10 +170,10 @@ class HostTable(Table):
             for step, count in enumerate(rule.sums):
                 partials = np.zeros((len(chunks), count))
                 arguments = chunks, self.table, self.hyper, partials
-                self._call(cpu.sums, (layout, step), total, *arguments)
+                self._call(cpu_sums.sums, (layout, step), total, *arguments)
                 summed = combine(chunks, partials, len(self.table)) if combine else None
                 first, sums = summed or (chunks, partials)
-                self._call(cpu.finish, (layout, step), 0, first, self.table, self.hyper, sums)
+                self._call(cpu_sums.finish, (layout, step), 0, first, self.table, self.hyper, sums)
         self.update(self.chunks, self.total)
         if self.at_once:
             self.settle()
@@ -186,7 +186,7 @@ class HostTable(Table):
             return
         layout = self.layout
         if layout.by_row:
-            factory = cpu.rows if layout.rule.row else cpu.lazy
+            factory = cpu_rows.rows if layout.rule.row else cpu.lazy
             cost = total * (ROW_COST if layout.sparse else 1)
             self._call(factory, (layout,), cost, chunks, self.table, self.hyper)
         else:
@@ -202,7 +202,7 @@ class HostTable(Table):
         parallel = total >= PARALLEL_FROM and may_run_parallel()
         kernel = self._bound.get((factory, what[1:], parallel))
         if kernel is None:
-            one = factory in (cpu.finish, cpu.totals)
+            one = factory in (cpu_sums.finish, cpu_sums.totals)
             made = factory(*what) if one else factory(*what, parallel)
             kernel = self._bound[factory, what[1:], parallel] = bind(made, *arguments)
         if parallel:

@@ -21,7 +21,7 @@ from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
 from fastopt._foreign import as_gradient, as_weight, latest
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels.cpu import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
+from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.pages import small_pages

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastopt import optimizer
 from fastopt._kernels import chunks as division
-from fastopt._kernels import cpu, host_table
+from fastopt._kernels import cpu, cpu_sums, host_table
 from fastopt.kernels.rule import rule
 from helpers.cases import exhaustive
 from helpers.kernel_code import RULES, compile_anew
@@ -67,7 +67,10 @@ def test_avx2_is_enough_for_vectors_of_eight(name):
 @pytest.mark.parametrize("name", ["lamb", *exhaustive("lans", "lars")])
 def test_sums_are_added_in_vectors(name):
     llvm, _ = compile_anew(
-        lambda layout, parallel: cpu.sums(layout, 0, parallel), name, np.float32, np.zeros((1, 4))
+        lambda layout, parallel: cpu_sums.sums(layout, 0, parallel),
+        name,
+        np.float32,
+        np.zeros((1, 4)),
     )
     assert "fadd <32 x double>" in llvm
     assert "x float>" in llvm

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastopt import optimizer
-from fastopt._kernels import cpu, numpy_abi
+from fastopt._kernels import cpu_calls, numpy_abi
 from fastopt._kernels.layout import ADDRESS
 from fastopt._kernels.numpy_abi import C_ORDER, FITS, TYPES, enter, guard, readable
 from helpers.cases import exhaustive
@@ -34,13 +34,13 @@ class Call:
     def admits(self, indices, grads, weights, kernel=None):
         objects = indices, grads, weights
         arguments = self.table, self.guards, self.written, self.places, TYPES, self.length
-        return int((kernel or cpu.enter())(*arguments, id(objects)))
+        return int((kernel or cpu_calls.enter())(*arguments, id(objects)))
 
 
 @pytest.fixture(params=["compiled", "python"])
 def kernel(request):
     """The check as it is compiled, and in Python."""
-    return cpu.enter() if request.param == "compiled" else enter
+    return cpu_calls.enter() if request.param == "compiled" else enter
 
 
 def test_headers_can_be_read_here():

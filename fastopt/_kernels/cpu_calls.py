@@ -1,0 +1,225 @@
+"""CPU kernels of whole calls: checks of the arguments, counts, and on small tensors the update."""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fastopt._kernels import numpy_abi, segments
+from fastopt._kernels.advance import advance
+from fastopt._kernels.compiling import compiled
+from fastopt._kernels.context import cube, line, matrix
+from fastopt._kernels.cpu import element_loop
+from fastopt._kernels.cpu_rows import row_loop
+from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
+from fastopt._kernels.layout import Layout
+from fastopt._kernels.numpy_abi import FITS, admit
+from fastopt.kernels.rule import scalar
+
+__all__ = [
+    "addresses",
+    "enter",
+    "order_rows",
+    "start",
+    "survey",
+    "take_addresses",
+    "take_rows",
+    "whole",
+]
+
+CONTEXT = (
+    "chunks",
+    "table",
+    "hyper",
+    "fields",
+    "places",
+    "guards",
+    "written",
+    "known",
+    "tensors",
+    "counts",
+    "groups",
+    "carried",
+    "flat",
+    "norm",
+    "squares",
+)
+"""Arrays of a context, see :mod:`fastopt._kernels.advance` and :mod:`fastopt._kernels.numpy_abi`.
+
+Arrays of partial sums follow, one for each reduction of the rule.
+"""
+
+CHUNKS, TABLE, HYPER, FIELDS, PLACES, GUARDS, WRITTEN, KNOWN = range(8)
+TENSORS, COUNTS, GROUPS, CARRIED, FLAT, NORM, SQUARES, PARTIALS = range(8, 16)
+
+RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
+"""Numbers of a measured call: ``rescale_grad``, the other factor of the gradients, the maximum
+global norm, the factor after clipping, and the norm before clipping."""
+
+SKIPPED = 1
+"""Status of a measured call with non-finite gradients: nothing has changed."""
+
+
+@cache
+def whole(layout: Layout, correct: Any, dtype: Any, carries: bool, measures: bool) -> Callable:
+    """Kernel ``(context, objects)`` for whole calls on small tensors.
+
+    It checks the arguments of the call, counts the step, and applies the rule with its reductions.
+    If it returns a negative number, nothing has changed. `context` has the arrays in
+    :data:`CONTEXT`; `objects` is the id of the tuple of the call's arguments, kept alive by the
+    GIL, or 0 if they have already been checked and measured.
+
+    With `measures`, gradients are scaled and clipped by their global norm, and the update is
+    skipped if that is not finite.
+    """
+    rule, real, keyed, record = layout.rule, layout.real, layout.keyed, layout.record
+    update, rescale = scalar(row_loop(layout) if rule.row else element_loop(layout)), rule.rescale
+    reduce = _passes(layout)
+    squares = scalar(square_loop((layout.grad,), real, layout.first_grad, False))
+
+    def whole(context, objects):
+        table, hyper = matrix(context, TABLE, np.uint64), line(context, HYPER, record)
+        if objects != 0:
+            status = check(context, table, objects)
+            if status < 0:
+                return status
+            if measures:
+                flat, partial = matrix(context, FLAT, np.int64), line(context, SQUARES, np.float64)
+                partial[:] = 0
+                squares(flat, table, partial)
+                norm = line(context, NORM, np.float64)
+                limit_norm(total_of(flat, partial), norm)
+                if not math.isfinite(norm[LENGTH]):
+                    return SKIPPED
+                groups = cube(context, GROUPS, np.float64)
+                groups[0, :, groups.shape[2] - 1] = norm[FACTOR]
+        advance(table, counted(context, real), correct, dtype, carries, keyed, rescale)
+        reduce(context, table, hyper)
+        update(matrix(context, CHUNKS, np.int64), table, hyper)
+        return FITS
+
+    return compiled(whole, rule, parallel=False, nogil=False, also=(correct,))
+
+
+@scalar
+def total_of(chunks: Any, partial: Any) -> Any:
+    """Return the sum over all tensors, whose chunks are consecutive."""
+    added, own, tensor = 0.0, 0.0, 0
+    for c in range(len(chunks)):
+        if chunks[c, 0] != tensor:
+            added, own, tensor = added + own, 0.0, chunks[c, 0]
+        own += partial[c]
+    return added + own
+
+
+@scalar
+def limit_norm(total: Any, norm: Any) -> Any:
+    """Write the global norm, from the sum of squares `total`, and the clipping factor."""
+    norm[LENGTH] = math.sqrt(total) * abs(norm[RESCALE] * norm[SCALE])
+    norm[FACTOR] = norm[SCALE]
+    if norm[LENGTH] > norm[LIMIT]:
+        norm[FACTOR] = norm[SCALE] * (norm[LIMIT] / norm[LENGTH])
+
+
+def _passes(layout: Layout) -> Callable:
+    """Return a function ``(context, table, hyper)`` that runs all reductions of a rule in order."""
+
+    def none(context, table, hyper):
+        pass
+
+    reduce = scalar(none)
+    for step in range(len(layout.rule.passes)):
+        reduce = _after(reduce, layout, step)
+    return reduce
+
+
+def _after(before: Callable, layout: Layout, step: int) -> Callable:
+    """Return a function that runs `before` and then reduction `step`."""
+    add_up, end = scalar(sum_loop(layout, step)), scalar(finish_loop(layout, step))
+    place = PARTIALS + step
+
+    def reduce(context, table, hyper):
+        before(context, table, hyper)
+        flat = matrix(context, FLAT, np.int64)
+        partial = matrix(context, place, np.float64)
+        partial[:] = 0
+        add_up(flat, table, hyper, partial)
+        end(flat, table, hyper, partial)
+
+    return scalar(reduce)
+
+
+@cache
+def start(
+    rescale: int, real: Any, keyed: bool, correct: Any, dtype: Any, carries: bool
+) -> Callable:
+    """Kernel like :func:`whole`, without the update, for which other kernels are launched.
+
+    `rescale` is the position of ``rescale_grad`` in the fields, -1 without it.
+    """
+
+    def start(context, objects):
+        table = matrix(context, TABLE, np.uint64)
+        if objects != 0:
+            status = check(context, table, objects)
+            if status < 0:
+                return status
+        advance(table, counted(context, real), correct, dtype, carries, keyed, rescale)
+        return FITS
+
+    return compiled(start, None, parallel=False, nogil=False, also=(correct,))
+
+
+@scalar
+def check(context: Any, table: Any, objects: Any) -> Any:
+    """Check the arguments of a call and enter its gradients."""
+    places, guards = matrix(context, PLACES, np.uint64), cube(context, GUARDS, np.uint64)
+    written, known = matrix(context, WRITTEN, np.uint64), line(context, KNOWN, np.uint64)
+    length = np.int64(context[len(context) - 1])
+    return admit(table, guards, written, places, known, length, objects)
+
+
+@scalar
+def counted(context: Any, real: Any) -> Any:
+    """Return the arrays of a context that :func:`~fastopt._kernels.advance.advance` takes."""
+    fields, tensors = matrix(context, FIELDS, real), matrix(context, TENSORS, np.int64)
+    counts, groups = line(context, COUNTS, np.int64), cube(context, GROUPS, np.float64)
+    return fields, tensors, counts, groups, line(context, CARRIED, np.float64)
+
+
+@cache
+def addresses() -> Callable:
+    """Kernel :func:`fastopt._kernels.numpy_abi.addresses`."""
+    return compiled(numpy_abi.addresses, None, parallel=False, nogil=False)
+
+
+@cache
+def enter() -> Callable:
+    """Kernel :func:`fastopt._kernels.numpy_abi.enter`."""
+    return compiled(numpy_abi.enter, None, parallel=False, nogil=False)
+
+
+@cache
+def take_addresses() -> Callable:
+    """Kernel :func:`fastopt._kernels.numpy_abi.take_addresses`."""
+    return compiled(numpy_abi.take_addresses, None, parallel=False, nogil=False)
+
+
+@cache
+def take_rows() -> Callable:
+    """Kernel :func:`fastopt._kernels.numpy_abi.take_rows`."""
+    return compiled(numpy_abi.take_rows, None, parallel=False, nogil=False)
+
+
+@cache
+def survey() -> Callable:
+    """Kernel :func:`fastopt._kernels.segments.survey`."""
+    return compiled(segments.survey, None, parallel=False)
+
+
+@cache
+def order_rows() -> Callable:
+    """Kernel :func:`fastopt._kernels.segments.order_rows`."""
+    return compiled(segments.order_rows, None, parallel=False)

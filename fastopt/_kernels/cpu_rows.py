@@ -1,0 +1,136 @@
+"""CPU kernel for rules with one state number for each row of a tensor."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from fastopt._kernels.compiling import compiled
+from fastopt._kernels.cpu import AHEAD
+from fastopt._kernels.cpu_sums import FAR, MANY
+from fastopt._kernels.elements import element_step, gradient, keep, keep_state, row_locator
+from fastopt._kernels.lanes import BLOCK, LANES, PART, add, scratch, total
+from fastopt._kernels.layout import ADDRESS, DONE, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
+from fastopt._kernels.noise import dither_run
+from fastopt._kernels.segments import collect, listed
+from fastopt._kernels.storage import inside, load, locate, prefetch, private, store
+from fastopt._kernels.weights import read_weight
+from fastopt.kernels.rule import scalar
+
+__all__ = ["row_loop", "rows"]
+
+GROUP = 4
+"""Rows that are summed before the first of them is updated, to hide the latency of its root and
+division."""
+
+
+@cache
+def rows(layout: Layout, parallel: bool) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` for rules with one state number for each row.
+
+    Chunk starts and sizes are in rows of the tensor, or indexed rows.
+    """
+    return compiled(row_loop(layout), layout.rule, parallel)
+
+
+def row_loop(layout: Layout) -> Callable:
+    """Return the function of :func:`rows`, without compiling it."""
+    real, sparse, grad_kinds = layout.real, layout.sparse, (layout.grad,)
+    kinds, state_kinds, first_state = layout.weight, layout.state, layout.first_state
+    first_grad, locate_row = layout.first_grad, row_locator(layout.pitched)
+    add_terms, update = _add_terms(layout), _update_row(layout)
+
+    def rows(chunks, table, hyper):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            width: Any = np.int64(table[tensor, WIDTH])
+            h = private(hyper, tensor)
+            grads = locate(table, tensor, first_grad, 0, grad_kinds)
+            buffer = np.empty((1, GROUP * width), real) if sparse else None
+            terms, lanes = scratch(1, PART, real), scratch(1, LANES, np.float64)
+            means = scratch(1, GROUP, real)
+            far = (start + size) * width - FAR if len(chunks) >= MANY else 0
+            for begin in range(start, start + size, GROUP):
+                end = min(begin + GROUP, start + size)
+                for k in range(begin, end):
+                    at = (k - begin) * width
+                    if sparse:
+                        if k + AHEAD < table[tensor, SEGMENTS]:
+                            ahead = listed(table, tensor, ROWS, k + AHEAD)
+                            there = locate_row(table, tensor, ADDRESS, ahead, width, kinds)
+                            prefetch(there, width, True)
+                            there = locate_row(table, tensor, first_state, ahead, 1, state_kinds)
+                            prefetch(there, 1, True)
+                        collect(table, tensor, grads, k, 0, width, inside(buffer), at)
+                    place = k * width
+                    added = add_terms(
+                        table, tensor, grads, place, buffer, at, width, h, terms, lanes, far
+                    )
+                    store(means, k - begin, (real(added / width),))
+                for k in range(begin, end):
+                    row = listed(table, tensor, ROWS, k) if sparse else k
+                    mean, at = load(means, k - begin)[0], (k - begin) * width
+                    update(table, tensor, row, width, grads, buffer, at, h, mean)
+        table[0, DONE] = 1
+
+    return rows
+
+
+def _add_terms(layout: Layout) -> Callable:
+    """Return a function that adds the terms of the gradients of one row.
+
+    They are elements of `grads` from `place` on, or of `buffer` from `at` on. Elements of `grads`
+    before `far` are followed by others that can be prefetched.
+    """
+    term: Any = layout.rule.row
+    kinds, grad_kinds, first_grad = layout.weight, (layout.grad,), layout.first_grad
+    sparse = layout.sparse
+
+    def add_terms(table, tensor, grads, place, buffer, at, width, h, terms, lanes, far):
+        def add_part(first, n):
+            for i in range(first, first + n):
+                grad = gradient(grads, place + i, buffer, at + i)
+                store(terms, i - first, (term(grad, h),))
+            add(lanes, terms, n)
+
+        added = 0.0
+        for block in range(0, width, BLOCK):
+            for part in range(block, min(block + BLOCK, width), PART):
+                if not sparse and place + part < far:
+                    ahead = place + part + FAR
+                    prefetch(locate(table, tensor, ADDRESS, ahead, kinds), PART, True)
+                    prefetch(locate(table, tensor, first_grad, ahead, grad_kinds), PART, False)
+                if width - part >= PART:
+                    add_part(part, PART)
+                else:
+                    add_part(part, width - part)
+            added += total(lanes)[0]
+        return added
+
+    return scalar(add_terms)
+
+
+def _update_row(layout: Layout) -> Callable:
+    """Return a function that updates the elements and the state of one row."""
+    real, sparse, step = layout.real, layout.sparse, element_step(layout)
+    kinds, state_kinds, first_state = layout.weight, layout.state, layout.first_state
+    dither, draws = layout.dither or None, layout.keyed or None
+    locate_row = row_locator(layout.pitched)
+
+    def update_row(table, tensor, row, width, grads, buffer, at, h, mean):
+        weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
+        states = locate_row(table, tensor, first_state, row, 1, state_kinds)
+        key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
+        place = np.int64(0) if sparse else row * width
+        rounding = dither_run(key, offset + row * width)
+        state = new = load(states, 0)
+        for i in range(width):
+            grad = gradient(grads, place + i, buffer, at + i)
+            weight, new = step(read_weight(weights, i), grad, state, h, real(1), mean, i)
+            keep(weights, i, weight, rounding, dither)
+        number = offset // max(width, 1) + row
+        keep_state(states, 0, new, dither_run(key, number), draws)
+
+    return scalar(update_row)

@@ -1,4 +1,7 @@
-"""Weight averaging during updates: the arrays, the derived rules and the plans."""
+"""Weight averaging during updates: the arrays, the derived rules and the plans.
+
+Tests: ``tests/test_averages.py``.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Reusable scratch memory for matrix arithmetic."""
+"""Reusable scratch memory for matrix arithmetic.
+
+Tests: ``tests/engine/test_newton_schulz.py``.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,7 @@
-"""The plan of a call whose arrays are on a CUDA device."""
+"""The plan of a call whose arrays are on a CUDA device.
+
+Tests: ``tests/kernels/test_cuda_driver.py``.
+"""
 
 from typing import TYPE_CHECKING, Any, cast
 

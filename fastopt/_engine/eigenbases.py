@@ -1,4 +1,7 @@
-"""Eigenvectors of the second-moment matrices of a gradient along each axis."""
+"""Eigenvectors of the second-moment matrices of a gradient along each axis.
+
+Tests: ``tests/optimizer/test_soap.py``.
+"""
 
 import math
 from collections.abc import Sequence

@@ -4,6 +4,8 @@
 :func:`constant` or :func:`corrected`, the kernels compute the part that depends on `t`, with the
 same function and therefore the same bits; an unmarked method is called in every step. A marked
 method must not read ``rescale_grad``, which changes with the loss scale and norm clipping.
+
+Tests: ``tests/kernels/test_advance.py``.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,7 @@
-"""The plan of a call whose tensors belong to several optimizers."""
+"""The plan of a call whose tensors belong to several optimizers.
+
+Tests: ``tests/optimizer/test_groups.py``.
+"""
 
 from collections.abc import Sequence
 from operator import itemgetter

@@ -1,4 +1,7 @@
-"""The plan of a call whose rule needs sums over all tensors of a step."""
+"""The plan of a call whose rule needs sums over all tensors of a step.
+
+Tests: ``tests/optimizer/test_prodigy.py``.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property

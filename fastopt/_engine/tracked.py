@@ -1,4 +1,7 @@
-"""A dictionary that calls a function when it changes."""
+"""A dictionary that calls a function when it changes.
+
+Tests: ``tests/engine/test_per_index.py``.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Validation of the arguments of an update, before anything changes."""
+"""Validation of the arguments of an update, before anything changes.
+
+Tests: ``tests/optimizer/test_updater.py``, ``tests/engine/test_rows_refused.py``.
+"""
 
 from array import array as BufferOf
 from collections.abc import Mapping, MappingView, Sequence

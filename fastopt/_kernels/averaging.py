@@ -2,6 +2,8 @@
 
 A derived rule has one more state slot, ``average``, and one more hyper-parameter,
 ``average_rate``. Its kernels update weight, state and average in one pass over memory.
+
+Tests: ``tests/test_averages.py``.
 """
 
 from collections.abc import Callable

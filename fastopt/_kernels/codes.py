@@ -1,4 +1,7 @@
-"""Encoding and decoding of arrays of 8-bit codes with block scales."""
+"""Encoding and decoding of arrays of 8-bit codes with block scales.
+
+Tests: ``tests/kernels/test_blocks.py``.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

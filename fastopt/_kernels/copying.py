@@ -2,6 +2,8 @@
 
 Stores to memory that no cache will hold bypass the caches: the processor then does not read the
 target first, which saves a third of the traffic.
+
+Tests: ``tests/mpi/ranks/mpi_scale.py``.
 """
 
 import ctypes

@@ -1,4 +1,7 @@
-"""CPU kernels of whole calls: checks of the arguments, counts, and on small tensors the update."""
+"""CPU kernels of whole calls: checks of the arguments, counts, and on small tensors the update.
+
+Tests: ``tests/engine/test_plan.py``, ``tests/engine/test_frames.py``.
+"""
 
 import math
 from collections.abc import Callable

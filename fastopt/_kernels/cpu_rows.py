@@ -1,4 +1,7 @@
-"""CPU kernel for rules with one state number for each row of a tensor."""
+"""CPU kernel for rules with one state number for each row of a tensor.
+
+Tests: ``tests/kernels/test_cpu.py``.
+"""
 
 from collections.abc import Callable
 from functools import cache

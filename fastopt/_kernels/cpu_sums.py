@@ -1,4 +1,7 @@
-"""CPU kernels that add up numbers: reductions of a rule, and norms of gradients."""
+"""CPU kernels that add up numbers: reductions of a rule, and norms of gradients.
+
+Tests: ``tests/kernels/test_cpu.py``.
+"""
 
 from collections.abc import Callable
 from functools import cache

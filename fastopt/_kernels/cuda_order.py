@@ -2,6 +2,8 @@
 
 A key is a row index with its position in the list in the last bits. No two keys are equal, so
 equal rows keep the order of the list under any sorting method.
+
+Tests: ``tests/gpu/test_cuda_rows.py``.
 """
 
 from collections.abc import Callable

@@ -5,6 +5,8 @@ works on it through pointers like those to memory, and writes it back. Arrays wh
 the next step are streamed: loads and stores are marked as evicted first (``.cs`` in PTX), so that
 they do not displace weights from the cache. Instructions are written as PTX, as LLVM emits neither
 such hints nor 16-byte accesses at addresses that it does not know to be aligned.
+
+Tests: ``tests/kernels/test_cuda.py``.
 """
 
 import ctypes

@@ -1,4 +1,7 @@
-"""Tables of tensors on a CUDA device."""
+"""Tables of tensors on a CUDA device.
+
+Tests: ``tests/kernels/test_cuda_driver.py``.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,7 @@
-"""Allocation of arrays on CUDA devices, and copies to, from and between them."""
+"""Allocation of arrays on CUDA devices, and copies to, from and between them.
+
+Tests: ``tests/gpu/test_cuda_streams.py``.
+"""
 
 from collections.abc import Sequence
 from functools import cache

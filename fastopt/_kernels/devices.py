@@ -4,6 +4,8 @@ Any object with ``__cuda_array_interface__`` (CuPy, numba, torch) or ``__dlpack_
 arrays of numba's simulator, which have only ``__cuda_ndarray__``. A :class:`Header` describes such
 an array as a NumPy array with a device address, so that the checks of shape, dtype, memory layout
 and overlap for host arrays work for device arrays too.
+
+Tests: ``tests/gpu/test_cuda_torch.py``.
 """
 
 import sys

@@ -1,6 +1,8 @@
 """Descriptions of arrays on CUDA devices that have only ``__dlpack__``, as CUDA array interfaces.
 
 The structures are those of ``dlpack.h``: https://dmlc.github.io/dlpack/latest/c_api.html
+
+Tests: ``tests/gpu/test_cuda_dlpack.py``.
 """
 
 import ctypes

@@ -1,4 +1,7 @@
-"""Kernel operations on one element, and on the deferred weight decay of one row."""
+"""Kernel operations on one element, and on the deferred weight decay of one row.
+
+Tests: ``tests/kernels/test_cpu.py``.
+"""
 
 import math
 from collections.abc import Callable

@@ -5,6 +5,8 @@ bits of the id's hash (the tag) in the others, so that the id of a row is rarely
 hit. An empty slot is 0; a slot whose row was removed has row 0. The ids are stored with the other
 data of a row. The number of slots need not be a power of two: a multiplication maps a hash to a
 slot.
+
+Tests: ``tests/table/test_index.py``.
 """
 
 import math

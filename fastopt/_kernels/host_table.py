@@ -1,4 +1,7 @@
-"""Tables of tensors in main memory."""
+"""Tables of tensors in main memory.
+
+Tests: ``tests/engine/test_plan_stale.py``, ``tests/kernels/test_segments.py``.
+"""
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache, partial

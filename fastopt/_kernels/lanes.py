@@ -4,6 +4,8 @@ Terms are summed in blocks of BLOCK. In a block, term i is added to partial sum 
 float64; then the partial sums are added pairwise by halves. The terms of a few vectors at a time
 are written to a scratch array on the stack and added from there together, so that the arithmetic of
 one part overlaps the loads of the next, and the compiler need not assume that they alias.
+
+Tests: ``tests/kernels/test_cpu.py``.
 """
 
 import ctypes

@@ -1,4 +1,7 @@
-"""The layout that a kernel is compiled for: a rule and the storage types of its arrays."""
+"""The layout that a kernel is compiled for: a rule and the storage types of its arrays.
+
+Tests: ``tests/engine/test_planner.py``.
+"""
 
 from dataclasses import dataclass
 from functools import cache, cached_property

@@ -1,4 +1,7 @@
-"""Prefetching of pages of a memory-mapped file."""
+"""Prefetching of pages of a memory-mapped file.
+
+Tests: ``tests/table/test_records.py``.
+"""
 
 import ctypes
 import mmap

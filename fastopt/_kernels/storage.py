@@ -4,6 +4,8 @@ Each function has a body for plain Python (used when ``NUMBA_DISABLE_JIT=1``) an
 compiles to bare loads and stores: pointers have no reference counts and no strides, so the loops
 around them vectorize. Half-precision values are converted to float32 when they are loaded and
 rounded when they are stored.
+
+Tests: ``tests/kernels/test_half_loops.py``.
 """
 
 import ctypes

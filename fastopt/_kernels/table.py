@@ -1,4 +1,7 @@
-"""Tables of tensors: the kernel arguments that describe the arrays of a launch."""
+"""Tables of tensors: the kernel arguments that describe the arrays of a launch.
+
+Tests: ``tests/engine/test_plan_stale.py``.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -1,4 +1,7 @@
-"""Kernel for adaptive gradient clipping, which limits unit-wise gradient norms."""
+"""Kernel for adaptive gradient clipping, which limits unit-wise gradient norms.
+
+Tests: ``tests/engine/test_clip_adaptive.py``.
+"""
 
 import math
 from collections.abc import Callable

@@ -3,6 +3,8 @@
 A variant takes the move of a rule apart from the weight decay that is decoupled. A rule whose decay
 is decoupled and which adds a move that does not depend on the weight returns, for a weight of 0,
 the move alone.
+
+Tests: ``tests/optimizer/test_families.py``.
 """
 
 import math

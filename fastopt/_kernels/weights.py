@@ -1,4 +1,7 @@
-"""Storage of exact weights: plain, with a rounded copy, or split into two 16-bit parts."""
+"""Storage of exact weights: plain, with a rounded copy, or split into two 16-bit parts.
+
+Tests: ``tests/engine/test_split_masters.py``.
+"""
 
 from typing import Any
 

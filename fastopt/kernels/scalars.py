@@ -1,4 +1,7 @@
-"""Scalar functions and field names that many rules share."""
+"""Scalar functions and field names that many rules share.
+
+Tests: ``tests/optimizer/test_formulas.py``.
+"""
 
 from fastopt.kernels.rule import Hyper, Scalar, State, scalar
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TESTS
 
 PACKAGE = ROOT / "fastopt"
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
@@ -15,6 +15,7 @@ sys.path.append(str(ROOT / "docs"))
 LAYERS = importlib.import_module("pictures").layers(PAGE)
 HEIGHTS = {f"fastopt.{name}": -row for row, names in enumerate(LAYERS.values()) for name in names}
 FILES = sorted(PACKAGE.rglob("*.py"))
+INTERNAL = ("_engine", "_kernels", "kernels")
 
 
 def name_of(path):
@@ -85,3 +86,15 @@ def test_the_files_that_the_page_names_exist():
 
 def test_the_page_is_short():
     assert len(PAGE.splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.parent.name in INTERNAL and p.name != "__init__.py"], ids=name_of
+)
+def test_an_internal_module_has_tests_of_its_name_or_says_where_they_are(path):
+    folder, name = path.parent.name.removeprefix("_"), path.name
+    told = re.findall(
+        r"``(tests/[\w/]+\.py)``", ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    )
+    assert told or (TESTS / folder / f"test_{name}").is_file()
+    assert all((ROOT / each).is_file() for each in told)

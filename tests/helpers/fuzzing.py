@@ -20,6 +20,8 @@ from contextlib import suppress
 
 import numpy as np
 
+from helpers.paths import TESTS
+
 SENTINEL = 3e4
 """What surrounds the arrays of a call; no number of an update comes near it."""
 MARGIN = 300
@@ -640,10 +642,12 @@ def attack(kind, first, count, every=False):
     """Run cases in child processes; return outcomes, and findings as (seed, case, what)."""
     outcomes, findings = Counter(), []
     seed, end = first, first + count
-    environment = {**os.environ, "MALLOC_PERTURB_": "165"}
+    paths = filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "helpers.fuzzing", kind]
     while seed < end:
         done = subprocess.run(
-            [sys.executable, __file__, kind, str(seed), str(end - seed), *["all"] * every],
+            [*command, str(seed), str(end - seed), *["all"] * every],
             capture_output=True,
             text=True,
             env=environment,

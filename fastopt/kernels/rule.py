@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from keyword import iskeyword
 from operator import itemgetter
@@ -99,11 +99,59 @@ class Rule:
     kept: tuple[str, ...] = ()
     signed: tuple[str, ...] = ()
     nonnegative: tuple[str, ...] = ()
+    called: str = ""
 
     @property
     def name(self) -> str:
-        """Name of the scalar function."""
-        return self.fn.__name__
+        """Name of the scalar function, or the one given to :meth:`with_passes`."""
+        return self.called or self.fn.__name__
+
+    def with_passes(
+        self, name: str, passes: Sequence[tuple[Function, Function]], *hyper: str
+    ) -> "Rule":
+        """Return a rule with the same update, after reductions that change hyper-parameters.
+
+        Parameters
+        ----------
+        name : str
+            Name of the new rule.
+        passes : sequence of (sums, finish)
+            See :func:`rule`.
+        *hyper : str
+            Hyper-parameters of the reductions beside those of the update.
+
+        Returns
+        -------
+        Rule
+
+        Raises
+        ------
+        TypeError
+            The rule has reductions or a row term already, or an argument is wrong.
+
+        Examples
+        --------
+        >>> import math
+        >>> import fastopt
+        >>> from fastopt.optimizer.sgd import sgd
+        >>> def squares(weight, grad, state, h):
+        ...     return (grad * grad,)
+        >>> def normalize(sums, h):
+        ...     h.lr = h.lr / (math.sqrt(sums[0]) + h.epsilon)
+        >>> normalized = sgd.with_passes("normalized", ((squares, normalize),), "epsilon")
+        >>> normalized.name, normalized.hyper[-1]
+        ('normalized', 'epsilon')
+        """
+        if self.passes or self.row:
+            raise TypeError(f"{self!r} has passes or a row term already")
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise TypeError(f"name must be an identifier, got {name!r}")
+        _check_names("hyper", (*self.hyper, *hyper))
+        _check_passes(passes)
+        for function in (each for pair in passes for each in pair):
+            scalar(function)
+        hyper = (*self.hyper, *hyper)
+        return replace(self, hyper=hyper, passes=tuple(passes), called=name)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -278,8 +326,7 @@ def rule(
         if name not in state or (name in signed and name in nonnegative):
             raise TypeError(f"{name!r} must be in state, and in one of signed and nonnegative")
 
-    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in passes):
-        raise TypeError(f"passes must be pairs of functions (sums, finish), got {passes!r}")
+    _check_passes(passes)
     if row and (noise or passes):
         raise TypeError("row cannot be together with noise or passes, which are for each element")
     if row and (signed or nonnegative):
@@ -319,6 +366,11 @@ def rule(
 def _check_function(fn: Any) -> None:
     if not isinstance(fn, FunctionType):
         raise TypeError(f"a rule is made of functions of scalars, got {fn!r}")
+
+
+def _check_passes(passes: Any) -> None:
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in passes):
+        raise TypeError(f"passes must be pairs of functions (sums, finish), got {passes!r}")
 
 
 def _check_names(kind: str, names: Sequence[str]) -> None:

@@ -10,16 +10,13 @@ from numpy.typing import NDArray
 from fastopt._engine.hyper import corrected
 from fastopt._engine.per_index import PerIndex
 from fastopt.arguments import Descriptions, Flag, Real, TableOf
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
-from fastopt.kernels.scalars import COMMON
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Sums
 from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.keywords import LayerArguments
 from fastopt.optimizer.optimizer import Index, endings, register
-from fastopt.optimizer.sgd import SGD, descend, roll
+from fastopt.optimizer.sgd import SGD, sgd, sgd_momentum
 
 __all__ = ["LARS", "lars", "lars_momentum", "lars_sums"]
-
-FIELDS = (*COMMON, "eta", "epsilon", "direction")
 
 
 def lars_sums(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
@@ -36,22 +33,9 @@ def lars_finish(sums: Sums, h: Hyper) -> None:
     h.lr = h.lr * h.eta * weight / (grad + h.wd * weight + h.epsilon)
 
 
-@rule(hyper=FIELDS, passes=((lars_sums, lars_finish),))
-def lars(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent with the layer's learning rate."""
-    return descend(weight, grad, h), ()
-
-
-@rule(
-    state=("mom",),
-    signed=("mom",),
-    hyper=(*FIELDS, "momentum"),
-    passes=((lars_sums, lars_finish),),
-)
-def lars_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent with momentum and the layer's learning rate."""
-    weight, mom = roll(weight, grad, state[0], h)
-    return weight, (mom,)
+PASSES, FIELDS = ((lars_sums, lars_finish),), ("eta", "epsilon", "direction")
+lars = sgd.with_passes("lars", PASSES, *FIELDS)
+lars_momentum = sgd_momentum.with_passes("lars_momentum", PASSES, *FIELDS)
 
 
 def corrected_momentum(t: Scalar, h: Hyper, carried: Any) -> None:

@@ -13,18 +13,16 @@ from fastopt._kernels.devices import header
 from fastopt._kernels.layout import real_of
 from fastopt._kernels.table import Table
 from fastopt.arguments import ArrayOf, Descriptions, Instance, Integer, PairOf, TableOf, brief
-from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, Sums, rule
-from fastopt.kernels.scalars import COMMON
+from fastopt.kernels.rule import Hyper, Rule, Sums
 from fastopt.optimizer.families import MomentumFamily
 from fastopt.optimizer.keywords import ScaledArguments
 from fastopt.optimizer.lars import lars_sums
 from fastopt.optimizer.optimizer import Array, Index, register
-from fastopt.optimizer.sgd import SGD, descend, roll
+from fastopt.optimizer.sgd import SGD, sgd, sgd_momentum
 from fastopt.sparse import RowSparse
 
 __all__ = ["LBSGD", "lbsgd", "lbsgd_momentum"]
 
-FIELDS = (*COMMON, "batch_scale")
 LARGEST = 2**62
 """Number of rows assumed for a weight of unknown height."""
 
@@ -36,19 +34,9 @@ def lars_finish(sums: Sums, h: Hyper) -> None:
     h.lr = h.lr * min(max(factor, 0.01), 100.0)
 
 
-@rule(hyper=FIELDS, passes=((lars_sums, lars_finish),))
-def lbsgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent with the layer's learning rate."""
-    return descend(weight, grad, h), ()
-
-
-@rule(
-    state=("mom",), signed=("mom",), hyper=(*FIELDS, "momentum"), passes=((lars_sums, lars_finish),)
-)
-def lbsgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent with momentum and the layer's learning rate."""
-    weight, mom = roll(weight, grad, state[0], h)
-    return weight, (mom,)
+PASSES = ((lars_sums, lars_finish),)
+lbsgd = sgd.with_passes("lbsgd", PASSES, "batch_scale")
+lbsgd_momentum = sgd_momentum.with_passes("lbsgd_momentum", PASSES, "batch_scale")
 
 
 def _check_sum(name: str, value: Any) -> dict[str, Any]:

@@ -3,39 +3,26 @@
 import warnings
 from typing import Unpack
 
-from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
+from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule
 from fastopt.kernels.scalars import COMMON, decayed
 from fastopt.optimizer.families import CautiousMomentumFamily
 from fastopt.optimizer.keywords import CautiousMomentumArguments
 from fastopt.optimizer.optimizer import register
 
-__all__ = ["SGD", "ccSGD", "descend", "roll", "sgd", "sgd_momentum"]
-
-
-@scalar
-def descend(weight: Scalar, grad: Scalar, h: Hyper) -> Scalar:
-    """Return the weight after a step of gradient descent."""
-    return weight - h.lr * decayed(weight, grad, h)
-
-
-@scalar
-def roll(weight: Scalar, grad: Scalar, mom: Scalar, h: Hyper) -> tuple[Scalar, Scalar]:
-    """Return weight and momentum after a step; the momentum includes the learning rate."""
-    mom = h.momentum * mom - h.lr * decayed(weight, grad, h)
-    return weight + mom, mom
+__all__ = ["SGD", "ccSGD", "sgd", "sgd_momentum"]
 
 
 @rule(hyper=COMMON)
 def sgd(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     """Gradient descent."""
-    return descend(weight, grad, h), ()
+    return weight - h.lr * decayed(weight, grad, h), ()
 
 
 @rule(state=("mom",), signed=("mom",), hyper=(*COMMON, "momentum"))
 def sgd_momentum(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
-    """Gradient descent with momentum."""
-    weight, mom = roll(weight, grad, state[0], h)
-    return weight, (mom,)
+    """Gradient descent with momentum, which includes the learning rate."""
+    mom = h.momentum * state[0] - h.lr * decayed(weight, grad, h)
+    return weight + mom, (mom,)
 
 
 @register

@@ -6,7 +6,7 @@ values, and finally the gradient and the link to a trainer.
 
 from fastopt.parameter.collection import ParameterDict as ParameterDict
 from fastopt.parameter.constant import Constant as Constant
+from fastopt.parameter.deferred import DeferredInitializationError as DeferredInitializationError
 from fastopt.parameter.parameter import Parameter as Parameter
-from fastopt.parameter.stored import DeferredInitializationError as DeferredInitializationError
 
 __all__ = ["Constant", "DeferredInitializationError", "Parameter", "ParameterDict"]

@@ -1,18 +1,22 @@
 """Base class of scopes: names, defaults and parameters."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from fastopt.arguments import number
 from fastopt.parameter import Parameter, ParameterDict
-from fastopt.scope.names import CREATING, Names
 
-__all__ = ["Reuse", "Scope", "arguments", "checked_reuse"]
+__all__ = ["Reuse", "Scope", "arguments", "checked_reuse", "path"]
 
 Reuse = bool | Literal["auto"]
 
+CREATING = threading.RLock()
+"""Held from the lookup of a name to its creation, as scopes may share a ParameterDict."""
 
-class Scope(Names):
+
+class Scope:
     """A name prefix and defaults for parameters, with the dict that holds the parameters.
 
     :class:`name_scope` creates scopes, :func:`current_scope` returns the innermost one.
@@ -49,9 +53,87 @@ class Scope(Names):
         defaults: Mapping[str, Any],
         reuse: Reuse,
     ) -> None:
-        super().__init__(prefix, params, counts)
+        self.prefix = prefix
+        self.params = params
+        self._counts = counts
         self.defaults = dict(defaults)
         self.reuse = reuse
+
+    def __str__(self) -> str:
+        return self.prefix
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.prefix!r}>"
+
+    def gen_name(self, name: str) -> str:
+        """Return the full name of `name` in this scope, ``prefix/name``.
+
+        Parameters
+        ----------
+        name : str
+            One level or several, with slashes between them.
+
+        Raises
+        ------
+        TypeError
+            `name` is not a str.
+        ValueError
+            `name` is empty, or a part of it between slashes is.
+
+        Examples
+        --------
+        >>> from fastopt.scope import name_scope
+        >>> name_scope("net").gen_name("w")
+        'net/w'
+        """
+        part = path("name", name)
+        return f"{self.prefix}/{part}" if self.prefix else part
+
+    def unique_name(self, prefix: str) -> str:
+        """Return `prefix` followed by a number, a name that is unused in this scope.
+
+        The result does not include the scope's own prefix, which :class:`name_scope` and
+        :meth:`get_parameter` add. Each scope counts each prefix from 0, and skips names of
+        parameters and of scopes with parameters.
+
+        Parameters
+        ----------
+        prefix : str
+            Start of the name.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Same errors as :meth:`gen_name`.
+
+        Examples
+        --------
+        >>> from fastopt.scope import name_scope
+        >>> net = name_scope("net")
+        >>> net.unique_name("fc"), net.unique_name("fc"), net.unique_name("conv")
+        ('fc0', 'fc1', 'conv0')
+        """
+        with self._numbered(prefix) as name:
+            return name
+
+    @contextmanager
+    def _numbered(self, prefix: str) -> Iterator[str]:
+        """Yield the next name with a prefix; it counts as used unless the block fails."""
+        stem = self.gen_name(prefix)
+        with CREATING:
+            count = self._counts.get(stem, 0)
+            while self._taken(f"{stem}{count}"):
+                count += 1
+            yield f"{prefix}{count}"
+            self._counts[stem] = count + 1
+
+    def _taken(self, full: str) -> bool:
+        """Whether a parameter or a scope with parameters has this full name."""
+        below = f"{self.params.prefix}{full}/"
+        return self._found(full) is not None or any(p.startswith(below) for p in self.params)
+
+    def _found(self, full: str) -> Parameter | None:
+        return self.params._found(self.params.prefix + full)
 
     @property
     def initializer(self) -> Any:
@@ -158,3 +240,12 @@ def checked_reuse(reuse: Reuse) -> Reuse:
     if reuse is True or reuse is False or reuse == "auto":
         return reuse
     raise ValueError(f"reuse must be True, False or 'auto', got {reuse!r}")
+
+
+def path(role: str, name: str) -> str:
+    """Return `name` if it is a valid part of a full name."""
+    if not isinstance(name, str):
+        raise TypeError(f"{role} must be a str, got {name!r}")
+    if not all(name.split("/")):
+        raise ValueError(f"{role} must not be empty, nor a part of it at a '/', got {name!r}")
+    return name

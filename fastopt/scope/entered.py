@@ -4,8 +4,7 @@ from contextvars import ContextVar
 from typing import Any, Self
 
 from fastopt.parameter import Parameter, ParameterDict
-from fastopt.scope.base import Reuse, Scope, arguments, checked_reuse
-from fastopt.scope.names import path
+from fastopt.scope.base import Reuse, Scope, arguments, checked_reuse, path
 
 __all__ = ["current_scope", "get_parameter", "name_scope"]
 

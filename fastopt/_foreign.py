@@ -178,11 +178,11 @@ def _of_tensor(role: str, tensor: Any) -> Array:
     try:
         address = tensor.data_ptr()
     except (RuntimeError, ValueError) as error:
-        raise TypeError(f"{role} has no memory of its own: {error}") from error
+        raise TypeError(f"{role} has no memory: {error}") from error
     shape, strides, dtype = tensor.shape, tensor.stride(), _dtype(role, tensor.dtype)
     size = dtype.itemsize
     if not address and tensor.numel():
-        raise TypeError(f"{role} has no memory of its own")
+        raise TypeError(f"{role} has no memory")
     last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     memory: Any = (ctypes.c_char * ((last + 1) * size if tensor.numel() else 0)).from_address(
         address

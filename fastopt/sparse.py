@@ -191,7 +191,7 @@ class RowSparse:
         return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        raise TypeError("a RowSparse does not become an array by itself, to_dense() makes one")
+        raise TypeError("a RowSparse is not converted to an array implicitly; call to_dense()")
 
     def __add__(self, other: object) -> Self:
         if not isinstance(other, RowSparse):
@@ -238,7 +238,7 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
     <RowSparse of shape (1000, 2), float64, 1 row listed>
     """
     if not _is_pair(pair):
-        raise TypeError(f"a row-sparse array is made of a pair (values, indices), got {pair!r}")
+        raise TypeError(f"a row-sparse array must be a pair (values, indices), got {pair!r}")
     return RowSparse(*pair, shape)
 
 

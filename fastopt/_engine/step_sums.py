@@ -63,8 +63,8 @@ class SummedPlan(Plan):
         if len(set(indices)) < len(indices):
             twice = next(index for k, index in enumerate(indices) if index in indices[:k])
             raise ValueError(
-                f"{label(twice, optimizer.idx2name)}: {type(optimizer).__name__} takes an index "
-                "once in a list, which is one step"
+                f"{label(twice, optimizer.idx2name)}: {type(optimizer).__name__} updates an index "
+                "once in each list, which is one step"
             )
         self.filled = ()
         return optimizer.step_sums.begin(indices)

@@ -146,6 +146,6 @@ def _engine_digest() -> str:
 def log_uncached() -> None:
     """Log once that kernels cannot be cached on disk."""
     log.info(
-        "kernels are compiled anew in every process: no cache directory can be written; "
-        "set NUMBA_CACHE_DIR to one that can"
+        "kernels are compiled again in every process, as no cache directory is writable; set "
+        "NUMBA_CACHE_DIR to a writable directory"
     )

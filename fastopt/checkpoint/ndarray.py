@@ -71,7 +71,7 @@ def list_from_bytes(data: bytes, allowance: Allowance) -> dict[str, Array]:
     """
     reader = _Reader(data)
     if reader.take(16) != LIST_HEAD:
-        raise CheckpointError("it does not begin as a list of MXNet's arrays")
+        raise CheckpointError("it does not start with the header of MXNet's NDArray lists")
     arrays = []
     for position in range(reader.number("<Q")):
         try:
@@ -88,7 +88,7 @@ def list_from_bytes(data: bytes, allowance: Allowance) -> dict[str, Array]:
     reader.end()
     named = dict(zip(names, arrays, strict=True))
     if len(named) < len(names):
-        raise CheckpointError("the list names something twice")
+        raise CheckpointError("the list has a name twice")
     return named
 
 
@@ -99,7 +99,7 @@ def _array(reader: "_Reader", allowance: Allowance) -> Array:
         return _rest(reader, reader.shape())
     if magic not in (V2, V3):
         if not 0 < magic <= DIMENSION_LIMIT:
-            raise CheckpointError(f"an array must begin with {V2:#x}, got {magic:#x}")
+            raise CheckpointError(f"an array must start with {V2:#x}, got {magic:#x}")
         return _rest(reader, struct.unpack(f"<{magic}I", reader.take(4 * magic)))
     storage = reader.number("<i")
     if storage not in (DENSE, ROW_SPARSE):

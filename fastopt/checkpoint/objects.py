@@ -59,7 +59,7 @@ def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -
     """
     for name in attributes:
         if not _is_attribute(klass, name):
-            raise CheckpointError(f"{klass.__name__} cannot have an attribute {name!r} of its own")
+            raise CheckpointError(f"{klass.__name__} cannot store an attribute {name!r}")
     own = vars(present) if type(present) is klass else {}
     try:
         checked = klass.checked(attributes)

@@ -328,9 +328,11 @@ def rule(
 
     _check_passes(passes)
     if row and (noise or passes):
-        raise TypeError("row cannot be together with noise or passes, which are for each element")
+        raise TypeError("row cannot be combined with noise or passes, which are for each element")
     if row and (signed or nonnegative):
-        raise TypeError("row keeps a number for each row, which signed or nonnegative are not for")
+        raise TypeError(
+            "row cannot be combined with signed or nonnegative: its state is one number for each row"
+        )
     if kept and not passes:
         raise TypeError("kept needs passes, whose functions finish(sums, h, kept) change it")
     takes = 4 + bool(noise or row)

@@ -108,8 +108,8 @@ class Planning(Resumable):
             )
         if placement and placement.form == "flat" and isinstance(grad, RowSparse):
             raise TypeError(
-                f"{words}: the first gradient was dense, and the state is not cut between rows; "
-                "where gradients may list rows, the first one must"
+                f"{words}: the state was sharded by element, as the first gradient was dense; pass "
+                "a row-sparse gradient first if later ones can be row-sparse"
             )
         return grad
 
@@ -192,7 +192,7 @@ def _check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict
     seen: set[Index] = set()
     for index in indices:
         if index in seen:
-            raise ValueError(f"{label(index, names)} comes twice in the list")
+            raise ValueError(f"{label(index, names)} is in the list twice")
         seen.add(index)
     for k, other in Ranges(*bounds(weights)).overlapping():
         if np.shares_memory(weights[k], weights[other]):

@@ -216,7 +216,7 @@ class ShardedUpdater(Planning):
         [array([0., 0.]), array([0., 0., 0.])]
         """
         if not self.overlap:
-            raise ValueError("begin() needs an updater that was made with overlap=True")
+            raise ValueError("begin() needs an updater with overlap=True")
         with self.optimizer.lock:
             self._ranks.begin(f"begin() of updater {self._number}", self.timeout)
             index, plan = check_index(index), self._plan
@@ -224,9 +224,9 @@ class ShardedUpdater(Planning):
                 return
             words, place = label(index, self.optimizer.idx2name), plan.places.get(index)
             if place is None:
-                raise ValueError(f"{words}: begin() takes the parameters of the last call")
+                raise ValueError(f"{words}: begin() accepts only parameters of the previous call")
             if place in self._begun:
-                raise ValueError(f"{words}: begin() has a gradient of it already")
+                raise ValueError(f"{words}: begin() was called twice in a step")
             checked = self._check(index, grad, plan.weights[place])
             if place not in plan.group_of or isinstance(checked, RowSparse):
                 return
@@ -241,13 +241,13 @@ class ShardedUpdater(Planning):
             return
         if self._exchanging is None or plan is not self._exchanging.plan:
             raise ValueError(
-                "begin() was called for the parameters of the last call, this call has others"
+                "begin() was called for the parameters of the previous call, but this call has others"
             )
         given = [*grads] if isinstance(grads, (list, tuple)) else [grads]
         for place, grad in self._begun.items():
             if not _is_same(grad, given[place]):
                 words = label(plan.indices[place], self.optimizer.idx2name)
-                raise ValueError(f"{words}: begin() had another gradient")
+                raise ValueError(f"{words}: the gradient is not the one passed to begin()")
 
     def _discard(self) -> None:
         """Complete the buckets that any rank has started to send for a call that has failed."""

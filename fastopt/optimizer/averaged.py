@@ -51,6 +51,6 @@ def check_averaged_together(main: Optimizer, other: Optimizer, label: str) -> No
     if main.evaluates != other.evaluates:
         own, rest = (main, other) if main.evaluates else (other, main)
         raise TypeError(
-            f"{label}: average cannot be combined with {type(own).__name__} beside "
-            f"{type(rest).__name__}, since the former has averages in its state: use two updaters"
+            f"{label}: average cannot be combined with groups of {type(own).__name__} and "
+            f"{type(rest).__name__}, as the former averages in its own state: use two updaters"
         )

@@ -178,8 +178,8 @@ class Group:
     def _check_rate(self) -> None:
         if "lr" in self.own and self.optimizer.lr_scheduler is not None:
             raise ValueError(
-                f"{self.label}: learning_rate has no effect beside an lr_scheduler; use lr_mult, "
-                "or an lr_scheduler of the group, which may be None"
+                f"{self.label}: learning_rate has no effect with an lr_scheduler; set lr_mult, "
+                "or the lr_scheduler of the group (None for no schedule)"
             )
 
 
@@ -429,11 +429,11 @@ def _check_optimizer(label: str, optimizer: Any) -> None:
     kind = type(optimizer).__name__
     if not optimizer.native:
         raise TypeError(
-            f"{label}: {kind} overrides update(), and groups need optimizers with a rule: use an "
-            f"updater of its own for the weights of {kind}"
+            f"{label}: {kind} overrides update(), and groups need optimizers with a rule: use a "
+            f"separate updater for the weights of {kind}"
         )
     if optimizer.accumulates:
         raise TypeError(
-            f"{label}: {kind} accumulates gradients, which groups do not: use an updater of its "
-            f"own for the weights of {kind}"
+            f"{label}: {kind} accumulates gradients, which groups do not support: use a separate "
+            f"updater for the weights of {kind}"
         )

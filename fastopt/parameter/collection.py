@@ -133,13 +133,13 @@ class ParameterDict:
         found = self._found(full)
         if found is None:
             if value is None:
-                raise ValueError(f"Constant {full!r} is not there and needs a value")
+                raise ValueError(f"Constant {full!r} does not exist; pass a value to create it")
             found = Constant(value)
             found._name = full
         if not isinstance(found, Constant):
             raise ValueError(f"{found!r} is not a Constant")
         if value is not None and not np.array_equal(found.value, Constant(value).value):
-            raise ValueError(f"Constant {full!r} is there with another value")
+            raise ValueError(f"Constant {full!r} exists with another value")
         self._parameters[full] = found
         return found
 
@@ -174,7 +174,7 @@ class ParameterDict:
             if not (isinstance(name, str) and isinstance(parameter, Parameter)):
                 raise TypeError(f"other must hold Parameters by name, got {name!r}: {parameter!r}")
             if self._parameters.get(name, parameter) is not parameter:
-                raise ValueError(f"there is another Parameter {name!r} already")
+                raise ValueError(f"another Parameter {name!r} exists")
         self._parameters.update(other.items())
 
     def select(self, pattern: str) -> Self:
@@ -401,7 +401,7 @@ class ParameterDict:
         """Map parameter names to names in a file, which do not have `prefix`."""
         for name in self:
             if not name.startswith(prefix):
-                raise ValueError(f"Parameter {name!r} does not begin with {prefix!r}")
+                raise ValueError(f"Parameter {name!r} does not start with {prefix!r}")
         return {name: name.removeprefix(prefix) for name in self}
 
 

@@ -288,7 +288,7 @@ class Parameter(metaclass=Constructor):
                 raise TypeError(f"{self._words} has no attribute {key!r}")
             stored, form = getattr(self, key), COMPARED[key]
             if not (value is None or stored is None or form(value) == form(stored)):
-                raise ValueError(f"{self._words} is there with {key} {stored!r}, got {value!r}")
+                raise ValueError(f"{self._words} exists with {key}={stored!r}, got {value!r}")
         self._complete(shape)
         if self.init is None:
             self.init = given.get("init")
@@ -338,7 +338,7 @@ class Parameter(metaclass=Constructor):
         """
         if self._data is not None and not force_reinit:
             warnings.warn(
-                f"{self._words} is initialized already; force_reinit=True makes it anew",
+                f"{self._words} is already initialized; pass force_reinit=True to initialize it again",
                 stacklevel=3,
             )
             return
@@ -397,8 +397,8 @@ class Parameter(metaclass=Constructor):
             return self._data
         if self._deferred is not None:
             raise DeferredInitializationError(
-                f"{self._words} is not initialized yet, it waits for its shape: {self._shape} "
-                "is all that is known; set its shape or its data"
+                f"{self._words} is not initialized yet, as its shape {self._shape} is not completely "
+                "known; set its shape or its data"
             )
         raise RuntimeError(f"{self._words} is not initialized; call initialize() first")
 
@@ -419,7 +419,7 @@ class Parameter(metaclass=Constructor):
         """Raise RuntimeError unless the parameter has storage type `stype`."""
         if self._stype != stype:
             raise RuntimeError(
-                f"{self._words} has stype {self._stype!r}, so that {method} is not for it; "
+                f"{self._words} has stype {self._stype!r}, which {method} does not support; "
                 f"use {instead}"
             )
 
@@ -827,7 +827,7 @@ class Parameter(metaclass=Constructor):
         present = self._trainer() if self._trainer else trainer
         if self._stype == "row_sparse" and None not in (present, trainer) and present != trainer:
             raise RuntimeError(
-                f"{self._words} is row-sparse and belongs to another Trainer, the one it can have"
+                f"{self._words} is row-sparse and already belongs to another Trainer"
             )
         self._trainer = None if trainer is None else weakref.ref(trainer)
 

@@ -213,8 +213,8 @@ class Storage:
         expected = [(array.dtype.name, array.shape[1:]) for array in self.arrays]
         if kinds != expected:
             raise ValueError(
-                f"optimizer makes a state of {brief(kinds)}, and made {brief(expected)} when the "
-                "table was made: an argument that decides about the state has changed"
+                f"optimizer creates states {brief(kinds)}, but the table was created with "
+                f"{brief(expected)}: an argument of the optimizer has changed"
             )
 
 

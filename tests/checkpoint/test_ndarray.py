@@ -99,8 +99,11 @@ HEAD, COUNT = LIST[:16], struct.pack("<Q", 2**60)
 NO_SHAPE = struct.pack("<Ii", 0xF993FAC9, 0) + shape_bytes(())
 BROKEN = {
     "nothing": (b"", "needs 16 bytes where 0 are left"),
-    "other magic": (b"\x13" + LIST[1:], "does not begin as a list of MXNet's arrays"),
-    "reserved": (LIST[:8] + b"\1" + LIST[9:], "does not begin as a list of MXNet's arrays"),
+    "other magic": (b"\x13" + LIST[1:], "does not start with the header of MXNet's NDArray lists"),
+    "reserved": (
+        LIST[:8] + b"\1" + LIST[9:],
+        "does not start with the header of MXNet's NDArray lists",
+    ),
     "absurd count": (HEAD + COUNT, "array 0 of the list: an array needs 4 bytes where 0"),
     "no names": (
         HEAD + struct.pack("<QQ", 0, 0)[:8] + struct.pack("<Q", 2),
@@ -139,7 +142,7 @@ def test_what_is_no_such_list_is_refused_without_memory(case, tmp_path):
 
 def test_names_of_a_list_are_distinct_texts(tmp_path):
     blobs = {"a": dense(WEIGHT), "b": dense(WEIGHT)}
-    with pytest.raises(CheckpointError, match="names something twice"):
+    with pytest.raises(CheckpointError, match="has a name twice"):
         read(named_list(blobs)[:-1] + b"a")
     with pytest.raises(CheckpointError, match="a name is not UTF-8"):
         read(named_list(blobs)[:-1] + b"\xff")

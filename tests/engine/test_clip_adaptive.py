@@ -200,7 +200,7 @@ def test_a_failed_call_changes_nothing(rng):
         grad = rng.normal(size=(2, 2))
         with pytest.raises(ValueError, match="index 0: gradient must have shape"):
             made(0, np.ones((2, 3)), weight)
-        with pytest.raises(ValueError, match="index 0: clip_adaptive takes an index once"):
+        with pytest.raises(ValueError, match="index 0: clip_adaptive updates an index once"):
             made([0, 0], [grad, grad], [weight, weight])
         made(0, grad, weight)
         twin(0, grad, other)

@@ -140,7 +140,7 @@ def test_an_install_that_cannot_be_written_works(run_python, install, tmp_path, 
     done = run_python(code + ADAM, check=False, **environment)
     assert done.returncode == 0, done.stderr
     if home is not None:
-        assert done.stderr.count("kernels are compiled anew in every process") == 1
+        assert done.stderr.count("kernels are compiled again in every process") == 1
         assert result(done.stdout)[1] > 0
 
 

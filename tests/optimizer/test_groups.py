@@ -328,12 +328,12 @@ def test_a_schedule_of_the_optimizer_serves_its_groups():
     made(list("abcd"), [np.ones(1)] * 4, weights)
     made(list("abcd"), [np.ones(1)] * 4, weights)
     assert [weight.item() for weight in weights] == [-3, -1.5, -14, -12]
-    with pytest.raises(ValueError, match=r"groups\['b'\]: learning_rate has no effect beside"):
+    with pytest.raises(ValueError, match=r"groups\['b'\]: learning_rate has no effect with"):
         made.groups = {"b": {"learning_rate": 1.0}}
     made = optimizer.Updater(optimizer.SGD(), groups={"b": {"learning_rate": 1.0}})
     made.optimizer.lr_scheduler = lambda n: 1.0
     weight = np.zeros(1)
-    with pytest.raises(ValueError, match="learning_rate has no effect beside an lr_scheduler"):
+    with pytest.raises(ValueError, match="learning_rate has no effect with an lr_scheduler"):
         made("b", np.ones(1), weight)
     assert weight.item() == 0
 
@@ -553,7 +553,7 @@ MISTAKES = {
     "updates in Python": (
         {"a": {"optimizer": optimizer.Muon()}},
         TypeError,
-        "use an updater of its own for the weights of Muon",
+        "use a separate updater for the weights of Muon",
     ),
     "optimizer and more": (
         {"a": {"optimizer": optimizer.SGD(), "wd": 0.1}},

@@ -557,8 +557,8 @@ def free():
 
 
 MIXED = {
-    "in a group": ("adam", free, "ScheduleFreeSGD beside Adam"),
-    "in all but a group": (free, "adam", "ScheduleFreeSGD beside Adam"),
+    "in a group": ("adam", free, "groups of ScheduleFreeSGD and Adam"),
+    "in all but a group": (free, "adam", "groups of ScheduleFreeSGD and Adam"),
 }
 
 

@@ -144,7 +144,7 @@ def test_a_step_that_fails_changes_nothing():
     with pytest.raises(ValueError, match=r"index 1: Prodigy estimates one.*0 or 1, got 0\.5"):
         updater([0, 1, 2], steps[8], weights)
     made.set_lr_mult({})
-    with pytest.raises(ValueError, match="index 1: Prodigy takes an index once in a list"):
+    with pytest.raises(ValueError, match="index 1: Prodigy updates an index once in each list"):
         updater([1, 0, 1], [steps[8][k] for k in (1, 0, 1)], [weights[k] for k in (1, 0, 1)])
     with pytest.raises(ValueError, match="index 0"):
         updater([0, 1, 2], [steps[8][1]] * 3, weights)

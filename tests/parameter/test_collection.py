@@ -105,13 +105,13 @@ def test_get_completes_a_waiting_parameter():
 @pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
-        ({"dtype": "float16"}, ValueError, "is there with dtype"),
-        ({"lr_mult": 2.0}, ValueError, "is there with lr_mult 1.0, got 2.0"),
-        ({"grad_req": "add"}, ValueError, "is there with grad_req 'write', got 'add'"),
-        ({"init": "zeros"}, ValueError, "is there with init"),
-        ({"stype": "row_sparse"}, ValueError, "is there with stype"),
+        ({"dtype": "float16"}, ValueError, "exists with dtype="),
+        ({"lr_mult": 2.0}, ValueError, "exists with lr_mult=1.0, got 2.0"),
+        ({"grad_req": "add"}, ValueError, "exists with grad_req='write', got 'add'"),
+        ({"init": "zeros"}, ValueError, "exists with init="),
+        ({"stype": "row_sparse"}, ValueError, "exists with stype="),
         ({"color": "red"}, TypeError, "has no attribute 'color'"),
-        ({"shape": (2, 2), "dtype": "float16"}, ValueError, "is there with dtype"),
+        ({"shape": (2, 2), "dtype": "float16"}, ValueError, "exists with dtype="),
     ],
 )
 def test_what_does_not_agree_with_a_parameter_is_refused(asked, error, words):
@@ -142,8 +142,8 @@ def test_constants_are_found_by_name_and_value():
     assert shared.get_constant("mean") is mean is params.get_constant("mean", [1, 2])
     params.get("w")
     for name, value, words in (
-        ("mean", [1, 3], "'a_mean' is there with another value"),
-        ("std", None, "'a_std' is not there and needs a value"),
+        ("mean", [1, 3], "'a_mean' exists with another value"),
+        ("std", None, "'a_std' does not exist; pass a value"),
         ("w", 1, "'a_w'.* is not a Constant"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -226,7 +226,7 @@ def test_initialize_accepts_a_function_and_shared_parameters_once():
     params.update({"alias": weight})
     params.initialize(lambda name, array: calls.append(str(name)))
     assert calls == ["w"]
-    with pytest.warns(UserWarning, match="'w' is initialized already"):
+    with pytest.warns(UserWarning, match="'w' is already initialized"):
         params.initialize()
 
 
@@ -358,7 +358,7 @@ def test_prefixes_are_taken_off_and_put_back(tmp_path):
     other.load(tmp_path / "file", restore_prefix="net_")
     assert contents(other) == contents(params)
     for call in (params.save, params.load):
-        with pytest.raises(ValueError, match="'net_fc_weight' does not begin with 'x_'"):
+        with pytest.raises(ValueError, match="'net_fc_weight' does not start with 'x_'"):
             call(tmp_path / "file", **{
                 {"save": "strip_prefix", "load": "restore_prefix"}[call.__name__]: "x_"
             })  # fmt: skip

@@ -112,10 +112,12 @@ def check_calls_that_fail_after_begin_change_nothing():
                     updater(indices, grads, weights)
                 updater.optimizer.lr = 0.001
                 begin(ranks=ranks)
-                with raised(ValueError, "begin() was called for the parameters of the last call"):
+                with raised(
+                    ValueError, "begin() was called for the parameters of the previous call"
+                ):
                     updater([1], grads[1:2], weights[1:2])
                 begin(ranks=ranks)
-                with raised(ValueError, "index 1: begin() had another gradient"):
+                with raised(ValueError, "index 1: the gradient is not the one passed to begin()"):
                     updater(indices, [grads[0], grads[1].copy(), *grads[2:]], weights)
         assert everything(updater.shard, weights) == before
         begin()
@@ -126,19 +128,19 @@ def check_calls_that_fail_after_begin_change_nothing():
 def check_errors_of_begin_are_of_one_rank():
     weights = [np.zeros(5, np.float32), np.zeros((3, 2), np.float32)]
     grads = [np.ones_like(w) for w in weights]
-    with raised(ValueError, "begin() needs an updater that was made with overlap=True"):
+    with raised(ValueError, "begin() needs an updater with overlap=True"):
         ShardedUpdater(optimizer.SGD(), comm).begin(0, grads[0])
     updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm, overlap=True)
     updater.begin(0, grads[0])  # nothing is known yet
     updater([0, "b"], grads, weights)
     if LAST:
-        with raised(ValueError, "index 3: begin() takes the parameters of the last call"):
+        with raised(ValueError, "index 3: begin() accepts only parameters of the previous call"):
             updater.begin(3, grads[0])
         with raised(ValueError, "gradient must have shape (3, 2), got (5,)"):
             updater.begin("b", grads[0])
         updater.begin("b", grads[1])
         if comm.size > 1:
-            with raised(ValueError, "begin() has a gradient of it already"):
+            with raised(ValueError, "begin() was called twice in a step"):
                 updater.begin("b", grads[1])
     updater([0, "b"], grads, weights)
     assert (weights[1] == -2 * comm.size).all()

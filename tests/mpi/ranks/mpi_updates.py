@@ -376,7 +376,7 @@ def check_calls_that_fail_change_nothing():
         updater([0, 1], [wrong if last else good[0], good[1]], weights)
     with raised(TypeError, "gradient must have the weight's dtype float32, got float64"):
         updater([0, 1], [good[0], good[1].astype(np.float64) if last else good[1]], weights)
-    with raised(ValueError, "index 0 (fc_weight) comes twice in the list"):
+    with raised(ValueError, "index 0 (fc_weight) is in the list twice"):
         updater([0, 0], [good[0]] * 2, [weights[0]] * 2)
     with raised(ValueError, "index 2 shares memory with"):
         updater([1, 2], [good[1]] * 2, [weights[1], weights[1][:]])

@@ -110,9 +110,7 @@ def create(name: str | Initializer, **kwargs: Any) -> Initializer:
     """
     if isinstance(name, Initializer):
         if kwargs:
-            raise TypeError(
-                f"{name!r} is an instance and takes no arguments, got {', '.join(kwargs)}"
-            )
+            raise TypeError(f"{name!r} is an instance and takes no {', '.join(kwargs)}")
         return name
     if not isinstance(name, str):
         raise TypeError(f"name must be a string or an Initializer, got {name!r}")

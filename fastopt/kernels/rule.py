@@ -331,7 +331,7 @@ def rule(
         raise TypeError("row cannot be combined with noise or passes, which are for each element")
     if row and (signed or nonnegative):
         raise TypeError(
-            "row cannot be combined with signed or nonnegative: its state is one number for each row"
+            "row cannot be combined with signed or nonnegative, as rows have one number"
         )
     if kept and not passes:
         raise TypeError("kept needs passes, whose functions finish(sums, h, kept) change it")

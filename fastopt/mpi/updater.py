@@ -241,7 +241,7 @@ class ShardedUpdater(Planning):
             return
         if self._exchanging is None or plan is not self._exchanging.plan:
             raise ValueError(
-                "begin() was called for the parameters of the previous call, but this call has others"
+                "begin() was called for the parameters of the previous call, not for these"
             )
         given = [*grads] if isinstance(grads, (list, tuple)) else [grads]
         for place, grad in self._begun.items():

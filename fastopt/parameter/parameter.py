@@ -338,7 +338,7 @@ class Parameter(metaclass=Constructor):
         """
         if self._data is not None and not force_reinit:
             warnings.warn(
-                f"{self._words} is already initialized; pass force_reinit=True to initialize it again",
+                f"{self._words} is already initialized; force_reinit=True initializes it again",
                 stacklevel=3,
             )
             return
@@ -397,8 +397,8 @@ class Parameter(metaclass=Constructor):
             return self._data
         if self._deferred is not None:
             raise DeferredInitializationError(
-                f"{self._words} is not initialized yet, as its shape {self._shape} is not completely "
-                "known; set its shape or its data"
+                f"{self._words} is not initialized yet, as its shape {self._shape} has unknown "
+                "dimensions; set its shape or its data"
             )
         raise RuntimeError(f"{self._words} is not initialized; call initialize() first")
 

@@ -99,10 +99,10 @@ HEAD, COUNT = LIST[:16], struct.pack("<Q", 2**60)
 NO_SHAPE = struct.pack("<Ii", 0xF993FAC9, 0) + shape_bytes(())
 BROKEN = {
     "nothing": (b"", "needs 16 bytes where 0 are left"),
-    "other magic": (b"\x13" + LIST[1:], "does not start with the header of MXNet's NDArray lists"),
+    "other magic": (b"\x13" + LIST[1:], "does not start with the header of MXNet's"),
     "reserved": (
         LIST[:8] + b"\1" + LIST[9:],
-        "does not start with the header of MXNet's NDArray lists",
+        "does not start with the header of MXNet's",
     ),
     "absurd count": (HEAD + COUNT, "array 0 of the list: an array needs 4 bytes where 0"),
     "no names": (

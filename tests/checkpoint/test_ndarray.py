@@ -113,7 +113,7 @@ BROKEN = {
     "truncated": (LIST[:-1], "needs 11 bytes where 10 are left"),
     "too long": (LIST + b"\0", "1 bytes too many"),
     "empty array": (named_list({"a": NO_SHAPE}), "array 0 of the list: an array has no shape"),
-    "absurd dimensions": (named_list({"a": struct.pack("<I", 65)}), "must begin with 0xf993fac9"),
+    "absurd dimensions": (named_list({"a": struct.pack("<I", 65)}), "must start with 0xf993fac9"),
     "csr": (named_list({"a": struct.pack("<Ii", 0xF993FAC9, 2)}), "unknown storage type 2"),
     "bomb": (
         named_list({"a": row_sparse((2**40, 2), [], WEIGHT[:0])}),

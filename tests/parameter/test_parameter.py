@@ -537,7 +537,7 @@ def test_row_numbers_must_be_an_array_of_those_that_exist(rows, error):
 def test_a_row_sparse_parameter_has_one_trainer_and_a_dense_one_may_have_several():
     sparse, dense = table(), made()
     first = Trainer([sparse, dense])
-    with pytest.raises(RuntimeError, match="'w' is row-sparse and belongs to another Trainer"):
+    with pytest.raises(RuntimeError, match="'w' is row-sparse and already belongs"):
         Trainer([dense, sparse])
     second = Trainer([dense])
     sparse._set_trainer(first)

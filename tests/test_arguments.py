@@ -126,7 +126,7 @@ def test_no_attribute_of_a_checkpoint_hides_one_of_the_class(name, attribute):
     saved = updater.states_dict()
     saved["attributes"][attribute] = {}
     before = dict(vars(updater.optimizer))
-    with pytest.raises(CheckpointError, match=f"cannot have an attribute '{attribute}'"):
+    with pytest.raises(CheckpointError, match=f"cannot store an attribute '{attribute}'"):
         updater.load_states_dict(saved)
     assert vars(updater.optimizer) == before
 
@@ -217,7 +217,7 @@ def test_a_class_of_the_users_keeps_the_attributes_of_the_librarys_classes(name)
     updater.load_states_dict(saved)
     assert updater.optimizer.scale == 3
     saved["attributes"][name] = 0
-    with pytest.raises(CheckpointError, match=f"Momentum cannot have an attribute '{name}'"):
+    with pytest.raises(CheckpointError, match=f"Momentum cannot store an attribute '{name}'"):
         updater.load_states_dict(saved)
 
 

@@ -158,7 +158,7 @@ MISTAKES = {
     "rows as an array": (
         lambda: np.asarray(RowSparse(ones(1, 2), [0], (5, 2))),
         TypeError,
-        r"to_dense\(\) makes one",
+        r"call to_dense\(\)",
     ),
     "argument that no class has": (
         lambda: optimizer.Adam(swing=0.1),
@@ -389,12 +389,12 @@ MISTAKES = {
     "row with noise": (
         lambda: fastopt.rule(hyper=("lr",), row=plain, noise=True),
         TypeError,
-        "row cannot be together with noise or passes",
+        "row cannot be combined with noise or passes",
     ),
     "row with passes": (
         lambda: fastopt.rule(hyper=("lr",), row=plain, passes=[(plain, plain)]),
         TypeError,
-        "row cannot be together with noise or passes",
+        "row cannot be combined with noise or passes",
     ),
     "rule that takes an element": (
         compiled(takes_an_element),

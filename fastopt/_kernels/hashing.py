@@ -30,6 +30,9 @@ __all__ += ["BITS", "DEAD", "HIGH", "HINT", "LIVE", "NUMBERS"]
 BLOCK = 32
 """Ids that are looked up together, to overlap their memory latencies."""
 
+PART = 1024
+"""Ids that a thread looks up at once."""
+
 FREE = np.uint32(0xFFFFFFFF)
 """Value of the last use of a row without an id."""
 
@@ -106,54 +109,45 @@ def _counted(count, age, rate, more):
 
 
 @cache
-def find() -> Callable:
-    """Kernel that finds the rows of ids and records their use in the same pass.
+def find(parallel: bool) -> Callable:
+    """Kernel ``(wanted, slots, ids, numbers, rows)`` that finds the rows of ids.
 
-    Its arguments are ``(wanted, slots, ids, counts, last, numbers, rows, before, use)``. It writes
-    the row of each id, or -1, to `rows`, and returns the number of ids without a row. `use` is an
-    array ``(now, counted, rate)``: unless `now` is negative, it becomes the last use of the rows,
-    whose previous counts and last uses are written to `before`.
+    It writes the row of each id, or -1, to `rows`, and returns the number of ids without a row.
     """
 
-    def find(wanted, slots, ids, counts, last, numbers, rows, before, use):
+    def find(wanted, slots, ids, numbers, rows):
         bits, missing, size = numbers[BITS], 0, len(slots)
         mask = np.int64((1 << bits) - 1)
         slot_at, id_at, step = slots.ctypes.data, ids.ctypes.data, ids.strides[0]
-        now, counted, rate = np.int64(use[0]), use[1] > 0, use[2]
-        hashes = np.empty(BLOCK, np.uint64)
-        for first in range(0, len(wanted), BLOCK):
-            count = min(BLOCK, len(wanted) - first)
-            for k in range(count):
-                hashed = mix(np.uint64(wanted[first + k]))
-                hashes[k] = hashed
-                fetch(slot_at + 4 * _home(hashed, size))
-            for k in range(count):
-                at = _home(hashes[k], size)
-                tag = np.int64(hashes[k] & _LOW) >> bits
-                slot = np.int64(slots[at])
-                while slot != 0 and (slot >> bits != tag or slot & mask == 0):
-                    at += 1
-                    if at == size:
-                        at = 0
+        for part in prange(-(-len(wanted) // PART)):
+            hashes = np.empty(BLOCK, np.uint64)
+            end = min((part + 1) * PART, len(wanted))
+            for first in range(part * PART, end, BLOCK):
+                count = min(BLOCK, end - first)
+                for k in range(count):
+                    hashed = mix(np.uint64(wanted[first + k]))
+                    hashes[k] = hashed
+                    fetch(slot_at + 4 * _home(hashed, size))
+                for k in range(count):
+                    at = _home(hashes[k], size)
+                    tag = np.int64(hashes[k] & _LOW) >> bits
                     slot = np.int64(slots[at])
-                rows[first + k] = (slot & mask) - 1
-                fetch(id_at + step * max((slot & mask) - 1, 0))
-            for k in range(first, first + count):
-                row = rows[k]
-                if row >= 0 and ids[row] != wanted[k]:  # equal tags, which is rare
-                    row = _row(wanted[k], hashes[k - first], slots, ids, bits)
-                    rows[k] = row
-                if row < 0:
-                    missing += 1
-                elif now >= 0:
-                    before[k, 0], before[k, 1] = counts[row], last[row]
-                    if counted or rate > 0:
-                        age = now - np.int64(last[row])
-                        counts[row] = _counted(counts[row], age, rate, counted)
-                    last[row] = now
+                    while slot != 0 and (slot >> bits != tag or slot & mask == 0):
+                        at += 1
+                        if at == size:
+                            at = 0
+                        slot = np.int64(slots[at])
+                    rows[first + k] = (slot & mask) - 1
+                    fetch(id_at + step * max((slot & mask) - 1, 0))
+                for k in range(first, first + count):
+                    row = rows[k]
+                    if row >= 0 and ids[row] != wanted[k]:  # equal tags, which is rare
+                        row = _row(wanted[k], hashes[k - first], slots, ids, bits)
+                        rows[k] = row
+                    missing += row < 0
         return missing
 
-    return compiled(find, None, parallel=False)
+    return compiled(find, None, parallel)
 
 
 @cache
@@ -279,13 +273,23 @@ def remove() -> Callable:
 
 @cache
 def touch() -> Callable:
-    """Kernel ``(rows, counts, last, use)`` that records the use of rows; see :func:`find`."""
+    """Kernel ``(rows, counts, last, before, use)`` that records the use of rows.
 
-    def touch(rows, counts, last, use):
+    `use` is an array ``(now, counted, rate)``: `now` becomes the last use of the rows, and if
+    `counted`, 1 is added to their counts, which decay at `rate`. Negative rows are ignored. Unless
+    `before` is empty, the previous counts and last uses are written to it.
+    """
+
+    def touch(rows, counts, last, before, use):
         now, counted, rate = np.int64(use[0]), use[1] > 0, use[2]
+        at, step, keeps = last.ctypes.data, last.strides[0], len(before) > 0
         for k in range(len(rows)):
+            if k + BLOCK < len(rows):
+                fetch(at + step * max(rows[k + BLOCK], 0))
             row = rows[k]
             if row >= 0:
+                if keeps:
+                    before[k, 0], before[k, 1] = counts[row], last[row]
                 if counted or rate > 0:
                     age = now - np.int64(last[row])
                     counts[row] = _counted(counts[row], age, rate, counted)

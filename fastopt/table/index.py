@@ -1,5 +1,6 @@
 """Index of a table: the row, count and last use of each id."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from fastopt._kernels import hashing
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.hashing import BITS, DEAD, FREE, HIGH, HINT, LIVE, NUMBERS
 from fastopt._kernels.pages import LARGE, huge_pages, reserved
+from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.table.records import RecordFile, Rows
 
 __all__ = ["MOST_ROWS", "RECORD", "Ids", "RowIndex", "Rows"]
@@ -31,6 +33,9 @@ Use = Any
 Array = np.ndarray[Any, Any]
 
 UNUSED = -1, False
+
+THREADED_FROM = 2048
+"""Number of ids from which threads find them."""
 
 
 class Found(NamedTuple):
@@ -112,11 +117,12 @@ class RowIndex:
         if len(self._before) < len(ids):
             self._before = np.empty((len(ids), 2))  # reused, since touching new pages is slow
         before = self._before[: len(ids)]
-        arguments = ids, self.slots, self.ids, self.counts, self.last, self.numbers, rows, before
-        use = np.array([*use, self.rate], np.float64)
-        missing = self._run(hashing.find, *arguments, use)
+        parallel = len(ids) >= THREADED_FROM and may_run_parallel()
+        with turn() if parallel else nullcontext():
+            arguments = ids, self.slots, self.ids, self.numbers, rows
+            missing = self._run(hashing.find, *arguments, of=(parallel,))
         if use[0] >= 0:
-            self._mark(rows)
+            self._touch(rows, before, use)
         return Found(rows, missing, before)
 
     def unuse(self, found: Found) -> None:
@@ -158,8 +164,11 @@ class RowIndex:
 
     def touch(self, rows: Rows, use: Use) -> None:
         """Record a use of rows, see :meth:`find`; negative numbers are ignored."""
-        use = np.array([*use, self.rate], np.float64)
-        self._run(hashing.touch, rows, self.counts, self.last, use)
+        self._touch(rows, np.empty((0, 2)), use)
+
+    def _touch(self, rows: Rows, before: NDArray[Any], use: Use) -> None:
+        given = np.array([*use, self.rate], np.float64)
+        self._run(hashing.touch, rows, self.counts, self.last, before, given)
         self._mark(rows)
 
     def counts_at(self, rows: Rows | slice, now: int) -> NDArray[Any]:
@@ -200,8 +209,8 @@ class RowIndex:
         if self._file is not None:
             self._file.mark(rows[rows >= 0])
 
-    def _run(self, factory: Any, *arguments: Any) -> Any:
-        kernel = self._kernels.get(factory)
+    def _run(self, factory: Any, *arguments: Any, of: tuple[bool, ...] = ()) -> Any:
+        kernel = self._kernels.get((factory, of))
         if kernel is None:
-            kernel = self._kernels[factory] = bind(factory(), *arguments)
+            kernel = self._kernels[factory, of] = bind(factory(*of), *arguments)
         return kernel(*arguments)

@@ -85,7 +85,7 @@ HEAD = struct.pack("<Ii", 0xF993FAC9, 0)
 DEVICE = struct.pack("<ii", 1, 0)
 HOSTILE = {
     "nothing": (b"", "needs 4 bytes where 0 are left"),
-    "other magic": (b"\xc7" + dense(F32)[1:], "must begin with 0xf993fac9"),
+    "other magic": (b"\xc7" + dense(F32)[1:], "must start with 0xf993fac9"),
     "unknown storage": (struct.pack("<Ii", 0xF993FAC9, 2), "storage type 2"),
     "no dimensions": (HEAD + struct.pack("<i", -1), "-1 dimensions"),
     "many dimensions": (HEAD + struct.pack("<I", 2**31 - 1), "2147483647 dimensions"),

@@ -567,7 +567,7 @@ MIXED = {
 def test_averages_beside_those_of_one_optimizer_are_one_error(main, other, words):
     main, other = (optimizer.create(x() if callable(x) else x) for x in (main, other))
     own = {"^b": {"optimizer": other}}
-    words = rf"groups\['\^b'\]: average cannot be combined with {words}, since the former has"
+    words = rf"groups\['\^b'\]: average cannot be combined with {words}, as the former averages"
     with pytest.raises(TypeError, match=words):
         optimizer.Updater(main, groups=own, average=EMA(0.5))
     made, weights = optimizer.Updater(main, groups=own), arrays(0, "ab")

@@ -145,7 +145,7 @@ def test_an_optimizer_whose_state_changes_is_noticed():
     table = plain()
     table.lookup([1])
     table.optimizer.momentum = 0.9
-    with pytest.raises(ValueError, match="an argument that decides about the state has changed"):
+    with pytest.raises(ValueError, match="an argument of the optimizer has changed"):
         table.lookup([2])
     assert list(table) == [1]
 

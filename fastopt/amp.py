@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastopt._naming import Constructor
+from fastopt._naming import Spelled
 from fastopt.arguments import brief, count, flag, number
 
 __all__ = ["LossScaler", "StepInfo"]
@@ -43,7 +43,7 @@ class StepInfo(NamedTuple):
     d: float | None = None
 
 
-class LossScaler(metaclass=Constructor):
+class LossScaler(Spelled):
     r"""Loss scale that adapts to the range of float16.
 
     Gradients below 3e-8 underflow to zero in float16. Multiplying the loss by a large scale

@@ -71,6 +71,8 @@ def test_a_misspelled_attribute_is_an_error_that_names_the_right_one():
         (lambda: Trainer([parameter()]), "learnin_rate", "did you mean learning_rate"),
         (lambda: Trainer([parameter()]), "lr", "optimizer_params=.* takes it"),
         (lambda: fastopt.EmbeddingTable(2, "sgd"), "optimzer", "did you mean optimizer"),
+        (LossScaler, "growth_intervall", "did you mean growth_interval"),
+        (parameter, "lr_mul", "did you mean lr_mult"),
         (
             lambda: fastopt.EmbeddingTable(2, "sgd"),
             "init",

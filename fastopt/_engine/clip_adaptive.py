@@ -54,7 +54,7 @@ class UnitClip:
         """
         if len(set(indices)) < len(indices):
             twice = next(index for k, index in enumerate(indices) if index in indices[:k])
-            raise ValueError(f"{label(twice, names)}: clip_adaptive updates an index once in a call")
+            raise ValueError(f"{label(twice, names)}: clip_adaptive updates an index once a call")
         for index, weight, grad in zip(indices, weights, grads, strict=True):
             if is_cuda(weight) or is_cuda(getattr(grad, "values", grad)):
                 raise TypeError(

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fastopt._suggestions import closest
 from fastopt.device import Device
 from fastopt.initializer import Initializer, create
 from fastopt.parameter import files
@@ -61,7 +62,12 @@ class ParameterDict:
         return self._prefix
 
     def __getitem__(self, name: str) -> Parameter:
-        return self._parameters[name]
+        found = self._parameters.get(name)
+        if found is None:
+            meant = closest(str(name), self._parameters)
+            advice = f"; did you mean {meant!r}?" if meant else ""
+            raise KeyError(f"no parameter {name!r}{advice}")
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)

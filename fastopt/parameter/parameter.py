@@ -12,7 +12,7 @@ import numpy as np
 
 from fastopt._kernels.device_memory import assign, host, owned, placed
 from fastopt._kernels.devices import header, is_cuda
-from fastopt._naming import Constructor, unknown_arguments
+from fastopt._naming import Spelled, unknown_arguments
 from fastopt.arguments import brief, choice, number
 from fastopt.device import Device, cpu, current_device
 from fastopt.initializer import FusedRNN, InitDesc, Initializer, create
@@ -47,7 +47,7 @@ class Deferred(NamedTuple):
     devices: tuple[Device, ...]
 
 
-class Parameter(metaclass=Constructor):
+class Parameter(Spelled):
     """A model weight with its gradient, updated by a :class:`~fastopt.trainer.Trainer`.
 
     After :meth:`initialize` it holds one array for each device, and one gradient buffer for each

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Literal
 
 from fastopt.optimizer.optimizer import Array, Index
@@ -93,11 +92,12 @@ class Placement:
         """Rank, start and stop of every slice that is not empty."""
         share = max(self.share, 1)
         end = min(ranks, -(-(self.position + self.size) // share))
-        ranks_with_parts = range(self.position // share, end)
-        cuts = pairwise(map(self.cut, range(ranks_with_parts.start, end + 1)))
-        for rank, (first, last) in zip(ranks_with_parts, cuts, strict=True):
+        first = 0
+        for rank in range(self.position // share, end):
+            last = self.cut(rank + 1)
             if first < last:
                 yield rank, first, last
+            first = last
 
 
 def line_bytes(ranks: int) -> int:

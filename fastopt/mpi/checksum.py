@@ -30,8 +30,9 @@ def checksums(elements: Any) -> NDArray[np.uint64]:
     array([3], dtype=uint64)
     """
     data = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
-    whole = data.size // (8 * ROW) * 8 * ROW
-    rows = data[:whole].view(np.uint64).reshape(-1, ROW).sum(axis=1, dtype=np.uint64)
-    rest = np.zeros(-(-(data.size - whole) // 8) * 8, np.uint8)
-    rest[: data.size - whole] = data[whole:]
-    return np.append(rows, rest.view(np.uint64).sum(dtype=np.uint64))
+    whole = data.size // 8 * 8
+    words = data[:whole].view(np.uint64)
+    starts = np.arange(0, len(words), ROW)
+    sums = np.add.reduceat(words, starts) if len(words) else np.zeros(1, np.uint64)
+    sums[-1:] += np.frombuffer(data[whole:].tobytes().ljust(8, b"\0"), np.uint64)
+    return sums

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from fastopt._engine.overlap import Addresses
 from fastopt._kernels.chunks import Chunks, chunks_of
 from fastopt._kernels.table import Table, launch
-from fastopt.mpi.packing import pack, unpack
+from fastopt.mpi.packing import add_up, pack, unpack
 from fastopt.mpi.plan import DEPTH, Bucket, Group, Plan
 from fastopt.mpi.sums import Sums
 
@@ -39,7 +40,10 @@ class Exchange:
     Attributes
     ----------
     grads : list
-        Flat gradient of each tensor on this rank; None for gradients that are not ready.
+        Gradient of each tensor on this rank, flat unless `at` has addresses; None for gradients
+        that are not ready.
+    at : numpy.ndarray or None
+        Addresses of the gradients, if all have the dtypes of their weights and are C-contiguous.
     begun : int
         Number of gradient buckets that this rank has started to send.
     """
@@ -49,6 +53,7 @@ class Exchange:
         self.comm, self.rank = self.ranks.comm, self.ranks.rank
         self.gradient_comm = comm or self.comm
         self.grads: list[Any] = [None] * len(plan.indices)
+        self.at: Addresses | None = None
         self._missing = {group: len(group.places) for group in plan.groups}
         self.begun = self._added = self._arrived = self._gathered = 0
         self._reducing: deque[tuple[Bucket, Any, Array | None, Array, Array]] = deque()
@@ -74,7 +79,7 @@ class Exchange:
         if source is None or at is None:
             source = packed = self.plan.borrow(bucket.starts[-1], wire)
             at = bucket.starts[:-1]
-            pack(self.grads, bucket.sent, packed)
+            pack(self.grads, bucket.sent, packed, self.at if group.dtype == wire else None)
         received = self.plan.borrow(own * self.ranks.size, wire)
         self._lap("packing")
         sent, taken = list(counts), [own] * self.ranks.size
@@ -91,7 +96,7 @@ class Exchange:
     def _in_memory(self, group: Group) -> Array | None:
         """The gradients of a group as one array, if they are contiguous in memory."""
         if group not in self._sources:
-            self._sources[group] = group.joined(self.grads, group.wire)
+            self._sources[group] = group.joined(self.grads, group.wire, self.at)
         return self._sources[group]
 
     def put(self, place: int, grad: Any) -> None:
@@ -148,11 +153,8 @@ class Exchange:
         bucket, _, packed, received, own = self._reducing.popleft()
         first, last = bucket.share(self.rank)
         total = bucket.group.grads[first:last]
-        parts = list(received.reshape(self.ranks.size, -1))
-        parts[self.rank] = own
-        np.add(parts[0], parts[1], out=total, dtype=total.dtype)
-        for part in parts[2:]:
-            np.add(total, part, out=total)
+        parts = received.reshape(self.ranks.size, -1)
+        add_up(parts, self.rank, own, total, bucket.large)
         for memory in (packed, received):
             if memory is not None:
                 self.plan.give_back(memory)
@@ -238,7 +240,7 @@ class Exchange:
         self._lap("communication")
         if packed is None:
             return
-        unpack(packed, bucket.received, self.plan.flats)
+        unpack(packed, bucket.received, self.plan.flats, self.plan.at)
         self.plan.give_back(packed)
         self._lap("packing")
 

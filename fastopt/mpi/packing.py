@@ -1,18 +1,21 @@
-"""Copies between the tensors of a call and the buckets in which they are sent."""
+"""Copies between the tensors of a call and buckets, and sums of the parts that ranks receive."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
+from operator import lt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastopt._engine.overlap import addresses
+from fastopt._engine.overlap import Addresses, addresses
 from fastopt._kernels import copying
 from fastopt._kernels.compiling import bind
+from fastopt._kernels.layout import kind_of
 from fastopt._kernels.threads import may_run_parallel, turn
 
-__all__ = ["Runs", "copier", "pack", "unpack"]
+__all__ = ["Runs", "add_up", "adder", "copier", "pack", "unpack"]
 
 Array = np.ndarray[Any, Any]
 
@@ -20,8 +23,8 @@ Runs = NDArray[np.int64]
 """Runs of elements, a row for each: position of the tensor in the call, start and stop of its
 elements, and offset in the bucket."""
 
-PARALLEL_FROM = 1 << 20
-"""Bytes from which threads share the copies."""
+COMPILED_FROM = 1 << 20, 32
+"""Bytes, and number of runs, from which one kernel with threads is faster than NumPy."""
 
 
 @cache
@@ -30,33 +33,65 @@ def copier() -> Any:
     return bind(copying.copy(), np.empty((0, 3), np.int64))
 
 
-def pack(arrays: Sequence[Any], runs: Runs, packed: Array) -> None:
-    """Copy runs of flat arrays to a bucket, which they fill in order; convert to its dtype."""
-    if not _copied(arrays, runs, packed, False):
-        parts = [arrays[k][first:last] for k, first, last, _ in runs.tolist()]
+@cache
+def adder(wire: Any, real: Any, parallel: bool) -> Any:
+    """Compiled :func:`fastopt.kernels.copying.add`."""
+    kernel = copying.add(kind_of(wire), real.type, parallel)
+    return bind(kernel, np.empty((0, 1), np.uint64), np.empty(0, real))
+
+
+def add_up(received: Array, rank: int, own: Array, total: Array, large: bool) -> None:
+    """Sum the parts of all ranks, in rank order, in the dtype of `total`.
+
+    `received` has a row for each rank; the part of this rank is `own` instead. `large` sums are
+    shared by threads.
+    """
+    ranks, parallel = len(received), large and may_run_parallel()
+    at = received.ctypes.data + np.arange(ranks, dtype=np.uint64) * np.uint64(own.nbytes)
+    at[rank] = own.ctypes.data
+    with turn() if parallel else nullcontext():
+        adder(received.dtype, total.dtype, parallel)(at.reshape(-1, 1), total)
+
+
+def pack(arrays: Sequence[Any], runs: Runs, packed: Array, at: Addresses | None = None) -> None:
+    """Copy runs of arrays to a bucket, which they fill in order; convert to its dtype.
+
+    `at` has the addresses of all arrays, if all are in place and have the bucket's dtype.
+    """
+    if not _copied(arrays, runs, packed, False, at):
+        parts = [_elements(arrays[k])[first:last] for k, first, last, _ in runs.tolist()]
         with np.errstate(over="ignore"):  # infinities are detected in the sums
             np.concatenate(parts, out=packed, casting="unsafe")
 
 
-def unpack(packed: Array, runs: Runs, arrays: Sequence[Any]) -> None:
-    """Copy runs from a bucket to flat arrays of its dtype."""
-    if not _copied(arrays, runs, packed, True):
-        for k, first, last, at in runs.tolist():
-            arrays[k][first:last] = packed[at : at + last - first]
+def unpack(packed: Array, runs: Runs, arrays: Sequence[Any], at: Addresses | None = None) -> None:
+    """Copy runs from a bucket to flat arrays of its dtype; for `at` see :func:`pack`."""
+    if not _copied(arrays, runs, packed, True, at):
+        for k, first, last, start in runs.tolist():
+            arrays[k][first:last] = packed[start : start + last - first]
 
 
-def _copied(arrays: Sequence[Any], runs: Runs, packed: Array, back: bool) -> bool:
-    """Copy large runs with all threads, unless an array is not in place or is to be converted."""
+def _elements(array: Any) -> Any:
+    """Flat elements of an array in C order; iterators of other arrays are flat already."""
+    return array.reshape(-1) if isinstance(array, np.ndarray) else array
+
+
+def _copied(
+    arrays: Sequence[Any], runs: Runs, packed: Array, back: bool, at: Addresses | None = None
+) -> bool:
+    """Copy large or many runs, unless an array is not in place or is to be converted."""
     size = packed.itemsize
-    places, first, last, at = runs.T
-    if size * (last - first).sum() < PARALLEL_FROM or not may_run_parallel():
+    places, first, last, start = runs.T
+    work = size * (last - first).sum(), len(runs)
+    if all(map(lt, work, COMPILED_FROM)) or not may_run_parallel():
         return False
-    named = {k: arrays[k] for k in places.tolist()}
-    if any(type(a) is not np.ndarray or a.dtype != packed.dtype for a in named.values()):
-        return False
-    where = np.zeros(max(named) + 1, np.int64)
-    where[[*named]] = addresses([*named.values()])
-    ends = where[places] + size * first, packed.ctypes.data + size * at
+    if at is None:
+        named = {k: arrays[k] for k in places.tolist()}
+        if any(type(a) is not np.ndarray or a.dtype != packed.dtype for a in named.values()):
+            return False
+        at = np.zeros(max(named) + 1, np.int64)
+        at[[*named]] = addresses([*named.values()])
+    ends = at[places] + size * first, packed.ctypes.data + size * start
     source, target = reversed(ends) if back else ends
     with turn():
         copier()(np.stack([source, target, size * (last - first)], axis=1))

@@ -3,18 +3,21 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import is_
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from fastopt._engine.overlap import Ranges, addresses, bounds
+from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.layout import real_of
+from fastopt._kernels.numpy_abi import readable
 from fastopt.checkpoint.placement import Placement
 from fastopt.mpi.agreement import Facts
 from fastopt.mpi.collectives import MOST
-from fastopt.mpi.packing import Runs
+from fastopt.mpi.guards import Guards
+from fastopt.mpi.packing import Runs, adder
 from fastopt.optimizer.optimizer import Array, Index
 
 __all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
@@ -66,6 +69,8 @@ class Bucket:
         self.group = group
         self.counts: list[int] = counts.tolist()
         self.starts = [0, *accumulate(self.counts)]
+        self.large = max(self.counts) * len(self.counts) >= PARALLEL_FROM
+        """Whether threads share the sums of gradients on some rank."""
         self.first = first
         mine = parts[:, 0] == rank
         self.own: list[Part] = [(place, *ends) for place, *ends in parts[mine, 1:4].tolist()]
@@ -127,8 +132,9 @@ class Group:
         self.real = np.dtype(real_of(self.dtype))
         self.wire = self.real if wire is None else np.dtype(wire)
         self.places: list[int] = []
-        self.bases: dict[int, int] = {}
+        self.starts: list[int] = []
         """Offset of each tensor if they are contiguous in memory."""
+        self._filled = np.empty((2, 0), np.int64)
         self.size = self.room = 0
         self.grads = np.empty(0, self.real)
         self.weights: Array | None = None
@@ -136,7 +142,7 @@ class Group:
     def add(self, place: int, size: int) -> None:
         """Add a tensor."""
         self.places.append(place)
-        self.bases[place] = self.size
+        self.starts.append(self.size)
         self.size += size
 
     def cut(
@@ -153,8 +159,8 @@ class Group:
         stop of its elements, and the offset of the first if tensors are contiguous in memory.
         """
         found = [
-            (owner, place, first, last, self.bases[place] + first)
-            for place in self.places
+            (owner, place, first, last, start + first)
+            for place, start in zip(self.places, self.starts, strict=True)
             for owner, first, last in placements[place].owners(ranks)
         ]
         parts = np.array(found, np.int64).reshape(-1, 5)
@@ -162,6 +168,8 @@ class Group:
         sizes = parts[:, 3] - parts[:, 2]
         totals = np.bincount(parts[:, 0], sizes, ranks).astype(np.int64)
         self.grads = np.empty(int(totals[rank]), self.real)
+        filled = np.diff(self.starts, append=self.size) > 0
+        self._filled = np.array([self.places, self.starts])[:, filled]
         step = max(-(-limit // (ranks * self.real.itemsize)), 1)
         ends = np.cumsum(sizes) - (np.cumsum(totals) - totals)[parts[:, 0]]  # in each share
         windows, parts = _split(parts, ends - sizes, ends, step)
@@ -170,25 +178,28 @@ class Group:
             counts = np.clip(totals - k * step, 0, step)
             self.buckets.append(Bucket(self, parts[windows == k], counts, k * step, rank, keep))
 
-    def joined(self, arrays: Sequence[Any], dtype: np.dtype[Any]) -> Array | None:
-        """One array over the flat arrays of the group's tensors, if they are contiguous in memory.
+    def joined(
+        self, arrays: Sequence[Any], dtype: np.dtype[Any], at: Addresses | None = None
+    ) -> Array | None:
+        """One array over the arrays of the group's tensors, if they are contiguous in memory.
 
-        None if they are not contiguous or have another dtype.
+        None if they are not contiguous or have another dtype. `at` has the addresses of all
+        arrays, if they have the dtype of the weights.
         """
-        chosen = [arrays[place] for place in self.places]
-        if not all(isinstance(array, np.ndarray) for array in chosen):
+        places, starts = self._filled
+        if not len(places) or (at is not None and dtype != self.dtype):
             return None
-        chosen = [array for array in chosen if array.size]
-        if len(chosen) > 1:
-            at = addresses(chosen)
-            ends = at + np.array([array.nbytes for array in chosen])
-            if not np.array_equal(at[1:], ends[:-1]):
+        first = arrays[places[0]]
+        if at is None:
+            chosen = [arrays[place] for place in places.tolist()]
+            if any(not isinstance(a, np.ndarray) or a.dtype != dtype for a in chosen):
                 return None
-        if not chosen or any(array.dtype != dtype for array in chosen):
+            at = addresses(chosen)
+        else:
+            at = at[places]
+        if not np.array_equal(at - at[0], starts * dtype.itemsize):
             return None
-        if len(chosen) == 1:
-            return cast(Array, chosen[0])
-        return as_strided(chosen[0], (self.size,), (dtype.itemsize,))
+        return as_strided(first, (self.size,), (dtype.itemsize,))
 
 
 def _split(parts: Parts, starts: Parts, ends: Parts, step: int) -> tuple[Parts, Parts]:
@@ -262,16 +273,18 @@ class Plan:
         self._written = Ranges(*bounds(weights))
         self._headers = [_header(weight) for weight in weights]
         self._types = [*map(type, indices)]
-        self._like = [header[:3] for header in self._headers]
-        self._alignments = np.array([weight.dtype.alignment for weight in weights])
+        self._guards: Guards | None = None
         self.facts: Facts | None = None
         self.flats = [flat(weight) for weight in weights]
         self.sizes = [weight.size for weight in weights]
         self._windows: tuple[int, list[list[Part]]] = (0, [])
         self.copied = {k for k, each in enumerate(self.flats) if not isinstance(each, np.ndarray)}
+        self.at = None if self.copied else self._addresses
+        """Addresses of the weights, if all are in place."""
         self.slices = [self._slice(place, rank) for place in range(len(weights))]
         self.alone = ranks == 1
         """Whether this is the only rank: gradients are not sent but used in place."""
+        self._flat = all(own.ndim == 1 for own in self.slices)
         self.groups = [] if self.alone else [*self._grouped(ranks, limit, wire)]
         self.grads: list[Any] = [None] * len(weights)
         for group in self.groups:
@@ -324,10 +337,29 @@ class Plan:
                 elements = self.slices[place].reshape(-1)
                 bucket.slices.append(elements[first - begin : last - begin])
 
-    def gradients(self, given: Sequence[Any]) -> list[Any]:
-        """Gradients for the slices of this rank, from the flat gradients of the call."""
+    def compile(self) -> None:
+        """Compile the kernels that sum the gradients of all ranks."""
+        for bucket in self.buckets:
+            adder(bucket.group.wire, bucket.group.real, bucket.large)
+
+    def fit(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> Addresses | None:
+        """See :meth:`Guards.fit`; also None if the arrays of calls must be checked in Python."""
+        if self._guards is None:
+            in_python = self.listed or self.copied or not self.weights or not readable()
+            if in_python or not self.is_for(indices, weights):
+                return None
+            self._guards = Guards(self.weights, self._written)
+        return self._guards.fit(indices, grads, weights)
+
+    def gradients(self, given: Sequence[Any], fit: bool) -> list[Any]:
+        """Gradients for the slices of this rank, from those of the call.
+
+        They `fit` the weights, see :meth:`fit`, or are flat.
+        """
         if not self.alone:
             return [*self.grads]
+        if fit and self._flat:
+            return [grad.ravel() for grad in given]
         pairs = enumerate(zip(given, self.slices, strict=True))
         return [
             grad
@@ -350,14 +382,6 @@ class Plan:
             and [_header(weight) for weight in weights] == self._headers
             and np.array_equal(addresses(weights), self._addresses)
         )
-
-    def takes(self, grads: Sequence[Any]) -> bool:
-        """Whether all gradients match their weights, in C order and aligned; False if unsure."""
-        if self.listed or self.copied or set(map(type, grads)) != {np.ndarray}:
-            return False
-        if [(grad.shape, grad.strides, grad.dtype) for grad in grads] != self._like:
-            return False
-        return not (addresses(grads) % self._alignments).any()
 
     def shared(self, grads: Sequence[Array]) -> tuple[int, int] | None:
         """Positions of a gradient and a weight that share memory, or None.

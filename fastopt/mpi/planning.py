@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.mixed_precision import check_copy
-from fastopt._engine.overlap import Ranges, addresses, bounds
+from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, label
 from fastopt.amp import LossScaler
 from fastopt.checkpoint.placement import Form, Placement, line_bytes, placed
 from fastopt.mpi.agreement import Fact, Facts, Numbers
 from fastopt.mpi.checksum import checksums
+from fastopt.mpi.guards import comparer
 from fastopt.mpi.job import leader_first
 from fastopt.mpi.packing import copier
 from fastopt.mpi.plan import Plan, flat
@@ -43,15 +44,20 @@ class Planning(Resumable):
         self.bucket_bytes = bucket_bytes or line_bytes(self.ranks)
         self.check_every = check_every
         self._plan: Plan | None = None
+        self._given: Addresses | None = None
+        """Addresses of the gradients of the current call, if they fit the plan as they are."""
         self._turns: dict[Index, int] = {}
         self._unsure: set[Index] = set()
         self._copies: dict[Index, Array] = {}
-        leader_first(self._node, lambda: (addresses([]), copier()))
+        leader_first(self._node, lambda: (addresses([]), copier(), comparer()))
 
     def _planned(
         self, index: Any, grad: Any, weight: Any
     ) -> tuple[Plan, list[Any], dict[Index, Placement]]:
-        """Return the plan, flat gradients, and placements of new indices."""
+        """Return the plan, gradients, and placements of new indices.
+
+        Gradients are flat unless they fit the plan.
+        """
         plan, new = self._plan, dict[Index, Placement]()
         if isinstance(index, (list, tuple)):
             index, grads, weights = as_lists(index, grad, weight)
@@ -61,10 +67,12 @@ class Planning(Resumable):
                 indices = [check_index(each) for each in index]
         else:
             indices, grads, weights = [check_index(index)], [grad], [weight]
+        self._given = None
+        if plan is not None and indices == plan.indices and not self._copies:
+            self._given = plan.fit(indices, grads, weights)
+            if self._given is not None:
+                return plan, grads, new
         known = plan is not None and plan.is_for(indices, weights)
-        if plan is not None and known and not self._copies and plan.takes(grads):
-            self._check_not_shared(plan, grads)
-            return plan, [grad.reshape(-1) for grad in grads], new
         quick = known and not self._copies
         grads = [
             grad if quick and _fits(grad, weight) else self._check(index, grad, weight)
@@ -156,7 +164,8 @@ class Planning(Resumable):
     def _values(self, plan: Plan, new: dict[Index, Placement]) -> Numbers:
         """Checksums of new and loaded weights, and of a fraction of the other weights."""
         unsure = new.keys() | self._unsure
-        parts = [(k, 0, plan.sizes[k]) for k, i in enumerate(plan.indices) if i in unsure]
+        indices = plan.indices if unsure else []
+        parts = [(k, 0, plan.sizes[k]) for k, i in enumerate(indices) if i in unsure]
         if self.check_every:
             windows = plan.windows(self.check_every)
             turn = self._turns.get(plan.indices[0], 0) % self.check_every if windows else 0

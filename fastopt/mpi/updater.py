@@ -22,7 +22,7 @@ from fastopt.mpi.agreement import Facts, agree, attempt
 from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.gate import Stopped
-from fastopt.mpi.job import private
+from fastopt.mpi.job import leader_first, private
 from fastopt.mpi.listed import Listed
 from fastopt.mpi.plan import Plan, flat
 from fastopt.mpi.planning import Planning
@@ -333,7 +333,7 @@ class ShardedUpdater(Planning):
             with self._updating(lambda: gate.passed):
                 self._prepare(plan, new)
                 exchange = self._exchanging or Exchange(self.shard.sums, plan, self._gradient_comm)
-                exchange.grads = grads
+                exchange.grads, exchange.at = grads, self._given
                 self._exchanging = exchange
                 rows = self._listed(plan, grads)
             self._exchange(exchange, plan, grads, new, rows)
@@ -364,6 +364,7 @@ class ShardedUpdater(Planning):
                 for k, i in enumerate(plan.indices)
                 if i in new
             )
+            leader_first(self._node, plan.compile)
         if plan is not self._plan:
             for index, placement in zip(plan.indices, plan.placements, strict=True):
                 self._slice(index, placement)
@@ -397,7 +398,7 @@ class ShardedUpdater(Planning):
     ) -> None:
         """Sum gradients, update the slices of this rank, and gather the new weights."""
         optimizer, gate, problem = self.optimizer, self.shard.gate, None
-        grads = plan.gradients(given)
+        grads = plan.gradients(given, self._given is not None)
         if rows:
             for k, grad in zip(plan.listed, rows.grads, strict=True):
                 grads[k] = grad

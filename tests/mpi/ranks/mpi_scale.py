@@ -6,6 +6,7 @@ import numpy as np
 from mpi_common import comm
 
 from fastopt._kernels import copying
+from fastopt._kernels.layout import bfloat16
 from fastopt.checkpoint.placement import line_bytes, placed
 from fastopt.mpi import flat_like, packing
 from fastopt.mpi.exchange import Exchange
@@ -82,7 +83,10 @@ def check_threads_copy_the_same_bytes():
     if comm.rank:
         return
     rng = np.random.default_rng(0)
-    for dtype, most in (("float32", copying.STREAM_FROM // 2), ("uint16", packing.PARALLEL_FROM)):
+    for dtype, most in (
+        ("float32", copying.STREAM_FROM // 2),
+        ("uint16", packing.COMPILED_FROM[0]),
+    ):
         size = np.dtype(dtype).itemsize
         lengths = [0, 1, 7, 33, 1000, copying.CHUNK // size + 5, most // size, most // size + 3]
         arrays = [rng.integers(0, 60_000, n + 9).astype(dtype) for n in lengths]
@@ -101,3 +105,27 @@ def check_threads_copy_the_same_bytes():
             assert not other[:n].any()
             assert not other[n + k :].any()
     assert not packing._copied(arrays, runs, packed.astype("float64")[1:-2], back=False)
+
+
+def check_threads_sum_in_the_order_of_the_ranks():
+    """Bits are those of one addition after the other, in the dtype of the arithmetic."""
+    if comm.rank:
+        return
+    rng = np.random.default_rng(0)
+    for wire, real in (
+        ("float32", "float32"),
+        ("float64", "float64"),
+        ("float16", "float32"),
+        (bfloat16(), "float32"),
+    ):
+        for ranks, size in ((2, 3), (3, 0), (5, 2 * copying.PART + 7)):
+            parts = rng.normal(0, 100, (ranks, size)).astype(wire)
+            expected = parts[0].astype(real)
+            for part in parts[1:]:
+                expected += part.astype(real)
+            own, received = parts[1].copy(), parts.copy()
+            received[1] = 0  # as nothing was received from this rank
+            for large in (False, True):
+                total = np.full(size, np.nan, real)
+                packing.add_up(received, 1, own, total, large)
+                assert total.tobytes() == expected.tobytes()

@@ -1,6 +1,8 @@
 """Checks of sharded updates, on any number of ranks."""
 
+import sys
 import tracemalloc
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +15,7 @@ from fastopt._kernels.codes import is_worth_codes
 from fastopt.amp import LossScaler
 from fastopt.mpi import ShardedTable, ShardedUpdater
 from helpers.cases import CASES
-from helpers.tensor_lists import Tensor, dtype_of, everything, frozen, normal, tensors_of
+from helpers.tensor_lists import Tensor, dtype_of, everything, frozen, laid, normal, tensors_of
 
 NORMS = ("lars", "lamb", "lans", "lbsgd")
 
@@ -132,6 +134,45 @@ def check_a_weight_may_move_in_memory():
         weight.resize(8, refcheck=False)
     made(0, np.ones_like(weight), weight)
     assert (weight == -3 * comm.size).all()
+
+
+def check_gradients_may_have_another_layout_in_each_step():
+    """Also ones that no compiled check accepts, and lists of other kinds."""
+    shapes = [(30, 20), (7,), (1,), (3, 0)]
+    pair = Pair(lambda: optimizer.Adam(), [normal(k, s, "float32") for k, s in enumerate(shapes)])
+    for step, layout in enumerate(("c", "c", "fortran", "c", "strided")):
+        slopes = lambda k, r, s=step, a=layout: laid(exact(9 * s + r, shapes[k], np.float32), a)  # noqa: E731
+        pair.step([*range(4)], slopes)
+        assert pair.same()
+    grads = [exact(comm.rank, s, np.float32) for s in shapes]
+    pair.sharded((0, 1, 2, 3), tuple(grads), tuple(pair.ours))
+    every = [[exact(rank, s, np.float32) for rank in range(comm.size)] for s in shapes]
+    pair.alone([0, 1, 2, 3], [summed(each) for each in every], pair.theirs)
+    assert pair.same()
+
+
+def check_python_of_a_step_does_not_grow_with_tensors():
+    """Functions that a warm call enters; waiting takes any number."""
+
+    def entered(call):
+        names = []
+        sys.setprofile(lambda frame, event, _: names.append(frame.f_code) if event == "call" else 0)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+        return [code.co_name for code in names if not code.co_filename.endswith("ranks.py")]
+
+    found = []
+    for tensors in (100, 500):
+        weights = [np.zeros((3, 5), np.float32) for _ in range(tensors)]
+        grads = [np.ones_like(w) for w in weights]
+        updater = ShardedUpdater(optimizer.Adam(), comm, check_every=0)
+        call = partial(updater, [*range(tensors)], grads, weights)
+        for _ in range(3):
+            call()
+        found.append(entered(call))
+    assert found[0] == found[1]
 
 
 def check_schedules_and_multipliers():

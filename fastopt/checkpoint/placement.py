@@ -76,25 +76,28 @@ class Placement:
 
     def slice_shape(self, rank: int) -> tuple[int, ...]:
         """Shape of a rank's slice."""
-        first, last = self.part(rank)
+        return self._shape_of(*self.part(rank))
+
+    def _shape_of(self, first: int, last: int) -> tuple[int, ...]:
         if self.form == "whole" and first < last:
             return self.shape
-        inner = () if self.form == "flat" else self.shape[1:]
+        if self.form == "flat":
+            return (last - first,)
+        inner = self.shape[1:]
         return ((last - first) // max(math.prod(inner), 1), *inner)
 
     def slice_of(self, elements: Any, rank: int) -> Array:
         """A rank's slice, from the flat elements in C order."""
         first, last = self.part(rank)
-        cut: Array = elements[first:last].reshape(self.slice_shape(rank))
+        cut: Array = elements[first:last].reshape(self._shape_of(first, last))
         return cut
 
     def owners(self, ranks: int) -> Iterator[tuple[int, int, int]]:
         """Rank, start and stop of every slice that is not empty."""
-        share = max(self.share, 1)
-        end = min(ranks, -(-(self.position + self.size) // share))
+        position, size, unit, share = self.position, self.size, self.unit, max(self.share, 1)
         first = 0
-        for rank in range(self.position // share, end):
-            last = self.cut(rank + 1)
+        for rank in range(position // share, min(ranks, -(-(position + size) // share))):
+            last = min((rank + 1) * share - position, size) // unit * unit  # cut(rank + 1), faster
             if first < last:
                 yield rank, first, last
             first = last

@@ -255,13 +255,13 @@ class CudaTable(Table):
             memory = self._memory[name, shape] = self.driver.Memory(shape, dtype)
         return memory
 
-    def _grown(self, name: str, size: int, dtype: Any) -> Any:
-        """Return reusable device memory of at least this size."""
-        memory = self._memory.get(name)
-        if memory is None or memory.array.size < size:
+    def _grown(self, name: str, size: int, dtype: Any, *row: int) -> Any:
+        """Return reusable device memory of at least `size` rows of this shape."""
+        memory = self._memory.get((name, row))
+        if memory is None or memory.shape[0] < size:
             if memory is not None:
                 self.driver.hold(memory, self.stream_handle)
-            memory = self._memory[name] = self.driver.Memory((size,), dtype)
+            memory = self._memory[name, row] = self.driver.Memory((size, *row), dtype)
         return memory
 
     def _uploaded(self, rows: NDArray[np.int64]) -> int:
@@ -443,7 +443,7 @@ class CudaTable(Table):
     def _added(self, kernel: Any, count: int, chunks: NDArray[np.int64], *arguments: Any) -> Any:
         """Launch a summing kernel; return device memory with `count` totals for each tensor."""
         tensors = len(self.sizes)
-        partial = self._space("partial", (max(len(chunks), 1), count))
+        partial = self._grown("partial", max(len(chunks), 1), np.float64, count)
         total = self._space("total", (tensors, count))
         grid, warps = -(-len(chunks) // self.kernels.WARPS), self.kernels.WARPS
         if len(chunks):

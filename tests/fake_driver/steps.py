@@ -11,6 +11,7 @@ from numba import cuda
 
 from fastopt import RowSparse, optimizer
 from fastopt._kernels import cuda_driver
+from fastopt._kernels.cuda_table import CudaTable
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import CosineScheduler
 
@@ -83,6 +84,22 @@ def rows(listed, on_host=False, **kwargs):
     ids = np.array(listed)
     grad = RowSparse(on_device(len(listed), 8), ids if on_host else cuda.to_device(ids), (100, 8))
     return warm(lambda: updater(0, grad, weight))
+
+
+def varying_rows():
+    """Device arrays that a table keeps after gradients with 50 rows, and after ones with fewer."""
+    updater = optimizer.Updater(optimizer.Adam(), clip_global_norm=1.0)
+    weight, kept = on_device(100, 8), []
+    for count in (50, 10, 20, 30):
+        rows = cuda.to_device(np.arange(count))
+        updater(0, RowSparse(on_device(count, 8), rows, (100, 8)), weight)
+        tables = (
+            o
+            for o in gc.get_objects()
+            if isinstance(o, CudaTable) and o.arrays[0].shape == (100, 8)
+        )
+        kept.append(sum(len(table._memory) for table in tables))
+    return kept
 
 
 def repeated_rows():
@@ -215,6 +232,7 @@ STEPS = {
     "rows, indices on the host": lambda: rows([3, 5, 7], on_host=True),
     "rows, repeated, indices on the host": lambda: rows([7, 3] * 100, on_host=True),
     "rows, standard": lambda: rows([3, 5, 7], lazy_update=False),
+    "varying rows": varying_rows,
     "LAMB": lambda: many(3, updater=optimizer.get_updater(optimizer.LAMB())),
     "LAMB with clip": lambda: clipped("lamb"),
     "clip": lambda: clipped("adam"),

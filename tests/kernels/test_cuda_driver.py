@@ -126,6 +126,12 @@ def test_what_launches_use_lives_until_the_device_is_done(steps):
     assert steps["held"] == [True, False]
 
 
+def test_memory_does_not_grow_with_the_kinds_of_row_counts(steps):
+    first, *later = steps["varying rows"]
+    assert first
+    assert later == [first] * 3
+
+
 def test_arguments_are_those_that_numba_would_pass(steps):
     as_numba, ours = steps["arguments"]
     assert ours == as_numba

@@ -20,6 +20,10 @@ Counts = NDArray[np.int64]
 MOST = 2**31 - 1
 """Limit on the units in one operation; some MPI libraries have 32-bit counts."""
 
+UNIT = 64
+"""Bytes of a unit of several arrays, to whose multiple the data for each rank is padded: with
+:data:`MOST` units, a rank can send and receive 128 GiB."""
+
 
 def gathered(ranks: Ranks, items: Array) -> tuple[Array, Counts]:
     """Concatenate the items of all ranks, in rank order; also return their number for each rank."""
@@ -33,7 +37,7 @@ def gathered_together(ranks: Ranks, arrays: Sequence[Array]) -> tuple[list[Array
     every = np.empty((ranks.size, len(own)), np.int64)
     ranks.wait(ranks.comm.Iallgather(own, every))
     counts = every.T
-    rounds = -(-_units(arrays, counts, _common(arrays)).sum() // MOST)
+    rounds = -(-_units(arrays, counts, _size(arrays)).sum() // MOST)
     if rounds <= 1:
         return _gather(ranks, arrays, counts), counts
     results = _made(arrays, counts)
@@ -54,12 +58,13 @@ def _gather(ranks: Ranks, arrays: Sequence[Array], counts: Counts) -> list[Array
     results = _made(arrays, counts)
     with _unit(arrays) as (size, kind):
         if kind:
-            source, target = _packed(arrays, counts[:, [ranks.rank]]), _room(results)
             units = _units(arrays, counts, size).tolist()
+            source = _packed(arrays, counts[:, [ranks.rank]], size)
+            target = _room(results, sum(units) * size)
             ranks.wait(
                 ranks.comm.Iallgatherv([source, units[ranks.rank], kind], [target, units, kind])
             )
-            _unpack(target, results, counts)
+            _unpack(target, results, counts, size)
     return results
 
 
@@ -71,10 +76,10 @@ def exchanged(ranks: Ranks, arrays: Sequence[Array], sent: Counts, received: Cou
     results = _made(arrays, received)
     with _unit(arrays) as (size, kind):
         if kind:
-            source, target = _packed(arrays, sent), _room(results)
             there, here = (_units(arrays, counts, size).tolist() for counts in (sent, received))
+            source, target = _packed(arrays, sent, size), _room(results, sum(here) * size)
             ranks.wait(ranks.comm.Ialltoallv([source, there, kind], [target, here, kind]))
-            _unpack(target, results, received)
+            _unpack(target, results, received, size)
     return results
 
 
@@ -90,9 +95,10 @@ def _item(array: Array) -> int:
     return size
 
 
-def _common(arrays: Sequence[Array]) -> int:
-    """Largest number of bytes that divides the item sizes of all arrays."""
-    return math.gcd(*map(_item, arrays))
+def _size(arrays: Sequence[Array]) -> int:
+    """Bytes of a unit: an item of a single array, else UNIT; 0 if no item has bytes."""
+    items = [_item(array) for array in arrays]
+    return items[0] if len(items) == 1 else UNIT * any(items)
 
 
 def _bytes(array: Array) -> Array:
@@ -101,8 +107,8 @@ def _bytes(array: Array) -> Array:
 
 def _units(arrays: Sequence[Array], counts: Counts, size: int) -> NDArray[np.int64]:
     """Number of units of `size` bytes sent to, or received from, each rank."""
-    sizes: NDArray[np.int64] = np.array([_item(array) // max(size, 1) for array in arrays])
-    return sizes @ counts
+    items: NDArray[np.int64] = np.array([_item(array) for array in arrays])
+    return -(-(items @ counts) // max(size, 1))
 
 
 def _made(arrays: Sequence[Array], counts: Counts) -> list[Array]:
@@ -114,7 +120,7 @@ def _made(arrays: Sequence[Array], counts: Counts) -> list[Array]:
 @contextmanager
 def _unit(arrays: Sequence[Array]) -> Iterator[tuple[int, Any]]:
     """Context with the unit size in bytes and its MPI datatype, None if items have no bytes."""
-    size = _common(arrays)
+    size = _size(arrays)
     kind: Any = MPI.BYTE.Create_contiguous(size).Commit() if size else None
     try:
         yield size, kind
@@ -123,38 +129,39 @@ def _unit(arrays: Sequence[Array]) -> Iterator[tuple[int, Any]]:
             kind.Free()
 
 
-def _segments(counts: Counts) -> Iterator[tuple[int, int, int]]:
-    """Array, start and stop of each segment, in the order in which segments are sent."""
+def _segments(
+    arrays: Sequence[Array], counts: Counts, size: int
+) -> Iterator[tuple[Array, int, int]]:
+    """Bytes of each segment, and start and stop of its place in the data that is sent."""
+    flat, items = [_bytes(array) for array in arrays], [_item(array) for array in arrays]
     ends = np.cumsum(counts, axis=1)
-    for rank in range(counts.shape[1]):
+    units = _units(arrays, counts, size)
+    for rank, start in enumerate((size * (np.cumsum(units) - units)).tolist()):
+        at = start
         for k in np.flatnonzero(counts[:, rank]).tolist():
-            yield k, int(ends[k, rank] - counts[k, rank]), int(ends[k, rank])
+            last = int(ends[k, rank]) * items[k]
+            segment = flat[k][last - int(counts[k, rank]) * items[k] : last]
+            yield segment, at, at + segment.size
+            at += segment.size
 
 
-def _packed(arrays: Sequence[Array], counts: Counts) -> Array:
+def _packed(arrays: Sequence[Array], counts: Counts, size: int) -> Array:
     """Bytes of all arrays, in rank order."""
-    flat = [_bytes(array) for array in arrays]
-    if len(flat) == 1:
-        return flat[0]
-    sizes = [_item(array) for array in arrays]
-    parts = [flat[k][first * sizes[k] : last * sizes[k]] for k, first, last in _segments(counts)]
-    return np.concatenate([*parts, np.empty(0, np.uint8)])
+    if len(arrays) == 1:
+        return _bytes(arrays[0])
+    data = np.zeros(int(_units(arrays, counts, size).sum()) * size, np.uint8)
+    for segment, first, last in _segments(arrays, counts, size):
+        data[first:last] = segment
+    return data
 
 
-def _room(results: Sequence[Array]) -> Array:
+def _room(results: Sequence[Array], nbytes: int) -> Array:
     """Receive buffer; the memory of the result itself if there is only one."""
-    if len(results) == 1:
-        return _bytes(results[0])
-    return np.empty(sum(result.nbytes for result in results), np.uint8)
+    return _bytes(results[0]) if len(results) == 1 else np.empty(nbytes, np.uint8)
 
 
-def _unpack(data: Array, results: Sequence[Array], counts: Counts) -> None:
+def _unpack(data: Array, results: Sequence[Array], counts: Counts, size: int) -> None:
     """Copy the received bytes to the results."""
-    if len(results) == 1:
-        return
-    flat = [_bytes(result) for result in results]
-    sizes, at = [_item(result) for result in results], 0
-    for k, first, last in _segments(counts):
-        size = (last - first) * sizes[k]
-        flat[k][first * sizes[k] : last * sizes[k]] = data[at : at + size]
-        at += size
+    if len(results) > 1:
+        for segment, first, last in _segments(results, counts, size):
+            segment[...] = data[first:last]

@@ -159,18 +159,39 @@ def check_calls_that_fail_change_nothing():
 
 
 def check_what_is_gathered_beyond_the_largest_count_comes_in_parts():
-    arrays = [normal(comm.rank, (5 + comm.rank, 3), "float32"), np.arange(comm.rank * 4)]
+    arrays = [normal(comm.rank, (50 + comm.rank, 3), "float32"), np.arange(comm.rank * 4)]
     ranks = private(comm).ranks
     expected, counts = collectives.gathered_together(ranks, arrays)
-    before, collectives.MOST = collectives.MOST, 7
+    most, before, collectives.MOST = collectives.MOST, ranks.waits, 7
     try:
         found, again = collectives.gathered_together(ranks, arrays)
     finally:
-        collectives.MOST = before
+        collectives.MOST = most
+    assert ranks.waits - before > 2
     assert frozen(found) == frozen(expected)
     assert frozen(again) == frozen(counts)
-    whole = np.concatenate([normal(rank, (5 + rank, 3), "float32") for rank in range(comm.size)])
+    whole = np.concatenate([normal(rank, (50 + rank, 3), "float32") for rank in range(comm.size)])
     assert frozen(found[0]) == frozen(whole)
+
+
+def check_rows_of_several_kinds_reach_their_ranks():
+    """Segments of any number of bytes, also of none, to any rank."""
+    ranks = private(comm).ranks
+    kinds = [("float32", (3,)), ("int64", ()), ("float16", (5,)), ("float64", (0,))]
+    every = np.random.default_rng(0).integers(0, 40, (len(kinds), comm.size, comm.size))
+    every[:, 0] = 0  # rank 0 sends nothing
+    arrays = {
+        (k, source, target): normal(9 * k + 3 * source + target, (count, *shape), dtype)
+        for k, (dtype, shape) in enumerate(kinds)
+        for (source, target), count in np.ndenumerate(every[k])
+    }
+    here = range(comm.size)
+    sent = [np.concatenate([arrays[k, comm.rank, r] for r in here]) for k in range(len(kinds))]
+    came = [np.concatenate([arrays[k, r, comm.rank] for r in here]) for k in range(len(kinds))]
+    for some in (slice(None), slice(1), slice(1, 3), slice(3, 4)):
+        counts = every[some, comm.rank], every[some, :, comm.rank]
+        found = collectives.exchanged(ranks, sent[some], *counts)
+        assert frozen(found) == frozen(came[some])
 
 
 def check_several_tables_are_updated_as_one_list():

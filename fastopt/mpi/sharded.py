@@ -16,7 +16,7 @@ from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.codes import is_worth_codes
 from fastopt._kernels.layout import real_of
 from fastopt._kernels.table import Table, launch
-from fastopt._naming import Constructor
+from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.checkpoint.placement import Form, Placement
@@ -63,7 +63,7 @@ class Shard(Updater):
         super()._update_in_python([call for call in calls if call[1].size])
 
 
-class Sharded(Advised, metaclass=Constructor):
+class Sharded(Advised, Spelled):
     """Abstract base of objects whose methods all ranks of a communicator call together.
 
     Parameters

@@ -13,7 +13,7 @@ import numpy as np
 from numba import prange
 
 from fastopt._kernels.compiling import compiled
-from fastopt._kernels.cpu_blocks import dense_blocks, lazy_blocks
+from fastopt._kernels.cpu_blocks import AHEAD, FAR, dense_blocks, lazy_blocks
 from fastopt._kernels.elements import element_step, gradient, keep, keep_state, missed, row_locator
 from fastopt._kernels.lanes import BLOCK
 from fastopt._kernels.layout import (
@@ -36,13 +36,16 @@ from fastopt._kernels.storage import (
     locate,
     prefetch,
     private,
+    shifted,
 )
+from fastopt._kernels.vectors import prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
 
-__all__ = ["AHEAD", "dense", "element_loop", "lazy", "settle"]
+__all__ = ["dense", "element_loop", "lazy", "settle"]
 
-AHEAD = 8
-"""Prefetch distance in indexed rows."""
+STEP = 128
+"""Elements that are prefetched at a time, in updates that draw random numbers: their arithmetic
+overlaps with their memory traffic only if the data are in the cache when it begins."""
 
 
 @cache
@@ -70,16 +73,22 @@ def _dense(layout: Layout) -> Callable:
             h, key = private(hyper, tensor), table[tensor, KEY]
             element = np.int64(table[tensor, OFFSET]) + start
             rounding, draw = dither_run(key, element), run(key, element)
+            if draws:
+                prefer_wide_vectors()
             if sparse:
                 grads = locate(table, tensor, first_grad, 0, grad_kinds)
                 buffer, step = np.empty((1, BLOCK), real), BLOCK
             else:
                 grads = locate(table, tensor, first_grad, start, grad_kinds)
-                buffer, step = None, max(size, 1)
+                buffer, step = None, STEP if draws else max(size, 1)
             for first in range(0, size, step):
                 count = min(step, size - first)
                 if sparse:
                     gather(table, tensor, grads, start + first, count, inside(buffer))
+                elif draws:
+                    prefetch(shifted(weights, first + FAR), STEP, True)
+                    prefetch(shifted(states, first + FAR), STEP, True)
+                    prefetch(shifted(grads, first + FAR), STEP, False)
                 for i in range(first, first + count):
                     weight, state = read_weight(weights, i), load(states, i)
                     grad = gradient(grads, i, buffer, i - first)
@@ -113,6 +122,8 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
             grads = locate(table, tensor, first_grad, 0, grad_kinds)
             h, key = private(hyper, tensor), table[tensor, KEY]
             buffer = np.empty((1, width), real)
+            if draws:
+                prefer_wide_vectors()
             for k in range(start, start + size):
                 if k + AHEAD < table[tensor, SEGMENTS]:
                     ahead = listed(table, tensor, ROWS, k + AHEAD)

@@ -43,7 +43,7 @@ from fastopt._kernels.storage import inside, load, locate, prefetch, private, sh
 from fastopt._kernels.vectors import prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
 
-__all__ = ["dense_blocks", "lazy_blocks"]
+__all__ = ["AHEAD", "FAR", "dense_blocks", "lazy_blocks"]
 
 AHEAD = 8
 """Prefetch distance in indexed rows."""

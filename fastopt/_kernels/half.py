@@ -155,7 +155,7 @@ def _past_largest(x):
     The product overflows from the middle between the largest bfloat16 and the next power of 2 on.
     This multiplication takes less time than another comparison.
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return x * _PAST_LARGEST
 
 

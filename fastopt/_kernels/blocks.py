@@ -19,7 +19,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from fastopt._kernels.storage import load, store
-from fastopt._kernels.vectors import inlined
 from fastopt.kernels.rule import scalar
 
 __all__ = [
@@ -184,7 +183,7 @@ def _decode_intrinsic(typingctx, states, numbers, scales):
     return result(states, numbers, scales), codegen
 
 
-@inlined
+@scalar
 def encode(states, scales, values, count, tops):
     """Write `count` numbers from each pointer of `values` to a block of each state slot.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from fastopt._kernels.blocks import (
     CODE_BLOCK,
@@ -40,7 +40,7 @@ from fastopt._kernels.layout import (
 from fastopt._kernels.noise import dither_run, run
 from fastopt._kernels.segments import collect, gather, listed
 from fastopt._kernels.storage import inside, load, locate, prefetch, private, shifted, store
-from fastopt._kernels.vectors import prefer_wide_vectors
+from fastopt._kernels.vectors import inlined, prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
 
 __all__ = ["AHEAD", "FAR", "dense_blocks", "lazy_blocks"]
@@ -57,7 +57,7 @@ def _block_update(layout: Layout) -> Callable:
 
     `element` is the number of the first one, and `factor` that of its row's deferred decay.
     """
-    update, dither = element_step(layout), layout.dither or None
+    update, dither, encode_block = element_step(layout), layout.dither or None, inlined(encode)
 
     def block_update(weights, grads, states, scales, count, h, key, element, factor, values):
         rounding, draw = dither_run(key, element), run(key, element)
@@ -70,9 +70,9 @@ def _block_update(layout: Layout) -> Callable:
             roots = rooted(states, state)
             store(values, i, roots)
             tops = higher(states, tops, roots)
-        encode(states, scales, values, count, tops)
+        encode_block(states, scales, values, count, tops)
 
-    return njit(inline="always", error_model="numpy")(block_update)
+    return inlined(block_update)
 
 
 def dense_blocks(layout: Layout) -> Callable:

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import config
 from numba.extending import intrinsic, overload
 
-from fastopt._kernels.noise import _bits_float, _float_bits
+from fastopt._kernels.noise import _bits_float, _float_bits, _plus
 from fastopt.kernels.rule import scalar
 
 __all__ = [
@@ -144,7 +144,7 @@ def dither_bfloat16(x, bits):
 
     See :func:`dither_float16`; the low 16 of the random bits are used for every `x`.
     """
-    raised = np.uint32(_float_bits(x) + np.uint32(bits & _LOWER))
+    raised = _plus(_float_bits(x), np.uint32(bits & _LOWER))
     past = _float_bits(_past_largest(x))
     return np.uint16((past if _magnitude(x) > _LARGEST_BFLOAT16 else raised) >> _HALF_BITS)
 

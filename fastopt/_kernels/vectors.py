@@ -3,8 +3,8 @@
 Tests: ``tests/kernels/test_blocks.py``.
 """
 
-from numba import types
-from numba.extending import intrinsic, overload, register_jitable
+from numba import njit, types
+from numba.extending import intrinsic, overload
 
 __all__ = ["inlined", "prefer_wide_vectors"]
 
@@ -38,9 +38,9 @@ def _prefer_intrinsic(typingctx):
 
 
 def inlined(fn):
-    """Let kernels call `fn`, whose loops are compiled as loops of the kernel.
+    """Return a form of `fn` for CPU kernels, in which its loops are compiled as theirs.
 
     Numba optimizes every other function on its own first: its loops are vectorized before the
     compiler knows the numbers and arrays that the kernel passes.
     """
-    return register_jitable(inline="always")(fn)
+    return njit(inline="always", error_model="numpy")(fn)

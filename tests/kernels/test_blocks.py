@@ -381,7 +381,7 @@ def test_tables_in_8_bits_continue_with_the_same_bits(place, tmp_path):
         ({"signed": ("other",)}, "'other' must be in state"),
         ({"signed": ("mom",), "nonnegative": ("mom",)}, "in one of signed and nonnegative"),
         ({"signed": "mom"}, "signed must be a sequence of names"),
-        ({"signed": ("mom",), "row": lambda grad, h: grad}, "number for each row"),
+        ({"signed": ("mom",), "row": lambda grad, h: grad}, "rows have one number"),
     ],
 )
 def test_rules_declare_their_own_slots(slots, message):

@@ -11,7 +11,6 @@ nonnegative number, is below 1e-30.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -34,6 +33,7 @@ __all__ = [
     "lowest",
     "nonnegative_code",
     "nonnegative_value",
+    "rooted",
     "scale_of",
     "signed_code",
     "signed_value",
@@ -86,9 +86,9 @@ def signed_code(number, factor):
 
 
 @scalar
-def nonnegative_code(number, factor):
-    """Encode a nonnegative number, without rounding; `factor` is the root of 1 / scale."""
-    return fourth_root(number) * factor
+def nonnegative_code(root, factor):
+    """Encode the root of a nonnegative number, without rounding; `factor` is that of 1 / scale."""
+    return root_of(root) * factor
 
 
 @scalar
@@ -99,44 +99,46 @@ def scale_of(top, multiple):
     return type(top)(0.0 if top < LEAST else math.nan), type(top)(0)
 
 
-def fourth_root(x):
-    """Return the fourth root of a nonnegative number, in float32 with relative error below 4e-4.
+def root_of(x):
+    """Return the square root of a nonnegative number, in float32 with relative error below 4e-5.
 
-    The multiplications take half the time of two square roots, which float64 uses.
+    The divider, which computes square roots, is busy with those of the rule.
     """
     if x.dtype == np.float64:
-        return np.sqrt(np.sqrt(x))
-    return refined_root(x, (_MAGIC - (x.view(np.uint32) >> np.uint32(2))).view(np.float32))
+        return np.sqrt(x)
+    return refined_root(x, (_MAGIC - (x.view(np.uint32) >> np.uint32(1))).view(np.float32))
 
 
-@overload(fourth_root)
-def _fourth_root(x):
+@overload(root_of)
+def _root_of(x):
     if x == types.float64:
-        return lambda x: math.sqrt(math.sqrt(x))
+        return lambda x: math.sqrt(x)
     return lambda x: refined_root(x, _inverse_root(x))
 
 
 @scalar
 def refined_root(x, y):
-    """Return ``x**0.25``, given `y` near ``x**-0.25`` such that ``abs(1 - x * y**4) <= 1/8``."""
-    near = x * y * (y * y)
-    rest = _SERIES[0] - near * y
-    return near * (_SERIES[0] + rest * (_SERIES[1] + rest * _SERIES[2]))
+    """Return ``sqrt(x)``, given `y` such that ``abs(1 - x * y**2) <= 0.07``."""
+    near = x * y
+    rest = _ONE - near * y
+    return near + near * (rest * (_SERIES[0] + rest * _SERIES[1]))
 
 
-_MAGIC = np.uint32(0x4F580000)
-"""``_MAGIC - bits / 4`` are the bits of about ``x**-0.25``, with `bits` those of float32 `x`."""
+_MAGIC = np.uint32(0x5F375A86)
+"""``_MAGIC - bits / 2`` are the bits of about ``1 / sqrt(x)``, with `bits` those of float32 `x`."""
 
-_SERIES = tuple(map(np.float32, (1, 0.7571239, 0.66293021)))
-"""Coefficients of ``(1 - rest) ** -0.75`` for a rest of up to 1/8, fitted at Chebyshev nodes."""
+_ONE = np.float32(1)
+
+_SERIES = tuple(map(np.float32, (0.50109452, 0.37554692)))
+"""Coefficients of ``(1 - rest) ** -0.5`` after 1, fitted at Chebyshev nodes."""
 
 
 @intrinsic
 def _inverse_root(typingctx, x):
     def codegen(context, builder, signature, args):
         word = ir.IntType(32)
-        quarter = builder.lshr(builder.bitcast(args[0], word), word(2))
-        return builder.bitcast(builder.sub(word(int(_MAGIC)), quarter), ir.FloatType())
+        half = builder.lshr(builder.bitcast(args[0], word), word(1))
+        return builder.bitcast(builder.sub(word(int(_MAGIC)), half), ir.FloatType())
 
     return types.float32(types.float32), codegen
 
@@ -181,78 +183,158 @@ def _decode_intrinsic(typingctx, states, numbers, scales):
     return result(states, numbers, scales), codegen
 
 
+@scalar
 def encode(states, scales, values, count, tops):
     """Write `count` numbers from each pointer of `values` to a block of each state slot.
 
-    The scale of each coded slot is also written. `tops` are the maxima from :func:`higher`.
+    The scale of each coded slot is also written. The numbers are those of :func:`rooted`, and
+    `tops` their maxima from :func:`higher`.
     """
-    scales = iter(scales)
-    for state, numbers, top in zip(states, values, tops, strict=True):
-        writer = _WRITERS.get(np.dtype(state._type_).type)
-        if writer:
-            writer(state, next(scales), numbers, count, top)
-        else:
-            copy_numbers(state, numbers, count)
-
-
-@scalar
-def encode_signed(codes, scale, numbers, count, top):
-    """Encode a block of signed numbers; `top` is the largest magnitude."""
-    kept, factor = scale_of(top, SIGNED)
-    store((scale,), 0, (kept,))
+    factors = write_scales(states, scales, tops)
     for i in range(count):
-        store((codes,), i, (nearest_byte(signed_code(load((numbers,), i)[0], factor)),))
+        store(states, i, codes_of(states, load(values, i), factors))
 
 
-@scalar
-def encode_nonnegative(codes, scale, numbers, count, top):
-    """Encode a block of nonnegative numbers; `top` is the largest."""
-    kept, inverse = scale_of(math.sqrt(top), NONNEGATIVE)
-    factor = math.sqrt(inverse)
-    store((scale,), 0, (kept,))
-    for i in range(count):
-        store((codes,), i, (nearest_byte(nonnegative_code(load((numbers,), i)[0], factor)),))
+def rooted(states, numbers):
+    """Return the numbers of an element, with roots in place of nonnegative ones that are coded.
+
+    The compiler computes the root once if the rule needs it too.
+    """
+    pairs = zip(states, numbers, strict=True)
+    return tuple(np.sqrt(x) if _kind(state) is np.uint8 else x for state, x in pairs)
 
 
-@scalar
-def copy_numbers(target, numbers, count):
-    """Copy the numbers of a slot that is not coded."""
-    for i in range(count):
-        store((target,), i, load((numbers,), i))
+def _kind(state):
+    return np.dtype(state._type_).type
 
 
-_WRITERS = {np.int8: encode_signed, np.uint8: encode_nonnegative}
-_COMPILED_WRITERS = {types.int8: encode_signed, types.uint8: encode_nonnegative}
-
-
-@overload(encode)
-def _encode(states, scales, values, count, tops):
-    return lambda states, scales, values, count, tops: _encode_intrinsic(
-        states, scales, values, count, tops
-    )
+@overload(rooted)
+def _rooted(states, numbers):
+    return lambda states, numbers: _rooted_intrinsic(states, numbers)
 
 
 @intrinsic
-def _encode_intrinsic(typingctx, states, scales, values, count, tops):
+def _rooted_intrinsic(typingctx, states, numbers):
     def codegen(context, builder, signature, args):
-        pointers, factors, numbers, found = (
-            cgutils.unpack_tuple(builder, args[n], len(signature.args[n])) for n in (0, 1, 2, 4)
-        )
-        kept = iter(zip(scales, factors, strict=True))
-        for k, pointer in enumerate(states):
-            if pointer.dtype in _COMPILED_WRITERS:
-                kind, scale = next(kept)
-                top = builder.bitcast(found[k], context.get_value_type(kind.dtype))
-                writer: Any = _COMPILED_WRITERS[pointer.dtype]
-                typed = types.none(pointer, kind, values[k], types.intp, kind.dtype)
-                given = [pointers[k], scale, numbers[k], args[3], top]
-            else:
-                writer, typed = copy_numbers, types.none(pointer, values[k], types.intp)
-                given = [pointers[k], numbers[k], args[3]]
-            context.compile_internal(builder, writer, typed, given)
-        return context.get_dummy_value()
+        found = cgutils.unpack_tuple(builder, args[1], len(numbers))
+        for k, kind in enumerate(numbers):
+            if states[k].dtype == types.uint8:
+                found[k] = context.compile_internal(builder, square_root, kind(kind), [found[k]])
+        return context.make_tuple(builder, numbers, found)
 
-    return types.none(states, scales, values, types.intp, tops), codegen
+    return numbers(states, numbers), codegen
+
+
+@scalar
+def square_root(x):
+    return math.sqrt(x)
+
+
+@scalar
+def signed_scale(top):
+    """Return the scale of a block of signed numbers with maximum `top`, and 1 / scale."""
+    return scale_of(top, SIGNED)
+
+
+@scalar
+def nonnegative_scale(top):
+    """Return the scale of a block of nonnegative numbers, and the root of 1 / scale.
+
+    `top` is the root of the block's maximum.
+    """
+    scale, inverse = scale_of(top, NONNEGATIVE)
+    return scale, math.sqrt(inverse)
+
+
+_SCALES = {np.int8: signed_scale, np.uint8: nonnegative_scale}
+_COMPILED_SCALES = {types.int8: signed_scale, types.uint8: nonnegative_scale}
+
+
+def write_scales(states, scales, tops):
+    """Write the scale of each coded slot; return the factor of :func:`codes_of` for each slot."""
+    scales = iter(scales)
+    factors = []
+    for state, top in zip(states, tops, strict=True):
+        factor = top
+        if _kind(state) in _SCALES:
+            kept, factor = _SCALES[_kind(state)](top)
+            store((next(scales),), 0, (kept,))
+        factors.append(factor)
+    return tuple(factors)
+
+
+@overload(write_scales)
+def _write_scales(states, scales, tops):
+    return lambda states, scales, tops: _write_scales_intrinsic(states, scales, tops)
+
+
+@intrinsic
+def _write_scales_intrinsic(typingctx, states, scales, tops):
+    real = scales[0].dtype
+    factors = types.UniTuple(real, len(tops))
+
+    def codegen(context, builder, signature, args):
+        kept = iter(cgutils.unpack_tuple(builder, args[1], len(scales)))
+        found = []
+        for k, top in enumerate(cgutils.unpack_tuple(builder, args[2], len(tops))):
+            factor = builder.bitcast(top, context.get_value_type(real))
+            if states[k].dtype in _COMPILED_SCALES:
+                pair = types.UniTuple(real, 2)(real)
+                scale = _COMPILED_SCALES[states[k].dtype]
+                result = context.compile_internal(builder, scale, pair, [factor])
+                scale, factor = cgutils.unpack_tuple(builder, result, 2)
+                builder.store(scale, next(kept))
+            found.append(factor)
+        return context.make_tuple(builder, factors, found)
+
+    return factors(states, scales, tops), codegen
+
+
+def codes_of(states, numbers, factors):
+    """Return the codes of an element's numbers; those of slots that are not coded stay."""
+    slots = zip(states, numbers, factors, strict=True)
+    return tuple(
+        nearest_byte(_EXACT[_kind(state)](number, factor)) if _kind(state) in _EXACT else number
+        for state, number, factor in slots
+    )
+
+
+_EXACT = {np.int8: signed_code, np.uint8: nonnegative_code}
+
+
+@scalar
+def nearest_signed(number, factor):
+    return nearest_byte(signed_code(number, factor))
+
+
+@scalar
+def nearest_nonnegative(root, factor):
+    return nearest_byte(nonnegative_code(root, factor))
+
+
+_NEAREST = {types.int8: nearest_signed, types.uint8: nearest_nonnegative}
+
+
+@overload(codes_of)
+def _codes_of(states, numbers, factors):
+    return lambda states, numbers, factors: _codes_intrinsic(states, numbers, factors)
+
+
+@intrinsic
+def _codes_intrinsic(typingctx, states, numbers, factors):
+    kinds = [types.int8 if p.dtype in _NEAREST else n for p, n in zip(states, numbers, strict=True)]
+    codes = types.Tuple(kinds)
+
+    def codegen(context, builder, signature, args):
+        found, scaling = (cgutils.unpack_tuple(builder, arg, len(kinds)) for arg in args[1:])
+        for k, real in enumerate(factors):
+            if states[k].dtype in _NEAREST:
+                typed = types.int8(numbers[k], real)
+                nearest = _NEAREST[states[k].dtype]
+                found[k] = context.compile_internal(builder, nearest, typed, [found[k], scaling[k]])
+        return context.make_tuple(builder, codes, found)
+
+    return codes(states, numbers, factors), codegen
 
 
 def lowest(values):
@@ -297,7 +379,7 @@ def _higher_intrinsic(typingctx, states, tops, numbers):
         word = ir.IntType(real.bitwidth)
         found = cgutils.unpack_tuple(builder, args[1], len(tops))
         for k, number in enumerate(cgutils.unpack_tuple(builder, args[2], len(tops))):
-            if states[k].dtype in _COMPILED_WRITERS:
+            if states[k].dtype in _COMPILED_SCALES:
                 value = context.cast(builder, number, numbers[k], real)
                 bits = builder.bitcast(value, word)
                 magnitude = builder.and_(bits, word(2 ** (word.width - 1) - 1))

@@ -106,9 +106,8 @@ def encoded(numbers: Array, kind: Any) -> tuple[Array, Array]:
     codes = np.empty(numbers.shape, kind)
     scales = np.zeros(scales_shape(numbers.shape), numbers.dtype)
     for (part, target), scale in _parts(scales, np.ascontiguousarray(numbers), codes):
+        part = part if signed else np.sqrt(part)
         tops = np.abs(part).max(axis=-1)
-        if not signed:
-            tops = np.sqrt(tops)
         pairs = [scale_of(top, SIGNED if signed else NONNEGATIVE) for top in tops.ravel()]
         found = np.array(pairs, numbers.dtype).T.reshape(2, *tops.shape, 1)
         scale[...] = found[0]

@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from fastopt._kernels.blocks import (
-    CODE_BLOCK,
-    blocks_of,
-    decode,
-    encode,
-    extent,
-    higher,
-    lowest,
-)
 from fastopt._kernels.compiling import compiled
+from fastopt._kernels.cpu_blocks import AHEAD, FAR, dense_blocks, lazy_blocks
 from fastopt._kernels.elements import element_step, gradient, keep, keep_state, missed, row_locator
-from fastopt._kernels.lanes import BLOCK, scratch
+from fastopt._kernels.lanes import BLOCK
 from fastopt._kernels.layout import (
     ADDRESS,
     DONE,
@@ -45,14 +37,15 @@ from fastopt._kernels.storage import (
     prefetch,
     private,
     shifted,
-    store,
 )
+from fastopt._kernels.vectors import prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
 
-__all__ = ["AHEAD", "dense", "element_loop", "lazy", "settle"]
+__all__ = ["dense", "element_loop", "lazy", "settle"]
 
-AHEAD = 8
-"""Prefetch distance in indexed rows."""
+STEP = 128
+"""Elements that are prefetched at a time, in updates that draw random numbers: their arithmetic
+overlaps with their memory traffic only if the data are in the cache when it begins."""
 
 
 @cache
@@ -61,14 +54,9 @@ def dense(layout: Layout, parallel: bool) -> Callable:
     return compiled(element_loop(layout), layout.rule, parallel)
 
 
-def _by_element(layout: Layout) -> Callable:
-    """Return a function that applies a rule without a row term."""
-    return _blocks(layout) if layout.coded else _dense(layout)
-
-
 def element_loop(layout: Layout) -> Callable:
     """Return a function that applies a rule without a row term to every element."""
-    return _blocks(layout) if layout.coded else _dense(layout)
+    return dense_blocks(layout) if layout.coded else _dense(layout)
 
 
 def _dense(layout: Layout) -> Callable:
@@ -85,16 +73,22 @@ def _dense(layout: Layout) -> Callable:
             h, key = private(hyper, tensor), table[tensor, KEY]
             element = np.int64(table[tensor, OFFSET]) + start
             rounding, draw = dither_run(key, element), run(key, element)
+            if draws:
+                prefer_wide_vectors()
             if sparse:
                 grads = locate(table, tensor, first_grad, 0, grad_kinds)
                 buffer, step = np.empty((1, BLOCK), real), BLOCK
             else:
                 grads = locate(table, tensor, first_grad, start, grad_kinds)
-                buffer, step = None, max(size, 1)
+                buffer, step = None, STEP if draws else max(size, 1)
             for first in range(0, size, step):
                 count = min(step, size - first)
                 if sparse:
                     gather(table, tensor, grads, start + first, count, inside(buffer))
+                elif draws:
+                    prefetch(shifted(weights, first + FAR), STEP, True)
+                    prefetch(shifted(states, first + FAR), STEP, True)
+                    prefetch(shifted(grads, first + FAR), STEP, False)
                 for i in range(first, first + count):
                     weight, state = read_weight(weights, i), load(states, i)
                     grad = gradient(grads, i, buffer, i - first)
@@ -106,92 +100,6 @@ def _dense(layout: Layout) -> Callable:
     return dense
 
 
-def _blocks(layout: Layout) -> Callable:
-    """Like :func:`_dense` and :func:`lazy`, for 8-bit state, which is updated block by block.
-
-    Chunk starts and sizes are in blocks, or indexed rows in a lazy update.
-    """
-    rule, real, sparse, lazy = layout.rule, layout.real, layout.sparse, layout.lazy
-    catch_up, reals, direct = layout.catch_up, (real,), layout.grad == layout.real
-    update, slots = element_step(layout), len(rule.state)
-    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
-    dither, scale_kinds = layout.dither or None, layout.scales
-    first_state, first_grad = layout.first_state, layout.first_grad
-    first_scale, locate_row = layout.first_scale, row_locator(layout.pitched)
-
-    def blocks(chunks, table, hyper):
-        for c in prange(len(chunks)):
-            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-            width: Any = np.int64(table[tensor, WIDTH])
-            in_row = blocks_of(width)
-            h, key = private(hyper, tensor), table[tensor, KEY]
-            offset: Any = np.int64(table[tensor, OFFSET])
-            values = scratch(slots, CODE_BLOCK, real)
-            if lazy:
-                buffer, items = np.empty((1, width), real), size
-            elif sparse:
-                buffer, items = np.empty((1, CODE_BLOCK), real), 1
-            else:
-                buffer, items = None, 1
-            factor = real(1)
-            for k in range(start, start + items):
-                if lazy:
-                    if k + AHEAD < table[tensor, SEGMENTS]:
-                        ahead = listed(table, tensor, ROWS, k + AHEAD)
-                        there = locate_row(table, tensor, ADDRESS, ahead, width, kinds)
-                        prefetch(there, width, True)
-                        there = locate_row(table, tensor, first_state, ahead, width, state_kinds)
-                        prefetch(there, width, True)
-                        there = locate_row(table, tensor, first_scale, ahead, in_row, scale_kinds)
-                        prefetch(there, in_row, True)
-                    one = listed(table, tensor, STARTS, k)
-                    if direct and listed(table, tensor, STARTS, k + 1) == one + 1:
-                        start_of = listed(table, tensor, ORDER, one) * width
-                        source = locate(table, tensor, first_grad, start_of, reals)
-                    else:
-                        source = inside(buffer)
-                        grads = locate(table, tensor, first_grad, 0, grad_kinds)
-                        collect(table, tensor, grads, k, 0, width, source, 0)
-                    row = listed(table, tensor, ROWS, k)
-                    if catch_up:
-                        factor = real(missed(table, tensor, row))
-                    first, last = row * in_row, (row + 1) * in_row
-                    row_weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
-                    row_states = locate_row(table, tensor, first_state, row, width, state_kinds)
-                    row_scales = locate_row(table, tensor, first_scale, row, in_row, scale_kinds)
-                else:
-                    first, last = start, start + size
-                for block in range(first, last):
-                    place, column, count = extent(block, in_row, width)
-                    if lazy:
-                        weights, states = shifted(row_weights, column), shifted(row_states, column)
-                        scales, at = shifted(row_scales, block - first), column
-                    else:
-                        weights = locate(table, tensor, ADDRESS, place, kinds)
-                        states = locate(table, tensor, first_state, place, state_kinds)
-                        scales, at = locate(table, tensor, first_scale, block, scale_kinds), 0
-                        if sparse:
-                            source = inside(buffer)
-                            grads = locate(table, tensor, first_grad, 0, grad_kinds)
-                            gather(table, tensor, grads, place, count, source)
-                        else:
-                            source = locate(table, tensor, first_grad, place, grad_kinds)
-                    element = offset + place
-                    rounding, draw = dither_run(key, element), run(key, element)
-                    before, tops = load(scales, 0), lowest(values)
-                    for i in range(count):
-                        weight, grad = read_weight(weights, i), load(source, at + i)[0]
-                        state = decode(states, i, before)
-                        weight, state = update(weight, grad, state, h, factor, draw, i)
-                        keep(weights, i, weight, rounding, dither)
-                        store(values, i, state)
-                        tops = higher(states, tops, state)
-                    encode(states, scales, values, count, tops)
-        table[0, DONE] = 1
-
-    return blocks
-
-
 @cache
 def lazy(layout: Layout, parallel: bool) -> Callable:
     """Kernel ``(chunks, table, hyper)`` that applies the rule to the indexed rows.
@@ -199,7 +107,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
     Chunk starts and sizes are in indexed rows.
     """
     if layout.coded:
-        return compiled(_blocks(layout), layout.rule, parallel)
+        return compiled(lazy_blocks(layout), layout.rule, parallel)
     rule, real, catch_up = layout.rule, layout.real, layout.catch_up
     reals, direct = (real,), layout.grad == layout.real
     update, kinds, grad_kinds = element_step(layout), layout.weight, (layout.grad,)
@@ -214,6 +122,8 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
             grads = locate(table, tensor, first_grad, 0, grad_kinds)
             h, key = private(hyper, tensor), table[tensor, KEY]
             buffer = np.empty((1, width), real)
+            if draws:
+                prefer_wide_vectors()
             for k in range(start, start + size):
                 if k + AHEAD < table[tensor, SEGMENTS]:
                     ahead = listed(table, tensor, ROWS, k + AHEAD)

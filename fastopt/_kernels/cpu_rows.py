@@ -11,7 +11,7 @@ import numpy as np
 from numba import prange
 
 from fastopt._kernels.compiling import compiled
-from fastopt._kernels.cpu import AHEAD
+from fastopt._kernels.cpu_blocks import AHEAD
 from fastopt._kernels.cpu_sums import FAR, MANY
 from fastopt._kernels.elements import element_step, gradient, keep, keep_state, row_locator
 from fastopt._kernels.lanes import BLOCK, LANES, PART, add, scratch, total

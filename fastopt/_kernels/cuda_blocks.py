@@ -16,7 +16,16 @@ from numba import cuda, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from fastopt._kernels.blocks import CODE_BLOCK, blocks_of, decode, encode, extent, higher, lowest
+from fastopt._kernels.blocks import (
+    CODE_BLOCK,
+    blocks_of,
+    decode,
+    encode,
+    extent,
+    higher,
+    lowest,
+    rooted,
+)
 from fastopt._kernels.cuda import SIMULATED, WARPS, compiled, exchange, is_aligned, meet
 from fastopt._kernels.cuda_packs import begin_pack, end_pack
 from fastopt._kernels.elements import element_step, keep, owed
@@ -124,8 +133,9 @@ def blocks(layout: Layout) -> Callable:
                 state = decode(states, i, before)
                 weight, state = update(weight, grad, state, h, factor, draw, i)
                 keep(weights, i, weight, rounding, dither)
-                store(targets, i, state)
-                tops = higher(states, tops, state)
+                roots = rooted(states, state)
+                store(targets, i, roots)
+                tops = higher(states, tops, roots)
             found = highest_of_warp(tops)
             meet()  # all lanes have read the scales
             return found

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import config
 from numba.extending import intrinsic, overload
 
-from fastopt._kernels.noise import _bits_float, _float_bits
+from fastopt._kernels.noise import _bits_float, _float_bits, _plus
 from fastopt.kernels.rule import scalar
 
 __all__ = [
@@ -72,6 +72,7 @@ _LOWER = np.uint32(0xFFFF)
 _LOWER_TOP = np.uint32(15)
 _LOWER_HALF = np.uint32(0x8000)
 _LARGEST_BFLOAT16 = np.uint32(0x7F7F0000)
+_PAST_LARGEST = np.float32(1 + 2.0**-9 + 2.0**-18)
 
 
 def widen_float16(bits):
@@ -143,8 +144,24 @@ def dither_bfloat16(x, bits):
 
     See :func:`dither_float16`; the low 16 of the random bits are used for every `x`.
     """
-    beyond = _magnitude(x) > _LARGEST_BFLOAT16
-    return _upper(x, _LOWER_HALF if beyond else np.uint32(bits & _LOWER))
+    raised = _plus(_float_bits(x), np.uint32(bits & _LOWER))
+    past = _float_bits(_past_largest(x))
+    return np.uint16((past if _magnitude(x) > _LARGEST_BFLOAT16 else raised) >> _HALF_BITS)
+
+
+def _past_largest(x):
+    """Return a number whose upper half is `x`, beyond the largest bfloat16, rounded to nearest.
+
+    The product overflows from the middle between the largest bfloat16 and the next power of 2 on.
+    This multiplication takes less time than another comparison.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return x * _PAST_LARGEST
+
+
+@overload(_past_largest)
+def _past_largest_compiled(x):
+    return lambda x: x * _PAST_LARGEST
 
 
 @scalar

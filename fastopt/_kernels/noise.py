@@ -269,6 +269,16 @@ def _minus_compiled(a, b):
     return lambda a, b: np.uint32(a - b)
 
 
+def _plus(a, b):
+    """Return the sum of 32-bit numbers, with wraparound."""
+    return np.uint32((int(a) + int(b)) & int(_LOW))
+
+
+@overload(_plus)
+def _plus_compiled(a, b):
+    return lambda a, b: np.uint32(a + b)
+
+
 def _exponent(bits):
     """Return the upper 9 of 32 bits, read as a signed integer, as float32."""
     return np.float32(np.uint32(bits).view(np.int32) >> _EXPONENT)

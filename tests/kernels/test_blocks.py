@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
+from numba.core.registry import cpu_target
 
 import fastopt
 from fastopt import amp, optimizer
 from fastopt._engine.validate import leaves
+from fastopt._kernels.blocks import root_of
 from fastopt._kernels.codes import decoded, encoded, scales_shape
+from fastopt._kernels.vectors import LITTLE_THROTTLED, prefer_wide_vectors
 from helpers.cases import exhaustive
 from helpers.half_precision import bits
 
@@ -377,7 +381,7 @@ def test_tables_in_8_bits_continue_with_the_same_bits(place, tmp_path):
         ({"signed": ("other",)}, "'other' must be in state"),
         ({"signed": ("mom",), "nonnegative": ("mom",)}, "in one of signed and nonnegative"),
         ({"signed": "mom"}, "signed must be a sequence of names"),
-        ({"signed": ("mom",), "row": lambda grad, h: grad}, "number for each row"),
+        ({"signed": ("mom",), "row": lambda grad, h: grad}, "rows have one number"),
     ],
 )
 def test_rules_declare_their_own_slots(slots, message):
@@ -688,3 +692,25 @@ def test_updates_of_others_stay_near_those_of_float32(name, stream):
     error, largest, exact = moves(name, *STREAMS[stream], 11)
     assert largest <= max(12, 1.2 * exact)
     assert stream != "mild" or error <= 0.06
+
+
+# Compilation
+
+
+def test_kernels_use_wide_vectors_where_these_hardly_slow_the_processor_down():
+    @njit
+    def doubled(x):
+        prefer_wide_vectors()
+        for i in range(x.size):
+            x[i] *= 2
+
+    doubled(np.ones(8, np.float32))
+    (text,) = doubled.inspect_llvm().values()
+    features = cpu_target.target_context.codegen().magic_tuple()[2]
+    assert ('"prefer-vector-width"="512"' in text) == (LITTLE_THROTTLED in features)
+
+
+def test_roots_are_exact_to_a_hundredth_of_a_code():
+    x = np.geomspace(1e-37, 1e38, 100_001, dtype=np.float32)
+    np.testing.assert_allclose(root_of(x), np.sqrt(x.astype(float)), rtol=3e-5)
+    assert root_of(np.float32(0)) == 0

@@ -1,0 +1,46 @@
+"""Vectorization of kernels that arithmetic limits.
+
+Tests: ``tests/kernels/test_blocks.py``.
+"""
+
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+__all__ = ["inlined", "prefer_wide_vectors"]
+
+LITTLE_THROTTLED = "+avx512vbmi2"
+"""Feature of Intel's processors since Ice Lake, which hardly slow down for vectors of 512 bits."""
+
+
+def prefer_wide_vectors():
+    """Compile the loops of the kernel that calls this with vectors of up to 512 bits.
+
+    LLVM uses 256 bits on Intel's processors by default, even if they have 512: that is better for
+    loops which memory limits, next to other code.
+    """
+
+
+@overload(prefer_wide_vectors, inline="always")  # its caller is the kernel
+def _prefer_wide_vectors():
+    return lambda: _prefer_intrinsic()
+
+
+@intrinsic
+def _prefer_intrinsic(typingctx):
+    def codegen(context, builder, signature, args):
+        if LITTLE_THROTTLED in context.codegen().magic_tuple()[2]:
+            attributes = builder.function.attributes
+            attributes.add("noinline")  # into a caller without the preference
+            set.add(attributes, '"prefer-vector-width"="512"')  # llvmlite knows only plain names
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+def inlined(fn):
+    """Return a form of `fn` for CPU kernels, in which its loops are compiled as theirs.
+
+    Numba optimizes every other function on its own first: its loops are vectorized before the
+    compiler knows the numbers and arrays that the kernel passes.
+    """
+    return njit(inline="always", error_model="numpy")(fn)

@@ -5,9 +5,9 @@ and a nonnegative one is :math:`(c^2 s)^2` for a code of 0 to 255: its fourth ro
 code. The scale is such that the largest number of the block has the largest code. Blocks do not
 cross rows, the slices along the first axis; the last block of a row may be shorter.
 
-Rounding is to nearest, ties to even. A block with a non-finite number becomes NaN as a whole. A
-block becomes zero if the largest magnitude of its signed numbers, or the square root of its largest
-nonnegative number, is below 1e-30.
+Rounding is to nearest, ties to even, after signed codes have been moved toward zero. A block with a
+non-finite number becomes NaN as a whole. A block becomes zero if the largest magnitude of its signed
+numbers, or the square root of its largest nonnegative number, is below 1e-30.
 """
 
 import math
@@ -45,6 +45,13 @@ CODE_BLOCK = 128
 SIGNED, NONNEGATIVE = 127, 255 * 255
 """Largest multiple of the scale, for a signed number and the root of a nonnegative number."""
 
+INWARD = 0.05
+"""Part of a step by which signed codes are moved toward zero before they are rounded.
+
+Where the second moment of an element is rounded down while its mean is rounded up, an update is too
+large; this limits the largest to about half, at 0.003 more relative error.
+"""
+
 LEAST = 1e-30
 """Threshold below which a block is zero, as the inverse of its scale could overflow."""
 
@@ -81,8 +88,29 @@ def nonnegative_value(code, scale):
 
 @scalar
 def signed_code(number, factor):
-    """Encode a number, without rounding; `factor` is 1 / scale."""
-    return number * factor
+    """Encode a number, without rounding to an integer; `factor` is 1 / scale."""
+    return toward_zero(number * factor)
+
+
+def toward_zero(x):
+    """Move a code by INWARD toward zero; codes below INWARD, which become 0, change their sign."""
+    return x - np.copysign(x.dtype.type(INWARD), x)
+
+
+@overload(toward_zero)
+def _toward_zero(x):
+    return lambda x: _toward_zero_intrinsic(x)
+
+
+@intrinsic
+def _toward_zero_intrinsic(typingctx, x):
+    def codegen(context, builder, signature, args):
+        word, real = ir.IntType(x.bitwidth), context.get_value_type(x)
+        sign = builder.and_(builder.bitcast(args[0], word), word(1 << (x.bitwidth - 1)))
+        shift = builder.bitcast(context.get_constant(x, INWARD), word)
+        return builder.fsub(args[0], builder.bitcast(builder.or_(shift, sign), real))
+
+    return x(x), codegen
 
 
 @scalar

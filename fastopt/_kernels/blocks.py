@@ -6,8 +6,8 @@ code. The scale is such that the largest number of the block has the largest cod
 cross rows, the slices along the first axis; the last block of a row may be shorter.
 
 Rounding is to nearest, ties to even, after signed codes have been moved toward zero. A block with a
-non-finite number becomes NaN as a whole. A block becomes zero if the largest magnitude of its signed
-numbers, or the square root of its largest nonnegative number, is below 1e-30.
+non-finite number becomes NaN as a whole. A block becomes zero if the largest magnitude of its
+signed numbers, or the square root of its largest nonnegative number, is below 1e-30.
 """
 
 import math

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from benchmarks.mpi import job
 from benchmarks.tables import elements
-from scaling import MODELS, clocked, job
+from scaling import MODELS, clocked
 
 Ways = dict[str, Callable[[], object]]
 

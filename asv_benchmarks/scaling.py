@@ -9,8 +9,6 @@ model's costs take turns, on all ranks at once, so that disturbances affect them
 import argparse
 import json
 import math
-import shutil
-import subprocess
 import sys
 import time
 from collections import deque
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from benchmarks.mpi import job, mpiexec
 from benchmarks.tables import SMALL, Shapes, elements, resnet50
 
 MODELS: dict[str, Shapes] = {"ResNet-50": resnet50(), "1,000 x 1,000": SMALL}
@@ -166,17 +165,6 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     }
 
 
-def job(ranks: int, script: Path, name: str, *options: str) -> dict:
-    """Run a script in an MPI job and return the JSON that it prints."""
-    beside = str(Path(sys.executable).parent)
-    mpiexec = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
-    if mpiexec is None:
-        sys.exit(f"{script.name} needs mpiexec, as of pip install mpich")
-    command = [mpiexec, "-n", str(ranks), sys.executable, str(script), "--name", name]
-    done = subprocess.run([*command, *options], check=True, capture_output=True)
-    return json.loads(done.stdout)
-
-
 def row(name: str, ranks: int, parts: dict[str, float], step: float | None = None) -> str:
     """Format a line of the table, in milliseconds."""
     columns = [parts[part] for part in PARTS]
@@ -198,6 +186,8 @@ def main() -> None:
         return
     from fastopt.checkpoint.placement import line_bytes
 
+    if mpiexec() is None:
+        sys.exit("scaling.py needs mpiexec, as of pip install mpich")
     for name, shapes in MODELS.items():
         size = elements(shapes)
         print(f"| {name} | ranks | {' | '.join(PARTS)} | step |\n|---|---|---|---|---|---|")

@@ -193,6 +193,33 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "for adagrad and groupadagrad, 0.05 for sgd and ccsgd, 0.002 for adam; recommend 0.1, "
         "0.005 for adam",
     )
+    _add_digits(add)
+    add("--epochs", type=_positive, metavar="N", help="default 20; embeddings 10; recommend 10")
+    add(
+        "--batch-size",
+        type=_positive,
+        metavar="N",
+        help="images a step, default 32; pairs of words, default 128; choices, default 512",
+    )
+    add("--seed", type=_seed, metavar="N", help="of split, weights and order, default 0")
+    add("--text", type=Path, metavar="FILE.txt", help="read this text; embeddings only")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw the loss over time to this file, with fastopt, plain NumPy and torch, if it is "
+        "installed; embeddings: with row-sparse and dense gradients; recommend: the recall "
+        "of each epoch",
+    )
+    add(
+        "--mpi",
+        action="store_true",
+        help="divide batches and state among the ranks of mpiexec; digits only",
+    )
+
+
+def _add_digits(add: Callable[..., argparse.Action]) -> None:
+    """Add the options of the task "digits"."""
     add(
         "--momentum",
         type=float,
@@ -218,28 +245,6 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         metavar="N",
         help="units of the hidden layers of one network, default two networks, 128 and 512 512; "
         "digits only",
-    )
-    add("--epochs", type=_positive, metavar="N", help="default 20; embeddings 10; recommend 10")
-    add(
-        "--batch-size",
-        type=_positive,
-        metavar="N",
-        help="images a step, default 32; pairs of words, default 128; choices, default 512",
-    )
-    add("--seed", type=_seed, metavar="N", help="of split, weights and order, default 0")
-    add("--text", type=Path, metavar="FILE.txt", help="read this text; embeddings only")
-    add(
-        "--plot",
-        type=Path,
-        metavar="FILE.png",
-        help="draw the loss over time to this file, with fastopt, plain NumPy and torch, if it is "
-        "installed; embeddings: with row-sparse and dense gradients; recommend: the recall "
-        "of each epoch",
-    )
-    add(
-        "--mpi",
-        action="store_true",
-        help="divide batches and state among the ranks of mpiexec; digits only",
     )
 
 

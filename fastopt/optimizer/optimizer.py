@@ -182,6 +182,19 @@ def _unlock() -> None:
 in_forked_child(_unlock)
 
 
+def _check_parameters(param_idx2name: Any, param_dict: Any, sym: Any) -> None:
+    """Raise TypeError unless arguments that describe the parameters have the right types."""
+    if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
+        raise TypeError(f"param_idx2name must map indices to names, got {param_idx2name!r}")
+    for index, name in (param_idx2name or {}).items():
+        if not isinstance(name, str):
+            raise TypeError(f"param_idx2name[{index!r}] must be a name, got {name!r}")
+    if param_dict is not None and not isinstance(param_dict, Mapping):
+        raise TypeError(f"param_dict must map indices to parameters, got {brief(param_dict)}")
+    if not (sym is None or (hasattr(sym, "attr_dict") and hasattr(sym, "list_arguments"))):
+        raise TypeError(f"sym must have attr_dict() and list_arguments(), got {sym!r}")
+
+
 def _check_schedule(name: str, lr_scheduler: Any) -> Any:
     if lr_scheduler is None or (callable(lr_scheduler) and not isinstance(lr_scheduler, type)):
         return lr_scheduler
@@ -459,13 +472,7 @@ class Optimizer(Checked):
         if unknown:
             raise unknown_arguments(type(self), unknown)
         self._start()
-        if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
-            raise TypeError(f"param_idx2name must map indices to names, got {param_idx2name!r}")
-        for index, name in (param_idx2name or {}).items():
-            if not isinstance(name, str):
-                raise TypeError(f"param_idx2name[{index!r}] must be a name, got {name!r}")
-        if param_dict is not None and not isinstance(param_dict, Mapping):
-            raise TypeError(f"param_dict must map indices to parameters, got {brief(param_dict)}")
+        _check_parameters(param_idx2name, param_dict, sym)
         if callable(learning_rate):
             if lr_scheduler is not None:
                 raise TypeError("learning_rate is a schedule already, and lr_scheduler another")
@@ -478,8 +485,6 @@ class Optimizer(Checked):
         self._index_update_count = Counts()
         self.num_update = self.begin_num_update
         self.idx2name = dict(param_idx2name or {})
-        if not (sym is None or (hasattr(sym, "attr_dict") and hasattr(sym, "list_arguments"))):
-            raise TypeError(f"sym must have attr_dict() and list_arguments(), got {sym!r}")
         self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
         self.param_dict = dict(param_dict or {})
         self.set_lr_mult({})

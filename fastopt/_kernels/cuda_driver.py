@@ -34,6 +34,7 @@ __all__ = [
     "entered",
     "hold",
     "launch",
+    "order",
     "refuse_capture",
     "upload",
     "values",
@@ -249,6 +250,23 @@ def refuse_capture(stream: int) -> None:
             "the stream is being captured for a CUDA graph, which would repeat this step with the "
             "present update count and learning rate: call the updater outside of the capture"
         )
+
+
+def order(first: int, then: int) -> None:
+    """Make a stream wait for the work that another one has been given so far.
+
+    The host does not wait.
+
+    Parameters
+    ----------
+    first, then : int
+        Handles of the stream that is waited for, and of the one that waits.
+    """
+    if SIMULATED:
+        return
+    driver, event = _driver(), cuda_target().event(timing=False)
+    _checked(driver.cuEventRecord(int(event.handle), first), "cuEventRecord")
+    _checked(driver.cuStreamWaitEvent(then, int(event.handle), 0), "cuStreamWaitEvent")
 
 
 # Copies

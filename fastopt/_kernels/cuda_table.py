@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastopt._kernels import cpu_calls
 from fastopt._kernels.chunks import Chunks, chunks_of
 from fastopt._kernels.compiling import bind
-from fastopt._kernels.device_memory import contiguous, move, wait_for
+from fastopt._kernels.device_memory import contiguous, move
 from fastopt._kernels.devices import (
     Header,
     Reading,
@@ -405,7 +405,7 @@ class CudaTable(Table):
     # Launches
 
     def _on_device(self) -> Any:
-        """Return a context that makes the device current and waits for gradients' streams."""
+        """Return a context that makes the device current, and its stream wait for gradients'."""
         device, handle = self.device.device_id, self.stream_handle
         if self._streams <= {handle}:
             return self.driver.entered(device)
@@ -413,15 +413,16 @@ class CudaTable(Table):
 
     @contextmanager
     def _after_others(self, device: int, handle: int, others: set[int]) -> Iterator[None]:
-        """Make a device current; wait for other streams first, and for the table's own last.
+        """Make a device current; let the table's stream wait for others, and these for it at last.
 
-        The last wait is needed because a released gradient's memory may be reused on its stream.
+        The latter is needed because a released gradient's memory may be reused on its stream.
         """
         with self.driver.entered(device):
             for other in others:
-                wait_for(other)
+                self.driver.order(other, handle)
             yield
-            wait_for(handle)
+            for other in others:
+                self.driver.order(handle, other)
 
     def squares(self) -> NDArray[np.float64]:
         """See :meth:`Table.squares`; each indexed row is one chunk."""

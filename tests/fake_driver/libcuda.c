@@ -317,7 +317,7 @@ Result cuStreamGetDevice(Handle stream, int *device) {
 Result cuStreamGetFlags(Handle stream, unsigned *flags) { *flags = 0; return SUCCESS; }
 Result cuStreamGetPriority(Handle stream, int *priority) { *priority = 0; return SUCCESS; }
 Result cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
-    LOG("stream %llx waits", stream);
+    LOG("stream waits %llx", stream);
     return SUCCESS;
 }
 Result cuStreamIsCapturing(Handle stream, int *status) {

@@ -61,6 +61,13 @@ def single(make=on_device, fresh=False, updater=None, shape=(1000,)):
     return warm(lambda: updater(0, next(turns), weight))
 
 
+def other_stream():
+    """The weight's stream waits for the gradient's, and then this for it, without the host."""
+    updater = optimizer.get_updater(optimizer.Adam())
+    weight, grad = Foreign(on_device(9), 0x5010), Foreign(on_device(9), 0x5020)
+    return warm(lambda: updater(0, grad, weight))
+
+
 def channels_last():
     """A convolution's weight whose channels are its last axis in memory."""
     updater = optimizer.get_updater(optimizer.Adam())
@@ -222,6 +229,7 @@ STEPS = {
         updater=optimizer.get_updater(optimizer.Adam(lr_scheduler=CosineScheduler(100)))
     ),
     "single, stream of its own": lambda: single(lambda *s: Foreign(on_device(*s), 0x5010)),
+    "single, gradient of another stream": other_stream,
     "single, stochastic rounding": stochastic,
     "channels last": channels_last,
     "list of 1000": lambda: many(1000),

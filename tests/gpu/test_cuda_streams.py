@@ -11,7 +11,7 @@ from numba import cuda
 from fastopt import RowSparse, optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels import cuda as kernels
-from fastopt._kernels import cuda_driver, cuda_table, device_memory
+from fastopt._kernels import cuda_driver, device_memory
 from fastopt._kernels.devices import header, is_cuda
 from fastopt.device import cuda as cuda_device
 from helpers.device_arrays import Foreign, host, on_device
@@ -45,9 +45,9 @@ def launched(monkeypatch):
 
 @pytest.fixture
 def waited(monkeypatch):
-    """Streams that were waited for, in order."""
+    """Pairs of a stream that is waited for, and the one that waits, in order."""
     streams = []
-    monkeypatch.setattr(cuda_table, "wait_for", streams.append)
+    monkeypatch.setattr(cuda_driver, "order", lambda *pair: streams.append(pair))
     return streams
 
 
@@ -79,12 +79,12 @@ def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waite
     weight, updater = Foreign(ones(3, 2), stream=48), optimizer.get_updater(optimizer.SGD())
     for _ in range(2):
         updater(0, Foreign(ones(3, 2), stream=80), weight)
-        assert waited == [80, 48]
+        assert waited == [(80, 48), (48, 80)]
         waited.clear()
     rows = on_device(np.array([1]))
     updater(0, (Foreign(ones(1, 2), stream=96), Foreign(rows, stream=112)), weight)
-    assert set(waited[:2]) == {96, 112}
-    assert waited[-1] == 48
+    assert set(waited[:2]) == {(96, 48), (112, 48)}
+    assert set(waited[-2:]) == {(48, 96), (48, 112)}
 
 
 def test_states_are_copied_on_the_stream_of_their_weight(launched):

@@ -45,6 +45,7 @@ EXPECTED = {
     "single, new gradient": [*NEW_ADDRESSES, "launch"],
     "single, schedule": ["launch"],
     "single, stream of its own": ["launch"],
+    "single, gradient of another stream": ["stream waits", "launch", "stream waits"],
     "single, stochastic rounding": ["upload", "launch"],
     "channels last": ["launch"],
     "list of 1000": ["launch"],

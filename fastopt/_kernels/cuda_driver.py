@@ -23,7 +23,7 @@ from numba.core import config
 from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
-from fastopt._kernels.device_memory import cuda_target
+from fastopt._kernels.devices import cuda_target
 
 __all__ = [
     "SIMULATED",

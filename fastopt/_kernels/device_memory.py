@@ -4,7 +4,6 @@ Tests: ``tests/gpu/test_cuda_streams.py``.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from importlib import import_module
 from operator import is_
 from typing import Any, Literal, cast
@@ -12,14 +11,13 @@ from typing import Any, Literal, cast
 import numpy as np
 from numba.core import config
 
-from fastopt._kernels.devices import Header, header, is_cuda
+from fastopt._kernels.devices import Header, cuda_target, header, is_cuda
 from fastopt.device import Device
 
 __all__ = [
     "arranged",
     "assign",
     "contiguous",
-    "cuda_target",
     "duplicate",
     "host",
     "lie_alike",
@@ -34,30 +32,6 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
-
-
-@cache
-def cuda_target() -> Any:
-    """Return the module ``numba.cuda``, after checking that it can compile and launch kernels.
-
-    Raises
-    ------
-    ImportError
-        numba-cuda is not installed, or there is no driver or device.
-    """
-    if not config.ENABLE_CUDASIM:
-        try:
-            import numba_cuda  # noqa: F401
-        except ImportError:
-            raise ImportError(
-                "CUDA arrays need numba-cuda: pip install 'numba-cuda[cu13]~=0.30.4', or "
-                "'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
-            ) from None
-    from numba import cuda
-
-    if not cuda.is_available():
-        raise ImportError("CUDA arrays need a CUDA driver and device, and numba finds none")
-    return cuda
 
 
 def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"] = "C") -> Any:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
 import numpy as np
+from numba.core import config
 
 from fastopt._kernels.dlpack import device_number, interface_of
 from fastopt._kernels.layout import bfloat16
@@ -24,6 +25,7 @@ from fastopt.device import Device
 __all__ = [
     "Header",
     "Reading",
+    "cuda_target",
     "device_of",
     "handles_of",
     "header",
@@ -43,6 +45,30 @@ Streams = dict[Any, int]
 
 ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
 """Functions that read only the metadata of a header."""
+
+
+@cache
+def cuda_target() -> Any:
+    """Return the module ``numba.cuda``, after checking that it can compile and launch kernels.
+
+    Raises
+    ------
+    ImportError
+        numba-cuda is not installed, or there is no driver or device.
+    """
+    if not config.ENABLE_CUDASIM:
+        try:
+            import numba_cuda  # noqa: F401
+        except ImportError:
+            raise ImportError(
+                "CUDA arrays need numba-cuda: pip install 'numba-cuda[cu13]~=0.30.4', or "
+                "'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
+            ) from None
+    from numba import cuda
+
+    if not cuda.is_available():
+        raise ImportError("CUDA arrays need a CUDA driver and device, and numba finds none")
+    return cuda
 
 
 class Header(np.ndarray[Any, Any]):

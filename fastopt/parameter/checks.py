@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._kernels.device_memory import cuda_target, host
-from fastopt._kernels.devices import is_cuda
+from fastopt._kernels.device_memory import host
+from fastopt._kernels.devices import cuda_target, is_cuda
 from fastopt._kernels.layout import bfloat16
 from fastopt.arguments import brief, count
 from fastopt.device import Device, current_device

@@ -15,7 +15,7 @@ unset NUMBA_ENABLE_CUDASIM PYTEST_ADDOPTS
 
 find_gpu='
 import sys
-from fastopt._kernels.device_memory import cuda_target
+from fastopt._kernels.devices import cuda_target
 try:
     cuda_target()
 except ImportError as error:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import fastopt
 from fastopt.optimizer import Adafactor
 from helpers.cases import exhaustive
+from helpers.matrix_rules import check_lists, check_recorded, drawn, single, trained
 from helpers.paths import GOLDEN
 from helpers.resuming import WAYS, resumed
 
@@ -40,24 +42,6 @@ def stepped(weight, gradients, lr=0.01, decay_rate=0.8, d=1.0, wd=0.0):
         yield weight
 
 
-def drawn(rng, *shapes, steps=4, dtype=F32):
-    """Weights, and lists of gradients for some steps."""
-    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
-    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
-
-
-def single(rng, shape=(4, 6), steps=4, dtype=F32):
-    (weight,), gradients = drawn(rng, shape, steps=steps, dtype=dtype)
-    return weight, [grads[0] for grads in gradients]
-
-
-def trained(made, weight, gradients):
-    updater, weight = fastopt.Updater(made), weight.copy()
-    for grad in gradients:
-        updater(0, grad, weight)
-    return updater, weight
-
-
 def test_there_are_steps_of_both_libraries_and_of_vectors():
     assert {case["library"] for case in CASES} == {"torch", "optax"}
     assert {len(case["shape"]) for case in CASES} == {1, 2, 3}
@@ -70,12 +54,8 @@ def test_there_are_steps_of_both_libraries_and_of_vectors():
 )
 def test_each_step_is_that_of_the_library(case, dtype, rtol):
     """That of optax has decay rates of float32."""
-    start, gradients = RECORDED["data"]["x".join(map(str, case["shape"]))]
-    updater, weight = fastopt.Updater(Adafactor(**case["arguments"])), np.array(start, dtype)
-    for step, (grad, expected) in enumerate(zip(gradients, case["weights"], strict=True)):
-        updater(0, np.array(grad, dtype), weight)
-        largest = np.abs(expected).max()
-        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
+    data = RECORDED["data"]["x".join(map(str, case["shape"]))]
+    check_recorded(Adafactor(**case["arguments"]), data, case["weights"], dtype, rtol)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (2, 3, 4), (5,)])
@@ -113,17 +93,12 @@ def test_gradients_are_rescaled_clipped_and_turned_before_all_else(rng):
 def test_a_list_call_equals_single_calls_and_the_fallback_has_its_own(rng):
     weights, gradients = drawn(rng, (4, 6), (5,), (4, 6), (3, 2))
     names = {0: "a.weight", 1: "a.bias", 2: "b.weight", 3: "embed.weight"}
-    lists, singles = (
-        fastopt.Updater(Adafactor(fallback="sgd", fallback_for="^embed", param_idx2name=names))
-        for _ in range(2)
+    lists = check_lists(
+        partial(Adafactor, fallback="sgd", fallback_for="^embed", param_idx2name=names),
+        list(names),
+        weights,
+        gradients,
     )
-    others = copy.deepcopy(weights)
-    for grads in gradients:
-        lists(list(names), grads, weights)
-        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
-            singles(index, grad, weight)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(lists.states), dict(singles.states))
     assert lists.states[3] is None
 
 

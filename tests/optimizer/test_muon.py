@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fastopt.demo.perceptron import Perceptron, train
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer import Muon
 from helpers.cases import exhaustive
+from helpers.matrix_rules import check_lists, check_recorded, drawn, single, trained
 from helpers.paths import GOLDEN
 from helpers.resuming import WAYS, resumed
 
@@ -51,25 +53,6 @@ def stepped(weight, gradients, lr=0.001, momentum=0.95, nesterov=True, wd=0.0, r
         yield weight
 
 
-def drawn(rng, *shapes, steps=4, dtype=F32):
-    """Weights, and lists of gradients for some steps."""
-    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
-    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
-
-
-def trained(made, weight, gradients, index=0):
-    """The updater, and the weight after steps with `gradients`."""
-    updater, weight = fastopt.Updater(made), weight.copy()
-    for grad in gradients:
-        updater(index, grad, weight)
-    return updater, weight
-
-
-def single(rng, shape=(4, 6), steps=4, dtype=F32):
-    (weight,), gradients = drawn(rng, shape, steps=steps, dtype=dtype)
-    return weight, [grads[0] for grads in gradients]
-
-
 # The steps of others
 
 
@@ -85,12 +68,8 @@ def test_the_file_names_its_packages_and_has_both_libraries():
     [(F32, 3e-5), pytest.param(np.float64, 1e-11, marks=pytest.mark.exhaustive)],
 )
 def test_each_step_is_that_of_the_library(case, dtype, rtol):
-    start, gradients = RECORDED["data"]["x".join(map(str, case["shape"]))]
-    updater, weight = fastopt.Updater(Muon(**case["arguments"])), np.array(start, dtype)
-    for step, (grad, expected) in enumerate(zip(gradients, case["weights"], strict=True)):
-        updater(0, np.array(grad, dtype), weight)
-        largest = np.abs(expected).max()
-        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
+    data = RECORDED["data"]["x".join(map(str, case["shape"]))]
+    check_recorded(Muon(**case["arguments"]), data, case["weights"], dtype, rtol)
 
 
 @pytest.mark.exhaustive
@@ -188,24 +167,18 @@ def test_maximize_is_the_step_of_the_opposite_gradient(rng):
 def test_a_list_call_equals_single_calls(rng):
     weights, gradients = drawn(rng, (4, 6), (6, 4), (5,), (4, 6), (2, 3, 2, 2), (4, 12), (3, 2))
     names = dict(enumerate(["a", "b", "bias", "c", "kernel", "d", "embed_weight"]))
-    lists, singles = (
-        fastopt.Updater(
-            Muon(
-                fallback="adamw",
-                fallback_for="^embed",
-                wd=0.1,
-                param_idx2name={k: f"{name}.weight" for k, name in names.items()},
-            )
-        )
-        for _ in range(2)
+    check_lists(
+        partial(
+            Muon,
+            fallback="adamw",
+            fallback_for="^embed",
+            wd=0.1,
+            param_idx2name={k: f"{name}.weight" for k, name in names.items()},
+        ),
+        list(names),
+        weights,
+        gradients,
     )
-    others = copy.deepcopy(weights)
-    for grads in gradients:
-        lists(list(names), grads, weights)
-        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
-            singles(index, grad, weight)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(lists.states), dict(singles.states))
 
 
 @pytest.mark.parametrize("form", ["F", *exhaustive("strided", "reversed")])

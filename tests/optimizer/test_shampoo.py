@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import fastopt
 from fastopt._engine.eigenbases import inverse_root
 from fastopt._engine.validate import leaves
 from fastopt.optimizer import Shampoo
+from helpers.matrix_rules import check_lists, check_recorded, drawn
 from helpers.paths import GOLDEN
 from helpers.resuming import WAYS, resumed
 
@@ -21,12 +23,6 @@ PRECISIONS = [(F32, 3e-5), pytest.param(np.float64, 1e-11, marks=pytest.mark.exh
 
 def named(case):
     return "x".join(map(str, case["shape"]))
-
-
-def drawn(rng, *shapes, steps=4, dtype=F32):
-    """Weights, and lists of gradients for some steps."""
-    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
-    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
 
 
 def stepped(weight, gradients, every, start, lr=0.1, wd=0.3, beta1=0.9, beta2=0.999, eps=1e-8):
@@ -60,12 +56,8 @@ def test_the_file_names_the_package_and_the_commit():
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=named)
 @pytest.mark.parametrize(("dtype", "rtol"), PRECISIONS)
 def test_each_step_is_that_of_the_authors_code(case, dtype, rtol):
-    start, gradients = RECORDED["data"][named(case)]
-    updater, weight = fastopt.Updater(Shampoo(**case["arguments"])), np.array(start, dtype)
-    for step, (grad, expected) in enumerate(zip(gradients, case["weights"], strict=True)):
-        updater(0, np.array(grad, dtype), weight)
-        largest = np.abs(expected).max()
-        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
+    data = RECORDED["data"][named(case)]
+    check_recorded(Shampoo(**case["arguments"]), data, case["weights"], dtype, rtol)
 
 
 @pytest.mark.parametrize(("every", "start"), [(1, 1), (3, 2), (2, 5)])
@@ -146,19 +138,15 @@ def test_zeros_and_nan_do_not_warn():
 
 def test_a_list_call_equals_single_calls_and_the_fallback_updates_the_rest(rng):
     weights, gradients = drawn(rng, (4, 6), (5,), (6, 4), (2, 3, 2))
-    lists, singles = (
-        fastopt.Updater(Shampoo(lr=0.1, precondition_frequency=2, fallback="adamw"))
-        for _ in range(2)
-    )
     alone, vector = fastopt.Updater(fastopt.AdamW(lr=0.1)), weights[1].copy()
-    others = copy.deepcopy(weights)
     for grads in gradients:
-        lists([0, 1, 2, 3], grads, weights)
         alone(0, grads[1], vector)
-        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
-            singles(index, grad, weight)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(lists.states), dict(singles.states))
+    check_lists(
+        partial(Shampoo, lr=0.1, precondition_frequency=2, fallback="adamw"),
+        [0, 1, 2, 3],
+        weights,
+        gradients,
+    )
     np.testing.assert_array_equal(weights[1], vector)
 
 

@@ -2,13 +2,14 @@
 
 import copy
 import json
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
 
 import fastopt
 from fastopt.optimizer import SM3
+from helpers.matrix_rules import check_lists, check_recorded, drawn, trained
 from helpers.paths import GOLDEN
 from helpers.resuming import WAYS, resumed
 
@@ -39,31 +40,14 @@ def stepped(weight, gradients, lr=0.1, momentum=0.9, wd=0.0):
         yield weight
 
 
-def drawn(rng, *shapes, steps=4, dtype=F32):
-    """Weights, and lists of gradients for some steps."""
-    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
-    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
-
-
-def trained(made, weight, gradients):
-    updater, weight = fastopt.Updater(made), weight.copy()
-    for grad in gradients:
-        updater(0, grad, weight)
-    return updater, weight
-
-
 @pytest.mark.parametrize("case", CASES, ids=named)
 @pytest.mark.parametrize(
     ("dtype", "rtol"),
     [(F32, 3e-5), pytest.param(np.float64, 1e-12, marks=pytest.mark.exhaustive)],
 )
 def test_each_step_is_that_of_optax(case, dtype, rtol):
-    start, gradients = RECORDED["data"]["x".join(map(str, case["shape"]))]
-    updater, weight = fastopt.Updater(SM3(**case["arguments"])), np.array(start, dtype)
-    for step, (grad, expected) in enumerate(zip(gradients, case["weights"], strict=True)):
-        updater(0, np.array(grad, dtype), weight)
-        largest = np.abs(expected).max()
-        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
+    data = RECORDED["data"]["x".join(map(str, case["shape"]))]
+    check_recorded(SM3(**case["arguments"]), data, case["weights"], dtype, rtol)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (2, 3, 4), (5,)])
@@ -110,17 +94,12 @@ def test_gradients_are_rescaled_clipped_and_turned_before_all_else(rng):
 def test_a_list_call_equals_single_calls_and_the_fallback_has_its_own(rng):
     weights, gradients = drawn(rng, (4, 6), (5,), (4, 6), (3, 2))
     names = {0: "a.weight", 1: "a.bias", 2: "b.weight", 3: "embed.weight"}
-    lists, singles = (
-        fastopt.Updater(SM3(fallback="sgd", fallback_for="^embed", param_idx2name=names))
-        for _ in range(2)
+    lists = check_lists(
+        partial(SM3, fallback="sgd", fallback_for="^embed", param_idx2name=names),
+        list(names),
+        weights,
+        gradients,
     )
-    others = copy.deepcopy(weights)
-    for grads in gradients:
-        lists(list(names), grads, weights)
-        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
-            singles(index, grad, weight)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(lists.states), dict(singles.states))
     assert lists.states[3] is None
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fastopt._engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer import SOAP
 from helpers.cases import exhaustive
+from helpers.matrix_rules import check_lists, drawn, trained
 from helpers.paths import GOLDEN
 from helpers.resuming import WAYS, resumed
 
@@ -73,22 +75,9 @@ def stepped(weight, gradients, rates, every, wd=0.0, beta1=0.95, beta2=0.95, eps
         yield weight
 
 
-def drawn(rng, *shapes, steps=4, dtype=F32):
-    """Weights, and lists of gradients for some steps."""
-    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
-    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
-
-
 def single(rng, shape=(5, 5), steps=5, dtype=F32):
     (weight,), gradients = drawn(rng, shape, steps=steps, dtype=dtype)
     return weight, [grads[0] for grads in gradients]
-
-
-def trained(made, weight, gradients):
-    updater, weight = fastopt.Updater(made), weight.copy()
-    for grad in gradients:
-        updater(0, grad, weight)
-    return updater, weight
 
 
 # The steps of the authors' code
@@ -256,25 +245,19 @@ def test_maximize_is_the_step_of_the_opposite_gradient(rng):
 def test_a_list_call_equals_single_calls(rng):
     weights, gradients = drawn(rng, (4, 6), (6, 4), (5,), (4, 6), (2, 3, 2), (3, 2))
     names = dict(enumerate(["a", "b", "bias", "c", "kernel", "embed_weight"]))
-    lists, singles = (
-        fastopt.Updater(
-            SOAP(
-                fallback="adamw",
-                fallback_for="^embed",
-                wd=0.1,
-                precondition_frequency=2,
-                param_idx2name={k: f"{name}.weight" for k, name in names.items()},
-            )
-        )
-        for _ in range(2)
+    check_lists(
+        partial(
+            SOAP,
+            fallback="adamw",
+            fallback_for="^embed",
+            wd=0.1,
+            precondition_frequency=2,
+            param_idx2name={k: f"{name}.weight" for k, name in names.items()},
+        ),
+        list(names),
+        weights,
+        gradients,
     )
-    others = copy.deepcopy(weights)
-    for grads in gradients:
-        lists(list(names), grads, weights)
-        for index, (grad, weight) in enumerate(zip(grads, others, strict=True)):
-            singles(index, grad, weight)
-    np.testing.assert_equal(weights, others)
-    np.testing.assert_equal(dict(lists.states), dict(singles.states))
 
 
 @pytest.mark.parametrize("form", ["F", *exhaustive("strided", "reversed")])

@@ -1,0 +1,54 @@
+"""Short runs of optimizers of matrices, and promises that several of them make."""
+
+import copy
+
+import numpy as np
+
+import fastopt
+
+__all__ = ["check_lists", "check_recorded", "drawn", "single", "trained"]
+
+F32 = np.float32
+
+
+def drawn(rng, *shapes, steps=4, dtype=F32):
+    """Weights, and lists of gradients for some steps."""
+    weights = [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    return weights, [[rng.normal(size=s).astype(dtype) for s in shapes] for _ in range(steps)]
+
+
+def single(rng, shape=(4, 6), steps=4, dtype=F32):
+    """One weight, and its gradients for some steps."""
+    (weight,), gradients = drawn(rng, shape, steps=steps, dtype=dtype)
+    return weight, [grads[0] for grads in gradients]
+
+
+def trained(made, weight, gradients, index=0):
+    """The updater, and the weight after steps with `gradients`."""
+    updater, weight = fastopt.Updater(made), weight.copy()
+    for grad in gradients:
+        updater(index, grad, weight)
+    return updater, weight
+
+
+def check_recorded(made, data, weights, dtype, rtol):
+    """Each step is the recorded one, relative to the largest weight."""
+    start, gradients = data
+    updater, weight = fastopt.Updater(made), np.array(start, dtype)
+    for step, (grad, expected) in enumerate(zip(gradients, weights, strict=True)):
+        updater(0, np.array(grad, dtype), weight)
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(weight, expected, rtol, rtol * largest, err_msg=f"step {step}")
+
+
+def check_lists(make, indices, weights, gradients):
+    """A list call equals single calls; returns the updater of the lists."""
+    lists, singles = fastopt.Updater(make()), fastopt.Updater(make())
+    others = copy.deepcopy(weights)
+    for grads in gradients:
+        lists(indices, grads, weights)
+        for index, grad, weight in zip(indices, grads, others, strict=True):
+            singles(index, grad, weight)
+    np.testing.assert_equal(weights, others)
+    np.testing.assert_equal(dict(lists.states), dict(singles.states))
+    return lists

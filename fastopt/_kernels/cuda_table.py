@@ -448,8 +448,8 @@ class CudaTable(Table):
         total = self._space("total", (tensors, count))
         grid, warps = -(-len(chunks) // self.kernels.WARPS), self.kernels.WARPS
         if len(chunks):
-            told = self._send_chunks(chunks)
-            self._launch(kernel, grid, (LANES, warps), told, *arguments, partial)
+            sent = self._send_chunks(chunks)
+            self._launch(kernel, grid, (LANES, warps), sent, *arguments, partial)
         firsts = self._firsts(chunks)
         adding = self.kernels.totals(count)
         self._launch(adding, tensors, self.kernels.THREADS, firsts, partial, total)
@@ -516,10 +516,10 @@ class CudaTable(Table):
             last = self._fetch(totals)[1]
             self.driver.upload(totals, np.full(2, last), self.stream_handle)
             entry = self._send_entry()
-            told = self._send_chunks(chunks)
+            sent = self._send_chunks(chunks)
             threads = self._threads
-            self._launch(self.kernels.settle(self.layout), len(chunks), threads, told, entry)
-            self._launch(self.kernels.paid(False), len(chunks), threads, told, entry)
+            self._launch(self.kernels.settle(self.layout), len(chunks), threads, sent, entry)
+            self._launch(self.kernels.paid(False), len(chunks), threads, sent, entry)
 
 
 def _surveyed(words: str, indices: Array, height: int) -> tuple[Array, int]:

@@ -45,7 +45,7 @@ from fastopt._kernels.weights import read_weight
 
 __all__ = ["AHEAD", "FAR", "dense_blocks", "lazy_blocks"]
 
-AHEAD = 8
+AHEAD = 4
 """Prefetch distance in indexed rows."""
 
 FAR = 512

@@ -19,8 +19,8 @@ from fastopt._kernels.layout import ADDRESS, DONE, KEY, OFFSET, ROWS, SEGMENTS, 
 from fastopt._kernels.noise import dither_run
 from fastopt._kernels.segments import collect, listed
 from fastopt._kernels.storage import inside, load, locate, prefetch, private, store
+from fastopt._kernels.vectors import inlined
 from fastopt._kernels.weights import read_weight
-from fastopt.kernels.rule import scalar
 
 __all__ = ["row_loop", "rows"]
 
@@ -112,7 +112,7 @@ def _add_terms(layout: Layout) -> Callable:
             added += total(lanes)[0]
         return added
 
-    return scalar(add_terms)
+    return inlined(add_terms)
 
 
 def _update_row(layout: Layout) -> Callable:
@@ -136,4 +136,4 @@ def _update_row(layout: Layout) -> Callable:
         number = offset // max(width, 1) + row
         keep_state(states, 0, new, dither_run(key, number), draws)
 
-    return scalar(update_row)
+    return inlined(update_row)

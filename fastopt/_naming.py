@@ -65,8 +65,7 @@ class Constructor(ABCMeta):
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             """Create an instance, resolving aliases first."""
-            if args or kwargs:
-                _resolve(cls, args, kwargs)
+            _resolve(cls, args, kwargs)
             made = super().__call__(*args, **kwargs)
             if "first_attributes" not in vars(cls):
                 cls.first_attributes = frozenset(getattr(made, "__dict__", ()))
@@ -117,19 +116,27 @@ def _passed_on(keywords: inspect.Parameter, bases: Iterable[type]) -> Iterator[i
                 break
     names = {*(_keys(keywords) or above)}
     for name, parameter in above.items():
-        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if name in names and named and not isinstance(parameter.default, Same):
+        if name in names and _is_named(parameter) and not isinstance(parameter.default, Same):
             yield parameter.replace(kind=parameter.KEYWORD_ONLY)
 
 
 def _resolve(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Replace aliases in `kwargs` by the constructor's names, and reject unknown names."""
+    """Replace aliases in `kwargs` by the constructor's names; reject unknown and missing names."""
     parameters = cls.__signature__.parameters
-    cls.check_positional(args, kwargs)
-    rename(cls, kwargs, list(parameters)[: len(args)])
-    closed = all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
-    if closed and (unknown := kwargs.keys() - parameters.keys()):
-        raise unknown_arguments(cls, [name for name in kwargs if name in unknown])
+    if args or kwargs:
+        cls.check_positional(args, kwargs)
+        rename(cls, kwargs, list(parameters)[: len(args)])
+        closed = all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
+        if closed and (unknown := kwargs.keys() - parameters.keys()):
+            raise unknown_arguments(cls, [name for name in kwargs if name in unknown])
+    rest = list(parameters.values())[len(args) :]
+    needed = [each.name for each in rest if each.default is each.empty and _is_named(each)]
+    if missing := [name for name in needed if name not in kwargs]:
+        raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
+
+
+def _is_named(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
 def rename(cls: Any, kwargs: dict[str, Any], others: Iterable[str] = ()) -> None:

@@ -336,6 +336,8 @@ MISTAKES = {
     "lr_scheduler.CosineAnnealingLR": (AttributeError, "CosineScheduler is the same here"),
     "lr_scheduler.LambdaLR": (AttributeError, "any function of the number of updates is the same"),
     "lr_scheduler.CosineSchedule": (AttributeError, "did you mean CosineScheduler?"),
+    "lr_scheduler.CosineScheduler()": (TypeError, "^CosineScheduler needs max_update$"),
+    "lr_scheduler.JoinedScheduler()": (TypeError, "JoinedScheduler needs schedules, boundaries"),
     "lr_scheduler.CosineScheduler(T_max=9)": (TypeError, "did you mean max_update?"),
     "lr_scheduler.FactorScheduler(step_size=9)": (TypeError, "did you mean step?"),
     "lr_scheduler.FactorScheduler(9, gamma=0.5)": (TypeError, "did you mean factor?"),

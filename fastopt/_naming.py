@@ -123,16 +123,16 @@ def _passed_on(keywords: inspect.Parameter, bases: Iterable[type]) -> Iterator[i
 def _resolve(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Replace aliases in `kwargs` by the constructor's names; reject unknown and missing names."""
     parameters = cls.__signature__.parameters
-    if args or kwargs:
-        cls.check_positional(args, kwargs)
-        rename(cls, kwargs, list(parameters)[: len(args)])
-        closed = all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
-        if closed and (unknown := kwargs.keys() - parameters.keys()):
-            raise unknown_arguments(cls, [name for name in kwargs if name in unknown])
-    rest = list(parameters.values())[len(args) :]
-    needed = [each.name for each in rest if each.default is each.empty and _is_named(each)]
-    if missing := [name for name in needed if name not in kwargs]:
-        raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
+    cls.check_positional(args, kwargs)
+    rename(cls, kwargs, list(parameters)[: len(args)])
+    closed = all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
+    if closed and (unknown := kwargs.keys() - parameters.keys()):
+        raise unknown_arguments(cls, [name for name in kwargs if name in unknown])
+    required = [each for each in parameters.values() if each.default is each.empty]
+    if all(map(_is_named, required)):  # *args might be passed on as any argument
+        given = {*kwargs, *list(parameters)[: len(args)]}
+        if missing := [each.name for each in required if each.name not in given]:
+            raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
 
 
 def _is_named(parameter: inspect.Parameter) -> bool:

@@ -131,94 +131,110 @@ def dense(layout: Layout) -> Callable:
     `hyper` has a record for each tensor, or is a tuple of the numbers that all tensors share.
 
     A thread updates packs of consecutive elements, and single ones at the end of a chunk, of arrays
-    that are not aligned, and of row-sparse gradients. With a lazy layout, chunk starts and sizes
-    are in indexed rows, and only these are updated; threads in y take rows, two at a time, and
-    threads in x take elements.
+    that are not aligned, and of row-sparse gradients.
     """
-    rule, real, sparse, by_row = layout.rule, layout.real, layout.sparse, layout.lazy
-    update, slots, catch_up = element_step(layout), len(rule.state), layout.catch_up
+    rule, real, sparse, record = layout.rule, layout.real, layout.sparse, layout.record
+    update, slots, pack = element_step(layout), len(rule.state), pack_size(layout)
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
-    record, pack = layout.record, pack_size(layout)
     addresses = (*range(ADDRESS, first_state + slots), first_grad)
 
     def dense(chunks, table, hyper):
-        c = cuda.blockIdx.x
+        c, t, across = cuda.blockIdx.x, np.int64(cuda.threadIdx.x), np.int64(cuda.blockDim.x)
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
-        grads = locate(table, tensor, first_grad, 0, grad_kinds)
+        weights = locate(table, tensor, ADDRESS, start, kinds)
+        states = locate(table, tensor, first_state, start, state_kinds)
+        grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
         h, key = given(hyper, tensor, record), table[tensor, KEY]
+        element = np.int64(table[tensor, OFFSET]) + start
+        draw, done = run(key, element), np.int64(0)
 
-        def row_at(k):
-            row = listed(table, tensor, ROWS, k) if by_row else np.int64(0)
-            begin = row * np.int64(table[tensor, WIDTH]) if by_row else start
-            weights = locate(table, tensor, ADDRESS, begin, kinds)
-            states = locate(table, tensor, first_state, begin, state_kinds)
-            element = np.int64(table[tensor, OFFSET]) + begin
-            rounding, draw = dither_run(key, element), run(key, element)
-            factor = real(owed(table, tensor, row)) if catch_up else real(1)
-            return weights, states, k, begin, element, rounding, draw, factor
+        def step(own, slot, at, i, weight, state, grad, rounding):
+            weight, state = update(weight, grad, state, h, real(1), draw, i)
+            keep(own, at, weight, rounding, dither)
+            keep_state(slot, at, state, rounding, draws)
 
-        def taken(place, i):
-            weights, states, k, begin = place[:4]
-            weight, state = read_weight(weights, i), load(states, i)
-            if by_row:
-                grad = summed(table, tensor, grads, k, i, wide)
-            elif sparse:
-                grad = scattered(table, tensor, grads, begin + i, real(0), wide)
-            else:
-                grad = load(grads, begin + i)[0]
-            return weight, state, grad
-
-        def step(place, rounding, weights, states, at, i, values):
-            draw, factor = place[6:]
-            weight, state, grad = values
-            weight, state = update(weight, grad, state, h, factor, draw, i)
-            keep(weights, at, weight, rounding, dither)
-            keep_state(states, at, state, rounding, draws)
-
-        def change(place, i):
-            step(place, place[5], place[0], place[1], i, i, taken(place, i))
-
-        def change_packs(place):
-            weights, states = place[:2]
-            first, across = np.int64(cuda.threadIdx.x) * pack, np.int64(cuda.blockDim.x) * pack
-            for i in range(first, size - (pack - 1), across):
+        if not sparse and is_aligned(table, tensor, addresses):
+            done = size // pack * pack
+            for i in range(t * pack, done, across * pack):
                 own = begin_pack(weights, i, pack, False)
                 slot = begin_pack(states, i, pack, True)
-                grad = begin_pack(grads, place[3] + i, pack, True)
-                rounding = dither_run(key, place[4] + i)
+                source = begin_pack(grads, i, pack, True)
+                rounding = dither_run(key, element + i)
                 for k in range(pack):
-                    values = read_weight(own, k), load(slot, k), load(grad, k)[0]
-                    step(place, rounding, own, slot, k, i + k, values)
+                    weight, state, grad = read_weight(own, k), load(slot, k), load(source, k)[0]
+                    step(own, slot, k, i + k, weight, state, grad, rounding)
                 end_pack(weights, i, pack, False, own)
                 end_pack(states, i, pack, True, slot)
-
-        across = np.int64(cuda.blockDim.x)
-        if by_row:
-            k, height = start + cuda.threadIdx.y, np.int64(cuda.blockDim.y)
-            last = min(start + size, np.int64(table[tensor, SEGMENTS]))
-            width = np.int64(table[tensor, WIDTH])
-            while k + height < last:
-                one, other = row_at(k), row_at(k + height)
-                for i in range(cuda.threadIdx.x, width, across):
-                    values, others = taken(one, i), taken(other, i)
-                    step(one, one[5], one[0], one[1], i, i, values)
-                    step(other, other[5], other[0], other[1], i, i, others)
-                k += 2 * height
-            if k < last:
-                one = row_at(k)
-                for i in range(cuda.threadIdx.x, width, across):
-                    change(one, i)
-        else:
-            whole, done = row_at(np.int64(0)), np.int64(0)
-            if not sparse and is_aligned(table, tensor, addresses):
-                change_packs(whole)
-                done = size // pack * pack
-            for i in range(done + cuda.threadIdx.x, size, across):
-                change(whole, i)
+        rounding = dither_run(key, element)
+        for i in range(done + t, size, across):
+            weight, state = read_weight(weights, i), load(states, i)
+            if sparse:
+                grad = scattered(table, tensor, grads, start + i, real(0), wide)
+            else:
+                grad = load(grads, i)[0]
+            step(weights, states, i, i, weight, state, grad, rounding)
 
     return compiled(dense, rule)
+
+
+@cache
+def lazy(layout: Layout) -> Callable:
+    """Kernel ``(chunks, table, hyper)`` that applies the rule to the indexed rows in place.
+
+    Chunk starts and sizes are in indexed rows. Threads in y take rows, two at a time, and threads
+    in x take elements.
+    """
+    rule, real, catch_up, record = layout.rule, layout.real, layout.catch_up, layout.record
+    update, wide = element_step(layout), layout.wide_grad
+    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
+    dither, draws = layout.dither or None, layout.keyed or None
+    first_state, first_grad = layout.first_state, layout.first_grad
+
+    def lazy(chunks, table, hyper):
+        c, t, across = cuda.blockIdx.x, np.int64(cuda.threadIdx.x), np.int64(cuda.blockDim.x)
+        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        width: Any = np.int64(table[tensor, WIDTH])
+        h, key = given(hyper, tensor, record), table[tensor, KEY]
+        offset = np.int64(table[tensor, OFFSET])
+        grads = locate(table, tensor, first_grad, 0, grad_kinds)
+
+        def row_at(k):
+            row = listed(table, tensor, ROWS, k)
+            weights = locate(table, tensor, ADDRESS, row * width, kinds)
+            states = locate(table, tensor, first_state, row * width, state_kinds)
+            element = offset + row * width
+            rounding, draw = dither_run(key, element), run(key, element)
+            factor = real(owed(table, tensor, row)) if catch_up else real(1)
+            return weights, states, k, rounding, draw, factor
+
+        def taken(place, i):
+            weight, state = read_weight(place[0], i), load(place[1], i)
+            return weight, state, summed(table, tensor, grads, place[2], i, wide)
+
+        def step(place, i, values):
+            weights, states, _, rounding, draw, factor = place
+            weight, state, grad = values
+            weight, state = update(weight, grad, state, h, factor, draw, i)
+            keep(weights, i, weight, rounding, dither)
+            keep_state(states, i, state, rounding, draws)
+
+        k, height = start + cuda.threadIdx.y, np.int64(cuda.blockDim.y)
+        last = min(start + size, np.int64(table[tensor, SEGMENTS]))
+        while k + height < last:
+            one, other = row_at(k), row_at(k + height)
+            for i in range(t, width, across):
+                values, others = taken(one, i), taken(other, i)
+                step(one, i, values)
+                step(other, i, others)
+            k += 2 * height
+        if k < last:
+            one = row_at(k)
+            for i in range(t, width, across):
+                step(one, i, taken(one, i))
+
+    return compiled(lazy, rule)
 
 
 @scalar
@@ -228,9 +244,6 @@ def is_aligned(table, tensor, columns):
     for column in columns:
         bits |= table[tensor, column]
     return bits & np.uint64(ALIGNMENT - 1) == 0
-
-
-lazy = dense
 
 
 HELD = 8

@@ -90,6 +90,44 @@ def _highest_intrinsic(typingctx, tops):
     return tops(tops), codegen
 
 
+def _lane_update(layout: Layout) -> Callable[..., Any]:
+    """Return a function that updates the consecutive elements of a lane.
+
+    ``(table, tensor, place, pointers, before, count, h, factor)`` returns the largest numbers of
+    each slot in the block. `place` is the number of the indexed row, the first element and its
+    column; `pointers` are those to weights, states, gradients and the new numbers of the states,
+    and `before` are the scales of the block.
+    """
+    real, sparse, lazy, wide = layout.real, layout.sparse, layout.lazy, layout.wide_grad
+    update, dither = element_step(layout), layout.dither or None
+
+    def update_lane(table, tensor, place, pointers, before, count, h, factor):
+        k, first, column = place
+        weights, states, source, targets = pointers
+        key, element = table[tensor, KEY], np.int64(table[tensor, OFFSET]) + first
+        rounding, draw = dither_run(key, element), run(key, element)
+        tops = lowest(targets)
+        for i in range(count):
+            weight = read_weight(weights, i)
+            if lazy:
+                grad = summed(table, tensor, source, k, column + i, wide)
+            elif sparse:
+                grad = scattered(table, tensor, source, first + i, real(0), wide)
+            else:
+                grad = load(source, i)[0]
+            state = decode(states, i, before)
+            weight, state = update(weight, grad, state, h, factor, draw, i)
+            keep(weights, i, weight, rounding, dither)
+            roots = rooted(states, state)
+            store(targets, i, roots)
+            tops = higher(states, tops, roots)
+        found = highest_of_warp(tops)
+        meet()  # all lanes have read the scales
+        return found
+
+    return scalar(update_lane)
+
+
 @cache
 def blocks(layout: Layout) -> Callable:
     """Kernel ``(chunks, table, hyper)`` for rules with states in 8 bits.
@@ -97,11 +135,10 @@ def blocks(layout: Layout) -> Callable:
     Chunk starts and sizes are in blocks or, with a lazy layout, in indexed rows.
     """
     rule, real, sparse, lazy = layout.rule, layout.real, layout.sparse, layout.lazy
-    update, slots, catch_up = element_step(layout), len(rule.state), layout.catch_up
+    update_lane, slots, catch_up = _lane_update(layout), len(rule.state), layout.catch_up
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
-    dither, scale_kinds, record = layout.dither or None, layout.scales, layout.record
-    first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
-    first_scale = layout.first_scale
+    scale_kinds, record = layout.scales, layout.record
+    first_state, first_scale, first_grad = layout.first_state, layout.first_scale, layout.first_grad
     addresses = (*range(ADDRESS, first_state + slots), first_grad)
 
     def blocks(chunks, table, hyper):
@@ -109,37 +146,8 @@ def blocks(layout: Layout) -> Callable:
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
         width: Any = np.int64(table[tensor, WIDTH])
         in_row: Any = blocks_of(width)
-        h, key = given(hyper, tensor, record), table[tensor, KEY]
-        offset = np.int64(table[tensor, OFFSET])
-        grads = locate(table, tensor, first_grad, 0, grad_kinds)
-        aligned = is_aligned(table, tensor, addresses)
-        values = scratch(slots, EACH, real)
-        fewer = scratch(slots, EACH, real)
-
-        def changed(place, weights, states, source, targets, before, count, factor):
-            """Update `count` elements; return the largest numbers of each slot."""
-            k, first, column = place
-            element = offset + first
-            rounding, draw = dither_run(key, element), run(key, element)
-            tops = lowest(targets)
-            for i in range(count):
-                weight = read_weight(weights, i)
-                if lazy:
-                    grad = summed(table, tensor, grads, k, column + i, wide)
-                elif sparse:
-                    grad = scattered(table, tensor, grads, first + i, real(0), wide)
-                else:
-                    grad = load(source, i)[0]
-                state = decode(states, i, before)
-                weight, state = update(weight, grad, state, h, factor, draw, i)
-                keep(weights, i, weight, rounding, dither)
-                roots = rooted(states, state)
-                store(targets, i, roots)
-                tops = higher(states, tops, roots)
-            found = highest_of_warp(tops)
-            meet()  # all lanes have read the scales
-            return found
-
+        h, aligned = given(hyper, tensor, record), is_aligned(table, tensor, addresses)
+        new, fewer = scratch(slots, EACH, real), scratch(slots, EACH, real)
         end = start + size
         if lazy:
             end = min(end, np.int64(table[tensor, SEGMENTS]))
@@ -151,9 +159,7 @@ def blocks(layout: Layout) -> Callable:
                 begin, column, count = extent(block, in_row, width)
                 whole = aligned and count == CODE_BLOCK and begin % EACH == 0
                 begin += lane * EACH
-                column += lane * EACH
-                count = max(min(np.int64(EACH), count - lane * EACH), np.int64(0))
-                place = k, begin, column
+                place = k, begin, column + lane * EACH
                 weights = locate(table, tensor, ADDRESS, begin, kinds)
                 states = locate(table, tensor, first_state, begin, state_kinds)
                 scales = locate(table, tensor, first_scale, block, scale_kinds)
@@ -162,13 +168,15 @@ def blocks(layout: Layout) -> Callable:
                 if whole and not sparse:
                     own = begin_pack(weights, 0, EACH, False)
                     codes = begin_pack(states, 0, EACH, True)
-                    grad = begin_pack(source, 0, EACH, True)
-                    tops = changed(place, own, codes, grad, values, before, EACH, factor)
-                    encode(codes, scales, values, EACH, tops)
+                    pointers = own, codes, begin_pack(source, 0, EACH, True), new
+                    tops = update_lane(table, tensor, place, pointers, before, EACH, h, factor)
+                    encode(codes, scales, new, EACH, tops)
                     end_pack(weights, 0, EACH, False, own)
                     end_pack(states, 0, EACH, True, codes)
                 else:
-                    tops = changed(place, weights, states, source, fewer, before, count, factor)
+                    count = max(min(np.int64(EACH), count - lane * EACH), np.int64(0))
+                    pointers = weights, states, source, fewer
+                    tops = update_lane(table, tensor, place, pointers, before, count, h, factor)
                     encode(states, scales, fewer, count, tops)
 
     return compiled(blocks, rule)

@@ -465,6 +465,16 @@ class CudaTable(Table):
             self.driver.upload(memory, firsts, self.stream_handle)
         return self._memory["firsts", None]
 
+    @cached_property
+    def _update_kernel(self) -> Any:
+        """Kernel of the update."""
+        layout, kernels = self.layout, self.kernels
+        if layout.coded:
+            return self.coding.blocks(layout)
+        if layout.rule.row:
+            return kernels.rows(layout)
+        return kernels.lazy(layout) if layout.lazy else kernels.dense(layout)
+
     def run(self, combine: Combine | None = None) -> None:
         """See :meth:`Table.run`; it returns before the device has finished."""
         if combine is not None:
@@ -481,11 +491,8 @@ class CudaTable(Table):
             if self.total:
                 by_warp = rule.row or layout.coded
                 threads = (LANES, kernels.WARPS) if by_warp else self._threads
-                factory = kernels.rows if rule.row else kernels.dense
-                factory = self.coding.blocks if layout.coded else factory
-                chunks = self._send_chunks(self.chunks)
-                arguments = chunks, entry, hyper
-                self._launch(factory(layout), len(self.chunks), threads, *arguments)
+                chunks, kernel = self._send_chunks(self.chunks), self._update_kernel
+                self._launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
                 if layout.catch_up:
                     self._launch(kernels.paid(True), len(self.chunks), threads, chunks, entry)
             self.table[0, DONE] = 1

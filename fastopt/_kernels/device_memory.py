@@ -3,8 +3,10 @@
 Tests: ``tests/gpu/test_cuda_streams.py``.
 """
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
+from math import prod
 from operator import is_
 from typing import Any, Literal, cast
 
@@ -26,6 +28,7 @@ __all__ = [
     "owned",
     "placed",
     "sent",
+    "snapshot",
     "stream_of",
     "wait_for",
     "zero",
@@ -42,16 +45,48 @@ def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "
     """
     if not isinstance(of, Header):
         return np.zeros(shape, dtype, cast("Any", order))
-    cuda = cuda_target()
-    how: dict[str, Any] = {"order": order}
-    if order == "K":
-        size = np.dtype(dtype).itemsize
-        strides = tuple(stride // of.itemsize * size for stride in of.strides)
-        how = {"strides": strides} if shape == of.shape else {}
-    with cuda.gpus[of.place.device_id]:
-        made = cuda.device_array(shape, dtype, **how)
+    made = _empty(of, shape, np.dtype(dtype), order)
     zero(made)
     return made
+
+
+def _empty(of: Header, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"]) -> Any:
+    """Return an array like :func:`like`, whose elements are undefined."""
+    strides = None
+    if order == "K" and shape == of.shape:
+        strides = tuple(stride // of.itemsize * dtype.itemsize for stride in of.strides)
+    elif order == "F":
+        strides = tuple(np.cumprod([dtype.itemsize, *shape]).tolist()[: len(shape)])
+    cuda = cuda_target()
+    with cuda.gpus[of.place.device_id]:
+        made = _of_torch(of.array(), shape, dtype, strides)
+        if made is None:
+            made = cuda.device_array(shape, dtype, strides=strides)
+    return made
+
+
+def _of_torch(
+    of: Any, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None
+) -> Any | None:
+    """Return a numba device array that torch allocates, if it has allocated `of`.
+
+    The array is then included in ``torch.cuda.memory_allocated()``, and torch releases cached
+    memory if there is too little.
+    """
+    torch = sys.modules.get("torch")
+    size = prod(shape) * dtype.itemsize
+    owner = getattr(getattr(of, "gpu_data", None), "owner", of)  # of a state, the tensor below
+    if torch is None or not isinstance(owner, torch.Tensor) or not size or config.ENABLE_CUDASIM:
+        return None
+    memory = torch.empty(size, dtype=torch.uint8, device=owner.device)
+    described = {
+        "shape": shape,
+        "strides": strides,
+        "typestr": dtype,
+        "data": (memory.data_ptr(), False),
+        "version": 3,
+    }
+    return cuda_target().from_cuda_array_interface(described, owner=memory, sync=False)
 
 
 def zero(array: Any) -> None:
@@ -67,20 +102,24 @@ def zero(array: Any) -> None:
             wait_for(0)  # it may be used on a stream that does not wait for stream 0
 
 
-def sent(array: Array, stream: Any) -> Any:
-    """Copy a NumPy array to the current device, for use on this stream only."""
+def sent(array: Array, stream: Any, of: Any = None) -> Any:
+    """Copy a NumPy array to the current device, for use on this stream only.
+
+    torch allocates the copy if it has allocated `of`.
+    """
     dtype = array.dtype
     bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # no buffer protocol
-    made = cuda_target().to_device(bits, stream=stream)
+    to = _of_torch(of, bits.shape, bits.dtype, bits.strides)
+    made = cuda_target().to_device(bits, stream=stream, to=to)
     made = made if bits is array else made.view(dtype)
     made.stream = 0  # else numba would prefer this stream to those of later use
     return made
 
 
-def owned(array: Array, device: Device) -> Any:
-    """Copy a NumPy array to a device, as a numba device array."""
+def owned(array: Array, device: Device, of: Any = None) -> Any:
+    """Copy a NumPy array to a device, as a numba device array; see :func:`sent` for `of`."""
     with cuda_target().gpus[device.device_id]:
-        made = sent(array, 0)
+        made = sent(array, 0, of)
         wait_for(0)  # it may be used on a stream that does not wait for stream 0
         return made
 
@@ -91,7 +130,7 @@ def placed(state: Any, of: Any) -> Any:
         return state
     if isinstance(state, (tuple, list)):
         return _rebuilt(state, [placed(part, of) for part in state])
-    return owned(state, of.place) if type(state) is np.ndarray else state
+    return owned(state, of.place, of.array()) if type(state) is np.ndarray else state
 
 
 def stream_of(handle: int) -> Any:
@@ -156,11 +195,28 @@ def duplicate(
     order: Literal["C", "K"] = "C",
 ) -> Any:
     """Return a copy as a numba device array, C-contiguous or in the order of `of`."""
-    made = like(array if of is None else of, array.shape, array.dtype, order)
+    made = _empty(array if of is None else of, array.shape, array.dtype, order)
     target = header(made).view()
     target.stream = array.stream if stream is None else stream
     move(target, array)
     return made
+
+
+def snapshot(array: Header) -> Any:
+    """Return a copy for use on any stream that waits for the default one, as a numba device array.
+
+    The array's stream then waits for the copy; the host does not wait.
+    """
+    from fastopt._kernels import cuda_driver as driver
+
+    with driver.entered(array.place.device_id):
+        others = [array.stream] if array.stream else []
+        for other in others:
+            driver.order(other, 0)
+        made = duplicate(array, 0)
+        for other in others:
+            driver.order(0, other)
+        return made
 
 
 def move(target: Header, source: Header) -> None:
@@ -217,9 +273,10 @@ def host(array: Any) -> Any:
     described: Header = header(array)
     cuda = cuda_target()
     with cuda.gpus[described.place.device_id]:
+        cuda.synchronize()  # updates of a state run on its weight's stream
         if not (hasattr(array, "copy_to_host") and described.flags.forc):
             array = duplicate(described)
-        cuda.synchronize()  # updates of a state run on its weight's stream
+            cuda.synchronize()
         return array.copy_to_host()
 
 

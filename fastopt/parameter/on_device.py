@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.accumulate import adding
-from fastopt._kernels.device_memory import duplicate, host, owned, zero
+from fastopt._kernels.device_memory import host, owned, snapshot, zero
 from fastopt._kernels.devices import device_of, header, is_cuda
 from fastopt._kernels.layout import kind_of
 from fastopt._kernels.table import launch
@@ -93,7 +93,7 @@ class DeviceGradient(Gradient):
             if is_cuda(rows.values) and rows.dtype == self.dtype:
                 parts = rows.values, rows.indices
                 values, indices = (
-                    duplicate(header(part)) if is_cuda(part) else part.copy() for part in parts
+                    snapshot(header(part)) if is_cuda(part) else part.copy() for part in parts
                 )
                 return RowSparse(values, indices, self.shape)
             with np.errstate(over="ignore"):

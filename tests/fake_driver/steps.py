@@ -1,15 +1,17 @@
-"""Steps on a driver without a device: prints the calls of each as JSON; see test_cuda_host.py."""
+"""Steps on a driver without a device: prints the calls of each as JSON; see test_cuda_driver.py."""
 
 import ctypes
 import gc
 import json
 import sys
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 from numba import cuda
 
 from fastopt import RowSparse, optimizer
+from fastopt._engine.validate import leaves
 from fastopt._kernels import cuda_driver
 from fastopt._kernels.cuda_table import CudaTable
 from fastopt.amp import LossScaler
@@ -78,6 +80,13 @@ def channels_last():
     return calls
 
 
+def strided_gradient():
+    """A gradient that is copied, as its elements do not lie like those of the weight."""
+    updater, weight = optimizer.get_updater(optimizer.Adam()), on_device(6, 8)
+    grad = Foreign(on_device(6, 16), shape=(6, 8), strides=(64, 8))
+    return warm(lambda: updater(0, grad, weight))
+
+
 def many(count, fresh=False, updater=None):
     updater = updater or optimizer.get_updater(optimizer.Adam())
     weights, indices = [on_device(30) for _ in range(count)], list(range(count))
@@ -119,10 +128,11 @@ def repeated_rows():
         cuda_driver.download = download
 
 
-def two_groups():
-    adam = optimizer.Adam(param_idx2name={0: "a", 1: "b"})
-    adam.lr_mult["b"] = 0.5
-    return many(2, updater=optimizer.get_updater(adam))
+def two_classes(fresh=False, **kwargs):
+    """Every other tensor has no weight decay."""
+    names = {k: f"{k}_{'bias' if k % 2 else 'weight'}" for k in range(1000)}
+    adam = optimizer.Adam(param_idx2name=names, wd=0.01, **kwargs)
+    return many(1000, fresh, optimizer.get_updater(adam))
 
 
 def clipped(name, loss_scaler=None, count=3):
@@ -222,6 +232,32 @@ def second_device():
     return [calls, [int(a.gpu_data.context.device.id) for a in updater.states[0]]]
 
 
+def torch_state():
+    """Addresses of what torch allocates for a weight, and of its states; here it is on the host."""
+    try:
+        import torch
+    except ImportError:
+        return None
+
+    class Tensor(torch.Tensor):
+        is_cuda = True
+
+    made, empty = [], torch.empty
+    torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=0)
+    torch.empty = lambda *args, **kwargs: made.append(empty(*args, **kwargs)) or made[-1]
+    weight, grad = (torch.ones(10, dtype=torch.float16).as_subclass(Tensor) for _ in range(2))
+    updater = optimizer.get_updater(optimizer.Adam(multi_precision=True))
+    updater(0, grad, weight)
+    saved = optimizer.get_updater(optimizer.Adam(multi_precision=True))
+    saved.set_states(updater.get_states())
+    saved(0, grad, weight)
+    states = (*leaves(updater.states[0]), *leaves(saved.states[0]))
+    return [
+        [memory.data_ptr() for memory in made],
+        [state.device_ctypes_pointer.value for state in states],
+    ]
+
+
 STEPS = {
     "single": single,
     "single, new gradient": lambda: single(fresh=True),
@@ -232,9 +268,12 @@ STEPS = {
     "single, gradient of another stream": other_stream,
     "single, stochastic rounding": stochastic,
     "channels last": channels_last,
+    "strided gradient": strided_gradient,
     "list of 1000": lambda: many(1000),
     "list of 200, new gradients": lambda: many(200, fresh=True),
-    "list, two groups": two_groups,
+    "list of 1000, two classes": two_classes,
+    "list of 1000, two classes, schedule": lambda: two_classes(lr_scheduler=CosineScheduler(100)),
+    "list of 1000, two classes, new gradients": lambda: two_classes(fresh=True),
     "rows": lambda: rows([3, 5, 7]),
     "rows, repeated": repeated_rows,
     "rows, indices on the host": lambda: rows([3, 5, 7], on_host=True),
@@ -248,6 +287,7 @@ STEPS = {
     "GroupAdaGrad": lambda: single(
         shape=(10, 8), updater=optimizer.get_updater(optimizer.GroupAdaGrad())
     ),
+    "torch": torch_state,
     "torn": torn,
     "captured": captured,
     "held": held,

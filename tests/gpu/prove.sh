@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Proof on a machine with an NVIDIA GPU, without a network and in under 8 minutes: the tests on the
 # device, a memory check of some of them, and a table of measurements. It needs numba-cuda, pytest,
-# hypothesis and ml_dtypes; pytest-xdist, torch and compute-sanitizer are used where they are.
+# hypothesis and ml_dtypes; pytest-xdist, torch, CuPy and compute-sanitizer are used if installed.
 #
 #     bash tests/gpu/prove.sh [FILE]        # the report, in Markdown; default gpu_report.md
 #

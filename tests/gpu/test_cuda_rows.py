@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import cuda
 
 from fastopt import RowSparse, optimizer
 from fastopt._kernels.cuda_driver import SIMULATED
+from fastopt._kernels.device_memory import zero
 from helpers.cases import CASES
 from helpers.device_arrays import check_close, check_steps, host, on_device
 
@@ -78,6 +80,25 @@ def test_a_step_gives_the_same_bits_again(rng):
         found.append(host(weight))
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SIMULATED, reason="takes 5 GB of a GPU")
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
+def test_rows_on_both_sides_of_element_2_to_the_31_are_updated(lazy, rng):
+    width = 64
+    height, middle = 2**31 // width + 100, 2**31 // width
+    weight = cuda.device_array((height, width), np.float16)
+    zero(weight)
+    ids = np.array([middle + 99, 0, middle - 1, middle, middle + 99])
+    values = rng.integers(1, 9, (5, width)).astype(np.float16)
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0, lazy_update=lazy))
+    updater(0, (on_device(values), on_device(ids)), weight)
+    expected = {0: values[1], middle - 1: values[2], middle: values[3]}
+    expected[middle + 99] = values[0] + values[4]
+    for row in (*expected, 1, middle - 2, middle + 1):
+        found = weight[row : row + 1].copy_to_host()[0]
+        np.testing.assert_array_equal(found, -expected.get(row, np.zeros(width)))
 
 
 @pytest.mark.parametrize("wrong", [-1, 12])

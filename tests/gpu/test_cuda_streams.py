@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from fastopt import RowSparse, optimizer
+from fastopt import Parameter, RowSparse, optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels import cuda as kernels
 from fastopt._kernels import cuda_driver, device_memory
@@ -85,6 +85,40 @@ def test_streams_of_gradients_and_of_their_reader_are_waited_for(launched, waite
     updater(0, (Foreign(ones(1, 2), stream=96), Foreign(rows, stream=112)), weight)
     assert set(waited[:2]) == {(96, 48), (112, 48)}
     assert set(waited[-2:]) == {(48, 96), (48, 112)}
+
+
+@cuda.jit
+def late(array, turns, value):
+    """Write `value` after a long computation."""
+    i, x = cuda.grid(1), np.float32(0)
+    for _ in range(turns):
+        x = x * np.float32(0.5) + np.float32(1)
+    if i < len(array):
+        array[i] = value if x > 0 else x
+
+
+@pytest.mark.skipif(kernels.SIMULATED, reason="the simulator has no streams")
+def test_a_gradient_is_read_between_the_writes_of_its_stream():
+    one, other = cuda.stream(), cuda.stream()
+    memory, grad = ones(100_000), ones(100_000)
+    weight = Foreign(memory, stream=int(one))
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+    for _ in range(3):
+        late[400, 256, other](grad, 10**6, 2)
+        updater(0, Foreign(grad, stream=int(other)), weight)
+        late[400, 256, other](grad, 1, 9)
+    cuda.synchronize()
+    np.testing.assert_array_equal(host(memory), np.full(100_000, 1 - 3 * 2, np.float32))
+
+
+def test_a_parameter_copies_rows_after_they_were_written(launched, waited):
+    """It keeps them until the step, on the default stream, which its weight uses."""
+    weight = Parameter("w", shape=(4, 2), init="ones", grad_stype="row_sparse")
+    weight.initialize(device=cuda_device(0))
+    rows = Foreign(on_device(np.array([1])), stream=112)
+    weight.add_grad(RowSparse(Foreign(ones(1, 2), stream=96), rows, (4, 2)))
+    assert waited == [(96, 0), (0, 96), (112, 0), (0, 112)]
+    assert set(launched) == {0}
 
 
 def test_states_are_copied_on_the_stream_of_their_weight(launched):

@@ -1,21 +1,24 @@
-"""torch's tensors by their interface; here they are in main memory and say otherwise."""
+"""torch's tensors: on a GPU, and in the simulator ones on the host that say otherwise."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numba.core import config
 
 from fastopt import optimizer
 from fastopt._kernels import cuda as kernels
+from fastopt._kernels.cuda_driver import SIMULATED
 from fastopt._kernels.devices import header
 from helpers.device_arrays import on_device
 
 torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not config.ENABLE_CUDASIM, reason="pretends to be on a device"),
-]
+if not (SIMULATED or torch.cuda.is_available()):
+    pytest.skip("torch cannot use the GPU", allow_module_level=True)
+pytestmark = pytest.mark.cuda
+simulated = pytest.mark.skipif(not SIMULATED, reason="pretends to be on a device")
+on_gpu = pytest.mark.skipif(SIMULATED, reason="the simulator has neither streams nor memory")
+
+DEVICE = "cpu" if SIMULATED else "cuda"
 
 
 class Tensor(torch.Tensor):
@@ -26,25 +29,35 @@ class Tensor(torch.Tensor):
 
 @pytest.fixture(autouse=True)
 def current(monkeypatch):
-    """The current stream, as torch tells it."""
+    """The current stream in the simulator."""
     stream = SimpleNamespace(cuda_stream=0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    if SIMULATED:
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     return stream
 
 
+def as_device(tensor):
+    return tensor.as_subclass(Tensor) if SIMULATED else tensor
+
+
 def tensor(values, dtype="float32", **kwargs):
-    made = torch.tensor(values, dtype=getattr(torch, dtype)).as_subclass(Tensor)
+    made = as_device(torch.tensor(values, dtype=getattr(torch, dtype), device=DEVICE))
     return made.requires_grad_(**kwargs) if kwargs else made
+
+
+def numbers(tensor):
+    return tensor.detach().float().cpu().numpy()
 
 
 def test_a_tensor_that_requires_a_gradient_is_updated_in_place():
     weight, updater = tensor([1.0, 2.0], requires_grad=True), optimizer.get_updater(optimizer.SGD())
     for _ in range(2):
         updater(0, tensor([1.0, 10.0]), weight)
-    np.testing.assert_allclose(weight.detach().numpy(), [0.98, 1.8], rtol=1e-6)
+    np.testing.assert_allclose(numbers(weight), [0.98, 1.8], rtol=1e-6)
     assert weight.requires_grad
 
 
+@simulated
 def test_a_tensor_that_was_moved_to_main_memory_is_none_of_a_device():
     weight = tensor([1.0])
     assert header(weight) is header(weight) is not weight
@@ -56,17 +69,18 @@ def test_a_transposed_tensor_is_updated_in_place():
     memory = tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
     updater(0, tensor([[1.0, 2.0], [1.0, 2.0]]), memory.t()[:2])
-    np.testing.assert_array_equal(memory.numpy(), [[0, 1, 3], [2, 3, 6]])
+    np.testing.assert_array_equal(numbers(memory), [[0, 1, 3], [2, 3, 6]])
 
 
 def test_bfloat16_tensors_have_masters(bfloat16):
     weight = tensor([1.0, 2.0], "bfloat16")
     updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5, multi_precision=True))
     updater(0, tensor([1.0, 1.0], "bfloat16"), weight)
-    np.testing.assert_array_equal(weight.float().numpy(), [0.5, 1.5])
+    np.testing.assert_array_equal(numbers(weight), [0.5, 1.5])
     assert header(weight).dtype == bfloat16
 
 
+@simulated
 def test_the_current_stream_is_used(current, monkeypatch):
     streams = []
     monkeypatch.setattr(kernels, "launch", lambda *arguments: streams.append(arguments[3]))
@@ -85,7 +99,7 @@ def test_sparse_tensors_are_refused_and_their_parts_taken():
     with pytest.raises(TypeError, match=r"index 0: gradient: .*sparse tensors are given as a pair"):
         updater(0, sparse, weight)
     updater(0, (tensor(np.ones((2, 2))), tensor([3, 1], "int64")), weight)
-    np.testing.assert_array_equal(weight.numpy()[:, 0], [1, 2, 1, 2])
+    np.testing.assert_array_equal(numbers(weight)[:, 0], [1, 2, 1, 2])
 
 
 def test_tensors_in_main_memory_are_no_device_arrays():
@@ -124,7 +138,7 @@ class Step:
 
     def step(self):
         indices = list(range(len(self.params)))
-        grads = [p.grad.as_subclass(Tensor) for p in self.params]
+        grads = [as_device(p.grad) for p in self.params]
         self.updater(indices, grads, self.params)
 
 
@@ -132,7 +146,7 @@ def test_grad_scaler_unscales_and_skips_steps():
     """Steps with an overflow are skipped; the others are those of unscaled gradients."""
     weight = tensor([1.0, 2.0], requires_grad=True)
     updater = optimizer.get_updater(optimizer.SGD(learning_rate=0.5))
-    step, scaler = Step(updater, [weight]), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    step, scaler = Step(updater, [weight]), torch.amp.GradScaler(DEVICE, init_scale=1024.0)
     expected = np.array([1.0, 2.0])
     for factor in (1.0, np.inf, 0.25):
         scale = scaler.get_scale()
@@ -143,7 +157,7 @@ def test_grad_scaler_unscales_and_skips_steps():
         scaler.step(step)
         scaler.update()
         expected = expected if factor == np.inf else expected - 0.5 * factor
-        np.testing.assert_allclose(weight.detach().numpy(), expected)
+        np.testing.assert_allclose(numbers(weight), expected)
     assert scaler.get_scale() == 512
     assert updater.optimizer.num_update == 2
 
@@ -151,11 +165,55 @@ def test_grad_scaler_unscales_and_skips_steps():
 def test_state_may_be_allocated_by_torch():
     weight, expected = tensor([1.0, 2.0]), tensor([1.0, 2.0])
     updater, other = optimizer.get_updater("adam"), optimizer.get_updater("adam")
-    mean, var = (torch.zeros_like(weight).as_subclass(Tensor) for _ in range(2))
+    mean, var = (as_device(torch.zeros_like(weight)) for _ in range(2))
     updater.states[0] = mean, var
     for _ in range(3):
         updater(0, tensor([1.0, 10.0]), weight)
         other(0, tensor([1.0, 10.0]), expected)
-    np.testing.assert_array_equal(weight.numpy(), expected.numpy())
-    np.testing.assert_allclose(mean.numpy(), [0.271, 2.71], rtol=1e-6)
+    np.testing.assert_array_equal(numbers(weight), numbers(expected))
+    np.testing.assert_allclose(numbers(mean), [0.271, 2.71], rtol=1e-6)
     assert updater.states[0][0] is mean
+
+
+@on_gpu
+def test_state_is_in_the_memory_of_torch(bfloat16):
+    before = torch.cuda.memory_allocated()
+    weight, grad = (torch.ones(10**6, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    updater = optimizer.get_updater(optimizer.Adam(multi_precision=True))
+    updater(0, grad, weight)
+    arrays = 2 * weight.nbytes
+    assert torch.cuda.memory_allocated() - before >= arrays + 3 * 4 * 10**6
+    loaded = optimizer.get_updater(optimizer.Adam(multi_precision=True))
+    loaded.set_states(updater.get_states())
+    loaded(0, grad, weight)
+    assert torch.cuda.memory_allocated() - before >= arrays + 6 * 4 * 10**6
+
+
+@on_gpu
+def test_an_update_runs_after_the_work_on_its_stream():
+    """The side stream and the default stream do not wait for each other."""
+    weight, grad = (torch.zeros(10**6, device="cuda") for _ in range(2))
+    updater, side = optimizer.get_updater(optimizer.SGD(learning_rate=1.0)), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            torch.cuda._sleep(10**7)
+            grad.add_(1)
+            updater(0, grad, weight)
+            grad.mul_(2)
+    side.synchronize()
+    assert (weight == -(1 + 3 + 7)).all()
+
+
+@on_gpu
+def test_a_capture_is_refused():
+    weight, grad = (torch.zeros(9, device="cuda") for _ in range(2))
+    updater = optimizer.get_updater(optimizer.Adam())
+    updater(0, grad, weight)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        grad.add_(1)
+        with pytest.raises(RuntimeError, match="is being captured for a CUDA graph"):
+            updater(0, grad, weight)
+    assert updater.optimizer.num_update == 1
+    updater(0, grad, weight)
+    assert updater.optimizer.num_update == 2

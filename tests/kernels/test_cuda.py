@@ -118,7 +118,8 @@ def combinations():
 @pytest.mark.parametrize(("rule", "weights", "capability"), combinations(), indirect=["capability"])
 def test_a_rule_compiles_without_doubles_and_spills(rule, weights, capability):
     layout = layout_of(rule, **WEIGHTS[weights])
-    factory = kernels.rows if rule.row else kernels.dense
+    dense = kernels.lazy if layout.lazy else kernels.dense
+    factory = kernels.rows if rule.row else dense
     doubles = layout.real == F8 or rule.row is not None
     passed = weights not in ("float64", "standard rows") and rule.hyper and not rule.passes
     hyper = (by_value if passed else records)(rule, layout.real)
@@ -145,7 +146,7 @@ def test_its_sums_compile(rule, weights, capability):
 def test_what_belongs_to_no_rule_compiles(capability):
     rule = CASES[0].make().rule
     caught_up = layout_of(rule, sparse=True, lazy=True, catch_up=True)
-    check(kernels.dense(caught_up), capability, CHUNKS, TABLE, records(rule, F4), doubles=True)
+    check(kernels.lazy(caught_up), capability, CHUNKS, TABLE, records(rule, F4), doubles=True)
     check(kernels.settle(caught_up), capability, CHUNKS, TABLE, doubles=True)
     for sparse in (False, True):
         check(kernels.paid(sparse), capability, CHUNKS, TABLE, doubles=True)

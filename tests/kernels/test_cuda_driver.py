@@ -23,6 +23,9 @@ pytestmark = [
 FAKE = TESTS / "fake_driver"
 
 NEW_ADDRESSES = ["upload"]
+HYPER = ["upload", "launch"]
+"""Hyper-parameters that differ between tensors, and the update."""
+
 MEASURED = ["launch", "launch", "download", "wait stream"]
 """Squares of gradients, their sum, and the copy of that to the host."""
 
@@ -50,7 +53,9 @@ EXPECTED = {
     "channels last": ["launch"],
     "list of 1000": ["launch"],
     "list of 200, new gradients": [*NEW_ADDRESSES, "launch"],
-    "list, two groups": ["upload", "launch"],
+    "list of 1000, two classes": HYPER,
+    "list of 1000, two classes, schedule": HYPER,
+    "list of 1000, two classes, new gradients": [*NEW_ADDRESSES, *HYPER],
     "rows": ROWS,
     "rows, repeated": [*LISTED, "download", "wait stream", "launch", *CUT, "launch", *UPDATED],
     "rows, indices on the host": ["upload", *LISTED, *CUT, *UPDATED],
@@ -106,6 +111,28 @@ def test_uploads_come_from_pinned_memory_on_the_stream_of_the_weight(steps):
     assert uploads
     assert all(call.endswith("on 0 from pinned") for call in uploads)
     assert " on 5010 " in steps["single, stream of its own"][0]
+
+
+def test_a_list_of_two_classes_uploads_a_record_for_each_tensor(steps):
+    for name in ("list of 1000, two classes", "list of 1000, two classes, schedule"):
+        assert steps[name][0].startswith("upload 36000 ")
+    addresses, hyper = steps["list of 1000, two classes, new gradients"][:2]
+    assert addresses.startswith("upload 128000 ")
+    assert hyper.startswith("upload 36000 ")
+
+
+def test_a_gradient_is_copied_without_waits(steps):
+    calls = names(steps["strided gradient"])
+    assert calls.count("launch") == 2
+    assert not {"wait", "set"} & {call.split()[0] for call in calls}
+
+
+def test_torch_allocates_the_state_of_its_tensors(steps):
+    if steps["torch"] is None:
+        pytest.skip("needs torch")
+    made, states = steps["torch"]
+    assert len(states) == 2 * 3
+    assert set(states) <= set(made)
 
 
 def test_pinned_memory_is_not_written_to_before_the_device_has_read_it(steps):

@@ -1,8 +1,11 @@
 """CUDA without a GPU: ``tests/gpu`` in numba's simulator, and what is told without any."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
@@ -54,6 +57,24 @@ def test_without_cuda_an_array_on_a_device_is_refused_in_words(run_python):
     told = run_python(FAKE, NUMBA_ENABLE_CUDASIM=None)
     assert "CUDA arrays need" in told
     assert told.splitlines()[-1] == "0 {}"
+
+
+def test_one_version_of_numba_cuda_is_allowed_named_and_installed():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    named = {
+        re.fullmatch(r"numba-cuda\[cu\d\d\]~=(.*)", extras["optional-dependencies"][extra][0])[1]
+        for extra in ("cuda12", "cuda13")
+    }
+    source = (ROOT / "fastopt" / "_kernels" / "devices.py").read_text("utf-8")
+    named |= set(re.findall(r"numba-cuda\[cu\d\d\]~=([\d.]+)", source))
+    assert len(named) == 1
+    series, patch = named.pop().rsplit(".", 1)
+    try:
+        installed = version("numba-cuda")
+    except PackageNotFoundError:
+        return
+    assert installed.startswith(f"{series}.")
+    assert int(installed.removeprefix(f"{series}.")) >= int(patch)
 
 
 def test_importing_fastopt_does_not_import_numba_cuda(run_python):

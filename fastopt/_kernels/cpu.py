@@ -21,15 +21,13 @@ from fastopt._kernels.layout import (
     DONE,
     KEY,
     OFFSET,
-    ORDER,
     ROWS,
     SEGMENTS,
-    STARTS,
     WIDTH,
     Layout,
 )
 from fastopt._kernels.noise import dither_run, run
-from fastopt._kernels.segments import collect, gather, listed
+from fastopt._kernels.segments import gather, listed, row_gradient
 from fastopt._kernels.storage import (
     inside,
     load,
@@ -109,17 +107,15 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
     if layout.coded:
         return compiled(lazy_blocks(layout), layout.rule, parallel)
     rule, real, catch_up = layout.rule, layout.real, layout.catch_up
-    reals, direct = (real,), layout.grad == layout.real
-    update, kinds, grad_kinds = element_step(layout), layout.weight, (layout.grad,)
+    update, kinds, gradient_of = element_step(layout), layout.weight, row_gradient(layout)
     dither, draws = layout.dither or None, layout.keyed or None
-    first_state, first_grad = layout.first_state, layout.first_grad
+    first_state = layout.first_state
     state_kinds, locate_row = layout.state, row_locator(layout.pitched)
 
     def lazy(chunks, table, hyper):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             width: Any = np.int64(table[tensor, WIDTH])
-            grads = locate(table, tensor, first_grad, 0, grad_kinds)
             h, key = private(hyper, tensor), table[tensor, KEY]
             buffer = np.empty((1, width), real)
             if draws:
@@ -130,13 +126,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                     prefetch(locate_row(table, tensor, ADDRESS, ahead, width, kinds), width, True)
                     ahead = locate_row(table, tensor, first_state, ahead, width, state_kinds)
                     prefetch(ahead, width, True)
-                begin = listed(table, tensor, STARTS, k)
-                if direct and listed(table, tensor, STARTS, k + 1) == begin + 1:
-                    start_of = listed(table, tensor, ORDER, begin) * width
-                    source = locate(table, tensor, first_grad, start_of, reals)
-                else:
-                    source = inside(buffer)
-                    collect(table, tensor, grads, k, 0, width, source, 0)
+                grads = gradient_of(table, tensor, k, width, buffer)
                 row = listed(table, tensor, ROWS, k)
                 weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
                 states = locate_row(table, tensor, first_state, row, width, state_kinds)
@@ -144,7 +134,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                 rounding, draw = dither_run(key, element), run(key, element)
                 factor = real(missed(table, tensor, row)) if catch_up else real(1)
                 for i in range(width):
-                    weight, grad = read_weight(weights, i), load(source, i)[0]
+                    weight, grad = read_weight(weights, i), load(grads, i)[0]
                     weight, state = update(weight, grad, load(states, i), h, factor, draw, i)
                     keep(weights, i, weight, rounding, dither)
                     keep_state(states, i, state, rounding, draws)

@@ -30,15 +30,13 @@ from fastopt._kernels.layout import (
     DONE,
     KEY,
     OFFSET,
-    ORDER,
     ROWS,
     SEGMENTS,
-    STARTS,
     WIDTH,
     Layout,
 )
 from fastopt._kernels.noise import dither_run, run
-from fastopt._kernels.segments import collect, gather, listed
+from fastopt._kernels.segments import gather, listed, row_gradient
 from fastopt._kernels.storage import inside, load, locate, prefetch, private, shifted, store
 from fastopt._kernels.vectors import inlined, prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
@@ -120,11 +118,9 @@ def dense_blocks(layout: Layout) -> Callable:
 def lazy_blocks(layout: Layout) -> Callable:
     """Return a loop ``(chunks, table, hyper)`` over indexed rows, like chunk starts and sizes."""
     real, catch_up, slots = layout.real, layout.catch_up, len(layout.rule.state)
-    reals, direct = (real,), layout.grad == layout.real
-    kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
-    first_state, first_grad = layout.first_state, layout.first_grad
+    kinds, state_kinds, first_state = layout.weight, layout.state, layout.first_state
     first_scale, scale_kinds = layout.first_scale, layout.scales
-    update: Any = _block_update(layout)
+    update, gradient_of = _block_update(layout), row_gradient(layout)
     locate_row = row_locator(layout.pitched)
 
     def rows(chunks, table, hyper):
@@ -145,14 +141,7 @@ def lazy_blocks(layout: Layout) -> Callable:
                     prefetch(there, width, True)
                     there = locate_row(table, tensor, first_scale, row, in_row, scale_kinds)
                     prefetch(there, in_row, True)
-                begin = listed(table, tensor, STARTS, k)
-                if direct and listed(table, tensor, STARTS, k + 1) == begin + 1:
-                    start_of = listed(table, tensor, ORDER, begin) * width
-                    grads = locate(table, tensor, first_grad, start_of, reals)
-                else:
-                    grads = inside(buffer)
-                    values_of_rows = locate(table, tensor, first_grad, 0, grad_kinds)
-                    collect(table, tensor, values_of_rows, k, 0, width, grads, 0)
+                grads = gradient_of(table, tensor, k, width, buffer)
                 row = listed(table, tensor, ROWS, k)
                 factor = real(missed(table, tensor, row)) if catch_up else real(1)
                 weights = locate_row(table, tensor, ADDRESS, row, width, kinds)

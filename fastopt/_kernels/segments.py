@@ -1,11 +1,13 @@
 """Indexed rows of a row-sparse gradient: sorting, and summation of repeated rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, WIDTH
-from fastopt._kernels.storage import load, locate, store
+from fastopt._kernels.layout import FOLDED, ORDER, ROWS, SEGMENTS, STARTS, WIDTH, Layout
+from fastopt._kernels.storage import inside, load, locate, store
+from fastopt._kernels.vectors import inlined
 from fastopt.kernels.rule import scalar
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "gather",
     "listed",
     "order_rows",
+    "row_gradient",
     "scattered",
     "sort_rows",
     "summed",
@@ -158,6 +161,27 @@ def collect(
             for i in range(count):
                 total = load(target, at + i)[0] + load(values, place + i)[0]
                 store(target, at + i, (total,))
+
+
+def row_gradient(layout: Layout) -> Callable[..., Any]:
+    """Return ``(table, tensor, k, width, buffer)``, which points to the gradient of a unique row.
+
+    It points into the values of the gradient if the row is indexed once and they have the type of
+    the arithmetic. Otherwise they are converted, and summed, in `buffer`.
+    """
+    first_grad, kinds, reals = layout.first_grad, (layout.grad,), (layout.real,)
+    direct = layout.grad == layout.real
+
+    def row_gradient(table, tensor, k, width, buffer):
+        begin = listed(table, tensor, STARTS, k)
+        if direct and listed(table, tensor, STARTS, k + 1) == begin + 1:
+            place = listed(table, tensor, ORDER, begin) * width
+            return locate(table, tensor, first_grad, place, reals)
+        values, grads = locate(table, tensor, first_grad, 0, kinds), inside(buffer)
+        collect(table, tensor, values, k, 0, width, grads, 0)
+        return grads
+
+    return inlined(row_gradient)
 
 
 @scalar

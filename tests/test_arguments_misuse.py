@@ -269,15 +269,15 @@ MISTAKES = {
     "gradient None": (
         lambda: parameter().add_grad(None),
         TypeError,
-        "Parameter 'p': numbers are needed, got None",
+        "Parameter 'p': expected an array of numbers, got None",
     ),
     "rows of a parameter as lists": (
         lambda: parameter().add_grad((ones(1, 1), [0])),
         TypeError,
-        "Parameter 'p': an array of numbers is needed, got",
+        "Parameter 'p': expected an array of numbers, got",
     ),
-    "data as a text": (lambda: parameter().set_data("12"), TypeError, "numbers are needed"),
-    "constant None": (lambda: Constant(None), TypeError, "numbers are needed, got None"),
+    "data as a text": (lambda: parameter().set_data("12"), TypeError, "expected an array"),
+    "constant None": (lambda: Constant(None), TypeError, "expected an array of numbers, got None"),
     "parameters as a list": (
         lambda: ParameterDict().update([parameter()]),
         TypeError,
@@ -355,7 +355,7 @@ MISTAKES = {
     "bytes of nothing": (
         lambda: updater().set_states(b"abc"),
         checkpoint.CheckpointError,
-        "it is no safetensors file, or only a part of one",
+        "not a safetensors file, or a truncated one",
     ),
     "tree that holds itself": (
         lambda: (tree := []).append(tree) or checkpoint.dumps(tree),
@@ -438,7 +438,7 @@ def test_parameters_in_place_of_states_are_told(tmp_path):
     params = ParameterDict()
     params.update({"p": parameter()})
     params.save(tmp_path / "params.safetensors")
-    with pytest.raises(checkpoint.CheckpointError, match=r"params.safetensors: it holds no states"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"params.safetensors: it contains no"):
         Trainer(params).load_states(tmp_path / "params.safetensors")
 
 

@@ -21,6 +21,7 @@ from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
 from fastopt.optimizer import keywords
 from fastopt.parameter import Parameter, ParameterDict
+from fastopt.sparse import RowSparse
 
 CLASSES = sorted(
     (klass for klass in optimizer.opt_registry.values() if klass.__module__.startswith("fastopt")),
@@ -269,6 +270,32 @@ MISTAKES = {
     ),
     "Parameter('w', requires_grad=False)": (TypeError, "Parameter 'w' does not take .*grad_req="),
     "Parameter('w', shap=3)": (TypeError, "did you mean shape?"),
+    "updater('t', (np.array([1]), np.ones((1, 3))), np.ones((3, 3)))": (
+        TypeError,
+        r"index 't': a row-sparse gradient is \(values, indices\), in this order, got int64 values",
+    ),
+    "LossScaler().step(1)": (AttributeError, r"Updater\(optimizer, loss_scaler=scaler\) skips"),
+    "LossScaler().unscale_(1)": (AttributeError, "divides the gradients by the scale"),
+    "initializer.KaimingUniform": (AttributeError, "did you mean HeUniform?"),
+    "initializer.Xavierr": (AttributeError, "did you mean Xavier?"),
+    "initializer.create('xaver')": (ValueError, "did you mean 'xavier'?"),
+    "initializer.create('kaiming')": (ValueError, "did you mean 'he_normal'?"),
+    "initializer.create('xavier', seed=0)": (TypeError, "the seed is the argument rng"),
+    "Parameter('w', shape=2).initialize(np.ones(2))": (TypeError, "w: init must be an initializer"),
+    "Parameter('w', shape=2).initialize(0)": (TypeError, "w: init must be an initializer"),
+    "Parameter('w', shape=2).initialize(initializer.One)": (TypeError, "class One: call it"),
+    "Parameter('w', shape='2')": (TypeError, "an integer or a tuple of integers, got '2'"),
+    "RowSparse(np.ones(1), [0], None)": (TypeError, "an integer or a tuple of integers, got None"),
+    "updater.load_state_dict('a.safetensors')": (CheckpointError, r"load\(path\) reads a file"),
+    "fastopt.EmbeddingTable(2, 'sgd').lookup([[1], [2, 3]])": (
+        TypeError,
+        "table 'embedding': ids must be an array of integers, got",
+    ),
+    "fastopt.EmbeddingTable(2, 'sgd').lookup(None)": (TypeError, "at most 64 bits, got None"),
+    "fastopt.EmbeddingTable(2, 'sgd').update([1], [[1.0, 2.0]])": (
+        TypeError,
+        "table 'embedding': grads must have dtype float32, got list, which converts to float64",
+    ),
     "fastopt.Adam(clipvalue=1)": (TypeError, "did you mean clip_gradient?"),
     "fastopt.Adam(fused=True)": (TypeError, "nothing has to be chosen"),
     "fastopt.SGD(formula='torch')": (TypeError, "this class has one formula alone"),
@@ -317,12 +344,12 @@ MISTAKES = {
     ),
     "updater(ones(), 'w', ones())": (TypeError, r"order is updater\(index, grad, weight\)"),
     "updater('w', (ones(), [0]), ones())": (TypeError, "got tuple of ndarray, list"),
-    "updater('w', None, ones())": (TypeError, "index 'w': .* got None; leave the index out"),
+    "updater('w', None, ones())": (TypeError, "index 'w': .* got None; omit the index"),
     "updater.step({'w': None}, iter([ones()]))": (TypeError, "list_iterator: make a list or dict"),
     "updater.step([ones()], {'w': ones()}.values())": (TypeError, "dict_values: make a list or"),
     "updater.load_state_dict({'state': {}, 'param_groups': []})": (
         CheckpointError,
-        r"from_torch_state_dict\(\) loads those of torch",
+        r"from_torch_state_dict\(\) loads a torch state_dict",
     ),
     "updater.update(ones(), ones())": (AttributeError, r"updater\(index, grad, weight\)"),
     "updater.apply_gradients([])": (AttributeError, r"updater\(index, grad, weight\)"),
@@ -370,7 +397,10 @@ MISTAKES = {
     "fastopt.Trainer([], groups={})": (TypeError, r"Updater\(optimizer, ...\) with it .* as comm"),
 }
 NAMES = {
+    "RowSparse": RowSparse,
     "fastopt": fastopt,
+    "initializer": initializer,
+    "np": np,
     "optimizer": optimizer,
     "lr_scheduler": lr_scheduler,
     "ones": ones,

@@ -107,7 +107,7 @@ class Header(np.ndarray[Any, Any]):
         return f"<array of shape {self.shape}, {self.dtype}, on {self.place}>"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(f"this needs an array in main memory, got one on {self.place}")
+        raise TypeError(f"expected an array on the host, got one on {self.place}")
 
     __getitem__ = __setitem__ = __iter__ = __array__ = _refuse
     __copy__ = __deepcopy__ = __reduce__ = __reduce_ex__ = __bool__ = __float__ = __int__ = _refuse

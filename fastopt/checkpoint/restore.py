@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from fastopt._engine.validate import label
-from fastopt.arguments import flag, number
+from fastopt.arguments import brief, flag, number
 from fastopt.checkpoint.describe import SETTINGS, Stateful
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.fitting import check_states
@@ -83,10 +84,14 @@ def _check_fields(saved: Any, optimizer: str) -> None:
     if isinstance(saved, dict) and "ranks" in saved:
         raise CheckpointError("it was saved by ranks; load() reads all of its files")
     if not isinstance(saved, dict) or set(saved) - {"groups", *PROGRESS} != set(FIELDS):
-        words = "not the checkpoint of an updater, which save() or state_dict() make"
+        problem = "not the checkpoint of an updater, as save() or state_dict() return it"
         if isinstance(saved, dict) and saved.keys() == {"state", "param_groups"}:
-            words += "; fastopt.checkpoint.from_torch_state_dict() loads those of torch"
-        raise CheckpointError(words)
+            problem += "; fastopt.checkpoint.from_torch_state_dict() loads a torch state_dict"
+        elif isinstance(saved, (str, PathLike)):
+            problem += f", got {saved!r}; load(path) reads a file"
+        elif not isinstance(saved, dict):
+            problem += f", got {brief(saved)}"
+        raise CheckpointError(problem)
     for field, kind in FIELDS.items():
         if not isinstance(saved[field], kind):
             raise CheckpointError(f"{field!r} is of type {type(saved[field]).__name__}")

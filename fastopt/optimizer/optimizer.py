@@ -437,7 +437,10 @@ class Optimizer(Checked):
         super().__init_subclass__(**kwargs)
         rule = vars(cls).get("rule")
         if not (rule is None or isinstance(rule, (Rule, property))):
-            raise TypeError(f"{cls.__name__}.rule must be made by fastopt.rule, got {rule!r}")
+            raise TypeError(
+                f"{cls.__name__}.rule must be a function decorated with @fastopt.rule(...), got "
+                f"{without_address(brief(rule), rule)}"
+            )
         cls.native = (
             cls.update is Optimizer.update
             and cls.update_multi_precision is Optimizer.update_multi_precision
@@ -1300,9 +1303,8 @@ class Optimizer(Checked):
                 fields["clip_gradient"] = inf
             values = list(map(fields.__getitem__, names))
         except KeyError as error:
-            raise TypeError(
-                f"{type(self).__name__}.hyper() does not give {error}, which rule {rule.name} reads"
-            ) from None
+            missing = f"{error}, which rule {rule.name} reads"
+            raise TypeError(f"{type(self).__name__}.hyper() does not return {missing}") from None
         except (TypeError, ValueError):
             bound("clip_gradient", self.clip_gradient)  # it may have been set without its check
             raise TypeError(

@@ -195,8 +195,7 @@ class EmbeddingTable(Advised, Spelled):
             self.buffer_bytes = count("buffer_bytes", buffer_bytes)
             if name in made._index_update_count:
                 raise ValueError(
-                    f"optimizer counts the updates of a parameter {name!r} already: pass name= "
-                    "of another"
+                    f"optimizer already has a parameter named {name!r}: pass another name="
                 )
             settings: dict[str, Any] = {
                 "name": name,
@@ -916,11 +915,15 @@ class EmbeddingTable(Advised, Spelled):
         words = f"table {self.name!r}: {argument}"
         if isinstance(ids, np.ma.MaskedArray):
             raise TypeError(f"{words} must be an array without a mask, got a MaskedArray")
-        array = np.asarray(ids)
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            raise TypeError(f"{words} must be an array of integers, got {brief(ids)}") from None
         if not (isinstance(ids, np.ndarray) or array.size):
             array = array.astype(np.int64)  # NumPy converts an empty list to float64
         if array.dtype.kind not in "iu":
-            raise TypeError(f"{words} must be integers of 64 bits, got {array.dtype}")
+            got = brief(ids) if array.dtype == object else array.dtype
+            raise TypeError(f"{words} must be integers of at most 64 bits, got {got}")
         keys = self._keys or np.dtype(np.uint64 if array.dtype == np.uint64 else np.int64)
         if array.size and array.dtype.kind != keys.kind:
             bounds = np.iinfo(keys)
@@ -939,7 +942,10 @@ class EmbeddingTable(Advised, Spelled):
         array = np.asarray(grads)
         takes = [self.dtype.name] + ["float32"] * is_half(self._storage.weight)
         if array.dtype.name not in takes or not array.dtype.isnative:
-            raise TypeError(f"{words} must have dtype {' or '.join(takes)}, got {array.dtype}")
+            got = str(array.dtype)
+            if not isinstance(grads, np.ndarray):
+                got = f"{type(grads).__name__}, which converts to {got}"
+            raise TypeError(f"{words} must have dtype {' or '.join(takes)}, got {got}")
         if array.shape != (*shape, self.dim):
             raise ValueError(f"{words} must have shape {(*shape, self.dim)}, got {array.shape}")
         return bits, keys, array.reshape(-1, self.dim)

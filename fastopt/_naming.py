@@ -67,10 +67,10 @@ class Constructor(ABCMeta):
             """Create an instance, resolving aliases first."""
             if args or kwargs:
                 _resolve(cls, args, kwargs)
-            made = super().__call__(*args, **kwargs)
+            instance = super().__call__(*args, **kwargs)
             if "first_attributes" not in vars(cls):
-                cls.first_attributes = frozenset(getattr(made, "__dict__", ()))
-            return made
+                cls.first_attributes = frozenset(getattr(instance, "__dict__", ()))
+            return instance
 
     def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise or warn if positional arguments look like a mistake."""

@@ -49,9 +49,9 @@ def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "
         strides = tuple(stride // of.itemsize * size for stride in of.strides)
         how = {"strides": strides} if shape == of.shape else {}
     with cuda.gpus[of.place.device_id]:
-        made = cuda.device_array(shape, dtype, **how)
-    zero(made)
-    return made
+        array = cuda.device_array(shape, dtype, **how)
+    zero(array)
+    return array
 
 
 def zero(array: Any) -> None:
@@ -71,18 +71,18 @@ def sent(array: Array, stream: Any) -> Any:
     """Copy a NumPy array to the current device, for use on this stream only."""
     dtype = array.dtype
     bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # no buffer protocol
-    made = cuda_target().to_device(bits, stream=stream)
-    made = made if bits is array else made.view(dtype)
-    made.stream = 0  # else numba would prefer this stream to those of later use
-    return made
+    copy = cuda_target().to_device(bits, stream=stream)
+    copy = copy if bits is array else copy.view(dtype)
+    copy.stream = 0  # else numba would prefer this stream to those of later use
+    return copy
 
 
 def owned(array: Array, device: Device) -> Any:
     """Copy a NumPy array to a device, as a numba device array."""
     with cuda_target().gpus[device.device_id]:
-        made = sent(array, 0)
+        copy = sent(array, 0)
         wait_for(0)  # it may be used on a stream that does not wait for stream 0
-        return made
+        return copy
 
 
 def placed(state: Any, of: Any) -> Any:
@@ -144,9 +144,9 @@ def lie_alike(arrays: Sequence[Any]) -> bool:
 
 def _copied(array: Header, stream: int, of: Header, order: Literal["C", "K"]) -> Header:
     kept = duplicate(array, stream, of, order)
-    made: Header = header(kept).view()
-    made.kept, made.stream = kept, stream
-    return made
+    view: Header = header(kept).view()
+    view.kept, view.stream = kept, stream
+    return view
 
 
 def duplicate(
@@ -156,11 +156,11 @@ def duplicate(
     order: Literal["C", "K"] = "C",
 ) -> Any:
     """Return a copy as a numba device array, C-contiguous or in the order of `of`."""
-    made = like(array if of is None else of, array.shape, array.dtype, order)
-    target = header(made).view()
+    copy = like(array if of is None else of, array.shape, array.dtype, order)
+    target = header(copy).view()
     target.stream = array.stream if stream is None else stream
     move(target, array)
-    return made
+    return copy
 
 
 def move(target: Header, source: Header) -> None:

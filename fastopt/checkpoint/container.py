@@ -221,10 +221,10 @@ def _check_header(head: bytes) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    items = dict(pairs)
+    if len(items) < len(pairs):
         raise CheckpointError("the header names something twice")
-    return made
+    return items
 
 
 def _size(name: str, record: Mapping[str, Any]) -> int:

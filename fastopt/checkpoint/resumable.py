@@ -76,13 +76,13 @@ class Resumable(Stateful, Spelled):
 
     def __repr__(self) -> str:
         own, arguments = vars(self), inspect.signature(type(self).__init__).parameters
-        words = ""
+        settings = ""
         for name, parameter in list(arguments.items())[2:]:
             value = own.get(name)
             if value is not None and value != parameter.default:
-                words += f"{name}={_shown(value)}, "
+                settings += f"{name}={_shown(value)}, "
         number = len(own.get("states", ()))
-        return f"{type(self).__name__}({own.get('optimizer')!r}, {words}states={number})"
+        return f"{type(self).__name__}({own.get('optimizer')!r}, {settings}states={number})"
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """Return the states of all indices as safetensors bytes.
@@ -142,13 +142,13 @@ class Resumable(Stateful, Spelled):
             case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not (
                 rest.keys() - {"groups", *PROGRESS}
             ):
-                made, groups = tree["optimizer"] or self.optimizer, self.groups
+                opt, groups = tree["optimizer"] or self.optimizer, self.groups
                 try:
                     if "groups" in tree:
                         groups = restored_groups(tree["groups"], groups)
-                    check_states(made, tree["states"], groups)
+                    check_states(opt, tree["states"], groups)
                     average = getattr(self, "average", None)
-                    check_average(made, groups, average, tree.get("averages"))
+                    check_average(opt, groups, average, tree.get("averages"))
                     restore_progress = checked_progress(self, tree, None)
                 except CheckpointError:
                     raise
@@ -157,7 +157,7 @@ class Resumable(Stateful, Spelled):
                 if "groups" in tree:
                     groups = with_present(groups, self.groups)
                     self.groups = None  # the old groups need not match the new optimizer
-                self.states, self.optimizer = tree["states"], made
+                self.states, self.optimizer = tree["states"], opt
                 if "groups" in tree:
                     self.groups = groups
                 self.states_synced = dict.fromkeys(self.states, False)

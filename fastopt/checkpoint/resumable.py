@@ -182,7 +182,7 @@ class Resumable(Stateful, Spelled):
             A state or an attribute of the optimizer contains something other than None, numbers,
             strings, arrays, tuples, lists and dicts.
         fastopt.checkpoint.CheckpointError
-            The metadata are larger than :meth:`load` accepts.
+            The metadata is larger than :meth:`load` accepts.
         OSError
             The file cannot be written. An existing file is unchanged.
 

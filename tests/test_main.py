@@ -104,7 +104,7 @@ def test_help_tells_the_sizes_and_the_time_of_a_benchmark(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["demo", "--optimizer", "adum"], "Cannot find optimizer 'adum'; there are adabelief"),
+        (["demo", "--optimizer", "adum"], "Cannot find optimizer 'adum'; the names are adabelief"),
         (["demo", "--epochs", "0"], "--epochs: must be an integer of at least 1, got '0'"),
         (["demo", "--batch-size", "0"], "--batch-size: must be an integer of at least 1, got '0'"),
         (["demo", "--batch-size", "1438"], "--batch-size is at most 1437"),

@@ -663,7 +663,7 @@ class Optimizer(Checked):
             near = closest(name, Optimizer.opt_registry)
             words = f"; did you mean {near!r}?" if near else ""
             known = ", ".join(sorted(Optimizer.opt_registry))
-            raise ValueError(f"Cannot find optimizer {name!r}; there are {known}{words}")
+            raise ValueError(f"Cannot find optimizer {name!r}; the names are {known}{words}")
         return klass(**kwargs)
 
     @classmethod

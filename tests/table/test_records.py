@@ -331,7 +331,7 @@ def damage(path, offset=100):
             "metadata is damaged|not a fastopt|not a safetensors",
         ),
         (lambda p: (p / "table.safetensors").write_bytes(checkpoint.dumps([1])), "not the check"),
-        (lambda p: (p / "log.safetensors").write_bytes(b"log"), "log.safetensors: it is no safe"),
+        (lambda p: (p / "log.safetensors").write_bytes(b"log"), "log.safetensors: not a safe"),
         (lambda p: (p / "log.safetensors").write_bytes(checkpoint.dumps(1)), "not the log of"),
     ],
 )

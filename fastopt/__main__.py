@@ -95,7 +95,7 @@ def _add_warmup(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser = commands.add_parser("warmup", help=description, description=description)
     parser.set_defaults(command=_warmup)
     add = partial(parser.add_argument, metavar="NAME")
-    add("names", nargs="*", help="optimizers, default: all")
+    add("names", nargs="*", help="optimizers, default all")
     add("--optimizers", nargs="+", default=[], help="optimizers, as an option")
     add(
         "--dtypes",
@@ -134,16 +134,16 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
         nargs="+",
         type=_positive,
         metavar="N",
-        help="numbers of elements of the weight, default: 1000 1000000 10000000; an element takes "
+        help="numbers of elements of the weight, default 1000 1000000 10000000; an element takes "
         "about 50 bytes of memory",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="optimizers, default: all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="optimizers, default all")
     add("--optimizers", nargs="+", metavar="NAME", help="optimizers, as an option")
     add(
         "--threads",
         type=_positive,
         metavar="N",
-        help="number of threads, default: all threads of numba",
+        help="number of threads, default all threads of numba",
     )
     add(
         "--seconds",
@@ -184,12 +184,12 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         choices=tasks,
         help="digits: networks classify images from scikit-learn; embeddings: word vectors from "
         "the text of Python's reference, with row-sparse gradients; recommend: users and items by "
-        "id, in growing tables; default: digits",
+        "id, in growing tables; default digits",
     )
     add(
         "--optimizer",
         metavar="NAME",
-        help="name of the optimizer, default: adam; for embeddings and recommend: adagrad",
+        help="name of the optimizer, default adam; for embeddings and recommend adagrad",
     )
     add(
         "--learning-rate",
@@ -206,7 +206,7 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--batch-size",
         type=_positive,
         metavar="N",
-        help="examples in a step, default: 32 images, 128 pairs of words, 512 choices",
+        help="examples in a step, default 32 images, 128 pairs of words, 512 choices",
     )
     add(
         "--seed",
@@ -236,7 +236,7 @@ def _add_digits(add: Callable[..., argparse.Action]) -> None:
         "--momentum",
         type=float,
         metavar="M",
-        help="momentum, for optimizers that have one, default: the optimizer's; digits only",
+        help="momentum, for optimizers that have one, default the optimizer's; digits only",
     )
     add(
         "--dtype",
@@ -259,7 +259,7 @@ def _add_digits(add: Callable[..., argparse.Action]) -> None:
         nargs="+",
         type=_positive,
         metavar="N",
-        help="units of the hidden layers of one network, default: two networks, 128 and 512 512; "
+        help="units of the hidden layers of one network, default two networks, 128 and 512 512; "
         "digits only",
     )
 

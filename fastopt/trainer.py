@@ -92,7 +92,7 @@ class Trainer(Advised, Spelled):
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {
-        "zero_grad": "ParameterDict.zero_grad() does it, and a step asks for new gradients anyway",
+        "zero_grad": "ParameterDict.zero_grad() zeroes gradients; every step needs new ones anyway",
         "state_dict": "trainer.updater.state_dict() returns the states, save_states() writes them",
         "load_state_dict": "trainer.updater.load_state_dict() takes them, load_states() reads them",
         "param_groups": "a Parameter has lr_mult and wd_mult",
@@ -240,8 +240,8 @@ class Trainer(Advised, Spelled):
             elif not ignore_stale_grad:
                 parameter._arrays()
                 raise StaleGradientError(
-                    f"gradient of Parameter {self._names[i]!r} is stale: it was not set, added to "
-                    "or asked for since the last step; ignore_stale_grad=True leaves it out"
+                    f"gradient of Parameter {self._names[i]!r} is stale: it was neither read "
+                    "nor written since the last step; ignore_stale_grad=True skips the parameter"
                 )
         return ready
 

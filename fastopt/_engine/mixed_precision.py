@@ -1,4 +1,4 @@
-"""Half-precision weights: float32 masters, half-precision copies and their place in the state."""
+"""Half-precision weights: float32 masters, half-precision copies, and their slots in the state."""
 
 from typing import Any
 

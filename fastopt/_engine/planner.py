@@ -1,4 +1,4 @@
-"""Makes the plan of a call from its arguments, with full validation, once."""
+"""Creation of the plan of a call from its arguments, with full validation, once."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ LISTS = 16
 
 
 class Planner:
-    """Makes the plans of an updater's calls, and keeps them.
+    """Creates and caches the plans of an updater's calls.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class Planner:
         key: Any = None,
         keep: bool = True,
     ) -> Any:
-        """Check a call and make its plan, without counting the step or keeping the plan.
+        """Check a call and create its plan, without counting the step or caching the plan.
 
         Parameters
         ----------
@@ -193,7 +193,7 @@ class Planner:
         averaging: AveragingStep | None,
         keep: bool = True,
     ) -> Plan:
-        """Make the plan of a call for the planner's own optimizer; see :meth:`prepare`."""
+        """Create the plan of a call for the planner's own optimizer; see :meth:`prepare`."""
         indices = [index for index, *_ in calls]
         tables = [self.table(*call, masters=masters, averaging=averaging) for call in calls]
         spread = [(table, [place]) for place, table in enumerate(tables)]
@@ -339,7 +339,7 @@ class Planner:
         masters: bool = True,
         averaging: AveragingStep | None = None,
     ) -> Table:
-        """Check the arrays of one tensor and make its table."""
+        """Check the arrays of one tensor and create its table."""
         optimizer, copy = self.optimizer, self.copies.get(index)
         context, rule = label(index, optimizer.idx2name), self.rule_of(index)
         grad = self.by_row(check(context, weight, grad, copy))
@@ -468,7 +468,7 @@ def table_of(
     lead: Any = None,
     **options: bool,
 ) -> Table:
-    """Make a table of one tensor from arrays that have been checked.
+    """Create the table of one tensor from arrays that have been checked.
 
     Parameters
     ----------
@@ -580,7 +580,7 @@ def _in_f_order(array: Array) -> bool:
 
 
 def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> Table:
-    """Make the table of arrays on a CUDA device, with contiguous copies where needed.
+    """Create the table of arrays on a CUDA device, with contiguous copies where needed.
 
     Weight and state whose elements lie in memory in one order are updated as they are, whatever the
     order, if no position matters to the rule.

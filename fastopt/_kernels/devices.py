@@ -124,7 +124,7 @@ def is_cuda(array: Any) -> bool:
         return False
     if stays(array):  # numba takes microseconds to create the interface
         return hasattr(type(array), "__cuda_ndarray__")
-    flag = getattr(array, "is_cuda", None)  # torch's tensors may refuse to give an interface
+    flag = getattr(array, "is_cuda", None)  # torch tensors may refuse to return an interface
     if isinstance(flag, bool):
         return flag
     if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__"):
@@ -366,7 +366,9 @@ def _described(array: Any, interface: dict[str, Any] | None) -> Header:
     view = np.asarray(_Described(plain)).view(Header)
     if view.dtype.kind == "V" and view.dtype.itemsize == 2:
         view = view.view(bfloat16())
-    if type(array).__module__.startswith("jax"):  # its arrays are immutable but do not say so
+    if type(array).__module__.startswith(
+        "jax"
+    ):  # its arrays are immutable, but not marked read-only
         view.flags.writeable = False
     view.place = _device(_ordinal(array))
     return view

@@ -1,4 +1,4 @@
-"""Tables of tensors in main memory.
+"""Tables of tensors on the host.
 
 Tests: ``tests/engine/test_plan_stale.py``, ``tests/kernels/test_segments.py``.
 """
@@ -41,7 +41,7 @@ INT32 = np.dtype(np.int32)
 
 @final
 class HostTable(Table):
-    """A table of arrays in main memory."""
+    """A table of arrays on the host."""
 
     def _begin(self) -> None:
         super()._begin()

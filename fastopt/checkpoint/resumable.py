@@ -50,8 +50,8 @@ class Resumable(Stateful, Spelled):
             "updater.step(grads, weights) updates nested weights, updater(index, grad, weight) "
             "an array or lists",
         ),
-        **dict.fromkeys(("init", "build"), "states are made at the first update of an index"),
-        "zero_grad": "gradients are arguments of each call, there are none to set to zero",
+        **dict.fromkeys(("init", "build"), "states are created at the first update of an index"),
+        "zero_grad": "gradients are arguments of each call, so there are none to set to zero",
         "param_groups": "updater.optimizer has the hyper-parameters, updater.groups those of "
         "groups of weights",
         "add_param_group": "a weight is new with its first update; assign updater.groups to "

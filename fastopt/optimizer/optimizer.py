@@ -107,7 +107,7 @@ NAMES = {
 
 LIMITS = ("clip_adaptive", "clip_global_norm", "loss_scaler")
 CLIPS = "Updater(optimizer, clip_global_norm=...) limits the norm of all gradients together"
-AUTOMATIC = "nothing has to be chosen: updates run compiled, in lists as well"
+AUTOMATIC = "updates are always compiled, also those of lists, so there is nothing to choose"
 ADVICE = {
     **dict.fromkeys(
         ("params", "parameters", "weights", "model"),
@@ -152,7 +152,7 @@ ELSEWHERE = {
     **dict.fromkeys(("step", "apply_gradients", "apply", "minimize", "init", "build"), STEPS),
     **dict.fromkeys(("states", "save", "load", "get_states", "set_states"), STATES),
     **dict.fromkeys(("state_dict", "load_state_dict", "state"), STATES),
-    "zero_grad": "gradients are arguments of each call, there are none to set to zero",
+    "zero_grad": "gradients are arguments of each call, so there are none to set to zero",
     "weight_decay": "wd is the weight decay",
     "betas": "each rate is an attribute: beta1, beta2",
     **dict.fromkeys(

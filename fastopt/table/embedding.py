@@ -1,4 +1,4 @@
-"""Embedding table that grows with the ids it is given."""
+"""Embedding table with rows for arbitrary ids, created on first use."""
 
 import builtins
 import copy

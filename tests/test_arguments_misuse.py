@@ -124,6 +124,10 @@ def reads_an_attribute(weight, grad, state, h):
     return weight.size, ()
 
 
+def reads_a_slot(weight, grad, state, h):
+    return weight - state[0], ()
+
+
 def misspells(weight, grad, state, h):
     return math.squrt(weight), ()
 
@@ -412,6 +416,11 @@ MISTAKES = {
         compiled(misspells),
         TypeError,
         "index 0: rule misspells cannot be compiled: module 'math' has no attribute 'squrt'$",
+    ),
+    "rule that reads a slot it has not declared": (
+        compiled(reads_a_slot),
+        TypeError,
+        r"rule reads_a_slot cannot be compiled: tuple index out of range; .* the slots \(\)$",
     ),
     "rule with other state in another branch": (
         compiled(returns_more_or_less),

@@ -410,7 +410,10 @@ class Planner:
         reasons = reasons or [
             f"there is no {call}" for call in re.findall(r">>> (.+\))", str(error))
         ]
-        return TypeError(f"{context} cannot be compiled: {reasons[-1] if reasons else error}")
+        reason = reasons[-1] if reasons else str(error)
+        if rule and "tuple index out of range" in reason:
+            reason = f"{reason}; its state has the slots {rule.state}"
+        return TypeError(f"{context} cannot be compiled: {reason}")
 
     # Copies and deferred decay
 

@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_bench(commands)
     info = commands.add_parser(
-        "info", help="describe what fastopt runs on: versions, CPU, threads, cache, CUDA"
+        "info", help="show the environment: versions, CPU, threads, kernel cache, CUDA"
     )
     info.set_defaults(command=_info)
     _add_warmup(commands)
@@ -91,19 +91,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_warmup(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    words = "compile kernels into the cache, as for an image or before a cluster starts"
-    parser = commands.add_parser("warmup", help=words, description=words)
+    description = "compile kernels ahead of time, for example for a container image or a cluster"
+    parser = commands.add_parser("warmup", help=description, description=description)
     parser.set_defaults(command=_warmup)
     add = partial(parser.add_argument, metavar="NAME")
-    add("names", nargs="*", help="optimizers by registered name, default all")
-    add("--optimizers", nargs="+", default=[], help="the same as an option")
+    add("names", nargs="*", help="optimizers, default all")
+    add("--optimizers", nargs="+", default=[], help="optimizers, as an option")
     add(
         "--dtypes",
         nargs="+",
         default=["float32"],
         help="float32, float64, float16, bfloat16; default float32",
     )
-    parser.add_argument("--rows", action="store_true", help="row-sparse gradients too")
+    parser.add_argument(
+        "--rows", action="store_true", help="also compile the kernels for row-sparse gradients"
+    )
 
 
 def _warmup(args: argparse.Namespace) -> int:
@@ -123,8 +125,8 @@ def _warmup(args: argparse.Namespace) -> int:
 
 
 def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    words = "measure how near each update comes to this machine's memory limit, and to plain NumPy"
-    parser = commands.add_parser("bench", help=words, description=words)
+    description = "compare updates with this machine's memory bandwidth and with plain NumPy"
+    parser = commands.add_parser("bench", help=description, description=description)
     parser.set_defaults(command=_bench)
     add = partial(parser.add_argument, default=argparse.SUPPRESS)
     add(
@@ -132,18 +134,23 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
         nargs="+",
         type=_positive,
         metavar="N",
-        help="elements of the weight, default 1000 1000000 10000000; the largest takes about 50 "
-        "bytes of memory for each",
+        help="numbers of elements of the weight, default 1000 1000000 10000000; an element takes "
+        "about 50 bytes of memory",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="optimizers, default all")
-    add("--optimizers", nargs="+", metavar="NAME", help="the same as an option")
-    add("--threads", type=_positive, metavar="N", help="default all that numba has")
+    add("--optimizers", nargs="+", metavar="NAME", help="optimizers, as an option")
+    add(
+        "--threads",
+        type=_positive,
+        metavar="N",
+        help="number of threads, default all threads of numba",
+    )
     add(
         "--seconds",
         type=_rate,
         metavar="S",
-        help="after which no further row is started, default 60; compilation counts, which the "
-        "kernel cache saves a second run",
+        help="start no further measurement after S seconds, default 60, including compilation, "
+        "which the kernel cache saves in a second run",
     )
 
 
@@ -165,8 +172,8 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    words = "train small models in NumPy and time their optimizer"
-    parser = commands.add_parser("demo", help=words, description=words)
+    description = "train small models in NumPy and time their optimizer"
+    parser = commands.add_parser("demo", help=description, description=description)
     parser.set_defaults(command=_demo)
     tasks = ("digits", "embeddings", "recommend")
     # Omitted options are suppressed so that each task applies its own defaults.
@@ -175,14 +182,14 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--task",
         default=tasks[0],
         choices=tasks,
-        help="digits: networks read images of scikit-learn; embeddings: words of Python's "
-        "reference get vectors, by row-sparse gradients; recommend: users and items by any id, in "
-        "tables that grow; default digits",
+        help="digits: networks classify images from scikit-learn; embeddings: word vectors from "
+        "the text of Python's reference, with row-sparse gradients; recommend: users and items by "
+        "id, in growing tables; default digits",
     )
     add(
         "--optimizer",
         metavar="NAME",
-        help="a registered one, default adam; embeddings adagrad; recommend adagrad",
+        help="name of the optimizer, default adam; for embeddings and recommend adagrad",
     )
     add(
         "--learning-rate",
@@ -199,16 +206,21 @@ def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--batch-size",
         type=_positive,
         metavar="N",
-        help="images a step, default 32; pairs of words, default 128; choices, default 512",
+        help="examples in a step, default 32 images, 128 pairs of words, 512 choices",
     )
-    add("--seed", type=_seed, metavar="N", help="of split, weights and order, default 0")
+    add(
+        "--seed",
+        type=_seed,
+        metavar="N",
+        help="seed of the split, the weights and the order, default 0",
+    )
     add("--text", type=Path, metavar="FILE.txt", help="read this text; embeddings only")
     add(
         "--plot",
         type=Path,
         metavar="FILE.png",
-        help="draw the loss over time to this file, with fastopt, plain NumPy and torch, if it is "
-        "installed; embeddings: with row-sparse and dense gradients; recommend: the recall "
+        help="plot the loss over time to this file, with fastopt, plain NumPy and, if installed, "
+        "torch; embeddings: with row-sparse and dense gradients; recommend: the recall "
         "of each epoch",
     )
     add(
@@ -224,19 +236,23 @@ def _add_digits(add: Callable[..., argparse.Action]) -> None:
         "--momentum",
         type=float,
         metavar="M",
-        help="for optimizers that take it, default their own; digits only",
+        help="momentum, for optimizers that have one, default the optimizer's; digits only",
     )
     add(
         "--dtype",
         choices=("float32", "float64", "float16", "bfloat16"),
-        help="of weights and gradients, default float32; those of 16 bits, digits only, have "
-        "float32 masters",
+        help="of weights and gradients, default float32; half precision has float32 masters and is "
+        "for digits only",
     )
-    add("--no-master", action="store_true", help="weights of 16 bits without masters; digits only")
+    add(
+        "--no-master",
+        action="store_true",
+        help="half-precision weights without masters; digits only",
+    )
     add(
         "--rounding",
         choices=("nearest", "stochastic"),
-        help="of weights without masters, default nearest; digits only",
+        help="rounding of weights without masters, default nearest; digits only",
     )
     add(
         "--hidden",

@@ -29,11 +29,11 @@ def unknown(name: str, known: Sequence[str]) -> str:
     --------
     >>> from fastopt._console import unknown
     >>> unknown("adma", ["adam", "sgd"])
-    "no 'adma'; there are adam, sgd; did you mean adam?"
+    "no 'adma'; the names are adam, sgd; did you mean adam?"
     """
     near = closest(name, known)
     hint = f"; did you mean {near}?" if near else ""
-    return f"no {name!r}; there are {', '.join(known)}{hint}"
+    return f"no {name!r}; the names are {', '.join(known)}{hint}"
 
 
 def need(*modules: str, extra: str = "demo") -> list[Any]:

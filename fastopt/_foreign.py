@@ -65,18 +65,17 @@ def as_weight(array: Any) -> Any:
     if not is_foreign(array):
         return array
     if _is_tensor(array):
-        made = _of_tensor("weight", array)
-        return _keep(array, made, _signature(array))
-    made = _imported("weight", array)
-    if not made.flags.writeable:
+        return _keep(array, _of_tensor("weight", array), _signature(array))
+    imported = _imported("weight", array)
+    if not imported.flags.writeable:
         raise ValueError(f"weight is a {type(array).__name__}, which is read-only: {ADVICE}")
-    interface = made.__array_interface__
+    interface = imported.__array_interface__
     signature = tuple(interface[name] for name in ("data", "shape", "strides", "typestr"))
     if known is not None and known.signature == signature:
         view = known.view()
         if view is not None:
             return view
-    return _keep(array, made, signature)
+    return _keep(array, imported, signature)
 
 
 def as_gradient(grad: Any) -> Any:
@@ -144,13 +143,13 @@ def _imported(role: str, array: Any) -> Array:
             return np.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError):
             if hasattr(type(array), "__array__"):  # DLPack or NumPy lacks the dtype
-                made = np.asarray(array)
-                made.flags.writeable = False
-                return made
+                view = np.asarray(array)
+                view.flags.writeable = False
+                return view
             raise
     except Exception as error:
-        words = f"{role} is a {type(array).__name__} that NumPy cannot view"
-        raise TypeError(f"{words}: {error}") from error
+        message = f"{role} is a {type(array).__name__} that NumPy cannot view"
+        raise TypeError(f"{message}: {error}") from error
 
 
 # Torch tensors

@@ -66,10 +66,10 @@ class Constructor(ABCMeta):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             """Create an instance, resolving aliases first."""
             _resolve(cls, args, kwargs)
-            made = super().__call__(*args, **kwargs)
+            instance = super().__call__(*args, **kwargs)
             if "first_attributes" not in vars(cls):
-                cls.first_attributes = frozenset(getattr(made, "__dict__", ()))
-            return made
+                cls.first_attributes = frozenset(getattr(instance, "__dict__", ()))
+            return instance
 
     def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise or warn if positional arguments look like a mistake."""

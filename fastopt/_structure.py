@@ -157,7 +157,7 @@ def _walk(
     for name in below:
         if name not in beside:
             raise ValueError(
-                f"weight {_join(path, name)!r} has no gradient; None in its place leaves it alone"
+                f"weight {_join(path, name)!r} has no gradient; pass None as gradient to skip it"
             )
     for name in beside:
         if name not in below:

@@ -60,12 +60,12 @@ def no_attribute(
     advice : mapping of str to str
         Advice for names of other libraries.
     """
-    words = f"{owner} has no attribute {name!r}"
+    message = f"{owner} has no attribute {name!r}"
     if name in advice:
-        return AttributeError(f"{words}; {advice[name]}")
+        return AttributeError(f"{message}; {advice[name]}")
     last = {each.rpartition(".")[2]: each for each in sorted(known, reverse=True)}
     near = None if name.startswith("_") else closest(name, last)
-    return AttributeError(f"{words}; did you mean {last[near]}?" if near else words)
+    return AttributeError(f"{message}; did you mean {last[near]}?" if near else message)
 
 
 class Advised:

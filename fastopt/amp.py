@@ -1,11 +1,12 @@
 """Mixed precision: loss scaling, which keeps small gradients from underflowing to zero."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fastopt._naming import Spelled
+from fastopt._suggestions import Advised
 from fastopt.arguments import brief, count, flag, number
 
 __all__ = ["LossScaler", "StepInfo"]
@@ -43,7 +44,7 @@ class StepInfo(NamedTuple):
     d: float | None = None
 
 
-class LossScaler(Spelled):
+class LossScaler(Advised, Spelled):
     r"""Loss scale that adapts to the range of float16.
 
     Gradients below 3e-8 underflow to zero in float16. Multiplying the loss by a large scale
@@ -102,6 +103,12 @@ class LossScaler(Spelled):
     >>> scaler.scale
     128.0
     """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "step": "Updater(optimizer, loss_scaler=scaler) skips steps and updates the scale",
+        "unscale_": "Updater(optimizer, loss_scaler=scaler) divides the gradients by the scale",
+        "get_scale": "the attribute scale is the scale",
+    }
 
     def __init__(
         self,

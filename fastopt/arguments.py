@@ -48,14 +48,14 @@ LENGTH = 100
 
 def brief(value: Any) -> str:
     """Return the representation of a value for messages: one line, truncated if it is long."""
-    words = " ".join(repr(value).split())
-    return words if len(words) <= LENGTH else f"{words[:LENGTH]}..."
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LENGTH else f"{text[:LENGTH]}..."
 
 
-def without_address(words: str, value: Any) -> str:
-    """Return `words`, or the name of the function or class if they contain a memory address."""
-    if " at 0x" not in words:
-        return words
+def without_address(text: str, value: Any) -> str:
+    """Return `text`, or the name of the function or class if they contain a memory address."""
+    if " at 0x" not in text:
+        return text
     return f"<{getattr(value, '__name__', type(value).__name__).strip('<>')}>"
 
 

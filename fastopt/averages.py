@@ -266,6 +266,6 @@ def described(average: Average) -> dict[str, Any]:
 
 
 def rebuilt(description: Mapping[str, Any]) -> Average:
-    """Return the average for a description made by :func:`described`."""
+    """Return the average for the result of :func:`described`."""
     arguments = dict(description)
     return _KINDS[arguments.pop("kind")](**arguments)

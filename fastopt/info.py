@@ -184,10 +184,10 @@ def mpi() -> str:
     if not any(name in os.environ for name in STARTERS):
         return f"{found}; not started by mpiexec"
     try:
-        words: str = importlib.import_module("fastopt.mpi.job").describe()
+        job: str = importlib.import_module("fastopt.mpi.job").describe()
     except ImportError as error:
         return f"{found}; {_flat(error)}"
-    return f"{found} on {words}"
+    return f"{found} on {job}"
 
 
 def kernel_cache() -> str:

@@ -1,5 +1,6 @@
 """Row-sparse arrays, such as gradients of large tables with few non-zero rows."""
 
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -7,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastopt._entries import listed_rows
 from fastopt._kernels.devices import device_of, header, is_cuda
-from fastopt.arguments import count
+from fastopt.arguments import brief, count
 
 __all__ = ["RowSparse", "as_row_sparse", "is_row_sparse", "row_sparse_array"]
 
@@ -52,7 +53,7 @@ class RowSparse:
     >>> from fastopt.sparse import RowSparse
     >>> grad = RowSparse(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([3, 0]), (4, 2))
     >>> grad
-    <RowSparse of shape (4, 2), float64, 2 rows listed>
+    <RowSparse of shape (4, 2), float64, 2 indexed rows>
     >>> grad.to_dense()
     array([[3., 4.],
            [0., 0.],
@@ -67,24 +68,24 @@ class RowSparse:
         self.values: Any
         self.indices: Any
         if is_cuda(values):
-            self.values, self.indices = values, _listed_on_device(values, indices, self.shape[0])
+            self.values, self.indices = values, _device_indices(values, indices, self.shape[0])
         else:
+            _check_order(values, indices)
             self.values = _reals("values", values)
             self.indices = _positions("indices", indices, self.shape[0])
-        told = header(self.values)
-        listed = len(header(self.indices))
-        expected = (listed, *self.shape[1:])
-        if told.shape != expected:
+        count_of_rows = len(header(self.indices))
+        expected, actual = (count_of_rows, *self.shape[1:]), header(self.values).shape
+        if actual != expected:
             raise ValueError(
-                f"values must have shape {expected} for {listed} indices into "
-                f"shape {self.shape}, got {told.shape}"
+                f"values must have shape {expected} for {count_of_rows} indices into "
+                f"shape {self.shape}, got {actual}"
             )
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the values."""
-        told: np.dtype[Any] = header(self.values).dtype
-        return told
+        dtype: np.dtype[Any] = header(self.values).dtype
+        return dtype
 
     @property
     def ndim(self) -> int:
@@ -140,7 +141,7 @@ class RowSparse:
         >>> grad.indices, grad.values
         (array([3, 7]), array([2., 5.]))
         """
-        self._require_main_memory()
+        self._require_host()
         if (self.indices[1:] > self.indices[:-1]).all():
             return self
         order = np.argsort(self.indices, kind="stable")
@@ -175,7 +176,7 @@ class RowSparse:
         >>> grad.retain([0, 7]).values
         array([1., 4.])
         """
-        self._require_main_memory()
+        self._require_host()
         kept = np.isin(self.indices, _positions("row_ids", row_ids, self.shape[0]))
         return type(self)(self.values[kept], self.indices[kept], self.shape)
 
@@ -187,7 +188,7 @@ class RowSparse:
         dtype : dtype_like
             float16, bfloat16, float32 or float64.
         """
-        self._require_main_memory()
+        self._require_host()
         return type(self)(self.values.astype(dtype), self.indices.copy(), self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -200,19 +201,19 @@ class RowSparse:
             raise TypeError(f"arrays must have the same dtype, got {self.dtype} and {other.dtype}")
         if other.shape != self.shape:
             raise ValueError(f"arrays must have the same shape, got {self.shape} and {other.shape}")
-        self._require_main_memory()
-        other._require_main_memory()
+        self._require_host()
+        other._require_host()
         values = np.concatenate([self.values, other.values])
         indices = np.concatenate([self.indices, other.indices])
         return type(self)(values, indices, self.shape).coalesce()
 
-    def _require_main_memory(self) -> None:
+    def _require_host(self) -> None:
         if is_cuda(self.values):
-            raise TypeError(f"this needs arrays in main memory, got {self!r} on a CUDA device")
+            raise TypeError(f"arrays must be on the host, got {self!r} on a CUDA device")
 
     def __repr__(self) -> str:
-        listed = len(header(self.indices))
-        rows = f"{listed} row{'s' * (listed != 1)} listed"
+        length = len(header(self.indices))
+        rows = f"{length} indexed row{'s' * (length != 1)}"
         return f"<{type(self).__name__} of shape {self.shape}, {self.dtype}, {rows}>"
 
 
@@ -235,7 +236,7 @@ def row_sparse_array(pair: tuple[ArrayLike, ArrayLike], shape: int | tuple[int, 
     --------
     >>> from fastopt.sparse import row_sparse_array
     >>> row_sparse_array(([[0.5, 0.5]], [2]), shape=(1000, 2))
-    <RowSparse of shape (1000, 2), float64, 1 row listed>
+    <RowSparse of shape (1000, 2), float64, 1 indexed row>
     """
     if not _is_pair(pair):
         raise TypeError(f"a row-sparse array must be a pair (values, indices), got {pair!r}")
@@ -286,7 +287,7 @@ def as_row_sparse(grad: Any, shape: int | tuple[int, ...]) -> RowSparse:
     >>> import numpy as np
     >>> from fastopt.sparse import as_row_sparse
     >>> as_row_sparse((np.ones((1, 3)), np.array([7])), (100, 3))
-    <RowSparse of shape (100, 3), float64, 1 row listed>
+    <RowSparse of shape (100, 3), float64, 1 indexed row>
     """
     if isinstance(grad, RowSparse) and grad.shape == shape:
         return grad
@@ -314,10 +315,22 @@ def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    lengths = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if not isinstance(shape, (tuple, list, Integral)):
+        raise TypeError(f"shape must be an integer or a tuple of integers, got {brief(shape)}")
+    lengths = (shape,) if isinstance(shape, Integral) else shape
     if not lengths:
         raise ValueError("shape must have one dimension or more, got ()")
     return tuple(count("shape", length, least=0) for length in lengths)
+
+
+def _check_order(values: Any, indices: Any) -> None:
+    """Raise TypeError if indices and values are swapped."""
+    first, second = (getattr(each, "dtype", None) for each in (values, indices))
+    if first is not None and second is not None and first.kind in "iu" and second.kind == "f":
+        raise TypeError(
+            f"a row-sparse gradient is (values, indices), in this order, got {first} values and "
+            f"{second} indices"
+        )
 
 
 def _reals(name: str, values: Any) -> Array:
@@ -332,7 +345,7 @@ def _reals(name: str, values: Any) -> Array:
 def _positions(name: str, values: Any, rows: int) -> Array:
     """Return row indices as int32 or int64, after checking that they are in ``range(rows)``."""
     if is_cuda(values):
-        raise ValueError(f"{name} are on {device_of(header(values))}, the values in main memory")
+        raise ValueError(f"{name} are on {device_of(header(values))}, the values on the host")
     array = _unmasked(name, values)
     if not (isinstance(values, np.ndarray) or array.size):
         array = array.astype(np.int64)  # an empty list becomes a float array
@@ -348,21 +361,21 @@ def _positions(name: str, values: Any, rows: int) -> Array:
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)
 
 
-def _listed_on_device(values: Any, indices: Any, rows: int) -> Any:
+def _device_indices(values: Any, indices: Any, rows: int) -> Any:
     """Return the row indices of device `values`, on the same device or on the host.
 
     Indices on the device are range-checked on use.
     """
-    of = _reals("values", values)
+    values_header = _reals("values", values)
     if not is_cuda(indices):
         return _positions("indices", indices, rows)
-    told = header(indices)
-    if device_of(told) != device_of(of):
-        raise ValueError(f"values are on {device_of(of)}, indices on {device_of(told)}")
-    if told.dtype not in (np.int32, np.int64) or told.ndim != 1:
+    array = header(indices)
+    if device_of(array) != device_of(values_header):
+        raise ValueError(f"values are on {device_of(values_header)}, indices on {device_of(array)}")
+    if array.dtype not in (np.int32, np.int64) or array.ndim != 1:
         raise TypeError(
             "indices on a CUDA device must be int32 or int64 in one dimension, got "
-            f"{told.dtype} of shape {told.shape}"
+            f"{array.dtype} of shape {array.shape}"
         )
     return indices
 

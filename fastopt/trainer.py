@@ -92,7 +92,7 @@ class Trainer(Advised, Spelled):
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {
-        "zero_grad": "ParameterDict.zero_grad() does it, and a step asks for new gradients anyway",
+        "zero_grad": "ParameterDict.zero_grad() zeroes gradients; every step needs new ones anyway",
         "state_dict": "trainer.updater.state_dict() returns the states, save_states() writes them",
         "load_state_dict": "trainer.updater.load_state_dict() takes them, load_states() reads them",
         "param_groups": "a Parameter has lr_mult and wd_mult",
@@ -122,13 +122,13 @@ class Trainer(Advised, Spelled):
         comm: Any = None,
     ) -> None:
         self._parameters, self._names = _numbered(params)
-        made = _optimizer(optimizer, optimizer_params)
-        self._scale = self._rescale_grad = made.rescale_grad
+        opt = _optimizer(optimizer, optimizer_params)
+        self._scale = self._rescale_grad = opt.rescale_grad
         self._batch_size: float | None = None
         self._several = False
         options = {"loss_scaler": loss_scaler, "clip_global_norm": clip_global_norm}
         given = {name: value for name, value in options.items() if value is not None}
-        self.updater: Any = _updater(made, comm, given)
+        self.updater: Any = _updater(opt, comm, given)
         for parameter in sorted(self._parameters, key=lambda p: p.stype == "default"):
             parameter._set_trainer(self)  # row-sparse ones first, because they may raise
         # The optimizer looks up multipliers in param_dict, and names for messages and files in
@@ -240,8 +240,8 @@ class Trainer(Advised, Spelled):
             elif not ignore_stale_grad:
                 parameter._arrays()
                 raise StaleGradientError(
-                    f"gradient of Parameter {self._names[i]!r} is stale: it was not set, added to "
-                    "or asked for since the last step; ignore_stale_grad=True leaves it out"
+                    f"gradient of Parameter {self._names[i]!r} is stale: it was neither read "
+                    "nor written since the last step; ignore_stale_grad=True skips the parameter"
                 )
         return ready
 
@@ -272,8 +272,8 @@ class Trainer(Advised, Spelled):
 
     def _follow(self, parameter: Parameter, values: Array) -> None:
         """Write new values to the float32 master of a parameter, if it has one."""
-        index, made = self._parameters.index(parameter), self.updater.optimizer
-        has_master = made.multi_precision and getattr(made, "master", "") == "float32"
+        index, opt = self._parameters.index(parameter), self.updater.optimizer
+        has_master = opt.multi_precision and getattr(opt, "master", "") == "float32"
         if has_master and parameter.dtype.name in HALVES and index in self.updater.states:
             self.updater.set_master(index, values.astype(np.float32))
 

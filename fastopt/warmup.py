@@ -54,14 +54,14 @@ def warm(name: str, dtype: str, rows: bool) -> None:
         return  # these optimizers accept only dense gradients
     kind: Any = bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
     for momentum, height in product(_momenta(name), (1, PARALLEL_FROM)):
-        made = optimizer.create(name, multi_precision=kind.itemsize == 2, **momentum)
+        opt = optimizer.create(name, multi_precision=kind.itemsize == 2, **momentum)
         weight = np.zeros((height, 2), kind)
         gradient: Any = np.zeros((height, 2), kind)
         if rows:
             gradient = RowSparse(gradient, np.arange(height)[::-1], weight.shape)
-        updater = optimizer.get_updater(made)
+        updater = optimizer.get_updater(opt)
         for rate in (0.1, 0.2, 0.3):  # calls after a change run an additional checking kernel
-            made.lr = rate
+            opt.lr = rate
             updater(0, gradient, weight)
 
 
@@ -102,5 +102,5 @@ def run(optimizers: Sequence[str], dtypes: Sequence[str], rows: bool) -> None:
     before = counts()
     for task in progress(list(tasks(optimizers, dtypes, rows)), "variant"):
         warm(*task)
-    made, found = (after - start for after, start in zip(counts(), before, strict=True))
-    print(f"{made} kernels compiled, {found} were in the cache")
+    compiled, loaded = (after - start for after, start in zip(counts(), before, strict=True))
+    print(f"{compiled} kernels compiled, {loaded} were in the cache")

@@ -124,6 +124,10 @@ def reads_an_attribute(weight, grad, state, h):
     return weight.size, ()
 
 
+def reads_a_slot(weight, grad, state, h):
+    return weight - state[0], ()
+
+
 def misspells(weight, grad, state, h):
     return math.squrt(weight), ()
 
@@ -269,15 +273,15 @@ MISTAKES = {
     "gradient None": (
         lambda: parameter().add_grad(None),
         TypeError,
-        "Parameter 'p': numbers are needed, got None",
+        "Parameter 'p': expected an array of numbers, got None",
     ),
     "rows of a parameter as lists": (
         lambda: parameter().add_grad((ones(1, 1), [0])),
         TypeError,
-        "Parameter 'p': an array of numbers is needed, got",
+        "Parameter 'p': expected an array of numbers, got",
     ),
-    "data as a text": (lambda: parameter().set_data("12"), TypeError, "numbers are needed"),
-    "constant None": (lambda: Constant(None), TypeError, "numbers are needed, got None"),
+    "data as a text": (lambda: parameter().set_data("12"), TypeError, "expected an array"),
+    "constant None": (lambda: Constant(None), TypeError, "expected an array of numbers, got None"),
     "parameters as a list": (
         lambda: ParameterDict().update([parameter()]),
         TypeError,
@@ -355,7 +359,7 @@ MISTAKES = {
     "bytes of nothing": (
         lambda: updater().set_states(b"abc"),
         checkpoint.CheckpointError,
-        "it is no safetensors file, or only a part of one",
+        "not a safetensors file, or a truncated one",
     ),
     "tree that holds itself": (
         lambda: (tree := []).append(tree) or checkpoint.dumps(tree),
@@ -413,6 +417,11 @@ MISTAKES = {
         TypeError,
         "index 0: rule misspells cannot be compiled: module 'math' has no attribute 'squrt'$",
     ),
+    "rule that reads a slot it has not declared": (
+        compiled(reads_a_slot),
+        TypeError,
+        r"rule reads_a_slot cannot be compiled: tuple index out of range; .* the slots \(\)$",
+    ),
     "rule with other state in another branch": (
         compiled(returns_more_or_less),
         TypeError,
@@ -438,7 +447,7 @@ def test_parameters_in_place_of_states_are_told(tmp_path):
     params = ParameterDict()
     params.update({"p": parameter()})
     params.save(tmp_path / "params.safetensors")
-    with pytest.raises(checkpoint.CheckpointError, match=r"params.safetensors: it holds no states"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"params.safetensors: it contains no"):
         Trainer(params).load_states(tmp_path / "params.safetensors")
 
 

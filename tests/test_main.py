@@ -84,12 +84,14 @@ def test_help_tells_the_sizes_that_the_tasks_have(capsys, monkeypatch):
     words = " ".join(capsys.readouterr().out.split())
     digits, pairs = demo.Options(), embeddings.Options()
     choices = recommend.Options()
-    for option in ("optimizer", "epochs"):
-        sizes = (getattr(task, option) for task in (digits, pairs, choices))
-        assert "default {}; embeddings {}; recommend {}".format(*sizes) in words
-    assert f"images a step, default {digits.batch_size}; " in words
-    assert f"pairs of words, default {pairs.batch_size}" in words
-    assert f"choices, default {choices.batch_size}" in words
+    epochs = (task.epochs for task in (digits, pairs, choices))
+    assert "default {}; embeddings {}; recommend {}".format(*epochs) in words
+    assert pairs.optimizer == choices.optimizer
+    assert f"default {digits.optimizer}; for embeddings and recommend {pairs.optimizer}" in words
+    assert (
+        f"default {digits.batch_size} images, {pairs.batch_size} pairs of words, "
+        f"{choices.batch_size} choices"
+    ) in words
     networks = " and ".join(" ".join(map(str, hidden)) for hidden in demo.NETWORKS)
     assert f"default two networks, {networks};" in words
 
@@ -98,13 +100,13 @@ def test_help_tells_the_sizes_and_the_time_of_a_benchmark(capsys):
     main(["bench", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     assert f"default {' '.join(map(str, report.Options().sizes))};" in words
-    assert f"default {report.Options().seconds:g};" in words
+    assert f"default {report.Options().seconds:g}," in words
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["demo", "--optimizer", "adum"], "Cannot find optimizer 'adum'; there are adabelief"),
+        (["demo", "--optimizer", "adum"], "Cannot find optimizer 'adum'; the names are adabelief"),
         (["demo", "--epochs", "0"], "--epochs: must be an integer of at least 1, got '0'"),
         (["demo", "--batch-size", "0"], "--batch-size: must be an integer of at least 1, got '0'"),
         (["demo", "--batch-size", "1438"], "--batch-size is at most 1437"),

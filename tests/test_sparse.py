@@ -239,8 +239,8 @@ def test_values_of_another_dtype_are_copies(rng):
 
 def test_repr_tells_shape_type_and_number_of_rows():
     table = row_sparse_array((np.ones((1, 3), np.float32), [4]), shape=(5, 3))
-    assert repr(table) == "<RowSparse of shape (5, 3), float32, 1 row listed>"
-    assert "0 rows listed" in repr(table.retain([]))
+    assert repr(table) == "<RowSparse of shape (5, 3), float32, 1 indexed row>"
+    assert "0 indexed rows" in repr(table.retain([]))
 
 
 def test_row_sparse_gradients_pass_through():

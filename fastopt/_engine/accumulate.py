@@ -24,7 +24,7 @@ def accumulate(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
     return grad, ()
 
 
-def add(words: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[Any, list[Table]]:
+def add(context: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[Any, list[Table]]:
     """Add a gradient to a sum; return the new sum and the tables that must be launched.
 
     The sum of row-sparse gradients is a new row-sparse gradient. Adding a row-sparse gradient to
@@ -32,7 +32,7 @@ def add(words: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[A
 
     Parameters
     ----------
-    words : str
+    context : str
         Label of the parameter.
     total : array, RowSparse or None
         The sum so far.
@@ -48,13 +48,13 @@ def add(words: str, total: Any, grad: Any, weight: Array, keep: bool) -> tuple[A
     by_row = isinstance(grad, RowSparse) and not on_device
     if by_row and (not keep or isinstance(total, RowSparse)):
         copied = grad.values.astype(real), grad.indices.copy()
-        grad = listed(words, copied, of.shape)
+        grad = listed(context, copied, of.shape)
         return (total + grad if keep else grad), []
-    total = room(words, total, weight, keep)
-    return total, [adding(words, total, grad, keep)]
+    total = room(context, total, weight, keep)
+    return total, [adding(context, total, grad, keep)]
 
 
-def room(words: str, total: Any, weight: Array, keep: bool) -> Any:
+def room(context: str, total: Any, weight: Array, keep: bool) -> Any:
     """Return a dense array for a sum; `total` is reused if it fits and preserved if `keep`."""
     if isinstance(total, RowSparse):
         total = total.to_dense() if keep else None
@@ -63,18 +63,18 @@ def room(words: str, total: Any, weight: Array, keep: bool) -> Any:
     now = header(total)
     if total is None or not (keep or (now.shape == of.shape and now.dtype == real)):
         return like(of, of.shape, real, order_of(of))
-    check_like(words, "the sum of gradients", now, (real.name,), of.shape)
+    check_like(context, "the sum of gradients", now, (real.name,), of.shape)
     return placed(total, of)
 
 
-def adding(words: str, total: Any, grad: Any, keep: bool) -> Table:
+def adding(context: str, total: Any, grad: Any, keep: bool) -> Table:
     """Return the table whose launch adds `grad` to `total`, or overwrites it unless `keep`.
 
     A row-sparse gradient changes only the indexed rows.
     """
     sparse = isinstance(grad, RowSparse)
-    table = table_of(words, accumulate, (header(total),), grad, (), lazy=sparse and keep)
+    table = table_of(context, accumulate, (header(total),), grad, (), lazy=sparse and keep)
     if isinstance(grad, RowSparse):
-        table.list_rows(words, grad)
+        table.list_rows(context, grad)
     table.fields[0] = float(keep)
     return table

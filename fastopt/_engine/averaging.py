@@ -54,10 +54,10 @@ class Averages:
         """Whether a context that restores the original weights on exit is active."""
         return self._written is not None
 
-    def check_target(self, words: str, index: Index, weight: Any) -> None:
+    def check_target(self, context: str, index: Index, weight: Any) -> None:
         """Raise unless `weight` can hold the average of an index."""
         shape = header(self.arrays[index]).shape
-        check_like(words, "weight", weight, REALS, shape)
+        check_like(context, "weight", weight, REALS, shape)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"average": self.average, "arrays": host(self.arrays), "held": self.held}
@@ -161,11 +161,11 @@ class AveragingStep:
         self, index: Index, rule: Rule, exact: Exact, arrays: Exact
     ) -> tuple[Rule, tuple[Array, ...]]:
         """Return the rule that also averages, and the arrays of its state."""
-        words = label(index, self.names)
+        context = label(index, self.names)
         if rule.row is not None:
             raise TypeError(
-                f"{words}: rule {rule.name} keeps one state number for each row, an average needs "
-                "one for each element"
+                f"{context}: rule {rule.name} keeps one state number for each row, an average "
+                "needs one for each element"
             )
         slots, average = len(rule.state), header(self.array(index, exact))
         return self.average.derive(rule), (*arrays[:slots], average, *arrays[slots:])
@@ -184,8 +184,8 @@ class AveragingStep:
         if average is None:
             average = self.new[index] = exact_copy(exact)
         else:
-            words, dtype = label(index, self.names), np.dtype(real_of(exact[0].dtype)).name
-            check_like(words, "average", header(average), (dtype,), exact[0].shape)
+            context, dtype = label(index, self.names), np.dtype(real_of(exact[0].dtype)).name
+            check_like(context, "average", header(average), (dtype,), exact[0].shape)
             if isinstance(average, np.ndarray) and isinstance(exact[0], Header):
                 average = self.new[index] = placed(average, exact[0])
         return average

@@ -1,4 +1,4 @@
-"""Half-precision weights: float32 masters, half-precision copies and their place in the state."""
+"""Half-precision weights: float32 masters, half-precision copies, and their slots in the state."""
 
 from typing import Any
 
@@ -34,21 +34,21 @@ def has_master(optimizer: Any, weight: Array) -> bool:
     return bool(optimizer.multi_precision) and is_half(weight)
 
 
-def check_copy(words: str, weight: Array, copy: Array) -> None:
+def check_copy(context: str, weight: Array, copy: Array) -> None:
     """Raise TypeError or ValueError unless `copy` can be the half-precision copy of `weight`."""
     if weight.dtype != np.float32:
-        raise TypeError(f"{words}: only a float32 weight has a copy, got {weight.dtype}")
-    check_like(words, "copy", copy, HALVES, weight.shape)
+        raise TypeError(f"{context}: only a float32 weight has a copy, got {weight.dtype}")
+    check_like(context, "copy", copy, HALVES, weight.shape)
 
 
 def state_with_master(optimizer: Any, index: Index, weight: Array) -> Any:
     """Create the state of a half-precision weight, with its master or the master's low 16 bits."""
-    split, words = optimizer.master == "split", label(index, optimizer.idx2name)
+    split, context = optimizer.master == "split", label(index, optimizer.idx2name)
     if split and weight.dtype.name != "bfloat16":
-        raise TypeError(f"{words}: master='split' needs a bfloat16 weight, got {weight.dtype}")
+        raise TypeError(f"{context}: master='split' needs a bfloat16 weight, got {weight.dtype}")
     start = optimizer.masters_given.get(index)
     start = host(weight) if start is None else start
-    check_like(words, "master", start, (*HALVES, "float32"), weight.shape)
+    check_like(context, "master", start, (*HALVES, "float32"), weight.shape)
     exact = np.asarray(start, np.float32, order=order_of(weight))
     master = placed(exact, weight)
     inner = optimizer.create_state(index, master)
@@ -60,27 +60,27 @@ def state_with_master(optimizer: Any, index: Index, weight: Array) -> Any:
 
 
 def split_state(
-    optimizer: Any, words: str, weight: Array, state: Any
+    optimizer: Any, context: str, weight: Array, state: Any
 ) -> tuple[tuple[Array, ...], Any]:
     """Return ``((master, weight), inner)``, or ``((weight, low bits), inner)`` if split."""
     if not isinstance(state, (tuple, list)) or len(state) != 2:
         raise ValueError(
-            f"{words}: the state of a weight with a master must be a pair of master and state, "
+            f"{context}: the state of a weight with a master must be a pair of master and state, "
             f"got {type(state).__name__}"
         )
     inner, master = state if optimizer.master_last else state[::-1]
     master = header(master)
-    check_like(words, "master", master, ("float32", "uint16"), weight.shape)
+    check_like(context, "master", master, ("float32", "uint16"), weight.shape)
     if master.dtype == np.float32:
         return (master, weight), inner
     if weight.dtype.name != "bfloat16":
-        raise TypeError(f"{words}: only a bfloat16 weight has a split master")
+        raise TypeError(f"{context}: only a bfloat16 weight has a split master")
     return (weight, master), inner
 
 
 def arrays_of(
     optimizer: Any,
-    words: str,
+    context: str,
     rule: Rule,
     weight: Array,
     state: Any,
@@ -94,14 +94,14 @@ def arrays_of(
     exact: tuple[Array, ...] = (weight,)
     if copy is not None:
         copy = header(copy)
-        check_copy(words, weight, copy)
+        check_copy(context, weight, copy)
         exact = (weight, copy)
     if masters and has_master(optimizer, weight):
-        exact, state = split_state(optimizer, words, weight, state)
+        exact, state = split_state(optimizer, context, weight, state)
     arrays = tuple(headers(leaves(state)))
     arrays, scales = map(tuple, split_scales(arrays))
     dtypes = np.dtype(real_of(weight.dtype)).name, "bfloat16"
-    check_state(words, rule, weight, dtypes, arrays, scales)
+    check_state(context, rule, weight, dtypes, arrays, scales)
     return exact, (*arrays, *scales)
 
 
@@ -113,10 +113,10 @@ def holds_master(rule: Rule, state: Any) -> bool:
 
 def set_master(optimizer: Any, index: Index, array: Array, state: Any) -> None:
     """See :meth:`Updater.set_master <fastopt.optimizer.Updater.set_master>`."""
-    words, array = label(index, optimizer.idx2name), host(array)
+    context, array = label(index, optimizer.idx2name), host(array)
     if not optimizer.multi_precision:
-        raise ValueError(f"{words}: a master needs an optimizer with multi_precision=True")
-    check_like(words, "master", array, ("float32",), np.shape(array), written=False)
+        raise ValueError(f"{context}: a master needs an optimizer with multi_precision=True")
+    check_like(context, "master", array, ("float32",), np.shape(array), written=False)
     if state is None:
         optimizer.masters_given[index] = array.copy()
         return
@@ -126,9 +126,11 @@ def set_master(optimizer: Any, index: Index, array: Array, state: Any) -> None:
     else:  # a rule with two slots has a pair without a master too
         paired = holds_master(rule, state)
     if optimizer.master == "split" or not paired:
-        raise ValueError(f"{words}: a split or missing master cannot be set after the first update")
+        raise ValueError(
+            f"{context}: a split or missing master cannot be set after the first update"
+        )
     held = header(state[optimizer.master_last])
-    check_like(words, "state's master", held, ("float32",), array.shape)
+    check_like(context, "state's master", held, ("float32",), array.shape)
     assign(held, array)
 
 

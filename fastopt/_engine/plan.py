@@ -1,4 +1,4 @@
-"""The plan of a call: prepared once, so that later similar calls cost one compiled function."""
+"""The plan of a call: prepared once, so that later similar calls run one compiled function."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

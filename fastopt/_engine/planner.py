@@ -1,4 +1,4 @@
-"""Makes the plan of a call from its arguments, with full validation, once."""
+"""Creation of the plan of a call from its arguments, with full validation, once."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ LISTS = 16
 
 
 class Planner:
-    """Makes the plans of an updater's calls, and keeps them.
+    """Creates and caches the plans of an updater's calls.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class Planner:
         key: Any = None,
         keep: bool = True,
     ) -> Any:
-        """Check a call and make its plan, without counting the step or keeping the plan.
+        """Check a call and create its plan, without counting the step or caching the plan.
 
         Parameters
         ----------
@@ -193,7 +193,7 @@ class Planner:
         averaging: AveragingStep | None,
         keep: bool = True,
     ) -> Plan:
-        """Make the plan of a call for the planner's own optimizer; see :meth:`prepare`."""
+        """Create the plan of a call for the planner's own optimizer; see :meth:`prepare`."""
         indices = [index for index, *_ in calls]
         tables = [self.table(*call, masters=masters, averaging=averaging) for call in calls]
         spread = [(table, [place]) for place, table in enumerate(tables)]
@@ -310,9 +310,9 @@ class Planner:
         with uninterrupted:
             try:
                 for index, weight, grad, state in calls:
-                    words, copy = label(index, optimizer.idx2name), self.copies.get(index)
-                    grad = check(words, weight, grad, copy)
-                    total, adding = optimizer.accumulate(words, index, grad, weight)
+                    context, copy = label(index, optimizer.idx2name), self.copies.get(index)
+                    grad = check(context, weight, grad, copy)
+                    total, adding = optimizer.accumulate(context, index, grad, weight)
                     tables += adding
                     if total is None:
                         optimizer.count_only(index)
@@ -339,19 +339,19 @@ class Planner:
         masters: bool = True,
         averaging: AveragingStep | None = None,
     ) -> Table:
-        """Check the arrays of one tensor and make its table."""
+        """Check the arrays of one tensor and create its table."""
         optimizer, copy = self.optimizer, self.copies.get(index)
-        words, rule = label(index, optimizer.idx2name), self.rule_of(index)
-        grad = self.by_row(check(words, weight, grad, copy))
+        context, rule = label(index, optimizer.idx2name), self.rule_of(index)
+        grad = self.by_row(check(context, weight, grad, copy))
         lead = header(weight)
-        exact, arrays = arrays_of(optimizer, words, rule, lead, state, copy, masters)
+        exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, masters)
         lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
         if averaging is not None and lazy and averaging.average.alternates:
             averaging.whole.append(self._whole(averaging, index, exact, lead))
         elif averaging is not None:
             rule, arrays = averaging.derived(index, rule, exact, arrays)
         table = table_of(
-            words,
+            context,
             rule,
             exact,
             grad,
@@ -364,17 +364,17 @@ class Planner:
         )
         table.table[0, OFFSET] = self.offsets.get(index, 0)
         if isinstance(grad, RowSparse):
-            table.list_rows(words, grad)
+            table.list_rows(context, grad)
         return table
 
     def _whole(
         self, averaging: AveragingStep, index: Index, exact: tuple[Array, ...], lead: Any
     ) -> Table:
         """Return a table that averages all rows of a weight after the indexed rows' update."""
-        words, nothing = label(index, self.optimizer.idx2name), _no_rows(lead)
+        context, nothing = label(index, self.optimizer.idx2name), _no_rows(lead)
         state = (header(averaging.array(index, exact)),)
-        table = table_of(words, averaging.average.alone, exact, nothing, state, lead)
-        table.list_rows(words, nothing)
+        table = table_of(context, averaging.average.alone, exact, nothing, state, lead)
+        table.list_rows(context, nothing)
         table.fields[0] = averaging.rate(index)
         return table
 
@@ -402,15 +402,18 @@ class Planner:
     def uncompiled(self, index: Index, error: Exception) -> TypeError:
         """Return an error with the reason why a rule cannot be compiled."""
         rule = self.optimizer.rule_for(index)
-        words = f"{label(index, self.optimizer.idx2name)}: rule {rule.name if rule else ''}"
+        context = f"{label(index, self.optimizer.idx2name)}: rule {rule.name if rule else ''}"
         if isinstance(error, KeyError):
-            return TypeError(f"{words} reads h.{error.args[0]}, which its hyper=(...) lacks")
+            return TypeError(f"{context} reads h.{error.args[0]}, which its hyper=(...) lacks")
         reasons = re.findall(r"Error: (?!Failed in)(.+)", str(error))
         reasons = reasons or re.findall(r"Failed in .+\n *(?! |No implementation)(.+)", str(error))
         reasons = reasons or [
             f"there is no {call}" for call in re.findall(r">>> (.+\))", str(error))
         ]
-        return TypeError(f"{words} cannot be compiled: {reasons[-1] if reasons else error}")
+        reason = reasons[-1] if reasons else str(error)
+        if rule and "tuple index out of range" in reason:
+            reason = f"{reason}; its state has the slots {rule.state}"
+        return TypeError(f"{context} cannot be compiled: {reason}")
 
     # Copies and deferred decay
 
@@ -460,7 +463,7 @@ def disjoint(tables: Sequence[Table]) -> bool:
 
 
 def table_of(
-    words: str,
+    context: str,
     rule: Rule,
     weight: tuple[Array, ...],
     grad: Any,
@@ -468,11 +471,11 @@ def table_of(
     lead: Any = None,
     **options: bool,
 ) -> Table:
-    """Make a table of one tensor from arrays that have been checked.
+    """Create the table of one tensor from arrays that have been checked.
 
     Parameters
     ----------
-    words : str
+    context : str
         Label of the parameter.
     rule : Rule
         The update rule.
@@ -498,10 +501,10 @@ def table_of(
     values = values if isinstance(values, np.ndarray) else np.asarray(values)
     arrays = (*weight, *state, values)
     named = _named(rule, weight, values, state)
-    check_together(words, named)
+    check_together(context, named)
     if sparse:
         del named["gradient"]  # list_rows() copies values that lie in a state
-    check_apart(words, named)
+    check_apart(context, named)
     parts = len(weight)
     by_row = sparse and not rule.passes and (options.get("lazy") or rule.row is not None)
     kinds = [state_kind(array.dtype) for array in arrays]
@@ -525,8 +528,8 @@ def table_of(
         return table
     if layout.coded and sparse and weight[0].ndim < 2:
         raise TypeError(
-            f"{words}: state in 8 bits of a weight of one dimension needs a dense gradient, as its "
-            "blocks are not those of rows"
+            f"{context}: state in 8 bits of a weight of one dimension needs a dense gradient, as "
+            "its blocks are not those of rows"
         )
     order, in_place = C_ORDER, not (sparse or layout.keyed or layout.coded)
     if rule.elementwise and in_place and is_fortran(weight[0]):
@@ -580,7 +583,7 @@ def _in_f_order(array: Array) -> bool:
 
 
 def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> Table:
-    """Make the table of arrays on a CUDA device, with contiguous copies where needed.
+    """Create the table of arrays on a CUDA device, with contiguous copies where needed.
 
     Weight and state whose elements lie in memory in one order are updated as they are, whatever the
     order, if no position matters to the rule.

@@ -43,12 +43,12 @@ def mapped_slots(optimizer: Any, index: Index, state: Any, convert: Convert) -> 
     TypeError
         The state is on a device, or the optimizer has no rule that names its slots.
     """
-    words = label(index, optimizer.idx2name)
+    context = label(index, optimizer.idx2name)
     rule = optimizer.rule_for(index) if optimizer.native else None
     if rule is None:
-        raise TypeError(f"{words}: no rule says what the slots of its state are")
+        raise TypeError(f"{context}: no rule says what the slots of its state are")
     if any(map(is_cuda, leaves(state))):
-        raise TypeError(f"{words}: its state is on a device, where slots are not converted")
+        raise TypeError(f"{context}: its state is on a device, where slots are not converted")
     names = iter(rule.slots)
     if not holds_master(rule, state):
         return _mapped(state, names, convert)

@@ -127,23 +127,25 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         refuse_capture(weight.stream)
     _check_array(words, "weight", weight, np.ndarray)
     if kind_of(weight.dtype) is None:
-        raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}")
+        order = "" if weight.dtype.isnative else " in another byte order"
+        raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}{order}")
     _check_writeable(words, "weight", weight)
     values = grad
     if is_row_sparse(grad):
         grad = listed(words, grad, weight.shape)
         values = header(grad.values)
     elif isinstance(grad, (tuple, list)) or hasattr(grad, "tocsr"):
+        hint = "; convert it with tocsr()" if hasattr(grad, "tocsr") else ""
         raise TypeError(
             f"{words}: gradient must be a NumPy array, or row-sparse: a RowSparse, a pair (values, "
             "indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
-            f"{_kinds(grad)}"
+            f"{_kinds(grad)}{hint}"
         )
     else:
         if grad is None:
             raise TypeError(
-                f"{words}: gradient must be a NumPy array, got None; leave the index out, or call "
-                "updater.step(grads, weights), where None leaves a weight alone"
+                f"{words}: gradient must be a NumPy array, got None; omit the index, or call "
+                "updater.step(grads, weights), which skips weights whose gradient is None"
             )
         values = described(words, "gradient", grad)
         _check_array(words, "gradient", values, (np.ndarray, np.generic))
@@ -219,9 +221,8 @@ def check_together(words: str, arrays: dict[str, Any]) -> None:
     (first, one), *others = arrays.items()
     for other, array in others:
         if device_of(array) != device_of(one):
-            places = [device_of(each) or "in main memory" for each in (one, array)]
-            told = [place if isinstance(place, str) else f"on {place}" for place in places]
-            raise ValueError(f"{words}: {first} is {told[0]}, {other} {told[1]}")
+            devices = [device_of(each) or "the host" for each in (one, array)]
+            raise ValueError(f"{words}: {first} is on {devices[0]}, {other} on {devices[1]}")
 
 
 def check_apart(words: str, arrays: dict[str, Any]) -> None:
@@ -289,8 +290,7 @@ def check_state(
     if len(coded) != len(scales):
         raise ValueError(f"{words}: state {coded[-1]!r} has codes without scales")
     for slot, array in zip(coded, scales, strict=True):
-        words_of = f"scales of state {slot!r}"
-        check_like(words, words_of, array, dtypes[:1], scales_shape(like.shape))
+        check_like(words, f"scales of state {slot!r}", array, dtypes[:1], scales_shape(like.shape))
     if coded and any(array.dtype.name == "bfloat16" for array in arrays):
         raise TypeError(f"{words}: state slots are in bfloat16 and in 8 bits, use one of them")
 

@@ -57,10 +57,10 @@ def shares(rows: int, width: int) -> NDArray[np.int64]:
     """Return row-sparse chunks: one for each thread, or a single one if that is faster."""
     threads = thread_count() if rows * width * ROW_COST >= PARALLEL_FROM else 1
     each = max(-(-rows // threads), 1)
-    made = np.zeros((-(-rows // each), 3), np.int64)
-    for k in range(len(made)):
-        made[k, 1:] = k * each, min(each, rows - k * each)
-    return made
+    chunks = np.zeros((-(-rows // each), 3), np.int64)
+    for k in range(len(chunks)):
+        chunks[k, 1:] = k * each, min(each, rows - k * each)
+    return chunks
 
 
 def balanced(*tensors: tuple[int, int]) -> tuple[NDArray[np.int64], int]:

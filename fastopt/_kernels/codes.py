@@ -93,10 +93,10 @@ def numbers_of(arrays: Sequence[Any]) -> list[Any]:
 def decoded(codes: Array, scales: Array) -> Array:
     """Decode an array of codes to the dtype of the scales."""
     value = signed_value if codes.dtype == np.int8 else nonnegative_value
-    made = np.empty(codes.shape, scales.dtype)
-    for (part, target), scale in _parts(scales, np.ascontiguousarray(codes), made):
+    values = np.empty(codes.shape, scales.dtype)
+    for (part, target), scale in _parts(scales, np.ascontiguousarray(codes), values):
         target[...] = value(part.astype(scales.dtype), scale)
-    return made
+    return values
 
 
 @np.errstate(invalid="ignore")

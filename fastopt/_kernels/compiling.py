@@ -72,13 +72,13 @@ def compiled(
     options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil, **more}
     options["no_cfunc_wrapper"] = True
     try:
-        made = njit(cache=True, **options)(kernel)
-        keep_apart(made)
+        dispatcher = njit(cache=True, **options)(kernel)
+        keep_apart(dispatcher)
     except RuntimeError:
         log_uncached()
-        made = njit(**options)(kernel)
-    compiled_kernels.append(made)
-    return made
+        dispatcher = njit(**options)(kernel)
+    compiled_kernels.append(dispatcher)
+    return dispatcher
 
 
 def bind(kernel: Any, *arguments: Any) -> Callable:

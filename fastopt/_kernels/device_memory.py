@@ -45,9 +45,9 @@ def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "
     """
     if not isinstance(of, Header):
         return np.zeros(shape, dtype, cast("Any", order))
-    made = _empty(of, shape, np.dtype(dtype), order)
-    zero(made)
-    return made
+    array = _empty(of, shape, np.dtype(dtype), order)
+    zero(array)
+    return array
 
 
 def _empty(of: Header, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"]) -> Any:
@@ -59,10 +59,10 @@ def _empty(of: Header, shape: tuple[int, ...], dtype: Any, order: Literal["C", "
         strides = tuple(np.cumprod([dtype.itemsize, *shape]).tolist()[: len(shape)])
     cuda = cuda_target()
     with cuda.gpus[of.place.device_id]:
-        made = _of_torch(of.array(), shape, dtype, strides)
-        if made is None:
-            made = cuda.device_array(shape, dtype, strides=strides)
-    return made
+        array = _of_torch(of.array(), shape, dtype, strides)
+        if array is None:
+            array = cuda.device_array(shape, dtype, strides=strides)
+    return array
 
 
 def _of_torch(
@@ -110,18 +110,18 @@ def sent(array: Array, stream: Any, of: Any = None) -> Any:
     dtype = array.dtype
     bits = array.view(np.uint16) if dtype.name == "bfloat16" else array  # no buffer protocol
     to = _of_torch(of, bits.shape, bits.dtype, bits.strides)
-    made = cuda_target().to_device(bits, stream=stream, to=to)
-    made = made if bits is array else made.view(dtype)
-    made.stream = 0  # else numba would prefer this stream to those of later use
-    return made
+    copy = cuda_target().to_device(bits, stream=stream, to=to)
+    copy = copy if bits is array else copy.view(dtype)
+    copy.stream = 0  # else numba would prefer this stream to those of later use
+    return copy
 
 
 def owned(array: Array, device: Device, of: Any = None) -> Any:
     """Copy a NumPy array to a device, as a numba device array; see :func:`sent` for `of`."""
     with cuda_target().gpus[device.device_id]:
-        made = sent(array, 0, of)
+        copy = sent(array, 0, of)
         wait_for(0)  # it may be used on a stream that does not wait for stream 0
-        return made
+        return copy
 
 
 def placed(state: Any, of: Any) -> Any:
@@ -183,9 +183,9 @@ def lie_alike(arrays: Sequence[Any]) -> bool:
 
 def _copied(array: Header, stream: int, of: Header, order: Literal["C", "K"]) -> Header:
     kept = duplicate(array, stream, of, order)
-    made: Header = header(kept).view()
-    made.kept, made.stream = kept, stream
-    return made
+    view: Header = header(kept).view()
+    view.kept, view.stream = kept, stream
+    return view
 
 
 def duplicate(
@@ -195,11 +195,11 @@ def duplicate(
     order: Literal["C", "K"] = "C",
 ) -> Any:
     """Return a copy as a numba device array, C-contiguous or in the order of `of`."""
-    made = _empty(array if of is None else of, array.shape, array.dtype, order)
-    target = header(made).view()
+    copy = _empty(array if of is None else of, array.shape, array.dtype, order)
+    target = header(copy).view()
     target.stream = array.stream if stream is None else stream
     move(target, array)
-    return made
+    return copy
 
 
 def snapshot(array: Header) -> Any:
@@ -213,10 +213,10 @@ def snapshot(array: Header) -> Any:
         others = [array.stream] if array.stream else []
         for other in others:
             driver.order(other, 0)
-        made = duplicate(array, 0)
+        copy = duplicate(array, 0)
         for other in others:
             driver.order(0, other)
-        return made
+        return copy
 
 
 def move(target: Header, source: Header) -> None:

@@ -107,7 +107,7 @@ class Header(np.ndarray[Any, Any]):
         return f"<array of shape {self.shape}, {self.dtype}, on {self.place}>"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(f"this needs an array in main memory, got one on {self.place}")
+        raise TypeError(f"expected an array on the host, got one on {self.place}")
 
     __getitem__ = __setitem__ = __iter__ = __array__ = _refuse
     __copy__ = __deepcopy__ = __reduce__ = __reduce_ex__ = __bool__ = __float__ = __int__ = _refuse
@@ -124,9 +124,9 @@ def is_cuda(array: Any) -> bool:
         return False
     if stays(array):  # numba takes microseconds to create the interface
         return hasattr(type(array), "__cuda_ndarray__")
-    told = getattr(array, "is_cuda", None)  # torch's tensors may refuse to give an interface
-    if isinstance(told, bool):
-        return told
+    flag = getattr(array, "is_cuda", None)  # torch tensors may refuse to return an interface
+    if isinstance(flag, bool):
+        return flag
     if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__"):
         return True
     return device_number(array) is not None
@@ -151,24 +151,24 @@ def _header(array: Any, streams: Streams) -> Any:
         return array
     known = _known.get(id(array))
     if known is not None and stays(array):
-        made = known[1]
-        made.stream = _handle(array.stream)
-        return made
+        array_header = known[1]
+        array_header.stream = _handle(array.stream)
+        return array_header
     if not is_cuda(array):  # or no longer: a torch parameter may be moved
         return array
     try:
         signature, stream, interface = _read(array, streams)
         if known is not None and known[0] == signature:
-            made = known[1]
+            array_header = known[1]
         else:
-            made, key = _described(array, interface or _interface(array)), id(array)
-            made.array = ref(array, lambda _: _known.pop(key, None))
-            _known[key] = signature, made
+            array_header, key = _described(array, interface or _interface(array)), id(array)
+            array_header.array = ref(array, lambda _: _known.pop(key, None))
+            _known[key] = signature, array_header
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        words = f"{type(array).__name__} does not describe an array on a device"
-        raise TypeError(f"{words}: {error}") from error
-    made.stream = stream
-    return made
+        message = f"{type(array).__name__} does not describe an array on a device"
+        raise TypeError(f"{message}: {error}") from error
+    array_header.stream = stream
+    return array_header
 
 
 def stays(array: Any) -> bool:
@@ -206,11 +206,11 @@ def readings(arrays: Iterable[Any]) -> Reading:
     kinds: list[Any] = list(map(type, arrays))
     if len(set(kinds)) == 1:
         return _reader(kinds[0])(arrays)
-    made = Reading([], [], [])
+    reading = Reading([], [], [])
     for array, kind in zip(arrays, kinds, strict=True):
-        for whole, part in zip(made, _reader(kind)([array]), strict=True):
+        for whole, part in zip(reading, _reader(kind)([array]), strict=True):
             whole.extend(part)
-    return made
+    return reading
 
 
 @cache
@@ -261,15 +261,15 @@ def _read_simulated(arrays: list[Any]) -> Reading:
 
 
 def _read_interfaces(arrays: list[Any]) -> Reading:
-    told: list[Any] = [_interface(array) for array in arrays]
-    if any(each.get("mask") is not None for each in told):
+    interfaces: list[Any] = [_interface(array) for array in arrays]
+    if any(each.get("mask") is not None for each in interfaces):
         raise TypeError("masked CUDA arrays are not supported")
     kinds = [
         (each["shape"], each.get("strides"), each["typestr"], _ordinal(array))
-        for each, array in zip(told, arrays, strict=True)
+        for each, array in zip(interfaces, arrays, strict=True)
     ]
-    addresses = [each["data"][0] or EMPTY for each in told]
-    return Reading(addresses, kinds, [_handle(each.get("stream")) for each in told])
+    addresses = [each["data"][0] or EMPTY for each in interfaces]
+    return Reading(addresses, kinds, [_handle(each.get("stream")) for each in interfaces])
 
 
 def handles_of(arrays: Sequence[Any]) -> list[int]:
@@ -316,12 +316,17 @@ def _read(array: Any, streams: Streams) -> tuple[Signature, int, dict[str, Any] 
             streams[device] = torch.cuda.current_stream(device).cuda_stream
         signature = array.data_ptr(), array.shape, array.stride(), array.dtype
         return signature, streams[device], None
-    told = _interface(array)
-    if told is None:  # an array of the simulator
+    interface = _interface(array)
+    if interface is None:  # an array of the simulator
         data = array._ary.__array_interface__["data"][0]
         return (data, array.shape, array.strides, array.dtype), 0, None
-    signature = told["data"], told["shape"], told.get("strides"), told["typestr"]
-    return signature, _handle(told.get("stream")), told
+    signature = (
+        interface["data"],
+        interface["shape"],
+        interface.get("strides"),
+        interface["typestr"],
+    )
+    return signature, _handle(interface.get("stream")), interface
 
 
 def _handle(stream: Any) -> int:
@@ -348,9 +353,9 @@ class _Described:
 def _described(array: Any, interface: dict[str, Any] | None) -> Header:
     """Create a header of `array`."""
     if interface is None:  # an array of the simulator
-        made = array._ary.view(Header)
-        made.place = _device(0)
-        return made
+        view = array._ary.view(Header)
+        view.place = _device(0)
+        return view
     if interface.get("mask") is not None:
         raise TypeError("masked CUDA arrays are not supported")
     data = interface["data"]
@@ -358,13 +363,15 @@ def _described(array: Any, interface: dict[str, Any] | None) -> Header:
         data = (EMPTY, data[1])
     names = ("shape", "typestr", "strides")
     plain = {"version": 3, "data": data, **{name: interface.get(name) for name in names}}
-    made = np.asarray(_Described(plain)).view(Header)
-    if made.dtype.kind == "V" and made.dtype.itemsize == 2:
-        made = made.view(bfloat16())
-    if type(array).__module__.startswith("jax"):  # its arrays are immutable but do not say so
-        made.flags.writeable = False
-    made.place = _device(_ordinal(array))
-    return made
+    view = np.asarray(_Described(plain)).view(Header)
+    if view.dtype.kind == "V" and view.dtype.itemsize == 2:
+        view = view.view(bfloat16())
+    if type(array).__module__.startswith(
+        "jax"
+    ):  # its arrays are immutable, but not marked read-only
+        view.flags.writeable = False
+    view.place = _device(_ordinal(array))
+    return view
 
 
 @cache

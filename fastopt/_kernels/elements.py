@@ -24,8 +24,8 @@ def element_step(layout: Layout) -> Callable[..., Any]:
     """Return ``(weight, grad, state, h, factor, beside, i)``, which applies a rule to an element.
 
     It returns the new weight and state. `factor` is that of the row's deferred decay. `beside` is
-    what rules take beside the hyper-parameters: the run of which noise is normal number `i`, or the
-    mean of a row's terms.
+    the rule's argument after the hyper-parameters: the run whose normal number `i` is the noise, or
+    the mean of a row's terms.
     """
     update: Any = layout.rule.fn
     noise, by_row, slots = layout.rule.noise, bool(layout.rule.row), len(layout.rule.state)

@@ -1,4 +1,4 @@
-"""Tables of tensors in main memory.
+"""Tables of tensors on the host.
 
 Tests: ``tests/engine/test_plan_stale.py``, ``tests/kernels/test_segments.py``.
 """
@@ -41,7 +41,7 @@ INT32 = np.dtype(np.int32)
 
 @final
 class HostTable(Table):
-    """A table of arrays in main memory."""
+    """A table of arrays on the host."""
 
     def _begin(self) -> None:
         super()._begin()
@@ -206,8 +206,8 @@ class HostTable(Table):
         kernel = self._bound.get((factory, what[1:], parallel))
         if kernel is None:
             one = factory in (cpu_sums.finish, cpu_sums.totals)
-            made = factory(*what) if one else factory(*what, parallel)
-            kernel = self._bound[factory, what[1:], parallel] = bind(made, *arguments)
+            loop = factory(*what) if one else factory(*what, parallel)
+            kernel = self._bound[factory, what[1:], parallel] = bind(loop, *arguments)
         if parallel:
             with turn():
                 kernel(*arguments)
@@ -226,8 +226,8 @@ class HostTable(Table):
 
 def _in_place(array: Array) -> Array:
     """Return the array, or a contiguous and aligned copy."""
-    made = np.ascontiguousarray(array)
-    return made if made.flags.aligned else made.copy()
+    contiguous = np.ascontiguousarray(array)
+    return contiguous if contiguous.flags.aligned else contiguous.copy()
 
 
 def _counting(size: int) -> NDArray[np.int64]:

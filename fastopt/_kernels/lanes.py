@@ -47,13 +47,13 @@ def _scratch_intrinsic(typingctx, count, size, real):
         array = ir.ArrayType(context.get_value_type(real.dtype), size.literal_value)
         nbytes = size.literal_value * real.dtype.bitwidth // 8
         zero = ir.IntType(32)(0)
-        made = []
+        addresses = []
         for _ in range(pointers.count):
             space = cgutils.alloca_once(builder, array)
             space.align = 64
             cgutils.memset(builder, space, context.get_constant(types.intp, nbytes), 0)
-            made.append(builder.gep(space, [zero, zero]))
-        return context.make_tuple(builder, pointers, made)
+            addresses.append(builder.gep(space, [zero, zero]))
+        return context.make_tuple(builder, pointers, addresses)
 
     return pointers(count, size, real), codegen
 
@@ -142,7 +142,7 @@ def _total_intrinsic(typingctx, sums):
 
     def codegen(context, builder, signature, args):
         wide = ir.VectorType(ir.DoubleType(), LANES)
-        made = []
+        numbers = []
         for pointer in cgutils.unpack_tuple(builder, args[0], len(sums)):
             place = builder.bitcast(pointer, wide.as_pointer())
             lanes, width = builder.load(place, align=8), LANES
@@ -155,8 +155,8 @@ def _total_intrinsic(typingctx, sums):
                     for half in (range(width), range(width, 2 * width))
                 )
                 lanes = builder.fadd(low, high)
-            made.append(builder.extract_element(lanes, ir.IntType(32)(0)))
-        return context.make_tuple(builder, totals, made)
+            numbers.append(builder.extract_element(lanes, ir.IntType(32)(0)))
+        return context.make_tuple(builder, totals, numbers)
 
     return totals(sums), codegen
 

@@ -126,18 +126,18 @@ class Table(ABC):
     @classmethod
     def joined(cls, tables: Sequence["Table"]) -> Self:
         """Merge tables with the same layout into one."""
-        made = cls.__new__(cls)
-        made.layout = tables[0].layout
-        made.arrays = [array for table in tables for array in table.arrays]
-        made.sizes = tuple(size for table in tables for size in table.sizes)
-        made.items = tuple(item for table in tables for item in table.items)
-        made.table = np.concatenate([table.table for table in tables])
+        merged = cls.__new__(cls)
+        merged.layout = tables[0].layout
+        merged.arrays = [array for table in tables for array in table.arrays]
+        merged.sizes = tuple(size for table in tables for size in table.sizes)
+        merged.items = tuple(item for table in tables for item in table.items)
+        merged.table = np.concatenate([table.table for table in tables])
         columns = max(table.guards.shape[2] for table in tables)
-        made.guards = np.zeros((len(tables), tables[0].guards.shape[1], columns), np.uint64)
-        for row, table in zip(made.guards, tables, strict=True):
+        merged.guards = np.zeros((len(tables), tables[0].guards.shape[1], columns), np.uint64)
+        for row, table in zip(merged.guards, tables, strict=True):
             row[:, : table.guards.shape[2]] = table.guards[0]
-        made._begin()
-        return made
+        merged._begin()
+        return merged
 
     def of_copies(self, originals: Sequence[Array], grad: Array, copy: Array) -> None:
         """Record which arrays are copies; :func:`launch` copies weight and state back."""

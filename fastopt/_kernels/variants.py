@@ -38,7 +38,7 @@ class Traits(NamedTuple):
     seen: Function
     """``seen(weight, grad, h)``: the gradient that the moving averages of the rule average."""
     decay: Function
-    """``decay(weight, h)``: what decoupled decay subtracts from a weight."""
+    """``decay(weight, h)``: the amount that decoupled decay subtracts from a weight."""
     from_zero: bool
     """Whether the rule has the same move for a weight of 0."""
     ratio: Function | None = None

@@ -60,12 +60,12 @@ def on_layer(layer: str) -> str:
     safe = "survives forks and calls from several threads"
     if layer == "tbb":
         return f"TBB: threads run on it, it {safe}"
-    words = f"TBB: threads run on {layer}; of numba's layers TBB alone {safe}"
+    layers = f"TBB: threads run on {layer}; of numba's layers TBB alone {safe}"
     bound = ""
     if layer == "omp" and not os.environ.get("OMP_PROC_BIND"):
         bound = "; OMP_PROC_BIND=true keeps threads of OpenMP from sharing a core"
     if platform.machine() not in ("x86_64", "AMD64"):
-        return f"{words}, but it has no wheel for {platform.machine()}{bound}"
+        return f"{layers}, but it has no wheel for {platform.machine()}{bound}"
     if not load_tbb():
-        return f"{words}: pip install tbb{bound}"
-    return f"{words}: `fastopt info` says why it is not used{bound}"
+        return f"{layers}: pip install tbb{bound}"
+    return f"{layers}: `fastopt info` says why it is not used{bound}"

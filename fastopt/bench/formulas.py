@@ -1,4 +1,4 @@
-"""Optimizers in plain NumPy, as one would write them by hand, for ``fastopt bench``.
+"""Optimizers in plain NumPy, the baseline of ``fastopt bench``.
 
 Weight decay, clipping and rescaling are omitted, as they are off by default. The formulas are
 given in the docstrings of :mod:`fastopt.optimizer`.

@@ -35,8 +35,8 @@ TIME = "100.0 us"
 
 LEGEND = """
 compile: time to compile the kernels or to load them from the cache. limit: time of a loop that
-moves the same memory, over that of the update; 1.00 is purely bandwidth-bound. NumPy: time of plain
-NumPy code over that of the update. Momentum is 0.9 where there is one.
+moves the same memory, divided by the time of the update; 1.00 is purely bandwidth-bound. NumPy:
+time of plain NumPy code, divided by the time of the update. Optimizers with a momentum use 0.9.
 """
 
 

@@ -98,10 +98,10 @@ def decode(file: BufferedIOBase) -> tuple[Any, dict[str, Array]]:
     header, size = _header(file)
     metadata = header.pop(METADATA, {})
     if KEY not in metadata:
-        raise CheckpointError(f"it holds no states: its metadata have no entry {KEY!r}")
+        raise CheckpointError(f"it contains no updater states: its metadata lacks the key {KEY!r}")
     text = metadata[KEY]
     if _digest(text) != metadata["crc32"]:
-        raise CheckpointError("the metadata are damaged: their CRC32 differs")
+        raise CheckpointError("the metadata is damaged: its CRC32 differs")
     document = json.loads(text)
     if document["format"] != FORMAT:
         raise CheckpointError(f"format must be {FORMAT}, got {document['format']!r}")
@@ -195,7 +195,7 @@ def _header(file: BufferedIOBase) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= min(size, HEADER_LIMIT):
         raise CheckpointError(
-            "it is no safetensors file, or only a part of one: "
+            "not a safetensors file, or a truncated one: "
             f"a header of {length} bytes cannot be in a file of {size + 8} bytes"
         )
     head = file.read(length)
@@ -221,10 +221,10 @@ def _check_header(head: bytes) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    items = dict(pairs)
+    if len(items) < len(pairs):
         raise CheckpointError("the header names something twice")
-    return made
+    return items
 
 
 def _size(name: str, record: Mapping[str, Any]) -> int:

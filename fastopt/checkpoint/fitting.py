@@ -38,29 +38,29 @@ def check_states(
     """
     find = optimizers_of(optimizer, groups)
     for index, state in states.items():
-        words, optimizer = f"state of {label(index, optimizer.idx2name)}", find(index)
+        context, optimizer = f"state of {label(index, optimizer.idx2name)}", find(index)
         foreign = foreign_part(state)
         if foreign:
-            raise CheckpointError(f"{words} holds something of type {foreign}")
+            raise CheckpointError(f"{context} holds something of type {foreign}")
         rule = optimizer.rule_for(index) if optimizer.native else None
         if rule is None:
             continue
-        slots = _check_arrays(words, rule, state, optimizer.multi_precision)
+        slots = _check_arrays(context, rule, state, optimizer.multi_precision)
         if slots:
-            _check_kept(words, optimizer, index, slots[0].shape)
+            _check_kept(context, optimizer, index, slots[0].shape)
 
 
-def _check_arrays(words: str, rule: Rule, state: Any, masters: bool) -> list[Array]:
+def _check_arrays(context: str, rule: Rule, state: Any, masters: bool) -> list[Array]:
     """Check the arrays of a state, and return those of the rule's slots, without the master."""
     arrays, scales = split_scales(leaves(state))
     if not all(isinstance(array, np.ndarray) for array in arrays):
-        raise CheckpointError(f"{words} must hold arrays, got {state!r:.100}")
+        raise CheckpointError(f"{context} must hold arrays, got {state!r:.100}")
     count = len(rule.slots)
     paired = masters and isinstance(state, (tuple, list)) and len(state) == 2
     paired = paired and len(arrays) == count + 1
     if len(arrays) != count and not paired:
         raise CheckpointError(
-            f"{words} must have {count} arrays for rule {rule.name}, got {len(arrays)}"
+            f"{context} must have {count} arrays for rule {rule.name}, got {len(arrays)}"
         )
     master = None
     if paired:  # (master, state) or (state, master)
@@ -68,40 +68,42 @@ def _check_arrays(words: str, rule: Rule, state: Any, masters: bool) -> list[Arr
         last = isinstance(state[1], np.ndarray) and inner == arrays[:-1]
         master = arrays.pop(-1 if last else 0)
     for number in arrays[len(rule.state) :]:
-        _check_dtype(words, number, SLOTS)
+        _check_dtype(context, number, SLOTS)
         if number.shape:
-            raise CheckpointError(f"{words} must have one number for the tensor, got {number!r}")
+            raise CheckpointError(f"{context} must have one number for the tensor, got {number!r}")
     arrays = arrays[: len(rule.state)]
     codes = rule.codes
     for slot, array in zip(rule.state, arrays, strict=True):
-        _check_dtype(words, array, (*SLOTS, codes[slot]) if slot in codes else SLOTS)
+        _check_dtype(context, array, (*SLOTS, codes[slot]) if slot in codes else SLOTS)
         if array.shape != arrays[0].shape:
             raise CheckpointError(
-                f"{words} has arrays of shapes {arrays[0].shape} and {array.shape}"
+                f"{context} has arrays of shapes {arrays[0].shape} and {array.shape}"
             )
     of = [array.shape for array in arrays if is_coded(array)]
     if [array.shape for array in scales] != list(map(scales_shape, of)):
-        raise CheckpointError(f"{words} has codes of shapes {of}, whose scales do not fit")
+        raise CheckpointError(f"{context} has codes of shapes {of}, whose scales do not fit")
     for array in scales:
-        _check_dtype(f"{words}: scales", array, SCALES)
+        _check_dtype(f"{context}: scales", array, SCALES)
     if master is not None:
-        _check_dtype(f"{words}: master", master, MASTERS)
+        _check_dtype(f"{context}: master", master, MASTERS)
         if arrays and not rule.row and master.shape != arrays[0].shape:
-            raise CheckpointError(f"{words} has shape {arrays[0].shape}, its master {master.shape}")
+            raise CheckpointError(
+                f"{context} has shape {arrays[0].shape}, its master {master.shape}"
+            )
     return arrays
 
 
-def _check_dtype(words: str, array: Array, dtypes: tuple[str, ...]) -> None:
+def _check_dtype(context: str, array: Array, dtypes: tuple[str, ...]) -> None:
     if array.dtype.name not in dtypes or not array.dtype.isnative:
-        raise CheckpointError(f"{words} must have dtype {' or '.join(dtypes)}, got {array.dtype}")
+        raise CheckpointError(f"{context} must have dtype {' or '.join(dtypes)}, got {array.dtype}")
 
 
-def _check_kept(words: str, optimizer: Optimizer, index: Index, shape: tuple[int, ...]) -> None:
+def _check_kept(context: str, optimizer: Optimizer, index: Index, shape: tuple[int, ...]) -> None:
     """Check a parameter's deferred decay and sum of gradients against the shape of its state."""
     paid = optimizer.row_decay.get(index)
     if paid is not None and shape[:1] != paid[0].shape:
         raise CheckpointError(
-            f"{words} has shape {shape}, the deferred decay of its rows {paid[0].shape}"
+            f"{context} has shape {shape}, the deferred decay of its rows {paid[0].shape}"
         )
     total = vars(optimizer).get("cumgrads", {}).get(index, {}).get("cum_grad")
     if total is None:
@@ -113,4 +115,4 @@ def _check_kept(words: str, optimizer: Optimizer, index: Index, shape: tuple[int
     else:
         fits, found = total.shape == shape, f"shape {total.shape}"
     if not fits:
-        raise CheckpointError(f"{words} has shape {shape}, the sum of its gradients has {found}")
+        raise CheckpointError(f"{context} has shape {shape}, the sum of its gradients has {found}")

@@ -34,9 +34,9 @@ def described_groups(groups: Given | None) -> dict[str, dict[str, Any]]:
     described: dict[str, dict[str, Any]] = {}
     for pattern, given in (groups or {}).items():
         described[pattern] = own = dict(given)
-        made = own.pop("optimizer", None)
-        if made is not None:
-            own["class"], own["attributes"] = type(made).__name__, attributes_of(made)
+        opt = own.pop("optimizer", None)
+        if opt is not None:
+            own["class"], own["attributes"] = type(opt).__name__, attributes_of(opt)
         schedule = own.get("lr_scheduler")
         if schedule is not None and not is_registered(schedule):
             own["lr_scheduler"] = KEEP
@@ -68,17 +68,17 @@ def restored_groups(
     groups: dict[str, dict[str, Any]] = {}
     for pattern, own in saved.items():
         label, beside = f"groups[{pattern!r}]", (present or {}).get(pattern, {})
-        groups[pattern] = made = dict(own)
-        if is_kept(made.get("lr_scheduler")):
+        groups[pattern] = group = dict(own)
+        if is_kept(group.get("lr_scheduler")):
             if "lr_scheduler" not in beside:
                 raise CheckpointError(
                     f"{label}: its lr_scheduler was not saved; give the updater "
                     "a group of that pattern with one"
                 )
-            made["lr_scheduler"] = beside["lr_scheduler"]
-        if "class" not in made:
+            group["lr_scheduler"] = beside["lr_scheduler"]
+        if "class" not in group:
             continue
-        name, attributes = made.pop("class"), made.pop("attributes", None)
+        name, attributes = group.pop("class"), group.pop("attributes", None)
         if not isinstance(attributes, dict) or "lr_scheduler" not in attributes:
             raise CheckpointError(f"{label}: it has no attributes of {name}")
         other = beside.get("optimizer")
@@ -92,7 +92,7 @@ def restored_groups(
                     "give the updater a group of that pattern with one"
                 )
             attributes["lr_scheduler"] = other.lr_scheduler
-        made["optimizer"] = rebuilt(klass, attributes, other)
+        group["optimizer"] = rebuilt(klass, attributes, other)
     return groups
 
 
@@ -101,9 +101,9 @@ def with_present(groups: Given | None, present: Given | None) -> Given:
     found: dict[str, Mapping[str, Any]] = {}
     for pattern, own in (groups or {}).items():
         other: Any = (present or {}).get(pattern, {}).get("optimizer")
-        made = own.get("optimizer")
-        if isinstance(made, Optimizer) and type(other) is type(made):
-            other.restore(made.__getstate__())
+        opt = own.get("optimizer")
+        if isinstance(opt, Optimizer) and type(other) is type(opt):
+            other.restore(opt.__getstate__())
             found[pattern] = {**own, "optimizer": other}
         else:
             found[pattern] = own

@@ -123,8 +123,8 @@ def _checked(data: bytes, max_bytes: int | None) -> MXNetStates:
     except CheckpointError:
         raise
     except Exception as error:  # a malformed pickle can raise anything
-        words = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"not a file of MXNet's get_states: {words}") from error
+        message = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"not a file of MXNet's get_states: {message}") from error
 
 
 def _states(data: bytes, dense: Allowance) -> MXNetStates:
@@ -179,11 +179,11 @@ class _Converter:
 
     def attributes(self, optimizer: Instance) -> dict[str, Any]:
         """Return the attributes that can be converted completely."""
-        made = {}
+        converted = {}
         for name, value in expect(dict, optimizer.state).items():
             with suppress(_Foreign):
-                made[name] = self(value)
-        return made
+                converted[name] = self(value)
+        return converted
 
     def spend(self, amount: int) -> None:
         self.allowance -= amount

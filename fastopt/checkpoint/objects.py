@@ -73,14 +73,14 @@ def rebuilt(klass: type[Checked], attributes: Mapping[str, Any], present: Any) -
         raise
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{klass.__name__}: {error}") from error
-    made = klass.__new__(klass)
-    restore = getattr(made, "__setstate__", made.__dict__.update)
+    instance = klass.__new__(klass)
+    restore = getattr(instance, "__setstate__", instance.__dict__.update)
     restore(checked)
     try:
-        made.check_together()
+        instance.check_together()
     except (TypeError, ValueError, ImportError) as error:
         raise CheckpointError(f"{klass.__name__}: {error}") from error
-    return made
+    return instance
 
 
 def _is_attribute(klass: type[Checked], name: Any) -> bool:

@@ -27,8 +27,8 @@ class Skipped(NamedTuple):
     --------
     >>> import numpy as np
     >>> from fastopt import optimizer
-    >>> made = [optimizer.Adam(param_idx2name={0: name}) for name in ("a_weight", "b_weight")]
-    >>> old, new = map(optimizer.get_updater, made)
+    >>> optimizers = [optimizer.Adam(param_idx2name={0: name}) for name in ("a_weight", "b_weight")]
+    >>> old, new = map(optimizer.get_updater, optimizers)
     >>> old(0, np.ones(2), np.ones(2))
     >>> new.load_states_dict(old.states_dict(), strict=False)
     Skipped(missing=['b_weight'], extra=['a_weight'])

@@ -183,7 +183,7 @@ class _Machine:
 
     def _build(self, _: None) -> None:
         state = expect(dict, self.stack.pop())
-        made = expect(Instance, self.stack[-1])
-        if made.state is not None:
-            raise CheckpointError(f"it sets the state of {made.name} twice")
-        made.state = state
+        instance = expect(Instance, self.stack[-1])
+        if instance.state is not None:
+            raise CheckpointError(f"it sets the state of {instance.name} twice")
+        instance.state = state

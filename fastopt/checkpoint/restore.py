@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from fastopt._engine.validate import label
-from fastopt.arguments import flag, number
+from fastopt.arguments import brief, flag, number
 from fastopt.checkpoint.describe import SETTINGS, Stateful
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.fitting import check_states
@@ -50,25 +51,27 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
             _check_strict(matching.skipped, strict)
             states = dict(_states(saved, matching, updater))
             attributes = _attributes(saved["attributes"], matching, optimizer)
-            made = rebuilt(type(optimizer), attributes, optimizer)
+            rebuilt_optimizer = rebuilt(type(optimizer), attributes, optimizer)
             groups = updater.groups
             if "groups" in saved:
                 groups = restored_groups(saved["groups"], groups, matching.attribute)
-            check_states(made, states, groups)
+            check_states(rebuilt_optimizer, states, groups)
             present_of = {k: matching.index.get(i) for k, i in saved["parameters"].items()}
             average = getattr(updater, "average", None)
-            check_average(made, groups, average, saved.get("averages"))
+            check_average(rebuilt_optimizer, groups, average, saved.get("averages"))
             restore_progress = checked_progress(updater, saved, present_of)
         except CheckpointError:
             raise
         except Exception as error:  # an invalid checkpoint can raise anything
             raise CheckpointError(f"not the checkpoint of an updater: {error}") from error
-        for words in _left_alone(updater, saved):
-            warnings.warn(words, stacklevel=3)
+        for message in _left_alone(updater, saved):
+            warnings.warn(message, stacklevel=3)
         _restore_scaler(updater, saved["loss_scaler"])
         # Attributes that are never saved belong to this process or the user, and are kept.
         kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
-        optimizer.restore({k: v for k, v in made.__getstate__().items() if k not in kept})
+        optimizer.restore(
+            {k: v for k, v in rebuilt_optimizer.__getstate__().items() if k not in kept}
+        )
         if "groups" in saved:
             updater.groups = with_present(groups, updater.groups)
         updater.states = states
@@ -83,10 +86,14 @@ def _check_fields(saved: Any, optimizer: str) -> None:
     if isinstance(saved, dict) and "ranks" in saved:
         raise CheckpointError("it was saved by ranks; load() reads all of its files")
     if not isinstance(saved, dict) or set(saved) - {"groups", *PROGRESS} != set(FIELDS):
-        words = "not the checkpoint of an updater, which save() or state_dict() make"
+        problem = "not the checkpoint of an updater, as save() or state_dict() return it"
         if isinstance(saved, dict) and saved.keys() == {"state", "param_groups"}:
-            words += "; fastopt.checkpoint.from_torch_state_dict() loads those of torch"
-        raise CheckpointError(words)
+            problem += "; fastopt.checkpoint.from_torch_state_dict() loads a torch state_dict"
+        elif isinstance(saved, (str, PathLike)):
+            problem += f", got {saved!r}; load(path) reads a file"
+        elif not isinstance(saved, dict):
+            problem += f", got {brief(saved)}"
+        raise CheckpointError(problem)
     for field, kind in FIELDS.items():
         if not isinstance(saved[field], kind):
             raise CheckpointError(f"{field!r} is of type {type(saved[field]).__name__}")
@@ -123,11 +130,11 @@ def _states(
         index = matching.index.get(saved["parameters"][key])
         if index is None:
             continue
-        words = f"state of {label(index, updater.optimizer.idx2name)}"
+        message = f"state of {label(index, updater.optimizer.idx2name)}"
         for one, other in _pairs(state, updater.states.get(index)):
             if (one.shape, one.dtype) != (other.shape, other.dtype):
                 raise CheckpointError(
-                    f"{words} has an array of shape {one.shape} and dtype {one.dtype}, "
+                    f"{message} has an array of shape {one.shape} and dtype {one.dtype}, "
                     f"where the updater has {other.shape} and {other.dtype}"
                 )
         yield index, state
@@ -149,15 +156,15 @@ def _attributes(
     for name, value in saved.items():
         if isinstance(vars(optimizer).get(name), Mapping) and not isinstance(value, Mapping):
             raise CheckpointError(f"{name} must be a table, got {value!r}")
-    made = {name: matching.attribute(value) for name, value in saved.items()}
+    attributes = {name: matching.attribute(value) for name, value in saved.items()}
     for name in ("lr_mult", "wd_mult"):
         own = {k: v for k, v in getattr(optimizer, name).items() if k in matching.fresh}
-        made[name] = own | matching.table(saved[name])
-    made["idx2name"] = matching.table(saved["idx2name"]) | optimizer.idx2name
-    made["_index_update_count"] = matching.table(saved["_index_update_count"])
-    if is_kept(made["lr_scheduler"]):
-        made["lr_scheduler"], made["lr"] = optimizer.lr_scheduler, optimizer.lr
-    return made
+        attributes[name] = own | matching.table(saved[name])
+    attributes["idx2name"] = matching.table(saved["idx2name"]) | optimizer.idx2name
+    attributes["_index_update_count"] = matching.table(saved["_index_update_count"])
+    if is_kept(attributes["lr_scheduler"]):
+        attributes["lr_scheduler"], attributes["lr"] = optimizer.lr_scheduler, optimizer.lr
+    return attributes
 
 
 def _left_alone(updater: Stateful, saved: Mapping[str, Any]) -> Iterator[str]:

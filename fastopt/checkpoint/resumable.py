@@ -50,8 +50,8 @@ class Resumable(Stateful, Spelled):
             "updater.step(grads, weights) updates nested weights, updater(index, grad, weight) "
             "an array or lists",
         ),
-        **dict.fromkeys(("init", "build"), "states are made at the first update of an index"),
-        "zero_grad": "gradients are arguments of each call, there are none to set to zero",
+        **dict.fromkeys(("init", "build"), "states are created at the first update of an index"),
+        "zero_grad": "gradients are arguments of each call, so there are none to set to zero",
         "param_groups": "updater.optimizer has the hyper-parameters, updater.groups those of "
         "groups of weights",
         "add_param_group": "a weight is new with its first update; assign updater.groups to "
@@ -76,13 +76,13 @@ class Resumable(Stateful, Spelled):
 
     def __repr__(self) -> str:
         own, arguments = vars(self), inspect.signature(type(self).__init__).parameters
-        words = ""
+        settings = ""
         for name, parameter in list(arguments.items())[2:]:
             value = own.get(name)
             if value is not None and value != parameter.default:
-                words += f"{name}={_shown(value)}, "
+                settings += f"{name}={_shown(value)}, "
         number = len(own.get("states", ()))
-        return f"{type(self).__name__}({own.get('optimizer')!r}, {words}states={number})"
+        return f"{type(self).__name__}({own.get('optimizer')!r}, {settings}states={number})"
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """Return the states of all indices as safetensors bytes.
@@ -142,13 +142,13 @@ class Resumable(Stateful, Spelled):
             case {"states": dict(), "optimizer": None | Optimizer(), **rest} if not (
                 rest.keys() - {"groups", *PROGRESS}
             ):
-                made, groups = tree["optimizer"] or self.optimizer, self.groups
+                opt, groups = tree["optimizer"] or self.optimizer, self.groups
                 try:
                     if "groups" in tree:
                         groups = restored_groups(tree["groups"], groups)
-                    check_states(made, tree["states"], groups)
+                    check_states(opt, tree["states"], groups)
                     average = getattr(self, "average", None)
-                    check_average(made, groups, average, tree.get("averages"))
+                    check_average(opt, groups, average, tree.get("averages"))
                     restore_progress = checked_progress(self, tree, None)
                 except CheckpointError:
                     raise
@@ -157,7 +157,7 @@ class Resumable(Stateful, Spelled):
                 if "groups" in tree:
                     groups = with_present(groups, self.groups)
                     self.groups = None  # the old groups need not match the new optimizer
-                self.states, self.optimizer = tree["states"], made
+                self.states, self.optimizer = tree["states"], opt
                 if "groups" in tree:
                     self.groups = groups
                 self.states_synced = dict.fromkeys(self.states, False)
@@ -182,7 +182,7 @@ class Resumable(Stateful, Spelled):
             A state or an attribute of the optimizer contains something other than None, numbers,
             strings, arrays, tuples, lists and dicts.
         fastopt.checkpoint.CheckpointError
-            The metadata are larger than :meth:`load` accepts.
+            The metadata is larger than :meth:`load` accepts.
         OSError
             The file cannot be written. An existing file is unchanged.
 

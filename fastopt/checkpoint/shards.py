@@ -140,7 +140,7 @@ def _reshaped(tree: Any, placement: Placement) -> Any:
     return _mapped(tree, shaped)
 
 
-def cut_state(tree: Any, placement: Placement, rank: int, words: str) -> Any:
+def cut_state(tree: Any, placement: Placement, rank: int, context: str) -> Any:
     """Return a rank's slice of a whole state.
 
     Raises
@@ -159,7 +159,7 @@ def cut_state(tree: Any, placement: Placement, rank: int, words: str) -> Any:
         if placement.form == "whole" or array.ndim == 0:
             return array
         raise CheckpointError(
-            f"{words}: the checkpoint has an array of shape {array.shape} for a weight of shape "
+            f"{context}: the checkpoint has an array of shape {array.shape} for a weight of shape "
             f"{placement.shape}"
         )
 
@@ -247,25 +247,25 @@ class _Reader:
         """Placement of each saved parameter on the current ranks."""
         lines = [(k, p.shape, p.dtype, p.form) for k, p in self.before.items()]
         same = sharded.ranks == self.ranks
-        made = dict(self.before) if same else placed(lines, sharded.ranks)
+        placements = dict(self.before) if same else placed(lines, sharded.ranks)
         optimizer = sharded.optimizer
         present = keys_of(names_of(optimizer), sharded.placements)
         saved = self.index["updater"]["parameters"]
         self.found = match(saved, present).index
-        for key in made:
+        for key in placements:
             now = sharded.placements.get(self.found.get(saved[key]))
             if now is not None:
                 if (now.shape, now.dtype, now.form) != (
-                    made[key].shape,
-                    made[key].dtype,
-                    made[key].form,
+                    placements[key].shape,
+                    placements[key].dtype,
+                    placements[key].form,
                 ):
                     raise CheckpointError(
-                        f"parameter {key!r} was saved with shape {made[key].shape} and "
-                        f"{made[key].dtype}, it has {now.shape} and {now.dtype} now"
+                        f"parameter {key!r} was saved with shape {placements[key].shape} and "
+                        f"{placements[key].dtype}, it has {now.shape} and {now.dtype} now"
                     )
-                made[key] = now
-        return made
+                placements[key] = now
+        return placements
 
     def _shard(self, rank: int) -> dict[str, Any]:
         return read_shard(self.path, self.run, rank, self.ranks)
@@ -332,20 +332,20 @@ def _taken(
     return {to: _merged(parts, f"parameter {key!r}")} if parts else {}
 
 
-def _merged(parts: list[tuple[Any, int, int, int]], words: str) -> Any:
+def _merged(parts: list[tuple[Any, int, int, int]], context: str) -> Any:
     """Merge the parts ``tree, length, start, stop``; arrays of that length are concatenated."""
     first = parts[0][0]
     if isinstance(first, np.ndarray):
-        return _joined(parts, words)
+        return _joined(parts, context)
     if isinstance(first, Mapping):
-        return {key: _merged([(t[key], *part) for t, *part in parts], words) for key in first}
+        return {key: _merged([(t[key], *part) for t, *part in parts], context) for key in first}
     if isinstance(first, (tuple, list)):
-        inner = [_merged([(t[k], *p) for t, *p in parts], words) for k in range(len(first))]
+        inner = [_merged([(t[k], *p) for t, *p in parts], context) for k in range(len(first))]
         return type(first)(inner)
     return first
 
 
-def _joined(parts: list[tuple[Array, int, int, int]], words: str) -> Array:
+def _joined(parts: list[tuple[Array, int, int, int]], context: str) -> Array:
     if len(parts) == 1 and parts[0][1:] == (parts[0][1], 0, parts[0][1]):
         return parts[0][0]
     if all(array.ndim and len(array) == length for array, length, _, _ in parts):
@@ -354,6 +354,6 @@ def _joined(parts: list[tuple[Array, int, int, int]], words: str) -> Array:
     if first.ndim == 0:
         return first
     raise CheckpointError(
-        f"{words} has an array of shape {first.shape} that is not cut like its slice; load it with "
-        "as many ranks as there were"
+        f"{context} has an array of shape {first.shape} that is not cut like its slice; load it "
+        "with as many ranks as there were"
     )

@@ -106,21 +106,21 @@ def _to_torch(form: Form, updater: Stateful, index: Index, lr: float) -> dict[st
     """State of one parameter in torch's format."""
     optimizer = updater.optimizer
     arrays = numbers_of(leaves(updater.states[index]))
-    words = label(index, optimizer.idx2name)
+    context = label(index, optimizer.idx2name)
     if len(arrays) != len(form.slots):
-        raise ValueError(f"{words}: torch keeps {form.slots}, the state has {len(arrays)} arrays")
-    made: dict[str, Any] = {}
+        raise ValueError(f"{context}: torch keeps {form.slots}, the state has {len(arrays)} arrays")
+    entries: dict[str, Any] = {}
     if form.counted:
         count = optimizer._index_update_count.get(index, optimizer.begin_num_update)
-        made["step"] = np.array(count, np.float32)
+        entries["step"] = np.array(count, np.float32)
     if form.torch == "NAdam":
         product = vars(optimizer)["_m_schedules"].get(index, 1.0)
-        made["mu_product"] = np.array(product)
+        entries["mu_product"] = np.array(product)
     for slot, array in zip(form.slots, arrays, strict=True):
         if slot != form.with_rate:
-            made[slot] = array.copy()
+            entries[slot] = array.copy()
         elif lr == 0:
-            raise ValueError(f"{words}: the momentum cannot be divided by a rate of 0")
+            raise ValueError(f"{context}: the momentum cannot be divided by a rate of 0")
         else:
-            made[slot] = np.asarray(array / -lr)
-    return made
+            entries[slot] = np.asarray(array / -lr)
+    return entries

@@ -83,8 +83,8 @@ def _described(
 ) -> dict[str, Any]:
     """Convert the dict to the argument of :func:`restore`."""
     if not isinstance(state_dict, Mapping):
-        words = "not the state_dict of an optimizer of torch, which is a dict"
-        raise CheckpointError(f"{words}, got {brief(state_dict)}")
+        expected = "not the state_dict of an optimizer of torch, which is a dict"
+        raise CheckpointError(f"{expected}, got {brief(state_dict)}")
     optimizer, groups = updater.optimizer, state_dict["param_groups"]
     form = _form_for(type(optimizer).__name__, groups)
     numbers = sorted(position for group in groups for position in group["params"])
@@ -92,8 +92,8 @@ def _described(
         raise CheckpointError("not the state_dict of an optimizer of torch: it has no parameters")
     given = numbers if indices is None else indices
     if isinstance(given, str) or not isinstance(given, Sized) or len(given) != len(numbers):
-        words = f"indices must have length {len(numbers)}, one for each parameter of torch"
-        raise CheckpointError(f"{words}, got {given!r}")
+        expected = f"indices must have length {len(numbers)}, one for each parameter of torch"
+        raise CheckpointError(f"{expected}, got {given!r}")
     index_of = dict(zip(numbers, given, strict=True))
     if len(set(index_of.values())) < len(numbers):
         raise CheckpointError(f"a parameter comes twice among {numbers} or {indices}")
@@ -142,26 +142,26 @@ def _form_for(name: str, groups: Sequence[Mapping[str, Any]]) -> Form:
         }
         if not lacking and not odd:
             return form
-        words = [f"must have {sorted(lacking)}"] * bool(lacking)
-        words += [f"cannot have {sorted(odd)}"] * bool(odd)
-        reasons[" and ".join(words)] = len(lacking) + len(odd)
+        reason = [f"must have {sorted(lacking)}"] * bool(lacking)
+        reason += [f"cannot have {sorted(odd)}"] * bool(odd)
+        reasons[" and ".join(reason)] = len(lacking) + len(odd)
     if not reasons:
         raise CheckpointError(f"{name} cannot continue a run of torch: torch has no {name}")
     fewest = min(reasons.values())
-    nearest = "; or ".join(words for words, count in reasons.items() if count == fewest)
+    nearest = "; or ".join(reason for reason, count in reasons.items() if count == fewest)
     raise CheckpointError(f"{name} cannot continue this run of torch: its groups {nearest}")
 
 
 def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Fastopt's attributes for the options of the groups, which must agree."""
-    made: dict[str, float] = {}
+    attributes: dict[str, float] = {}
     for name, option in form.options.items():
         values = {option.from_torch(group[name]) for group in groups}
         if len(values) > 1:
             raise CheckpointError(f"the groups differ in {name}: {sorted(values)}")
         for attribute, value in zip(option.attributes, *values, strict=True):
-            made[attribute] = number(name, value)
-    return made
+            attributes[attribute] = number(name, value)
+    return attributes
 
 
 def _maximize(groups: Sequence[Mapping[str, Any]]) -> bool:
@@ -176,7 +176,7 @@ def _rates(
     optimizer: Optimizer, groups: Sequence[Mapping[str, Any]], index_of: Mapping[int, Index]
 ) -> dict[str, Any]:
     """Largest learning rate and weight decay, and multipliers that yield each group's values."""
-    made: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for option, attribute in (("lr", "lr"), ("weight_decay", "wd")):
         base = max(number(option, float(group[option])) for group in groups)
         table = {
@@ -188,9 +188,9 @@ def _rates(
         for index, factor in table.items():
             if getattr(optimizer.param_dict.get(index), multiplier, factor) != factor:
                 raise CheckpointError(f"param_dict[{index!r}].{multiplier} must be {factor}")
-        made[attribute] = base
-        made[multiplier] = getattr(optimizer, multiplier) | table
-    return made
+        attributes[attribute] = base
+        attributes[multiplier] = getattr(optimizer, multiplier) | table
+    return attributes
 
 
 def _from_torch(form: Form, entry: Mapping[str, Any], lr: float) -> Any:

@@ -117,10 +117,10 @@ def _optimizer(name: str, options: Options) -> optimizer.Optimizer:
     suited = {"learning_rate": RATES[name]} if name in RATES else {}
     given = {"learning_rate": options.learning_rate}
     fixed = {"param_idx2name": NAMES, "seed": options.seed, "lazy_update": True}
-    made = common.create(name, suited, given, **fixed)
-    if isinstance(made, MatrixFamily):
+    opt = common.create(name, suited, given, **fixed)
+    if isinstance(opt, MatrixFamily):
         raise Refused(f"{name} takes dense gradients; those of this demo are row-sparse")
-    return made
+    return opt
 
 
 def _corpus(path: Path | None) -> Corpus:

@@ -51,18 +51,18 @@ def _torch(opt: optimizer.Optimizer, weights: Sequence[Array]) -> Runner:
 
     copies = [weight.copy() for weight in weights]
     tensors = [torch.from_numpy(copy).requires_grad_() for copy in copies]  # share memory
-    made = TORCH_OPTIMIZERS[type(opt).__name__.lower()](torch, tensors, opt)
+    rival = TORCH_OPTIMIZERS[type(opt).__name__.lower()](torch, tensors, opt)
 
     threads = torch.get_num_threads()
     steps = count(1)
 
     def act(gradients: Sequence[Array]) -> None:
         if isinstance(opt, optimizer.Adam):  # torch adds epsilon after the bias correction
-            made.param_groups[0]["eps"] = opt.epsilon / math.sqrt(1 - opt.beta2 ** next(steps))
+            rival.param_groups[0]["eps"] = opt.epsilon / math.sqrt(1 - opt.beta2 ** next(steps))
         torch.set_num_threads(1)
         for tensor, gradient in zip(tensors, gradients, strict=True):
             tensor.grad = torch.from_numpy(gradient)
-        made.step()
+        rival.step()
         torch.set_num_threads(threads)
 
     return Runner(act, copies)

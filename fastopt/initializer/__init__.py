@@ -1,5 +1,8 @@
 """Weight initializers: callables that fill an array in place, given its parameter's name."""
 
+from typing import Any
+
+from fastopt._suggestions import no_attribute as _no_attribute
 from fastopt.initializer.base import Initializer as Initializer
 from fastopt.initializer.constants import Bilinear as Bilinear
 from fastopt.initializer.constants import Constant as Constant
@@ -26,4 +29,12 @@ from fastopt.initializer.registry import create as create
 from fastopt.initializer.registry import register as register
 from fastopt.initializer.rnn import FusedRNN as FusedRNN
 from fastopt.initializer.rnn import LSTMBias as LSTMBias
+from fastopt.initializer.text import NAMES_ELSEWHERE as _NAMES_ELSEWHERE
 from fastopt.initializer.text import initializer_registry as initializer_registry
+
+
+def __getattr__(name: str) -> Any:
+    classes = {each.__name__: each for each in initializer_registry.values()}
+    meant = initializer_registry.get(_NAMES_ELSEWHERE.get(name.lower(), ""))
+    advice = {name: f"did you mean {meant.__name__}?"} if meant else {}
+    raise _no_attribute(f"module {__name__!r}", name, classes, advice)

@@ -65,10 +65,10 @@ class Initializer:
     @property
     def rng(self) -> np.random.Generator:
         """Random generator of this initializer."""
-        given = self._rng or draws.seeded()
-        if given is None:
-            given = self._fresh = self._fresh or draws.generator(None)
-        return given
+        generator = self._rng or draws.seeded()
+        if generator is None:
+            generator = self._fresh = self._fresh or draws.generator(None)
+        return generator
 
     def set_verbosity(
         self, verbose: bool = False, print_func: Callable[[Array], str] | None = None
@@ -140,7 +140,7 @@ class Initializer:
         if desc.global_init is None:
             desc = InitDesc(desc, desc.attrs, self)
         pattern = desc.attrs.get("__init__")
-        if pattern:
+        if not (pattern is None or (isinstance(pattern, str) and not pattern)):
             self._init_own(pattern, desc, arr)
         else:
             pattern, hook = hook_of(desc, patterns)
@@ -151,19 +151,19 @@ class Initializer:
     def _init_own(self, own: Any, desc: InitDesc, arr: Array) -> None:
         """Fill the array with the parameter's own initializer."""
         if isinstance(own, (str, Initializer)):
-            self._made(own)._init_weight(desc, arr)
+            self._created(own)._init_weight(desc, arr)
         else:
             rest = {name: value for name, value in desc.attrs.items() if name != "__init__"}
-            filler(f"{desc}: attrs['__init__']", own)(InitDesc(desc, rest, desc.global_init), arr)
+            filler(f"{desc}: init", own)(InitDesc(desc, rest, desc.global_init), arr)
 
-    def _made(self, init: "str | Initializer") -> "Initializer":
+    def _created(self, init: "str | Initializer") -> "Initializer":
         """Create an initializer from its text; it draws from this initializer's generator."""
         if isinstance(init, Initializer):
             return init
-        made: Initializer = build(init)
-        if made._rng is None:
-            made._rng = self.rng
-        return made
+        created: Initializer = build(init)
+        if created._rng is None:
+            created._rng = self.rng
+        return created
 
     def _draw(self, desc: str, arr: Array, sampler: draws.Sampler, scale: float) -> None:
         """Fill `arr` with random numbers from `sampler`, multiplied by `scale`."""
@@ -198,7 +198,7 @@ class Initializer:
         endings = ", ".join(pattern.strip("*") for pattern in DESCRIBED)
         raise ValueError(
             f"{desc}: names are initialized by their endings, one of {endings}; for another name "
-            "give InitDesc an attribute '__init__'"
+            "pass InitDesc(name, {'__init__': initializer})"
         )
 
 

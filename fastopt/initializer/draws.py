@@ -46,7 +46,7 @@ def generator(rng: Seed) -> np.random.Generator:
         return np.random.default_rng(rng)
     except (TypeError, ValueError):
         raise TypeError(
-            f"rng must be None, a numpy.random.Generator or a seed of integers from 0, got {rng!r}"
+            f"rng must be None, a numpy.random.Generator or a non-negative seed, got {rng!r}"
         ) from None
 
 

@@ -199,7 +199,7 @@ class FusedRNN(Initializer):
         return inputs
 
     def _init_weight(self, desc: InitDesc, arr: Array) -> None:
-        inner = desc.global_init if self.init is None else self._made(self.init)
+        inner = desc.global_init if self.init is None else self._created(self.init)
         if inner is None or inner is self:
             raise ValueError(f"{desc}: FusedRNN(init=None) needs a global initializer")
         if arr.ndim != 1:

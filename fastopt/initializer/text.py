@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from fastopt._suggestions import closest
+from fastopt.arguments import brief
 from fastopt.initializer.arrays import Array
 
 __all__ = ["Filler", "build", "filler", "initializer_registry"]
@@ -14,6 +16,21 @@ Filler = Callable[[str, Array], None]
 
 initializer_registry: dict[str, type[Any]] = {}
 """Initializer classes by lower-case name."""
+
+NAMES_ELSEWHERE = {
+    "he": "he_normal",
+    "kaiming": "he_normal",
+    "kaiming_normal": "he_normal",
+    "kaiming_uniform": "he_uniform",
+    "kaimingnormal": "he_normal",
+    "kaiminguniform": "he_uniform",
+    "glorot": "glorot_uniform",
+    "lecun": "lecun_normal",
+    "xavier_normal": "glorot_normal",
+    "xavier_uniform": "glorot_uniform",
+    "trunc_normal": "truncated_normal",
+}
+"""Names of other libraries, in lower case, and the names to suggest for them."""
 
 
 def build(text: str, **kwargs: Any) -> Any:
@@ -28,18 +45,21 @@ def build(text: str, **kwargs: Any) -> Any:
     """
     name = text
     if text.startswith("["):
-        name, said = _parsed(text)
-        kwargs = {**said, **kwargs}
+        name, saved = _parsed(text)
+        kwargs = {**saved, **kwargs}
     klass = initializer_registry.get(name.lower())
     if klass is None:
         known = ", ".join(sorted(initializer_registry))
-        raise ValueError(f"Cannot find initializer {name!r}; there are {known}")
+        near = NAMES_ELSEWHERE.get(name.lower()) or closest(name, initializer_registry)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ValueError(f"Cannot find initializer {name!r}; the names are {known}{hint}")
     signature = inspect.signature(klass)
     try:
         signature.bind(**kwargs)
     except TypeError as error:
         known = ", ".join(signature.parameters)
-        raise TypeError(f"{klass.__name__} takes {known}; {error}") from None
+        hint = "; the seed is the argument rng" if "seed" in kwargs else ""
+        raise TypeError(f"{klass.__name__} takes {known}; {error}{hint}") from None
     return klass(**kwargs)
 
 
@@ -65,9 +85,10 @@ def filler(name: str, value: Any) -> Filler:
     if isinstance(value, str):
         value = build(value)
     if isinstance(value, type) or not callable(value):
+        got = f"the class {value.__name__}: call it" if isinstance(value, type) else brief(value)
         raise TypeError(
             f"{name} must be an initializer, its text or name, or a function of (name, array), "
-            f"got {value!r}"
+            f"got {got}"
         )
-    made: Filler = value
-    return made
+    function: Filler = value
+    return function

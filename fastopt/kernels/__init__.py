@@ -1,1 +1,1 @@
-"""What authors of optimizers write rules with: :mod:`~fastopt.kernels.rule` and formulas."""
+"""Public API for authors of rules: :mod:`~fastopt.kernels.rule` and shared formulas."""

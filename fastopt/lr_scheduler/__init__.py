@@ -17,7 +17,7 @@ from fastopt.lr_scheduler.factor import PlateauScheduler as PlateauScheduler
 from fastopt.lr_scheduler.joined import JoinedScheduler as JoinedScheduler
 
 _ELSEWHERE = {
-    theirs: f"{ours} is the same here"
+    theirs: f"{ours} is its counterpart"
     for ours, names in {
         "FactorScheduler": ("StepLR", "ConstantSchedule"),
         "MultiFactorScheduler": ("MultiStepLR", "PiecewiseConstantDecay"),

@@ -132,7 +132,7 @@ class LRScheduler(Checked):
         "PlateauScheduler has step(metric)",
         **dict.fromkeys(
             ("get_last_lr", "get_lr"),
-            "the present rate is optimizer.learning_rate; schedule(n) is that of update n",
+            "the current learning rate is optimizer.learning_rate, that of update n is schedule(n)",
         ),
         "state_dict": "updater.save() saves the schedule together with the states",
         "load_state_dict": "updater.load() restores the schedule together with the states",

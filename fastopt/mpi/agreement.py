@@ -55,15 +55,15 @@ class Numbers:
     ----------
     arrays : sequence of numpy.ndarray
         The values.
-    words : callable
+    describe : callable
         Function that returns names and values as strings.
     """
 
-    def __init__(self, arrays: Sequence[Array], words: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, arrays: Sequence[Array], describe: Callable[[], Mapping[str, str]]) -> None:
         self.digest = _digest(
             np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays
         )
-        self.in_words = words
+        self.in_words = describe
 
 
 KINDS: dict[str, type[Exception]] = {
@@ -123,8 +123,8 @@ def agree(
         return False
     if seen[1]:
         names = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS]
-        told = None if error is None else [(names or ["RuntimeError"])[0], str(error)]
-        _raise_first(share_texts(ranks, json.dumps(told)), error)
+        report = None if error is None else [(names or ["RuntimeError"])[0], str(error)]
+        _raise_first(share_texts(ranks, json.dumps(report)), error)
     if seen[2] != -seen[3]:
         own = {name: fact for part in facts for name, fact in part.in_words().items()}
         every = [json.loads(text) for text in share_texts(ranks, json.dumps(own))]
@@ -133,8 +133,8 @@ def agree(
 
 
 def _raise_first(texts: list[str], error: Exception | None) -> None:
-    rank, told = next((r, json.loads(text)) for r, text in enumerate(texts) if text != "null")
-    raise KINDS.get(told[0], RuntimeError)(f"rank {rank}: {told[1]}") from error
+    rank, report = next((r, json.loads(text)) for r, text in enumerate(texts) if text != "null")
+    raise KINDS.get(report[0], RuntimeError)(f"rank {rank}: {report[1]}") from error
 
 
 def _difference(every: list[dict[str, str]]) -> str:

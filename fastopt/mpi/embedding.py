@@ -416,7 +416,7 @@ class ShardedEmbeddingTable(Sharded):
         return *_distinct(bits), shape
 
     def _taken(self, ids: Ids, times: Numbers, create: bool) -> Array:
-        """Rows of the ids from all ranks, each of which appears so many times."""
+        """Rows of the ids from all ranks, with the number of appearances of each."""
         table = self.table
         with table.lock:
             if create:

@@ -73,9 +73,9 @@ class Fingerprint:
         try:
             for index in indices:
                 optimizer._update_count(index)
-                words = _label(index, optimizer)
-                found[f"learning rate of {words}"] = str(float(optimizer._get_lr(index)))
-                found[f"weight decay of {words}"] = str(float(optimizer._get_wd(index)))
+                parameter = _label(index, optimizer)
+                found[f"learning rate of {parameter}"] = str(float(optimizer._get_lr(index)))
+                found[f"weight decay of {parameter}"] = str(float(optimizer._get_wd(index)))
         finally:
             optimizer.put_back(before)
         return found
@@ -84,7 +84,7 @@ class Fingerprint:
 def hyper_of(tables: Sequence[Table], optimizer: Optimizer) -> Numbers:
     """Hyper-parameters of each tensor, as read by its kernel."""
 
-    def words() -> dict[str, str]:
+    def describe() -> dict[str, str]:
         return {
             f"{name} of {_label(index, optimizer)}": str(value)
             for table in tables
@@ -92,7 +92,7 @@ def hyper_of(tables: Sequence[Table], optimizer: Optimizer) -> Numbers:
             for name, value in zip(table.layout.rule.hyper, row, strict=True)
         }
 
-    return Numbers([table.fields for table in tables], words)
+    return Numbers([table.fields for table in tables], describe)
 
 
 def _label(index: Index, optimizer: Optimizer) -> str:
@@ -109,7 +109,7 @@ def _may_change(value: Any) -> bool:
 
 
 def _present(found: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: words for name, words in found.items() if words is not None}
+    return {name: text for name, text in found.items() if text is not None}
 
 
 def described(value: Any, depth: int = DEPTH) -> str | None:
@@ -136,7 +136,7 @@ def described(value: Any, depth: int = DEPTH) -> str | None:
         if not value or any(map(_holds_array, value.values())):
             return None
         items = sorted((str(key), described(part, depth - 1)) for key, part in value.items())
-        return "{" + ", ".join(f"{key}: {words}" for key, words in items) + "}"
+        return "{" + ", ".join(f"{key}: {text}" for key, text in items) + "}"
     if depth > 0 and isinstance(value, Set):
         return "{" + ", ".join(sorted(str(described(part, depth - 1)) for part in value)) + "}"
     if depth > 0 and isinstance(value, (list, tuple)):

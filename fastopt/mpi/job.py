@@ -187,10 +187,10 @@ def _say_farewell() -> None:
     nodes = [node for node in _nodes if node.ranks.size > 1]
     waiting = [node.farewell.Ibarrier() for node in nodes]
     patient = time.monotonic() + PATIENCE
-    told = False
+    warned = False
     while not all(map(MPI.Request.Test, waiting)):
-        if not told and time.monotonic() > patient:
-            told = True
+        if not warned and time.monotonic() > patient:
+            warned = True
             for node in nodes:
                 node.ranks.leave(ENDED)
         for node in nodes:

@@ -67,7 +67,7 @@ class Owned(Resumable):
         super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
         self._begin("make a table")
         kind, self._rows = np.dtype(dtype), dict[Index, Rows]()
-        made, error = attempt(
+        rows_by_index, error = attempt(
             lambda: {
                 check_index(index): self._made(shape, values.get(index), kind, owners)
                 for index, shape in shapes.items()
@@ -76,14 +76,14 @@ class Owned(Resumable):
         facts = Facts({"index": str([*shapes]), "dtype": str(kind), "owners": str(owners)})
         facts |= {f"shape of index {index!r}": str(shape) for index, shape in shapes.items()}
         self._agree(facts, error)
-        self._rows = made
-        for index, rows in made.items():
+        self._rows = rows_by_index
+        for index, rows in rows_by_index.items():
             width = int(np.prod(rows.shape[1:], dtype=np.int64))
             share = rows.owners.block * width
             place = Placement(rows.shape, kind.name, "rows", 0, share)
             self.placements[index] = place
             self._slice(index, place)
-        self._compile((index, self.placements[index], kind, True) for index in made)
+        self._compile((index, self.placements[index], kind, True) for index in rows_by_index)
 
     def _made(self, shape: Any, values: Any, dtype: Any, owners: Any) -> Rows:
         """Create this rank's rows of a table."""
@@ -197,18 +197,18 @@ class Owned(Resumable):
 
     def _listed(self, index: Index, grad: Any) -> RowSparse:
         """Check a gradient, and sum its repeated rows unless the sums would be rounded."""
-        words, table = label(index, self.optimizer.idx2name), self._rows[index]
-        given = listed(words, grad, table.shape)
+        context, table = label(index, self.optimizer.idx2name), self._rows[index]
+        given = listed(context, grad, table.shape)
         if not isinstance(given.values, np.ndarray):
             raise TypeError(
-                f"{words}: gradient must have NumPy arrays with fastopt.mpi, got "
+                f"{context}: gradient must have NumPy arrays with fastopt.mpi, got "
                 f"{type(given.values).__name__}"
             )
         dtype = table.weight.dtype
         takes = {dtype.name} | ({"float32"} if dtype.itemsize == 2 else set())
         if given.dtype.name not in takes:
             expected = " or ".join(sorted(takes))
-            raise TypeError(f"{words}: gradient must have dtype {expected}, got {given.dtype}")
+            raise TypeError(f"{context}: gradient must have dtype {expected}, got {given.dtype}")
         return given if given.values.itemsize == 2 else given.coalesce()
 
     def _facts(self, given: Mapping[Index, RowSparse]) -> Facts:

@@ -59,9 +59,9 @@ def listing(ranks: Iterable[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    words = [f"{first}-{last}" if first < last else str(first) for first, last in runs]
+    intervals = [f"{first}-{last}" if first < last else str(first) for first, last in runs]
     single = len(runs) == 1 and runs[0][0] == runs[0][1]
-    return f"rank{'' if single else 's'} {', '.join(words)}"
+    return f"rank{'' if single else 's'} {', '.join(intervals)}"
 
 
 class Ranks:
@@ -164,11 +164,11 @@ class Ranks:
             source = status.Get_source()
             data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             self.comm.Recv([data, MPI.BYTE], source, TAG)
-            told = json.loads(data.tobytes())
-            entry = told["waits"], told["text"]
-            if told["kind"] == "where":
+            message = json.loads(data.tobytes())
+            entry = message["waits"], message["text"]
+            if message["kind"] == "where":
                 self._tell([source], kind="here", text=self.call)
-            elif told["kind"] == "left":
+            elif message["kind"] == "left":
                 self._left[source] = entry
             else:
                 self._here[source] = entry
@@ -214,8 +214,8 @@ class Ranks:
                 continue
             elsewhere.setdefault(where, []).append(rank)
         found = [f"{listing(ranks)}, which {where}" for where, ranks in elsewhere.items()]
-        words = "; ".join(found) or "no rank: all of them wait for the same operation"
-        message = f"{self.call}: waited {self.timeout:g} s for {words}"
+        reason = "; ".join(found) or "no rank: all of them wait for the same operation"
+        message = f"{self.call}: waited {self.timeout:g} s for {reason}"
         self._give_up(request, TimeoutError(message))
 
     def _give_up(self, request: Any, error: BaseException) -> None:

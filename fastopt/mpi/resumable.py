@@ -154,21 +154,21 @@ class Resumable(Sharded):
                 placement = self.placements.get(found.get(index, index))
                 if placement is None or key in saved.cut:
                     continue
-                words = f"parameter {key!r}"
+                context = f"parameter {key!r}"
                 for table, name in [
                     (tree["states"], key),
                     *((t, index) for t in tree["attributes"].values()),
                 ]:
                     if isinstance(table, dict) and name in table:
-                        table[name] = cut_state(table[name], placement, self.rank, words)
+                        table[name] = cut_state(table[name], placement, self.rank, context)
             saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
         return restore(trial, tree, strict)
 
     def _cut(self, index: Index, placement: Placement) -> dict[str, Any]:
         """Slices of the loaded state of a whole weight, and of attributes that contain arrays."""
-        words = label(index, self.optimizer.idx2name)
+        context = label(index, self.optimizer.idx2name)
         return {
-            name: cut_state(value, placement, self.rank, words)
+            name: cut_state(value, placement, self.rank, context)
             for name, value in self.uncut[index].items()
         }
 

@@ -181,10 +181,10 @@ class Ways:
             sent.append(np.bincount(targets, minlength=ranks.size))
         shape = len(pulled), ranks.size
         self.sent = np.array(sent, np.int64).reshape(shape)
-        told = np.where(np.array(known, bool)[:, np.newaxis], KNOWN, self.sent)
+        reports = np.where(np.array(known, bool)[:, np.newaxis], KNOWN, self.sent)
         came = np.empty(shape[::-1], np.int64)
-        ranks.wait(ranks.comm.Ialltoall(np.ascontiguousarray(told.T), came))
-        self.told, self.came = np.maximum(told, 0), came.T
+        ranks.wait(ranks.comm.Ialltoall(np.ascontiguousarray(reports.T), came))
+        self.reported, self.came = np.maximum(reports, 0), came.T
         kept = [np.zeros(ranks.size, np.int64) if p is None else p.received for p in pulled]
         self.received = np.where(self.came == KNOWN, np.array(kept).reshape(shape), self.came)
 
@@ -196,7 +196,7 @@ class Ways:
         ordered = [each[order] for each, order in zip(values, self.orders, strict=True)]
         sent, received = (
             np.concatenate(pair)
-            for pair in ((self.sent, self.told), (self.received, np.maximum(self.came, 0)))
+            for pair in ((self.sent, self.reported), (self.received, np.maximum(self.came, 0)))
         )
         came = exchanged(self.ranks, [*ordered, *self.local], sent, received)
         number = len(self.pulled)

@@ -262,16 +262,16 @@ class Sharded(Advised, Spelled):
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for height in (1, PARALLEL_FROM)[: 1 + large]:
-                made = copy.deepcopy(self.optimizer)
-                made._index_update_count.clear()
-                made.masters_given.clear()
-                made.state_min_size = 1 if coded else None
+                opt = copy.deepcopy(self.optimizer)
+                opt._index_update_count.clear()
+                opt.masters_given.clear()
+                opt.state_min_size = 1 if coded else None
                 width = CODE_BLOCK if coded else 2
                 weight = np.zeros((2 * height,) if form == "flat" else (height, width), dtype)
                 grad: Any = np.zeros(weight.shape, dtype if sparse else real_of(dtype))
                 if sparse:
                     grad = RowSparse(grad, np.arange(height)[::-1], weight.shape)
                 scaler, clip = copy.deepcopy(self.loss_scaler), self.clip_global_norm
-                trial = Updater(made, scaler, clip)
+                trial = Updater(opt, scaler, clip)
                 trial.planner.launcher = partial(launch, combine=None)  # like calls of a shard
                 trial([index], [grad], [weight])

@@ -236,11 +236,11 @@ class ShardedUpdater(Resumable):
             index, plan = check_index(index), self._plan
             if plan is None:
                 return
-            words, place = label(index, self.optimizer.idx2name), plan.places.get(index)
+            context, place = label(index, self.optimizer.idx2name), plan.places.get(index)
             if place is None:
-                raise ValueError(f"{words}: begin() accepts only parameters of the previous call")
+                raise ValueError(f"{context}: begin() accepts only parameters of the previous call")
             if place in self._begun:
-                raise ValueError(f"{words}: begin() was called twice in a step")
+                raise ValueError(f"{context}: begin() was called twice in a step")
             checked = self._check(index, grad, plan.weights[place])
             if place not in plan.group_of or isinstance(checked, RowSparse):
                 return
@@ -260,8 +260,8 @@ class ShardedUpdater(Resumable):
         given = [*grads] if isinstance(grads, (list, tuple)) else [grads]
         for place, grad in self._begun.items():
             if not _is_same(grad, given[place]):
-                words = label(plan.indices[place], self.optimizer.idx2name)
-                raise ValueError(f"{words}: the gradient is not the one passed to begin()")
+                context = label(plan.indices[place], self.optimizer.idx2name)
+                raise ValueError(f"{context}: the gradient is not the one passed to begin()")
 
     def _discard(self) -> None:
         """Complete the buckets that any rank has started to send for a call that has failed."""
@@ -572,11 +572,11 @@ class ShardedUpdater(Resumable):
         def check(saved: Saved) -> None:
             slices.update(saved.weights)
             for index, array in chosen.items():
-                words = label(check_index(index), self.optimizer.idx2name)
+                context = label(check_index(index), self.optimizer.idx2name)
                 if index not in saved.weights or index not in saved.placements:
-                    raise CheckpointError(f"{os.fspath(path)}: it has no weight of {words}")
+                    raise CheckpointError(f"{os.fspath(path)}: it has no weight of {context}")
                 placement = saved.placements[index]
-                check_like(words, "weight", array, (placement.dtype,), placement.shape)
+                check_like(context, "weight", array, (placement.dtype,), placement.shape)
 
         with self.optimizer.lock:
             skipped = self._load(path, strict, check)
@@ -587,10 +587,10 @@ class ShardedUpdater(Resumable):
 
     def _check_saved(self, index: Index, array: Any) -> None:
         """Raise an error unless a weight to save was updated and still has its shape and dtype."""
-        words, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
+        context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
         if placement is None:
-            raise ValueError(f"{words}: a weight is saved after its first update")
-        check_like(words, "weight", array, (placement.dtype,), placement.shape, written=False)
+            raise ValueError(f"{context}: a weight is saved after its first update")
+        check_like(context, "weight", array, (placement.dtype,), placement.shape, written=False)
 
     def _take_up(self, saved: Saved) -> None:
         super()._take_up(saved)
@@ -626,11 +626,11 @@ class ShardedUpdater(Resumable):
     def _known(self, index: Any, weight: Array | None) -> tuple[Index, Array, Array]:
         """Index, weight and this rank's slice of a parameter that has been updated."""
         index, plan = check_index(index), self._plan
-        words = label(index, self.optimizer.idx2name)
+        context = label(index, self.optimizer.idx2name)
         if weight is None and plan is not None and index in plan.indices:
             weight = plan.weights[plan.indices.index(index)]
         if weight is None or index not in self.placements:
-            raise ValueError(f"{words}: flush needs the weight, and an update before it")
+            raise ValueError(f"{context}: flush needs the weight, and an update before it")
         self._check(index, np.zeros_like(weight), weight)
         own = self.placements[index].slice_of(flat(weight), self.rank)
         return index, weight, np.ascontiguousarray(own)
@@ -685,25 +685,25 @@ class ShardedUpdater(Resumable):
 
     def _check(self, index: Index, grad: Any, weight: Any) -> Any:
         """Return the checked gradient; raise TypeError or ValueError for an invalid tensor."""
-        words, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
-        _check_numpy(words, "weight", weight)
-        grad = check(words, weight, grad, copy)
-        _check_numpy(words, "gradient", grad.values if isinstance(grad, RowSparse) else grad)
+        context, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
+        _check_numpy(context, "weight", weight)
+        grad = check(context, weight, grad, copy)
+        _check_numpy(context, "gradient", grad.values if isinstance(grad, RowSparse) else grad)
         if isinstance(grad, RowSparse) and not self.optimizer.native:
             grad = self.optimizer.dense_gradient(index, weight, grad)
             grad = grad.to_dense() if isinstance(grad, RowSparse) else grad
         if copy is not None:
-            check_copy(words, weight, copy)
+            check_copy(context, weight, copy)
         placement = self.placements.get(index)
         if placement and (placement.shape, placement.dtype) != (weight.shape, weight.dtype.name):
             raise ValueError(
-                f"{words}: state is kept for shape {placement.shape} and {placement.dtype}, got a "
-                f"weight of shape {weight.shape} and {weight.dtype}"
+                f"{context}: state is kept for shape {placement.shape} and {placement.dtype}, got "
+                f"a weight of shape {weight.shape} and {weight.dtype}"
             )
         if placement and placement.form == "flat" and isinstance(grad, RowSparse):
             raise TypeError(
-                f"{words}: the state was sharded by element, as the first gradient was dense; pass "
-                "a row-sparse gradient first if later ones can be row-sparse"
+                f"{context}: the state was sharded by element, as the first gradient was dense; "
+                "pass a row-sparse gradient first if later ones can be row-sparse"
             )
         return grad
 
@@ -737,10 +737,12 @@ class ShardedUpdater(Resumable):
                 "overlap": str(self.overlap),
             }
             for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
-                words = f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
+                description = (
+                    f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
+                )
                 listed = plan.listed.get(k)
                 rows = f", with a gradient that lists rows of {listed}" if listed else ""
-                compared[f"tensor {k}"] = words + rows
+                compared[f"tensor {k}"] = description + rows
             plan.facts = Facts(compared)
         facts: list[Fact] = [plan.facts, self._values(plan, new)]
         if not self.optimizer.native:
@@ -802,16 +804,18 @@ class ShardedUpdater(Resumable):
         array([0.1, 0.1], dtype=float32)
         """
         index = check_index(index)
-        words, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
-        check_like(words, "master", array, ("float32",), np.shape(array), written=False)
+        context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
+        check_like(context, "master", array, ("float32",), np.shape(array), written=False)
         if placement is None or index not in self.states:
             if not self.optimizer.multi_precision:
-                raise ValueError(f"{words}: a master needs an optimizer with multi_precision=True")
+                raise ValueError(
+                    f"{context}: a master needs an optimizer with multi_precision=True"
+                )
             self._masters[index] = array.copy()
             return
         if array.shape != placement.shape:
             raise ValueError(
-                f"{words}: master must have shape {placement.shape}, got {array.shape}"
+                f"{context}: master must have shape {placement.shape}, got {array.shape}"
             )
         self.shard.set_master(index, placement.slice_of(flat(array), self.rank))
 
@@ -837,8 +841,8 @@ class ShardedUpdater(Resumable):
         if array is None:
             self._copies.pop(index, None)
             return
-        words = label(index, self.optimizer.idx2name)
-        check_like(words, "copy", array, HALVES, np.shape(array))
+        context = label(index, self.optimizer.idx2name)
+        check_like(context, "copy", array, HALVES, np.shape(array))
         self._copies[index] = array
 
 
@@ -857,11 +861,11 @@ def _half(name: str) -> np.dtype[Any]:
     return np.dtype(np.float16) if name == "float16" else np.dtype(bfloat16())
 
 
-def _check_numpy(words: str, role: str, array: Any) -> None:
+def _check_numpy(context: str, role: str, array: Any) -> None:
     """Raise TypeError for arrays of other libraries, such as those on CUDA devices."""
     if not isinstance(array, (np.ndarray, np.generic)):
         kind = type(array).__name__
-        raise TypeError(f"{words}: {role} must be a NumPy array with fastopt.mpi, got {kind}")
+        raise TypeError(f"{context}: {role} must be a NumPy array with fastopt.mpi, got {kind}")
 
 
 def _fits(grad: Any, weight: Array) -> bool:

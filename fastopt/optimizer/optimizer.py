@@ -107,7 +107,7 @@ NAMES = {
 
 LIMITS = ("clip_adaptive", "clip_global_norm", "loss_scaler")
 CLIPS = "Updater(optimizer, clip_global_norm=...) limits the norm of all gradients together"
-AUTOMATIC = "nothing has to be chosen: updates run compiled, in lists as well"
+AUTOMATIC = "updates are always compiled, also those of lists, so there is nothing to choose"
 ADVICE = {
     **dict.fromkeys(
         ("params", "parameters", "weights", "model"),
@@ -152,7 +152,7 @@ ELSEWHERE = {
     **dict.fromkeys(("step", "apply_gradients", "apply", "minimize", "init", "build"), STEPS),
     **dict.fromkeys(("states", "save", "load", "get_states", "set_states"), STATES),
     **dict.fromkeys(("state_dict", "load_state_dict", "state"), STATES),
-    "zero_grad": "gradients are arguments of each call, there are none to set to zero",
+    "zero_grad": "gradients are arguments of each call, so there are none to set to zero",
     "weight_decay": "wd is the weight decay",
     "betas": "each rate is an attribute: beta1, beta2",
     **dict.fromkeys(
@@ -437,7 +437,10 @@ class Optimizer(Checked):
         super().__init_subclass__(**kwargs)
         rule = vars(cls).get("rule")
         if not (rule is None or isinstance(rule, (Rule, property))):
-            raise TypeError(f"{cls.__name__}.rule must be made by fastopt.rule, got {rule!r}")
+            raise TypeError(
+                f"{cls.__name__}.rule must be a function decorated with @fastopt.rule(...), got "
+                f"{without_address(brief(rule), rule)}"
+            )
         cls.native = (
             cls.update is Optimizer.update
             and cls.update_multi_precision is Optimizer.update_multi_precision
@@ -660,7 +663,7 @@ class Optimizer(Checked):
             near = closest(name, Optimizer.opt_registry)
             words = f"; did you mean {near!r}?" if near else ""
             known = ", ".join(sorted(Optimizer.opt_registry))
-            raise ValueError(f"Cannot find optimizer {name!r}; there are {known}{words}")
+            raise ValueError(f"Cannot find optimizer {name!r}; the names are {known}{words}")
         return klass(**kwargs)
 
     @classmethod
@@ -1300,9 +1303,8 @@ class Optimizer(Checked):
                 fields["clip_gradient"] = inf
             values = list(map(fields.__getitem__, names))
         except KeyError as error:
-            raise TypeError(
-                f"{type(self).__name__}.hyper() does not give {error}, which rule {rule.name} reads"
-            ) from None
+            missing = f"{error}, which rule {rule.name} reads"
+            raise TypeError(f"{type(self).__name__}.hyper() does not return {missing}") from None
         except (TypeError, ValueError):
             bound("clip_gradient", self.clip_gradient)  # it may have been set without its check
             raise TypeError(

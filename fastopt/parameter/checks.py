@@ -1,6 +1,7 @@
 """Validation of parameter arguments: shapes with unknown dimensions, dtypes, devices."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ def as_shape(shape: Any) -> Shape | None:
     """
     if shape is None:
         return None
-    lengths = shape if isinstance(shape, Sequence) else (shape,)
+    if isinstance(shape, str) or not isinstance(shape, (Sequence, Integral)):
+        raise TypeError(f"shape must be an integer or a tuple of integers, got {brief(shape)}")
+    lengths = (shape,) if isinstance(shape, Integral) else shape
     exact = (count("shape", UNKNOWN if n is None else n, least=UNKNOWN) for n in lengths)
     return tuple(length or UNKNOWN for length in exact)
 
@@ -79,13 +82,13 @@ def as_array(values: Any) -> Array:
     """Return `values` as an array on the host; TypeError if not numeric, or masked."""
     values = host(values) if is_cuda(values) else values
     if isinstance(values, np.ma.MaskedArray):
-        raise TypeError("an array without a mask is needed, got a MaskedArray")
+        raise TypeError("expected an array without a mask, got a MaskedArray")
     try:
         array = np.asarray(values)
     except ValueError:
-        raise TypeError(f"an array of numbers is needed, got {brief(values)}") from None
+        raise TypeError(f"expected an array of numbers, got {brief(values)}") from None
     if array.dtype.kind in "OSUMm":
-        raise TypeError(f"numbers are needed, got {brief(values)}")
+        raise TypeError(f"expected an array of numbers, got {brief(values)}")
     return array
 
 

@@ -64,7 +64,8 @@ class ParameterDict:
     def __getitem__(self, name: str) -> Parameter:
         found = self._parameters.get(name)
         if found is None:
-            meant = closest(str(name), self._parameters)
+            prefixed = f"{self._prefix}{name}"
+            meant = prefixed if prefixed in self._parameters else closest(name, self._parameters)
             advice = f"; did you mean {meant!r}?" if meant else ""
             raise KeyError(f"no parameter {name!r}{advice}")
         return found
@@ -392,7 +393,9 @@ class ParameterDict:
             missing = sorted(set(names.values()) - saved)
             extra = sorted(saved - set(names.values()))
             if missing and not allow_missing:
-                raise ValueError(f"{filename} lacks {missing}; allow_missing=True leaves them out")
+                found = f" and has {extra}" if extra else ""
+                hint = "allow_missing=True skips what is missing"
+                raise ValueError(f"{filename} lacks {missing}{found}; {hint}")
             if extra and not ignore_extra:
                 raise ValueError(f"{filename} also has {extra}; ignore_extra=True skips them")
             calls = [

@@ -93,15 +93,15 @@ class Gradient:
 
     def cast(self, dtype: np.dtype[Any]) -> "Gradient":
         """Return the same gradient with buffers of another dtype."""
-        made = copy(self)
-        made.dtype = dtype
-        made.buffers = [
+        converted = copy(self)
+        converted.dtype = dtype
+        converted.buffers = [
             RowSparse(self._cast(buffer.values, dtype), buffer.indices, buffer.shape)
             if self.row_sparse
             else self._cast(buffer, dtype)
             for buffer in self.buffers
         ]
-        return made
+        return converted
 
     def _cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
         """Convert an array to another dtype; values out of range become infinite."""

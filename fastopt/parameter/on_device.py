@@ -81,8 +81,8 @@ class DeviceGradient(Gradient):
         """Concatenate row-sparse gradients, on the host."""
         values = np.concatenate([host(grad.values) for grad in grads])
         indices = np.concatenate([host(grad.indices).astype(np.int64) for grad in grads])
-        made: RowSparse = self._mapped(self._own, RowSparse(values, indices, self.shape))
-        return made
+        gradient: RowSparse = self._mapped(self._own, RowSparse(values, indices, self.shape))
+        return gradient
 
     def _admitted(self, given: Any) -> Any:
         """Return the gradient on the device; rows are copied, as they are kept until the step."""

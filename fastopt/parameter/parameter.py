@@ -786,7 +786,7 @@ class Parameter(Spelled):
         >>> table.initialize()
         >>> trainer = Trainer([table])
         >>> table.row_sparse_data(np.array([7, 3, 7]))
-        <RowSparse of shape (1000, 2), float32, 2 rows listed>
+        <RowSparse of shape (1000, 2), float32, 2 indexed rows>
         """
         self._require("row_sparse", "row_sparse_data()", "data()")
         return self._rows(self._position(None), row_id)

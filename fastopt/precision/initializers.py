@@ -222,10 +222,10 @@ def update_initializer(
     Examples
     --------
     >>> from fastopt import precision
-    >>> made = precision.update_initializer(
+    >>> init = precision.update_initializer(
     ...     precision.PseudoFP16Initializer, None, ("normal", {"sigma": 0.1})
     ... )
-    >>> made.operator_name, made.operator_kwargs
+    >>> init.operator_name, init.operator_kwargs
     ('normal', {'sigma': 0.1})
     """
     if not callable(initializer_class or Initializer):

@@ -80,19 +80,19 @@ class Directory:
         where = Path(path)
         with suppress(FileExistsError):
             where.mkdir()
-        made = cls(where) if where.is_dir() else None
-        if made is not None:
+        directory = cls(where) if where.is_dir() else None
+        if directory is not None:
             names = {entry.name for entry in where.iterdir()}
             parts = {LOG, *(f"{name}{end}" for name in NAMES for end in ("", SUMS))}
             if all(name in parts or name.endswith(".tmp") for name in names):
                 for name in names:  # left by a process that was killed while it created a table
                     (where / name).unlink()
-                made._new = True
-                return made
-            made.close()
+                directory._new = True
+                return directory
+            directory.close()
         is_table = (where / TABLE).exists()
-        words = "a table, EmbeddingTable.open() opens it" if is_table else "no empty directory"
-        raise FileExistsError(f"{where} exists and is {words}")
+        reason = "a table, EmbeddingTable.open() opens it" if is_table else "no empty directory"
+        raise FileExistsError(f"{where} exists and is {reason}")
 
     def file(self, name: str, size: int, capacity: int) -> RecordFile:
         """Open a file of records of `size` bytes, mapped for `capacity` records.

@@ -1,4 +1,4 @@
-"""Embedding table that grows with the ids it is given."""
+"""Embedding table with rows for arbitrary ids, created on first use."""
 
 import builtins
 import copy
@@ -188,20 +188,19 @@ class EmbeddingTable(Advised, Spelled):
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, got {brief(name)}")
-        made = create(optimizer, lazy_update=True) if isinstance(optimizer, str) else optimizer
-        made = create(made)
+        opt = create(optimizer, lazy_update=True) if isinstance(optimizer, str) else optimizer
+        opt = create(opt)
         try:
-            check_optimizer(made, in_files=path is not None)
+            check_optimizer(opt, in_files=path is not None)
             self.buffer_bytes = count("buffer_bytes", buffer_bytes)
-            if name in made._index_update_count:
+            if name in opt._index_update_count:
                 raise ValueError(
-                    f"optimizer counts the updates of a parameter {name!r} already: pass name= "
-                    "of another"
+                    f"optimizer already has a parameter named {name!r}: pass another name="
                 )
             settings: dict[str, Any] = {
                 "name": name,
                 "dim": count("dim", dim),
-                "optimizer": made,
+                "optimizer": opt,
                 "dtype": _dtype(dtype),
                 "start": Start(init),
                 "capacity": _capacity(capacity),
@@ -214,7 +213,7 @@ class EmbeddingTable(Advised, Spelled):
                 self._begin_in(Directory.created(path), settings)
         except (TypeError, ValueError) as error:
             raise type(error)(f"table {name!r}: {error}") from error
-        made._index_update_count[name] = made.begin_num_update  # reserves the name
+        opt._index_update_count[name] = opt.begin_num_update  # reserves the name
         self._commit()
 
     def _begin_in(self, directory: Directory, settings: dict[str, Any]) -> None:
@@ -848,12 +847,12 @@ class EmbeddingTable(Advised, Spelled):
 
     def _use(self, optimizer: Optimizer) -> None:
         """Restore the saved optimizer into the user's, and use the latter from now on."""
-        made = self.optimizer
+        restored = self.optimizer
         others = {k: v for k, v in optimizer.row_decay.items() if k != self.name}
         kept = vars(optimizer).keys() - optimizer.__getstate__().keys()
-        state = {k: v for k, v in made.__getstate__().items() if k not in kept}
-        optimizer.restore({**state, "row_decay": {**others, **made.row_decay}})
-        optimizer.whole_shapes[self.name] = made.whole_shapes[self.name]
+        state = {k: v for k, v in restored.__getstate__().items() if k not in kept}
+        optimizer.restore({**state, "row_decay": {**others, **restored.row_decay}})
+        optimizer.whole_shapes[self.name] = restored.whole_shapes[self.name]
         self._storage.optimizer = optimizer
         self._updater = Updater(optimizer)
         self._show()
@@ -913,35 +912,42 @@ class EmbeddingTable(Advised, Spelled):
         self, ids: Any, argument: str = "ids"
     ) -> tuple[Ids, tuple[int, ...], np.dtype[Any]]:
         """Check ids; return their bits as a flat int64 array, their shape, and the id dtype."""
-        words = f"table {self.name!r}: {argument}"
+        context = f"table {self.name!r}: {argument}"
         if isinstance(ids, np.ma.MaskedArray):
-            raise TypeError(f"{words} must be an array without a mask, got a MaskedArray")
-        array = np.asarray(ids)
+            raise TypeError(f"{context} must be an array without a mask, got a MaskedArray")
+        try:
+            array = np.asarray(ids)
+        except ValueError:
+            raise TypeError(f"{context} must be an array of integers, got {brief(ids)}") from None
         if not (isinstance(ids, np.ndarray) or array.size):
             array = array.astype(np.int64)  # NumPy converts an empty list to float64
         if array.dtype.kind not in "iu":
-            raise TypeError(f"{words} must be integers of 64 bits, got {array.dtype}")
+            got = brief(ids) if array.dtype == object else array.dtype
+            raise TypeError(f"{context} must be integers of at most 64 bits, got {got}")
         keys = self._keys or np.dtype(np.uint64 if array.dtype == np.uint64 else np.int64)
         if array.size and array.dtype.kind != keys.kind:
             bounds = np.iinfo(keys)
             wrong = array.min() if keys.kind == "u" else array.max()
             if not bounds.min <= int(wrong) <= bounds.max:
-                raise ValueError(f"{words} must fit into the table's {keys}, got {wrong}")
+                raise ValueError(f"{context} must fit into the table's {keys}, got {wrong}")
         flat = np.ascontiguousarray(array, keys).reshape(-1)
         return flat.view(np.int64), array.shape, keys
 
     def _checked_update(self, ids: Any, grads: Any) -> tuple[Ids, np.dtype[Any], Array]:
         """Check the arguments of :meth:`update`, and return those of :meth:`_update`."""
         bits, shape, keys = self._checked_ids(ids)
-        words = f"table {self.name!r}: grads"
+        context = f"table {self.name!r}: grads"
         if isinstance(grads, np.ma.MaskedArray):
-            raise TypeError(f"{words} must be an array without a mask, got a MaskedArray")
+            raise TypeError(f"{context} must be an array without a mask, got a MaskedArray")
         array = np.asarray(grads)
         takes = [self.dtype.name] + ["float32"] * is_half(self._storage.weight)
         if array.dtype.name not in takes or not array.dtype.isnative:
-            raise TypeError(f"{words} must have dtype {' or '.join(takes)}, got {array.dtype}")
+            got = str(array.dtype)
+            if not isinstance(grads, np.ndarray):
+                got = f"{type(grads).__name__}, which converts to {got}"
+            raise TypeError(f"{context} must have dtype {' or '.join(takes)}, got {got}")
         if array.shape != (*shape, self.dim):
-            raise ValueError(f"{words} must have shape {(*shape, self.dim)}, got {array.shape}")
+            raise ValueError(f"{context} must have shape {(*shape, self.dim)}, got {array.shape}")
         return bits, keys, array.reshape(-1, self.dim)
 
     def _rows_of(self, ids: Any) -> tuple[Rows, tuple[int, ...]]:
@@ -1166,12 +1172,12 @@ def _unpickled(klass: type[EmbeddingTable], described: dict[str, Any]) -> Embedd
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
-    made: np.dtype[Any] = (
+    result: np.dtype[Any] = (
         bfloat16() if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
     )
-    if kind_of(made) is None or not made.isnative:
-        raise TypeError(f"dtype must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {made}")
-    return made
+    if kind_of(result) is None or not result.isnative:
+        raise TypeError(f"dtype must be {', '.join(REALS[:-1])} or {REALS[-1]}, got {result}")
+    return result
 
 
 def _capacity(capacity: int | None) -> int | None:

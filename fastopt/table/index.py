@@ -144,8 +144,8 @@ class RowIndex:
         while done < len(ids):
             limit = int(LOAD * len(self.slots))
             arguments = ids, self.slots, self.ids, self.last, self.numbers, rows, new[count:]
-            made, done = self._run(hashing.insert, *arguments, limit, done)
-            count += made
+            inserted, done = self._run(hashing.insert, *arguments, limit, done)
+            count += inserted
             if done < len(ids):
                 self._make_room(len(self) + 1)
         self._mark(new[:count])

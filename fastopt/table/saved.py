@@ -131,15 +131,15 @@ def _checked_settings(
     if kind_of(dtype) is None:
         raise CheckpointError(f"dtype must be of real numbers, got {dtype}")
     fields["start"] = _start(saved["init"], saved["seed"], init)
-    made = saved["optimizer"]
-    check_optimizer(made)
-    if optimizer is not None and type(optimizer) is not type(made):
+    restored = saved["optimizer"]
+    check_optimizer(restored)
+    if optimizer is not None and type(optimizer) is not type(restored):
         raise CheckpointError(
-            f"it was saved with {type(made).__name__}, optimizer is {type(optimizer).__name__}"
+            f"it was saved with {type(restored).__name__}, optimizer is {type(optimizer).__name__}"
         )
-    if saved["name"] not in made._index_update_count:
+    if saved["name"] not in restored._index_update_count:
         raise CheckpointError(f"the optimizer does not count the updates of {saved['name']!r}")
-    if made.row_decay or made.masters_given:
+    if restored.row_decay or restored.masters_given:
         raise CheckpointError("the optimizer has arrays of parameters besides the table")
     if (saved["min_count"] > 1) != (saved["waiting"] is not None):
         raise CheckpointError("ids wait for a row if min_count is more than 1 only")

@@ -80,14 +80,14 @@ class Start:
             The user's function does not return real numbers in the shape of `like`.
         """
         if self.function is not None:
-            made = np.asarray(self.function(ids.view(keys)))
-            if made.shape != like.shape:
+            values = np.asarray(self.function(ids.view(keys)))
+            if values.shape != like.shape:
                 raise ValueError(
-                    f"init must return an array of shape {like.shape}, got {made.shape}"
+                    f"init must return an array of shape {like.shape}, got {values.shape}"
                 )
-            if made.dtype.kind not in "fiu" and made.dtype != like.dtype:
-                raise TypeError(f"init must return real numbers, got {made.dtype}")
-            return made
+            if values.dtype.kind not in "fiu" and values.dtype != like.dtype:
+                raise TypeError(f"init must return real numbers, got {values.dtype}")
+            return values
         values = np.empty(like.shape, np.float64 if like.dtype == np.float64 else np.float32)
         if self.kind == "constant":
             values[...] = self.scale

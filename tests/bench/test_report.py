@@ -184,7 +184,7 @@ def test_threads_are_compared_where_updates_use_them(bench):
         (["--threads", "0"], "--threads: must be an integer of at least 1"),
         (["--threads", "100000"], "--threads is at most "),
         (["--seconds", "nan"], "--seconds: must be a finite number of at least 0"),
-        (["--optimizers", "adm"], "no 'adm'; there are adabelief, adadelta"),
+        (["--optimizers", "adm"], "no 'adm'; the names are adabelief, adadelta"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -188,7 +188,7 @@ def test_a_gradient_on_another_device_is_refused(known, many):
     before = host(weights)
     for grad, words in (
         (Elsewhere(ones(3)), r"weight is on cuda\(0\), gradient on cuda\(1\)"),
-        (np.ones(3, np.float32), r"weight is on cuda\(0\), gradient in main memory"),
+        (np.ones(3, np.float32), r"weight is on cuda\(0\), gradient on the host"),
         (None, "gradient must be"),
     ):
         call = ([0, 1], [ones(3), grad], weights) if many else (1, grad, weights[1])
@@ -206,7 +206,7 @@ def test_rows_and_values_must_be_together():
     values, rows = np.ones((1, 2), np.float32), np.array([3])
     with pytest.raises(ValueError, match=r"values are on cuda\(0\), indices on cuda\(1\)"):
         RowSparse(on_device(values), Elsewhere(on_device(rows)), (4, 2))
-    with pytest.raises(ValueError, match=r"indices are on cuda\(0\), the values in main memory"):
+    with pytest.raises(ValueError, match=r"indices are on cuda\(0\), the values on the host"):
         RowSparse(values, on_device(rows), (4, 2))
     with pytest.raises(ValueError, match="indices must be at least 0 and below 4, got 9"):
         RowSparse(on_device(values), np.array([9]), (4, 2))

@@ -103,7 +103,7 @@ def test_sparse_tensors_are_refused_and_their_parts_taken():
 
 
 def test_tensors_in_main_memory_are_no_device_arrays():
-    with pytest.raises(ValueError, match=r"weight is on cuda\(0\), gradient in main memory"):
+    with pytest.raises(ValueError, match=r"weight is on cuda\(0\), gradient on the host"):
         optimizer.get_updater(optimizer.SGD())(0, torch.ones(3), on_device(np.ones(3, np.float32)))
 
 

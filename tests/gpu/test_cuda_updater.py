@@ -82,7 +82,7 @@ def test_a_state_stays_with_its_weight():
     updater = optimizer.get_updater(optimizer.Adam())
     numpy = np.ones(3, np.float32)
     updater(0, numpy, numpy.copy())
-    with pytest.raises(ValueError, match=r"index 0: weight is on cuda\(0\), .* in main memory"):
+    with pytest.raises(ValueError, match=r"index 0: weight is on cuda\(0\), .* on the host"):
         step(updater, on_device(numpy))
     assert updater.optimizer.num_update == 1
 

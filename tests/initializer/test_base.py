@@ -114,7 +114,7 @@ def test_an_own_function_sees_the_name_without_the_attribute_and_the_global_init
 
 @pytest.mark.parametrize("own", [3, ["zero", {}], initializer.Zero])
 def test_an_own_initializer_must_be_one(own):
-    with pytest.raises(TypeError, match=r"^x: attrs\['__init__'\] must be an initializer, its"):
+    with pytest.raises(TypeError, match=r"^x: init must be an initializer, its"):
         filled(initializer.Zero(), InitDesc("x", {"__init__": own}))
 
 

@@ -73,7 +73,11 @@ def test_create_takes_names_in_any_case_texts_and_initializers():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: initializer.create("nosuch"), ValueError, "find initializer 'nosuch'; there are "),
+        (
+            lambda: initializer.create("nosuch"),
+            ValueError,
+            "find initializer 'nosuch'; the names are ",
+        ),
         (lambda: initializer.create('["no", {}]'), ValueError, "Cannot find initializer 'no'"),
         (lambda: initializer.create(3), TypeError, "name must be a string or an Initializer, got"),
         (lambda: initializer.create("[zero"), ValueError, r'is \["name", {arguments}\], got'),

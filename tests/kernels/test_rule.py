@@ -96,7 +96,7 @@ def test_a_field_that_hyper_does_not_give_is_named():
         rule = halving
 
     updater, weight = optimizer.get_updater(Forgetful()), np.ones(2)
-    with pytest.raises(TypeError, match=r"Forgetful.hyper\(\) does not give 'half'"):
+    with pytest.raises(TypeError, match=r"Forgetful.hyper\(\) does not return 'half'"):
         updater(0, np.ones(2), weight)
     assert updater.states == {}
     assert updater.optimizer._index_update_count == {}
@@ -225,7 +225,7 @@ def test_a_rule_with_other_arguments_is_refused(declared):
 
 
 def test_a_class_without_a_real_rule_is_refused():
-    with pytest.raises(TypeError, match=r"Forgotten.rule must be made by fastopt.rule"):
+    with pytest.raises(TypeError, match=r"Forgotten.rule must be a function decorated"):
 
         class Forgotten(optimizer.Optimizer):
             def rule(weight, grad, state, h):

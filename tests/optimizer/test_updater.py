@@ -63,7 +63,7 @@ BAD_CALLS = {
         "NumPy array, or row-sparse: .* got list",
     ),
     "list as weight": (0, f32(2), [1.0, 1.0], TypeError, "NumPy array, got list"),
-    "None as gradient": (0, None, f32(2), TypeError, "got None; leave the index out"),
+    "None as gradient": (0, None, f32(2), TypeError, "got None; omit the index"),
     "float as index": (0.5, f32(2), f32(2), TypeError, "index must be"),
     "True as index": (True, f32(2), f32(2), TypeError, "index must be an int, .* got bool"),
     "NumPy's True as index": (np.True_, f32(2), f32(2), TypeError, "index must be an int"),

@@ -64,7 +64,11 @@ def test_arguments_and_defaults_are_those_of_gluon():
     [
         ({"name": 1}, TypeError, "name must be a string, got 1"),
         ({"grad_req": "sum"}, ValueError, "'weight': grad_req must be one of"),
-        ({"shape": 1.5}, TypeError, "'weight': shape must be an integer, got 1.5"),
+        (
+            {"shape": 1.5},
+            TypeError,
+            "'weight': shape must be an integer or a tuple of integers, got 1.5",
+        ),
         ({"shape": (2, -2)}, ValueError, "'weight': shape must be at least -1, got -2"),
         ({"dtype": "real"}, TypeError, "'weight': dtype must be a type of real numbers"),
         ({"dtype": None}, TypeError, "'weight': dtype must be a type of real numbers"),
@@ -609,5 +613,5 @@ def test_constants_of_lists_are_float32_and_integers_stay_integers():
     whole = Constant(np.array([1, 2]))
     whole.initialize()
     assert whole.data().dtype == np.int64
-    with pytest.raises(TypeError, match="numbers are needed, got 'text'"):
+    with pytest.raises(TypeError, match="expected an array of numbers, got 'text'"):
         Constant("text")

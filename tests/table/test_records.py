@@ -328,10 +328,10 @@ def damage(path, offset=100):
         (lambda p: damage(p / "rows", 9000), "rows is damaged: the checksum of its page 2"),
         (
             lambda p: damage(p / "table.safetensors", 500),
-            "metadata are damaged|not a fastopt|no safetensors",
+            "metadata is damaged|not a fastopt|not a safetensors",
         ),
         (lambda p: (p / "table.safetensors").write_bytes(checkpoint.dumps([1])), "not the check"),
-        (lambda p: (p / "log.safetensors").write_bytes(b"log"), "log.safetensors: it is no safe"),
+        (lambda p: (p / "log.safetensors").write_bytes(b"log"), "log.safetensors: not a safe"),
         (lambda p: (p / "log.safetensors").write_bytes(checkpoint.dumps(1)), "not the log of"),
     ],
 )

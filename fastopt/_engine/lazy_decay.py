@@ -31,7 +31,7 @@ def add_decay(optimizer: Any, index: Index, table: Table, t: int, lr: float, wd:
         )
     rows, before = decay_of(optimizer, index, table.arrays[0])
     after = before + math.log1p(-amount)
-    table.pay(rows, before, after, at_once=optimizer.sparse_decay == "dense")
+    table.apply_decay(rows, before, after, at_once=optimizer.sparse_decay == "dense")
     optimizer.row_decay[index] = rows, after
 
 

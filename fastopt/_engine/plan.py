@@ -446,7 +446,7 @@ class Plan:
     def release(self) -> None:
         """Release the gradients, for a call that ends without a launch."""
         for table in self.tables:
-            table.let_go()
+            table.release()
 
     def squares(self) -> NDArray[np.float64]:
         """Return the sum of squares of each gradient; non-finite elements propagate."""

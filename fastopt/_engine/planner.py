@@ -439,9 +439,9 @@ class Planner:
         self.updated[index] = weight
         rows, total = decay_of(optimizer, index, of)
         with uninterrupted:  # between marking rows as decayed and copying the weight back
-            table.pay(rows, total, total, at_once=False)
-            table.settle()
-            table.give_back()
+            table.apply_decay(rows, total, total, at_once=False)
+            table.flush_decay()
+            table.copy_back()
             optimizer.row_decay[index] = rows, total  # moved to the weight's device if needed
 
 

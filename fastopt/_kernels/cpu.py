@@ -14,7 +14,14 @@ from numba import prange
 
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.cpu_blocks import AHEAD, FAR, dense_blocks, lazy_blocks
-from fastopt._kernels.elements import element_step, gradient, keep, keep_state, missed, row_locator
+from fastopt._kernels.elements import (
+    element_step,
+    gradient,
+    keep,
+    keep_state,
+    row_locator,
+    take_decay,
+)
 from fastopt._kernels.lanes import BLOCK
 from fastopt._kernels.layout import (
     ADDRESS,
@@ -39,7 +46,7 @@ from fastopt._kernels.storage import (
 from fastopt._kernels.vectors import prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
 
-__all__ = ["dense", "element_loop", "lazy", "settle"]
+__all__ = ["dense", "element_loop", "flush_decay", "lazy"]
 
 STEP = 128
 """Elements that are prefetched at a time, in updates that draw random numbers: their arithmetic
@@ -132,7 +139,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                 states = locate_row(table, tensor, first_state, row, width, state_kinds)
                 element = np.int64(table[tensor, OFFSET]) + row * width
                 rounding, draw = dither_run(key, element), run(key, element)
-                factor = real(missed(table, tensor, row)) if catch_up else real(1)
+                factor = real(take_decay(table, tensor, row)) if catch_up else real(1)
                 for i in range(width):
                     weight, grad = read_weight(weights, i), load(grads, i)[0]
                     weight, state = update(weight, grad, load(states, i), h, factor, draw, i)
@@ -144,7 +151,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
 
 
 @cache
-def settle(layout: Layout, parallel: bool) -> Callable:
+def flush_decay(layout: Layout, parallel: bool) -> Callable:
     """Kernel ``(chunks, table)`` that applies deferred weight decay to all rows.
 
     Chunk starts and sizes are in rows.
@@ -152,13 +159,13 @@ def settle(layout: Layout, parallel: bool) -> Callable:
     real, kinds, dither = layout.real, layout.weight, layout.dither or None
     locate_row = row_locator(layout.pitched)
 
-    def settle(chunks, table):
+    def flush_decay(chunks, table):
         for c in prange(len(chunks)):
             tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
             width: Any = np.int64(table[tensor, WIDTH])
             key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
             for row in range(start, start + size):
-                factor = real(missed(table, tensor, row))
+                factor = real(take_decay(table, tensor, row))
                 if factor == 1:
                     continue
                 weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
@@ -168,4 +175,4 @@ def settle(layout: Layout, parallel: bool) -> Callable:
                     weight = read_weight(weights, i) * factor
                     keep(weights, i, weight, rounding, dither)
 
-    return compiled(settle, layout.rule, parallel)
+    return compiled(flush_decay, layout.rule, parallel)

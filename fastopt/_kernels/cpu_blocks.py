@@ -23,7 +23,7 @@ from fastopt._kernels.blocks import (
     lowest,
     rooted,
 )
-from fastopt._kernels.elements import element_step, keep, missed, row_locator
+from fastopt._kernels.elements import element_step, keep, row_locator, take_decay
 from fastopt._kernels.lanes import scratch
 from fastopt._kernels.layout import (
     ADDRESS,
@@ -143,7 +143,7 @@ def lazy_blocks(layout: Layout) -> Callable:
                     prefetch(there, in_row, True)
                 grads = gradient_of(table, tensor, k, width, buffer)
                 row = listed(table, tensor, ROWS, k)
-                factor = real(missed(table, tensor, row)) if catch_up else real(1)
+                factor = real(take_decay(table, tensor, row)) if catch_up else real(1)
                 weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
                 states = locate_row(table, tensor, first_state, row, width, state_kinds)
                 scales = locate_row(table, tensor, first_scale, row, in_row, scale_kinds)

@@ -19,7 +19,7 @@ from numba import cuda
 from fastopt._kernels.compiling import compiled_kernels, keep_apart, log_uncached, name_entry
 from fastopt._kernels.cuda_driver import SIMULATED, launch
 from fastopt._kernels.cuda_packs import ALIGNMENT, begin_pack, end_pack, pack_size
-from fastopt._kernels.elements import element_step, keep, keep_state, owed, pay
+from fastopt._kernels.elements import element_step, keep, keep_state, mark_applied, pending_decay
 from fastopt._kernels.lanes import BLOCK, LANES, plus
 from fastopt._kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout, wide_of
 from fastopt._kernels.noise import dither_run, run
@@ -37,11 +37,11 @@ __all__ = [
     "copy",
     "dense",
     "finish",
+    "flush_decay",
     "launch",
     "lazy",
-    "paid",
+    "mark_decay",
     "rows",
-    "settle",
     "squares",
     "sums",
     "totals",
@@ -206,7 +206,7 @@ def lazy(layout: Layout) -> Callable:
             states = locate(table, tensor, first_state, row * width, state_kinds)
             element = offset + row * width
             rounding, draw = dither_run(key, element), run(key, element)
-            factor = real(owed(table, tensor, row)) if catch_up else real(1)
+            factor = real(pending_decay(table, tensor, row)) if catch_up else real(1)
             return weights, states, k, rounding, draw, factor
 
         def taken(place, i):
@@ -313,20 +313,20 @@ def rows(layout: Layout) -> Callable:
 
 
 @cache
-def settle(layout: Layout) -> Callable:
+def flush_decay(layout: Layout) -> Callable:
     """Kernel ``(chunks, table)`` that applies deferred weight decay to all rows.
 
-    Chunk starts and sizes are in rows. :func:`paid` then marks the decay as applied.
+    Chunk starts and sizes are in rows. :func:`mark_decay` then marks the decay as applied.
     """
     real, kinds, dither = layout.real, layout.weight, layout.dither or None
 
-    def settle(chunks, table):
+    def flush_decay(chunks, table):
         c = cuda.blockIdx.x
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
         width = np.int64(table[tensor, WIDTH])
         key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
         for row in range(start + cuda.threadIdx.y, start + size, cuda.blockDim.y):
-            factor = real(owed(table, tensor, row))
+            factor = real(pending_decay(table, tensor, row))
             if factor != 1:
                 weights = locate(table, tensor, ADDRESS, row * width, kinds)
                 element = offset + row * width
@@ -335,26 +335,26 @@ def settle(layout: Layout) -> Callable:
                     weight = read_weight(weights, i) * factor
                     keep(weights, i, weight, rounding, dither)
 
-    return compiled(settle, layout.rule)
+    return compiled(flush_decay, layout.rule)
 
 
 @cache
-def paid(sparse: bool) -> Callable:
+def mark_decay(sparse: bool) -> Callable:
     """Kernel ``(chunks, table)`` that marks decay as applied, of the indexed rows or of all.
 
     Chunk starts and sizes are in rows.
     """
 
-    def paid(chunks, table):
+    def mark_decay(chunks, table):
         c = cuda.blockIdx.x
         tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
         if sparse:
             size = min(size, np.int64(table[tensor, SEGMENTS]) - start)
         first = cuda.threadIdx.x + cuda.threadIdx.y * cuda.blockDim.x
         for k in range(start + first, start + size, cuda.blockDim.x * cuda.blockDim.y):
-            pay(table, tensor, listed(table, tensor, ROWS, k) if sparse else k)
+            mark_applied(table, tensor, listed(table, tensor, ROWS, k) if sparse else k)
 
-    return compiled(paid, None)
+    return compiled(mark_decay, None)
 
 
 @cache

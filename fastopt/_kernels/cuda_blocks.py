@@ -28,7 +28,7 @@ from fastopt._kernels.blocks import (
 )
 from fastopt._kernels.cuda import SIMULATED, WARPS, compiled, exchange, is_aligned, meet
 from fastopt._kernels.cuda_packs import begin_pack, end_pack
-from fastopt._kernels.elements import element_step, keep, owed
+from fastopt._kernels.elements import element_step, keep, pending_decay
 from fastopt._kernels.lanes import LANES, scratch
 from fastopt._kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout
 from fastopt._kernels.noise import dither_run, run
@@ -154,7 +154,7 @@ def blocks(layout: Layout) -> Callable:
         for k in range(start + warp, end, WARPS):
             row: Any = listed(table, tensor, ROWS, k) if lazy else np.int64(0)
             first, last = (row * in_row, (row + 1) * in_row) if lazy else (k, k + 1)
-            factor = real(owed(table, tensor, row)) if catch_up else real(1)
+            factor = real(pending_decay(table, tensor, row)) if catch_up else real(1)
             for block in range(first, last):
                 begin, column, count = extent(block, in_row, width)
                 whole = aligned and count == CODE_BLOCK and begin % EACH == 0

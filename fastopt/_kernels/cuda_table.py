@@ -28,11 +28,11 @@ from fastopt._kernels.devices import (
 )
 from fastopt._kernels.lanes import BLOCK, LANES
 from fastopt._kernels.layout import (
+    APPLIED,
     DECAY,
     DONE,
     FOLDED,
     ORDER,
-    PAID,
     ROWS,
     SEGMENTS,
     STARTS,
@@ -394,13 +394,13 @@ class CudaTable(Table):
             self._launch(kernel, groups, across, addresses, self.width, keys, bits)
         return answer
 
-    def pay(self, paid: Any, before: float, after: float, at_once: bool) -> None:
-        """See :meth:`Table.pay`."""
+    def apply_decay(self, applied: Any, before: float, after: float, at_once: bool) -> None:
+        """See :meth:`Table.apply_decay`."""
         with self._on_device():
             totals = self._send("decay", np.array([before, after]))
-        addresses = [header(array).ctypes.data for array in (paid, totals.array)]
-        self.table[0, [PAID, DECAY]] = addresses
-        self.decay, self.at_once = (paid, totals), at_once
+        addresses = [header(array).ctypes.data for array in (applied, totals.array)]
+        self.table[0, [APPLIED, DECAY]] = addresses
+        self.decay, self.at_once = (applied, totals), at_once
 
     # Launches
 
@@ -494,26 +494,26 @@ class CudaTable(Table):
                 chunks, kernel = self._send_chunks(self.chunks), self._update_kernel
                 self._launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
                 if layout.catch_up:
-                    self._launch(kernels.paid(True), len(self.chunks), threads, chunks, entry)
+                    self._launch(kernels.mark_decay(True), len(self.chunks), threads, chunks, entry)
             self.table[0, DONE] = 1
         if self.watched:
             mark_written([array() for array in self._tensors])
         if self.at_once:
-            self.settle()
+            self.flush_decay()
         if self.copied or self.listed or self.borrowed:
-            self.give_back()
+            self.copy_back()
 
-    def let_go(self) -> None:
-        """See :meth:`Table.let_go`; copies live until the device has finished with them."""
+    def release(self) -> None:
+        """See :meth:`Table.release`; copies live until the device has finished with them."""
         copies = (*(pair[1] for pair in self.copied), *(self.borrowed or ())[1:], *self.listed)
         of = [array for array in copies if isinstance(array, Header)]
         if held := [array.kept for array in of if array.kept is not None]:
             with self.driver.entered(self.device.device_id):
                 self.driver.hold(held, self.stream_handle)
-        super().let_go()
+        super().release()
 
-    def settle(self) -> None:
-        """See :meth:`Table.settle`."""
+    def flush_decay(self) -> None:
+        """See :meth:`Table.flush_decay`."""
         totals: Any = self.decay[1]
         height = len(self.arrays[0])
         chunks, total = chunks_of((height, self.width), size=self.rate)
@@ -525,8 +525,8 @@ class CudaTable(Table):
             entry = self._send_entry()
             sent = self._send_chunks(chunks)
             threads = self._threads
-            self._launch(self.kernels.settle(self.layout), len(chunks), threads, sent, entry)
-            self._launch(self.kernels.paid(False), len(chunks), threads, sent, entry)
+            self._launch(self.kernels.flush_decay(self.layout), len(chunks), threads, sent, entry)
+            self._launch(self.kernels.mark_decay(False), len(chunks), threads, sent, entry)
 
 
 def _surveyed(words: str, indices: Array, height: int) -> tuple[Array, int]:

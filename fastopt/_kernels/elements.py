@@ -9,13 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._kernels.layout import DECAY, PAID, PITCH, Layout
+from fastopt._kernels.layout import APPLIED, DECAY, PITCH, Layout
 from fastopt._kernels.noise import normal
 from fastopt._kernels.storage import checked, load, locate, locate_bytes, store, store_dithered
 from fastopt._kernels.weights import write_weight
 from fastopt.kernels.rule import scalar
 
-__all__ = ["element_step", "gradient", "keep", "keep_state", "missed", "owed", "pay", "row_locator"]
+__all__ = [
+    "element_step",
+    "gradient",
+    "keep",
+    "keep_state",
+    "mark_applied",
+    "pending_decay",
+    "row_locator",
+    "take_decay",
+]
 
 FLOAT64 = (np.float64,)
 
@@ -86,23 +95,23 @@ def keep_state(states, i, state, rounding, draws):
 
 
 @scalar
-def missed(table, tensor, row):
+def take_decay(table, tensor, row):
     """Return the factor of a row's deferred decay, and mark the decay as applied."""
-    factor = owed(table, tensor, row)
-    pay(table, tensor, row)
+    factor = pending_decay(table, tensor, row)
+    mark_applied(table, tensor, row)
     return factor
 
 
 @scalar
-def owed(table, tensor, row):
+def pending_decay(table, tensor, row):
     """Return the factor of a row's deferred decay."""
-    paid = locate(table, tensor, PAID, row, FLOAT64)
+    applied = locate(table, tensor, APPLIED, row, FLOAT64)
     totals = locate(table, tensor, DECAY, 0, FLOAT64)
-    return math.exp(load(totals, 0)[0] - load(paid, 0)[0])
+    return math.exp(load(totals, 0)[0] - load(applied, 0)[0])
 
 
 @scalar
-def pay(table, tensor, row):
+def mark_applied(table, tensor, row):
     """Mark the deferred decay of a row as applied."""
-    paid = locate(table, tensor, PAID, row, FLOAT64)
-    store(paid, 0, load(locate(table, tensor, DECAY, 0, FLOAT64), 1))
+    applied = locate(table, tensor, APPLIED, row, FLOAT64)
+    store(applied, 0, load(locate(table, tensor, DECAY, 0, FLOAT64), 1))

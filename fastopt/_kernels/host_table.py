@@ -22,7 +22,7 @@ from fastopt._kernels.chunks import (
     shares,
 )
 from fastopt._kernels.compiling import bind
-from fastopt._kernels.layout import DECAY, ORDER, PAID, ROWS, SEGMENTS, STARTS
+from fastopt._kernels.layout import APPLIED, DECAY, ORDER, ROWS, SEGMENTS, STARTS
 from fastopt._kernels.numpy_abi import NBYTES, guard
 from fastopt._kernels.segments import ASCENDING, OUTSIDE, PLACES
 from fastopt._kernels.table import Array, Combine, Table
@@ -144,11 +144,11 @@ class HostTable(Table):
                 self.chunks = shares(rows, self.width)
         return True
 
-    def pay(self, paid: Array, before: float, after: float, at_once: bool) -> None:
-        """See :meth:`Table.pay`."""
+    def apply_decay(self, applied: Array, before: float, after: float, at_once: bool) -> None:
+        """See :meth:`Table.apply_decay`."""
         totals = np.array([before, after])
-        self.table[0, [PAID, DECAY]] = paid.ctypes.data, totals.ctypes.data
-        self.decay, self.at_once = (paid, totals), at_once
+        self.table[0, [APPLIED, DECAY]] = applied.ctypes.data, totals.ctypes.data
+        self.decay, self.at_once = (applied, totals), at_once
 
     def squares(self) -> NDArray[np.float64]:
         """See :meth:`Table.squares`."""
@@ -179,9 +179,9 @@ class HostTable(Table):
                 self._call(cpu_sums.finish, (layout, step), 0, first, self.table, self.hyper, sums)
         self.update(self.chunks, self.total)
         if self.at_once:
-            self.settle()
+            self.flush_decay()
         if self.copied or self.listed or self.borrowed:
-            self.give_back()
+            self.copy_back()
 
     def update(self, chunks: Chunks, total: int) -> None:
         """Apply the rule to `chunks`, which have `total` elements."""
@@ -215,13 +215,13 @@ class HostTable(Table):
             kernel(*arguments)
         return kernel
 
-    def settle(self) -> None:
-        """See :meth:`Table.settle`."""
+    def flush_decay(self) -> None:
+        """See :meth:`Table.flush_decay`."""
         totals = self.decay[1]
         totals[0] = totals[1]
         chunks, total = chunks_of((len(self.arrays[0]), self.width))
         if total:
-            self._call(cpu.settle, (self.layout,), total, chunks, self.table)
+            self._call(cpu.flush_decay, (self.layout,), total, chunks, self.table)
 
 
 def _in_place(array: Array) -> Array:

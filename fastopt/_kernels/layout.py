@@ -13,6 +13,7 @@ from fastopt.kernels.rule import Rule
 
 __all__ = [
     "ADDRESS",
+    "APPLIED",
     "BFLOAT16",
     "CODES",
     "DECAY",
@@ -22,7 +23,6 @@ __all__ = [
     "KEY",
     "OFFSET",
     "ORDER",
-    "PAID",
     "PITCH",
     "ROWS",
     "SEGMENTS",
@@ -37,7 +37,7 @@ __all__ = [
     "wide_of",
 ]
 
-DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, PAID, DECAY, PITCH, FOLDED, ADDRESS = (
+DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, APPLIED, DECAY, PITCH, FOLDED, ADDRESS = (
     range(13)
 )
 """Columns of a table of tensors, which has a row for each tensor.
@@ -46,8 +46,8 @@ DONE is set in the first row by the kernel that has updated all tensors. KEY is 
 tensor's random numbers; OFFSET is the number of its first element in the random stream, if the
 tensor is a slice; WIDTH is the number of elements in a row. A row-sparse gradient has SEGMENTS
 unique rows, in ascending order at address ROWS; the values of the k-th one are at positions
-``order[starts[k]:starts[k + 1]]``, with ``starts`` at address STARTS and ``order`` at ORDER. PAID
-is the address of the decay applied to each row, DECAY the address of the accumulated decay before
+``order[starts[k]:starts[k + 1]]``, with ``starts`` at address STARTS and ``order`` at ORDER.
+APPLIED is the address of the decay applied to each row, DECAY that of the accumulated decay before
 and after the step. PITCH is the number of bytes between rows of weight and state that are fields of
 records. FOLDED is the address of the sums of parts of rows that are indexed often; see
 :func:`fastopt._kernels.segments.summed`. The columns from ADDRESS on have the addresses of the

@@ -188,22 +188,22 @@ class Table(ABC):
 
     @abstractmethod
     def run(self, combine: Combine | None = None) -> None:
-        """Launch the kernels of every reduction and of the update, then :meth:`give_back`.
+        """Launch the kernels of every reduction and of the update, then :meth:`copy_back`.
 
         If tensors are slices, `combine` computes the sums of whole tensors from the chunks' sums.
         """
 
     @abstractmethod
-    def settle(self) -> None:
+    def flush_decay(self) -> None:
         """Apply the deferred weight decay of all rows, including the last step's."""
 
     @abstractmethod
-    def pay(self, paid: Array, before: float, after: float, at_once: bool) -> None:
+    def apply_decay(self, applied: Array, before: float, after: float, at_once: bool) -> None:
         """Apply deferred weight decay to the indexed rows (`at_once`: to all) in the next update.
 
         Parameters
         ----------
-        paid : numpy.ndarray
+        applied : numpy.ndarray
             Decay applied to each row so far, as a sum of logarithms.
         before, after : float
             Accumulated decay before and after the step, as sums of logarithms.
@@ -211,13 +211,13 @@ class Table(ABC):
             Whether to apply the decay of all rows in each step.
         """
 
-    def give_back(self) -> None:
-        """Copy weight and state back if kernels worked on copies, then :meth:`let_go`."""
+    def copy_back(self) -> None:
+        """Copy weight and state back if kernels worked on copies, then :meth:`release`."""
         for original, copy in self.copied:
             self.move(original, copy)
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the gradients and copies."""
         if self.copied:
             self.arrays = ()

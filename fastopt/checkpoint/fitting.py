@@ -100,10 +100,10 @@ def _check_dtype(context: str, array: Array, dtypes: tuple[str, ...]) -> None:
 
 def _check_kept(context: str, optimizer: Optimizer, index: Index, shape: tuple[int, ...]) -> None:
     """Check a parameter's deferred decay and sum of gradients against the shape of its state."""
-    paid = optimizer.row_decay.get(index)
-    if paid is not None and shape[:1] != paid[0].shape:
+    decay = optimizer.row_decay.get(index)
+    if decay is not None and shape[:1] != decay[0].shape:
         raise CheckpointError(
-            f"{context} has shape {shape}, the deferred decay of its rows {paid[0].shape}"
+            f"{context} has shape {shape}, the deferred decay of its rows {decay[0].shape}"
         )
     total = vars(optimizer).get("cumgrads", {}).get(index, {}).get("cum_grad")
     if total is None:

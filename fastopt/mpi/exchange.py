@@ -157,7 +157,7 @@ class Exchange:
         add_up(parts, self.rank, own, total, bucket.large)
         for memory in (packed, received):
             if memory is not None:
-                self.plan.give_back(memory)
+                self.plan.release(memory)
         self._added += 1
         self._lap("packing")
 
@@ -241,7 +241,7 @@ class Exchange:
         if packed is None:
             return
         unpack(packed, bucket.received, self.plan.flats, self.plan.at)
-        self.plan.give_back(packed)
+        self.plan.release(packed)
         self._lap("packing")
 
     def finish(self) -> None:

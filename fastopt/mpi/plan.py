@@ -402,11 +402,11 @@ class Plan:
         return self._windows[1]
 
     def borrow(self, size: int, dtype: Any) -> Array:
-        """Borrow memory for `size` elements of a bucket; see :meth:`give_back`."""
+        """Borrow memory for `size` elements of a bucket; see :meth:`release`."""
         memory = self._spare.pop()
         return memory[: size * dtype.itemsize].view(dtype)
 
-    def give_back(self, memory: Array) -> None:
+    def release(self, memory: Array) -> None:
         """Return borrowed memory."""
         base: Any = memory.base
         self._spare.append(base)

@@ -147,9 +147,9 @@ def test_what_belongs_to_no_rule_compiles(capability):
     rule = CASES[0].make().rule
     caught_up = layout_of(rule, sparse=True, lazy=True, catch_up=True)
     check(kernels.lazy(caught_up), capability, CHUNKS, TABLE, records(rule, F4), doubles=True)
-    check(kernels.settle(caught_up), capability, CHUNKS, TABLE, doubles=True)
+    check(kernels.flush_decay(caught_up), capability, CHUNKS, TABLE, doubles=True)
     for sparse in (False, True):
-        check(kernels.paid(sparse), capability, CHUNKS, TABLE, doubles=True)
+        check(kernels.mark_decay(sparse), capability, CHUNKS, TABLE, doubles=True)
         for kind in (F4, F8, FLOAT16, BFLOAT16):
             kernel = kernels.squares(kind, 3, sparse)
             check(kernel, capability, CHUNKS, TABLE, SUMS, doubles=True)

@@ -207,11 +207,11 @@ def unknown_arguments(
     }
     names = [name for name in unknown if name not in advice]
     meant = [each for name in names if (each := _meant(cls, name, taken))]
-    words = list(dict.fromkeys(advice.values()))
-    words += [f"did you mean {', '.join(meant)}?"] * bool(meant)
-    words += [f"it takes {', '.join(taken)}"] * (len(meant) < len(names))
+    parts = list(dict.fromkeys(advice.values()))
+    parts += [f"did you mean {', '.join(meant)}?"] * bool(meant)
+    parts += [f"it takes {', '.join(taken)}"] * (len(meant) < len(names))
     caller = caller or cls.__name__
-    return TypeError(f"{caller} does not take {', '.join(unknown)}; {'; '.join(words)}")
+    return TypeError(f"{caller} does not take {', '.join(unknown)}; {'; '.join(parts)}")
 
 
 def _meant(cls: Any, name: str, taken: Sequence[str]) -> str | None:
@@ -245,8 +245,8 @@ def check_new(owner: Any, name: str) -> None:
     if meant == name:
         advice = f"{name} is an argument of {kind.__name__}(...) alone"
     if advice:
-        words = f"{kind.__name__!r} object has no attribute {name!r} to set"
-        raise AttributeError(f"{words}; {advice}")
+        message = f"{kind.__name__!r} object has no attribute {name!r} to set"
+        raise AttributeError(f"{message}; {advice}")
 
 
 class Spelled(metaclass=Constructor):

@@ -309,16 +309,16 @@ class Plan:
         if self._take_rows(table, place, grad):
             return True
         index, weight = self.indices[place], self.weights[place]
-        words = label(index, self.optimizer.idx2name)
+        context = label(index, self.optimizer.idx2name)
         if type(grad) is not RowSparse or grad.shape != weight.shape:
             try:
-                grad = check(words, weight, grad, self.planner.copies.get(index))
+                grad = check(context, weight, grad, self.planner.copies.get(index))
             except TypeError:  # another array library, or an error that the full checks report
                 return False
             grad = self.planner.by_row(grad)
         if not (isinstance(grad, RowSparse) and table.serves(grad)):
             return False
-        table.list_rows(words, grad)
+        table.list_rows(context, grad)
         first, last = table.read()
         return not Ranges(*self.written).meeting(first, last)
 
@@ -628,8 +628,8 @@ class Plan:
             try:
                 values = given(optimizer, t, lr, wd)
             except ValueError as error:
-                words = label(self._first(group, row), optimizer.idx2name)
-                raise ValueError(f"{words}: {error}") from error
+                context = label(self._first(group, row), optimizer.idx2name)
+                raise ValueError(f"{context}: {error}") from error
             group.fill(row, optimizer, {"rate": base, "lr": lr, "wd": wd}, values, again)
         group.stamps.fill(-1)
 

@@ -64,12 +64,12 @@ def check_index(index: Any) -> int | str:
     if isinstance(index, np.integer):
         return int(index)
     got = type(index).__name__
-    words = f"index must be an int, str or bytes, or a list of them, got {got}"
+    message = f"index must be an int, str or bytes, or a list of them, got {got}"
     if isinstance(index, Mapping):
-        words = f"{words}; updater.step(grads, weights) takes dictionaries"
+        message = f"{message}; updater.step(grads, weights) takes dictionaries"
     elif isinstance(index, np.ndarray):
-        words = f"{words}; the order is updater(index, grad, weight)"
-    raise TypeError(words)
+        message = f"{message}; the order is updater(index, grad, weight)"
+    raise TypeError(message)
 
 
 def is_listed(value: Any) -> bool:
@@ -86,19 +86,19 @@ def as_lists(indices: Any, grads: Any, weights: Any) -> tuple[list[Any], list[An
     for role, given in (("gradients", grads), ("weights", weights)):
         if not is_listed(given) or len(given) != len(indices):
             got = f"{len(given)}" if is_listed(given) else type(given).__name__
-            words = f"a list of {len(indices)} indices needs a list of as many {role}, got {got}"
+            message = f"a list of {len(indices)} indices needs a list of as many {role}, got {got}"
             if isinstance(given, Mapping):
-                words = f"{words}; updater.step(grads, weights) takes dictionaries"
-            raise TypeError(words)
+                message = f"{message}; updater.step(grads, weights) takes dictionaries"
+            raise TypeError(message)
     return list(indices), list(grads), list(weights)
 
 
-def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
+def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     """Check the weight and the gradient of one update; return the gradient.
 
     Parameters
     ----------
-    words : str
+    context : str
         Label of the parameter.
     weight, grad : numpy.ndarray
         The gradient may be row-sparse, in any form that :func:`fastopt.sparse.as_row_sparse`
@@ -120,55 +120,55 @@ def check(words: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     RuntimeError
         The stream of `weight` is being captured for a CUDA graph.
     """
-    weight = described(words, "weight", weight)
+    weight = described(context, "weight", weight)
     if isinstance(weight, Header):
         from fastopt._kernels.cuda_driver import refuse_capture
 
         refuse_capture(weight.stream)
-    _check_array(words, "weight", weight, np.ndarray)
+    _check_array(context, "weight", weight, np.ndarray)
     if kind_of(weight.dtype) is None:
         order = "" if weight.dtype.isnative else " in another byte order"
-        raise TypeError(f"{words}: weight must be {_either(REALS)}, got {weight.dtype}{order}")
-    _check_writeable(words, "weight", weight)
+        raise TypeError(f"{context}: weight must be {_either(REALS)}, got {weight.dtype}{order}")
+    _check_writeable(context, "weight", weight)
     values = grad
     if is_row_sparse(grad):
-        grad = listed(words, grad, weight.shape)
+        grad = listed(context, grad, weight.shape)
         values = header(grad.values)
     elif isinstance(grad, (tuple, list)) or hasattr(grad, "tocsr"):
         hint = "; convert it with tocsr()" if hasattr(grad, "tocsr") else ""
         raise TypeError(
-            f"{words}: gradient must be a NumPy array, or row-sparse: a RowSparse, a pair (values, "
-            "indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
+            f"{context}: gradient must be a NumPy array, or row-sparse: a RowSparse, a pair "
+            "(values, indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
             f"{_kinds(grad)}{hint}"
         )
     else:
         if grad is None:
             raise TypeError(
-                f"{words}: gradient must be a NumPy array, got None; omit the index, or call "
+                f"{context}: gradient must be a NumPy array, got None; omit the index, or call "
                 "updater.step(grads, weights), which skips weights whose gradient is None"
             )
-        values = described(words, "gradient", grad)
-        _check_array(words, "gradient", values, (np.ndarray, np.generic))
+        values = described(context, "gradient", grad)
+        _check_array(context, "gradient", values, (np.ndarray, np.generic))
     if values.dtype != weight.dtype:
         takes = [weight.dtype.name] + ["float32"] * is_half(weight)
         takes += [] if copy is None else [header(copy).dtype.name]
         if values.dtype.name not in takes or not values.dtype.isnative:
-            words = f"{words}: gradient must have the weight's dtype"
-            raise TypeError(f"{words} {_either(takes)}, got {values.dtype}")
+            context = f"{context}: gradient must have the weight's dtype"
+            raise TypeError(f"{context} {_either(takes)}, got {values.dtype}")
     shape = grad.shape if isinstance(grad, RowSparse) else values.shape
     if shape != weight.shape:
-        raise ValueError(f"{words}: gradient must have shape {weight.shape}, got {shape}")
-    check_together(words, {"weight": weight, "gradient": values})
-    check_apart(words, {"weight": weight, "gradient": values})
+        raise ValueError(f"{context}: gradient must have shape {weight.shape}, got {shape}")
+    check_together(context, {"weight": weight, "gradient": values})
+    check_apart(context, {"weight": weight, "gradient": values})
     return grad
 
 
-def described(words: str, role: str, array: Any) -> Any:
+def described(context: str, role: str, array: Any) -> Any:
     """Return the header of a device array, or the NumPy array; errors name the parameter."""
     try:
         return header(array)
     except TypeError as error:
-        raise TypeError(f"{words}: {role}: {error}") from error
+        raise TypeError(f"{context}: {role}: {error}") from error
 
 
 def _kinds(grad: Any) -> str:
@@ -183,27 +183,29 @@ def _either(names: Sequence[str]) -> str:
     return " or ".join(names)
 
 
-def listed(words: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
+def listed(context: str, grad: Any, shape: tuple[int, ...]) -> RowSparse:
     """Return `grad` as a RowSparse; errors name the parameter."""
     try:
         return as_row_sparse(grad, shape)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{words}: {error}") from None
+        raise type(error)(f"{context}: {error}") from None
 
 
-def _check_array(words: str, role: str, array: Any, kind: Any) -> None:
+def _check_array(context: str, role: str, array: Any, kind: Any) -> None:
     """Raise TypeError unless `array` is an instance of `kind` and not masked."""
     if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
         nested = role == "weight" and isinstance(array, (list, tuple, Mapping))
         hint = "; updater.step(grads, weights) takes nested weights" if nested else ""
-        raise TypeError(f"{words}: {role} must be a NumPy array, got {type(array).__name__}{hint}")
+        raise TypeError(
+            f"{context}: {role} must be a NumPy array, got {type(array).__name__}{hint}"
+        )
 
 
-def _check_writeable(words: str, role: str, array: Array) -> None:
+def _check_writeable(context: str, role: str, array: Array) -> None:
     """Raise ValueError if `array` is read-only, or broadcast (elements share an address)."""
     if not array.flags.writeable:
         raise ValueError(
-            f"{words}: {role} is read-only, an update writes to it: "
+            f"{context}: {role} is read-only, an update writes to it: "
             "copy it with np.array(x) and keep the copy"
         )
     if array.size and any(
@@ -211,25 +213,25 @@ def _check_writeable(words: str, role: str, array: Array) -> None:
         for length, stride in zip(array.shape, array.strides, strict=True)
     ):
         raise ValueError(
-            f"{words}: elements of {role} share an address (strides {array.strides}), an update "
+            f"{context}: elements of {role} share an address (strides {array.strides}), an update "
             "writes to each"
         )
 
 
-def check_together(words: str, arrays: dict[str, Any]) -> None:
+def check_together(context: str, arrays: dict[str, Any]) -> None:
     """Raise ValueError unless the named arrays are all on the host or all on one device."""
     (first, one), *others = arrays.items()
     for other, array in others:
         if device_of(array) != device_of(one):
             devices = [device_of(each) or "the host" for each in (one, array)]
-            raise ValueError(f"{words}: {first} is on {devices[0]}, {other} on {devices[1]}")
+            raise ValueError(f"{context}: {first} is on {devices[0]}, {other} on {devices[1]}")
 
 
-def check_apart(words: str, arrays: dict[str, Any]) -> None:
+def check_apart(context: str, arrays: dict[str, Any]) -> None:
     """Raise ValueError if two of the named arrays share memory."""
     for (one, first), (other, second) in combinations(arrays.items(), 2):
         if np.may_share_memory(first, second) and np.shares_memory(first, second):
-            raise ValueError(f"{words}: {one} and {other} share memory")
+            raise ValueError(f"{context}: {one} and {other} share memory")
 
 
 def leaves(state: Any) -> tuple[Any, ...]:
@@ -248,7 +250,7 @@ def leaves(state: Any) -> tuple[Any, ...]:
 
 
 def check_state(
-    words: str,
+    context: str,
     rule: Rule,
     like: Array,
     dtypes: Any,
@@ -271,28 +273,30 @@ def check_state(
     """
     if len(arrays) != len(rule.slots):
         raise ValueError(
-            f"{words}: rule {rule.name} needs {len(rule.slots)} state arrays "
+            f"{context}: rule {rule.name} needs {len(rule.slots)} state arrays "
             f"{rule.slots}, got {len(arrays)}"
         )
     if rule.row and like.ndim != 2:
         raise ValueError(
-            f"{words}: rule {rule.name} works on rows and needs a weight of two "
+            f"{context}: rule {rule.name} works on rows and needs a weight of two "
             f"dimensions, got shape {like.shape}"
         )
     shape = (len(like), 1) if rule.row else like.shape
     for k, (slot, array) in enumerate(zip(rule.slots, arrays, strict=True)):
         if k < len(rule.state):
             own = (*dtypes, rule.codes[slot]) if is_coded(array) and slot in rule.codes else dtypes
-            check_like(words, f"state {slot!r}", array, own, shape, hint=OF_ONE)
+            check_like(context, f"state {slot!r}", array, own, shape, hint=OF_ONE)
         else:
-            check_like(words, f"state {slot!r}", array, dtypes[:1], (), hint=OF_ONE)
+            check_like(context, f"state {slot!r}", array, dtypes[:1], (), hint=OF_ONE)
     coded = [slot for slot, array in zip(rule.state, arrays, strict=False) if is_coded(array)]
     if len(coded) != len(scales):
-        raise ValueError(f"{words}: state {coded[-1]!r} has codes without scales")
+        raise ValueError(f"{context}: state {coded[-1]!r} has codes without scales")
     for slot, array in zip(coded, scales, strict=True):
-        check_like(words, f"scales of state {slot!r}", array, dtypes[:1], scales_shape(like.shape))
+        check_like(
+            context, f"scales of state {slot!r}", array, dtypes[:1], scales_shape(like.shape)
+        )
     if coded and any(array.dtype.name == "bfloat16" for array in arrays):
-        raise TypeError(f"{words}: state slots are in bfloat16 and in 8 bits, use one of them")
+        raise TypeError(f"{context}: state slots are in bfloat16 and in 8 bits, use one of them")
 
 
 @cache
@@ -303,7 +307,7 @@ def _name(dtype: Any) -> str:
 
 
 def check_like(
-    words: str,
+    context: str,
     role: str,
     array: Any,
     dtypes: Any,
@@ -315,14 +319,14 @@ def check_like(
 
     If `written`, it must also be writeable. Errors about dtype and shape end in `hint`.
     """
-    _check_array(words, role, array, np.ndarray)
-    must = f"{words}: {role} must have"
+    _check_array(context, role, array, np.ndarray)
+    must = f"{context}: {role} must have"
     if _name(array.dtype) not in dtypes or not array.dtype.isnative:
         raise TypeError(f"{must} dtype {_either(dtypes)}, got {array.dtype}{hint}")
     if array.shape != shape:
         raise ValueError(f"{must} shape {shape}, got {array.shape}{hint}")
     if written:
-        _check_writeable(words, role, array)
+        _check_writeable(context, role, array)
 
 
 def is_fixed(state: Any) -> bool:

@@ -326,17 +326,17 @@ class CudaTable(Table):
         across = min(1 << max(self.width - 1, 1).bit_length(), self.kernels.THREADS)
         return across, self.kernels.THREADS // across
 
-    def list_rows(self, words: str, grad: "RowSparse") -> None:
+    def list_rows(self, context: str, grad: "RowSparse") -> None:
         """See :meth:`Table.list_rows`; rows are sorted and counted on the device."""
         values, indices = header(grad.values), header(grad.indices)
         height, count = len(self.arrays[0]), len(indices)
         if values.size != count * self.width:
             expected = (count, *grad.shape[1:])
-            raise ValueError(f"{words}: values must have shape {expected}, got {values.shape}")
+            raise ValueError(f"{context}: values must have shape {expected}, got {values.shape}")
         on_host = not isinstance(indices, Header)
         if not on_host and device_of(indices) != self.device:
-            raise ValueError(f"{words}: indices of rows must be on {self.device}, as values are")
-        rows, order = _surveyed(words, indices, height) if on_host else (indices, None)
+            raise ValueError(f"{context}: indices of rows must be on {self.device}, as values are")
+        rows, order = _surveyed(context, indices, height) if on_host else (indices, None)
         self._streams = {values.stream} if on_host else {values.stream, indices.stream}
         with self._on_device():
             made = contiguous(values, values.stream)
@@ -352,7 +352,7 @@ class CudaTable(Table):
             entry[SEGMENTS] = count  # if no row is repeated; see _send_entry()
             self._segments = None
             if count:
-                self._segments = self._ordered(words, places, rows, height, order)
+                self._segments = self._ordered(context, places, rows, height, order)
         self.row_chunks = chunks_of((count, self.width), size=self.rate)
         if self.layout.by_row:
             self.chunks, self.total = self.row_chunks
@@ -364,7 +364,7 @@ class CudaTable(Table):
         return [base + k * step for k in range(self.sorting.ARRAYS)]
 
     def _ordered(
-        self, words: str, places: list[int], rows: Array, height: int, order: int | None
+        self, context: str, places: list[int], rows: Array, height: int, order: int | None
     ) -> Any:
         """Sort row indices on the device; return device memory with the number of unique rows.
 
@@ -386,7 +386,7 @@ class CudaTable(Table):
         fetch = self._fetch if order is None else lambda _: (0, order == MIXED, 0)
         ordered = self.sorting.order_rows(run, answer, fetch, kind, size, height)
         if ordered is None:
-            raise ValueError(f"{words}: indices must be at least 0 and below {height}")
+            raise ValueError(f"{context}: indices must be at least 0 and below {height}")
         keys, bits = ordered
         if keys and groups and self.width:
             across = min(self.width, self.sorting.FOLDERS)
@@ -529,7 +529,7 @@ class CudaTable(Table):
             self._launch(self.kernels.mark_decay(False), len(chunks), threads, sent, entry)
 
 
-def _surveyed(words: str, indices: Array, height: int) -> tuple[Array, int]:
+def _surveyed(context: str, indices: Array, height: int) -> tuple[Array, int]:
     """Return a copy of row indices on the host, and their order.
 
     Raises
@@ -540,7 +540,7 @@ def _surveyed(words: str, indices: Array, height: int) -> tuple[Array, int]:
     rows = np.empty(len(indices), np.int64)
     order, wrong = cpu_calls.survey()(np.asarray(indices, np.int64), height, rows)
     if order == OUTSIDE:
-        raise ValueError(f"{words}: indices must be at least 0 and below {height}, got {wrong}")
+        raise ValueError(f"{context}: indices must be at least 0 and below {height}, got {wrong}")
     return rows, order
 
 

@@ -66,7 +66,7 @@ class HostTable(Table):
         by_element = not (layout.sparse or layout.by_row or layout.rule.passes)
         return by_element and self.device is None and not (self.copied or self.borrowed)
 
-    def list_rows(self, words: str, grad: "RowSparse") -> None:
+    def list_rows(self, context: str, grad: "RowSparse") -> None:
         """See :meth:`Table.list_rows`."""
         height = len(self.arrays[0])
         values = _in_place(grad.values)
@@ -76,10 +76,12 @@ class HostTable(Table):
         rows = self.checked_rows[: len(given)]
         found, wrong = cpu_calls.survey()(given, height, rows)
         if found == OUTSIDE:
-            raise ValueError(f"{words}: indices must be at least 0 and below {height}, got {wrong}")
+            raise ValueError(
+                f"{context}: indices must be at least 0 and below {height}, got {wrong}"
+            )
         if values.size != len(rows) * self.width:
             expected = (len(rows), *grad.shape[1:])
-            raise ValueError(f"{words}: values must have shape {expected}, got {values.shape}")
+            raise ValueError(f"{context}: values must have shape {expected}, got {values.shape}")
         if any(np.may_share_memory(values, array) for array in self.arrays):
             values = values.copy()
         if values is not grad.values:

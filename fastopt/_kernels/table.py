@@ -159,7 +159,7 @@ class Table(ABC):
         return layout.sparse and layout.grad == kind_of(header(grad.values).dtype)
 
     @abstractmethod
-    def list_rows(self, words: str, grad: "RowSparse") -> None:
+    def list_rows(self, context: str, grad: "RowSparse") -> None:
         """Set a row-sparse gradient.
 
         Raises

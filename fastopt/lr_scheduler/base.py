@@ -213,21 +213,21 @@ def rebased(schedule: Any, rate: float, optimizer: type) -> Any:
     twin = copy(schedule)
     if twin is not schedule:  # copy() of a function returns the function itself
         twin.base_lr = rate
-    words = f"learning_rate={rate} of {optimizer.__name__}"
+    given = f"learning_rate={rate} of {optimizer.__name__}"
     if twin is schedule or getattr(schedule, "keeps_base_lr", False):
         if rate != _default(optimizer, "learning_rate"):
             warn_user(
-                f"{words} has no effect: {kind.__name__} keeps its base_lr={own}; set base_lr of "
+                f"{given} has no effect: {kind.__name__} keeps its base_lr={own}; set base_lr of "
                 "the schedule"
             )
     elif getattr(schedule, "warmup_steps", 0):
         warn_user(
-            f"{words} replaces base_lr={own} of {kind.__name__} after warm-up, which still ends at "
+            f"{given} replaces base_lr={own} of {kind.__name__} after warm-up, which still ends at "
             f"{own}; give both the same value, or learning_rate=None"
         )
     elif own != _default(kind, "base_lr"):
         warn_user(
-            f"{words} replaces base_lr={own} of {kind.__name__}; learning_rate=None keeps base_lr"
+            f"{given} replaces base_lr={own} of {kind.__name__}; learning_rate=None keeps base_lr"
         )
     return twin
 

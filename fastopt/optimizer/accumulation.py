@@ -57,8 +57,8 @@ class Sums(Planner):
         averaging: Any = None,
     ) -> Table:
         """See :meth:`Planner.table <fastopt._engine.planner.Planner.table>`."""
-        words = label(index, self.optimizer.idx2name)
-        return table_of(words, accumulate, (header(weight),), grad, ())
+        context = label(index, self.optimizer.idx2name)
+        return table_of(context, accumulate, (header(weight),), grad, ())
 
 
 class Waiting:
@@ -146,13 +146,13 @@ class Windows:
         sums: dict[Index, Any] = {}
         tables: list[Table] = []
         for index, weight, grad in entries:
-            words, keep = label(index, names), index in self.calls
+            context, keep = label(index, names), index in self.calls
             total = self.sums.get(index)
             if isinstance(grad, RowSparse):
-                sums[index], more = add(words, total, grad, weight, keep)
+                sums[index], more = add(context, total, grad, weight, keep)
                 tables += more
             else:
-                sums[index] = room(words, total, weight, keep)
+                sums[index] = room(context, total, weight, keep)
                 calls[keep].append((index, sums[index], grad, None))
         plans = [
             planner.prepare(some, single)

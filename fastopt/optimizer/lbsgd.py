@@ -190,7 +190,7 @@ class LBSGD(MomentumFamily):
         return self.batch_scale > 1 or bool(self.cumgrads)
 
     def accumulate(
-        self, words: str, index: Index, grad: Any, weight: Array
+        self, context: str, index: Index, grad: Any, weight: Array
     ) -> tuple[Any, list[Table]]:
         """See :meth:`Optimizer.accumulate`."""
         if self.batch_scale <= 1:
@@ -199,27 +199,27 @@ class LBSGD(MomentumFamily):
         before = self.cumgrads.get(index)
         count = self._index_update_count.get(index, self.begin_num_update) - self.begin_num_update
         calls = (before["num_cums"] if before else self.init_updates + count) + 1
-        total, tables = self._sum(words, index, grad, weight)
+        total, tables = self._sum(context, index, grad, weight)
         kept = (total.values, total.indices) if isinstance(total, RowSparse) else total
         self.cumgrads[index] = {"cum_grad": kept, "num_cums": calls}
         return (total if calls % self.batch_scale == 0 else None), tables
 
-    def _sum(self, words: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Table]]:
+    def _sum(self, context: str, index: Index, grad: Any, weight: Array) -> tuple[Any, list[Table]]:
         """Return the sum of gradients since the last update, and the kernels that complete it."""
         before = self.cumgrads.get(index)
         keep = before is not None and before["num_cums"] % self.batch_scale != 0
         total: Any = before["cum_grad"] if before is not None else None
         if isinstance(total, tuple):
-            total = listed(words, total, weight.shape) if keep else None
+            total = listed(context, total, weight.shape) if keep else None
             if total is not None:
                 check_like(
-                    words,
+                    context,
                     "the sum of gradients",
                     total.values,
                     (np.dtype(real_of(weight.dtype)).name,),
                     (len(total.indices), *weight.shape[1:]),
                 )
-        return add(words, total, grad, weight, keep)
+        return add(context, total, grad, weight, keep)
 
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""

@@ -380,8 +380,8 @@ class MatrixFamily(VariantFlags):
         for role, patterns in self.patterns().items():
             for each in patterns:
                 if not any(re.search(each, name) for name in names):
-                    words = f"{role}: {each!r} has no effect: it matches none of {brief(names)}"
-                    warn_user(words)
+                    message = f"{role}: {each!r} has no effect: it matches none of {brief(names)}"
+                    warn_user(message)
 
     def _check_matrix(self, index: Index, weight: Array) -> None:
         """Raise unless a weight can be updated, regardless of its gradient and state."""
@@ -392,17 +392,17 @@ class MatrixFamily(VariantFlags):
             )
         self.check_shape(index, weight.shape)
 
-    def _check_slots(self, words: str, exact: Array, state: Any) -> None:
+    def _check_slots(self, context: str, exact: Array, state: Any) -> None:
         """Raise unless a state matches a weight with the shape and dtype of `exact`."""
         slots, arrays = self.slots(exact.shape), tuple(headers(leaves(state)))
         if len(arrays) != len(slots):
             raise ValueError(
-                f"{words}: {type(self).__name__} needs {len(slots)} state arrays {tuple(slots)}, "
+                f"{context}: {type(self).__name__} needs {len(slots)} state arrays {tuple(slots)}, "
                 f"got {len(arrays)}"
             )
         dtypes = [np.dtype(real_of(exact.dtype)).name] + ["bfloat16"] * self.rounds_state
         for (slot, shape), array in zip(slots.items(), arrays, strict=True):
-            check_like(words, f"state {slot!r}", array, dtypes, shape)
+            check_like(context, f"state {slot!r}", array, dtypes, shape)
 
     def dense_gradient(self, index: Index, weight: Array, grad: RowSparse) -> Any:
         """See :meth:`Optimizer.dense_gradient`; a fallback accepts row-sparse gradients."""
@@ -469,13 +469,13 @@ class MatrixFamily(VariantFlags):
                     grad = to_float32(grad)  # the weight has a half-precision copy
                 self._fallback().check_calls([(index, weight, grad, state)])
                 continue
-            words, inner = label(index, self.idx2name), state
+            context, inner = label(index, self.idx2name), state
             self._get_lr(index), self._get_wd(index)
             self._check_matrix(index, weight)
             exact = weight
             if has_master(self, weight):
-                (exact, *_), inner = split_state(self, words, weight, state)
-            self._check_slots(words, exact, inner)
+                (exact, *_), inner = split_state(self, context, weight, state)
+            self._check_slots(context, exact, inner)
 
     def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """See :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""

@@ -645,9 +645,9 @@ class Optimizer(Checked):
         """
         if isinstance(name, Optimizer):
             if kwargs:
-                words = ", ".join(kwargs)
+                given = ", ".join(kwargs)
                 raise ValueError(
-                    f"{words} must be passed with a name, got the optimizer {name}: set its "
+                    f"{given} must be passed with a name, got the optimizer {name}: set its "
                     "attributes instead"
                 )
             return name
@@ -661,9 +661,9 @@ class Optimizer(Checked):
         klass: type[Optimizer] | None = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             near = closest(name, Optimizer.opt_registry)
-            words = f"; did you mean {near!r}?" if near else ""
+            hint = f"; did you mean {near!r}?" if near else ""
             known = ", ".join(sorted(Optimizer.opt_registry))
-            raise ValueError(f"Cannot find optimizer {name!r}; the names are {known}{words}")
+            raise ValueError(f"Cannot find optimizer {name!r}; the names are {known}{hint}")
         return klass(**kwargs)
 
     @classmethod
@@ -704,10 +704,10 @@ class Optimizer(Checked):
         for name in ("lr_mult", "wd_mult", "num_update"):
             if "_index_update_count" in own and getattr(self, name):
                 shown[name] = getattr(self, name)
-        words = ", ".join(
+        arguments = ", ".join(
             f"{name}={without_address(brief(value), value)}" for name, value in shown.items()
         )
-        return f"{type(self).__name__}({words})"
+        return f"{type(self).__name__}({arguments})"
 
     # Methods for subclasses
 
@@ -821,7 +821,7 @@ class Optimizer(Checked):
         return False
 
     def accumulate(
-        self, words: str, index: Index, grad: Any, weight: Array
+        self, context: str, index: Index, grad: Any, weight: Array
     ) -> tuple[Any, list[Table]]:
         """Return the gradient to update with, or None for no update, and the kernels to launch."""
         raise NotImplementedError
@@ -917,8 +917,8 @@ class Optimizer(Checked):
         given, weight = weight, header(weight)
         if not is_half(weight):
             return self.create_state(index, given)
-        words = label(index, self.idx2name)
-        warn_if_unbound(words, given)
+        context = label(index, self.idx2name)
+        warn_if_unbound(context, given)
         if not self.multi_precision:
             self._warn_of_halves(weight)
             return self.create_state(index, given)
@@ -984,17 +984,19 @@ class Optimizer(Checked):
         self, index: Index, weight: Array, grad: Any, state: Any, copy: Array | None
     ) -> None:
         """Update with an overridden ``update()``, handling masters and half-precision copies."""
-        words = label(index, self.idx2name)
+        context = label(index, self.idx2name)
         if is_cuda(weight) and (copy is not None or has_master(self, header(weight))):
-            raise TypeError(f"{words}: an update() in Python has no masters or copies on a device")
+            raise TypeError(
+                f"{context}: an update() in Python has no masters or copies on a device"
+            )
         if copy is not None:
-            check_copy(words, weight, copy)
+            check_copy(context, weight, copy)
             self.update(index, weight, to_float32(grad), state)
             round_into(copy, weight)
         elif has_master(self, weight):
-            exact, inner = split_state(self, words, weight, state)
+            exact, inner = split_state(self, context, weight, state)
             if len(exact) != 2 or exact[0].dtype != np.float32:
-                raise TypeError(f"{words}: an update() in NumPy needs master='float32'")
+                raise TypeError(f"{context}: an update() in NumPy needs master='float32'")
             self.update(index, exact[0], to_float32(grad), inner)
             round_into(weight, exact[0])
         else:
@@ -1134,8 +1136,10 @@ class Optimizer(Checked):
         except OverflowError:
             return math.inf
         except (TypeError, ValueError):
-            words = f"{label(index, self.idx2name)}: {attribute}{of}"
-            raise TypeError(f"{words} must be a number, got {brief(value)}") from None
+            context = label(index, self.idx2name)
+            raise TypeError(
+                f"{context}: {attribute}{of} must be a number, got {brief(value)}"
+            ) from None
 
     @property
     def learning_rate(self) -> float:
@@ -1254,8 +1258,8 @@ class Optimizer(Checked):
         for attribute in ("lr_mult", "wd_mult"):
             symbol = self._attributes(f"__{attribute}__").keys()
             if lost := getattr(self, attribute).keys() - known - symbol:
-                words = ", ".join(sorted(map(repr, lost)))
-                warn_user(f"{attribute} of {words} has no effect: no parameter is called so")
+                unknown = ", ".join(sorted(map(repr, lost)))
+                warn_user(f"{attribute} of {unknown} has no effect: no parameter is called so")
         if as_float("wd", self.wd) > 0 and names and not any(map(self._decays, names)):
             warn_user(
                 f"wd={self.wd} decays none of the parameters {brief(list(names.values()))}: by "

@@ -20,10 +20,10 @@ def bound(weight: Any) -> None:
     _unbound.pop(id(weight), None)
 
 
-def warn_if_unbound(words: str, weight: Any) -> None:
+def warn_if_unbound(context: str, weight: Any) -> None:
     """Warn once if `weight` is about to be updated without its master."""
     if _unbound.pop(id(weight), None) is not None:
         warn_user(
-            f"{words}: the weight's float32 master is not used; call bind(updater) of its "
+            f"{context}: the weight's float32 master is not used; call bind(updater) of its "
             "ParameterInfo before the first update"
         )

@@ -349,9 +349,9 @@ class Updater(Resumable):
                     return
         if weight is None:
             named = isinstance(index, (int, str, bytes))
-            words = f"{label(index, optimizer.idx2name)}: weight is None; " if named else ""
+            prefix = f"{label(index, optimizer.idx2name)}: weight is None; " if named else ""
             raise TypeError(
-                f"{words}a call takes index, grad and weight; updater.step(grads, weights) takes "
+                f"{prefix}a call takes index, grad and weight; updater.step(grads, weights) takes "
                 "nested gradients and weights, named by their paths"
             )
         single = not is_listed(index)
@@ -431,8 +431,8 @@ class Updater(Resumable):
             try:
                 own[k], views[k] = as_gradient(grads[k]), as_weight(weights[k])
             except (TypeError, ValueError) as error:
-                words = label(index, self.optimizer.idx2name)
-                raise type(error)(f"{words}: {error}") from error
+                context = label(index, self.optimizer.idx2name)
+                raise type(error)(f"{context}: {error}") from error
         if all(map(is_, views, weights)) and all(map(is_, own, grads)):
             self._update(indices, grads, weights, single)
             return
@@ -622,15 +622,15 @@ class Updater(Resumable):
         """Raise if gradients cannot be accumulated: repeated indices, or lazy rows on a device."""
         names, seen = self.optimizer.idx2name, set[Index]()
         for index, weight, grad in entries:
-            words, optimizer = label(index, names), self.planner.of(index).optimizer
+            context, optimizer = label(index, names), self.planner.of(index).optimizer
             if index in seen:
-                raise ValueError(f"{words}: accumulate={self.accumulate} takes an index once")
+                raise ValueError(f"{context}: accumulate={self.accumulate} takes an index once")
             seen.add(index)
             lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and is_cuda(weight)
             if lazy and optimizer.native:
                 raise TypeError(
-                    f"{words}: lazy updates on a CUDA device need a sum of indexed rows, which is "
-                    "kept on the host alone: accumulate takes dense gradients there, or "
+                    f"{context}: lazy updates on a CUDA device need a sum of indexed rows, which "
+                    "is kept on the host alone: accumulate takes dense gradients there, or "
                     "lazy_update=False"
                 )
 
@@ -726,8 +726,8 @@ class Updater(Resumable):
         optimizer = self.optimizer
         checked = []
         for index, grad, weight in zip(indices, grads, weights, strict=True):
-            words = label(index, optimizer.idx2name)
-            grad = check(words, weight, grad, self.planner.copies.get(index))
+            context = label(index, optimizer.idx2name)
+            grad = check(context, weight, grad, self.planner.copies.get(index))
             if isinstance(grad, RowSparse) and not optimizer.native:
                 grad = optimizer.dense_gradient(index, weight, grad)
             checked.append((index, weight, grad))
@@ -941,11 +941,11 @@ class Updater(Resumable):
         with optimizer.lock:
             if self._averages is not None:
                 self._averages.check_free()
-            words = label(index, optimizer.idx2name)
+            context = label(index, optimizer.idx2name)
             last = latest(self.planner.updated.get(index)) if weight is None else weight
             last = as_weight(last)
             if last is None:
-                raise ValueError(f"{words}: flush needs the weight, which was not updated yet")
+                raise ValueError(f"{context}: flush needs the weight, which was not updated yet")
             state = self._state(index, last) if index in self.states else None
             self.planner.of(index).flush(index, last, state)
             if index in self.states:
@@ -1038,9 +1038,9 @@ class Updater(Resumable):
     def _inner_state(self, index: Index, weight: Any) -> tuple[Any, list[Any]]:
         """Return the weight's exact values (its master if it has one), and its state arrays."""
         of = self.planner.of(index).optimizer
-        words, weight, state = label(index, of.idx2name), header(weight), self.states[index]
+        context, weight, state = label(index, of.idx2name), header(weight), self.states[index]
         if has_master(of, weight):
-            exact, state = split_state(of, words, weight, state)
+            exact, state = split_state(of, context, weight, state)
         else:
             exact = (weight,)
         return exact, [host(header(array)) for array in leaves(state)]

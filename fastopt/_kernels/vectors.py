@@ -1,10 +1,15 @@
 """Vectorization of kernels that arithmetic limits.
 
-Tests: ``tests/kernels/test_blocks.py``.
+Tests: ``tests/kernels/test_blocks.py``, ``tests/kernels/test_vectors.py``.
 """
 
+import hashlib
+
 from numba import njit, types
+from numba.core.serialize import dumps
 from numba.extending import intrinsic, overload
+
+from fastopt.kernels.rule import keep_pickle
 
 __all__ = ["inlined", "prefer_wide_vectors"]
 
@@ -42,5 +47,12 @@ def inlined(fn):
 
     Numba optimizes every other function on its own first: its loops are vectorized before the
     compiler knows the numbers and arrays that the kernel passes.
+
+    The kernels' entries in the cache on disk depend on an identifier of this function, which is
+    random by default, and here a digest.
     """
-    return njit(inline="always", error_model="numpy")(fn)
+    keep_pickle(fn)
+    function = njit(inline="always", error_model="numpy")(fn)
+    if function is not fn:  # NUMBA_DISABLE_JIT
+        function._set_uuid(hashlib.sha256(dumps(fn)).hexdigest())
+    return function

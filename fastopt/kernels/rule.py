@@ -69,6 +69,16 @@ def scalar(fn: F) -> F:
         return fn
     if dis.opmap["RAISE_VARARGS"] in fn.__code__.co_code[::2]:
         raise TypeError(f"{fn.__name__} may not raise or assert: kernels would lose the error")
+    keep_pickle(fn)
+    _jitable.add(fn)
+    # Python's error model adds a check for zero to every division, which prevents vectorization of
+    # the loop around it.
+    register_jitable(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(fn)
+    return fn
+
+
+def keep_pickle(fn: Function) -> None:
+    """Let the pickle of a function be the same in every process, for numba's cache on disk."""
     if _module_text(fn.__code__.co_filename) is None:
         # Numba's cache pickles such a function by value; IPython's file names contain a process id.
         fn.__code__ = fn.__code__.replace(co_filename=f"<{fn.__name__}>")
@@ -76,11 +86,6 @@ def scalar(fn: F) -> F:
         # This one is pickled by value too. The pickle depends on which strings are one object, and
         # that differs between code that was just compiled and code that was read from a .pyc file.
         fn.__code__ = _of_file(fn.__code__, fn.__globals__.get("__file__", fn.__code__.co_filename))
-    _jitable.add(fn)
-    # Python's error model adds a check for zero to every division, which prevents vectorization of
-    # the loop around it.
-    register_jitable(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(fn)
-    return fn
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,34 @@
+"""Functions whose loops are compiled with the kernels that call them."""
+
+import pytest
+
+UPDATES = """
+import sys
+import numpy as np
+from fastopt import optimizer
+from fastopt._kernels.compiling import compiled_kernels
+
+weight = np.ones((100, 64), np.float32)
+rows = np.ones((2, 64), np.float32), np.array([1, 5])
+for name, options in eval(sys.argv[1]):
+    for grad in (weight.copy(), rows):
+        optimizer.get_updater(optimizer.create(name, **options))(0, grad, weight)
+for what in ("cache_misses", "cache_hits"):
+    print(sum(sum(getattr(kernel.stats, what).values()) for kernel in compiled_kernels))
+"""
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [("groupadagrad", {})],
+        pytest.param([("adam", {"state_dtype": "int8"})], marks=pytest.mark.exhaustive),
+    ],
+    ids=["rows", "blocks"],
+)
+def test_kernels_that_call_them_are_cached_on_disk(cases, run_python, tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    first, again = (run_python(UPDATES, cases, **cache).split() for _ in range(2))
+    compiled = int(first[0])
+    assert compiled >= 2
+    assert again == ["0", str(compiled)]

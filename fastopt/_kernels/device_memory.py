@@ -210,12 +210,11 @@ def snapshot(array: Header) -> Any:
     from fastopt._kernels import cuda_driver as driver
 
     with driver.entered(array.place.device_id):
-        others = [array.stream] if array.stream else []
-        for other in others:
-            driver.order(other, 0)
+        if array.stream:
+            driver.order(array.stream, 0)
         copy = duplicate(array, 0)
-        for other in others:
-            driver.order(0, other)
+        if array.stream:
+            driver.order(0, array.stream)
         return copy
 
 

@@ -1,7 +1,8 @@
 """Creation of the plan of a call from its arguments, with full validation, once."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_
 from typing import Any
@@ -17,6 +18,7 @@ from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.overlap import Ranges
 from fastopt._engine.per_index import Index
 from fastopt._engine.plan import Plan
+from fastopt._engine.records import Records
 from fastopt._engine.step_sums import SummedPlan
 from fastopt._engine.validate import (
     check,
@@ -96,6 +98,12 @@ class Planner:
         self.structures = Structures()
         self.groups: Any = None
         self.averages: Averages | None = None
+        self.records = Records()
+
+    def forget(self) -> None:
+        """Drop all plans and records."""
+        self.plans.clear()
+        self.records.forget()
 
     def mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
         """Return everything besides the arrays that determines the kernels of these indices."""
@@ -387,8 +395,14 @@ class Planner:
 
     def compiled(self, index: Index, kernel: Any, *arguments: Any) -> Any:
         """Return a kernel bound to argument types like those of `arguments`."""
-        try:
+        with self.compiling(index):
             return bind(kernel, *arguments)
+
+    @contextmanager
+    def compiling(self, index: Index) -> Iterator[None]:
+        """Context that raises compilation errors with the reason why a rule cannot be compiled."""
+        try:
+            yield
         except COMPILING as error:
             raise self.uncompiled(index, error) from error
 
@@ -426,7 +440,7 @@ class Planner:
                 self.copies[index] = array
             else:
                 self.copies.pop(index, None)
-            self.plans.clear()
+            self.forget()
 
     def flush(self, index: Index, weight: Any, state: Any) -> None:
         """Apply the deferred decay of all rows of `weight`."""

@@ -20,7 +20,8 @@ from numba.core.caching import IndexDataCacheFile
 from fastopt._kernels.threads import in_forked_child, start_layer
 from fastopt.kernels.rule import Rule, digest_of
 
-__all__ = ["bind", "compiled", "compiled_kernels", "keep_apart", "log_uncached", "name_entry"]
+__all__ = ["address_of", "bind", "bind_to", "compiled", "compiled_kernels", "keep_apart"]
+__all__ += ["log_uncached", "name_entry"]
 
 log = logging.getLogger("fastopt")
 
@@ -69,8 +70,8 @@ def compiled(
     name_entry(kernel, rule, f"{variant}{digest_of([f for f in also if f])}")
     if parallel:
         start_layer()
-    options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil, **more}
-    options["no_cfunc_wrapper"] = True
+    options = {"parallel": parallel, "error_model": "numpy", "nogil": nogil}
+    options |= {"no_cfunc_wrapper": True, **more}
     try:
         dispatcher = njit(cache=True, **options)(kernel)
         keep_apart(dispatcher)
@@ -81,6 +82,37 @@ def compiled(
     return dispatcher
 
 
+def address_of(
+    function: Callable,
+    signature: Any,
+    rule: Rule | None,
+    variant: str = "",
+    also: Sequence[Any] = (),
+    parallel: bool = False,
+) -> int:
+    """Compile a function of words and numbers, and return the address of its C form."""
+    function.__name__ = f"{function.__name__}{variant}"
+    options = {"no_cfunc_wrapper": False, "no_cpython_wrapper": True}
+    kernel = compiled(function, rule, parallel, also=also, **options)
+    result = _specialized(kernel, signature.args)
+    found: int = result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name)
+    return found
+
+
+def _specialized(kernel: Any, signature: tuple[Any, ...]) -> Any:
+    """Return a kernel that is compiled for these argument types."""
+    if signature not in kernel.overloads:
+        with garbage_left():
+            kernel.compile(signature)
+    return kernel.overloads[signature]
+
+
+def bind_to(kernel: Any, *signature: Any) -> Callable:
+    """Return the compiled function for arguments of these numba types."""
+    entry: Callable = _specialized(kernel, signature).entry_point
+    return entry
+
+
 def bind(kernel: Any, *arguments: Any) -> Callable:
     """Return the compiled function for these argument types, without numba's type dispatch.
 
@@ -88,10 +120,7 @@ def bind(kernel: Any, *arguments: Any) -> Callable:
     """
     if not hasattr(kernel, "overloads"):  # NUMBA_DISABLE_JIT
         return kernel
-    signature = tuple(map(typeof, arguments))
-    with garbage_left():
-        kernel.compile(signature)
-    return kernel.overloads[signature].entry_point
+    return bind_to(kernel, *map(typeof, arguments))
 
 
 @contextmanager

@@ -29,6 +29,7 @@ __all__ = [
     "admit",
     "enter",
     "guard",
+    "kind_word",
     "readable",
     "take_addresses",
     "take_rows",
@@ -76,6 +77,11 @@ def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) ->
         row[:WANTED_SHAPE] = id(array), last - first, id(type(array)), kind, flags, array.ndim
         row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
     return rows
+
+
+def kind_word(dtype: Any) -> int:
+    """Return kind, byte order and type number of a dtype as one signed word."""
+    return int(word(np.uint64(id(dtype) + KIND)).view(np.int64))
 
 
 def word(address):

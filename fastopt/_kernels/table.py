@@ -30,7 +30,7 @@ from fastopt.device import Device
 if TYPE_CHECKING:
     from fastopt.sparse import RowSparse
 
-__all__ = ["Array", "Combine", "Table", "joined_ranges", "launch"]
+__all__ = ["Array", "Combine", "Table", "items_of", "joined_ranges", "launch"]
 
 Array = np.ndarray[Any, Any]
 Combine = Callable[[Chunks, Array, int], tuple[Chunks, Array]]
@@ -83,16 +83,8 @@ class Table(ABC):
     ) -> None:
         self.layout = layout
         self.arrays: Sequence[Array] = (*weight, *state)  # kept alive
-        size = weight[0].size
-        height = len(weight[0]) if weight[0].ndim else 1
-        self.width = size // max(height, 1)
-        self.sizes: tuple[int, ...] = (size,)
-        item = (height, self.width) if layout.rule.row else (size, 1)
-        if layout.coded:
-            if weight[0].ndim < 2 and not layout.sparse:
-                self.width = size
-            rows, in_row = scales_shape(weight[0].shape)
-            item = (rows * in_row, size // max(rows * in_row, 1))
+        self.sizes: tuple[int, ...] = (weight[0].size,)
+        self.width, item = items_of(layout, weight[0])
         self.items: tuple[tuple[int, int], ...] = (item,)
         self.table = np.zeros((1, ADDRESS + len(self.arrays) + 1), np.uint64)
         self.table[0, WIDTH] = self.width
@@ -253,6 +245,18 @@ class Table(ABC):
         else:
             end = begin + self._grad_bytes()
         return joined_ranges(begin, end, self.borrowed[:1] if self.borrowed else ())
+
+
+def items_of(layout: Layout, weight: Array) -> tuple[int, tuple[int, int]]:
+    """Return the elements of a row, and the items that chunks consist of with their elements."""
+    size, height = weight.size, len(weight) if weight.ndim else 1
+    width = size // max(height, 1)
+    if layout.coded:
+        if weight.ndim < 2 and not layout.sparse:
+            width = size
+        rows, in_row = scales_shape(weight.shape)
+        return width, (rows * in_row, size // max(rows * in_row, 1))
+    return width, (height, width) if layout.rule.row else (size, 1)
 
 
 def launch(tables: Sequence[Table], combine: Combine | None = None) -> None:

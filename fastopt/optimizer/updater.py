@@ -16,6 +16,7 @@ from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.mixed_precision import has_master, set_master, split_state
 from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Call, Planner
+from fastopt._engine.records import Records
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
@@ -168,7 +169,10 @@ class Updater(Resumable):
 
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
+    on_records: bool = True
+    """Whether calls may be updated without a plan."""
     planner: Planner
+    _records: Records
     _info: StepInfo
     _plans: dict[Any, Any]
     _windows: Windows | None = None
@@ -214,6 +218,7 @@ class Updater(Resumable):
             planner.take_over(before)
         self._group(vars(self).get("groups"), planner)
         vars(self)["planner"], vars(self)["_plans"] = planner, planner.plans
+        vars(self)["_records"] = planner.records
 
     def _group(self, groups: Any, planner: Planner) -> None:
         """Set the groups of `planner`."""
@@ -225,7 +230,7 @@ class Updater(Resumable):
         vars(self)["groups"] = None if found is None else found.given
         if found is not None:
             found.main.unchecked = True  # patterns are checked with the names of multipliers
-        planner.plans.clear()
+        planner.forget()
 
     def _set(self, name: str, value: Any) -> Any:
         """Validate a setting, and create the object that implements it."""
@@ -263,11 +268,11 @@ class Updater(Resumable):
 
     def _forget_plans(self) -> None:
         """Discard all plans, since a state may have been replaced."""
-        self.planner.plans.clear()
+        self.planner.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """Attributes; states on a device are copied to the host until their next update."""
-        hidden = {"planner", "_plans", "_units"}
+        hidden = {"planner", "_plans", "_records", "_units"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
@@ -320,7 +325,17 @@ class Updater(Resumable):
         ImportError
             An array is on a CUDA device, and numba-cuda or the driver is missing.
         """
-        optimizer = self.optimizer
+        optimizer, records = self.optimizer, self._records
+        if records.quick or records.version != optimizer.version:
+            with optimizer.lock:
+                if records.version != optimizer.version:
+                    records.refresh(self)
+                if records.quick:
+                    status = records.enter(records.context, index, grad, weight)
+                    if not status or records.resolve(self, status, index, grad, weight) >= 0:
+                        if self._info is not STEPPED:
+                            self._info = STEPPED
+                        return
         try:
             plan = self._plans.get(tuple(index) if type(index) is list else index)
         except TypeError:  # unhashable, such as an array; the checks below reject it
@@ -471,6 +486,8 @@ class Updater(Resumable):
     ) -> None:
         """Update with a new plan, or with a user's ``update()``."""
         optimizer = self.optimizer
+        if self._records.take(self, indices, grads, weights, single):
+            return
         calls = self._checked(indices, grads, weights)
         if not optimizer.native:
             self._update_in_python(calls)
@@ -1021,6 +1038,7 @@ class Updater(Resumable):
                 vars(self)["_averages"] = averages
                 averages.swap_in(targets)
                 vars(self)["_plans"] = {}  # no plan matches, so every call is checked and raises
+                self.planner.records.forget()
             yield
         finally:
             if entered:
@@ -1028,6 +1046,12 @@ class Updater(Resumable):
                     averages.swap_out()
                     vars(self)["_averages"] = before
                     vars(self)["_plans"] = self.planner.plans
+                    self.planner.records.forget()
+
+    @property
+    def averages_step(self) -> bool:
+        """Whether an average of the weights, or a context with averages, is involved in updates."""
+        return self._averages is not None or self._plans is not self.planner.plans
 
     @property
     def _evaluates(self) -> bool:

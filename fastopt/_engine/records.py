@@ -1,0 +1,537 @@
+"""Records of parameters: how an updater's calls reach the compiled :mod:`fastopt._kernels.front`.
+
+A record is created when a parameter is first updated, and describes the form of its arrays. Every
+later call that the form admits runs in compiled code, whatever objects, order or subset it brings.
+Other calls return to Python, which creates missing records, enlarges tables or computes a learning
+rate, and enters the call again; what records do not support has a plan
+(:mod:`fastopt._engine.plan`).
+
+Tests: ``tests/engine/test_records.py``.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache
+from math import inf
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._engine.hyper import Hyper, hyper_of
+from fastopt._engine.mixed_precision import arrays_of
+from fastopt._engine.per_index import Index
+from fastopt._engine.validate import check, check_apart, is_fixed, is_fortran, is_half, label
+from fastopt._kernels import cpu_addresses, front
+from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
+from fastopt._kernels.layout import (
+    BFLOAT16,
+    FLOAT16,
+    OFFSET,
+    SPLIT,
+    WIDTH,
+    Layout,
+    kind_of,
+    real_of,
+    state_kind,
+)
+from fastopt._kernels.noise import index_number
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, kind_word, guard, readable
+from fastopt._kernels.table import items_of, launch
+from fastopt._kernels.threads import may_run_parallel, thread_count, turn
+from fastopt.sparse import is_row_sparse
+
+__all__ = ["Records"]
+
+Array = np.ndarray[Any, Any]
+Words = NDArray[np.int64]
+
+CODES = {np.float32: front.FLOAT32, np.float64: front.FLOAT64, FLOAT16: front.FLOAT16}
+CODES[BFLOAT16] = front.BFLOAT16
+"""Code of each storage type of weights and gradients."""
+
+RATES = ("rate", "lr", "wd")
+"""Hyper-parameters that schedules change."""
+
+RELEASED_FROM = 1 << 24
+"""Bytes of scratch memory from which it is released after a call."""
+
+
+class Shared:
+    """Hyper-parameters of parameters with equal multipliers.
+
+    Parameters
+    ----------
+    layout : Layout
+        The layout of the parameters.
+    hyper : Hyper
+        How the hyper-parameters are computed.
+    multipliers : tuple of float
+        Of learning rate and weight decay.
+    """
+
+    def __init__(self, layout: Layout, hyper: Hyper, multipliers: tuple[float, float]) -> None:
+        rule = self.rule = layout.rule
+        self.hyper, self.multipliers = hyper, multipliers
+        extra = (name for name in hyper.extra if name not in rule.hyper)
+        self.names = names = (*rule.hyper, *extra)
+        self.rates = [(name, 1 + names.index(name)) for name in RATES if name in names]
+        self.values = np.zeros(1 + 2 * len(names))
+        self.given: Mapping[str, float] | None = None
+        self.words: Words = np.zeros(front.HYPER_WORDS, np.int64)
+        self.words[front.CARRIES] = hyper.carries
+        self.words[front.NAMES], self.words[front.OWN] = len(names), len(rule.hyper)
+        self.words[front.RESCALE] = rule.rescale
+        self.words[front.WIDE] = layout.real is np.float64
+        self.words[front.VALUES] = self.values.ctypes.data
+        if hyper.correct is not None:
+            self.words[front.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
+
+    def fill(self, optimizer: Any, rate: float, again: bool = False) -> None:
+        """Compute the hyper-parameters for a learning rate before multipliers.
+
+        With `again`, only learning rates can have changed. If an argument is invalid, calls are
+        refused, and the plan reports the error.
+        """
+        self.words[front.VALID] = 0
+        lr_mult, wd_mult = self.multipliers
+        lr, wd = rate * lr_mult, optimizer.wd * wd_mult
+        if not (0 <= lr < inf and -inf < wd < inf):
+            return
+        try:
+            given = self.hyper.given(optimizer, 0, lr, wd)
+            rates = {"rate": rate, "lr": lr, "wd": wd}
+            if again and given == self.given:
+                for name, column in self.rates:
+                    if name not in given:
+                        self.values[column] = rates[name]
+            else:
+                values = optimizer.record(self.rule, self.names, rates, given)
+                self.values[1 : 1 + len(values)] = values
+                immutable = {float, int}.issuperset(map(type, given.values()))
+                self.given = given if immutable else None
+        except (TypeError, ValueError):
+            return
+        self.values[0] = -1.0
+        self.words[front.VALID] = 1
+
+
+class Kept(NamedTuple):
+    """What the addresses of a record point to, so that it stays alive."""
+
+    record: Words
+    layout: Layout
+    shared: Shared
+    arrays: tuple[Any, ...]
+
+
+@cache
+def kernels_of(layout: Layout) -> Words:
+    """Return the addresses of the loops of a layout."""
+    rule = layout.rule
+    found = [cpu_addresses.update(layout), len(rule.passes)]
+    for step, count in enumerate(rule.sums):
+        found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
+    return np.array(found, np.int64)
+
+
+class Records:
+    """The records of an updater.
+
+    Attributes
+    ----------
+    version : int
+        Version of the optimizer for which hyper-parameters are computed.
+    usable : bool
+        Whether the settings of the updater and its optimizer admit records.
+    quick : bool
+        Whether a call may be entered before it is checked in Python.
+    """
+
+    def __init__(self) -> None:
+        self.version = self.mode_version = self.multipliers_version = -1
+        self.usable = self.quick = False
+        self.mode: Any = None
+        self.slots: dict[Index, int] = {}
+        self.kept: dict[Index, Kept] = {}
+        self.shared: dict[Any, Shared] = {}
+        self.counts = self.carried = self.scratch = np.empty(0)
+        self.widest = 0
+        self.factor = np.ones(1)
+        words = self.words = np.zeros(front.CONTEXT, np.int64)
+        self.context: int = words.ctypes.data
+        words[front.SLOTS], words[front.FACTOR] = id(self.slots), self.factor.ctypes.data
+        words[front.LARGE_FROM], words[front.ASKED] = PARALLEL_FROM, -1
+        types = np.ndarray, list, tuple, int, str, float
+        words[front.NDARRAY : front.FLOAT + 1] = list(map(id, types))
+        known = [np.float32, np.float64, np.float16]
+        words[front.NUMBERS : front.NUMBERS + 3] = list(map(id, known))
+        for place, kind in enumerate([*known, bfloat16_or_none()], front.DTYPES):
+            words[place] = 0 if kind is None else kind_word(np.dtype(kind))
+        self._make_capacity(1)
+        self.enter: Any = None
+
+    # Settings
+
+    def serves(self, updater: Any) -> bool:
+        """Whether the settings of an updater and its optimizer admit records."""
+        planner, optimizer = updater.planner, updater.optimizer
+        plain = updater.on_records and planner.launcher is launch and planner.groups is None
+        plain = plain and not (planner.measures or updater.averages_step)
+        if not (plain and optimizer.native and not numba.config.DISABLE_JIT and readable()):
+            return False
+        scheduled = optimizer.lr_scheduler is not None
+        return not (
+            optimizer.per_index
+            or optimizer.accumulates
+            or optimizer.param_dict
+            or optimizer.step_sums is not None
+            or optimizer.sparse_decay != "touched"
+            or not hyper_of(optimizer).constant
+            or (optimizer.may_skip and optimizer.skips())
+            or (scheduled and (optimizer.rates_before_count or optimizer.in_list_order))
+        )
+
+    def refresh(self, updater: Any) -> None:
+        """Follow the changes of an optimizer's attributes."""
+        planner, optimizer = updater.planner, updater.optimizer
+        version = optimizer.version
+        if self.mode_version != optimizer.mode_version:
+            mode = planner.mode(())
+            if mode != self.mode or optimizer.rule_by_index:
+                self.forget()
+            self.mode, self.mode_version = mode, optimizer.mode_version
+            self.usable = self.serves(updater)
+        elif optimizer.may_skip:
+            self.usable = self.serves(updater)
+        if self.usable:
+            if self.enter is None:
+                self.enter = front.enter()
+            self._find_slots(optimizer)
+            if self.multipliers_version != optimizer.multipliers_version:
+                for index, kept in list(self.kept.items()):
+                    self._share(optimizer, index, kept)
+                self.multipliers_version = optimizer.multipliers_version
+            scheduled = optimizer.lr_scheduler is not None
+            self.words[front.SCHEDULED] = scheduled
+            if not scheduled:
+                for shared in self.shared.values():
+                    shared.fill(optimizer, optimizer.lr)
+            else:
+                for shared in self.shared.values():
+                    shared.given = None
+        self.quick = self.usable and not optimizer.unchecked
+        self.version = version
+
+    def forget(self) -> None:
+        """Drop all records, since something besides the arguments of calls has changed."""
+        self.slots.clear()
+        self.kept, self.shared = {}, {}
+        self.tensors[:] = 0
+        self.version = self.mode_version = -1
+        self.quick = False
+
+    def _find_slots(self, optimizer: Any) -> None:
+        """Enter the positions of counts and carried numbers, which may have moved."""
+        counts, carried = optimizer._index_update_count, optimizer.carried
+        if self.counts is counts.array and (carried is None or self.carried is carried.array):
+            return
+        for index in [index for index in self.kept if index not in counts]:
+            self.drop(index)
+        indices = list(self.kept)
+        slots = counts.slots(indices, 0).tolist()
+        of = zip(indices, slots, optimizer.carried_slots(indices).tolist(), strict=True)
+        for index, slot, carried_slot in of:
+            record = self.kept[index].record
+            record[front.COUNT], record[front.CARRIED] = slot, carried_slot
+        self.counts, self.words[front.COUNTS] = counts.array, counts.array.ctypes.data
+        if carried is not None:
+            self.carried = carried.array
+            self.words[front.CARRIED_NUMBERS] = carried.array.ctypes.data
+
+    def _share(self, optimizer: Any, index: Index, kept: Kept) -> None:
+        """Enter the hyper-parameters of a record."""
+        shared = self._shared(optimizer, index, kept.layout)
+        self.kept[index] = kept._replace(shared=shared)
+        kept.record[front.HYPER] = shared.words.ctypes.data
+
+    def _shared(self, optimizer: Any, index: Index, layout: Layout) -> Shared:
+        """Return the hyper-parameters that a parameter shares with others."""
+        multipliers = (
+            optimizer.multiplier(index, optimizer.lr_mult, "lr_mult"),
+            optimizer.multiplier(index, optimizer.wd_mult, "wd_mult"),
+        )
+        key = layout.rule, layout.real, multipliers
+        shared = self.shared.get(key)
+        if shared is None:
+            shared = self.shared[key] = Shared(layout, hyper_of(optimizer), multipliers)
+            if optimizer.lr_scheduler is None:
+                shared.fill(optimizer, optimizer.lr)
+        return shared
+
+    # Calls
+
+    def resolve(self, updater: Any, status: int, index: Any, grad: Any, weight: Any) -> int:
+        """Do what a status of a call asks for; return the status in the end."""
+        kept, arguments = self.kept, (index, grad, weight)  # keeps arrays alive without the GIL
+        status = self._with_room(status, arguments)
+        if status == front.ASKS:
+            status = self._scheduled(updater.optimizer, arguments)
+        if status == front.MOVED:
+            self._note(kept, updater.planner.updated, index, weight)
+        if len(self.scratch) >= RELEASED_FROM:
+            self._make_room(0)
+        return status
+
+    def _with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
+        """Enter a call again with more memory, or on several threads, if its status asks for it."""
+        words = self.words
+        while status in (front.NO_ROOM, front.NO_CAPACITY, front.IS_LARGE):
+            if status == front.NO_ROOM:
+                self._make_room(int(words[front.NEED]))
+            elif status == front.NO_CAPACITY:
+                self._make_capacity(int(words[front.NEED]))
+            threads = 0
+            if status == front.IS_LARGE:
+                threads = thread_count() if may_run_parallel() else 1
+                words[front.RUN] = front.run() if threads > 1 else 0
+            with turn() if threads > 1 else nullcontext():
+                words[front.THREADS] = threads
+                try:
+                    status = self.enter(self.context, *arguments)
+                finally:
+                    words[front.THREADS] = 0
+        return status
+
+    def _scheduled(self, optimizer: Any, arguments: tuple[Any, Any, Any]) -> int:
+        """Compute the learning rate of an update, and update."""
+        words, counts = self.words, optimizer._index_update_count
+        update, before, status = int(words[front.UPDATE_NUMBER]), counts.largest, front.REFUSED
+        counts.largest = update
+        try:
+            rate = optimizer.lr_scheduler(update)
+            if type(rate) is not float:
+                rate = optimizer.scheduled(rate)
+            for shared in self.shared.values():
+                shared.fill(optimizer, rate, again=True)
+            words[front.ASKED] = update
+            status = self._with_room(self.enter(self.context, *arguments), arguments)
+        finally:
+            words[front.ASKED] = -1
+            if status < 0:
+                counts.largest = before
+        return status
+
+    @staticmethod
+    def _note(kept: dict[Index, Kept], updated: dict[Index, Any], index: Any, weight: Any) -> None:
+        """Keep the weights of a call in place of those of earlier calls."""
+        if type(index) not in (list, tuple):
+            index, weight = (index,), (weight,)
+        for each, array in zip(index, weight, strict=True):
+            updated[each] = array
+            kept[each].record[front.WEIGHT_ID] = id(array)
+
+    def take(
+        self, updater: Any, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
+    ) -> bool:
+        """Update tensors that were checked in Python; create the records that are missing.
+
+        Returns
+        -------
+        bool
+            Whether the call is done. If not, or if an error is raised, nothing has changed.
+        """
+        optimizer = updater.optimizer
+        if self.version != optimizer.version:
+            self.refresh(updater)
+        known = {*map(type, indices)} <= {int, str}
+        if not (self.usable and known) or not indices or any(map(is_row_sparse, grads)):
+            return False
+        arguments = (indices[0], grads[0], weights[0]) if single else (indices, grads, weights)
+        for attempt in range(2):
+            states: dict[Index, Any] = {}
+            status, counted = front.REFUSED, len(optimizer._index_update_count)
+            new = [k for k, index in enumerate(indices) if index not in self.slots]
+            try:
+                if not self._enroll(updater, new, indices, grads, weights, states):
+                    return False
+                if self.version != optimizer.version:
+                    self.refresh(updater)  # counts may have moved
+                status = self.enter(self.context, *arguments)
+                if status != front.OK:
+                    status = self.resolve(updater, status, *arguments)
+            finally:
+                if status < 0:
+                    self._withdraw(optimizer, states, counted)
+            if attempt or status != front.REFUSED:
+                break
+            for index in indices:  # arrays of the state may have changed
+                self.drop(index)
+        if status < 0:
+            return False
+        for index, state in states.items():
+            dict.__setitem__(updater.states, index, state)
+            dict.__setitem__(updater.states_synced, index, True)
+            optimizer.masters_given.pop(index, None)
+        return True
+
+    # Records
+
+    def _enroll(
+        self,
+        updater: Any,
+        places: Sequence[int],
+        indices: Sequence[Index],
+        grads: Sequence[Any],
+        weights: Sequence[Any],
+        states: dict[Index, Any],
+    ) -> bool:
+        """Create the records of the tensors at `places`, with new `states`.
+
+        Returns whether records support all of them.
+        """
+        planner, optimizer = updater.planner, updater.optimizer
+        checked = []
+        for k in places:
+            index, weight = indices[k], weights[k]
+            if type(weight) is not np.ndarray or weight.ndim > front.AXES:
+                return False
+            context = label(index, optimizer.idx2name)
+            checked.append(check(context, weight, grads[k], planner.copies.get(index)))
+        for k, grad in zip(places, checked, strict=True):
+            index = indices[k]
+            if index not in states:
+                states[index] = updater._state(index, weights[k])
+                if not self._create(planner, index, np.asarray(grad), weights[k], states[index]):
+                    return False
+        return True
+
+    def _create(self, planner: Any, index: Index, grad: Array, weight: Array, state: Any) -> bool:
+        """Create the record of a parameter; return False if records do not support its arrays."""
+        optimizer, copy = planner.optimizer, planner.copies.get(index)
+        context, rule = label(index, optimizer.idx2name), planner.rule_of(index)
+        exact, arrays = arrays_of(optimizer, context, rule, weight, state, copy, True)
+        if not is_fixed(state):
+            return False
+        others = tuple(array for array in (*exact, *arrays) if array is not weight)
+        names = map(str, range(len(others)))
+        check_apart(context, dict(zip(names, others, strict=True)))
+        parts = len(exact)
+        kinds = [state_kind(array.dtype) for array in (*exact, *arrays)]
+        layout = Layout(
+            rule,
+            real_of(exact[0].dtype),
+            tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
+            kind_of(grad.dtype) if is_half(weight) else kind_of(weight.dtype),
+            tuple(kinds[parts : parts + len(rule.state)]),
+            rounded_sums=optimizer.rounded_sums and parts == 2 and copy is None,
+            dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
+        )
+        order = C_ORDER
+        if rule.elementwise and not (layout.keyed or layout.coded) and is_fortran(weight):
+            order = F_ORDER
+        contiguous = "C_CONTIGUOUS" if order == C_ORDER else "F_CONTIGUOUS"
+        if not all(array.flags[contiguous] and array.flags.aligned for array in others):
+            return False
+        column = front.ADDRESS + next(k for k, a in enumerate(exact) if a is weight)
+        with planner.compiling(index):
+            kernels, shared = kernels_of(layout), self._shared(optimizer, index, layout)
+        self._write(planner, index, layout, order, column, weight, others, kernels, shared)
+        return True
+
+    def _write(
+        self,
+        planner: Any,
+        index: Index,
+        layout: Layout,
+        order: int,
+        column: int,
+        weight: Array,
+        others: tuple[Array, ...],
+        kernels: Words,
+        shared: Shared,
+    ) -> None:
+        """Write the words of a record."""
+        optimizer, rule = planner.optimizer, layout.rule
+        width, (count, _) = items_of(layout, weight)
+        row = np.zeros(layout.first_grad + 1, np.uint64)
+        row[WIDTH], row[OFFSET] = width, planner.offsets.get(index, 0)
+        columns = [c for c in range(front.ADDRESS, layout.first_grad) if c != column]
+        row[columns] = [array.ctypes.data for array in others]
+        guards = guard(others, len(others), order) if others else np.zeros((0, 1), np.uint64)
+        flat, _ = chunks_of((weight.size, 1))
+        sums = np.zeros(len(flat) * max(rule.sums, default=0))
+        fields, chunks = np.zeros(len(rule.hyper), layout.real), np.array([0, 0, count])
+        record = np.zeros(front.RECORD, np.int64)
+        if len(others) > self.widest:
+            self.widest, self.words[front.CAPACITY] = len(others), 0
+        addressed = {
+            front.KERNELS: kernels, front.HYPER: shared.words, front.FIELDS: fields,
+            front.SUMS: sums, front.ROW: row, front.GUARDS: guards, front.CHUNKS: chunks,
+            front.FLAT: flat,
+        }  # fmt: skip
+        for place, array in addressed.items():
+            record[place] = array.ctypes.data
+        numbers = {
+            front.GUARDED: len(others), front.GUARD_WIDTH: guards.shape[1],
+            front.WEIGHT_COLUMN: column, front.GRAD_COLUMN: layout.first_grad,
+            front.WEIGHT_DTYPE: kind_word(weight.dtype), front.ORDER: order,
+            front.WEIGHT_CODE: CODES[kind_of(weight.dtype)], front.GRAD_CODE: CODES[layout.grad],
+            front.NDIMS: weight.ndim, front.SIZE: weight.size, front.BYTES: weight.nbytes,
+            front.ITEM_COUNT: count, front.FLAT_COUNT: len(flat), front.KEYED: layout.keyed,
+        }  # fmt: skip
+        for place, number in numbers.items():
+            record[place] = number
+        if layout.keyed:
+            keys = index_number(index), index_number(optimizer.seed)
+            record[[front.NUMBER, front.SEED]] = np.array(keys, np.uint64).view(np.int64)
+        record[front.LENGTHS : front.LENGTHS + weight.ndim] = weight.shape
+        record[front.COUNT] = optimizer._index_update_count.slots(
+            [index], optimizer.begin_num_update
+        )[0]
+        record[front.CARRIED] = optimizer.carried_slots([index])[0]
+        record[front.INDEX_ID] = id(index)
+        self.slots[index] = record.ctypes.data
+        self.kept[index] = Kept(record, layout, shared, (*addressed.values(), *others, index))
+
+    def drop(self, index: Index) -> None:
+        """Drop the record of a parameter."""
+        self.slots.pop(index, None)
+        self.kept.pop(index, None)
+        self.tensors[:] = 0
+
+    def _withdraw(self, optimizer: Any, states: Mapping[Index, Any], counted: int) -> None:
+        """Drop the records of a failed call, and the counts of new parameters."""
+        for index in states:
+            self.drop(index)
+        for index in list(optimizer._index_update_count)[counted:]:
+            optimizer._index_update_count.pop(index)
+            if optimizer.carried is not None:
+                optimizer.carried.pop(index, None)
+
+    # Memory
+
+    def _make_room(self, size: int) -> None:
+        """Allocate scratch memory."""
+        self.scratch = np.empty(size and max(size + 64, 1 << 16), np.uint8)
+        self.words[front.SCRATCH] = self.scratch.ctypes.data + (-self.scratch.ctypes.data % 64)
+        self.words[front.ROOM] = max(len(self.scratch) - 64, 0)
+
+    def _make_capacity(self, count: int) -> None:
+        """Allocate rows for the tensors of a call, and for the memory ranges that it writes."""
+        count = max(2 * count, 16)
+        self.tensors = np.zeros(count * front.TENSOR, np.int64)
+        self.spans = np.zeros(2 * count * (1 + self.widest), np.int64)
+        self.words[front.TENSORS] = self.tensors.ctypes.data
+        self.words[front.SPANS], self.words[front.CAPACITY] = self.spans.ctypes.data, count
+
+
+@cache
+def bfloat16_or_none() -> Any:
+    """Return the dtype of bfloat16 arrays, or None if it is not installed."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        return None
+    return ml_dtypes.bfloat16

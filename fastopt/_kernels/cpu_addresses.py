@@ -1,0 +1,93 @@
+"""Loops of a layout as C functions that compiled code calls by address.
+
+They are small, so that a rule compiles quickly: what surrounds the loops is compiled once for all
+rules, in :mod:`fastopt._kernels.front`.
+
+Tests: ``tests/kernels/test_front.py``.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import carray, types
+
+from fastopt._kernels.compiling import address_of
+from fastopt._kernels.cpu import element_loop
+from fastopt._kernels.cpu_rows import row_loop
+from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
+from fastopt._kernels.layout import Layout
+from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigned, words
+from fastopt.kernels.rule import scalar
+
+__all__ = ["finish", "prepare", "squares", "sums", "update"]
+
+ON_CHUNKS = types.void(*[types.int64] * 5)
+"""Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
+of its row of a table, of its hyper-parameters and of the sums of the chunks."""
+
+ON_STEP = types.void(types.float64, types.int64, types.int64)
+"""Signature ``(t, fields, carried)``: addresses of hyper-parameters and of a carried number."""
+
+
+@cache
+def update(layout: Layout) -> int:
+    """Return the address of the function that applies the rule to chunks."""
+    loop = scalar(row_loop(layout) if layout.rule.row else element_loop(layout))
+    return _on_chunks(layout, "update", loop, 0)
+
+
+@cache
+def sums(layout: Layout, step: int) -> int:
+    """Return the address of the function that computes the sums of reduction `step`."""
+    return _on_chunks(layout, f"sums{step}", scalar(sum_loop(layout, step)), layout.rule.sums[step])
+
+
+@cache
+def finish(layout: Layout, step: int) -> int:
+    """Return the address of the function that finalizes reduction `step`."""
+    loop = scalar(finish_loop(layout, step))
+    return _on_chunks(layout, f"finish{step}", loop, layout.rule.sums[step])
+
+
+@cache
+def squares(grad: Any, real: Any, column: int) -> int:
+    """Return the address of the function that sums the squares of a gradient."""
+    loop, columns = scalar(square_loop((grad,), real, column, False)), column + 1
+
+    def squares(chunks, count, row, fields, partial):
+        loop(
+            carray(words(chunks), (count, 3)),
+            carray(unsigned(row), (1, columns)),
+            carray(doubles(partial), (count,)),
+        )
+
+    return address_of(squares, ON_CHUNKS, None, also=(loop,))
+
+
+@cache
+def prepare(correct: Callable[..., None], names: tuple[str, ...]) -> int:
+    """Return the address of the function that corrects hyper-parameters for a step."""
+    dtype = np.dtype((np.record, [(name, np.float64) for name in names]))
+
+    def prepare(t, fields, carried):
+        correct(t, record_at(fields, dtype), carray(doubles(carried), (1,)))
+
+    return address_of(prepare, ON_STEP, None, also=(correct,))
+
+
+def _on_chunks(layout: Layout, variant: str, loop: Callable, sums: int) -> int:
+    """Return the address of a loop over the chunks of one tensor, with `sums` sums for each."""
+    columns, record = layout.first_grad + 1, layout.record
+
+    def on_chunks(chunks, count, row, fields, partial):
+        listed = carray(words(chunks), (count, 3))
+        table = carray(unsigned(row), (1, columns))
+        hyper = carray(record_pointer(fields, record), (1,))
+        if sums:
+            loop(listed, table, hyper, carray(doubles(partial), (count, sums)))
+        else:
+            loop(listed, table, hyper)
+
+    return address_of(on_chunks, ON_CHUNKS, layout.rule, variant)

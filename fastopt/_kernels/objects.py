@@ -1,0 +1,195 @@
+"""Python objects and raw memory in compiled code: the only module that follows addresses.
+
+A kernel takes an object as its address, without counting a reference: the caller keeps the object
+alive and holds the GIL. :mod:`fastopt._kernels.numpy_abi` has the layout of the objects' headers.
+
+Tests: ``tests/kernels/test_objects.py``.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import (
+    NativeValue,
+    intrinsic,
+    models,
+    register_model,
+    unbox,
+)
+
+__all__ = [
+    "Object",
+    "address",
+    "after",
+    "call",
+    "dictionary_item",
+    "doubles",
+    "halves",
+    "keep_alive",
+    "long_value",
+    "prepare_step",
+    "record_at",
+    "record_pointer",
+    "release",
+    "release_gil",
+    "restore_gil",
+    "singles",
+    "small_words",
+    "unsigned",
+    "words",
+]
+
+WORD, BYTES = ir.IntType(64), ir.IntType(8).as_pointer()
+
+
+class _Object(types.Type):  # type: ignore[misc]
+    """Any Python object, as an argument that costs nothing to pass."""
+
+    def __init__(self) -> None:
+        super().__init__("Object")
+
+
+Object = _Object()
+
+
+@register_model(_Object)
+class _ObjectModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, WORD)
+
+
+@unbox(_Object)
+def _unbox(kind: Any, value: Any, c: Any) -> Any:
+    return NativeValue(c.builder.ptrtoint(value, WORD))
+
+
+@intrinsic
+def address(typingctx: Any, value: Any) -> Any:
+    """Return the address of an :data:`Object`."""
+    return types.int64(value), lambda context, builder, signature, args: args[0]
+
+
+def _pointer_to(kind: Any) -> Any:
+    """Return a function that makes a typed pointer from an address."""
+
+    @intrinsic
+    def pointer(typingctx: Any, place: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), codegen
+
+    return pointer
+
+
+words, small_words = _pointer_to(types.int64), _pointer_to(types.int32)
+doubles, singles = _pointer_to(types.float64), _pointer_to(types.float32)
+halves, unsigned = _pointer_to(types.uint16), _pointer_to(types.uint64)
+
+
+@intrinsic
+def after(typingctx: Any, pointer: Any, count: Any) -> Any:
+    """Return a pointer to the number that is `count` places after the one at `pointer`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.gep(args[0], [args[1]])
+
+    return pointer(pointer, types.int64), codegen
+
+
+@intrinsic
+def record_pointer(typingctx: Any, place: Any, dtype: Any) -> Any:
+    """Return a pointer to records at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(dtype.dtype)(types.int64, dtype), codegen
+
+
+@intrinsic
+def record_at(typingctx: Any, place: Any, dtype: Any) -> Any:
+    """Return the record at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return dtype.dtype(types.int64, dtype), codegen
+
+
+def _call(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    kinds = [context.get_value_type(kind) for kind in signature.args[1:]]
+    function = ir.FunctionType(ir.VoidType(), kinds).as_pointer()
+    builder.call(builder.inttoptr(args[0], function), args[1:])
+    return context.get_dummy_value()
+
+
+@intrinsic
+def call(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+    """Call the C function at an address with five words."""
+    return types.none(*[types.int64] * 6), _call
+
+
+@intrinsic
+def prepare_step(typingctx: Any, function: Any, t: Any, fields: Any, carried: Any) -> Any:
+    """Call the C function at an address with a number and two words."""
+    return types.none(types.int64, types.float64, types.int64, types.int64), _call
+
+
+def _python(name: str, result: Any, *arguments: Any) -> Any:
+    """Return the code generator of a call to a function of CPython's C interface."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(result, arguments)
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        given = [
+            builder.inttoptr(value, BYTES) if wanted is BYTES else value
+            for value, wanted in zip(args, arguments, strict=True)
+        ]
+        value = builder.call(function, given)
+        if isinstance(result, ir.VoidType):
+            return context.get_dummy_value()
+        return builder.ptrtoint(value, WORD) if result is BYTES else value
+
+    return codegen
+
+
+@intrinsic
+def dictionary_item(typingctx: Any, mapping: Any, key: Any) -> Any:
+    """Return the address of a dictionary's value, 0 if there is none.
+
+    It runs no Python code if the key is exactly an int or a str, like the keys of the dictionary.
+    """
+    return types.int64(types.int64, types.int64), _python("PyDict_GetItem", BYTES, BYTES, BYTES)
+
+
+@intrinsic
+def long_value(typingctx: Any, number: Any) -> Any:
+    """Return the value of a Python int."""
+    return types.int64(types.int64), _python("PyLong_AsLong", WORD, BYTES)
+
+
+@intrinsic
+def keep_alive(typingctx: Any, value: Any) -> Any:
+    """Count a reference to an object."""
+    return types.none(types.int64), _python("Py_IncRef", ir.VoidType(), BYTES)
+
+
+@intrinsic
+def release(typingctx: Any, value: Any) -> Any:
+    """Drop a reference to an object."""
+    return types.none(types.int64), _python("Py_DecRef", ir.VoidType(), BYTES)
+
+
+@intrinsic
+def release_gil(typingctx: Any) -> Any:
+    """Let other threads run Python; return what :func:`restore_gil` takes."""
+    return types.int64(), _python("PyEval_SaveThread", BYTES)
+
+
+@intrinsic
+def restore_gil(typingctx: Any, state: Any) -> Any:
+    """Wait for the GIL."""
+    return types.none(types.int64), _python("PyEval_RestoreThread", ir.VoidType(), BYTES)

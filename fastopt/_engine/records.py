@@ -51,6 +51,9 @@ CODES = {np.float32: front.FLOAT32, np.float64: front.FLOAT64, FLOAT16: front.FL
 CODES[BFLOAT16] = front.BFLOAT16
 """Code of each storage type of weights and gradients."""
 
+ROOM = (front.NO_ROOM, front.NO_CAPACITY, front.IS_LARGE)
+"""Statuses of calls that are entered again with more memory or on several threads."""
+
 RATES = ("rate", "lr", "wd")
 """Hyper-parameters that schedules change."""
 
@@ -153,17 +156,19 @@ class Records:
         self.version = self.mode_version = self.multipliers_version = -1
         self.usable = self.quick = False
         self.mode: Any = None
+        self.rescale: Any = None
         self.slots: dict[Index, int] = {}
         self.kept: dict[Index, Kept] = {}
         self.shared: dict[Any, Shared] = {}
-        self.counts = self.carried = self.scratch = np.empty(0)
+        self.counts: Any = np.empty(0)
+        self.carried = self.scratch = self.counts
         self.widest = 0
         self.factor = np.ones(1)
         words = self.words = np.zeros(front.CONTEXT, np.int64)
         self.context: int = words.ctypes.data
         words[front.SLOTS], words[front.FACTOR] = id(self.slots), self.factor.ctypes.data
         words[front.LARGE_FROM], words[front.ASKED] = PARALLEL_FROM, -1
-        types = np.ndarray, list, tuple, int, str, float
+        types = np.ndarray, list, tuple, int, np.int64, str, float
         words[front.NDARRAY : front.FLOAT + 1] = list(map(id, types))
         known = [np.float32, np.float64, np.float16]
         words[front.NUMBERS : front.NUMBERS + 3] = list(map(id, known))
@@ -196,8 +201,8 @@ class Records:
     def refresh(self, updater: Any) -> None:
         """Follow the changes of an optimizer's attributes."""
         planner, optimizer = updater.planner, updater.optimizer
-        version = optimizer.version
-        if self.mode_version != optimizer.mode_version:
+        version, same = optimizer.version, self.mode_version == optimizer.mode_version
+        if not same:
             mode = planner.mode(())
             if mode != self.mode or optimizer.rule_by_index:
                 self.forget()
@@ -216,13 +221,14 @@ class Records:
             scheduled = optimizer.lr_scheduler is not None
             self.words[front.SCHEDULED] = scheduled
             if not scheduled:
+                only_rates = same and self.rescale == optimizer.rescale_grad
                 for shared in self.shared.values():
-                    shared.fill(optimizer, optimizer.lr)
+                    shared.fill(optimizer, optimizer.lr, only_rates)
             else:
                 for shared in self.shared.values():
                     shared.given = None
         self.quick = self.usable and not optimizer.unchecked
-        self.version = version
+        self.version, self.rescale = version, optimizer.rescale_grad
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -275,9 +281,10 @@ class Records:
     def resolve(self, updater: Any, status: int, index: Any, grad: Any, weight: Any) -> int:
         """Do what a status of a call asks for; return the status in the end."""
         kept, arguments = self.kept, (index, grad, weight)  # keeps arrays alive without the GIL
-        status = self._with_room(status, arguments)
         if status == front.ASKS:
             status = self._scheduled(updater.optimizer, arguments)
+        elif status in ROOM:
+            status = self._with_room(status, arguments)
         if status == front.MOVED:
             self._note(kept, updater.planner.updated, index, weight)
         if len(self.scratch) >= RELEASED_FROM:
@@ -287,7 +294,7 @@ class Records:
     def _with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
         """Enter a call again with more memory, or on several threads, if its status asks for it."""
         words = self.words
-        while status in (front.NO_ROOM, front.NO_CAPACITY, front.IS_LARGE):
+        while status in ROOM:
             if status == front.NO_ROOM:
                 self._make_room(int(words[front.NEED]))
             elif status == front.NO_CAPACITY:
@@ -306,9 +313,9 @@ class Records:
 
     def _scheduled(self, optimizer: Any, arguments: tuple[Any, Any, Any]) -> int:
         """Compute the learning rate of an update, and update."""
-        words, counts = self.words, optimizer._index_update_count
-        update, before, status = int(words[front.UPDATE_NUMBER]), counts.largest, front.REFUSED
-        counts.largest = update
+        words, counts, status = self.words, self.counts, front.REFUSED
+        update, before = words.item(front.UPDATE_NUMBER), counts.item(0)
+        counts[0] = update
         try:
             rate = optimizer.lr_scheduler(update)
             if type(rate) is not float:
@@ -316,11 +323,13 @@ class Records:
             for shared in self.shared.values():
                 shared.fill(optimizer, rate, again=True)
             words[front.ASKED] = update
-            status = self._with_room(self.enter(self.context, *arguments), arguments)
+            status = self.enter(self.context, *arguments)
+            if status in ROOM:
+                status = self._with_room(status, arguments)
         finally:
             words[front.ASKED] = -1
             if status < 0:
-                counts.largest = before
+                counts[0] = before
         return status
 
     @staticmethod
@@ -348,35 +357,54 @@ class Records:
         known = {*map(type, indices)} <= {int, str}
         if not (self.usable and known) or not indices or any(map(is_row_sparse, grads)):
             return False
-        arguments = (indices[0], grads[0], weights[0]) if single else (indices, grads, weights)
-        for attempt in range(2):
-            states: dict[Index, Any] = {}
-            status, counted = front.REFUSED, len(optimizer._index_update_count)
+        status, known = front.REFUSED, len(optimizer._index_update_count)
+        states: dict[Index, Any] = {}
+        for attempt in range(3):
+            if attempt == 2:  # arrays of the state may have changed
+                for index in indices:
+                    self.drop(index)
             new = [k for k, index in enumerate(indices) if index not in self.slots]
             try:
-                if not self._enroll(updater, new, indices, grads, weights, states):
-                    return False
+                checked = self._checked(updater, range(len(indices)) if attempt else new,
+                                        indices, grads, weights)  # fmt: skip
+                if not self._enroll(updater, new, indices, checked, weights, states):
+                    break
                 if self.version != optimizer.version:
                     self.refresh(updater)  # counts may have moved
+                arguments: Any = indices, checked, weights
+                if single:
+                    arguments = indices[0], checked[0], weights[0]
                 status = self.enter(self.context, *arguments)
                 if status != front.OK:
                     status = self.resolve(updater, status, *arguments)
             finally:
                 if status < 0:
-                    self._withdraw(optimizer, states, counted)
-            if attempt or status != front.REFUSED:
+                    self._withdraw(optimizer, states, known)
+            if status != front.REFUSED:
                 break
-            for index in indices:  # arrays of the state may have changed
-                self.drop(index)
-        if status < 0:
-            return False
         for index, state in states.items():
             dict.__setitem__(updater.states, index, state)
             dict.__setitem__(updater.states_synced, index, True)
             optimizer.masters_given.pop(index, None)
-        return True
+        return status >= 0
 
     # Records
+
+    def _checked(
+        self,
+        updater: Any,
+        places: Sequence[int],
+        indices: Sequence[Index],
+        grads: Sequence[Any],
+        weights: Sequence[Any],
+    ) -> list[Any]:
+        """Return the gradients, with those at `places` checked, and copied where kernels must."""
+        checked, names, copies = list(grads), updater.optimizer.idx2name, updater.planner.copies
+        for k in places:
+            index, weight = indices[k], weights[k]
+            grad = np.asarray(check(label(index, names), weight, grads[k], copies.get(index)))
+            checked[k] = grad.copy() if np.may_share_memory(grad, weight) else grad
+        return checked
 
     def _enroll(
         self,
@@ -391,20 +419,15 @@ class Records:
 
         Returns whether records support all of them.
         """
-        planner, optimizer = updater.planner, updater.optimizer
-        checked = []
         for k in places:
             index, weight = indices[k], weights[k]
             if type(weight) is not np.ndarray or weight.ndim > front.AXES:
                 return False
-            context = label(index, optimizer.idx2name)
-            checked.append(check(context, weight, grads[k], planner.copies.get(index)))
-        for k, grad in zip(places, checked, strict=True):
-            index = indices[k]
             if index not in states:
-                states[index] = updater._state(index, weights[k])
-                if not self._create(planner, index, np.asarray(grad), weights[k], states[index]):
+                state = updater._state(index, weight)
+                if not self._create(updater.planner, index, grads[k], weight, state):
                     return False
+                states[index] = state
         return True
 
     def _create(self, planner: Any, index: Index, grad: Array, weight: Array, state: Any) -> bool:
@@ -412,7 +435,7 @@ class Records:
         optimizer, copy = planner.optimizer, planner.copies.get(index)
         context, rule = label(index, optimizer.idx2name), planner.rule_of(index)
         exact, arrays = arrays_of(optimizer, context, rule, weight, state, copy, True)
-        if not is_fixed(state):
+        if not is_fixed(state) or any(array is weight for array in arrays):
             return False
         others = tuple(array for array in (*exact, *arrays) if array is not weight)
         names = map(str, range(len(others)))
@@ -501,10 +524,11 @@ class Records:
         self.kept.pop(index, None)
         self.tensors[:] = 0
 
-    def _withdraw(self, optimizer: Any, states: Mapping[Index, Any], counted: int) -> None:
+    def _withdraw(self, optimizer: Any, states: dict[Index, Any], counted: int) -> None:
         """Drop the records of a failed call, and the counts of new parameters."""
         for index in states:
             self.drop(index)
+        states.clear()
         for index in list(optimizer._index_update_count)[counted:]:
             optimizer._index_update_count.pop(index)
             if optimizer.carried is not None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastopt._kernels.codes import is_coded, scales_shape
 from fastopt._kernels.devices import Header, device_of, header
-from fastopt._kernels.layout import kind_of
+from fastopt._kernels.layout import kind_of, real_of
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
 
@@ -114,7 +114,8 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     Raises
     ------
     TypeError
-        `weight` or `grad` is not a NumPy array, or has an unsupported dtype.
+        `weight` or `grad` is not a NumPy array, or has an unsupported dtype. On the host gradients
+        may have any real floating dtype.
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
     RuntimeError
@@ -147,20 +148,36 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
                 f"{context}: gradient must be a NumPy array, got None; omit the index, or call "
                 "updater.step(grads, weights), which skips weights whose gradient is None"
             )
+        if isinstance(grad, (float, np.generic)) and weight.size == 1:
+            grad = np.full(weight.shape, grad, getattr(grad, "dtype", None))
         values = described(context, "gradient", grad)
         _check_array(context, "gradient", values, (np.ndarray, np.generic))
     if values.dtype != weight.dtype:
         takes = [weight.dtype.name] + ["float32"] * is_half(weight)
         takes += [] if copy is None else [header(copy).dtype.name]
         if values.dtype.name not in takes or not values.dtype.isnative:
-            context = f"{context}: gradient must have the weight's dtype"
-            raise TypeError(f"{context} {_either(takes)}, got {values.dtype}")
+            grad = _converted(context, grad, values.dtype, weight, takes)
+            values = grad.values if isinstance(grad, RowSparse) else grad
     shape = grad.shape if isinstance(grad, RowSparse) else values.shape
     if shape != weight.shape:
         raise ValueError(f"{context}: gradient must have shape {weight.shape}, got {shape}")
     check_together(context, {"weight": weight, "gradient": values})
     check_apart(context, {"weight": weight, "gradient": values})
     return grad
+
+
+def _converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequence[str]) -> Any:
+    """Return a gradient of another real floating dtype in the dtype of the arithmetic."""
+    real = np.dtype(real_of(weight.dtype))
+    floating = np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"
+    if not floating or not isinstance(grad, (np.ndarray, RowSparse)) or isinstance(weight, Header):
+        cure = "" if floating else f": convert it with astype({real.name!r})"
+        raise TypeError(
+            f"{context}: gradient must have the weight's dtype {_either(takes)}, or on the host "
+            f"another real floating dtype, got {dtype}{cure}"
+        )
+    with np.errstate(over="ignore", under="ignore"):
+        return grad.astype(real)
 
 
 def described(context: str, role: str, array: Any) -> Any:

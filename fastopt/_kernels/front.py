@@ -35,6 +35,7 @@ from fastopt._kernels.objects import (
     halves,
     keep_alive,
     long_value,
+    new_int,
     prepare_step,
     release,
     release_gil,
@@ -82,7 +83,7 @@ TENSOR = T_GRAD_STRIDES + AXES
 # types of NumPy's scalars of the first three.
 (SLOTS, TENSORS, CAPACITY, COUNTS, CARRIED_NUMBERS, FACTOR, SCRATCH, ROOM, NEED, SCHEDULED,
  UPDATE_NUMBER, ASKED, LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE,
- INT, STR, FLOAT) = range(24)  # fmt: skip
+ INT, INT64, STR, FLOAT) = range(25)  # fmt: skip
 DTYPES = FLOAT + 1
 NUMBERS = DTYPES + 4
 CONTEXT = NUMBERS + 3
@@ -284,9 +285,14 @@ def record_of(x, index, guess):
     if guess != 0 and words(guess)[INDEX_ID] == index:
         return guess
     kind = words(index)[TYPE]
-    if kind != x[INT] and kind != x[STR]:
+    if kind == x[INT64]:
+        key = new_int(words(index)[DATA])
+        found = dictionary_item(x[SLOTS], key)
+        release(key)
+    elif kind == x[INT] or kind == x[STR]:
+        found = dictionary_item(x[SLOTS], index)
+    else:
         return REFUSED
-    found = dictionary_item(x[SLOTS], index)
     return long_value(found) if found else UNKNOWN
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "halves",
     "keep_alive",
     "long_value",
+    "new_int",
     "prepare_step",
     "record_at",
     "record_pointer",
@@ -169,6 +170,12 @@ def dictionary_item(typingctx: Any, mapping: Any, key: Any) -> Any:
 def long_value(typingctx: Any, number: Any) -> Any:
     """Return the value of a Python int."""
     return types.int64(types.int64), _python("PyLong_AsLong", WORD, BYTES)
+
+
+@intrinsic
+def new_int(typingctx: Any, value: Any) -> Any:
+    """Return a new Python int, which the caller releases."""
+    return types.int64(types.int64), _python("PyLong_FromLongLong", BYTES, WORD)
 
 
 @intrinsic

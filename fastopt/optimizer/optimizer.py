@@ -86,6 +86,9 @@ COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 """Attributes that determine the multipliers."""
 
+VALUES = ("rescale_grad", "lr")
+"""Attributes that trainers assign in every step, and on which no kernel depends."""
+
 NAMES = {
     **dict.fromkeys(("step_size", "learn_rate", "learning_rate_init", "alpha"), ("learning_rate",)),
     **dict.fromkeys(("b1", "beta_1"), ("beta1",)),
@@ -429,7 +432,7 @@ class Optimizer(Checked):
     version: int
     """Number that changes whenever an attribute or a multiplier changes."""
     mode_version: int
-    """Like `version`, but not changed by `rescale_grad`, which does not affect the kernels."""
+    """Like `version`, but not changed by VALUES, which do not affect the kernels."""
     multipliers_version: int
     """Like `version`, but changed only by multipliers."""
 
@@ -535,9 +538,9 @@ class Optimizer(Checked):
         finally:  # even if Ctrl-C interrupts the assignment
             if name in TABLES:
                 self._changed_tables()
-            elif name != "rescale_grad":
+            elif name not in VALUES:
                 self._changed()
-            elif before != vars(self).get(name):  # trainers assign rescale_grad in every step
+            elif before != vars(self).get(name):  # trainers assign them in every step
                 vars(self)["version"] = next(_versions)
 
     def _by_index(self, name: str, values: Mapping[Index, Any]) -> PerIndex:

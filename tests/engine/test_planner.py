@@ -39,7 +39,7 @@ def test_a_gradient_at_the_address_of_a_freed_one_is_looked_at_anew(way):
     updater, weights = sgd(), [np.zeros(4, np.float32), np.zeros(4, np.float32)]
     for _ in range(20):
         way(updater, [0, 1], [pickle.loads(pickle.dumps(np.ones(4, "f4"))) for _ in "ab"], weights)
-        for wrong in (np.ones(4), np.ones(8, "f4"), np.ones((2, 2), "f4"), np.ones(4, "i4")):
+        for wrong in (np.ones(4, "i8"), np.ones(8, "f4"), np.ones((2, 2), "f4"), np.ones(4, "i4")):
             grads = [np.ones(4, "f4"), pickle.loads(pickle.dumps(wrong))]
             with pytest.raises((TypeError, ValueError), match="gradient"):
                 as_list(updater, [0, 1], grads, weights)

@@ -281,10 +281,10 @@ class Records:
     def resolve(self, updater: Any, status: int, index: Any, grad: Any, weight: Any) -> int:
         """Do what a status of a call asks for; return the status in the end."""
         kept, arguments = self.kept, (index, grad, weight)  # keeps arrays alive without the GIL
+        if status in ROOM:
+            status = self._with_room(status, arguments)
         if status == front.ASKS:
             status = self._scheduled(updater.optimizer, arguments)
-        elif status in ROOM:
-            status = self._with_room(status, arguments)
         if status == front.MOVED:
             self._note(kept, updater.planner.updated, index, weight)
         if len(self.scratch) >= RELEASED_FROM:

@@ -171,11 +171,10 @@ def _converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequen
     real = np.dtype(real_of(weight.dtype))
     floating = np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"
     if not floating or not isinstance(grad, (np.ndarray, RowSparse)) or isinstance(weight, Header):
+        context = f"{context}: gradient must have the weight's dtype {_either(takes)}"
+        other = "" if floating else " or another real floating dtype"
         cure = "" if floating else f": convert it with astype({real.name!r})"
-        raise TypeError(
-            f"{context}: gradient must have the weight's dtype {_either(takes)}, or on the host "
-            f"another real floating dtype, got {dtype}{cure}"
-        )
+        raise TypeError(f"{context}{other}, got {dtype}{cure}")
     with np.errstate(over="ignore", under="ignore"):
         return grad.astype(real)
 

@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from fastopt._engine.hyper import Hyper, hyper_of
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import check, check_apart, is_fixed, is_fortran, is_half, label
+from fastopt._engine.validate import (
+    check,
+    check_apart,
+    is_fixed,
+    is_fortran,
+    is_half,
+    label,
+    leaves,
+)
 from fastopt._kernels import cpu_addresses, front
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
 from fastopt._kernels.layout import (
@@ -37,7 +45,7 @@ from fastopt._kernels.layout import (
     state_kind,
 )
 from fastopt._kernels.noise import index_number
-from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, kind_word, guard, readable
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, guard, kind_word, readable
 from fastopt._kernels.table import items_of, launch
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.sparse import is_row_sparse
@@ -120,13 +128,36 @@ class Shared:
         self.words[front.VALID] = 1
 
 
+class Form(NamedTuple):
+    """A record of one parameter as a template for others of the same form."""
+
+    block: Words
+    """The words of the record, and behind them the arrays that it has the addresses of."""
+    base: int
+    """Address of the block."""
+    layout: Layout
+    leaves: list[int]
+    """Positions in the state of the arrays besides the weight."""
+    columns: list[int]
+    """Positions in the block of the addresses of these arrays."""
+    guards: list[int]
+    """Positions in the block of the ids of these arrays."""
+
+
 class Kept(NamedTuple):
-    """What the addresses of a record point to, so that it stays alive."""
+    """A record, and what its addresses point to, so that it stays alive."""
 
     record: Words
     layout: Layout
     shared: Shared
-    arrays: tuple[Any, ...]
+    alive: tuple[Any, ...]
+
+
+FORMS: dict[Any, Form] = {}
+"""Forms of records, whatever the updater."""
+
+INSIDE = [front.FIELDS, front.SUMS, front.ROW, front.GUARDS, front.CHUNKS, front.FLAT]
+"""Words of a record with addresses in its block."""
 
 
 @cache
@@ -365,9 +396,10 @@ class Records:
                     self.drop(index)
             new = [k for k, index in enumerate(indices) if index not in self.slots]
             try:
-                checked = self._checked(updater, range(len(indices)) if attempt else new,
-                                        indices, grads, weights)  # fmt: skip
-                if not self._enroll(updater, new, indices, checked, weights, states):
+                checked = grads
+                if attempt:
+                    checked = self._checked(updater, indices, grads, weights)
+                if not self._enroll(updater, new, indices, checked, weights, states, attempt < 2):
                     break
                 if self.version != optimizer.version:
                     self.refresh(updater)  # counts may have moved
@@ -391,19 +423,13 @@ class Records:
     # Records
 
     def _checked(
-        self,
-        updater: Any,
-        places: Sequence[int],
-        indices: Sequence[Index],
-        grads: Sequence[Any],
-        weights: Sequence[Any],
+        self, updater: Any, indices: list[Index], grads: list[Any], weights: list[Any]
     ) -> list[Any]:
-        """Return the gradients, with those at `places` checked, and copied where kernels must."""
-        checked, names, copies = list(grads), updater.optimizer.idx2name, updater.planner.copies
-        for k in places:
-            index, weight = indices[k], weights[k]
-            grad = np.asarray(check(label(index, names), weight, grads[k], copies.get(index)))
-            checked[k] = grad.copy() if np.may_share_memory(grad, weight) else grad
+        """Return the gradients, checked, and copied where kernels cannot read them."""
+        checked, names, copies = [], updater.optimizer.idx2name, updater.planner.copies
+        for index, grad, weight in zip(indices, grads, weights, strict=True):
+            grad = np.asarray(check(label(index, names), weight, grad, copies.get(index)))
+            checked.append(grad.copy() if np.may_share_memory(grad, weight) else grad)
         return checked
 
     def _enroll(
@@ -414,10 +440,11 @@ class Records:
         grads: Sequence[Any],
         weights: Sequence[Any],
         states: dict[Index, Any],
+        known: bool,
     ) -> bool:
         """Create the records of the tensors at `places`, with new `states`.
 
-        Returns whether records support all of them.
+        Returns whether records support all of them. See :meth:`_create` for `known`.
         """
         for k in places:
             index, weight = indices[k], weights[k]
@@ -425,18 +452,55 @@ class Records:
                 return False
             if index not in states:
                 state = updater._state(index, weight)
-                if not self._create(updater.planner, index, grads[k], weight, state):
+                if not self._create(updater.planner, index, grads[k], weight, state, known):
                     return False
                 states[index] = state
         return True
 
-    def _create(self, planner: Any, index: Index, grad: Array, weight: Array, state: Any) -> bool:
-        """Create the record of a parameter; return False if records do not support its arrays."""
+    def _create(
+        self, planner: Any, index: Index, grad: Any, weight: Array, state: Any, known: bool
+    ) -> bool:
+        """Create the record of a parameter; return False if records do not support its arrays.
+
+        With `known`, a record of another parameter of the same form may be the template; the front
+        refuses the arrays if they have another form.
+        """
+        optimizer, copy = planner.optimizer, planner.copies.get(index)
+        rule, arrays = planner.rule_of(index), leaves(state)
+        if not is_fixed(state):
+            return False
+        order = F_ORDER if is_fortran(weight) else C_ORDER
+        key: Any = (
+            *(
+                rule,
+                weight.dtype,
+                weight.shape,
+                order,
+                getattr(grad, "dtype", None) == weight.dtype,
+            ),
+            *(type(optimizer), optimizer.multi_precision, optimizer.rounding),
+        )
+        form = FORMS.get(key) if known and copy is None else None
+        if form is None or len(arrays) != len(form.leaves):
+            form = self._form(planner, index, np.asarray(grad), weight, state)
+            if form is None:
+                return False
+            if copy is None:
+                FORMS[key] = form
+        others = tuple(arrays[k] for k in form.leaves) if copy is None else (copy, *arrays)
+        with planner.compiling(index):
+            shared = self._shared(optimizer, index, form.layout)
+        self._write(planner, index, form, shared, others)
+        return True
+
+    @staticmethod
+    def _form(planner: Any, index: Index, grad: Array, weight: Array, state: Any) -> Form | None:
+        """Check the arrays of a parameter and return their form; None if it is not supported."""
         optimizer, copy = planner.optimizer, planner.copies.get(index)
         context, rule = label(index, optimizer.idx2name), planner.rule_of(index)
         exact, arrays = arrays_of(optimizer, context, rule, weight, state, copy, True)
-        if not is_fixed(state) or any(array is weight for array in arrays):
-            return False
+        if any(array is weight for array in arrays):
+            return None
         others = tuple(array for array in (*exact, *arrays) if array is not weight)
         names = map(str, range(len(others)))
         check_apart(context, dict(zip(names, others, strict=True)))
@@ -446,7 +510,7 @@ class Records:
             rule,
             real_of(exact[0].dtype),
             tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
-            kind_of(grad.dtype) if is_half(weight) else kind_of(weight.dtype),
+            np.float32 if is_half(weight) and grad.dtype != weight.dtype else kind_of(weight.dtype),
             tuple(kinds[parts : parts + len(rule.state)]),
             rounded_sums=optimizer.rounded_sums and parts == 2 and copy is None,
             dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
@@ -456,67 +520,86 @@ class Records:
             order = F_ORDER
         contiguous = "C_CONTIGUOUS" if order == C_ORDER else "F_CONTIGUOUS"
         if not all(array.flags[contiguous] and array.flags.aligned for array in others):
-            return False
-        column = front.ADDRESS + next(k for k, a in enumerate(exact) if a is weight)
+            return None
         with planner.compiling(index):
-            kernels, shared = kernels_of(layout), self._shared(optimizer, index, layout)
-        self._write(planner, index, layout, order, column, weight, others, kernels, shared)
-        return True
-
-    def _write(
-        self,
-        planner: Any,
-        index: Index,
-        layout: Layout,
-        order: int,
-        column: int,
-        weight: Array,
-        others: tuple[Array, ...],
-        kernels: Words,
-        shared: Shared,
-    ) -> None:
-        """Write the words of a record."""
-        optimizer, rule = planner.optimizer, layout.rule
+            kernels = kernels_of(layout)
         width, (count, _) = items_of(layout, weight)
-        row = np.zeros(layout.first_grad + 1, np.uint64)
-        row[WIDTH], row[OFFSET] = width, planner.offsets.get(index, 0)
-        columns = [c for c in range(front.ADDRESS, layout.first_grad) if c != column]
-        row[columns] = [array.ctypes.data for array in others]
+        row = np.zeros(layout.first_grad + 1, np.int64)
+        row[WIDTH] = width
         guards = guard(others, len(others), order) if others else np.zeros((0, 1), np.uint64)
         flat, _ = chunks_of((weight.size, 1))
-        sums = np.zeros(len(flat) * max(rule.sums, default=0))
-        fields, chunks = np.zeros(len(rule.hyper), layout.real), np.array([0, 0, count])
-        record = np.zeros(front.RECORD, np.int64)
-        if len(others) > self.widest:
-            self.widest, self.words[front.CAPACITY] = len(others), 0
-        addressed = {
-            front.KERNELS: kernels, front.HYPER: shared.words, front.FIELDS: fields,
-            front.SUMS: sums, front.ROW: row, front.GUARDS: guards, front.CHUNKS: chunks,
+        inside = {
+            front.ROW: row,
+            front.GUARDS: guards,
+            front.CHUNKS: np.array([0, 0, count]),
             front.FLAT: flat,
-        }  # fmt: skip
-        for place, array in addressed.items():
-            record[place] = array.ctypes.data
+            front.FIELDS: np.zeros(len(rule.hyper)),
+            front.SUMS: np.zeros(len(flat) * max(rule.sums, default=0)),
+        }
+        column = front.ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
         numbers = {
-            front.GUARDED: len(others), front.GUARD_WIDTH: guards.shape[1],
-            front.WEIGHT_COLUMN: column, front.GRAD_COLUMN: layout.first_grad,
-            front.WEIGHT_DTYPE: kind_word(weight.dtype), front.ORDER: order,
-            front.WEIGHT_CODE: CODES[kind_of(weight.dtype)], front.GRAD_CODE: CODES[layout.grad],
-            front.NDIMS: weight.ndim, front.SIZE: weight.size, front.BYTES: weight.nbytes,
-            front.ITEM_COUNT: count, front.FLAT_COUNT: len(flat), front.KEYED: layout.keyed,
-        }  # fmt: skip
+            front.KERNELS: kernels.ctypes.data,
+            front.GUARDED: len(others),
+            front.GUARD_WIDTH: guards.shape[1],
+            front.WEIGHT_COLUMN: column,
+            front.GRAD_COLUMN: layout.first_grad,
+            front.WEIGHT_DTYPE: kind_word(weight.dtype),
+            front.WEIGHT_CODE: CODES[kind_of(weight.dtype)],
+            front.GRAD_CODE: CODES[layout.grad],
+            front.ORDER: order,
+            front.NDIMS: weight.ndim,
+            front.SIZE: weight.size,
+            front.BYTES: weight.nbytes,
+            front.ITEM_COUNT: count,
+            front.FLAT_COUNT: len(flat),
+            front.KEYED: layout.keyed,
+        }
+        record = np.zeros(front.RECORD, np.int64)
         for place, number in numbers.items():
             record[place] = number
-        if layout.keyed:
-            keys = index_number(index), index_number(optimizer.seed)
-            record[[front.NUMBER, front.SEED]] = np.array(keys, np.uint64).view(np.int64)
         record[front.LENGTHS : front.LENGTHS + weight.ndim] = weight.shape
-        record[front.COUNT] = optimizer._index_update_count.slots(
-            [index], optimizer.begin_num_update
-        )[0]
-        record[front.CARRIED] = optimizer.carried_slots([index])[0]
-        record[front.INDEX_ID] = id(index)
-        self.slots[index] = record.ctypes.data
-        self.kept[index] = Kept(record, layout, shared, (*addressed.values(), *others, index))
+        pieces, end = [record], len(record)
+        for place, array in inside.items():
+            record[place] = 8 * end
+            pieces.append(np.ascontiguousarray(array).view(np.int64).ravel())
+            end += array.size
+        block = np.concatenate(pieces)
+        block[INSIDE] += block.ctypes.data
+        first = [int(record[place]) // 8 for place in (front.ROW, front.GUARDS)]
+        places = {id(array): k for k, array in enumerate(leaves(state))}
+        return Form(
+            block,
+            block.ctypes.data,
+            layout,
+            [places[id(array)] for array in others if id(array) in places],
+            [first[0] + c for c in range(front.ADDRESS, layout.first_grad) if c != column],
+            [first[1] + k * guards.shape[1] for k in range(len(others))],
+        )
+
+    def _write(
+        self, planner: Any, index: Index, form: Form, shared: Shared, others: tuple[Array, ...]
+    ) -> None:
+        """Write the record of a parameter with the arrays `others` besides its weight."""
+        optimizer, block = planner.optimizer, form.block.copy()
+        base: int = block.ctypes.data
+        block[INSIDE] += base - form.base
+        block[form.columns] = [array.__array_interface__["data"][0] for array in others]
+        block[form.guards] = [id(array) for array in others]
+        if planner.offsets:
+            row = (int(block[front.ROW]) - base) // 8
+            block[row + OFFSET] = planner.offsets.get(index, 0)
+        if form.layout.keyed:
+            keys = index_number(index), index_number(optimizer.seed)
+            block[[front.NUMBER, front.SEED]] = np.array(keys, np.uint64).view(np.int64)
+        counts = optimizer._index_update_count
+        block[front.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
+        if optimizer.carried is not None:
+            block[front.CARRIED] = optimizer.carried_slots([index])[0]
+        block[front.HYPER], block[front.INDEX_ID] = shared.words.ctypes.data, id(index)
+        if len(others) > self.widest:
+            self.widest, self.words[front.CAPACITY] = len(others), 0
+        self.slots[index] = base
+        self.kept[index] = Kept(block, form.layout, shared, (*others, index))
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""

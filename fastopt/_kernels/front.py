@@ -13,7 +13,6 @@ Tests: ``tests/kernels/test_front.py``, ``tests/engine/test_records.py``.
 """
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numba import prange, types
@@ -53,8 +52,7 @@ AXES = 6
 
 # Words of the headers of arrays, dtypes, lists and numbers.
 TYPE, DATA, NDIM, SHAPE = (
-    offset // 8
-    for offset in (numpy_abi.TYPE, numpy_abi.DATA, numpy_abi.NDIM, numpy_abi.SHAPE)
+    offset // 8 for offset in (numpy_abi.TYPE, numpy_abi.DATA, numpy_abi.NDIM, numpy_abi.SHAPE)
 )
 STRIDES, DTYPE, FLAGS, KIND = SHAPE + 1, numpy_abi.DTYPE // 8, numpy_abi.FLAGS // 8, DATA + 1
 LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFFF
@@ -97,9 +95,9 @@ REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS, UNEVEN = range(-1, -8, -
 
 MOVED: done, and some weight is another object than in the last call. Nothing has changed if the
 status is negative: the arguments do not fit (REFUSED), an index has no record (UNKNOWN), scratch
-memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), the call should run
-without the GIL (IS_LARGE), the learning rate of an update must be computed (ASKS), or tensors have
-different update counts under a schedule (UNEVEN).
+memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), the call should
+run without the GIL (IS_LARGE), the learning rate of an update must be computed (ASKS), or tensors
+have different update counts under a schedule (UNEVEN).
 """
 
 ON_CALL = types.void(*[types.int64] * 5)
@@ -122,10 +120,10 @@ def has_shape(array, record):
     ndim, shape = record[NDIMS], words(array[SHAPE])
     if array[NDIM] & LOW_HALF != ndim:
         return False
+    same = True
     for axis in range(ndim):
-        if shape[axis] != record[LENGTHS + axis]:
-            return False
-    return True
+        same = same and shape[axis] == record[LENGTHS + axis]
+    return same
 
 
 @scalar
@@ -669,7 +667,7 @@ COPY, FINISH_COPY, UPDATES, REDUCTIONS = range(4)
 @scalar
 def share_of(x, phase, first, last, share, shares):
     """Do one share of a phase for the tensors from `first` to `last`."""
-    if phase == COPY or phase == FINISH_COPY:
+    if phase in (COPY, FINISH_COPY):
         for k in range(first + share, last, shares):
             if phase == COPY:
                 begin(tensor_of(x, k))

@@ -86,7 +86,7 @@ COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 """Attributes that determine the multipliers."""
 
-VALUES = ("rescale_grad", "lr")
+VALUES = ("rescale_grad", "lr", "learning_rate")
 """Attributes that trainers assign in every step, and on which no kernel depends."""
 
 NAMES = {

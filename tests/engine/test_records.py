@@ -1,0 +1,327 @@
+"""Records: any form of a dense call runs in compiled code, with the bits of the plain form."""
+
+import gc
+import weakref
+from functools import partial
+
+import numba
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt._kernels.numpy_abi import readable
+from helpers.cases import FIRST, LIGHT, OF_MATRICES, OF_STEPS, exhaustive
+from helpers.tensor_lists import dtype_of, everything, laid, normal
+
+pytestmark = pytest.mark.skipif(
+    numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
+)
+
+LARGE = (300, PARALLEL_FROM // 300 + 1)
+UNSERVED = {"lbsgd", "test", *OF_MATRICES, *OF_STEPS}
+"""Optimizers that compute in Python in every step, or over all tensors of it."""
+
+
+def reversed_copy(array):
+    return np.ascontiguousarray(array[..., ::-1])[..., ::-1]
+
+
+def padded(array):
+    """The same numbers with rows that are apart, like columns of a larger array."""
+    wide = np.zeros((*array.shape[:-1], array.shape[-1] + 3), array.dtype)[..., 2:-1]
+    wide[...] = array
+    return wide
+
+
+def moved_axes(array):
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 0, -1)), -1, 0)
+
+
+def as_scalar(array):
+    return array[()] if array.ndim == 0 else array
+
+
+LAYOUTS = {
+    "plain": np.array,
+    "fortran": np.asfortranarray,
+    "strided": partial(laid, layout="strided"),
+    "reversed": reversed_copy,
+    "padded": padded,
+    "moved axes": moved_axes,
+}
+DTYPES = ["float32", "float64", "float16"]
+
+
+def outcome(make, shape, steps=3, grads=np.array, weights=np.array, dtype="float32", exact=False):
+    """State of an updater after steps with gradients and weights of some form.
+
+    With `exact`, the numbers of all gradients are float16.
+    """
+    updater, weight = optimizer.Updater(make()), weights(normal(0, shape, dtype))
+    for step in range(steps):
+        grad = normal(1 + step, shape, "float16" if exact else dtype).astype(weight.dtype)
+        updater(0, grads(grad), weight)
+    return updater, (np.ascontiguousarray(weight).tobytes(), everything(updater, []))
+
+
+def same(first, second):
+    """Compare what two updaters hold; the order of a state is that of its weight."""
+    (one, (weight, _)), (other, (expected, _)) = first, second
+    assert weight == expected
+    assert one.optimizer._index_update_count == other.optimizer._index_update_count
+    states = [
+        [np.ascontiguousarray(array).tobytes() for array in leaves(each.states[0])]
+        for each in (one, other)
+    ]
+    assert states[0] == states[1]
+
+
+def leaves(state):
+    if state is None:
+        return []
+    return [state] if isinstance(state, np.ndarray) else [a for part in state for a in leaves(part)]
+
+
+def served(updater):
+    """Assert that no call needed a plan."""
+    assert not updater.planner.plans
+    assert updater._records.slots
+
+
+def make_of(name):
+    return partial(FIRST[name].make, wd=FIRST[name].wd)
+
+
+NAMES = [
+    pytest.param(name, marks=() if name in LIGHT else pytest.mark.exhaustive)
+    for name in sorted(FIRST)
+    if name not in UNSERVED
+]
+
+
+@pytest.mark.parametrize("shape", [(20, 50), (4, 5, 6), *exhaustive(LARGE)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gradient_in_any_order_has_the_bits_of_a_plain_one(name, layout, shape):
+    if name == "groupadagrad" and len(shape) != 2:
+        pytest.skip("it works on rows of matrices")
+    plain = outcome(make_of(name), shape)
+    found = outcome(make_of(name), shape, grads=LAYOUTS[layout])
+    same(found, plain)
+    served(found[0])
+
+
+@pytest.mark.parametrize("shape", [(20, 50), *exhaustive((4, 5, 6), LARGE)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_weight_in_any_order_has_the_bits_of_a_plain_one(name, layout, shape):
+    if name == "groupadagrad" and len(shape) != 2:
+        pytest.skip("it works on rows of matrices")
+    plain = outcome(make_of(name), shape)
+    found = outcome(make_of(name), shape, weights=LAYOUTS[layout])
+    same(found, plain)
+    served(found[0])
+
+
+@pytest.mark.parametrize("shape", [(20, 50), *exhaustive(LARGE)], ids=str)
+@pytest.mark.parametrize("layout", ["plain", "fortran"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("given", [*DTYPES, "bfloat16", "longdouble", ">f4"])
+def test_a_gradient_of_any_real_dtype_is_converted(dtype, given, layout, shape):
+    if given == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    kind = np.dtype(given) if given == ">f4" else dtype_of(given)
+    make = partial(optimizer.Adam, multi_precision=True)
+    # Numbers that every dtype has.
+    grad = np.sign(normal(1, shape, "float32")) * np.float32(0.5)
+    ends = []
+    for each in (grad.astype(dtype), LAYOUTS[layout](grad).astype(kind, order="K")):
+        updater, weight = optimizer.Updater(make()), normal(0, shape, dtype)
+        for _ in range(3):
+            updater(0, each, weight)
+        ends.append((updater, (weight.tobytes(), None)))
+    same(*ends)
+    served(ends[1][0])
+
+
+@pytest.mark.parametrize("given", [np.float16, np.float32, np.float64, float])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_number_is_a_gradient_of_one_element(given, shape, dtype):
+    weights = [np.ones(shape, dtype), np.ones(shape, dtype)]
+    updaters = [optimizer.Updater(optimizer.Adam()) for _ in weights]
+    for _ in range(3):
+        updaters[0](["w"], [given(0.5)], [weights[0]])
+        updaters[0]("w", given(0.25), weights[0])
+        updaters[1]("w", np.full(shape, 0.5, dtype), weights[1])
+        updaters[1]("w", np.full(shape, 0.25, dtype), weights[1])
+    assert weights[0] == weights[1]
+    served(updaters[0])
+
+
+@pytest.mark.parametrize("value", [1, True, 1j, np.int32(1), "1"], ids=repr)
+def test_numbers_that_are_not_real_floats_are_refused(value):
+    updater, weight = optimizer.Updater(optimizer.SGD()), np.ones(1)
+    for _ in range(3):
+        updater(0, 0.5, weight)
+        before = weight.copy()
+        with pytest.raises(TypeError, match="index 0: gradient must"):
+            updater(0, value, weight)
+        assert weight == before
+        assert updater.optimizer.num_update == updater.optimizer._index_update_count[0]
+
+
+@pytest.mark.parametrize("size", [6, PARALLEL_FROM])
+def test_every_call_may_bring_another_weight(size):
+    """As in a functional style, with views, or with arrays from a pool."""
+    updater, weight, kept = optimizer.Updater(optimizer.Adam()), np.ones(size), np.ones(size)
+    other = optimizer.Updater(optimizer.Adam())
+    for step in range(6):
+        grad = normal(step, (size,), "float64")
+        other(0, grad, kept)
+        if step % 3 == 0:
+            weight = weight.copy()
+            updater(0, grad, weight)
+        elif step % 3 == 1:
+            updater(0, grad, weight[:])
+        else:
+            updater([0], [grad], [weight.view()])
+    np.testing.assert_array_equal(weight, kept)
+    served(updater)
+
+
+def test_the_weight_of_the_last_call_alone_is_kept_alive():
+    updater = optimizer.Updater(optimizer.SGD(momentum=0.9))
+    weights = [np.ones(3) for _ in range(4)]
+    for weight in weights:
+        updater(0, np.ones(3), weight)
+    watches = [weakref.ref(weight) for weight in weights]
+    last = weights[-1]
+    gc.disable()
+    try:
+        del weights, weight
+        assert [watch() is None for watch in watches] == [True, True, True, False]
+        del last
+        assert watches[-1]() is not None
+        with pytest.raises(ValueError, match="shape"):
+            updater(0, np.ones(2), np.ones(2))
+        assert watches[-1]() is not None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("size", [5, *exhaustive(30_000)])
+@pytest.mark.parametrize("name", ["adam", "nadam", *exhaustive("lamb")])
+def test_any_subset_in_any_order_has_the_bits_of_single_calls(name, size):
+    rng = np.random.default_rng(0)
+    updaters = [optimizer.Updater(FIRST[name].make()) for _ in "ab"]
+    weights = [[normal(k, (size, 1 + k % 3), "float32") for k in range(12)] for _ in "ab"]
+    for _ in range(20):
+        chosen = rng.permutation(12)[: rng.integers(1, 12)].tolist()
+        if rng.random() < 0.3:
+            chosen += chosen[:1]  # an index twice
+        grads = [normal(rng.integers(99), weights[0][k].shape, "float32") for k in chosen]
+        updaters[0](tuple(chosen), grads, [weights[0][k] for k in chosen])
+        for k, grad in zip(chosen, grads, strict=True):
+            updaters[1](k, grad, weights[1][k])
+    assert everything(updaters[0], weights[0]) == everything(updaters[1], weights[1])
+    served(updaters[0])
+
+
+@pytest.mark.parametrize("size", [6, PARALLEL_FROM])
+def test_tied_and_chained_weights_are_updated_in_order(size):
+    """The second weight is the first one's gradient, the third one is the first again."""
+    ends = []
+    for way in ("list", "single"):
+        updater = optimizer.Updater(optimizer.SGD(momentum=0.5))
+        first, second = normal(0, (size,), "float32"), normal(1, (size,), "float32")
+        for _ in range(3):
+            calls = [(0, second, first), (1, first, second), (2, second, first)]
+            if way == "list":
+                updater(*map(list, zip(*calls, strict=True)))
+            else:
+                for call in calls:
+                    updater(*call)
+        served(updater)
+        ends.append((first.tobytes(), second.tobytes()))
+    assert ends[0] == ends[1]
+
+
+def test_a_gradient_between_the_elements_of_its_weight_is_read():
+    memory = np.zeros((6, 2))
+    weight, grad = memory[:, 0], memory[:, 1]
+    grad[...] = 1
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=0.5))
+    for _ in range(4):
+        updater(0, grad, weight)
+    np.testing.assert_array_equal(weight, np.full(6, -2.0))
+    np.testing.assert_array_equal(grad, np.ones(6))
+
+
+@pytest.mark.parametrize("index", [np.int64(3), np.int32(3), np.uint8(3), b"3"], ids=repr)
+def test_indices_of_other_types_are_those_of_python(index):
+    updater, weight = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), np.zeros(2)
+    for _ in range(3):
+        updater(index, np.ones(2), weight)
+        updater([index], [np.ones(2)], [weight])
+    assert [*updater.states] == [*updater.optimizer._index_update_count]
+    assert {*map(type, updater.states)} <= {int, str}
+    np.testing.assert_array_equal(weight, [-6, -6])
+    served(updater)
+
+
+@pytest.mark.parametrize("size", [3, PARALLEL_FROM])
+def test_settings_between_calls_are_followed(size):
+    """Rates, decay, multipliers, rescaling, a schedule that comes and goes."""
+    ends = []
+    for fresh in (False, True):
+        made = optimizer.Adam(param_idx2name={0: "a_weight", 1: "b_weight"})
+        updater, weights = optimizer.Updater(made), [np.ones(size), np.ones(size)]
+        for step in range(12):
+            made.learning_rate = 0.1 / (1 + step // 2)
+            made.rescale_grad = 1 + step % 3
+            if step == 3:
+                made.wd = 0.5
+            if step == 5:
+                made.set_lr_mult({0: 0.5})
+            if step == 7:
+                made.clip_gradient = 0.5
+            if step == 9:
+                made.beta1 = 0.5
+            if fresh:
+                updater.states = updater.states
+            updater([0, 1], [np.ones(size), np.ones(size)], weights)
+            updater(1, np.ones(size), weights[1])
+        served(updater)
+        ends.append(everything(updater, weights))
+    assert ends[0] == ends[1]
+
+
+def test_a_schedule_is_asked_in_every_call():
+    """It may read what the user has changed between two calls of one step."""
+    rate, asked = [1.0], []
+
+    def schedule(update):
+        asked.append(update)
+        return rate[0]
+
+    updater = optimizer.Updater(optimizer.SGD(lr_scheduler=schedule))
+    weights = [np.zeros(1), np.zeros(1)]
+    for step in range(1, 4):
+        for index, weight in enumerate(weights):
+            rate[0] = 1.0 + index
+            updater(index, np.ones(1), weight)
+        assert asked == [update for each in range(1, step + 1) for update in (each, each)]
+    np.testing.assert_array_equal(weights, [[-3.0], [-6.0]])
+    served(updater)
+
+
+def test_a_failed_first_call_leaves_nothing_behind():
+    updater = optimizer.Updater(optimizer.Adam())
+    updater(0, np.ones(2), np.ones(2))
+    before = everything(updater, [])
+    with pytest.raises(ValueError, match="index 2: gradient must have shape"):
+        updater([1, 2, 3], [np.ones(2)] * 3, [np.ones(2), np.ones(3), np.ones(2)])
+    assert everything(updater, []) == before
+    assert [*updater._records.slots] == [0]

@@ -34,6 +34,7 @@ from fastopt._engine.validate import (
 from fastopt._kernels import cpu_addresses, front
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
 from fastopt._kernels.layout import (
+    ADDRESS,
     BFLOAT16,
     FLOAT16,
     OFFSET,
@@ -91,7 +92,7 @@ class Shared:
         self.values = np.zeros(1 + 2 * len(names))
         self.given: Mapping[str, float] | None = None
         self.words: Words = np.zeros(front.HYPER_WORDS, np.int64)
-        self.words[front.CARRIES] = hyper.carries
+        self.words[front.CARRIES] = int(hyper.carries)
         self.words[front.NAMES], self.words[front.OWN] = len(names), len(rule.hyper)
         self.words[front.RESCALE] = rule.rescale
         self.words[front.WIDE] = layout.real is np.float64
@@ -385,10 +386,10 @@ class Records:
         optimizer = updater.optimizer
         if self.version != optimizer.version:
             self.refresh(updater)
-        known = {*map(type, indices)} <= {int, str}
-        if not (self.usable and known) or not indices or any(map(is_row_sparse, grads)):
+        exact = {*map(type, indices)} <= {int, str}
+        if not (self.usable and exact) or not indices or any(map(is_row_sparse, grads)):
             return False
-        status, known = front.REFUSED, len(optimizer._index_update_count)
+        status, counted = front.REFUSED, len(optimizer._index_update_count)
         states: dict[Index, Any] = {}
         for attempt in range(3):
             if attempt == 2:  # arrays of the state may have changed
@@ -411,7 +412,7 @@ class Records:
                     status = self.resolve(updater, status, *arguments)
             finally:
                 if status < 0:
-                    self._withdraw(optimizer, states, known)
+                    self._withdraw(optimizer, states, counted)
             if status != front.REFUSED:
                 break
         for index, state in states.items():
@@ -518,9 +519,10 @@ class Records:
         order = C_ORDER
         if rule.elementwise and not (layout.keyed or layout.coded) and is_fortran(weight):
             order = F_ORDER
-        contiguous = "C_CONTIGUOUS" if order == C_ORDER else "F_CONTIGUOUS"
-        if not all(array.flags[contiguous] and array.flags.aligned for array in others):
-            return None
+        for array in others:
+            flags = array.flags
+            if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
+                return None
         with planner.compiling(index):
             kernels = kernels_of(layout)
         width, (count, _) = items_of(layout, weight)
@@ -536,7 +538,7 @@ class Records:
             front.FIELDS: np.zeros(len(rule.hyper)),
             front.SUMS: np.zeros(len(flat) * max(rule.sums, default=0)),
         }
-        column = front.ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
+        column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
         numbers = {
             front.KERNELS: kernels.ctypes.data,
             front.GUARDED: len(others),
@@ -572,7 +574,7 @@ class Records:
             block.ctypes.data,
             layout,
             [places[id(array)] for array in others if id(array) in places],
-            [first[0] + c for c in range(front.ADDRESS, layout.first_grad) if c != column],
+            [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
             [first[1] + k * guards.shape[1] for k in range(len(others))],
         )
 

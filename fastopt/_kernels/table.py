@@ -103,6 +103,7 @@ class Table(ABC):
         addresses = [array.ctypes.data for array in guarded]
         self.table[0, ADDRESS : ADDRESS + len(addresses)] = addresses
         self._begin()
+        self.listed = tuple(guarded[len(self.arrays) :])
 
     def _begin(self) -> None:
         """Allocate the hyper-parameters and divide the tensors into chunks."""
@@ -113,7 +114,7 @@ class Table(ABC):
         self.direct = False
         self.copied: Sequence[tuple[Array, Array]] = ()
         self.borrowed: tuple[Array, Array] | None = None
-        self.listed: tuple[Array, ...] = ()
+        self.listed: tuple[Array, ...] = ()  # kept alive until release()
         self.row_chunks = self.chunks, 0
         self.decay: tuple[Array, ...] = ()
         self.at_once = False
@@ -137,6 +138,7 @@ class Table(ABC):
         for row, table in zip(merged.guards, tables, strict=True):
             row[:, : table.guards.shape[2]] = table.guards[0]
         merged._begin()
+        merged.listed = tuple(array for table in tables for array in table.listed)
         return merged
 
     def of_copies(self, originals: Sequence[Array], grad: Array, copy: Array) -> None:

@@ -3,9 +3,13 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 
+from fastopt import optimizer
 from fastopt._interrupts import uninterrupted
+from helpers.cases import exhaustive
+from helpers.lines import at_line
 
 ONE_UPDATER = """
 import threading, numpy as np
@@ -234,3 +238,59 @@ print("alive")
 def test_gradients_that_another_thread_drops_from_a_list_stay_alive(run_python):
     """The kernels of large tensors run without the interpreter's lock."""
     assert run_python(DROPPED) == "alive\n"
+
+
+@pytest.mark.parametrize("size", [3, 70_000])
+@pytest.mark.parametrize("way", ["updater", "optimizer"])
+def test_a_schedule_that_updates_is_refused_and_nothing_changes(size, way):
+    made = optimizer.SGD(learning_rate=1.0)
+    updater, weight = optimizer.Updater(made), np.zeros(size, np.float32)
+    call = updater if way == "updater" else lambda i, g, w: made.update(i, w, g, None)
+    for _ in range(2):
+        call("w", np.ones_like(weight), weight)
+
+    def schedule(count):
+        call("w", np.full_like(weight, 1000), weight)
+        return 1.0
+
+    made.lr_scheduler = schedule
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="update inside an update"):
+            call("w", np.ones_like(weight), weight)
+    assert made.num_update == 2
+    made.lr_scheduler = None
+    call("w", np.ones_like(weight), weight)
+    np.testing.assert_array_equal(weight, -3)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (70_000,), (3, 70_000)], ids=str)
+@pytest.mark.parametrize("before", [2, *exhaustive(0)])
+def test_an_update_inside_an_update_happens_wholly_or_is_refused(sizes, before):
+    """At any line, as by a signal handler; gradients are fresh, and large ones are unmapped."""
+    outcomes, passed, moment = set(), 1, 0
+    while passed > moment:
+        moment += 1
+        updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+        weights = [np.zeros(size, np.float32) for size in sizes]
+        inside = []
+
+        def update(value, updater=updater, weights=weights):
+            grads = [np.full_like(weight, value) for weight in weights]
+            updater([*range(len(weights))], grads, weights)
+
+        def act(update=update, inside=inside):
+            try:
+                update(1000)
+                inside.append(1000)
+            except RuntimeError:
+                inside.append(0)
+
+        for _ in range(before):
+            update(0)
+        passed = at_line(moment, act, lambda update=update: update(1))
+        for weight in weights:
+            np.testing.assert_array_equal(weight, -1 - sum(inside))
+        assert updater.optimizer.num_update == before + 1 + inside.count(1000)
+        outcomes.update(inside)
+        passed += bool(inside)
+    assert outcomes == ({1000} if sizes == (3,) and before else {0, 1000})

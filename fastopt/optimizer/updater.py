@@ -33,7 +33,7 @@ from fastopt.checkpoint.resumable import Resumable
 from fastopt.optimizer.accumulation import Entry, Waiting, Windows
 from fastopt.optimizer.averaged import check_averaged
 from fastopt.optimizer.groups import Groups
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float, create
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float, create, unused
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
@@ -329,23 +329,13 @@ class Updater(Resumable):
             if type(grad) is list and not plan.small:
                 grad = tuple(grad)  # keeps gradients alive if another thread changes the list
             with optimizer.lock:
-                if plan.version == optimizer.version:
-                    if plan.quick_call((index, grad, weight)):
+                if plan.version == optimizer.version and plan.small:
+                    # One compiled function checks and updates, so that no other update is inside.
+                    if not optimizer.updating.locked() and plan.quick_call((index, grad, weight)):
                         if self._info is not STEPPED:
                             self._info = STEPPED
                         return
-                elif optimizer.unchecked:
-                    pass  # multipliers are checked below
-                elif self.planner.measures:
-                    if self._measured_again(plan, index, grad, weight):
-                        return
-                elif (
-                    plan.step(1.0, (index, grad, weight)) >= 0
-                    if plan.small
-                    else plan.fits(index, grad, weight) and not plan.step()
-                ):
-                    if self._info is not STEPPED:
-                        self._info = STEPPED
+                elif self._update_again(plan, index, grad, weight):
                     return
         if weight is None:
             named = isinstance(index, (int, str, bytes))
@@ -451,7 +441,7 @@ class Updater(Resumable):
     ) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
         optimizer = self.optimizer
-        with optimizer.lock:
+        with optimizer.lock, unused(optimizer.updating):
             if self._averages is not None:
                 self._averages.check_free()
             if optimizer.unchecked and indices:
@@ -482,6 +472,26 @@ class Updater(Resumable):
             plan.step()
             self.planner.remember(plan)
         self._keep(calls)
+
+    def _update_again(self, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
+        """Update with a plan if it matches the call, else return False."""
+        optimizer = self.optimizer
+        with unused(optimizer.updating):
+            if plan.version == optimizer.version:
+                if not plan.quick_call((index, grad, weight)):
+                    return False
+            elif optimizer.unchecked:
+                return False  # multipliers are checked by the caller
+            elif self.planner.measures:
+                return self._measured_again(plan, index, grad, weight)
+            elif plan.small:
+                if plan.step(1.0, (index, grad, weight)) < 0:
+                    return False
+            elif not plan.fits(index, grad, weight) or plan.step():
+                return False
+            if self._info is not STEPPED:
+                self._info = STEPPED
+            return True
 
     def _measured_again(self, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
         """Accumulate, scale and clip the gradients and update, if the plan matches the call."""

@@ -385,8 +385,8 @@ def _reads_arrays() -> bool:
         flags = int(at(header, FLAGS))
         kind = int(at(at(header, DTYPE), KIND))
         expected = array.ctypes.data, array.ndim, [*array.shape, *array.strides], id(type(array))
-        found = int(at(header, DATA)), int(at(header, NDIM) & LOW), shape + strides
-        found = *found, int(at(header, TYPE))
+        words = [int(at(header, offset)) for offset in (DATA, NDIM, TYPE)]
+        found = words[0], words[1] & int(LOW), shape + strides, words[2]
         if found != expected or any(bool(flags & bit) != is_set for bit, is_set in bits.items()):
             return False
         if int(at(header, DTYPE)) != id(array.dtype):

@@ -476,7 +476,9 @@ class Updater(Resumable):
     def _update_again(self, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
         """Update with a plan if it matches the call, else return False."""
         optimizer = self.optimizer
-        with unused(optimizer.updating):
+        if optimizer.updating.locked():
+            return False  # the caller raises
+        with optimizer.updating:
             if plan.version == optimizer.version:
                 if not plan.quick_call((index, grad, weight)):
                     return False

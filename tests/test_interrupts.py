@@ -2,14 +2,17 @@
 
 import os
 import signal
+import traceback
 
 import numpy as np
 import pytest
 
+import fastopt
 from fastopt import optimizer
 from fastopt._interrupts import uninterrupted
 from helpers.cases import exhaustive
 from helpers.lines import at_line
+from helpers.tensor_lists import frozen
 
 ONE_UPDATER = """
 import threading, numpy as np
@@ -294,3 +297,94 @@ def test_an_update_inside_an_update_happens_wholly_or_is_refused(sizes, before):
         outcomes.update(inside)
         passed += bool(inside)
     assert outcomes == ({1000} if sizes == (3,) and before else {0, 1000})
+
+
+SETTINGS = {
+    "plain": {},
+    "accumulate": {"accumulate": 2},
+    "accumulate and clip": {"accumulate": 2, "clip_global_norm": 0.1},
+    "average": {"average": fastopt.EMA(decay=0.5)},
+    "clip": {"clip_global_norm": 0.1},
+    "groups": {"groups": {"^a$": {"wd_mult": 0.5, "lr": 0.02}}},
+}
+CALLS = {"single": ("a",), "two dtypes": ("a", "b"), "many": ("a", "b", "c", "large")}
+ARRAYS = {
+    "a": np.linspace(1, 2, 6).reshape(3, 2),
+    "b": np.linspace(-1, 1, 4, dtype=np.float32),
+    "c": np.linspace(1, 2, 8).reshape(2, 4)[:, ::2],
+    "large": np.linspace(0, 1, 70_000, dtype=np.float32),
+}
+
+
+class Trainer:
+    """An updater with weights, and all that its calls may change."""
+
+    def __init__(self, name, setting, call, before):
+        made = optimizer.create(name, learning_rate=0.1, wd=0.1)
+        self.updater = optimizer.Updater(made, **SETTINGS[setting])
+        self.indices = CALLS[call]
+        self.weights = [ARRAYS[index].copy("K") for index in self.indices]
+        for _ in range(before):
+            self.step()
+
+    def step(self):
+        grads = [ARRAYS[index] for index in self.indices]
+        if len(grads) == 1:
+            self.updater(self.indices[0], grads[0], self.weights[0])
+        else:
+            self.updater(self.indices, grads, self.weights)
+
+    def bits(self):
+        updater, made = self.updater, self.updater.optimizer
+        windows, sums = updater._windows, made.step_sums
+        waiting = windows and (windows.calls, windows.open_sums())
+        known = updater.states, updater.states_synced, updater.averages, self.weights
+        distance = sums and sums.d
+        return frozen((*known, waiting, made._index_update_count, made.num_update, distance))
+
+
+class Boom(Exception):
+    """An exception from outside, as of a handler of a signal."""
+
+
+def boom():
+    raise Boom
+
+
+def halves(name, setting, call, before, stride):
+    """Lines at which an exception leaves a call half done; and the number of lines tried."""
+    trace = [Trainer(name, setting, call, before + k).bits() for k in range(3)]
+    found, moment, ended = [], 1, False
+    while not ended:
+        trainer = Trainer(name, setting, call, before)
+        try:
+            ended = at_line(moment, boom, trainer.step) < moment
+        except Boom as error:
+            last = traceback.extract_tb(error.__traceback__)[-3]
+            where, bits = f"{os.path.basename(last.filename)}:{last.lineno}", trainer.bits()
+            if bits not in trace[:2]:
+                found.append(where)
+            else:
+                trainer.step()
+                if trainer.bits() != trace[1 + trace.index(bits)]:
+                    found.append(f"{where}, in the next call")
+        moment += stride
+    return found, moment
+
+
+@pytest.mark.parametrize(
+    ("name", "stride"),
+    [
+        ("sgd", 37),
+        *(pytest.param(name, 1, marks=pytest.mark.exhaustive) for name in ("sgd", "adam", "lamb")),
+    ],
+)
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("call", ["two dtypes", *exhaustive("single", "many")])
+@pytest.mark.parametrize("before", [0, 2, *exhaustive(3)])
+def test_an_exception_at_any_line_leaves_all_of_a_call_or_nothing(
+    name, stride, setting, call, before
+):
+    found, lines = halves(name, setting, call, before, stride)
+    assert found == []
+    assert lines > 20

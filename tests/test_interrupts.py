@@ -2,10 +2,17 @@
 
 import os
 import signal
+import traceback
 
+import numpy as np
 import pytest
 
+import fastopt
+from fastopt import optimizer
 from fastopt._interrupts import uninterrupted
+from helpers.cases import exhaustive
+from helpers.lines import at_line
+from helpers.tensor_lists import frozen
 
 ONE_UPDATER = """
 import threading, numpy as np
@@ -234,3 +241,150 @@ print("alive")
 def test_gradients_that_another_thread_drops_from_a_list_stay_alive(run_python):
     """The kernels of large tensors run without the interpreter's lock."""
     assert run_python(DROPPED) == "alive\n"
+
+
+@pytest.mark.parametrize("size", [3, 70_000])
+@pytest.mark.parametrize("way", ["updater", "optimizer"])
+def test_a_schedule_that_updates_is_refused_and_nothing_changes(size, way):
+    made = optimizer.SGD(learning_rate=1.0)
+    updater, weight = optimizer.Updater(made), np.zeros(size, np.float32)
+    call = updater if way == "updater" else lambda i, g, w: made.update(i, w, g, None)
+    for _ in range(2):
+        call("w", np.ones_like(weight), weight)
+
+    def schedule(count):
+        call("w", np.full_like(weight, 1000), weight)
+        return 1.0
+
+    made.lr_scheduler = schedule
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="update inside an update"):
+            call("w", np.ones_like(weight), weight)
+    assert made.num_update == 2
+    made.lr_scheduler = None
+    call("w", np.ones_like(weight), weight)
+    np.testing.assert_array_equal(weight, -3)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (70_000,), (3, 70_000)], ids=str)
+@pytest.mark.parametrize("before", [2, *exhaustive(0)])
+def test_an_update_inside_an_update_happens_wholly_or_is_refused(sizes, before):
+    """At any line, as by a signal handler; gradients are fresh, and large ones are unmapped."""
+    outcomes, passed, moment = set(), 1, 0
+    while passed > moment:
+        moment += 1
+        updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+        weights = [np.zeros(size, np.float32) for size in sizes]
+        inside = []
+
+        def update(value, updater=updater, weights=weights):
+            grads = [np.full_like(weight, value) for weight in weights]
+            updater([*range(len(weights))], grads, weights)
+
+        def act(update=update, inside=inside):
+            try:
+                update(1000)
+                inside.append(1000)
+            except RuntimeError:
+                inside.append(0)
+
+        for _ in range(before):
+            update(0)
+        passed = at_line(moment, act, lambda update=update: update(1))
+        for weight in weights:
+            np.testing.assert_array_equal(weight, -1 - sum(inside))
+        assert updater.optimizer.num_update == before + 1 + inside.count(1000)
+        outcomes.update(inside)
+        passed += bool(inside)
+    assert outcomes == ({1000} if sizes == (3,) and before else {0, 1000})
+
+
+SETTINGS = {
+    "plain": {},
+    "accumulate": {"accumulate": 2},
+    "accumulate and clip": {"accumulate": 2, "clip_global_norm": 0.1},
+    "average": {"average": fastopt.EMA(decay=0.5)},
+    "clip": {"clip_global_norm": 0.1},
+    "groups": {"groups": {"^a$": {"wd_mult": 0.5, "lr": 0.02}}},
+}
+CALLS = {"single": ("a",), "two dtypes": ("a", "b"), "many": ("a", "b", "c", "large")}
+ARRAYS = {
+    "a": np.linspace(1, 2, 6).reshape(3, 2),
+    "b": np.linspace(-1, 1, 4, dtype=np.float32),
+    "c": np.linspace(1, 2, 8).reshape(2, 4)[:, ::2],
+    "large": np.linspace(0, 1, 70_000, dtype=np.float32),
+}
+
+
+class Trainer:
+    """An updater with weights, and all that its calls may change."""
+
+    def __init__(self, name, setting, call, before):
+        made = optimizer.create(name, learning_rate=0.1, wd=0.1)
+        self.updater = optimizer.Updater(made, **SETTINGS[setting])
+        self.indices = CALLS[call]
+        self.weights = [ARRAYS[index].copy("K") for index in self.indices]
+        for _ in range(before):
+            self.step()
+
+    def step(self):
+        grads = [ARRAYS[index] for index in self.indices]
+        if len(grads) == 1:
+            self.updater(self.indices[0], grads[0], self.weights[0])
+        else:
+            self.updater(self.indices, grads, self.weights)
+
+    def bits(self):
+        updater, made = self.updater, self.updater.optimizer
+        windows, sums = updater._windows, made.step_sums
+        waiting = windows and (windows.calls, windows.open_sums())
+        known = updater.states, updater.states_synced, updater.averages, self.weights
+        distance = sums and sums.d
+        return frozen((*known, waiting, made._index_update_count, made.num_update, distance))
+
+
+class Boom(Exception):
+    """An exception from outside, as of a handler of a signal."""
+
+
+def boom():
+    raise Boom
+
+
+def halves(name, setting, call, before, stride):
+    """Lines at which an exception leaves a call half done; and the number of lines tried."""
+    trace = [Trainer(name, setting, call, before + k).bits() for k in range(3)]
+    found, moment, ended = [], 1, False
+    while not ended:
+        trainer = Trainer(name, setting, call, before)
+        try:
+            ended = at_line(moment, boom, trainer.step) < moment
+        except Boom as error:
+            last = traceback.extract_tb(error.__traceback__)[-3]
+            where, bits = f"{os.path.basename(last.filename)}:{last.lineno}", trainer.bits()
+            if bits not in trace[:2]:
+                found.append(where)
+            else:
+                trainer.step()
+                if trainer.bits() != trace[1 + trace.index(bits)]:
+                    found.append(f"{where}, in the next call")
+        moment += stride
+    return found, moment
+
+
+@pytest.mark.parametrize(
+    ("name", "stride"),
+    [
+        ("sgd", 37),
+        *(pytest.param(name, 1, marks=pytest.mark.exhaustive) for name in ("sgd", "adam", "lamb")),
+    ],
+)
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("call", ["two dtypes", *exhaustive("single", "many")])
+@pytest.mark.parametrize("before", [0, 2, *exhaustive(3)])
+def test_an_exception_at_any_line_leaves_all_of_a_call_or_nothing(
+    name, stride, setting, call, before
+):
+    found, lines = halves(name, setting, call, before, stride)
+    assert found == []
+    assert lines > 20

@@ -88,6 +88,16 @@ class Joint:
         return all(plan.settled for plan in self.plans)
 
     @property
+    def done(self) -> bool:
+        """Whether the step has updated the tensors of all parts; see :attr:`Plan.done`."""
+        return all(plan.done for plan in self.plans)
+
+    @done.setter
+    def done(self, value: bool) -> None:
+        for plan in self.plans:
+            plan.done = value
+
+    @property
     def filled(self) -> tuple[Any, ...]:
         """Optimizer version of the hyper-parameters; empty if an optimizer has changed since."""
         filled = all(plan.filled[:1] == (plan.optimizer.version,) for plan in self.plans)

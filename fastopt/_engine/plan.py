@@ -253,6 +253,15 @@ class Plan:
             and not (optimizer.may_skip and optimizer.skips())
         )
 
+    @property
+    def done(self) -> bool:
+        """Whether the step has updated; whoever reads it sets it to False before the step."""
+        return self.tables[-1].done
+
+    @done.setter
+    def done(self, value: bool) -> None:
+        self.tables[-1].table[0, DONE] = value
+
     # Whether a call fits
 
     def keeps(self, state: Any) -> bool:
@@ -402,11 +411,12 @@ class Plan:
         for table in self.tables:
             table.table[0, DONE] = 0
         beyond = ({}, None) if self.direct else self._before()
-        if self.counts_version != optimizer.version:
-            self._find_slots()
-        carried = self.carried[self.carried_slots] if self.hyper.carries else None
-        before = self.counts.item(0), self.counts[self.slots], carried, *beyond
+        largest, before = optimizer._index_update_count.array.item(0), None
         try:
+            if self.counts_version != optimizer.version:
+                self._find_slots()
+            carried = self.carried[self.carried_slots] if self.hyper.carries else None
+            before = self.counts.item(0), self.counts[self.slots], carried, *beyond
             if optimizer.may_skip and self.filled[:1] != (optimizer.version,):
                 self.skips = optimizer.skips()
             for groups in [[group] for group in self.groups] if self.in_order else [self.groups]:
@@ -416,6 +426,7 @@ class Plan:
                 return status
             if self.skips:
                 self.release()
+                self.done = True
             elif not self.small:
                 self.planner.launch(self.tables, self.indices[0])
             self.new = []
@@ -426,7 +437,9 @@ class Plan:
                     static = not self.planner.measures and self.settled
                     self.version = optimizer.version if static else -1
         except BaseException:
-            if not self.tables[-1].done:
+            if before is None:
+                self._forget_new(largest)
+            elif not self.done:
                 self._roll_back(before)
             raise
         return status

@@ -230,6 +230,7 @@ class Planner:
                 table.renew()
             self.launch(plan.averaging.whole, plan.indices[0])
             plan.averaging.keep()
+        plan.release()
         self._forget_replaced(plan.indices, plan.weights)
         if plan.kept and self.averages is not None and self.averages.average.alternates:
             self.keep(plan.key, Alternating(self.averages, self.plans.get(plan.key), plan))
@@ -512,7 +513,6 @@ def table_of(
     """
     sparse = isinstance(grad, RowSparse)
     values = header(grad.values if isinstance(grad, RowSparse) else grad)
-    values = values if isinstance(values, np.ndarray) else np.asarray(values)
     arrays = (*weight, *state, values)
     named = _named(rule, weight, values, state)
     check_together(context, named)
@@ -550,9 +550,7 @@ def table_of(
         order = F_ORDER  # no random draw depends on the position: any common order will do
     if all(map(_in_c_order if order == C_ORDER else _in_f_order, checked)):
         table = HostTable(layout, arrays[:parts], arrays[parts:-1], arrays[-1], order)
-        table.direct = sparse or values is grad
-        if not table.direct:
-            table.listed = (values,)  # kept alive until the launch
+        table.direct = True
         return table
     copies = tuple(np.require(array, None, ("C", "A", "E")) for array in arrays)
     table = HostTable(layout, copies[:parts], copies[parts:-1], copies[-1])

@@ -80,12 +80,18 @@ class SummedPlan(Plan):
     def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
         """See :meth:`Plan.step <fastopt._engine.plan.Plan.step>`."""
         with uninterrupted:
-            before, status = self.begin(self.indices), -1
+            before = self.begin(self.indices)
+            self.done = False
             try:
                 status = super().step(factor, objects, shielded=True)
-            finally:
-                if status:
+                if not status:
+                    self.collect()
+            except BaseException:
+                if self.done:
+                    self.collect()
+                else:
                     self.optimizer.step_sums.put_back(before)
-            if not status:
-                self.collect()
+                raise
+            if status:
+                self.optimizer.step_sums.put_back(before)
         return status

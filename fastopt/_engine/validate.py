@@ -109,7 +109,7 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     Returns
     -------
     numpy.ndarray or RowSparse
-        The gradient.
+        The gradient; a NumPy scalar becomes an array.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         raise ValueError(f"{context}: gradient must have shape {weight.shape}, got {shape}")
     check_together(context, {"weight": weight, "gradient": values})
     check_apart(context, {"weight": weight, "gradient": values})
-    return grad
+    return np.asarray(grad) if isinstance(grad, np.generic) else grad
 
 
 def _converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequence[str]) -> Any:

@@ -4,6 +4,7 @@ Tests: ``tests/engine/test_plan_stale.py``, ``tests/kernels/test_segments.py``.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -22,10 +23,10 @@ from fastopt._kernels.chunks import (
     shares,
 )
 from fastopt._kernels.compiling import bind
-from fastopt._kernels.layout import APPLIED, DECAY, ORDER, ROWS, SEGMENTS, STARTS
+from fastopt._kernels.layout import APPLIED, DECAY, DONE, ORDER, ROWS, SEGMENTS, STARTS
 from fastopt._kernels.numpy_abi import NBYTES, guard
 from fastopt._kernels.segments import ASCENDING, OUTSIDE, PLACES
-from fastopt._kernels.table import Array, Combine, Table
+from fastopt._kernels.table import Array, Combine, Table, launch
 from fastopt._kernels.threads import may_run_parallel, turn
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ SORTED_AT_ONCE = 65_536
 """Maximum indexed rows that are sorted while other Python threads wait, as headers are read."""
 
 INT32 = np.dtype(np.int32)
+
+Prepared = tuple[partial[Any], bool]
+"""A kernel with its arguments, and whether it is parallel."""
 
 
 @final
@@ -169,61 +173,107 @@ class HostTable(Table):
 
     def run(self, combine: Combine | None = None) -> None:
         """See :meth:`Table.run`."""
+        if combine is None:
+            launch([self])
+            return
         rule, layout = self.layout.rule, self.layout
-        if rule.passes:
-            chunks, total = self.flat
-            for step, count in enumerate(rule.sums):
-                partials = np.zeros((len(chunks), count))
-                arguments = chunks, self.table, self.hyper, partials
-                self._call(cpu_sums.sums, (layout, step), total, *arguments)
-                summed = combine(chunks, partials, len(self.table)) if combine else None
-                first, sums = summed or (chunks, partials)
-                self._call(cpu_sums.finish, (layout, step), 0, first, self.table, self.hyper, sums)
+        chunks, total = self.flat
+        for step, count in enumerate(rule.sums):
+            partials = np.zeros((len(chunks), count))
+            arguments = chunks, self.table, self.hyper, partials
+            self._call(cpu_sums.sums, (layout, step), total, *arguments)
+            summed = combine(chunks, partials, len(self.table))
+            first, sums = summed or (chunks, partials)
+            self._call(cpu_sums.finish, (layout, step), 0, first, self.table, self.hyper, sums)
         self.update(self.chunks, self.total)
         if self.at_once:
             self.flush_decay()
         if self.copied or self.listed or self.borrowed:
             self.copy_back()
 
+    def moving(self, target: Any, source: Any) -> partial[Any]:
+        """See :meth:`Table.moving`; ``np.copyto`` calls Python."""
+        return partial(np.ndarray.__setitem__, target, ..., source)
+
+    def calls(self) -> tuple[list[partial[Any]], bool]:
+        """See :meth:`Table.calls`."""
+        layout, made = self.layout, Calls()
+        chunks, total = self.flat if layout.rule.passes else (self.chunks, 0)
+        for step, count in enumerate(layout.rule.sums):
+            arguments = chunks, self.table, self.hyper, np.zeros((len(chunks), count))
+            made.add(self._prepared(cpu_sums.sums, (layout, step), total, *arguments))
+            made.add(self._prepared(cpu_sums.finish, (layout, step), 0, *arguments))
+        if self.total:
+            made.add(self._prepared_update(self.chunks, self.total))
+        if self.at_once and len(self.arrays[0]) * self.width:
+            made.append(self.moving(self.decay[1][:1], self.decay[1][1:]))
+            made.add(self._prepared_flush())
+        made += [self.moving(*pair) for pair in self.copied]
+        made.append(partial(self.table.__setitem__, (0, DONE), 1))  # also without elements
+        return made, made.parallel
+
     def update(self, chunks: Chunks, total: int) -> None:
         """Apply the rule to `chunks`, which have `total` elements."""
-        if not total:
-            return
+        if total:
+            _launch(*self._prepared_update(chunks, total))
+
+    def _prepared_update(self, chunks: Chunks, total: int) -> Prepared:
         layout = self.layout
+        arguments = chunks, self.table, self.hyper
         if layout.by_row:
             factory = cpu_rows.rows if layout.rule.row else cpu.lazy
             cost = total * (ROW_COST if layout.sparse else 1)
-            self._call(factory, (layout,), cost, chunks, self.table, self.hyper)
-        else:
-            arguments = chunks, self.table, self.hyper
-            kernel = self._call(cpu.dense, (layout,), total, *arguments)
-            if self.is_dense and total >= PARALLEL_FROM and chunks is self.chunks:
-                self.launch = partial(kernel, *arguments)
+            return self._prepared(factory, (layout,), cost, *arguments)
+        call, parallel = self._prepared(cpu.dense, (layout,), total, *arguments)
+        if self.is_dense and total >= PARALLEL_FROM and chunks is self.chunks:
+            self.launch = call
+        return call, parallel
 
     def _call(
         self, factory: Callable[..., Any], what: tuple[Any, ...], total: int, *arguments: Any
-    ) -> Callable[..., Any]:
-        """Launch a kernel on `total` elements, parallel if that is worthwhile; return it."""
+    ) -> None:
+        """Launch a kernel on `total` elements, parallel if that is worthwhile."""
+        _launch(*self._prepared(factory, what, total, *arguments))
+
+    def _prepared(
+        self, factory: Callable[..., Any], what: tuple[Any, ...], total: int, *arguments: Any
+    ) -> Prepared:
+        """Return a compiled kernel with its arguments, and whether it is parallel."""
         parallel = total >= PARALLEL_FROM and may_run_parallel()
         kernel = self._bound.get((factory, what[1:], parallel))
         if kernel is None:
             one = factory in (cpu_sums.finish, cpu_sums.totals)
             loop = factory(*what) if one else factory(*what, parallel)
             kernel = self._bound[factory, what[1:], parallel] = bind(loop, *arguments)
-        if parallel:
-            with turn():
-                kernel(*arguments)
-        else:
-            kernel(*arguments)
-        return kernel
+        return partial(kernel, *arguments), parallel
 
     def flush_decay(self) -> None:
         """See :meth:`Table.flush_decay`."""
         totals = self.decay[1]
         totals[0] = totals[1]
+        if len(self.arrays[0]) * self.width:
+            _launch(*self._prepared_flush())
+
+    def _prepared_flush(self) -> Prepared:
         chunks, total = chunks_of((len(self.arrays[0]), self.width))
-        if total:
-            self._call(cpu.flush_decay, (self.layout,), total, chunks, self.table)
+        return self._prepared(cpu.flush_decay, (self.layout,), total, chunks, self.table)
+
+
+class Calls(list[partial[Any]]):
+    """Calls of kernels in order, and whether one of them is parallel."""
+
+    parallel = False
+
+    def add(self, prepared: Prepared) -> None:
+        """Append a kernel."""
+        self.append(prepared[0])
+        self.parallel |= prepared[1]
+
+
+def _launch(call: partial[Any], parallel: bool) -> None:
+    """Launch a kernel."""
+    with turn() if parallel else nullcontext():
+        call()
 
 
 def _in_place(array: Array) -> Array:

@@ -39,7 +39,7 @@ log = logging.getLogger("fastopt")
 
 HEAD = object.__basicsize__
 """Size of the header that all Python objects start with; its last word is the type."""
-TYPE, DATA, NDIM, SHAPE = HEAD - 8, HEAD, HEAD + 8, HEAD + 16
+TYPE, DATA, NDIM, SHAPE, STRIDES = HEAD - 8, HEAD, HEAD + 8, HEAD + 16, HEAD + 24
 DTYPE, FLAGS = HEAD + 40, HEAD + 48
 KIND = HEAD + 8
 """Offset of kind, byte order and type number in a dtype; equal dtypes may be distinct objects."""
@@ -66,16 +66,19 @@ def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) ->
     """Return the guard of one tensor: the expected properties of its arrays.
 
     The first `writeable` arrays are written to. `order` is the flag of the order in which all
-    arrays are contiguous, or 0 if the written ones are not contiguous.
+    arrays are contiguous, or 0 if they are not contiguous: then their strides follow the shape.
     """
     ndim = max(array.ndim for array in arrays)
-    rows = np.zeros((len(arrays), WANTED_SHAPE + ndim), np.uint64)
+    rows = np.zeros((len(arrays), WANTED_SHAPE + (ndim if order else 2 * ndim)), np.uint64)
     for k, (row, array) in enumerate(zip(rows, arrays, strict=True)):
         flags = order | ALIGNED | (WRITEABLE if k < writeable else 0)
         first, last = byte_bounds(array)
         kind = word(np.uint64(id(array.dtype) + KIND))
         row[:WANTED_SHAPE] = id(array), last - first, id(type(array)), kind, flags, array.ndim
         row[WANTED_SHAPE : WANTED_SHAPE + array.ndim] = array.shape
+        if not order:
+            strides = np.array(array.strides, np.int64).view(np.uint64)
+            row[WANTED_SHAPE + array.ndim : WANTED_SHAPE + 2 * array.ndim] = strides
     return rows
 
 
@@ -125,6 +128,11 @@ def holds(wanted: Any) -> Any:
     for axis in range(wanted[WANTED_NDIM]):
         if at(shape, 8 * axis) != wanted[WANTED_SHAPE + axis]:
             return False
+    if wanted[WANTED_FLAGS] & (C_ORDER | F_ORDER) == 0:
+        strides, ndim = at(array, STRIDES), np.int64(wanted[WANTED_NDIM])
+        for axis in range(ndim):
+            if at(strides, 8 * axis) != wanted[WANTED_SHAPE + ndim + axis]:
+                return False
     return True
 
 
@@ -377,12 +385,14 @@ def _reads_arrays() -> bool:
     for array in _samples():
         header = np.uint64(id(array))
         shape = [int(at(at(header, SHAPE), 8 * axis)) for axis in range(array.ndim)]
+        strides = [int(at(at(header, STRIDES), 8 * axis)) for axis in range(array.ndim)]
         bits = {C_ORDER: array.flags.c_contiguous, F_ORDER: array.flags.f_contiguous,
                 ALIGNED: array.flags.aligned, WRITEABLE: array.flags.writeable}  # fmt: skip
         flags = int(at(header, FLAGS))
         kind = int(at(at(header, DTYPE), KIND))
-        expected = array.ctypes.data, array.ndim, list(array.shape), id(type(array))
-        found = int(at(header, DATA)), int(at(header, NDIM) & LOW), shape, int(at(header, TYPE))
+        expected = array.ctypes.data, array.ndim, [*array.shape, *array.strides], id(type(array))
+        words = [int(at(header, offset)) for offset in (DATA, NDIM, TYPE)]
+        found = words[0], words[1] & int(LOW), shape + strides, words[2]
         if found != expected or any(bool(flags & bit) != is_set for bit, is_set in bits.items()):
             return False
         if int(at(header, DTYPE)) != id(array.dtype):

@@ -4,8 +4,10 @@ Tests: ``tests/engine/test_plan_stale.py``.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from contextlib import nullcontext
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -25,6 +27,7 @@ from fastopt._kernels.layout import (
     kind_of,
 )
 from fastopt._kernels.numpy_abi import C_ORDER, NBYTES, guard
+from fastopt._kernels.threads import turn
 from fastopt.device import Device
 
 if TYPE_CHECKING:
@@ -73,6 +76,8 @@ class Table(ABC):
     move: Callable[[Any, Any], None] = staticmethod(np.copyto)
     """``move(target, source)`` copies the elements of an array."""
 
+    listed: tuple[Array, ...]
+
     def __init__(
         self,
         layout: Layout,
@@ -95,6 +100,7 @@ class Table(ABC):
         addresses = [array.ctypes.data for array in guarded]
         self.table[0, ADDRESS : ADDRESS + len(addresses)] = addresses
         self._begin()
+        self.listed = tuple(guarded[len(self.arrays) :])
 
     def _begin(self) -> None:
         """Allocate the hyper-parameters and divide the tensors into chunks."""
@@ -105,7 +111,7 @@ class Table(ABC):
         self.direct = False
         self.copied: Sequence[tuple[Array, Array]] = ()
         self.borrowed: tuple[Array, Array] | None = None
-        self.listed: tuple[Array, ...] = ()
+        self.listed = ()  # kept alive until release()
         self.row_chunks = self.chunks, 0
         self.decay: tuple[Array, ...] = ()
         self.at_once = False
@@ -129,6 +135,7 @@ class Table(ABC):
         for row, table in zip(merged.guards, tables, strict=True):
             row[:, : table.guards.shape[2]] = table.guards[0]
         merged._begin()
+        merged.listed = tuple(array for table in tables for array in table.listed)
         return merged
 
     def of_copies(self, originals: Sequence[Array], grad: Array, copy: Array) -> None:
@@ -184,6 +191,17 @@ class Table(ABC):
 
         If tensors are slices, `combine` computes the sums of whole tensors from the chunks' sums.
         """
+
+    def moving(self, target: Any, source: Any) -> partial[Any]:
+        """Return the call that copies the elements of an array."""
+        return partial(self.move, target, source)
+
+    def calls(self) -> tuple[list[partial[Any]], bool]:
+        """Return what :meth:`run` calls, compiled, and whether a kernel of it is parallel.
+
+        On the host, all are functions in C.
+        """
+        return [partial(self.run)], False
 
     @abstractmethod
     def flush_decay(self) -> None:
@@ -264,14 +282,28 @@ def launch(tables: Sequence[Table], combine: Combine | None = None) -> None:
 
     See :meth:`Table.run` for `combine`.
     """
-    for table in tables:
-        if table is not tables[0]:
-            table.renew()
-        if table.copied or table.at_once:
+    if combine is not None:
+        for table in tables:
+            if table is not tables[0]:
+                table.renew()
             with uninterrupted:
                 table.run(combine)
-        else:
-            table.run(combine)
+        return
+    made: list[partial[Any]] = []
+    parallel = False
+    for table in tables:
+        if table is not tables[0]:
+            made += [table.moving(copy, original) for original, copy in table.copied]
+            if table.borrowed:
+                made.append(table.moving(*table.borrowed[::-1]))
+        calls, has_parallel = table.calls()
+        made += calls
+        parallel |= has_parallel
+    with uninterrupted, turn() if parallel else nullcontext():
+        # A loop in C: no handler of a signal runs and nothing raises between two calls.
+        deque(map(partial.__call__, made), 0)
+    for table in tables:
+        table.release()
 
 
 def joined_ranges(

@@ -172,16 +172,20 @@ class Windows:
                 planner.plans.clear()
         self.sums.update(sums)
 
-    def count(self, indices: Sequence[Index]) -> None:
-        """Count a call of each index."""
+    def after(self, indices: Sequence[Index]) -> dict[Index, int]:
+        """Return :attr:`calls` after one more call of each of the indices."""
+        calls = dict(self.calls)
         for index in indices:
-            self.calls[index] = self.calls.get(index, 0) + 1
+            calls[index] = calls.get(index, 0) + 1
+            if calls[index] >= self.every:
+                del calls[index]
+        return calls
 
-    def close(self, indices: Sequence[Index]) -> None:
-        """Start new sums after an update or a skipped step."""
+    def finish(self, indices: Sequence[Index], after: dict[Index, int]) -> None:
+        """Set :attr:`calls` after a call of `indices`; may be repeated."""
+        self.calls = after
         for index in indices:
-            self.calls.pop(index, None)
-            if isinstance(self.sums.get(index), RowSparse):
+            if index not in after and isinstance(self.sums.get(index), RowSparse):
                 del self.sums[index]
 
     def restore(self, calls: dict[Index, int], sums: dict[Index, Any]) -> None:

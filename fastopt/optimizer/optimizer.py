@@ -167,7 +167,7 @@ ELSEWHERE = {
 
 TRANSIENT = frozenset(
     {"lock", "planner", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
-    | {"work", "whole_shapes"}
+    | {"updating", "stepping", "work", "whole_shapes"}
 )
 """Attributes that belong to the current process and are not saved or copied."""
 
@@ -179,10 +179,26 @@ _locked: "WeakSet[Optimizer]" = WeakSet()
 
 def _unlock() -> None:
     for optimizer in list(_locked):
-        vars(optimizer)["lock"] = threading.RLock()  # a thread of the parent may have held it
+        optimizer._start_locks()  # a thread of the parent may have held them
 
 
 in_forked_child(_unlock)
+
+
+def unused(lock: Any) -> Any:
+    """Return the lock of an update that must not be inside another one, which is checked.
+
+    Raises
+    ------
+    RuntimeError
+        The lock is held: a signal handler, a schedule or a property called by an update updates.
+    """
+    if lock.locked():
+        raise RuntimeError(
+            "update inside an update: a signal handler, schedule or property has called the "
+            "optimizer while it updates; let it set a flag, and update after the call"
+        )
+    return lock
 
 
 def _check_parameters(param_idx2name: Any, param_dict: Any, sym: Any) -> None:
@@ -425,6 +441,10 @@ class Optimizer(Checked):
     param_dict: dict[Any, Any]
     lock: Any
     """Lock that is held during updates, for threads that share the optimizer."""
+    updating: Any
+    """Lock that is held during the updates of updaters; the thread that holds `lock` tests it."""
+    stepping: Any
+    """Lock like `updating`, held during updates without an updater, which may be inside of one."""
     planner: Planner | None
     _warned: bool
     whole_shapes: dict[Index, tuple[int, ...]]
@@ -514,12 +534,20 @@ class Optimizer(Checked):
     def _start(self) -> None:
         """Initialize the attributes of the current process."""
         attributes = vars(self)
-        attributes["lock"] = threading.RLock()
+        self._start_locks()
         attributes["planner"] = None
         attributes["_warned"] = False
         attributes["whole_shapes"] = {}
         self._changed_tables()
         _locked.add(self)
+
+    def _start_locks(self) -> None:
+        locks = {
+            "lock": threading.RLock(),
+            "updating": threading.Lock(),
+            "stepping": threading.Lock(),
+        }
+        vars(self).update(locks)
 
     # Versions
 
@@ -959,7 +987,7 @@ class Optimizer(Checked):
             The arrays do not match, or the learning rate is not a non-negative number. Nothing
             changes.
         """
-        with self.lock:
+        with self.lock, unused(self.stepping):
             state, masters = self.direct_state(weight, state)
             self._direct().update(index, weight, grad, state, masters)
 
@@ -974,7 +1002,7 @@ class Optimizer(Checked):
             The state returned by :meth:`create_state_multi_precision`.
         """
         if self.native:
-            with self.lock:
+            with self.lock, unused(self.stepping):
                 self._direct().update(index, weight, grad, state, masters=True)
         else:
             self.update_in_python(index, weight, grad, state, None)
@@ -1039,7 +1067,9 @@ class Optimizer(Checked):
         with self.lock:
             if self.native:
                 # The copy keeps the arrays alive even if another thread changes the caller's list.
-                self._direct().update_all(list(calls))
+                calls = list(calls)
+                with unused(self.stepping):
+                    self._direct().update_all(calls)
             else:
                 self.check_calls(calls)
                 for call in calls:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
+from functools import partial
 from operator import is_
 from typing import Any, Literal, overload
 
@@ -34,7 +35,7 @@ from fastopt.checkpoint.resumable import Resumable
 from fastopt.optimizer.accumulation import Entry, Waiting, Windows
 from fastopt.optimizer.averaged import check_averaged
 from fastopt.optimizer.groups import Groups
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float, create
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float, create, unused
 from fastopt.sparse import RowSparse
 
 __all__ = ["Updater", "get_updater"]
@@ -344,23 +345,13 @@ class Updater(Resumable):
             if type(grad) is list and not plan.small:
                 grad = tuple(grad)  # keeps gradients alive if another thread changes the list
             with optimizer.lock:
-                if plan.version == optimizer.version:
-                    if plan.quick_call((index, grad, weight)):
+                if plan.version == optimizer.version and plan.small:
+                    # One compiled function checks and updates, so that no other update is inside.
+                    if not optimizer.updating.locked() and plan.quick_call((index, grad, weight)):
                         if self._info is not STEPPED:
                             self._info = STEPPED
                         return
-                elif optimizer.unchecked:
-                    pass  # multipliers are checked below
-                elif self.planner.measures:
-                    if self._measured_again(plan, index, grad, weight):
-                        return
-                elif (
-                    plan.step(1.0, (index, grad, weight)) >= 0
-                    if plan.small
-                    else plan.fits(index, grad, weight) and not plan.step()
-                ):
-                    if self._info is not STEPPED:
-                        self._info = STEPPED
+                elif self._update_again(plan, index, grad, weight):
                     return
         if weight is None:
             named = isinstance(index, (int, str, bytes))
@@ -466,7 +457,7 @@ class Updater(Resumable):
     ) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
         optimizer = self.optimizer
-        with optimizer.lock:
+        with optimizer.lock, unused(optimizer.updating):
             if self._averages is not None:
                 self._averages.check_free()
             if optimizer.unchecked and indices:
@@ -495,10 +486,67 @@ class Updater(Resumable):
         if optimizer.is_accumulating or not calls:
             self.planner.update_all(calls)
         else:
-            plan = self.planner.prepare(calls, single)
-            plan.step()
-            self.planner.remember(plan)
+            self._commit(self.planner.prepare(calls, single), calls)
+            return
         self._keep(calls)
+
+    def _commit(
+        self,
+        plan: Any,
+        calls: Sequence[Call],
+        factor: float = 1.0,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Update with a new plan; states are stored, and all else is finished, if it launches.
+
+        States are stored before the launch, and `finish` is called after it even if an exception
+        from outside, such as that of a signal handler, comes in between.
+        """
+        known = [
+            (own, {index: own[index] for index, *_ in calls if index in own})
+            for own in (self.states, self.states_synced, self.optimizer.masters_given)
+        ]
+
+        def end() -> None:
+            self.planner.remember(plan)
+            if finish is not None:
+                finish()
+
+        try:
+            self._keep(calls)
+            plan.step(factor)
+            end()
+        except BaseException:
+            if plan.done:
+                end()
+            else:
+                for own, before in known:
+                    for index, *_ in calls:
+                        dict.pop(own, index, None)
+                    dict.update(own, before)
+            raise
+
+    def _update_again(self, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
+        """Update with a plan if it matches the call, else return False."""
+        optimizer = self.optimizer
+        if optimizer.updating.locked():
+            return False  # the caller raises
+        with optimizer.updating:
+            if plan.version == optimizer.version:
+                if not plan.quick_call((index, grad, weight)):
+                    return False
+            elif optimizer.unchecked:
+                return False  # multipliers are checked by the caller
+            elif self.planner.measures:
+                return self._measured_again(plan, index, grad, weight)
+            elif plan.small:
+                if plan.step(1.0, (index, grad, weight)) < 0:
+                    return False
+            elif not plan.fits(index, grad, weight) or plan.step():
+                return False
+            if self._info is not STEPPED:
+                self._info = STEPPED
+            return True
 
     def _measured_again(self, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
         """Accumulate, scale and clip the gradients and update, if the plan matches the call."""
@@ -551,10 +599,17 @@ class Updater(Resumable):
         if adding is None or not _are(weight, plan.weights, bool(plan.length)):
             return False
         sums = adding.weights if plan.length else adding.weights[0]
+        finish = partial(windows.finish, indices, windows.after(indices))
+        adding.done = False
         if phase + 1 < windows.every:
-            if not adding.call_again(index, grad, sums):
-                return False
-            windows.count(indices)
+            try:
+                if not adding.call_again(index, grad, sums):
+                    return False
+                finish()
+            except BaseException:
+                if adding.done:
+                    finish()
+                raise
             if self._info is not ACCUMULATED:
                 self._info = ACCUMULATED
             return True
@@ -564,14 +619,20 @@ class Updater(Resumable):
             return False
         steady = plan.filled[:1] == (self.optimizer.version,) and plan.settled
         before = {} if steady else windows.before(indices)  # computing hyper-parameters may raise
-        if not adding.call_again(index, grad, sums):
-            return False
+        plan.done = False
         try:
+            if not adding.call_again(index, grad, sums):
+                return False
             self._step_again(plan, 1 / windows.every)
+            finish()
         except BaseException:
-            windows.put_back(before)
+            if steady and adding.done and not plan.done:
+                self._step_again(plan, 1 / windows.every)  # no sum was copied: complete the call
+            if plan.done:
+                finish()
+            else:
+                windows.put_back(before)
             raise
-        windows.close(indices)
         return True
 
     def _clip_again(self, plan: Plan, grad: Any, weight: Any) -> Any:
@@ -616,18 +677,18 @@ class Updater(Resumable):
         self._check_summable(entries)
         last = [entry for entry in entries if windows.is_last(entry[0])]
         calls = self._with_states([(i, w, g) for i, w, g in last]) if last else []
-        before = windows.before(indices) if last else {}
+        before, after = windows.before(indices), windows.after(indices)
+        finish = partial(windows.finish, indices, after)
         try:
             windows.add(entries, optimizer.idx2name, single)
             if last:
                 calls = [(i, w, windows.sums[i], state) for i, w, _, state in calls]
-                self._apply(calls, single, 1 / windows.every)
+                self._apply(calls, single, 1 / windows.every, finish)
+            finish()
         except BaseException:
-            windows.put_back(before)
+            if windows.calls is not after:
+                windows.put_back(before)
             raise
-        complete = [index for index, *_ in last]
-        windows.close(complete)
-        windows.count([index for index in indices if index not in complete])
         if not last:
             self._info = ACCUMULATED
             waiting = Waiting(indices, [weight for _, weight, _ in entries], single)
@@ -651,8 +712,14 @@ class Updater(Resumable):
                     "lazy_update=False"
                 )
 
-    def _apply(self, calls: list[Call], single: bool, share: float = 1.0) -> None:
-        """Scale and clip gradients, multiply them by `share`, and update."""
+    def _apply(
+        self,
+        calls: list[Call],
+        single: bool,
+        share: float = 1.0,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
         optimizer, indices = self.optimizer, [index for index, *_ in calls]
         if self._units is not None and calls:
             _, weights, grads, states = map(list, zip(*calls, strict=True))
@@ -662,8 +729,7 @@ class Updater(Resumable):
         info, factor = self._measured(lambda: self._squares(plan, calls), indices, share)
         if info.stepped:
             if plan is not None:
-                plan.step(factor * share)
-                self.planner.remember(plan)
+                self._commit(plan, calls, factor * share, finish)
             else:
                 factor *= share
                 folds = {index: self.planner.of(index).optimizer.folds for index in indices}
@@ -675,9 +741,11 @@ class Updater(Resumable):
                     self.planner.update_all(calls, factor=factor if any(folds.values()) else 1.0)
                 else:
                     self._update_in_python(calls)
-            self._keep(calls)
+                self._keep(calls)
         elif plan is not None:
             plan.release()
+        if finish is not None:
+            finish()
         self._report(info)
 
     def _measured(

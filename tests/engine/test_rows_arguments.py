@@ -1,5 +1,7 @@
 """Row-sparse updates of every kind of array, in every form of a gradient; and what is refused."""
 
+import warnings
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -78,6 +80,21 @@ def forms(grad):
     entries = summed.values.ravel(), (rows, columns)
     for kind in ("coo_array", "coo_matrix", "csr_array", "csr_matrix"):
         yield getattr(scipy.sparse, kind)(entries, grad.shape)
+
+
+def test_strides_that_are_assigned_to_a_weight_with_spaced_rows_are_those_of_the_next_update():
+    made = optimizer.Updater(optimizer.SGD(learning_rate=1.0, lazy_update=True))
+    base = np.zeros((8, 6), np.float32)
+    weight = base[:4, :2]
+    grad = np.ones((2, 2), np.float32), np.array([1, 3])
+    for _ in range(3):
+        made("w", grad, weight)
+    base[...] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        weight.strides = 48, 4  # every second row
+    made("w", grad, weight)
+    np.testing.assert_array_equal(np.flatnonzero(base.any(axis=1)), [2, 6])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -1,0 +1,40 @@
+"""Do something at a line of the package that a call passes."""
+
+import linecache
+import os
+import sys
+
+import fastopt
+
+PACKAGE = os.path.dirname(fastopt.__file__)
+COMPILING = os.path.join(PACKAGE, "_kernels", "compiling.py")
+
+
+def at_line(moment, act, call):
+    """Call, and act at the `moment`-th line of the package; return the number of lines passed.
+
+    Lines of compilation do not count, as only the first call of a process passes them; neither do
+    those with ``with`` or ``try``: Python runs no handler of a signal before a block begins, nor
+    between its last line and the release of what it holds.
+    """
+    passed = 0
+
+    def trace(frame, event, _):
+        nonlocal passed
+        name = frame.f_code.co_filename
+        if not name.startswith(PACKAGE) or name == COMPILING:
+            return None
+        line = linecache.getline(name, frame.f_lineno or 0)
+        if event == "line" and not line.lstrip().startswith(("with ", "try:")):
+            passed += 1
+            if passed == moment:
+                sys.settrace(None)
+                act()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return passed

@@ -1,0 +1,106 @@
+"""Updates with gradients that nobody keeps, in a process that overwrites freed memory."""
+
+from itertools import product
+
+import numpy as np
+
+import fastopt
+from helpers.cases import CASES, chosen
+
+STEPS = 4
+SETTINGS = {
+    "plain": {},
+    "accumulate": {"accumulate": 2},
+    "clip_global_norm": {"clip_global_norm": 0.5},
+    "clip_adaptive": {"clip_adaptive": 0.1},
+    "average": {"average": fastopt.EMA(decay=0.5)},
+    "groups": {"groups": {"^[03]$": {"wd_mult": 0.5, "lr": 0.02}}},
+    "int8": {},
+}
+
+
+def spaced(grad):
+    """The same numbers, not contiguous."""
+    return np.repeat(grad, 2, axis=-1)[..., ::2]
+
+
+def moved(grad):
+    """The same numbers, at an address that no kernel can load them from."""
+    memory = np.zeros(grad.nbytes + 1, np.uint8)
+    shifted = memory[1:].view(grad.dtype).reshape(grad.shape)
+    shifted[...] = grad
+    return shifted
+
+
+def rows(grad, indices=np.int32):
+    """The same numbers as a row-sparse gradient, the last row first."""
+    return grad[::-1], np.arange(len(grad), dtype=indices)[::-1]
+
+
+def plain_rows(grad):
+    """The same row-sparse gradient, in arrays that need no conversion."""
+    return tuple(map(np.ascontiguousarray, rows(grad, np.int64)))
+
+
+FORMS = {
+    "scalar": ((), np.sum, np.asarray),
+    "spaced": ((3, 2), spaced, np.asarray),
+    "by columns": ((3, 2), np.asfortranarray, np.asarray),
+    "unaligned": ((3, 2), moved, np.asarray),
+    "rows": ((3, 2), rows, plain_rows),
+}
+"""Shape of the weights; a form of gradients that an update converts, and one that it does not."""
+
+
+def churn():
+    """Fill NumPy's cache of small blocks, so that what the update frees is freed at once."""
+    for size in range(1, 257):
+        blocks = [np.full(size, 0xA5, np.uint8) for _ in range(8)]
+        del blocks
+
+
+def outcome(case, count, setting, shape, form, spread):
+    """All bits after some steps; `form` makes the gradients of each."""
+    special = {"state_dtype": "int8", "state_min_size": 1} if setting == "int8" else {}
+    made = case.make(wd=case.wd, **special)
+    updater = fastopt.Updater(made, **SETTINGS[setting])
+    weights = [spread(np.full(shape, 1.0 + k)) for k in range(count)]
+    indices = list(map(str, range(count)))
+    for step in range(STEPS):
+        rng = np.random.default_rng(step)
+        grads = [form(rng.normal(size=shape)) for _ in range(count)]
+        churn()
+        updater(indices, grads, weights)
+    states = [updater.states.get(index) for index in indices]
+    return repr((weights, states, updater.averages, made._index_update_count))
+
+
+def faults(every):
+    """Combinations whose result depends on who keeps the gradients; and how many there are."""
+    found, total = [], 0
+    cases = CASES if every else chosen(every)
+    counts = (1, 2, 5) if every else (1, 2)
+    for case, setting, name, count in product(cases, SETTINGS, FORMS, counts):
+        shape, form, plain = FORMS[name]
+        for spread in (np.asarray, spaced if shape else moved):
+            kept = []
+
+            def keep(grad, plain=plain, kept=kept):
+                kept.append(plain(grad))
+                return kept[-1]
+
+            try:
+                expected = outcome(case, count, setting, shape, keep, spread)
+            except (TypeError, ValueError):  # a combination that is refused
+                continue
+            total += 1
+            if outcome(case, count, setting, shape, form, spread) != expected:
+                found.append((str(case), setting, name, count, spread.__name__))
+    return found, total
+
+
+def main(every):
+    """Print the combinations with another result, and whether there were any."""
+    with np.printoptions(floatmode="unique", threshold=10**6):
+        found, total = faults(every)
+    print(*found, total, sep="\n")

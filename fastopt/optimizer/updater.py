@@ -331,9 +331,12 @@ class Updater(Resumable):
             with optimizer.lock:
                 if records.version != optimizer.version:
                     records.refresh(self)
-                if records.quick:
+                if records.quick and not optimizer.updating.locked():
                     status = records.enter(records.context, index, grad, weight)
-                    if not status or records.resolve(self, status, index, grad, weight) >= 0:
+                    if status:
+                        with unused(optimizer.updating):
+                            status = records.resolve(self, status, index, grad, weight)
+                    if status >= 0:
                         if self._info is not STEPPED:
                             self._info = STEPPED
                         return

@@ -1,11 +1,20 @@
-"""Updates among threads, and Ctrl-C in the middle of them."""
+"""Updates among threads, and signals and reads in the middle of them."""
 
+import copy
 import os
+import pickle
 import signal
+import sys
 
+import numpy as np
 import pytest
 
+import fastopt
+from fastopt import optimizer
 from fastopt._interrupts import uninterrupted
+from fastopt.checkpoint import to_torch_state_dict
+from fastopt.trainer import Trainer
+from helpers.tensor_lists import frozen
 
 ONE_UPDATER = """
 import threading, numpy as np
@@ -234,3 +243,108 @@ print("alive")
 def test_gradients_that_another_thread_drops_from_a_list_stay_alive(run_python):
     """The kernels of large tensors run without the interpreter's lock."""
     assert run_python(DROPPED) == "alive\n"
+
+
+READERS = {
+    "save": lambda updater, path: updater.save(path),
+    "states_dict": lambda updater, path: updater.states_dict(),
+    "get_states": lambda updater, path: updater.get_states(dump_optimizer=True),
+    "pickle": lambda updater, path: pickle.dumps(updater),
+    "deepcopy": lambda updater, path: copy.deepcopy(updater),
+    "flush": lambda updater, path: updater.flush(0),
+    "averaged": lambda updater, path: updater.averaged().__enter__(),
+    "torch": lambda updater, path: to_torch_state_dict(updater),
+    "trainer": lambda updater, path: Trainer([], updater.optimizer, comm=updater).save_states(path),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_reads_inside_an_update_raise_and_change_nothing(read, tmp_path):
+    sgd, weight, path = optimizer.SGD(momentum=0.5), np.ones(3), tmp_path / "file"
+    updater = optimizer.Updater(sgd, average=fastopt.EMA(0.5))
+    updater(0, np.ones(3), weight)
+
+    def schedule(count):
+        with pytest.raises(RuntimeError, match=r"inside an update .* set a flag there"):
+            read(updater, path)
+        return 0.01
+
+    sgd.lr_scheduler, before = schedule, weight.copy()
+    for grad in (np.ones(3), np.ones(3)):
+        updater(0, grad, weight)
+    assert (weight < before).all()
+    assert list(tmp_path.iterdir()) == []
+    sgd.lr_scheduler = None
+    read(updater, path)
+
+
+FORMS = {
+    "small": ([(3,)], {}),
+    "large": ([(40_000,)], {}),
+    "two precisions": ([(3,), (40_000,)], {}),
+    "accumulated": ([(3,), (40_000,)], {"accumulate": 2}),
+}
+
+
+def events_in_package(call, look):
+    """Call, and look at each call, line and return of the package."""
+    package, before = os.path.dirname(fastopt.__file__), sys.gettrace()
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        look()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_checkpoint_in_the_middle_of_an_update_is_complete_or_refused(form):
+    shapes, settings = FORMS[form]
+    dtypes = np.float32, np.float64
+    weights = [np.ones(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
+    updater = optimizer.Updater(optimizer.SGD(momentum=0.5), **settings)
+
+    def step():
+        updater([*range(len(weights))], [np.ones_like(weight) for weight in weights], weights)
+
+    def look():
+        try:
+            found.append(frozen((updater.states_dict(), weights)))
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    for _ in range(4):  # new indices, then cached plans
+        found, refused = [], []
+        before = frozen((updater.states_dict(), weights))
+        events_in_package(step, look)
+        after = frozen((updater.states_dict(), weights))
+        assert [each for each in found if each not in (before, after)] == []
+        assert [found[0], found[-1]] == [before, after]
+        assert all("inside an update" in error for error in refused)
+
+
+def test_a_handler_of_ctrl_c_that_saves_finds_a_complete_update():
+    sgd, saved = optimizer.SGD(momentum=0.5), []
+    updater, weights = optimizer.Updater(sgd), [np.ones(3, np.float32), np.ones(3)]
+
+    def schedule(count):
+        signal.raise_signal(signal.SIGINT)
+        return 0.5
+
+    sgd.lr_scheduler = schedule
+    before = signal.signal(
+        signal.SIGINT, lambda *_: saved.append(frozen((updater.states_dict(), weights)))
+    )
+    try:
+        for _ in range(2):
+            updater([0, 1], [np.ones_like(weight) for weight in weights], weights)
+            assert saved.pop() == frozen((updater.states_dict(), weights))
+            assert saved == []
+    finally:
+        signal.signal(signal.SIGINT, before)

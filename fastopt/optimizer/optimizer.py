@@ -744,6 +744,20 @@ class Optimizer(Checked):
         """
         return lr * wd
 
+    def check_saved(self, index: Index, state: Any) -> None:
+        """Raise ValueError if a state from a checkpoint has impossible numbers.
+
+        It is called for classes that override :meth:`update`, without the weight; shapes and dtypes
+        are checked at its first update.
+
+        Parameters
+        ----------
+        index : int or str
+            The parameter.
+        state : None, number, numpy.ndarray, tuple, list or dict
+            The state, which may be a pair with a master.
+        """
+
     def evaluated(self, weight: Array, state: Sequence[Array]) -> Array | None:
         """Return the weights to evaluate with, if they differ from the updated weights.
 

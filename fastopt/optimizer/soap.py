@@ -230,12 +230,10 @@ class SOAP(MatrixFamily):
     def check_saved(self, index: Index, state: Any) -> None:
         """See :meth:`Optimizer.check_saved <fastopt.optimizer.Optimizer.check_saved>`."""
         paired = isinstance(state, (tuple, list)) and len(state) == 2
-        mean, _, steps, *_ = [
-            *leaves(state[not self.master_last] if paired else state),
-            *[None] * 3,
-        ]
-        if np.shape(steps) != (1,) or self.falls_back(index, mean):
+        arrays = leaves(state[not self.master_last] if paired else state)
+        if len(arrays) < 3 or np.shape(arrays[2]) != (1,) or self.falls_back(index, arrays[0]):
             return
+        steps = arrays[2]
         largest = 2 / np.finfo(steps.dtype).eps  # adding 1 to it changes nothing
         if not (float(steps[0]).is_integer() and 0 <= steps[0] <= largest):
             raise ValueError(

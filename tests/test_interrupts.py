@@ -112,6 +112,7 @@ def test_other_threads_go_on_while_kernels_run(run_python):
     [("701, ('adam',)", 10), pytest.param("17", 500, marks=pytest.mark.exhaustive)],
     ids=["sample", "every form"],
 )
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_anywhere_leaves_all_consistent(arguments, least, run_python):
     code = f"from helpers import interrupted; interrupted.main({arguments})"
     # What measures coverage would not let go of its lock after an interrupt.
@@ -203,6 +204,7 @@ thread.join()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_signal_waits_in_a_child_that_another_thread_has_forked(run_python):
     assert run_python(FORKED).strip() == "2"
 

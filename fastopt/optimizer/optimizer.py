@@ -38,7 +38,7 @@ from fastopt._kernels.threads import in_forked_child
 from fastopt._kernels.variants import FIRST
 from fastopt._naming import Same, unknown_arguments
 from fastopt._notices import warn_user
-from fastopt._suggestions import closest
+from fastopt._suggestions import choices, closest
 from fastopt.arguments import (
     ArrayOf,
     Choice,
@@ -660,10 +660,9 @@ class Optimizer(Checked):
             raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}")
         klass: type[Optimizer] | None = Optimizer.opt_registry.get(name.lower())
         if klass is None:
-            near = closest(name, Optimizer.opt_registry)
-            hint = f"; did you mean {near!r}?" if near else ""
-            known = ", ".join(sorted(Optimizer.opt_registry))
-            raise ValueError(f"Cannot find optimizer {name!r}; the names are {known}{hint}")
+            known = sorted(Optimizer.opt_registry)
+            advice = choices(closest(name, known), known)
+            raise ValueError(f"Cannot find optimizer {name!r}; {advice}")
         return klass(**kwargs)
 
     @classmethod

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -260,23 +261,41 @@ READERS = {
 }
 
 
+class Multiplier:
+    """A parameter that calls a function whenever it is asked for its multiplier."""
+
+    wd_mult = 1.0
+
+    def __init__(self, function):
+        self.function = function
+
+    @property
+    def lr_mult(self):
+        return self.function()
+
+
+@pytest.mark.parametrize("place", ["schedule", "multiplier"])
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-def test_reads_inside_an_update_raise_and_change_nothing(read, tmp_path):
+def test_reads_inside_an_update_raise_and_change_nothing(read, place, tmp_path):
     sgd, weight, path = optimizer.SGD(momentum=0.5), np.ones(3), tmp_path / "file"
     updater = optimizer.Updater(sgd, average=fastopt.EMA(0.5))
     updater(0, np.ones(3), weight)
 
-    def schedule(count):
+    def called(*_):
         with pytest.raises(RuntimeError, match=r"inside an update .* set a flag there"):
             read(updater, path)
         return 0.01
 
-    sgd.lr_scheduler, before = schedule, weight.copy()
+    if place == "schedule":
+        sgd.lr_scheduler = called
+    else:
+        sgd.param_dict = {0: Multiplier(called)}
+    before = weight.copy()
     for grad in (np.ones(3), np.ones(3)):
         updater(0, grad, weight)
     assert (weight < before).all()
     assert list(tmp_path.iterdir()) == []
-    sgd.lr_scheduler = None
+    sgd.lr_scheduler, sgd.param_dict = None, {}
     read(updater, path)
 
 
@@ -331,6 +350,7 @@ def test_a_checkpoint_in_the_middle_of_an_update_is_complete_or_refused(form):
         assert all("inside an update" in error for error in refused)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_handler_of_ctrl_c_that_saves_finds_a_complete_update():
     sgd, saved = optimizer.SGD(momentum=0.5), []
     updater, weights = optimizer.Updater(sgd), [np.ones(3, np.float32), np.ones(3)]
@@ -340,13 +360,34 @@ def test_a_handler_of_ctrl_c_that_saves_finds_a_complete_update():
         return 0.5
 
     sgd.lr_scheduler = schedule
-    before = signal.signal(
-        signal.SIGINT, lambda *_: saved.append(frozen((updater.states_dict(), weights)))
-    )
-    try:
-        for _ in range(2):
-            updater([0, 1], [np.ones_like(weight) for weight in weights], weights)
-            assert saved.pop() == frozen((updater.states_dict(), weights))
-            assert saved == []
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, lambda *_: saved.append(frozen((updater.states_dict(), weights))))
+    for _ in range(2):
+        updater([0, 1], [np.ones_like(weight) for weight in weights], weights)
+        assert saved.pop() == frozen((updater.states_dict(), weights))
+        assert saved == []
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_handler_that_saves_waits_for_the_update_of_another_thread():
+    sgd, saved = optimizer.SGD(momentum=0.5), []
+    updater, weights = optimizer.Updater(sgd), [np.ones(3, np.float32), np.ones(3)]
+    entered, signaled = threading.Event(), threading.Event()
+
+    def schedule(count):
+        entered.set()
+        assert signaled.wait(60)
+        return 0.5
+
+    def save(*_):
+        signaled.set()
+        saved.append(frozen((updater.states_dict(), weights)))
+
+    sgd.lr_scheduler = schedule
+    signal.signal(signal.SIGINT, save)
+    grads = [np.ones_like(weight) for weight in weights]
+    thread = threading.Thread(target=updater, args=([0, 1], grads, weights))
+    thread.start()
+    assert entered.wait(60)
+    signal.raise_signal(signal.SIGINT)
+    thread.join()
+    assert saved == [frozen((updater.states_dict(), weights))]

@@ -31,8 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 on success, 2 on a usage error or if the command cannot run as requested, 130 after
-        Ctrl-C, 141 if the reader of standard output has closed it.
+        0 on success, 1 if ``bench`` had no time to measure any optimizer, 2 on a usage error or if
+        the command cannot run as requested, 130 after Ctrl-C, 141 if the reader of standard output
+        has closed it.
 
     Examples
     --------
@@ -164,11 +165,10 @@ def _bench(args: argparse.Namespace) -> int:
     if args.names:
         options["optimizers"] = [*args.names, *options.get("optimizers", ())]
     try:
-        run(Options(**options))
+        return 0 if run(Options(**options)) else 1
     except Refused as error:
         print(f"fastopt bench: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 def _add_demo(commands: "argparse._SubParsersAction[_Parser]") -> None:

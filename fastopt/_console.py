@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
-from fastopt._suggestions import closest
+from fastopt._suggestions import choices, closest
 
 __all__ = ["Refused", "Table", "duration", "need", "progress", "say", "table", "unknown"]
 
@@ -29,11 +29,9 @@ def unknown(name: str, known: Sequence[str]) -> str:
     --------
     >>> from fastopt._console import unknown
     >>> unknown("adma", ["adam", "sgd"])
-    "no 'adma'; the names are adam, sgd; did you mean adam?"
+    "no 'adma'; did you mean 'adam'? The names are adam, sgd"
     """
-    near = closest(name, known)
-    hint = f"; did you mean {near}?" if near else ""
-    return f"no {name!r}; the names are {', '.join(known)}{hint}"
+    return f"no {name!r}; {choices(closest(name, known), known)}"
 
 
 def need(*modules: str, extra: str = "demo") -> list[Any]:

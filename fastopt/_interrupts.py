@@ -1,4 +1,4 @@
-"""Deferral of Ctrl-C until an update is complete."""
+"""Deferral of Ctrl-C until an update is complete, and reads that see complete updates."""
 
 import importlib
 import os
@@ -7,7 +7,7 @@ from threading import get_ident, main_thread
 from types import TracebackType
 from typing import Any
 
-__all__ = ["uninterrupted"]
+__all__ = ["between_updates", "uninterrupted"]
 
 # The public functions are ten times slower, because they convert to enumerations.
 _signal: Any = importlib.import_module("_signal")
@@ -20,13 +20,14 @@ class _Uninterrupted:
     It has no effect outside the main thread, since Python delivers signals only there.
     """
 
-    __slots__ = ("_came", "_depth", "_handler", "_main")
+    __slots__ = ("_came", "_depth", "_handler", "_main", "delivering")
 
     def __init__(self) -> None:
         self._main = main_thread().ident  # in a forked child, the thread that called fork
         self._depth = 0
         self._handler: Any = None
         self._came: tuple[Any, ...] | None = None
+        self.delivering = False
 
     def __enter__(self) -> None:
         if get_ident() == self._main:
@@ -60,7 +61,11 @@ class _Uninterrupted:
         if came is None:
             return
         if callable(self._handler):
-            self._handler(*came)
+            self.delivering = True
+            try:
+                self._handler(*came)
+            finally:
+                self.delivering = False
         elif self._handler == _signal.SIG_DFL:
             _signal.raise_signal(_INTERRUPT)  # terminates the process
 
@@ -73,6 +78,32 @@ class _Uninterrupted:
 
 uninterrupted = _Uninterrupted()
 """Context manager that defers Ctrl-C until it exits."""
+
+
+def between_updates(lock: Any, action: str) -> Any:
+    """Return the lock of an optimizer for a ``with`` statement that reads complete updates.
+
+    Parameters
+    ----------
+    lock : threading.RLock
+        The lock, which updates hold. If this thread already holds it, it runs a signal handler, a
+        schedule or other code of the user in the middle of an update.
+    action : str
+        What needs a complete update, for the message.
+
+    Raises
+    ------
+    RuntimeError
+        This thread holds the lock, and does not run a handler that was deferred until the update
+        was complete.
+    """
+    if lock._is_owned() and not uninterrupted.delivering:
+        raise RuntimeError(
+            f"{action} inside an update or another call of the updater, as from a signal handler "
+            "or a schedule: set a flag there, and do it after the step"
+        )
+    return lock
+
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=uninterrupted.reset)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
-__all__ = ["Advised", "closest", "no_attribute"]
+__all__ = ["Advised", "choices", "closest", "no_attribute"]
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None:
@@ -42,6 +42,19 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str | None
 
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
+
+
+def choices(near: str | None, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the most similar name, then all.
+
+    Examples
+    --------
+    >>> from fastopt._suggestions import choices
+    >>> choices("adam", ["adam", "sgd"]), choices(None, ["adam", "sgd"])
+    ("did you mean 'adam'? The names are adam, sgd", 'the names are adam, sgd')
+    """
+    names = f"names are {', '.join(known)}"
+    return f"did you mean {near!r}? The {names}" if near else f"the {names}"
 
 
 def no_attribute(

@@ -19,6 +19,7 @@ from llvmlite import binding
 import fastopt
 from fastopt import optimizer
 from fastopt._kernels import cpu
+from fastopt._kernels.devices import INSTALLATION
 from fastopt._kernels.threads import start_layer, thread_count
 
 __all__ = ["busy", "is_first", "report"]
@@ -210,7 +211,7 @@ def cuda() -> str:
         if numba.config.ENABLE_CUDASIM:
             return "simulated on the CPU, NUMBA_ENABLE_CUDASIM=1"
         if find_spec("numba_cuda") is None:
-            return "none: numba-cuda is not installed; pip install 'numba-cuda[cu13]'"
+            return f"none: numba-cuda is not installed; {INSTALLATION}"
         if not cuda.is_available():
             return f"none: {_flat(cuda.cuda_error())}"
         device = cuda.get_current_device()

@@ -298,6 +298,8 @@ class Trainer(Advised, Spelled):
         ------
         OSError
             The file cannot be written.
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler.
         """
         self.updater.save(path)
 

@@ -1,6 +1,7 @@
 """Settings and fixtures for the whole suite."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -45,6 +46,14 @@ def run_python():
         return done.stdout if check else done
 
     return run
+
+
+@pytest.fixture
+def ctrl_c():
+    """SIGINT raises KeyboardInterrupt, here and in new processes, even if pytest ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -470,6 +470,21 @@ def test_what_is_saved_inside_restores_the_weights(kind, holds, tmp_path, rng):
         new.restore_weights({0: saved})
 
 
+@pytest.mark.parametrize("calls", [1, 3], ids=["no average", "an average of another weight"])
+def test_a_restore_leaves_weights_alone_that_had_no_average(calls):
+    """The second weight waits for its first update."""
+    made, new = (optimizer.Updater("sgd", average=EMA(0.5), accumulate=3) for _ in range(2))
+    weights = {0: np.ones(2), 1: np.ones(2)}
+    run(made, weights[0], [np.ones(2)] * calls)
+    made(1, np.ones(2), weights[1])
+    with made.averaged():
+        new.load_states_dict(made.states_dict())
+        loaded = {index: weight.copy() for index, weight in weights.items()}
+    new.restore_weights(loaded)
+    np.testing.assert_equal(loaded, weights)
+    new(1, np.ones(2), loaded[1])
+
+
 def test_a_checkpoint_says_what_the_weights_hold():
     made, weight = adam(EMA()), np.ones(2)
     made(0, np.ones(2), weight)

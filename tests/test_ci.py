@@ -26,6 +26,10 @@ def test_what_the_readme_leaves_out_runs_afterwards(command):
     assert sum(command in step for step in STEPS) == 1
 
 
+def test_tests_run_on_a_newer_python_where_the_machine_has_one():
+    assert sum("/newest/bin/python -m pytest" in step for step in STEPS) == 1
+
+
 @pytest.mark.exhaustive
 def test_exhaustive_tests_need_no_gpu(run_python):
     code = """

@@ -1,7 +1,11 @@
-"""Updates among threads, and Ctrl-C in the middle of them."""
+"""Updates among threads, and signals and reads in the middle of them."""
 
+import copy
 import os
+import pickle
 import signal
+import sys
+import threading
 import traceback
 
 import numpy as np
@@ -10,6 +14,8 @@ import pytest
 import fastopt
 from fastopt import optimizer
 from fastopt._interrupts import uninterrupted
+from fastopt.checkpoint import to_torch_state_dict
+from fastopt.trainer import Trainer
 from helpers.cases import exhaustive
 from helpers.lines import at_line
 from helpers.tensor_lists import frozen
@@ -110,6 +116,7 @@ def test_other_threads_go_on_while_kernels_run(run_python):
     [("701, ('adam',)", 10), pytest.param("17", 500, marks=pytest.mark.exhaustive)],
     ids=["sample", "every form"],
 )
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_anywhere_leaves_all_consistent(arguments, least, run_python):
     code = f"from helpers import interrupted; interrupted.main({arguments})"
     # What measures coverage would not let go of its lock after an interrupt.
@@ -201,6 +208,7 @@ thread.join()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_signal_waits_in_a_child_that_another_thread_has_forked(run_python):
     assert run_python(FORKED).strip() == "2"
 
@@ -316,7 +324,7 @@ ARRAYS = {
 }
 
 
-class Trainer:
+class Run:
     """An updater with weights, and all that its calls may change."""
 
     def __init__(self, name, setting, call, before):
@@ -353,20 +361,20 @@ def boom():
 
 def halves(name, setting, call, before, stride):
     """Lines at which an exception leaves a call half done; and the number of lines tried."""
-    trace = [Trainer(name, setting, call, before + k).bits() for k in range(3)]
+    trace = [Run(name, setting, call, before + k).bits() for k in range(3)]
     found, moment, ended = [], 1, False
     while not ended:
-        trainer = Trainer(name, setting, call, before)
+        run = Run(name, setting, call, before)
         try:
-            ended = at_line(moment, boom, trainer.step) < moment
+            ended = at_line(moment, boom, run.step) < moment
         except Boom as error:
             last = traceback.extract_tb(error.__traceback__)[-3]
-            where, bits = f"{os.path.basename(last.filename)}:{last.lineno}", trainer.bits()
+            where, bits = f"{os.path.basename(last.filename)}:{last.lineno}", run.bits()
             if bits not in trace[:2]:
                 found.append(where)
             else:
-                trainer.step()
-                if trainer.bits() != trace[1 + trace.index(bits)]:
+                run.step()
+                if run.bits() != trace[1 + trace.index(bits)]:
                     found.append(f"{where}, in the next call")
         moment += stride
     return found, moment
@@ -388,3 +396,148 @@ def test_an_exception_at_any_line_leaves_all_of_a_call_or_nothing(
     found, lines = halves(name, setting, call, before, stride)
     assert found == []
     assert lines > 20
+
+
+READERS = {
+    "save": lambda updater, path: updater.save(path),
+    "states_dict": lambda updater, path: updater.states_dict(),
+    "get_states": lambda updater, path: updater.get_states(dump_optimizer=True),
+    "pickle": lambda updater, path: pickle.dumps(updater),
+    "deepcopy": lambda updater, path: copy.deepcopy(updater),
+    "flush": lambda updater, path: updater.flush(0),
+    "averaged": lambda updater, path: updater.averaged().__enter__(),
+    "torch": lambda updater, path: to_torch_state_dict(updater),
+    "trainer": lambda updater, path: Trainer([], updater.optimizer, comm=updater).save_states(path),
+}
+
+
+class Multiplier:
+    """A parameter that calls a function whenever it is asked for its multiplier."""
+
+    wd_mult = 1.0
+
+    def __init__(self, function):
+        self.function = function
+
+    @property
+    def lr_mult(self):
+        return self.function()
+
+
+@pytest.mark.parametrize("place", ["schedule", "multiplier"])
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_reads_inside_an_update_raise_and_change_nothing(read, place, tmp_path):
+    sgd, weight, path = optimizer.SGD(momentum=0.5), np.ones(3), tmp_path / "file"
+    updater = optimizer.Updater(sgd, average=fastopt.EMA(0.5))
+    updater(0, np.ones(3), weight)
+
+    def called(*_):
+        with pytest.raises(RuntimeError, match=r"inside an update .* set a flag there"):
+            read(updater, path)
+        return 0.01
+
+    if place == "schedule":
+        sgd.lr_scheduler = called
+    else:
+        sgd.param_dict = {0: Multiplier(called)}
+    before = weight.copy()
+    for grad in (np.ones(3), np.ones(3)):
+        updater(0, grad, weight)
+    assert (weight < before).all()
+    assert list(tmp_path.iterdir()) == []
+    sgd.lr_scheduler, sgd.param_dict = None, {}
+    read(updater, path)
+
+
+FORMS = {
+    "small": ([(3,)], {}),
+    "large": ([(40_000,)], {}),
+    "two precisions": ([(3,), (40_000,)], {}),
+    "accumulated": ([(3,), (40_000,)], {"accumulate": 2}),
+}
+
+
+def events_in_package(call, look):
+    """Call, and look at each call, line and return of the package."""
+    package, before = os.path.dirname(fastopt.__file__), sys.gettrace()
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        look()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_checkpoint_in_the_middle_of_an_update_is_complete_or_refused(form):
+    shapes, settings = FORMS[form]
+    dtypes = np.float32, np.float64
+    weights = [np.ones(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
+    updater = optimizer.Updater(optimizer.SGD(momentum=0.5), **settings)
+
+    def step():
+        updater([*range(len(weights))], [np.ones_like(weight) for weight in weights], weights)
+
+    def look():
+        try:
+            found.append(frozen((updater.states_dict(), weights)))
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    for _ in range(4):  # new indices, then cached plans
+        found, refused = [], []
+        before = frozen((updater.states_dict(), weights))
+        events_in_package(step, look)
+        after = frozen((updater.states_dict(), weights))
+        assert [each for each in found if each not in (before, after)] == []
+        assert [found[0], found[-1]] == [before, after]
+        assert all("inside an update" in error for error in refused)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_handler_of_ctrl_c_that_saves_finds_a_complete_update():
+    sgd, saved = optimizer.SGD(momentum=0.5), []
+    updater, weights = optimizer.Updater(sgd), [np.ones(3, np.float32), np.ones(3)]
+
+    def schedule(count):
+        signal.raise_signal(signal.SIGINT)
+        return 0.5
+
+    sgd.lr_scheduler = schedule
+    signal.signal(signal.SIGINT, lambda *_: saved.append(frozen((updater.states_dict(), weights))))
+    for _ in range(2):
+        updater([0, 1], [np.ones_like(weight) for weight in weights], weights)
+        assert saved.pop() == frozen((updater.states_dict(), weights))
+        assert saved == []
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_handler_that_saves_waits_for_the_update_of_another_thread():
+    sgd, saved = optimizer.SGD(momentum=0.5), []
+    updater, weights = optimizer.Updater(sgd), [np.ones(3, np.float32), np.ones(3)]
+    entered, signaled = threading.Event(), threading.Event()
+
+    def schedule(count):
+        entered.set()
+        assert signaled.wait(60)
+        return 0.5
+
+    def save(*_):
+        signaled.set()
+        saved.append(frozen((updater.states_dict(), weights)))
+
+    sgd.lr_scheduler = schedule
+    signal.signal(signal.SIGINT, save)
+    grads = [np.ones_like(weight) for weight in weights]
+    thread = threading.Thread(target=updater, args=([0, 1], grads, weights))
+    thread.start()
+    assert entered.wait(60)
+    signal.raise_signal(signal.SIGINT)
+    thread.join()
+    assert saved == [frozen((updater.states_dict(), weights))]

@@ -106,7 +106,10 @@ def test_help_tells_the_sizes_and_the_time_of_a_benchmark(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["demo", "--optimizer", "adum"], "Cannot find optimizer 'adum'; the names are adabelief"),
+        (
+            ["demo", "--optimizer", "adum"],
+            "Cannot find optimizer 'adum'; did you mean 'adam'? The n",
+        ),
         (["demo", "--epochs", "0"], "--epochs: must be an integer of at least 1, got '0'"),
         (["demo", "--batch-size", "0"], "--batch-size: must be an integer of at least 1, got '0'"),
         (["demo", "--batch-size", "1438"], "--batch-size is at most 1437"),
@@ -155,6 +158,7 @@ def test_interrupt_is_one_line_and_exit_code_130(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to another process")
+@pytest.mark.usefixtures("ctrl_c")
 def test_interrupted_process_shows_no_traceback():
     command = [sys.executable, "-u", "-m", "fastopt", "demo", "--epochs", "2000"]
     # An interrupt in the lock of the tool that measures coverage would never let go of it.

@@ -23,6 +23,7 @@ from fastopt._kernels.layout import bfloat16
 from fastopt.device import Device
 
 __all__ = [
+    "INSTALLATION",
     "Header",
     "Reading",
     "cuda_target",
@@ -47,6 +48,12 @@ ALLOWED = {np.may_share_memory, np.shares_memory, np.shape, np.ndim, np.size}
 """Functions that read only the metadata of a header."""
 
 
+INSTALLATION = (
+    "pip install 'numba-cuda[cu13]~=0.30.4', or 'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
+)
+"""Command that installs a tested version of numba-cuda."""
+
+
 @cache
 def cuda_target() -> Any:
     """Return the module ``numba.cuda``, after checking that it can compile and launch kernels.
@@ -60,10 +67,7 @@ def cuda_target() -> Any:
         try:
             import numba_cuda  # noqa: F401
         except ImportError:
-            raise ImportError(
-                "CUDA arrays need numba-cuda: pip install 'numba-cuda[cu13]~=0.30.4', or "
-                "'numba-cuda[cu12]~=0.30.4' for drivers of CUDA 12"
-            ) from None
+            raise ImportError(f"CUDA arrays need numba-cuda: {INSTALLATION}") from None
     from numba import cuda
 
     if not cuda.is_available():

@@ -50,10 +50,15 @@ class Options:
     seconds: float = 60.0
 
 
-def run(options: Options) -> None:
+def run(options: Options) -> bool:
     """Run the benchmark: print each row when it is measured, and advice at the end.
 
     After ``options.seconds``, including compilation, no further row is started.
+
+    Returns
+    -------
+    bool
+        Whether any optimizer was measured.
 
     Raises
     ------
@@ -64,7 +69,7 @@ def run(options: Options) -> None:
     sizes = sorted(set(options.sizes))
     with _threads(options.threads) as count:
         try:
-            _Report(names, sizes, count, options.seconds).run()
+            return _Report(names, sizes, count, options.seconds).run()
         except MemoryError:
             raise Refused(f"no memory for {sizes[-1]:,} elements: give smaller --sizes") from None
 
@@ -82,8 +87,8 @@ class _Report:
         self.budget = Budget(seconds, len(STATES) + len(self.parallel) + len(names))
         self.compiling = 0.0
 
-    def run(self) -> None:
-        """Print everything."""
+    def run(self) -> bool:
+        """Print everything; return whether any optimizer was measured."""
         layer = numba.threading_layer()
         print(
             f"fastopt {fastopt.__version__}, {info.processor()}, "
@@ -100,13 +105,15 @@ class _Report:
             "kernels or to load them from the cache"
         )
         if left:
+            again = ", or run it again, now that kernels are cached" if self.compiling > 1 else ""
             print(
-                f"not measured within {self.seconds:g} s: {', '.join(left)}; run it again, now "
-                "that kernels are cached, or give more --seconds"
+                f"not measured within {self.seconds:g} s: {', '.join(left)}; give more "
+                f"--seconds{again}"
             )
         if times or not self.parallel:
             print(on_threads(times))
         print(on_layer(layer))
+        return len(left) < len(self.names)
 
     def memory(self) -> None:
         """Print the bandwidth of the limit loops."""

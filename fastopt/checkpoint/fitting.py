@@ -28,7 +28,8 @@ def check_states(
 ) -> None:
     """Check restored states before they are used, without knowing the weights.
 
-    States of user-defined optimizers without a rule may contain anything that can be saved.
+    States of optimizers without a rule may contain anything that can be saved, except what their
+    ``check_saved`` refuses.
 
     Raises
     ------
@@ -44,6 +45,10 @@ def check_states(
             raise CheckpointError(f"{context} holds something of type {foreign}")
         rule = optimizer.rule_for(index) if optimizer.native else None
         if rule is None:
+            try:
+                optimizer.check_saved(index, state)
+            except ValueError as error:
+                raise CheckpointError(f"{context}: {error}") from error
             continue
         slots = _check_arrays(context, rule, state, optimizer.multi_precision)
         if slots:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fastopt._interrupts import between_updates
 from fastopt._naming import Spelled
 from fastopt.arguments import flag, without_address
 from fastopt.checkpoint.describe import Stateful, describe
@@ -104,13 +105,16 @@ class Resumable(Stateful, Spelled):
         TypeError
             A state or an attribute of the optimizer contains something other than None, numbers,
             strings, arrays, tuples, lists and dicts; or `dump_optimizer` is not a bool.
+        RuntimeError
+            See :meth:`save`.
         """
         optimizer = self.optimizer if flag("dump_optimizer", dump_optimizer) else None
-        progress = progress_of(self, {index: index for index in indices_of(self)})
-        tree: dict[str, Any] = {"states": self.states, "optimizer": optimizer, **progress}
-        if optimizer is not None and self.groups:
-            tree["groups"] = described_groups(self.groups)
-        return dumps(tree)
+        with between_updates(self.optimizer.lock, "get_states()"):
+            progress = progress_of(self, {index: index for index in indices_of(self)})
+            tree: dict[str, Any] = {"states": self.states, "optimizer": optimizer, **progress}
+            if optimizer is not None and self.groups:
+                tree["groups"] = described_groups(self.groups)
+            return dumps(tree)
 
     def set_states(self, states: bytes) -> None:
         """Replace the states, and the optimizer if it was saved, by those from :meth:`get_states`.
@@ -185,6 +189,8 @@ class Resumable(Stateful, Spelled):
             The metadata is larger than :meth:`load` accepts.
         OSError
             The file cannot be written. An existing file is unchanged.
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler.
 
         Examples
         --------
@@ -200,7 +206,7 @@ class Resumable(Stateful, Spelled):
         >>> new.optimizer.wd, new.optimizer.num_update
         (0.1, 1)
         """
-        with self.optimizer.lock:
+        with between_updates(self.optimizer.lock, "save()"):
             write_atomically(path, chunks(describe(self)))
 
     def load(self, path: PathLike, strict: bool = True) -> Skipped:
@@ -236,8 +242,14 @@ class Resumable(Stateful, Spelled):
             return restore(self, saved, strict)
 
     def states_dict(self) -> dict[str, Any]:
-        """Return the contents of a checkpoint as a dict, with copies of the arrays."""
-        with self.optimizer.lock:
+        """Return the contents of a checkpoint as a dict, with copies of the arrays.
+
+        Raises
+        ------
+        TypeError, RuntimeError
+            See :meth:`save`.
+        """
+        with between_updates(self.optimizer.lock, "states_dict()"):
             return copy.deepcopy(describe(self))
 
     def load_states_dict(self, states: dict[str, Any], strict: bool = True) -> Skipped:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fastopt._engine.validate import label, leaves
+from fastopt._interrupts import between_updates
 from fastopt._kernels.codes import numbers_of
 from fastopt.checkpoint.describe import Stateful, check_updater
 from fastopt.checkpoint.torch_forms import FORMS, Form, plain
@@ -44,6 +45,8 @@ def to_torch_state_dict(
         `updater` is not an updater.
     ValueError
         torch has no such optimizer, or does not support its arguments.
+    RuntimeError
+        The call comes from inside an update, for example from a signal handler.
 
     Examples
     --------
@@ -62,7 +65,7 @@ def to_torch_state_dict(
         indices = sorted(updater.states, key=_integer)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     state: dict[int, dict[str, Any]] = {}
-    with optimizer.lock:
+    with between_updates(optimizer.lock, "to_torch_state_dict()"):
         for position, index in enumerate(indices):
             rates = optimizer._get_lr(index), optimizer._get_wd(index)
             group = groups.setdefault(rates, _group(form, optimizer, *rates))

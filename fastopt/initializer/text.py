@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from fastopt._suggestions import closest
+from fastopt._suggestions import choices, closest
 from fastopt.arguments import brief
 from fastopt.initializer.arrays import Array
 
@@ -49,10 +49,9 @@ def build(text: str, **kwargs: Any) -> Any:
         kwargs = {**saved, **kwargs}
     klass = initializer_registry.get(name.lower())
     if klass is None:
-        known = ", ".join(sorted(initializer_registry))
-        near = NAMES_ELSEWHERE.get(name.lower()) or closest(name, initializer_registry)
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise ValueError(f"Cannot find initializer {name!r}; the names are {known}{hint}")
+        names = sorted(initializer_registry)
+        advice = choices(NAMES_ELSEWHERE.get(name.lower()) or closest(name, names), names)
+        raise ValueError(f"Cannot find initializer {name!r}; {advice}")
     signature = inspect.signature(klass)
     try:
         signature.bind(**kwargs)

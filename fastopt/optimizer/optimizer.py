@@ -38,7 +38,7 @@ from fastopt._kernels.threads import in_forked_child
 from fastopt._kernels.variants import FIRST
 from fastopt._naming import Same, unknown_arguments
 from fastopt._notices import warn_user
-from fastopt._suggestions import closest
+from fastopt._suggestions import choices, closest
 from fastopt.arguments import (
     ArrayOf,
     Choice,
@@ -691,10 +691,9 @@ class Optimizer(Checked):
             raise TypeError(f"optimizer must be an Optimizer or its name, got {brief(name)}")
         klass: type[Optimizer] | None = Optimizer.opt_registry.get(name.lower())
         if klass is None:
-            near = closest(name, Optimizer.opt_registry)
-            hint = f"; did you mean {near!r}?" if near else ""
-            known = ", ".join(sorted(Optimizer.opt_registry))
-            raise ValueError(f"Cannot find optimizer {name!r}; the names are {known}{hint}")
+            known = sorted(Optimizer.opt_registry)
+            advice = choices(closest(name, known), known)
+            raise ValueError(f"Cannot find optimizer {name!r}; {advice}")
         return klass(**kwargs)
 
     @classmethod
@@ -774,6 +773,20 @@ class Optimizer(Checked):
             See :meth:`hyper`.
         """
         return lr * wd
+
+    def check_saved(self, index: Index, state: Any) -> None:
+        """Raise ValueError if a state from a checkpoint has impossible numbers.
+
+        It is called for classes that override :meth:`update`, without the weight; shapes and dtypes
+        are checked at its first update.
+
+        Parameters
+        ----------
+        index : int or str
+            The parameter.
+        state : None, number, numpy.ndarray, tuple, list or dict
+            The state, which may be a pair with a master.
+        """
 
     def evaluated(self, weight: Array, state: Sequence[Array]) -> Array | None:
         """Return the weights to evaluate with, if they differ from the updated weights.

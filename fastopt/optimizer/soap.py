@@ -7,6 +7,7 @@ import numpy as np
 
 from fastopt._engine.buffers import Buffers
 from fastopt._engine.eigenbases import averaged, axes, by_axis, eigenbasis, iterated, rotated
+from fastopt._engine.validate import leaves
 from fastopt.arguments import Descriptions, Flag, Integer, OrNone, Real
 from fastopt.optimizer.adam import Adam
 from fastopt.optimizer.keywords import Rate, StableArguments
@@ -225,6 +226,19 @@ class SOAP(MatrixFamily):
     def axes(self, shape: Shape) -> Shape:
         """Return the lengths of the axes that may have a basis, merged if requested."""
         return axes(shape, self.max_precond_dim, self.merge_dims)
+
+    def check_saved(self, index: Index, state: Any) -> None:
+        """See :meth:`Optimizer.check_saved <fastopt.optimizer.Optimizer.check_saved>`."""
+        paired = isinstance(state, (tuple, list)) and len(state) == 2
+        arrays = leaves(state[not self.master_last] if paired else state)
+        if len(arrays) < 3 or np.shape(arrays[2]) != (1,) or self.falls_back(index, arrays[0]):
+            return
+        steps = arrays[2]
+        largest = 2 / np.finfo(steps.dtype).eps  # adding 1 to it changes nothing
+        if not (float(steps[0]).is_integer() and 0 <= steps[0] <= largest):
+            raise ValueError(
+                f"state 'steps' must be a whole number from 0 to {largest:.0f}, got {steps[0]}"
+            )
 
     def directions(self) -> _Rotated:
         """See :meth:`MatrixFamily.directions`."""

@@ -22,7 +22,7 @@ from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
 from fastopt._foreign import as_gradient, as_weight, latest
-from fastopt._interrupts import uninterrupted
+from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
@@ -273,6 +273,10 @@ class Updater(Resumable):
 
     def __getstate__(self) -> dict[str, Any]:
         """Attributes; states on a device are copied to the host until their next update."""
+        with between_updates(self.optimizer.lock, "a copy of the updater"):
+            return self._attributes()
+
+    def _attributes(self) -> dict[str, Any]:
         hidden = {"planner", "_plans", "_records", "_units"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
@@ -1012,6 +1016,9 @@ class Updater(Resumable):
         ------
         ValueError
             No weight is given, and no weight has been updated under this index.
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler; or the weights
+            hold their averages.
 
         Examples
         --------
@@ -1026,7 +1033,7 @@ class Updater(Resumable):
                [0.984]])
         """
         index, optimizer = check_index(index), self.optimizer
-        with optimizer.lock:
+        with between_updates(optimizer.lock, "flush()"):
             if self._averages is not None:
                 self._averages.check_free()
             context = label(index, optimizer.idx2name)
@@ -1075,7 +1082,8 @@ class Updater(Resumable):
         Raises
         ------
         RuntimeError
-            Neither the updater nor the optimizer has averages, or the weights already hold them.
+            Neither the updater nor the optimizer has averages, or the weights already hold them;
+            or the call comes from inside an update, for example from a signal handler.
         ValueError
             An index with an average has no known weight, an index in `weights` has no average, or
             a weight and its average differ in shape.
@@ -1097,7 +1105,7 @@ class Updater(Resumable):
         before, entered = self._averages, False
         averages = self._require_averages() if before or not self._evaluates else Averages(None)
         try:
-            with self.optimizer.lock, uninterrupted:
+            with between_updates(self.optimizer.lock, "averaged()"), uninterrupted:
                 averages.check_free()
                 if before is None:
                     averages.arrays = self._leading()
@@ -1164,7 +1172,7 @@ class Updater(Resumable):
         ----------
         weights : mapping of index to array
             The weights, which are overwritten with their values before the averages were swapped
-            in.
+            in. Weights that had no average then are not changed.
 
         Raises
         ------
@@ -1215,7 +1223,8 @@ class Updater(Resumable):
             raise TypeError(f"weights must map indices to arrays, got {brief(weights)}")
         own = {check_index(index): weight for index, weight in (weights or {}).items()}
         names = self.optimizer.idx2name
-        for index in [each for each in own if each not in needed and not self._is_frozen(each)]:
+        unneeded = [each for each in own if each not in needed and not self._is_frozen(each)]
+        for index in unneeded if averages.held is None else ():  # a restore leaves others alone
             raise ValueError(f"{label(index, names)}: the updater has no average of it")
         targets = {}
         for index in needed:

@@ -47,6 +47,19 @@ def put(*path):
     return change
 
 
+def soap(dtype=np.float32, **kwargs):
+    return trained("soap", np.ones(SHAPE, dtype), dtype, **kwargs)
+
+
+def put_steps(tree, value):
+    """Replace the number of steps in the state of SOAP, which may be a pair with its master."""
+    master, state = None, tree["states"][0]
+    if len(state) == 2:
+        master, state = state
+    state = (*state[:2], np.full_like(state[2], value), *state[3:])
+    tree["states"][0] = state if master is None else (master, state)
+
+
 PAID = put("attributes", "row_decay", 0)
 SUM = put("attributes", "cumgrads", 0)
 TOTAL = put("attributes", "cumgrads", 0, "cum_grad")
@@ -83,6 +96,16 @@ WRONG = {
     "a master of integers": (half, STATE, (F32, F32.astype("i8")), "dtype"),
     "a master of another shape": (half, STATE, (F32, F32[:5]), "shape"),
     "masters to come": (half, put("attributes", "masters_given"), {1: F32 > 0}, "float32, got bo"),
+    **{
+        f"{value} steps of SOAP": (soap, put_steps, value, "state of index 0: state 'steps' must")
+        for value in (-1, 0.5, 2**25, 3e38, np.inf, np.nan)
+    },
+    "steps of SOAP with a master": (
+        lambda: soap(np.float16, multi_precision=True),
+        put_steps,
+        -1,
+        "from 0 to 16777216, got -1",
+    ),
     "an index": (half, put("parameters", 0), 0.5, "an index must be an integer or a string"),
     "a bool as an index": (half, put("parameters", 0), True, "an index must be an integer or a"),
 }
@@ -110,7 +133,9 @@ def test_states_as_bytes_are_checked_too(case):
     updater = make()
     tree = {"attributes": vars(updater.optimizer), "states": updater.states}
     foreign_order = isinstance(value, tuple) and str(getattr(value[0], "dtype", "")) == ">f8"
-    if change in (STATE, PAID, SUM, TOTAL) and not foreign_order:  # which dumps makes native
+    if (
+        change in (STATE, PAID, SUM, TOTAL, put_steps) and not foreign_order
+    ):  # which dumps makes native
         change(tree, value)
         data = dumps({"states": updater.states, "optimizer": updater.optimizer})
         fresh = optimizer.get_updater(optimizer.SGD())

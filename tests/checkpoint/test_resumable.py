@@ -8,22 +8,23 @@ import pytest
 
 from fastopt.checkpoint import Skipped
 from helpers.cases import CASES, chosen, every_or_few, sampled
-from helpers.resumed_runs import digits, start, train, updater_of
+from helpers.resumed_runs import SETTINGS, digits, start, train, updater_of, updater_with
 
 RESUME = """
 import json, sys
 from helpers.cases import chosen
-from helpers.resumed_runs import resumed
-cases = enumerate(chosen({}))
-print(json.dumps([resumed(case, sys.argv[1] + "/" + str(n)) for n, case in cases]))
+from helpers.resumed_runs import SETTINGS, resumed, updater_of, updater_with
+updaters = enumerate([*map(updater_of, chosen({})), *map(updater_with, SETTINGS)])
+print(json.dumps([resumed(updater, sys.argv[1] + "/" + str(n)) for n, updater in updaters]))
 """
 
 
 @every_or_few
 def test_a_new_process_goes_on_with_the_same_bits(every, tmp_path, run_python):
     expected = []
-    for number, case in enumerate(chosen(every)):
-        updater, weights = updater_of(case, learning_rate=0.01), start()
+    updaters = [updater_of(case, learning_rate=0.01) for case in chosen(every)]
+    for number, updater in enumerate([*updaters, *map(updater_with, SETTINGS)]):
+        weights = start()
         train(updater, weights, range(3))
         updater.save(tmp_path / f"{number}.safetensors")
         np.savez(tmp_path / f"{number}.npz", **{str(i): w for i, w in weights.items()})

@@ -91,6 +91,7 @@ def test_flush_knows_the_weight_of_an_index_that_came_twice_in_a_list():
     np.testing.assert_allclose(weight[[0, 2, 3]], (1 - 0.1 * WD) ** 2)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_waits_until_a_weight_that_is_not_contiguous_is_flushed(monkeypatch):
     updater, weight = catching_up(learning_rate=0.1), np.ones((8, 3))[::2]
     updater(0, (np.ones((1, 3)), np.array([1])), weight)

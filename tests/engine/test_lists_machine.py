@@ -13,6 +13,7 @@ from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.sparse import RowSparse
+from helpers.headers import reheader
 from helpers.tensor_lists import as_list, everything, frozen, laid, normal, one_by_one
 
 # Multipliers may come before the first update of their parameter.
@@ -109,7 +110,7 @@ class World:
         shape = weight.shape[::-1]
         if weight.ndim == 2 and all(array.flags.c_contiguous for array in self.arrays(index)):
             for array in self.arrays(index):
-                array.shape = shape
+                reheader(array, shape=shape)
             self.drop_sums(index)
 
     def owners(self, index):

@@ -9,6 +9,7 @@ import pytest
 
 from fastopt import optimizer
 from fastopt.sparse import RowSparse
+from helpers.headers import reheader
 from helpers.tensor_lists import Tensor, as_list, everything, one_by_one
 
 WAYS = {"list": as_list, "single": one_by_one}
@@ -123,14 +124,14 @@ def test_what_changes_in_place_is_noticed(way):
     weights[1].flags.writeable = False
     refused("read-only")
     weights[1].flags.writeable = True
-    weights[1].shape = 2, 2
+    reheader(weights[1], shape=(2, 2))
     refused("shape")
-    grads[1].shape = 2, 2
+    reheader(grads[1], shape=(2, 2))
     way(updater, [0, 1], grads, weights)
     np.testing.assert_array_equal(weights[1], -2 * np.ones((2, 2)))
-    grads[1].dtype = np.int64
+    reheader(grads[1], dtype=np.int64)
     refused("dtype float64 or .*, got int64")
-    grads[1].dtype = np.float64
+    reheader(grads[1], dtype=np.float64)
     way(updater, [0, 1], grads, weights)
     np.testing.assert_array_equal(weights[1], -3 * np.ones((2, 2)))
 

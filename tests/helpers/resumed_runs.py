@@ -2,10 +2,27 @@
 
 import numpy as np
 
-__all__ = ["NAMES", "SHAPES", "digits", "resumed", "start", "train", "updater_of"]
+import fastopt
+
+__all__ = ["NAMES", "SETTINGS", "SHAPES", "digits", "resumed", "start", "train", "updater_of"]
+__all__ += ["updater_with"]
 
 NAMES = {0: "a_weight", 1: "a_bias", "top": "b_weight"}
 SHAPES = {0: (7, 5), 1: (3, 2), "top": (4, 6)}
+SETTINGS = {
+    "accumulated and averaged": {"accumulate": 2, "average": fastopt.EMA(0.5)},
+    "clipped and averaged": {"clip_global_norm": 0.5, "average": fastopt.SWA(start=1, every=2)},
+    "groups and slow weights": {
+        "groups": {"bias$": {"lr": 0.5, "wd_mult": 0.0}},
+        "average": fastopt.Lookahead(k=2, alpha=0.5),
+    },
+    "scaled": {"loss_scaler": fastopt.amp.LossScaler(4.0), "clip_adaptive": 0.1},
+}
+"""Settings of updaters, which a checkpoint has the progress of."""
+
+
+def updater_with(settings):
+    return fastopt.Updater(fastopt.Adam(param_idx2name=NAMES), **SETTINGS[settings])
 
 
 def updater_of(case, **kwargs):
@@ -29,9 +46,8 @@ def digits(weights):
     return [weight.tobytes().hex() for weight in weights.values()]
 
 
-def resumed(case, path):
+def resumed(updater, path):
     """Bits of the weights after two further steps."""
-    updater = updater_of(case)
     updater.load(f"{path}.safetensors")
     weights = dict(np.load(f"{path}.npz"))
     weights = {index: weights[str(index)] for index in SHAPES}

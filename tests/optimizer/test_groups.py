@@ -541,7 +541,7 @@ MISTAKES = {
     "unknown optimizer": (
         {"a": {"optimizer": "adma"}},
         ValueError,
-        r"groups\['a'\]: Cannot find optimizer 'adma'; .* did you mean 'adam'",
+        r"groups\['a'\]: Cannot find optimizer 'adma'; did you mean 'adam'\? The names are",
     ),
     "a class": (
         {"a": {"optimizer": optimizer.SGD}},

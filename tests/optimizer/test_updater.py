@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from fastopt import checkpoint, optimizer
 from fastopt._engine.per_index import Counts
+from helpers.headers import reheader
 
 
 def adam(**kwargs):
@@ -319,10 +320,10 @@ def test_a_weight_that_changes_its_nature_in_place_is_noticed():
     with pytest.raises(ValueError, match="read-only"):
         updater(0, np.ones(6), weight)
     weight.flags.writeable = True
-    weight.shape = (2, 3)
+    reheader(weight, shape=(2, 3))
     with pytest.raises(ValueError, match="shape"):
         updater(0, np.ones(6), weight)
-    weight.shape = 6
+    reheader(weight, shape=6)
     with pytest.raises(ValueError, match="share memory"):
         updater(0, weight[::-1], weight)
     assert updater.optimizer._index_update_count == {0: 1}

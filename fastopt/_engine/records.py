@@ -31,6 +31,7 @@ from fastopt._engine.validate import (
     label,
     leaves,
 )
+from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu_addresses, front
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
 from fastopt._kernels.layout import (
@@ -315,8 +316,9 @@ class Records:
         kept, arguments = self.kept, (index, grad, weight)  # keeps arrays alive without the GIL
         if status in ROOM:
             status = self._with_room(status, arguments)
-        if status == front.ASKS:
-            status = self._scheduled(updater.optimizer, arguments)
+        if status == front.ASKS:  # a schedule is the user's code, which a signal may interrupt
+            with uninterrupted if type(index) in (list, tuple) else nullcontext():
+                status = self._scheduled(updater.optimizer, arguments)
         if status == front.MOVED:
             self._note(kept, updater.planner.updated, index, weight)
         if len(self.scratch) >= RELEASED_FROM:

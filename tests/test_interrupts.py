@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 
+import numba
 import numpy as np
 import pytest
 
@@ -449,11 +450,12 @@ def test_reads_inside_an_update_raise_and_change_nothing(read, place, tmp_path):
     read(updater, path)
 
 
+LARGE = 100 if numba.config.DISABLE_JIT else 40_000
 FORMS = {
     "small": ([(3,)], {}),
-    "large": ([(40_000,)], {}),
-    "two precisions": ([(3,), (40_000,)], {}),
-    "accumulated": ([(3,), (40_000,)], {"accumulate": 2}),
+    "large": ([(LARGE,)], {}),
+    "two precisions": ([(3,), (LARGE,)], {}),
+    "accumulated": ([(3,), (LARGE,)], {"accumulate": 2}),
 }
 
 

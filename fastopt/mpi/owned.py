@@ -233,7 +233,7 @@ class Owned(Resumable):
     def flush(self) -> None:
         """Apply deferred weight decay to all rows; see :meth:`Updater.flush`."""
         for index, rows in self._rows.items():
-            self.shard.flush(index, rows.weight)
+            self.shard._flush(index, rows.weight)
 
 
 def _nothing() -> None:

@@ -619,7 +619,7 @@ class ShardedUpdater(Resumable):
             found, error = attempt(self._known, index, weight)
             self._agree(Facts(index=repr(found[0]) if found else ""), error)
             known, weight, own = found
-            self.shard.flush(known, own)
+            self.shard._flush(known, own)
             elements, _ = gathered(self._ranks, own.reshape(-1))
             weight[...] = elements.reshape(weight.shape)
 

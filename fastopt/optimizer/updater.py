@@ -1032,8 +1032,13 @@ class Updater(Resumable):
         array([[0.884],
                [0.984]])
         """
+        with between_updates(self.optimizer.lock, "flush()"):
+            self._flush(index, weight)
+
+    def _flush(self, index: Any, weight: Array | None) -> None:
+        """See :meth:`flush`; the caller may hold the lock."""
         index, optimizer = check_index(index), self.optimizer
-        with between_updates(optimizer.lock, "flush()"):
+        with optimizer.lock:
             if self._averages is not None:
                 self._averages.check_free()
             context = label(index, optimizer.idx2name)

@@ -1074,13 +1074,13 @@ class EmbeddingTable(Advised, Spelled):
         """Apply deferred decay to all rows."""
         storage = self._storage
         if self._directory is None:
-            self._updater.flush(self.name, self._view)
+            self._updater._flush(self.name, self._view)
             return
         height, storage.height = storage.height, max(storage.used, 1)
         self._show()  # rows that were never used are not in the file
         try:
             storage.mark(np.arange(storage.height))
-            self._updater.flush(self.name, self._view)
+            self._updater._flush(self.name, self._view)
         finally:
             storage.height = height
             self._show()

@@ -1,7 +1,9 @@
 """Page-level memory management of large arrays that are updated sparsely."""
 
 import ctypes
+import errno
 import mmap
+import os
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -9,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["huge_pages", "reserved", "small_pages"]
+__all__ = ["allocate", "huge_pages", "map_file", "reserved", "small_pages"]
 
 LARGE = 1 << 22
 """Size in bytes from which NumPy requests huge pages."""
@@ -61,6 +63,58 @@ def reserved(shape: tuple[int, ...], dtype: Any, number: int = 0) -> np.ndarray[
     except (OSError, OverflowError) as error:
         raise MemoryError(f"cannot reserve {size} bytes of address space: {error}") from None
     return np.ndarray(shape, dtype, pages, shift)
+
+
+MAP_FIXED = 0x10
+"""Flag of ``mmap`` on Linux and macOS, which Python's mmap does not define."""
+
+
+def map_file(array: np.ndarray[Any, Any], descriptor: int, begin: int, end: int) -> None:
+    """Map bytes of a file over the same bytes of an array from :func:`reserved`, copy-on-write.
+
+    Changes of these bytes in memory are lost. `begin` is at the start of a page, and the file must
+    have all bytes: reading a page after its end would terminate the process.
+
+    Raises
+    ------
+    OSError
+        The file cannot be mapped.
+    """
+    flags = mmap.MAP_PRIVATE | MAP_FIXED | NORESERVE.get(sys.platform, 0)
+    address, access = array.ctypes.data + begin, mmap.PROT_READ | mmap.PROT_WRITE
+    if _mmap()(address, end - begin, access, flags, descriptor, begin) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def allocate(descriptor: int, size: int) -> None:
+    """Allocate the holes in the first `size` bytes of a file, if its file system can do that.
+
+    The file keeps its bytes. On a full tmpfs, access to a hole of a mapped file would terminate the
+    process.
+
+    Raises
+    ------
+    OSError
+        The disk is full.
+    """
+    if not hasattr(os, "SEEK_HOLE") or os.lseek(descriptor, 0, os.SEEK_HOLE) >= size:
+        return
+    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if call is None:
+        return
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+    if call(descriptor, 0, 0, size) and (number := ctypes.get_errno()) == errno.ENOSPC:
+        raise OSError(number, os.strerror(number))
+
+
+@cache
+def _mmap() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    numbers = (ctypes.c_int,) * 3
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *numbers, ctypes.c_long)
+    return call
 
 
 def huge_pages(array: np.ndarray[Any, Any]) -> None:

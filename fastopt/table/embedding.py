@@ -605,12 +605,13 @@ class EmbeddingTable(Advised, Spelled):
         OSError
             See :meth:`flush`. The table stays open.
         """
-        if self._directory is None or self._access.closed:
-            return
-        with self.lock, self._access.changing:
-            self._commit()
-            self._directory.close()
-            self._access.closed = True
+        with self.lock:
+            if self._directory is None or self._access.closed:
+                return
+            with self._access.changing:
+                self._commit()
+                self._directory.close()
+                self._access.closed = True
 
     def __enter__(self) -> Self:
         return self

@@ -301,7 +301,7 @@ class EmbeddingTable(Advised, Spelled):
         bounds = np.iinfo(self.id_dtype)
         if not bounds.min <= int(id) <= bounds.max:
             return False
-        with self.lock, self._access.reading:
+        with self.lock, self._access.to_read():
             bits = np.array([int(id)], self.id_dtype).view(np.int64)
             return not self._index.find(bits).missing
 
@@ -317,7 +317,7 @@ class EmbeddingTable(Advised, Spelled):
         numpy.ndarray
             A copy, int64 or uint64.
         """
-        with self.lock, self._access.reading:
+        with self.lock, self._access.to_read():
             return self._index.ids_of(self._index.in_use(), self.id_dtype)
 
     def rows(self, ids: ArrayLike, create: bool = False) -> Rows:
@@ -410,7 +410,7 @@ class EmbeddingTable(Advised, Spelled):
         TypeError, ValueError
             `ids` or `grads` are invalid; see :meth:`lookup`. Nothing changes.
         """
-        with self.lock, self._access.changing:
+        with self.lock, self._access.to_change():
             self._update(*self._checked_update(ids, grads))
 
     # Evicting rows
@@ -428,7 +428,7 @@ class EmbeddingTable(Advised, Spelled):
         numpy.ndarray
             Counts, int64, or float64 with `half_life`; 0 for ids without a row.
         """
-        with self.lock, self._access.reading:
+        with self.lock, self._access.to_read():
             rows, shape = self._rows_of(ids)
             counts = self._index.counts_at(np.maximum(rows, 0), self.step)
             counts[rows < 0] = 0
@@ -442,7 +442,7 @@ class EmbeddingTable(Advised, Spelled):
         ids : array_like of int, optional
             Ids of any shape. Default: :meth:`ids`.
         """
-        with self.lock, self._access.reading:
+        with self.lock, self._access.to_read():
             rows, shape = self._rows_of(ids)
             last = self._index.last[np.maximum(rows, 0)].astype(np.int64)
             last[rows < 0] = -1
@@ -493,7 +493,7 @@ class EmbeddingTable(Advised, Spelled):
         """
         if unused_for is None and count_below is None and keep is None:
             raise ValueError(f"table {self.name!r}: evict needs unused_for, count_below or keep")
-        with self.lock, self._access.changing:
+        with self.lock, self._access.to_change():
             with _naming(self.name):
                 if unused_for is not None:
                     unused_for = count("unused_for", unused_for)
@@ -568,7 +568,7 @@ class EmbeddingTable(Advised, Spelled):
         ...         table.flushes, table.lookup(9)
         (3, array([1., 1.], dtype=float32))
         """
-        with self.lock, self._access.changing:
+        with self.lock, self._access.to_change():
             if flag("decay", decay) and self._storage.decay is not None:
                 self._decay_all()
             self._commit()
@@ -589,7 +589,7 @@ class EmbeddingTable(Advised, Spelled):
         TypeError, ValueError
             See :meth:`lookup`.
         """
-        with self.lock, self._access.reading:
+        with self.lock, self._access.to_read():
             bits, _, _ = self._checked_ids(ids)
             if self._directory is not None:
                 rows = self._index.find(bits).rows
@@ -608,7 +608,7 @@ class EmbeddingTable(Advised, Spelled):
         with self.lock:
             if self._directory is None or self._access.closed:
                 return
-            with self._access.changing:
+            with self._access.to_change():
                 self._commit()
                 self._directory.close()
                 self._access.closed = True
@@ -676,7 +676,7 @@ class EmbeddingTable(Advised, Spelled):
         weight : numpy.ndarray
             Rows of these ids, of shape ``(len(ids), dim)``.
         """
-        with self.lock, self._access.reading:
+        with self.lock, self._access.to_read():
             return self.ids(), self._storage.weight[self._index.in_use()]
 
     def save(self, path: PathLike) -> None:
@@ -694,7 +694,7 @@ class EmbeddingTable(Advised, Spelled):
         OSError
             The file cannot be written. An existing file is unchanged.
         """
-        with self.lock, self._access.reading, self.optimizer.lock:
+        with self.lock, self._access.to_read(), self.optimizer.lock:
             write_atomically(path, chunks(self._described()))
 
     @classmethod
@@ -881,7 +881,7 @@ class EmbeddingTable(Advised, Spelled):
         self._show()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with self.lock, self._access.reading, self.optimizer.lock:
+        with self.lock, self._access.to_read(), self.optimizer.lock:
             given = self._start.given if self._start.function is not None else None
             return _unpickled, (type(self), copy.deepcopy(self._described(init=given)))
 
@@ -1087,7 +1087,7 @@ class EmbeddingTable(Advised, Spelled):
     def _commit(self) -> None:
         """Write the changes of a table in files."""
         if self._directory is not None:
-            with uninterrupted, self._access.flushing(), self.optimizer.lock:
+            with uninterrupted, self._access.to_flush(), self.optimizer.lock:
                 self._directory.flush(self._description(), self._logged)
 
     def _logged(self) -> None:

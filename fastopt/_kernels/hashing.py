@@ -172,17 +172,20 @@ def gather() -> Callable:
 
 @cache
 def insert() -> Callable:
-    """Kernel ``(wanted, slots, ids, last, numbers, rows, new)`` that adds rows.
+    """Kernel ``(wanted, slots, ids, last, numbers, rows, new, limit, first)`` that adds rows.
 
-    Ids that have no row get the lowest free row, else the next new one. There must be enough slots.
-    The rows of all ids are written to `rows`, new rows also to `new`, and their number is returned.
+    Ids from position `first` on that have no row get the lowest free row, else the next new one,
+    until `limit` slots are used. The rows of all ids are written to `rows`, new rows also to `new`.
+    It returns the number of new rows and the position of the first id that was not processed.
     """
 
-    def insert(wanted, slots, ids, last, numbers, rows, new):
+    def insert(wanted, slots, ids, last, numbers, rows, new, limit, first):
         bits, count, size = numbers[BITS], 0, len(slots)
         high, hint = numbers[HIGH], numbers[HINT]
         mask = np.int64((1 << bits) - 1)
-        for k in range(len(wanted)):
+        room = limit - numbers[LIVE] - numbers[DEAD]
+        k = first
+        while k < len(wanted):
             hashed = mix(np.uint64(wanted[k]))
             tag = np.int64(hashed & _LOW) >> bits
             at, free, row = _home(hashed, size), np.int64(-1), np.int64(-1)
@@ -200,6 +203,8 @@ def insert() -> Callable:
                     at = 0
                 slot = np.int64(slots[at])
             if row < 0:
+                if count >= room:
+                    break
                 while hint < high and last[hint] != FREE:
                     hint += 1
                 row = hint
@@ -215,9 +220,10 @@ def insert() -> Callable:
                 new[count] = row
                 count += 1
             rows[k] = row
+            k += 1
         numbers[HIGH], numbers[HINT] = high, hint
         numbers[LIVE] += count
-        return count
+        return count, k
 
     return compiled(insert, None, parallel=False)
 

@@ -78,7 +78,9 @@ class EmbeddingTable(Advised, Spelled):
 
     Every method holds the table's lock, so threads can look up rows while another thread updates
     them, and see either all of an update or none of it. The lock does not cover direct access to
-    :attr:`weight`.
+    :attr:`weight`. In a signal handler that interrupts a change of the table, methods raise
+    RuntimeError: set a flag there, and save after the step. Functions passed as `init` or `keep`
+    can read the table, but not change it.
 
     Parameters
     ----------
@@ -109,8 +111,9 @@ class EmbeddingTable(Advised, Spelled):
         Default 'embedding'.
     path : str or os.PathLike, optional
         New or empty directory to keep the rows and their state in, for tables that are larger than
-        memory. :meth:`flush` writes changes to its files, and :meth:`open` reopens the table. Rules
-        that read the whole weight, such as LAMB, and ``sparse_decay="dense"`` are not supported.
+        memory. Its files are portable between machines. :meth:`flush` writes changes to its files,
+        and :meth:`open` reopens the table. Rules that read the whole weight, such as LAMB, and
+        ``sparse_decay="dense"`` are not supported.
         Default: rows are in memory.
     buffer_bytes : int
         Limit on the changed pages of the files in memory; if it is exceeded, the next call flushes.
@@ -645,14 +648,13 @@ class EmbeddingTable(Advised, Spelled):
         buffer_bytes : int
             See :class:`EmbeddingTable`.
         verify : bool
-            Read all rows and verify the checksums of their pages. Default False: verify only the
-            ids.
+            Read all rows and verify their checksums. Default False: verify only the ids.
 
         Raises
         ------
         fastopt.checkpoint.CheckpointError, OSError
             There is no table, another process has it open, or a file is missing, damaged, too
-            short or cannot be opened. Nothing changes.
+            short, a link, or cannot be opened. Nothing changes.
         """
         buffer_bytes, verify = count("buffer_bytes", buffer_bytes), flag("verify", verify)
         directory = Directory(path)
@@ -1058,7 +1060,7 @@ class EmbeddingTable(Advised, Spelled):
             )
         rows, left = np.full(len(distinct), -1), ids[waits[inverse]]
         absent = places[inverse][waits[inverse]] < 0
-        waiting.reserve(left[absent])  # before rows are created, since it may fail
+        waiting.reserve(int((waits & (places < 0)).sum()))  # may fail: before rows are created
         if len(chosen):
             own, _ = self._insert(distinct[chosen], keys)
             rows[chosen] = own

@@ -106,27 +106,33 @@ class RowIndex:
             missing = self._run(hashing.find, *arguments, of=(parallel,))
         return Found(rows, missing)
 
-    def reserve(self, ids: Ids) -> None:
-        """Make room for ids without a row, which may be repeated.
-
-        Afterwards :meth:`insert` of these ids allocates no slots. The caller checks the capacity.
-        """
-        if self._file is not None:
-            self._file.grow(min(self.high + len(ids), self.capacity))
-        room = int(LOAD * len(self.slots)) - len(self) - self.numbers.item(DEAD)
-        if len(ids) > room and (distinct := len(np.unique(ids))) > room:
-            self._make_room(len(self) + distinct)
+    def reserve(self, rows: int) -> None:
+        """Make room, so that :meth:`insert` of this many rows does not allocate slots."""
+        if rows > int(LOAD * len(self.slots)) - len(self) - self.numbers.item(DEAD):
+            self._make_room(len(self) + rows)
 
     def insert(self, ids: Ids) -> tuple[Rows, Rows]:
         """Create rows for ids that have none; return the row of each id, and the new rows.
 
         Ids may be repeated. The caller checks the capacity. If it fails, nothing has changed.
         """
-        self.reserve(ids)
         rows, new = np.full(len(ids), -1), np.empty(len(ids), np.int64)
-        arguments = ids, self.slots, self.ids, self.last, self.numbers, rows, new
-        count = self._run(hashing.insert, *arguments)
-        self._mark(new[:count])
+        if self._file is not None:
+            self._file.grow(min(self.high + len(ids), self.capacity))
+        self.remove(new[:0])  # compiled now, since a failure below needs it
+        high, count, done = self.high, 0, 0
+        try:
+            while done < len(ids):
+                limit = int(LOAD * len(self.slots))
+                arguments = ids, self.slots, self.ids, self.last, self.numbers, rows, new[count:]
+                inserted, done = self._run(hashing.insert, *arguments, limit, done)
+                count += inserted
+                if done < len(ids):
+                    self._make_room(len(self) + 1)
+            self._mark(new[:count])
+        except BaseException:
+            self.withdraw(new[:count], high)
+            raise
         return rows, new[:count]
 
     def remove(self, rows: Rows) -> None:

@@ -1,7 +1,6 @@
 """Page-level memory management of large arrays that are updated sparsely."""
 
 import ctypes
-import errno
 import mmap
 import os
 import sys
@@ -87,25 +86,26 @@ def map_file(array: np.ndarray[Any, Any], descriptor: int, begin: int, end: int)
         raise OSError(number, os.strerror(number))
 
 
-def allocate(descriptor: int, size: int) -> None:
-    """Allocate the holes in the first `size` bytes of a file, if its file system can do that.
+IN_MEMORY = 0x01021994, 0x858458F6
+"""Numbers of tmpfs and ramfs in Linux."""
 
-    The file keeps its bytes. On a full tmpfs, access to a hole of a mapped file would terminate the
-    process.
+
+def allocate(descriptor: int, size: int) -> None:
+    """Allocate the holes in the first `size` bytes of a file, if its file system is in memory.
+
+    The file keeps its bytes. If such a file system is full, access to a hole of a mapped file would
+    terminate the process.
 
     Raises
     ------
     OSError
-        The disk is full.
+        The file system is full.
     """
-    if not hasattr(os, "SEEK_HOLE") or os.lseek(descriptor, 0, os.SEEK_HOLE) >= size:
+    if sys.platform != "linux" or os.lseek(descriptor, 0, os.SEEK_HOLE) >= size:
         return
-    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
-    if call is None:
-        return
-    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
-    if call(descriptor, 0, 0, size) and (number := ctypes.get_errno()) == errno.ENOSPC:
-        raise OSError(number, os.strerror(number))
+    status = (ctypes.c_long * 32)()
+    if not ctypes.CDLL(None).fstatfs(descriptor, status) and status[0] in IN_MEMORY:
+        os.posix_fallocate(descriptor, 0, size)
 
 
 @cache

@@ -180,6 +180,9 @@ class Directory:
                 raise CheckpointError(f"{LOG} must have records of {file.size} bytes for {name}")
             if len(rows) and not 0 <= rows.min() <= rows.max() < len(file.records):
                 raise CheckpointError(f"{LOG} has a row of {name} that cannot be")
+            new = rows.max(initial=-1) + 1 - file.stored
+            if np.count_nonzero(rows >= file.stored) < new:
+                raise CheckpointError(f"{LOG} must have {new} new rows of {name}, some are missing")
         for name, file in self.files.items():
             rows, records = changes[name]
             file.grow(int(rows.max(initial=-1)) + 1)

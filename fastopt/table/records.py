@@ -126,6 +126,11 @@ class RecordFile:
     def _advise(self, advice: int, begin: int, end: int) -> None:
         self._bytes.base.madvise(advice, begin, end - begin)  # type: ignore[union-attr]
 
+    @property
+    def stored(self) -> int:
+        """Number of records in the file."""
+        return self._end // self.size
+
     def grow(self, rows: int) -> None:
         """Make room for the first `rows` records; new ones are zeros."""
         self.rows = max(self.rows, rows)

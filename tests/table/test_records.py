@@ -516,6 +516,21 @@ def test_a_log_is_applied_after_all_checks(table, monkeypatch):
     assert contents(path) == before
 
 
+def test_a_log_with_a_distant_row_is_refused(table):
+    """All blocks up to the row would be written."""
+    path, described = table.path, table._description()
+    changes = {name: file.changes() for name, file in table._directory.files.items()}
+    record = table._directory.files["rows"].records[:1].copy()
+    table.close()
+    changes["rows"] = np.array([999]), record
+    log = {"table": described, "changes": changes}
+    (path / "log.safetensors").write_bytes(checkpoint.dumps(log))
+    before = contents(path)
+    with pytest.raises(CheckpointError, match=r"must have \d+ new rows of rows, some are missing"):
+        fastopt.EmbeddingTable.open(path)
+    assert contents(path) == before
+
+
 PAGES = """
 import mmap, sys
 mmap.PAGESIZE = int(sys.argv[1])

@@ -251,45 +251,45 @@ def place() -> Callable:
 
 @cache
 def remove() -> Callable:
-    """Kernel ``(gone, slots, ids, last, numbers)`` that removes unique rows that have an id."""
+    """Kernel ``(gone, slots, ids, last, numbers)`` that removes rows; free rows are ignored."""
 
     def remove(gone, slots, ids, last, numbers):
         mask = np.int64((1 << numbers[BITS]) - 1)
         for k in range(len(gone)):
             row = gone[k]
             at = _home(mix(np.uint64(ids[row])), len(slots))
-            while np.int64(slots[at]) & mask != row + 1:
+            slot = np.int64(slots[at])
+            while slot != 0 and slot & mask != row + 1:
                 at += 1
                 if at == len(slots):
                     at = 0
-            slots[at] = _GONE
-            last[row] = FREE
-            numbers[HINT] = min(numbers[HINT], row)
-        numbers[DEAD] += len(gone)
-        numbers[LIVE] -= len(gone)
+                slot = np.int64(slots[at])
+            if slot != 0:
+                slots[at] = _GONE
+                last[row] = FREE
+                numbers[HINT] = min(numbers[HINT], row)
+                numbers[DEAD] += 1
+                numbers[LIVE] -= 1
 
     return compiled(remove, None, parallel=False)
 
 
 @cache
 def touch() -> Callable:
-    """Kernel ``(rows, counts, last, before, use)`` that records the use of rows.
+    """Kernel ``(rows, counts, last, use)`` that records the use of rows.
 
     `use` is an array ``(now, counted, rate)``: `now` becomes the last use of the rows, and if
-    `counted`, 1 is added to their counts, which decay at `rate`. Negative rows are ignored. Unless
-    `before` is empty, the previous counts and last uses are written to it.
+    `counted`, 1 is added to their counts, which decay at `rate`. Negative rows are ignored.
     """
 
-    def touch(rows, counts, last, before, use):
+    def touch(rows, counts, last, use):
         now, counted, rate = np.int64(use[0]), use[1] > 0, use[2]
-        at, step, keeps = last.ctypes.data, last.strides[0], len(before) > 0
+        at, step = last.ctypes.data, last.strides[0]
         for k in range(len(rows)):
             if k + BLOCK < len(rows):
                 fetch(at + step * max(rows[k + BLOCK], 0))
             row = rows[k]
             if row >= 0:
-                if keeps:
-                    before[k, 0], before[k, 1] = counts[row], last[row]
                 if counted or rate > 0:
                     age = now - np.int64(last[row])
                     counts[row] = _counted(counts[row], age, rate, counted)

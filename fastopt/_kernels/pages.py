@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["huge_pages", "reserved", "small_pages"]
+__all__ = ["allocate", "huge_pages", "map_file", "reserved", "small_pages"]
 
 LARGE = 1 << 22
 """Size in bytes from which NumPy requests huge pages."""
@@ -61,6 +62,59 @@ def reserved(shape: tuple[int, ...], dtype: Any, number: int = 0) -> np.ndarray[
     except (OSError, OverflowError) as error:
         raise MemoryError(f"cannot reserve {size} bytes of address space: {error}") from None
     return np.ndarray(shape, dtype, pages, shift)
+
+
+MAP_FIXED = 0x10
+"""Flag of ``mmap`` on Linux and macOS, which Python's mmap does not define."""
+
+
+def map_file(array: np.ndarray[Any, Any], descriptor: int, begin: int, end: int) -> None:
+    """Map bytes of a file over the same bytes of an array from :func:`reserved`, copy-on-write.
+
+    Changes of these bytes in memory are lost. `begin` is at the start of a page, and the file must
+    have all bytes: reading a page after its end would terminate the process.
+
+    Raises
+    ------
+    OSError
+        The file cannot be mapped.
+    """
+    flags = mmap.MAP_PRIVATE | MAP_FIXED | NORESERVE.get(sys.platform, 0)
+    address, access = array.ctypes.data + begin, mmap.PROT_READ | mmap.PROT_WRITE
+    if _mmap()(address, end - begin, access, flags, descriptor, begin) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+IN_MEMORY = 0x01021994, 0x858458F6
+"""Numbers of tmpfs and ramfs in Linux."""
+
+
+def allocate(descriptor: int, size: int) -> None:
+    """Allocate the holes in the first `size` bytes of a file, if its file system is in memory.
+
+    The file keeps its bytes. If such a file system is full, access to a hole of a mapped file would
+    terminate the process.
+
+    Raises
+    ------
+    OSError
+        The file system is full.
+    """
+    if sys.platform != "linux" or os.lseek(descriptor, 0, os.SEEK_HOLE) >= size:
+        return
+    status = (ctypes.c_long * 32)()
+    if not ctypes.CDLL(None).fstatfs(descriptor, status) and status[0] in IN_MEMORY:
+        os.posix_fallocate(descriptor, 0, size)
+
+
+@cache
+def _mmap() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    numbers = (ctypes.c_int,) * 3
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *numbers, ctypes.c_long)
+    return call
 
 
 def huge_pages(array: np.ndarray[Any, Any]) -> None:

@@ -15,7 +15,8 @@ try:
 except ImportError:  # on Windows, where an open file cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PathLike", "lock", "write_atomically", "write_part"]
+__all__ = ["PathLike", "is_temporary", "lock", "sync_directory", "unlock"]
+__all__ += ["write_atomically", "write_part"]
 
 PathLike = str | os.PathLike[str]
 
@@ -104,7 +105,7 @@ def _replace(target: Path, of: str, chunks: Iterable[bytes | memoryview]) -> Non
     finally:
         with suppress(OSError):
             temporary.unlink()
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
 
 
 def _temporary(target: Path, of: str) -> tuple[Path, BufferedWriter]:
@@ -122,6 +123,11 @@ def _prefix(of: str) -> str:
     return f".{hashlib.blake2b(os.fsencode(of), digest_size=8).hexdigest()}-"
 
 
+def is_temporary(name: str, of: str) -> bool:
+    """Whether a name is that of a temporary file for the file `of`."""
+    return name.startswith(_prefix(of)) and name.endswith(".tmp")
+
+
 def lock(descriptor: int, wait: bool = True) -> bool | None:
     """Lock a file until it is closed; return None if it is locked already, False if unsupported."""
     if fcntl is None:
@@ -135,17 +141,18 @@ def lock(descriptor: int, wait: bool = True) -> bool | None:
     return True
 
 
+def unlock(descriptor: int) -> None:
+    """Release the lock of a file for all processes that have inherited its descriptor."""
+    if fcntl is not None:
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def _remove_leftovers(target: Path) -> None:
     """Remove temporary files for `target` whose processes have ended; ignore errors."""
-    prefix = _prefix(target.name)
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
-            name = entry.name
-            if (
-                name.startswith(prefix)
-                and name.endswith(".tmp")
-                and entry.is_file(follow_symlinks=False)
-            ):
+            if is_temporary(entry.name, target.name) and entry.is_file(follow_symlinks=False):
                 with suppress(OSError):
                     _remove_unlocked(entry.path)
 
@@ -159,7 +166,7 @@ def _remove_unlocked(path: str) -> None:
             os.unlink(path)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Sync a renamed file's directory to disk; Windows has no way to do that."""
     if not hasattr(os, "O_DIRECTORY"):
         return

@@ -223,7 +223,7 @@ class ShardedEmbeddingTable(Sharded):
             exceeded. All ranks raise the error, and nothing changes.
         """
         error: Exception | None
-        with self.table.lock, self.optimizer.lock:
+        with self.table.lock, self.table._access.to_change(), self.optimizer.lock:
             self._begin("update")
             with self._typed(ids):
                 given, error = attempt(self._summed, ids, grads)
@@ -303,7 +303,7 @@ class ShardedEmbeddingTable(Sharded):
             See :meth:`ShardedUpdater.save`. All ranks raise the error; the old checkpoint is
             unchanged.
         """
-        with self.table.lock, self.optimizer.lock:
+        with self.table.lock, self.table._access.to_read(), self.optimizer.lock:
             self._begin("save")
             self._agree(Facts(path=os.fspath(path)), None)
             write_together(
@@ -418,7 +418,7 @@ class ShardedEmbeddingTable(Sharded):
     def _taken(self, ids: Ids, times: Numbers, create: bool) -> Array:
         """Rows of the ids from all ranks, with the number of appearances of each."""
         table = self.table
-        with table.lock:
+        with table.lock, table._access.to(change=create):
             if create:
                 first = np.cumsum(times) - times
                 rows = table._rows(np.repeat(ids, times), table.id_dtype, True)[first]

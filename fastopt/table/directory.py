@@ -3,7 +3,7 @@
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +12,19 @@ from typing import Any
 import numpy as np
 
 from fastopt._kernels.paging import PAGE, bring
+from fastopt._kernels.threads import in_forked_child
 from fastopt.checkpoint.errors import CheckpointError, read_from
-from fastopt.checkpoint.files import PathLike, lock, write_atomically
+from fastopt.checkpoint.files import (
+    PathLike,
+    is_temporary,
+    lock,
+    sync_directory,
+    unlock,
+    write_atomically,
+)
 from fastopt.checkpoint.tree import chunks, read
 from fastopt.optimizer import Optimizer
-from fastopt.table.records import SUMS, RecordFile, Rows
+from fastopt.table.records import RecordFile, Rows, open_regular
 
 __all__ = ["Directory"]
 
@@ -29,6 +37,17 @@ wait for a row; the deferred decay applied to each row."""
 
 RESIDENT = NAMES[1:]
 """Record files with few bytes per row, which are kept in memory."""
+
+_used: "weakref.WeakSet[Directory]" = weakref.WeakSet()
+
+
+def _let_parent_release() -> None:
+    """Close a forked child's descriptors, which would keep directories locked."""
+    for directory in list(_used):
+        directory._close()
+
+
+in_forked_child(_let_parent_release)
 
 
 class Directory:
@@ -55,20 +74,23 @@ class Directory:
         self.path = Path(path)
         self.files: dict[str, RecordFile] = {}
         self._rows: dict[str, int] = {}
-        self._new = False
+        self._made = False
+        self._incomplete = False
+        """Whether no flush has completed, or one was interrupted: files may be missing."""
         self._process = os.getpid()
         if not hasattr(mmap, "MAP_PRIVATE") or not hasattr(os, "O_DIRECTORY"):
             raise OSError(f"{self.path}: a table in files needs the mmap of a POSIX system")
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._close = weakref.finalize(self, os.close, self._descriptor)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._close = weakref.finalize(self, _release, descriptor, self._process)
+        _used.add(self)
         self._reader: ThreadPoolExecutor | None = None
         self._reading: list[Future[None]] = []
-        if lock(self._descriptor, wait=False) is None:
+        if lock(descriptor, wait=False) is None:
             raise CheckpointError(f"{self.path}: another process or table has it open")
 
     @classmethod
     def created(cls, path: PathLike) -> "Directory":
-        """Create a directory for a new table.
+        """Create a directory for a new table; the first flush creates its files.
 
         Raises
         ------
@@ -78,40 +100,35 @@ class Directory:
             The directory cannot be created.
         """
         where = Path(path)
+        made = False
         with suppress(FileExistsError):
             where.mkdir()
+            made = True
         directory = cls(where) if where.is_dir() else None
         if directory is not None:
-            names = {entry.name for entry in where.iterdir()}
-            parts = {LOG, *(f"{name}{end}" for name in NAMES for end in ("", SUMS))}
-            if all(name in parts or name.endswith(".tmp") for name in names):
-                for name in names:  # left by a process that was killed while it created a table
-                    (where / name).unlink()
-                directory._new = True
+            directory._incomplete, directory._made = True, made
+            # A process that was killed before its first flush may have left a temporary file.
+            if all(is_temporary(entry.name, LOG) for entry in where.iterdir()):
                 return directory
             directory.close()
-        is_table = (where / TABLE).exists()
+        is_table = (where / TABLE).exists() or (where / LOG).exists()
         reason = "a table, EmbeddingTable.open() opens it" if is_table else "no empty directory"
         raise FileExistsError(f"{where} exists and is {reason}")
 
     def file(self, name: str, size: int, capacity: int) -> RecordFile:
-        """Open a file of records of `size` bytes, mapped for `capacity` records.
+        """Open a file of records of `size` bytes, with room for `capacity` records.
 
         Raises
         ------
         CheckpointError
-            The file is missing, or too short.
+            The file is missing, or a link.
         MemoryError
             See :meth:`RecordFile.map`.
         """
-        try:
-            file = RecordFile(self.path / name, size, self._new, name in RESIDENT)
-        except FileNotFoundError:
-            raise CheckpointError(f"{self.path}: {name} or {name}{SUMS} is missing") from None
-        if name in self._rows:
-            with read_from(self.path):
-                file.check_length(self._rows[name])
-        file.map(capacity)
+        file = self.files.get(name)
+        if file is None:
+            file = RecordFile(self.path / name, size, name in RESIDENT, self._incomplete)
+        file.map(capacity, self._rows.get(name, 0))
         self.files[name] = file
         return file
 
@@ -124,32 +141,34 @@ class Directory:
 
     def read(self, optimizer: Optimizer | None) -> tuple[Any, Mapping[str, Any]]:
         """Return the table's description, and the records of a flush that did not complete."""
-        log = self.path / LOG
-        if log.exists():
-            with read_from(log), open(log, "rb") as file:
-                tree = read(file, optimizer)
-                if not isinstance(tree, dict) or tree.keys() != {"table", "changes"}:
-                    raise CheckpointError("not the log of a table")
-                return tree["table"], tree["changes"]
-        table = self.path / TABLE
-        if not table.exists():
-            raise CheckpointError(f"{self.path}: not a table, it has no {TABLE}")
-        with read_from(table), open(table, "rb") as file:
-            return read(file, optimizer), {}
+        with read_from(self.path / LOG), suppress(FileNotFoundError):
+            tree = self._tree(LOG, optimizer)
+            if not isinstance(tree, dict) or tree.keys() != {"table", "changes"}:
+                raise CheckpointError("not the log of a table")
+            self._incomplete = True
+            self._logged = b"".join(chunks(tree["table"]))  # a table changes its optimizer
+            return tree["table"], tree["changes"]
+        with read_from(self.path / TABLE), suppress(FileNotFoundError):
+            return self._tree(TABLE, optimizer), {}
+        raise CheckpointError(f"{self.path}: not a table, it has no {TABLE}")
+
+    def _tree(self, name: str, optimizer: Optimizer | None) -> Any:
+        with open(open_regular(self.path / name, os.O_RDONLY), "rb") as file:
+            return read(file, optimizer)
 
     def expect(self, rows: Mapping[str, int]) -> None:
-        """Set the number of records that :meth:`file` requires; used if no log will add records."""
+        """Set the number of records that :meth:`file` loads from each file."""
         self._rows = dict(rows)
 
-    def apply(self, table: Any, changes: Mapping[str, Any]) -> None:
-        """Write the records of a log to their files, after the table's description was checked.
+    def apply(self, changes: Mapping[str, Any]) -> None:
+        """Change the records in memory like an interrupted flush, whose log has the changes.
 
         Raises
         ------
         CheckpointError
             The log does not match the files.
         """
-        if not changes:
+        if not self._incomplete:
             return
         if changes.keys() != self.files.keys():
             raise CheckpointError(f"{LOG} is for files {sorted(changes)}")
@@ -161,12 +180,20 @@ class Directory:
                 raise CheckpointError(f"{LOG} must have records of {file.size} bytes for {name}")
             if len(rows) and not 0 <= rows.min() <= rows.max() < len(file.records):
                 raise CheckpointError(f"{LOG} has a row of {name} that cannot be")
+            new = rows.max(initial=-1) + 1 - file.stored
+            if np.count_nonzero(rows >= file.stored) < new:
+                raise CheckpointError(f"{LOG} must have {new} new rows of {name}, some are missing")
         for name, file in self.files.items():
             rows, records = changes[name]
-            file.grow(int(rows.max(initial=0)) + 1)
+            file.grow(int(rows.max(initial=-1)) + 1)
             file.records[rows] = records
             file.mark(rows)
-        self._write(table)
+            file.sum()
+
+    def recover(self) -> None:
+        """Complete an interrupted flush, after all checks of its log and of the files."""
+        if self._incomplete:
+            self._write([self._logged])
 
     def flush(self, table: Any, logged: Callable[[], None]) -> None:
         """Write all changes and the table's description; call `logged` once the log is on disk.
@@ -180,18 +207,23 @@ class Directory:
         """
         if os.getpid() != self._process:
             raise OSError(f"{self.path} was opened by another process, which alone may flush it")
+        if not self._close.alive:
+            raise OSError(f"{self.path} is closed, and another process may have it open")
+        if self._made and self._incomplete:
+            sync_directory(self.path.absolute().parent)
         self._wait()
         changes = {name: file.changes() for name, file in self.files.items()}
         write_atomically(self.path / LOG, chunks({"table": table, "changes": changes}))
         logged()
         del changes
-        self._write(table)
+        self._write(chunks(table))
 
-    def _write(self, table: Any) -> None:
+    def _write(self, description: Iterable[bytes | memoryview]) -> None:
         for file in self.files.values():
             file.write()
-        write_atomically(self.path / TABLE, chunks(table))
+        write_atomically(self.path / TABLE, description)
         (self.path / LOG).unlink(missing_ok=True)
+        self._incomplete = False
         for file in self.files.values():
             file.release()
 
@@ -214,11 +246,15 @@ class Directory:
         self._reading = []
 
     def discard(self) -> None:
-        """Remove the directory of a table whose creation failed."""
+        """Remove what the failed creation of a table made; the log last, with which it opens."""
+        for file in self.files.values():
+            file.discard()
+        for name in (TABLE, LOG):
+            (self.path / name).unlink(missing_ok=True)
         self.close()
-        for entry in [*self.path.iterdir()]:
-            entry.unlink()
-        self.path.rmdir()
+        if self._made:
+            with suppress(OSError):  # another process has put a file there
+                self.path.rmdir()
 
     def close(self) -> None:
         """Release the directory for other processes and tables."""
@@ -227,6 +263,13 @@ class Directory:
             if self._reader is not None:
                 self._reader.shutdown()
         self._close()
+
+
+def _release(descriptor: int, process: int) -> None:
+    """Unlock and close a directory; a forked child shares the lock, and may not release it."""
+    if os.getpid() == process:
+        unlock(descriptor)
+    os.close(descriptor)
 
 
 def _bring(file: RecordFile, pages: Any) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from weakref import WeakSet
@@ -28,8 +28,9 @@ from fastopt.checkpoint.tree import chunks, read
 from fastopt.initializer import Initializer
 from fastopt.optimizer import Optimizer, Updater, create
 from fastopt.sparse import REALS, RowSparse
+from fastopt.table.access import Access
 from fastopt.table.directory import Directory
-from fastopt.table.index import MOST_ROWS, RECORD, UNUSED, Ids, RowIndex
+from fastopt.table.index import MOST_ROWS, RECORD, Ids, RowIndex
 from fastopt.table.records import RecordFile, Rows
 from fastopt.table.saved import FORMAT, checked, checked_description
 from fastopt.table.start import Start
@@ -56,8 +57,6 @@ _locked: "WeakSet[EmbeddingTable]" = WeakSet()
 
 def _unlock() -> None:
     for table in list(_locked):
-        if isinstance(table.lock, _Closed):
-            continue
         table.lock = threading.RLock()  # a thread that the fork did not copy may hold it
 
 
@@ -79,7 +78,9 @@ class EmbeddingTable(Advised, Spelled):
 
     Every method holds the table's lock, so threads can look up rows while another thread updates
     them, and see either all of an update or none of it. The lock does not cover direct access to
-    :attr:`weight`.
+    :attr:`weight`. In a signal handler that interrupts a change of the table, methods raise
+    RuntimeError: set a flag there, and save after the step. Functions passed as `init` or `keep`
+    can read the table, but not change it.
 
     Parameters
     ----------
@@ -110,8 +111,9 @@ class EmbeddingTable(Advised, Spelled):
         Default 'embedding'.
     path : str or os.PathLike, optional
         New or empty directory to keep the rows and their state in, for tables that are larger than
-        memory. :meth:`flush` writes changes to its files, and :meth:`open` reopens the table. Rules
-        that read the whole weight, such as LAMB, and ``sparse_decay="dense"`` are not supported.
+        memory. Its files are portable between machines. :meth:`flush` writes changes to its files,
+        and :meth:`open` reopens the table. Rules that read the whole weight, such as LAMB, and
+        ``sparse_decay="dense"`` are not supported.
         Default: rows are in memory.
     buffer_bytes : int
         Limit on the changed pages of the files in memory; if it is exceeded, the next call flushes.
@@ -190,7 +192,7 @@ class EmbeddingTable(Advised, Spelled):
             raise TypeError(f"name must be a string, got {brief(name)}")
         opt = create(optimizer, lazy_update=True) if isinstance(optimizer, str) else optimizer
         opt = create(opt)
-        try:
+        with _naming(name):
             check_optimizer(opt, in_files=path is not None)
             self.buffer_bytes = count("buffer_bytes", buffer_bytes)
             if name in opt._index_update_count:
@@ -207,21 +209,17 @@ class EmbeddingTable(Advised, Spelled):
                 "min_count": count("min_count", min_count),
                 "half_life": None if half_life is None else _positive("half_life", half_life),
             }
-            if path is None:
-                self._begin(**settings)
-            else:
-                self._begin_in(Directory.created(path), settings)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"table {name!r}: {error}") from error
-        opt._index_update_count[name] = opt.begin_num_update  # reserves the name
-        self._commit()
-
-    def _begin_in(self, directory: Directory, settings: dict[str, Any]) -> None:
-        """Create the table in files of a new directory, which is removed on failure."""
+            directory = None if path is None else Directory.created(path)
         try:
-            self._begin(**settings, directory=directory)
+            with _naming(name):
+                self._begin(**settings, directory=directory)
+            opt._index_update_count[name] = opt.begin_num_update  # reserves the name
+            self._commit()
         except BaseException:
-            directory.discard()
+            for of in (opt._index_update_count, opt.whole_shapes, opt.row_decay):
+                of.pop(name, None)
+            if directory is not None:
+                directory.discard()
             raise
 
     def _begin(
@@ -240,7 +238,8 @@ class EmbeddingTable(Advised, Spelled):
         self._directory, self.flushes = directory, 0
         self.name, self.dim, self.dtype, self.min_count = name, dim, dtype, min_count
         self.half_life, self._start, self._limit = half_life, start, capacity
-        self.lock: AbstractContextManager[Any] = threading.RLock()
+        self.lock = threading.RLock()
+        self._access = Access(name)
         self.step = 0
         self._keys: np.dtype[Any] | None = None
         rate = math.log(2) / half_life if half_life else 0.0
@@ -305,7 +304,7 @@ class EmbeddingTable(Advised, Spelled):
         bounds = np.iinfo(self.id_dtype)
         if not bounds.min <= int(id) <= bounds.max:
             return False
-        with self.lock:
+        with self.lock, self._access.to_read():
             bits = np.array([int(id)], self.id_dtype).view(np.int64)
             return not self._index.find(bits).missing
 
@@ -321,7 +320,7 @@ class EmbeddingTable(Advised, Spelled):
         numpy.ndarray
             A copy, int64 or uint64.
         """
-        with self.lock:
+        with self.lock, self._access.to_read():
             return self._index.ids_of(self._index.in_use(), self.id_dtype)
 
     def rows(self, ids: ArrayLike, create: bool = False) -> Rows:
@@ -352,9 +351,9 @@ class EmbeddingTable(Advised, Spelled):
         >>> table.rows([30, 20, 30], create=True), table.rows([20, 10])
         (array([0, 1, 0]), array([ 1, -1]))
         """
-        with self.lock:
+        with self.lock, self._access.to(change=flag("create", create)):
             bits, shape, keys = self._checked_ids(ids)
-            return np.reshape(self._rows(bits, keys, flag("create", create)), shape)
+            return np.reshape(self._rows(bits, keys, create), shape)
 
     def lookup(self, ids: ArrayLike, create: bool = True) -> Array:
         """Return the rows of ids.
@@ -391,10 +390,8 @@ class EmbeddingTable(Advised, Spelled):
                [0., 0.],
                [1., 1.]], dtype=float32)
         """
-        with self.lock:
-            bits, shape, keys = self._checked_ids(ids)
-            rows = self._rows(bits, keys, flag("create", create))
-            return self._storage.taken(rows).reshape((*shape, self.dim))
+        with self.lock, self._access.to(change=flag("create", create)):
+            return self._lookup(ids, create)
 
     def update(self, ids: ArrayLike, grads: ArrayLike) -> None:
         """Update the rows of ids with the optimizer.
@@ -416,7 +413,7 @@ class EmbeddingTable(Advised, Spelled):
         TypeError, ValueError
             `ids` or `grads` are invalid; see :meth:`lookup`. Nothing changes.
         """
-        with self.lock:
+        with self.lock, self._access.to_change():
             self._update(*self._checked_update(ids, grads))
 
     # Evicting rows
@@ -434,7 +431,7 @@ class EmbeddingTable(Advised, Spelled):
         numpy.ndarray
             Counts, int64, or float64 with `half_life`; 0 for ids without a row.
         """
-        with self.lock:
+        with self.lock, self._access.to_read():
             rows, shape = self._rows_of(ids)
             counts = self._index.counts_at(np.maximum(rows, 0), self.step)
             counts[rows < 0] = 0
@@ -448,7 +445,7 @@ class EmbeddingTable(Advised, Spelled):
         ids : array_like of int, optional
             Ids of any shape. Default: :meth:`ids`.
         """
-        with self.lock:
+        with self.lock, self._access.to_read():
             rows, shape = self._rows_of(ids)
             last = self._index.last[np.maximum(rows, 0)].astype(np.int64)
             last[rows < 0] = -1
@@ -499,8 +496,8 @@ class EmbeddingTable(Advised, Spelled):
         """
         if unused_for is None and count_below is None and keep is None:
             raise ValueError(f"table {self.name!r}: evict needs unused_for, count_below or keep")
-        with self.lock:
-            try:
+        with self.lock, self._access.to_change():
+            with _naming(self.name):
                 if unused_for is not None:
                     unused_for = count("unused_for", unused_for)
                 if count_below is not None:
@@ -508,7 +505,8 @@ class EmbeddingTable(Advised, Spelled):
                 gone = self._unused(self._index, unused_for, count_below)
                 ids = self._index.ids[gone]
                 if callable(keep):
-                    stays = np.asarray(keep(ids.view(self.id_dtype)))
+                    with self._access.in_function():
+                        stays = np.asarray(keep(ids.view(self.id_dtype)))
                     if stays.shape != ids.shape or stays.dtype != np.bool_:
                         raise TypeError(
                             f"keep must return an array of {len(ids)} bools, got {brief(stays)}"
@@ -516,8 +514,6 @@ class EmbeddingTable(Advised, Spelled):
                 elif keep is not None:
                     kept, *_ = self._checked_ids(keep, "keep")
                     stays = np.isin(gone, self._index.find(kept).rows)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"table {self.name!r}: {error}") from error
             if keep is not None:
                 gone, ids = gone[~stays], ids[~stays]
             with uninterrupted:
@@ -575,7 +571,7 @@ class EmbeddingTable(Advised, Spelled):
         ...         table.flushes, table.lookup(9)
         (3, array([1., 1.], dtype=float32))
         """
-        with self.lock:
+        with self.lock, self._access.to_change():
             if flag("decay", decay) and self._storage.decay is not None:
                 self._decay_all()
             self._commit()
@@ -596,7 +592,7 @@ class EmbeddingTable(Advised, Spelled):
         TypeError, ValueError
             See :meth:`lookup`.
         """
-        with self.lock:
+        with self.lock, self._access.to_read():
             bits, _, _ = self._checked_ids(ids)
             if self._directory is not None:
                 rows = self._index.find(bits).rows
@@ -612,12 +608,13 @@ class EmbeddingTable(Advised, Spelled):
         OSError
             See :meth:`flush`. The table stays open.
         """
-        if self._directory is None or isinstance(self.lock, _Closed):
-            return
         with self.lock:
-            self.flush(decay=False)
-            self._directory.close()
-        self.lock = _Closed(self.name)
+            if self._directory is None or self._access.closed:
+                return
+            with self._access.to_change():
+                self._commit()
+                self._directory.close()
+                self._access.closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -626,8 +623,9 @@ class EmbeddingTable(Advised, Spelled):
         if kind is None:
             self.close()
         elif self._directory is not None:  # drop the changes since the last flush
-            self._directory.close()
-            self.lock = _Closed(self.name)
+            with self.lock:
+                self._access.closed = True
+                self._directory.close()
 
     @classmethod
     def open(
@@ -650,19 +648,19 @@ class EmbeddingTable(Advised, Spelled):
         buffer_bytes : int
             See :class:`EmbeddingTable`.
         verify : bool
-            Read all rows and verify the checksums of their pages. Default False: verify only the
-            ids.
+            Read all rows and verify their checksums. Default False: verify only the ids.
 
         Raises
         ------
         fastopt.checkpoint.CheckpointError, OSError
             There is no table, another process has it open, or a file is missing, damaged, too
-            short or cannot be opened. Nothing changes.
+            short, a link, or cannot be opened. Nothing changes.
         """
+        buffer_bytes, verify = count("buffer_bytes", buffer_bytes), flag("verify", verify)
         directory = Directory(path)
         try:
-            table = cls._opened(directory, optimizer, init, flag("verify", verify))
-            table.buffer_bytes = count("buffer_bytes", buffer_bytes)
+            table = cls._opened(directory, optimizer, init, verify)
+            table.buffer_bytes = buffer_bytes
         except BaseException:
             directory.close()
             raise
@@ -680,7 +678,7 @@ class EmbeddingTable(Advised, Spelled):
         weight : numpy.ndarray
             Rows of these ids, of shape ``(len(ids), dim)``.
         """
-        with self.lock:
+        with self.lock, self._access.to_read():
             return self.ids(), self._storage.weight[self._index.in_use()]
 
     def save(self, path: PathLike) -> None:
@@ -698,7 +696,7 @@ class EmbeddingTable(Advised, Spelled):
         OSError
             The file cannot be written. An existing file is unchanged.
         """
-        with self.lock, self.optimizer.lock:
+        with self.lock, self._access.to_read(), self.optimizer.lock:
             write_atomically(path, chunks(self._described()))
 
     @classmethod
@@ -800,8 +798,7 @@ class EmbeddingTable(Advised, Spelled):
                 numbers["waiting"] = fields["waiting"]
             if fields["decay"] is not None:
                 numbers["decay"] = fields["used"]
-            if not changes:
-                directory.expect(numbers)
+            directory.expect(numbers)
             settings = {name: fields[name] for name in BEGIN}
             table._begin(**settings, directory=directory)
             storage = table._storage
@@ -810,7 +807,7 @@ class EmbeddingTable(Advised, Spelled):
                 raise CheckpointError("its rows are not of a weight and state of its optimizer")
             if not fields["high"] <= fields["used"] <= table.capacity:
                 raise CheckpointError(f"it has {fields['used']} rows for {table.capacity}")
-            directory.apply(saved, changes)
+            directory.apply(changes)
             for name, rows in numbers.items():
                 directory.files[name].check_length(rows)
                 if verify or name in ("ids", "waiting"):
@@ -824,6 +821,7 @@ class EmbeddingTable(Advised, Spelled):
                 table.optimizer.row_decay[table.name] = storage.decay[:0], fields["decay"]
             table._grow(fields["used"])
             table._show()
+        directory.recover()
         return table
 
     @classmethod
@@ -885,7 +883,7 @@ class EmbeddingTable(Advised, Spelled):
         self._show()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with self.lock, self.optimizer.lock:
+        with self.lock, self._access.to_read(), self.optimizer.lock:
             given = self._start.given if self._start.function is not None else None
             return _unpickled, (type(self), copy.deepcopy(self._described(init=given)))
 
@@ -958,25 +956,24 @@ class EmbeddingTable(Advised, Spelled):
         bits, shape, _ = self._checked_ids(ids)
         return self._index.find(bits).rows, shape
 
+    def _lookup(self, ids: Any, create: bool) -> Array:
+        bits, shape, keys = self._checked_ids(ids)
+        rows = self._rows(bits, keys, create)
+        return self._storage.taken(rows).reshape((*shape, self.dim))
+
     def _rows(self, ids: Ids, keys: np.dtype[Any], create: bool) -> Rows:
         """Row numbers of ids; with `create`, also create rows and record the use."""
-        index, use = self._index, (self.step, True) if create else UNUSED
+        index = self._index
         if self._directory is not None and self._directory.held > self.buffer_bytes:
             self._commit()
         with uninterrupted:
-            found = index.find(ids, use)
-            rows = found.rows
+            rows, missing = index.find(ids)
             if not create:
                 return rows
-            if found.missing:
+            if missing:
                 absent = np.flatnonzero(rows < 0)
-                try:
-                    own = self._created(ids[absent], keys)
-                except BaseException:
-                    index.unuse(found)
-                    raise
-                index.touch(own, use)
-                rows[absent] = own
+                rows[absent] = self._created(ids[absent], keys)
+            index.touch(rows, (self.step, True))
             self._keys = keys
         return rows
 
@@ -986,14 +983,13 @@ class EmbeddingTable(Advised, Spelled):
         if self._directory is not None and self._directory.held > self.buffer_bytes:
             self._commit()
         with uninterrupted:
-            found, high = index.find(ids, (step, False)), index.high
-            rows = found.rows
+            (rows, missing), high = index.find(ids), index.high
             new = rows[:0]
             try:
-                if found.missing and self.min_count == 1:
+                if missing and self.min_count == 1:
                     absent = np.flatnonzero(rows < 0)
                     rows[absent], new = self._insert(ids[absent], keys)
-                elif found.missing:
+                elif missing:
                     rows, grads = rows[rows >= 0], grads[rows >= 0]
                 grad = RowSparse(grads, rows, self._view.shape)
                 self._storage.mark(rows)
@@ -1001,11 +997,9 @@ class EmbeddingTable(Advised, Spelled):
             except BaseException:
                 if len(new):
                     self._withdraw(new, high)
-                    found.rows[absent] = -1
-                index.unuse(found)
                 raise
-            index.last[new] = self.step = step
-            self._keys = keys
+            index.touch(rows, (step, False))
+            self.step, self._keys = step, keys
 
     def _created(self, ids: Ids, keys: np.dtype[Any]) -> Rows:
         """Create rows for ids that have none; -1 for ids below `min_count`."""
@@ -1017,16 +1011,24 @@ class EmbeddingTable(Advised, Spelled):
         """Create rows, with weight and state; return the row of each id, and the new rows."""
         index, high = self._index, self._index.high
         self._check_room(ids)
-        rows, new = index.insert(ids)
-        try:
-            self._grow(index.high)
-            self._storage.start(new, index.ids[new], self._start, keys)
-        except BaseException as error:
-            self._withdraw(new, high)
-            if isinstance(error, (TypeError, ValueError)):
-                raise type(error)(f"table {self.name!r}: {error}") from error
-            raise
+        with _naming(self.name):
+            values = self._computed(ids, keys)
+            rows, new = index.insert(ids)
+            try:
+                self._grow(index.high)
+                self._storage.start(new, index.ids[new], self._start, values)
+            except BaseException:
+                self._withdraw(new, high)
+                raise
         return rows, new
+
+    def _computed(self, ids: Ids, keys: np.dtype[Any]) -> Array | None:
+        """Initial values of distinct new ids from the user's function, if there is one."""
+        if self._start.function is None:
+            return None
+        distinct = ids[np.sort(np.unique(ids, return_index=True)[1])]
+        with self._access.in_function():
+            return self._start.computed(distinct.view(keys), self.dim, self.dtype)
 
     def _withdraw(self, new: Rows, high: int) -> None:
         self._storage.clear(new)
@@ -1045,30 +1047,29 @@ class EmbeddingTable(Advised, Spelled):
         """Count ids without a row, and create rows for those that reach `min_count`."""
         found = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
         distinct, first, inverse, times = found
-        places, unknown, _ = waiting.find(distinct)
+        places, unknown = waiting.find(distinct)
         before = waiting.counts_at(np.maximum(places, 0), self.step)
         before[places < 0] = 0
-        chosen = np.flatnonzero(before + times >= self.min_count)
+        waits = before + times < self.min_count
+        chosen = np.flatnonzero(~waits)
         chosen = chosen[np.argsort(first[chosen])]
         if len(waiting) + unknown > waiting.capacity:
             raise ValueError(
                 f"table {self.name!r}: {len(waiting) + unknown} ids wait for a row, and capacity "
                 f"is {waiting.capacity}"
             )
-        rows = np.full(len(distinct), -1)
+        rows, left = np.full(len(distinct), -1), ids[waits[inverse]]
+        absent = places[inverse][waits[inverse]] < 0
+        waiting.reserve(int((waits & (places < 0)).sum()))  # may fail: before rows are created
         if len(chosen):
             own, _ = self._insert(distinct[chosen], keys)
             rows[chosen] = own
             self._index.counts[own], self._index.last[own] = before[chosen], self.step
             waiting.remove(places[chosen][places[chosen] >= 0])
-        rows = rows[inverse]
-        left = ids[rows < 0]
-        places, missing, _ = waiting.find(left, (self.step, True))
-        if missing:
-            absent = places < 0
-            new, _ = waiting.insert(left[absent])
-            waiting.touch(new, (self.step, True))
-        return rows
+        if len(left):
+            waiting.insert(left[absent])
+            waiting.touch(waiting.find(left).rows, (self.step, True))
+        return rows[inverse]
 
     def _decay_all(self) -> None:
         """Apply deferred decay to all rows."""
@@ -1088,7 +1089,7 @@ class EmbeddingTable(Advised, Spelled):
     def _commit(self) -> None:
         """Write the changes of a table in files."""
         if self._directory is not None:
-            with uninterrupted, self.optimizer.lock:
+            with uninterrupted, self._access.to_flush(), self.optimizer.lock:
                 self._directory.flush(self._description(), self._logged)
 
     def _logged(self) -> None:
@@ -1110,17 +1111,13 @@ class EmbeddingTable(Advised, Spelled):
             optimizer.row_decay[self.name] = storage.decay[: storage.height], total
 
 
-class _Closed:
-    """Lock of a closed table, which raises ValueError when acquired."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        raise ValueError(f"table {self.name!r} is closed")
-
-    def __exit__(self, *_: object) -> None:
-        pass
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Context that adds the table's name to the message of a TypeError or ValueError."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"table {name!r}: {error}") from error
 
 
 @contextmanager

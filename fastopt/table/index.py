@@ -29,10 +29,8 @@ of that load; and fewest slots. A row takes 24 bytes: 16 for its record, and at 
 RECORD = 16
 """Bytes of a row's id, count and last use."""
 
-Use = Any
-Array = np.ndarray[Any, Any]
-
-UNUSED = -1, False
+Use = tuple[int, bool]
+"""Step to set as the last use of rows, and whether each occurrence adds 1 to the count."""
 
 THREADED_FROM = 2048
 """Number of ids from which threads find them."""
@@ -45,8 +43,6 @@ class Found(NamedTuple):
     """Row of each id, -1 for ids without a row."""
     missing: int
     """Number of ids without a row."""
-    before: Array
-    """Previous count and last use of each id; valid until the next call."""
 
 
 class RowIndex:
@@ -80,7 +76,6 @@ class RowIndex:
         self.numbers = np.zeros(NUMBERS, np.int64)
         self.slots = np.empty(0, np.uint32)
         self._kernels: dict[Any, Any] = {}
-        self._before = np.empty((0, 2))
         self._make_room(0)
 
     def __len__(self) -> int:
@@ -102,53 +97,42 @@ class RowIndex:
         ids: NDArray[Any] = self.ids[rows].view(dtype)
         return ids
 
-    def find(self, ids: Ids, use: Use = UNUSED) -> Found:
-        """Find the rows of ids.
-
-        Parameters
-        ----------
-        ids : numpy.ndarray
-            Bits of the ids, in one dimension.
-        use : tuple of (now, counted)
-            Step to set as the last use of the rows, and whether each occurrence adds 1 to the
-            count. Default: counts and last uses do not change.
-        """
+    def find(self, ids: Ids) -> Found:
+        """Find the rows of ids, which are bits of the ids in one dimension."""
         rows = np.empty(len(ids), np.int64)
-        if len(self._before) < len(ids):
-            self._before = np.empty((len(ids), 2))  # reused, since touching new pages is slow
-        before = self._before[: len(ids)]
         parallel = len(ids) >= THREADED_FROM and may_run_parallel()
         with turn() if parallel else nullcontext():
             arguments = ids, self.slots, self.ids, self.numbers, rows
             missing = self._run(hashing.find, *arguments, of=(parallel,))
-        if use[0] >= 0:
-            self._touch(rows, before, use)
-        return Found(rows, missing, before)
+        return Found(rows, missing)
 
-    def unuse(self, found: Found) -> None:
-        """Undo the use of rows by the latest :meth:`find`."""
-        known = np.flatnonzero(found.rows >= 0)[::-1]  # undo the first use of a repeated row last
-        rows, before = found.rows[known], found.before[known]
-        self.counts[rows] = before[:, 0]
-        self.last[rows] = before[:, 1]
+    def reserve(self, rows: int) -> None:
+        """Make room, so that :meth:`insert` of this many rows does not allocate slots."""
+        if rows > int(LOAD * len(self.slots)) - len(self) - self.numbers.item(DEAD):
+            self._make_room(len(self) + rows)
 
     def insert(self, ids: Ids) -> tuple[Rows, Rows]:
         """Create rows for ids that have none; return the row of each id, and the new rows.
 
-        Ids may be repeated. The caller checks the capacity.
+        Ids may be repeated. The caller checks the capacity. If it fails, nothing has changed.
         """
         rows, new = np.full(len(ids), -1), np.empty(len(ids), np.int64)
         if self._file is not None:
             self._file.grow(min(self.high + len(ids), self.capacity))
-        count = done = 0
-        while done < len(ids):
-            limit = int(LOAD * len(self.slots))
-            arguments = ids, self.slots, self.ids, self.last, self.numbers, rows, new[count:]
-            inserted, done = self._run(hashing.insert, *arguments, limit, done)
-            count += inserted
-            if done < len(ids):
-                self._make_room(len(self) + 1)
-        self._mark(new[:count])
+        self.remove(new[:0])  # compiled now, since a failure below needs it
+        high, count, done = self.high, 0, 0
+        try:
+            while done < len(ids):
+                limit = int(LOAD * len(self.slots))
+                arguments = ids, self.slots, self.ids, self.last, self.numbers, rows, new[count:]
+                inserted, done = self._run(hashing.insert, *arguments, limit, done)
+                count += inserted
+                if done < len(ids):
+                    self._make_room(len(self) + 1)
+            self._mark(new[:count])
+        except BaseException:
+            self.withdraw(new[:count], high)
+            raise
         return rows, new[:count]
 
     def remove(self, rows: Rows) -> None:
@@ -163,12 +147,9 @@ class RowIndex:
         self.numbers[[HIGH, HINT]] = high, min(self.numbers[HINT], high)
 
     def touch(self, rows: Rows, use: Use) -> None:
-        """Record a use of rows, see :meth:`find`; negative numbers are ignored."""
-        self._touch(rows, np.empty((0, 2)), use)
-
-    def _touch(self, rows: Rows, before: NDArray[Any], use: Use) -> None:
+        """Record a use of rows; negative numbers are ignored."""
         given = np.array([*use, self.rate], np.float64)
-        self._run(hashing.touch, rows, self.counts, self.last, before, given)
+        self._run(hashing.touch, rows, self.counts, self.last, given)
         self._mark(rows)
 
     def counts_at(self, rows: Rows | slice, now: int) -> NDArray[Any]:
@@ -198,11 +179,11 @@ class RowIndex:
             size = max(int(size * GROWTH), int(needed / LOAD) + 1)
         if self._records[:size].nbytes >= LARGE:
             huge_pages(self._records)
-        slots = np.zeros(size, np.uint32)
-        self.numbers[BITS] = int(LOAD * size + 2).bit_length()
-        self.slots = slots
+        slots, numbers = np.zeros(size, np.uint32), self.numbers.copy()
+        numbers[BITS] = int(LOAD * size + 2).bit_length()
         if self.high:
-            self._run(hashing.place, self.slots, self.ids, self.last, self.numbers)
+            self._run(hashing.place, slots, self.ids, self.last, numbers)
+        self.slots, self.numbers = slots, numbers
 
     def _mark(self, rows: Rows) -> None:
         """Mark records as changed in the file, if there is one; negative numbers are ignored."""

@@ -139,6 +139,7 @@ def _checked_settings(
         )
     if saved["name"] not in restored._index_update_count:
         raise CheckpointError(f"the optimizer does not count the updates of {saved['name']!r}")
+    restored.row_decay.pop(saved["name"], None)  # of a recovered table; `decay` has its own
     if restored.row_decay or restored.masters_given:
         raise CheckpointError("the optimizer has arrays of parameters besides the table")
     if (saved["min_count"] > 1) != (saved["waiting"] is not None):

@@ -1,7 +1,7 @@
 """Lookups and updates of several tables in one call."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -52,12 +52,12 @@ def lookup(tables: Tables, ids: PerTable, create: bool = True) -> dict[str, Arra
     [2, 3]
     """
     _check(tables, ids)
-    with _locked([tables[name] for name in ids]):
+    with _locked([tables[name] for name in ids], flag("create", create)):
         for name, some in ids.items():
             bits, *_ = tables[name]._checked_ids(some)
-            if flag("create", create) and tables[name].min_count == 1:
+            if create and tables[name].min_count == 1:
                 tables[name]._check_room(bits[tables[name]._index.find(bits).rows < 0])
-        return {name: tables[name].lookup(some, create) for name, some in ids.items()}
+        return {name: tables[name]._lookup(some, create) for name, some in ids.items()}
 
 
 def update(tables: Tables, ids: PerTable, grads: PerTable) -> None:
@@ -82,7 +82,7 @@ def update(tables: Tables, ids: PerTable, grads: PerTable) -> None:
     if not isinstance(grads, Mapping) or grads.keys() != ids.keys():
         got = sorted(grads) if isinstance(grads, Mapping) else brief(grads)
         raise ValueError(f"grads must have the names of ids, {sorted(ids)}, got {got}")
-    with _locked([tables[name] for name in ids]):
+    with _locked([tables[name] for name in ids], True):
         calls = []
         for name, some in ids.items():
             table = tables[name]
@@ -107,9 +107,11 @@ def _check(tables: Any, ids: Any) -> None:
         raise ValueError(f"ids are for tables {extra}, and tables has {sorted(tables)}")
 
 
-def _locked(tables: Sequence[EmbeddingTable]) -> ExitStack:
+@contextmanager
+def _locked(tables: Sequence[EmbeddingTable], change: bool) -> Iterator[None]:
     """Context that holds the locks of tables, acquired in a fixed order to avoid deadlocks."""
-    stack = ExitStack()
-    for table in sorted(tables, key=id):
-        stack.enter_context(table.lock)
-    return stack
+    with ExitStack() as stack:
+        for table in sorted(tables, key=id):
+            stack.enter_context(table.lock)
+            stack.enter_context(table._access.to(change))
+        yield

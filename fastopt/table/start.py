@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastopt._kernels import hashing
 from fastopt.arguments import brief
@@ -71,23 +72,24 @@ class Start:
         """Argument for :func:`~fastopt.initializer.create`; None for a function."""
         return None if self.function is not None else self.given.dumps()
 
-    def values(self, ids: Ids, like: Array, keys: Any) -> Array:
-        """Initial values for an array of rows like `like`, of ids given as bits of dtype `keys`.
+    def computed(self, ids: NDArray[Any], dim: int, dtype: np.dtype[Any]) -> Array:
+        """Initial values of ids from the user's function, checked.
 
         Raises
         ------
         TypeError, ValueError
-            The user's function does not return real numbers in the shape of `like`.
+            The function does not return a row of `dim` real numbers for each id.
         """
-        if self.function is not None:
-            values = np.asarray(self.function(ids.view(keys)))
-            if values.shape != like.shape:
-                raise ValueError(
-                    f"init must return an array of shape {like.shape}, got {values.shape}"
-                )
-            if values.dtype.kind not in "fiu" and values.dtype != like.dtype:
-                raise TypeError(f"init must return real numbers, got {values.dtype}")
-            return values
+        assert self.function is not None
+        values, shape = np.asarray(self.function(ids)), (len(ids), dim)
+        if values.shape != shape:
+            raise ValueError(f"init must return an array of shape {shape}, got {values.shape}")
+        if values.dtype.kind not in "fiu" and values.dtype != dtype:
+            raise TypeError(f"init must return real numbers, got {values.dtype}")
+        return values
+
+    def values(self, ids: Ids, like: Array) -> Array:
+        """Initial values without a function for an array of rows like `like`."""
         values = np.empty(like.shape, np.float64 if like.dtype == np.float64 else np.float32)
         if self.kind == "constant":
             values[...] = self.scale

@@ -165,14 +165,13 @@ class Storage:
             copies[absent] = 0
         return copies
 
-    def start(self, rows: Rows, ids: Ids, start: Start, keys: Any) -> None:
-        """Initialize the weight and state of new rows.
+    def start(self, rows: Rows, ids: Ids, start: Start, computed: Array | None) -> None:
+        """Initialize the weight and state of new rows, with `computed` values if there are any.
 
         Raises
         ------
-        ValueError, TypeError
-            The user's `init` function returns an invalid array, or the optimizer creates a
-            different kind of state than before.
+        ValueError
+            The optimizer creates a different kind of state than before.
         """
         step = max(BLOCK // self.weight.shape[1], 1)
         for first in range(0, len(rows), step):
@@ -181,7 +180,10 @@ class Storage:
             at: Any = slice(some[0], some[-1] + 1) if appended else some
             fresh = appended and some[0] >= self.used
             block = self.weight[at]
-            block[...] = start.values(ids[first : first + step], block, keys)
+            if computed is None:
+                block[...] = start.values(ids[first : first + step], block)
+            else:
+                block[...] = computed[first : first + step]
             state = leaves(self.optimizer.create_state_multi_precision(self.name, block))
             self._check(state)
             if not appended:

@@ -60,10 +60,10 @@ def test_ids_come_and_go_without_an_end_to_the_slots():
     for turn in range(60):
         ids = np.arange(turn * 300, turn * 300 + 700, dtype=np.int64)
         inserted(index, ids)
-        rows, missing, _ = index.find(ids)
+        rows, missing = index.find(ids)
         assert not missing
         assert (index.ids[rows] == ids).all()
-        old, absent, _ = index.find(ids[:300])
+        old, absent = index.find(ids[:300])
         assert not absent
         index.remove(old)
         assert index.find(ids[:300]).missing == 300

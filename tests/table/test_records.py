@@ -1,8 +1,11 @@
 """An EmbeddingTable in files: the same bits as one in memory, and whole after any crash."""
 
 import errno
+import mmap
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +19,7 @@ import fastopt
 from fastopt import checkpoint, optimizer
 from fastopt.checkpoint import CheckpointError
 from fastopt.table import directory
-from fastopt.table.records import PAGE
+from fastopt.table.records import BLOCK, PAGE, RecordFile
 from helpers.cases import kept
 from helpers.embedding_machine import Tables
 from helpers.embedding_oracle import BATCHES, DIM, INDEX, Oracle, first
@@ -257,6 +260,7 @@ def contents(path):
 
 def test_lookups_and_updates_change_no_file_before_a_flush(table):
     before = contents(table.path)
+    table.lookup(np.arange(10**6, 10**6 + 700))
     table.lookup([3, 1000, 1001])
     table.update([3, 1000, 2000], np.ones((3, 30), np.float32))
     table.evict(keep=[3])
@@ -322,10 +326,10 @@ def damage(path, offset=100):
         (lambda p: (p / "table.safetensors").unlink(), "not a table, it has no table"),
         (lambda p: (p / "rows").unlink(), "rows or rows.sums is missing"),
         (lambda p: (p / "ids.sums").unlink(), "ids or ids.sums is missing"),
-        (lambda p: os.truncate(p / "rows", PAGE), "rows must have 73728 bytes or more, got 4096"),
+        (lambda p: os.truncate(p / "rows", BLOCK), "rows must have 73728 bytes or more, got 4096"),
         (lambda p: os.truncate(p / "ids", 10), "ids must have 4096 bytes or more, got 10"),
-        (lambda p: damage(p / "ids"), "ids is damaged: the checksum of its page 0"),
-        (lambda p: damage(p / "rows", 9000), "rows is damaged: the checksum of its page 2"),
+        (lambda p: damage(p / "ids"), "ids is damaged: the checksum of its block 0"),
+        (lambda p: damage(p / "rows", 9000), "rows is damaged: the checksum of its block 2"),
         (
             lambda p: damage(p / "table.safetensors", 500),
             "metadata is damaged|not a fastopt|not a safetensors",
@@ -344,6 +348,250 @@ def test_damaged_files_are_refused_and_left_alone(harm, words, table):
         fastopt.EmbeddingTable.open(path, verify=True)
     assert str(path) in str(caught.value)
     assert contents(path) == before
+
+
+def interrupt_a_flush(table, monkeypatch):
+    """Leave the files of a process that was killed once the log was on the disk."""
+
+    def killed(file):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordFile, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            table.flush()
+    table._directory.close()
+
+
+def abandon(path, **kwargs):
+    """Open a table, and end without a flush; return its weight."""
+    table = fastopt.EmbeddingTable.open(path, **kwargs)
+    with pytest.raises(KeyError), table:
+        raise KeyError
+    return table.weight.copy()
+
+
+@pytest.mark.parametrize("make", [lambda: "adam", deferred], ids=["adam", "deferred decay"])
+def test_a_recovered_table_opens_again(make, tmp_path, monkeypatch):
+    path, ids = tmp_path / "table", np.arange(9)
+    table = fastopt.EmbeddingTable(4, make(), path=path)
+    table.update(ids, np.ones((9, 4), np.float32))
+    weight = table.weight.copy()
+    interrupt_a_flush(table, monkeypatch)
+    for _ in range(3):
+        np.testing.assert_array_equal(abandon(path, verify=True), weight)
+    with fastopt.EmbeddingTable.open(path) as again:
+        again.update(ids, np.ones((9, 4), np.float32))
+    assert (abandon(path, verify=True) != weight).all()
+
+
+def test_a_recovery_can_be_interrupted(tmp_path, monkeypatch):
+    path = tmp_path / "table"
+    table = fastopt.EmbeddingTable(4, deferred(), path=path)
+    table.lookup(np.arange(9))
+    weight = table.weight.copy()
+    interrupt_a_flush(table, monkeypatch)
+    real, left = RecordFile.write, 0
+
+    def killed(file):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        real(file)
+
+    monkeypatch.setattr(RecordFile, "write", killed)
+    for number in range(3):  # of files
+        left = number
+        with pytest.raises(KeyboardInterrupt):
+            fastopt.EmbeddingTable.open(path)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(abandon(path, verify=True), weight)
+
+
+def test_a_description_with_the_deferred_decay_of_the_rows_opens(tmp_path):
+    """Earlier versions wrote one when they recovered a table."""
+    path = tmp_path / "table"
+    with fastopt.EmbeddingTable(4, deferred(), path=path) as table:
+        table.update([3], np.ones((1, 4), np.float32))
+        weight = table.weight.copy()
+    file = path / "table.safetensors"
+    described = checkpoint.loads(file.read_bytes())
+    described["optimizer"].row_decay[INDEX] = np.zeros(1024), 0.05
+    file.write_bytes(checkpoint.dumps(described))
+    np.testing.assert_array_equal(abandon(path), weight)
+
+
+FULL = """
+import os, shutil, sys
+import numpy as np
+import fastopt
+
+where, ids = sys.argv[1], np.arange(400)
+table = fastopt.EmbeddingTable(64, fastopt.SGD(lazy_update=True), init="zeros", path=f"{where}/a")
+table.lookup(ids)
+table.flush()
+os.mkdir(f"{where}/b")
+for name in os.listdir(f"{where}/a"):  # a copy with a hole for the zeros of the rows
+    with open(f"{where}/a/{name}", "rb") as source, open(f"{where}/b/{name}", "wb") as copy:
+        data = source.read()
+        copy.write(data) if any(data) else copy.truncate(len(data))
+with open(f"{where}/fill", "wb", buffering=0) as file:
+    try:
+        while file.write(bytes(4096)):
+            pass
+    except OSError:
+        print("full")
+table.lookup(np.arange(1000, 3000))
+table.update(ids, np.ones((400, 64), np.float32))
+try:
+    table.flush()
+except OSError as error:
+    print(error.strerror)
+try:
+    fastopt.EmbeddingTable.open(f"{where}/b").lookup(ids)
+except OSError as error:
+    print(error.strerror)
+os.unlink(f"{where}/fill")
+table.flush()
+print(len(table))
+fastopt.EmbeddingTable.open(f"{where}/b").close()
+table.close()
+print(len(fastopt.EmbeddingTable.open(f"{where}/a", verify=True)))
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("mount"), reason="needs a tmpfs of its own"
+)
+def test_a_full_tmpfs_raises_and_the_table_remains_usable(tmp_path, run_python):
+    """Access to a hole of a mapped file on a full tmpfs would end the process by SIGBUS."""
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", tmp_path], capture_output=True
+    )
+    if made.returncode:
+        pytest.skip("mounting needs privileges")
+    try:
+        words = run_python(FULL, tmp_path).splitlines()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    full = os.strerror(errno.ENOSPC)
+    assert words == ["full", full, full, "2400", "2400"]
+
+
+LINKED = ("rows", "rows.sums", "ids", "ids.sums", "table.safetensors", "log.safetensors")
+
+
+@pytest.mark.parametrize("link", ["symbolic", "dangling", "hard"])
+@pytest.mark.parametrize("name", LINKED)
+def test_links_are_refused_and_their_targets_left_alone(name, link, table, tmp_path):
+    """A directory from someone else could have links to the user's files."""
+    path, target = table.path, tmp_path / "mine"
+    table.close()
+    file = path / name
+    if file.exists():
+        file.rename(target)
+    else:
+        target.write_bytes(b"mine")
+    if link == "hard":
+        file.hardlink_to(target)
+    else:
+        file.symlink_to(target)
+    before = None
+    if link == "dangling":
+        target.unlink()
+    else:
+        before = target.read_bytes()
+    with pytest.raises(CheckpointError, match=f"{name} must be a regular file, not a link"):
+        fastopt.EmbeddingTable.open(path)
+    assert (target.read_bytes() if target.exists() else None) == before
+
+
+def test_a_log_is_applied_after_all_checks(table, monkeypatch):
+    path = table.path
+    table.update([1], np.ones((1, 30), np.float32))
+    interrupt_a_flush(table, monkeypatch)
+    damage(path / "rows", 9000)
+    before = contents(path)
+    with pytest.raises(CheckpointError, match="rows is damaged"):
+        fastopt.EmbeddingTable.open(path, verify=True)
+    assert contents(path) == before
+
+
+def test_a_log_with_a_distant_row_is_refused(table):
+    """All blocks up to the row would be written."""
+    path, described = table.path, table._description()
+    changes = {name: file.changes() for name, file in table._directory.files.items()}
+    record = table._directory.files["rows"].records[:1].copy()
+    table.close()
+    changes["rows"] = np.array([999]), record
+    log = {"table": described, "changes": changes}
+    (path / "log.safetensors").write_bytes(checkpoint.dumps(log))
+    before = contents(path)
+    with pytest.raises(CheckpointError, match=r"must have \d+ new rows of rows, some are missing"):
+        fastopt.EmbeddingTable.open(path)
+    assert contents(path) == before
+
+
+PAGES = """
+import mmap, sys
+mmap.PAGESIZE = int(sys.argv[1])
+import numpy as np
+import fastopt
+
+path, ids = sys.argv[2], np.arange(500)
+with fastopt.EmbeddingTable.open(path, verify=True) as table:
+    table.prefetch(ids)
+    table.lookup(ids + 10**6 * int(sys.argv[1]))
+    table.flush()
+    table.update(ids, np.ones((500, 30), np.float32))
+with fastopt.EmbeddingTable.open(path, verify=True) as table:
+    assert (table.lookup(ids, create=False) == -float(sys.argv[3])).all()
+"""
+
+
+def test_a_machine_with_larger_pages_opens_the_files_and_the_other_way_round(tmp_path, run_python):
+    """Pages have 4 KB on x86-64, 16 KB on Apple's processors and 64 KB on some ARM servers."""
+    path = tmp_path / "table"
+    sgd = fastopt.SGD(learning_rate=1.0, lazy_update=True)
+    with fastopt.EmbeddingTable(30, sgd, init="zeros", path=path) as table:
+        table.lookup(np.arange(500))
+    for step, size in enumerate((65536, 16384, 4096), start=1):
+        run_python(PAGES, size, path, step)
+    with fastopt.EmbeddingTable.open(path, verify=True) as table:
+        np.testing.assert_array_equal(table.weight[:500], -3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_files_are_read_as_far_as_the_table_uses_them(table):
+    """Earlier versions could leave files of the maximal size behind."""
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    path, weight = table.path, table.weight.copy()
+    table.close()
+    for name in ("ids", "ids.sums", "rows"):
+        os.truncate(path / name, 1 << 31)
+    before = resident()
+    table = fastopt.EmbeddingTable.open(path, verify=True)
+    table.update([1000], np.ones((1, 30), np.float32))
+    table.flush()
+    assert resident() - before < 1 << 28
+    np.testing.assert_array_equal(table.weight[:200], weight)
+
+
+def test_a_new_directory_is_synced_into_its_parent(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+
+    def fsync(descriptor):
+        synced.append(os.fstat(descriptor))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    fastopt.EmbeddingTable(2, "adam", path=tmp_path / "table")
+    parent = os.stat(tmp_path)
+    assert any(os.path.samestat(status, parent) for status in synced)
 
 
 def test_a_table_is_open_once(table):
@@ -365,6 +613,62 @@ def test_a_forked_child_does_not_flush(table):
             os._exit(7 if "opened by another process" in str(error) else 1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_forked_child_does_not_keep_the_directory_locked(table):
+    path, (reads, writes) = table.path, os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writes)
+        os.read(reads, 1)  # until the parent ends
+        os._exit(0)
+    table.close()
+    try:
+        fastopt.EmbeddingTable.open(path).close()
+    finally:
+        os.close(writes)
+        os.close(reads)
+        os.waitpid(child, 0)
+
+
+def test_a_directory_that_is_closed_cannot_be_flushed(table):
+    before = contents(table.path)
+    table.update([1], np.ones((1, 30), np.float32))
+    table._directory.close()
+    with pytest.raises(OSError, match="is closed, and another process may have it open"):
+        table.flush()
+    assert contents(table.path) == before
+
+
+@pytest.mark.parametrize("name", ["thesis.tmp", "rows", "ids", "waiting", ".0123-0123.tmp"])
+@pytest.mark.parametrize("data", [b"mine", b""])
+def test_a_table_is_not_created_among_other_files(name, data, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(FileExistsError, match="no empty directory"):
+        fastopt.EmbeddingTable(2, "adam", path=tmp_path)
+    assert contents(tmp_path) == {name: data}
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("after", range(5))
+def test_a_failed_creation_removes_what_it_made_and_nothing_else(own, after, tmp_path, monkeypatch):
+    path, real, times = tmp_path / "table", os.fsync, iter(range(100))
+    if not own:
+        path.mkdir()
+    adam = fastopt.Adam()
+
+    def full(descriptor):
+        if next(times) >= after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            fastopt.EmbeddingTable(2, adam, path=path)
+    assert path.exists() != own
+    assert own or contents(path) == {}
+    fastopt.EmbeddingTable(2, adam, path=path).close()
 
 
 def test_other_directories_and_files_are_left_alone(table, tmp_path):

@@ -360,8 +360,9 @@ class ShardedEmbeddingTable(Sharded):
         >>> bool((again.lookup([3, 1, 2]) == before).all())
         True
         """
-        ranks = private(comm).ranks
-        ranks.begin("load of a ShardedEmbeddingTable", time_limit(timeout))
+        limit = time_limit(timeout)
+        ranks = private(comm, limit).ranks
+        ranks.begin("load of a ShardedEmbeddingTable", limit)
         found, error = attempt(cls._read, path, ranks.rank, ranks.size, optimizer, init)
         run = "" if found is None else found[0]
         agree(ranks, [Facts(path=os.fspath(path), run=run)], error)

@@ -76,6 +76,8 @@ class Sharded(Advised, Spelled):
         See :class:`~fastopt.optimizer.Updater`.
     timeout : float, optional
         Seconds that a rank waits for the others.
+    **arguments
+        Other arguments of the constructor, which must be equal on all ranks.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -110,18 +112,26 @@ class Sharded(Advised, Spelled):
         loss_scaler: LossScaler | None,
         clip_global_norm: float | None,
         timeout: float | None,
+        **arguments: Any,
     ) -> None:
         self.timeout = time_limit(timeout)
         self.shard = Shard(optimizer, loss_scaler, clip_global_norm)
-        node = private(comm)
+        node = private(comm, self.timeout)
         self._ranks, self._node = node.ranks, node.node
         self.rank, self.ranks = self._ranks.rank, self._ranks.size
         self._number, self._calls = node.updaters, 0
+        call = f"creation of updater {self._number} ({type(self).__name__})"
+        for ranks in (self._ranks, self._node):
+            ranks.begin(call, self.timeout)
+        values = {name: str(value) for name, value in arguments.items()}
+        agree(self._ranks, [Facts({"call": call, **values})])
         node.updaters += 1
         self._fingerprint = Fingerprint(self.optimizer)
         self.shard.sums = Sums(self._ranks)
         self.placements: dict[Index, Placement] = {}
         self._masters: dict[Index, Array] = {}
+        self._unchecked: dict[str, str] = {}
+        """Checksums of arrays set on this rank, which ranks compare in the next update or save."""
         self.uncut: dict[Index, Any] = {}
         """States and attributes that were loaded whole, until the weights are known."""
 

@@ -170,10 +170,12 @@ class Resumable(Sharded):
                 context = f"parameter {key!r}"
                 for table, name in [
                     (tree["states"], key),
-                    *((t, index) for t in tree["attributes"].values()),
+                    *((t, index) for t in arrays_by_index(tree["attributes"]).values()),
                 ]:
                     if isinstance(table, dict) and name in table:
-                        table[name] = cut_state(table[name], placement, self.rank, context)
+                        value = table.pop(name)
+                        if placement.has_state(self.rank):
+                            table[name] = cut_state(value, placement, self.rank, context)
             saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
         return restore(trial, tree, strict)
 
@@ -183,6 +185,7 @@ class Resumable(Sharded):
         return {
             name: cut_state(value, placement, self.rank, context)
             for name, value in self.uncut[index].items()
+            if placement.has_state(self.rank)
         }
 
     @property

@@ -75,7 +75,7 @@ class Placement:
         return self.cut(rank), self.cut(rank + 1)
 
     def has_state(self, rank: int) -> bool:
-        """Whether a rank has state of the tensor: a tensor that is not split has it on its owner."""
+        """Whether a rank has state of the tensor; that of an unsplit tensor is on its owner."""
         first, last = self.part(rank)
         return self.form != "whole" or first < last
 

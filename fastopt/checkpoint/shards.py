@@ -303,9 +303,9 @@ class _Reader:
         return [o for o in self.before[key].owners(self.ranks) if o[1] < last and o[2] > first]
 
     def _weight(self, key: Index) -> Array | None:
-        """This rank's slice of a weight; None if it was not saved.
+        """Slice of a weight for this rank; None if the weight was not saved.
 
-        All shards have a slice of each saved weight, on ranks that own no elements an empty one.
+        Every shard has a slice of each saved weight, perhaps an empty one.
         """
         first, last = self.after[key].part(self.rank)
         owners = self._owners(key) or [(min(self.rank, self.ranks - 1), 0, 0)]

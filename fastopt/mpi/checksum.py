@@ -38,7 +38,9 @@ def checksum(elements: Any) -> int:
     """
     data = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
     whole = data.size // 8 * 8
-    words = np.require(data[:whole].view(np.uint64), requirements="AW")  # as the kernel expects
+    words = np.require(
+        data[:whole].view(np.uint64), requirements=["A", "W"]
+    )  # as the kernel expects
     rest = np.zeros(1, np.uint64)
     rest.view(np.uint8)[: data.size - whole] = data[whole:]
     with np.errstate(over="ignore"):  # without a compiler

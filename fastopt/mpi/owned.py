@@ -131,6 +131,11 @@ class Owned(Resumable):
         self._begin("pull")
         ids, error = attempt(self._ids, row_ids)
         self._agree(Facts(self._shapes(ids or {})), error)
+        with self._alone():
+            return self._fetched(ids)
+
+    def _fetched(self, ids: Mapping[Index, Array]) -> dict[Index, Array]:
+        """Rows of checked row numbers, by index."""
         tables = [self._rows[index] for index in ids]
         wanted, positions = [], []
         for each in ids.values():

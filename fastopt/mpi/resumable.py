@@ -129,7 +129,7 @@ class Resumable(Sharded):
         facts = Facts(path=os.fspath(path), strict=str(strict), weights=_listing(weights))
         with self.optimizer.lock:
             self._begin("load")
-            found = None
+            found: Any = None
             if error is None:
                 found, error = attempt(read_saved, self, path, self._kind)
             self._agree(Facts({**facts, "run": found[0] if found else ""}), error)

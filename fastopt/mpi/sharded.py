@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from fastopt._suggestions import Advised
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.checkpoint.placement import Form, Placement
 from fastopt.mpi.agreement import Fact, Facts, agree, attempt
-from fastopt.mpi.fingerprint import Fingerprint
+from fastopt.mpi.fingerprint import Fingerprint, described
 from fastopt.mpi.gate import Gate, Stopped
 from fastopt.mpi.job import leader_first, private
 from fastopt.mpi.ranks import time_limit
@@ -183,7 +183,7 @@ class Sharded(Advised, Spelled):
         limits = {"call": self._call, **scale, "clip_global_norm": clip}
         if self._fingerprint.optimizer is not self.optimizer:
             self._fingerprint = Fingerprint(self.optimizer)
-        facts = Facts({name: str(value) for name, value in limits.items()})
+        facts = Facts({name: str(described(value)) for name, value in limits.items()})
         return [facts, *self._fingerprint.facts()]
 
     def _agree(self, facts: Facts, error: Exception | None) -> None:
@@ -224,7 +224,6 @@ class Sharded(Advised, Spelled):
     @contextmanager
     def _updating(self, too_late: Callable[[], bool]) -> Iterator[None]:
         """Context that raises errors of one rank on all ranks, or reports them if `too_late()`."""
-        gate = self.shard.gate
         try:
             yield
         except Stopped:
@@ -233,11 +232,15 @@ class Sharded(Advised, Spelled):
             if too_late() or self._ranks.broken:
                 self._ranks.fail(f"failed: {type(error).__name__}: {error}")
                 raise
-            gate.enter(error)
+            self.shard.gate.enter(error)
             raise
         except BaseException as error:
             self._ranks.fail(f"was interrupted: {type(error).__name__}")
             raise
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Context after an agreement, in which an error of this rank is reported to the others."""
+        return self._updating(lambda: True)
 
     def _compile(self, kinds: Iterable[tuple[Index, Placement, Any, bool]]) -> None:
         """Compile the kernels of a call on one rank of each node first, then on the others.

@@ -196,6 +196,19 @@ def check_settings_of_the_loss_scaler():
     refused(made, np.zeros(8, np.float32), "growth_interval")
 
 
+def check_objects_among_the_attributes_of_a_loss_scaler():
+    """Their addresses are not compared, but the items of containers are."""
+
+    class Own(LossScaler):
+        def __init__(self, history):
+            super().__init__(8.0)
+            self.owner, self.history = object(), history
+
+    ShardedUpdater(optimizer.SGD(), comm, loss_scaler=Own([1]))(0, ONES, np.zeros(8, np.float32))
+    made = ShardedUpdater(optimizer.SGD(), comm, loss_scaler=Own([int(LAST)]))
+    refused(made, np.zeros(8, np.float32), "loss scaler's history", "[1]")
+
+
 def check_weights_that_differ_after_a_load():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(comm.bcast(folder), "state")
@@ -237,8 +250,8 @@ def check_weights_that_change_between_steps():
 def check_weights_that_start_in_another_order_or_with_other_signs():
     rows = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
     signs = np.ones(8)
-    signs[:2] = -1
-    for ours, theirs in ((rows, rows[::-1].copy()), (np.ones(8), signs)):
+    signs[-2:] = -1
+    for ours, theirs in ((rows, rows[[0, *range(15, 0, -1)]]), (np.ones(8), signs)):
         made, weight = ShardedUpdater(optimizer.SGD(), comm), (ours if LAST else theirs).copy()
         with told("checksum of values"):
             made(0, np.ones_like(weight), weight)

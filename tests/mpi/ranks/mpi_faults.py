@@ -9,9 +9,9 @@ import warnings
 import numpy as np
 from mpi_common import comm, raised, told
 
-from fastopt import optimizer
+from fastopt import EmbeddingTable, optimizer
 from fastopt.lr_scheduler import FactorScheduler
-from fastopt.mpi import ShardedTable, ShardedUpdater
+from fastopt.mpi import ShardedEmbeddingTable, ShardedTable, ShardedUpdater, embedding, owned
 from fastopt.mpi.job import _say_farewell, await_reader
 
 LAST = comm.rank == comm.size - 1
@@ -119,6 +119,29 @@ def check_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
     if LAST:
         other.Idup()[1].Wait()  # ends the operation of the others
     comm.Barrier()
+
+
+def check_an_error_of_one_rank_in_a_lookup_or_pull_is_reported_to_the_others():
+    class Failing:
+        def __init__(self, *arguments):
+            raise MemoryError("no memory for the routes")
+
+    for module in (owned, embedding):
+        other = comm.Dup()
+        if module is owned:
+            call = ShardedTable((9, 2), optimizer.SGD(), other, timeout=30).pull
+        else:
+            own = EmbeddingTable(2, optimizer.SGD(lazy_update=True), init="ones")
+            call = ShardedEmbeddingTable(own, other, timeout=30).lookup
+        call([1, 2])
+        routes = module.Routes
+        module.Routes = Failing if LAST else routes
+        try:
+            with raised((MemoryError, RuntimeError), "MemoryError: " * (not LAST), "no memory for"):
+                call([1, 2])
+        finally:
+            module.Routes = routes
+        comm.Barrier()
 
 
 def check_words_in_a_pipe_wait_for_their_reader():

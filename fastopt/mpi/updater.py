@@ -504,17 +504,19 @@ class ShardedUpdater(Resumable):
             A safetensors file in a directory that all ranks share, the same on all ranks.
         weights : mapping of index to numpy.ndarray, optional
             Weights to save together with the states, so that they belong to the same step. They
-            must have been updated by this updater. Each rank writes its slices.
+            must have been updated by this updater. Each rank writes its slices; all ranks must pass
+            the same indices.
 
         Raises
         ------
         TypeError
             See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
         ValueError
-            A weight was not updated yet, or has another shape or dtype.
+            A weight was not updated yet, or has another shape or dtype, or ranks disagree.
         OSError
             A file cannot be written on some rank, or rank 0 does not see the files of other ranks.
-            All ranks raise the error; the old checkpoint is unchanged.
+            All ranks raise the error; the old checkpoint is unchanged, unless only the directory
+            could not be synced: then `path` is the new one, and the files of both are kept.
 
         Examples
         --------
@@ -564,7 +566,8 @@ class ShardedUpdater(Resumable):
             ones. Otherwise missing parameters start from scratch, and additional ones are ignored.
             Default True.
         weights : mapping of index to numpy.ndarray, optional
-            Arrays to which the weights of the checkpoint are written.
+            Arrays to which the weights of the checkpoint are written, with the same indices on all
+            ranks.
 
         Returns
         -------
@@ -577,6 +580,8 @@ class ShardedUpdater(Resumable):
         fastopt.checkpoint.CheckpointError, OSError
             On some rank, a file is missing, damaged, of another run, or cannot be read, or lacks
             one of `weights`. All ranks raise the error, and nothing changes.
+        ValueError
+            Ranks disagree, such as on the indices of `weights`.
         """
         found, error = attempt(_by_index, weights)
         chosen: dict[Index, Array] = found or {}

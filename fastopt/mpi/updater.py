@@ -803,7 +803,8 @@ class ShardedUpdater(Resumable):
         index : int, str or bytes
             Index of the parameter. The optimizer must have ``multi_precision=True``.
         array : numpy.ndarray
-            Exact values of the whole weight, float32, equal on all ranks; they are copied.
+            Exact values of the whole weight, float32, equal on all ranks; they are copied. The next
+            update or save compares them between ranks.
 
         Raises
         ------

@@ -43,7 +43,8 @@ def write_atomically(path: PathLike, chunks: Iterable[bytes | memoryview]) -> No
         `chunks` is a bytes-like object or a string.
     OSError
         The file cannot be written: the disk is full, the directory is missing or not writable, or
-        `path` is a directory or a device. The old file is unchanged.
+        `path` is a directory or a device. The old file is unchanged. If only the directory cannot
+        be synced, the new file is in place, and a power failure may restore the old one.
 
     Examples
     --------
@@ -166,12 +167,19 @@ def _remove_unlocked(path: str) -> None:
             os.unlink(path)
 
 
+NO_SYNC = errno.EBADF, errno.EINVAL, errno.ENOTSUP
+"""Errors of file systems that cannot sync directories, such as some network file systems."""
+
+
 def sync_directory(directory: Path) -> None:
-    """Sync a renamed file's directory to disk; Windows has no way to do that."""
+    """Sync a renamed file's directory to disk, where the system and the file system can."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
     finally:
         os.close(descriptor)

@@ -74,6 +74,11 @@ class Placement:
         """Start and stop of a rank's slice."""
         return self.cut(rank), self.cut(rank + 1)
 
+    def has_state(self, rank: int) -> bool:
+        """Whether a rank has state of the tensor; that of an unsplit tensor is on its owner."""
+        first, last = self.part(rank)
+        return self.form != "whole" or first < last
+
     def slice_shape(self, rank: int) -> tuple[int, ...]:
         """Shape of a rank's slice."""
         return self._shape_of(*self.part(rank))

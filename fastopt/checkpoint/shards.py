@@ -285,8 +285,8 @@ class _Reader:
                 table = attributes[name] = dict(attributes.get(name, {}))
                 table |= _taken(sources, ("attributes", name), index, index)
             states |= _taken(sources, ("states",), key, key)
-            if index in self.found:
-                weights |= _taken(sources, ("weights",), key, self.found[index])
+            if index in self.found and (weight := self._weight(key)) is not None:
+                weights[self.found[index]] = weight
         whole = {**updater, "attributes": attributes, "states": states}
         found = {keys[key]: key for key in self.before if keys[key] in self.found}
         return Saved(
@@ -297,6 +297,25 @@ class _Reader:
             frozenset(self.before),
         )
 
+    def _owners(self, key: Index) -> list[tuple[int, int, int]]:
+        """Rank, start and stop of the saved slices that overlap this rank's slice."""
+        first, last = self.after[key].part(self.rank)
+        return [o for o in self.before[key].owners(self.ranks) if o[1] < last and o[2] > first]
+
+    def _weight(self, key: Index) -> Array | None:
+        """Slice of a weight for this rank; None if the weight was not saved.
+
+        Every shard has a slice of each saved weight, perhaps an empty one.
+        """
+        first, last = self.after[key].part(self.rank)
+        owners = self._owners(key) or [(min(self.rank, self.ranks - 1), 0, 0)]
+        slices = [(self.shard(rank)["weights"], begin) for rank, begin, _ in owners]
+        if not all(key in weights for weights, _ in slices):
+            return None
+        parts = [w[key].reshape(-1)[max(first - at, 0) : last - at] for w, at in slices]
+        merged: Array = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return merged.reshape(self.after[key].slice_shape(self.rank))
+
     def _sources(self, key: Index) -> Iterator[tuple[dict[str, Any], int, int, int]]:
         """Shards with parts of this rank's slice: shard, length, start and stop.
 
@@ -305,7 +324,7 @@ class _Reader:
         """
         before, after = self.before[key], self.after[key]
         first, last = after.part(self.rank)
-        owners = [o for o in before.owners(self.ranks) if o[1] < last and o[2] > first]
+        owners = self._owners(key)
         if before.form == "whole":
             for rank, *_ in owners:
                 yield self.shard(rank), 1, 0, 1

@@ -54,7 +54,7 @@ def write_together(
             _, error = attempt(_write_listed, sharded, path, run, index)
         sharded._agree(facts, error)
     except Exception:
-        if not sharded._ranks.broken:  # otherwise the index may list this shard
+        if not sharded._ranks.broken and not _is_listed(sharded, path, run):
             with suppress(OSError):
                 shard_path(path, run, sharded.rank, sharded.ranks).unlink()
         raise
@@ -68,6 +68,19 @@ def _write_listed(sharded: Any, path: PathLike, run: str, index: Callable[[str],
     """Write the index, after checking that all shards exist."""
     _check_shards(path, run, sharded.ranks)
     index(run)
+
+
+def _is_listed(sharded: Any, path: PathLike, run: str) -> bool:
+    """Whether the index may list the shards of a run that failed; collective.
+
+    Writing the index can fail after it has replaced the old one. Rank 0 reads it for all ranks,
+    because a network file system may still show the old one to others.
+    """
+    listed = True
+    if sharded.rank == 0:
+        with suppress(OSError):
+            listed = Path(path).exists() and run.encode() in Path(path).read_bytes()
+    return share_texts(sharded._ranks, str(listed))[0] == "True"
 
 
 def write_shard(sharded: Any, path: PathLike, run: str, weights: Mapping[Index, Array]) -> None:

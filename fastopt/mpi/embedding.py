@@ -123,11 +123,13 @@ class ShardedEmbeddingTable(Sharded):
         self._begin("make a table")
         used = bool(table.step or len(table) or (table._waiting and len(table._waiting)))
         start = table._start
-        seen = np.array([used, start.seed], np.int64)
-        every = np.empty((self.ranks, 2), np.int64)
+        seen = np.array([used, start.seed, KEYS.index(table._keys)], np.int64)
+        every = np.empty((self.ranks, len(seen)), np.int64)
         self._ranks.wait(self._ranks.comm.Iallgather(seen, every))
         if not every[:, 0].any():
             start.seed = int(every[0, 1])  # initial values depend on seed and id only
+        if table._keys is None:
+            table._keys = KEYS[every[:, 2].max()]
         _, error = attempt(self._check_owned)
         self._agree(
             Facts(
@@ -139,6 +141,7 @@ class ShardedEmbeddingTable(Sharded):
                     "min_count": str(table.min_count),
                     "half_life": str(table.half_life),
                     "name": repr(table.name),
+                    "dtype of ids": str(table._keys),
                     "step": str(table.step),
                 }
             ),
@@ -198,12 +201,14 @@ class ShardedEmbeddingTable(Sharded):
             given, error = attempt(self._wanted, ids, create)
             self._agree(Facts(create=str(create)), error)
             wanted, times, inverse, shape = given
-            routes = Routes(self._ranks, [owners_of(wanted, self.ranks)])
-            (came,), (counted,) = routes.there([wanted], [times])
+            with self._alone():
+                routes = Routes(self._ranks, [owners_of(wanted, self.ranks)])
+                (came,), (counted,) = routes.there([wanted], [times])
             rows, error = attempt(self._taken, came, counted, create)
             self._agree(Facts(), error)
-            (values,) = routes.back([rows])
-            return np.reshape(values[inverse], (*shape, self.table.dim))
+            with self._alone():
+                (values,) = routes.back([rows])
+                return np.reshape(values[inverse], (*shape, self.table.dim))
 
     def update(self, ids: ArrayLike, grads: ArrayLike) -> None:
         """Update the rows of ids with the gradients of all ranks; all ranks must call it.
@@ -360,8 +365,9 @@ class ShardedEmbeddingTable(Sharded):
         >>> bool((again.lookup([3, 1, 2]) == before).all())
         True
         """
-        ranks = private(comm).ranks
-        ranks.begin("load of a ShardedEmbeddingTable", time_limit(timeout))
+        limit = time_limit(timeout)
+        ranks = private(comm, limit).ranks
+        ranks.begin("load of a ShardedEmbeddingTable", limit)
         found, error = attempt(cls._read, path, ranks.rank, ranks.size, optimizer, init)
         run = "" if found is None else found[0]
         agree(ranks, [Facts(path=os.fspath(path), run=run)], error)

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from fastopt._kernels.threads import start_layer, thread_count
 from fastopt.mpi.collectives import share_texts
-from fastopt.mpi.ranks import Ranks
+from fastopt.mpi.ranks import Ranks, is_forked, refuse_forked, time_limit
 
 __all__ = ["await_reader", "describe", "leader_first", "private", "threads_of"]
 
@@ -41,8 +41,11 @@ class Node:
         Number of updaters and tables that use the communicators.
     """
 
-    def __init__(self, comm: Any) -> None:
-        self.ranks, self.node = Ranks(comm.Dup()), Ranks(comm.Split_type(MPI.COMM_TYPE_SHARED))
+    def __init__(self, comm: Any, timeout: float) -> None:
+        if MPI.COMM_WORLD.size > 1:
+            _end_all_with_one()
+        self.ranks = Ranks(_duplicate(comm, timeout))
+        self.node = Ranks(comm.Split_type(MPI.COMM_TYPE_SHARED))  # now all ranks are here
         self.farewell = comm.Dup()
         self._more: list[Any] = []
         self.updaters = 0
@@ -51,19 +54,39 @@ class Node:
         threads = threads_of(masks, self.node.rank)
         start_layer()
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-        if MPI.COMM_WORLD.size > 1:
-            _end_all_with_one()
 
     def another(self) -> Any:
         """Create one more communicator with all ranks; collective."""
-        self._more.append(self.ranks.comm.Dup())
-        return self._more[-1]
+        copy, request = self.ranks.comm.Idup()
+        self.ranks.wait(request)
+        self._more.append(copy)
+        return copy
 
     def free(self) -> None:
         """Free the communicators."""
         _nodes.remove(self)
         for comm in (self.ranks.comm, self.node.comm, self.farewell, *self._more):
             comm.Free()
+
+
+def _duplicate(comm: Any, timeout: float) -> Any:
+    """Duplicate the user's communicator; collective.
+
+    Raises
+    ------
+    TimeoutError
+        Some rank did not take part within the time limit.
+    """
+    copy, request = comm.Idup()
+    end = time.monotonic() + timeout
+    while not request.Test():
+        if time.monotonic() > end:
+            raise TimeoutError(
+                f"rank {comm.rank} of {comm.size} waited {timeout:g} s for others to create their "
+                "first updater or table on this communicator; all of its ranks must do so"
+            )
+        time.sleep(0.0001)
+    return copy
 
 
 _nodes: list[Node] = []
@@ -79,7 +102,7 @@ _keyval: int = MPI.Comm.Create_keyval(delete_fn=_free)
 """Attribute key of the :class:`Node` of a communicator, which is freed with the communicator."""
 
 
-def private(comm: Any) -> Node:
+def private(comm: Any, timeout: float | None = None) -> Node:
     """Return the private communicators of `comm`, created at the first call; collective.
 
     They are freed together with `comm`. If a call failed while other ranks were waiting in it, new
@@ -89,12 +112,17 @@ def private(comm: Any) -> Node:
     ------
     TypeError
         `comm` is not an intracommunicator of mpi4py.
+    TimeoutError
+        Some rank did not take part within the time limit.
+    RuntimeError
+        This process was forked from the one of a rank.
     """
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be a communicator of mpi4py, got {type(comm).__name__}")
+    refuse_forked("creation of an updater or table")
     found: Any = comm.Get_attr(_keyval)
     if found is None or found.ranks.out_of_step():
-        found = Node(comm)
+        found = Node(comm, time_limit(timeout))
         comm.Set_attr(_keyval, found)
     node: Node = found
     return node
@@ -152,6 +180,9 @@ def _end_all_with_one() -> None:
     def end(
         kind: type[BaseException], error: BaseException | None, show: Callable[[], object]
     ) -> None:
+        if is_forked():
+            show()
+            return
         world = MPI.COMM_WORLD
         try:
             show()
@@ -182,7 +213,7 @@ def _say_farewell() -> None:
 
     Those ranks raise an error instead of waiting forever.
     """
-    if MPI.Is_finalized():
+    if is_forked() or MPI.Is_finalized():
         return
     nodes = [node for node in _nodes if node.ranks.size > 1]
     waiting = [node.farewell.Ibarrier() for node in nodes]

@@ -16,6 +16,7 @@ from fastopt.arguments import choice, count
 from fastopt.checkpoint.placement import Placement
 from fastopt.checkpoint.shards import Saved
 from fastopt.mpi.agreement import Facts, attempt
+from fastopt.mpi.checksum import checksum
 from fastopt.mpi.gate import Stopped
 from fastopt.mpi.resumable import Resumable
 from fastopt.mpi.rows import MOST_ROWS, Owners, Pulled, Routes, Ways
@@ -75,7 +76,10 @@ class Owned(Resumable):
         )
         facts = Facts({"index": str([*shapes]), "dtype": str(kind), "owners": str(owners)})
         facts |= {f"shape of index {index!r}": str(shape) for index, shape in shapes.items()}
-        self._agree(facts, error)
+        described, problem = attempt(
+            lambda: {f"values of index {i!r}": _described(v, kind) for i, v in values.items()}
+        )
+        self._agree(Facts({**facts, **(described or {})}), error or problem)
         self._rows = rows_by_index
         for index, rows in rows_by_index.items():
             width = int(np.prod(rows.shape[1:], dtype=np.int64))
@@ -127,6 +131,11 @@ class Owned(Resumable):
         self._begin("pull")
         ids, error = attempt(self._ids, row_ids)
         self._agree(Facts(self._shapes(ids or {})), error)
+        with self._alone():
+            return self._fetched(ids)
+
+    def _fetched(self, ids: Mapping[Index, Array]) -> dict[Index, Array]:
+        """Rows of checked row numbers, by index."""
         tables = [self._rows[index] for index in ids]
         wanted, positions = [], []
         for each in ids.values():
@@ -228,12 +237,19 @@ class Owned(Resumable):
         super()._take_up(saved)
         for index, rows in self._rows.items():
             if index in saved.weights:
-                rows.weight[...] = saved.weights[index]
+                rows.weight[...] = saved.weights[index].reshape(rows.weight.shape)
 
     def flush(self) -> None:
         """Apply deferred weight decay to all rows; see :meth:`Updater.flush`."""
         for index, rows in self._rows.items():
             self.shard._flush(index, rows.weight)
+
+
+def _described(values: Any, dtype: np.dtype[Any]) -> str:
+    """Describe the initial values of a table, for comparison between ranks."""
+    if callable(values):
+        return "a function"
+    return f"an array with checksum {checksum(np.asarray(values, dtype)):#x}"
 
 
 def _nothing() -> None:

@@ -25,6 +25,9 @@ __all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
 DEPTH = 2
 """Number of buckets in flight: one is packed while another is being sent."""
 
+LEAST = 10_000
+"""Elements that a call compares between ranks at least: their checksum takes a few microseconds."""
+
 Parts = NDArray[np.int64]
 
 Part = tuple[int, int, int]
@@ -394,9 +397,9 @@ class Plan:
         return None
 
     def windows(self, count: int) -> list[list[Part]]:
-        """Parts of all weights, in at most `count` windows of equal size."""
+        """Parts of all weights, in at most `count` windows of equal size, LEAST or more."""
         if self._windows[0] != count:
-            step = max(-(-sum(self.sizes) // count), 1)
+            step = max(-(-sum(self.sizes) // count), LEAST)
             whole = [(place, 0, size) for place, size in enumerate(self.sizes)]
             self._windows = count, list(_windows(whole, step))
         return self._windows[1]

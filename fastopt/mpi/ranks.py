@@ -12,7 +12,7 @@ from mpi4py import MPI
 from fastopt._interrupts import uninterrupted
 from fastopt.arguments import number
 
-__all__ = ["Ranks", "listing", "time_limit"]
+__all__ = ["Ranks", "is_forked", "listing", "refuse_forked", "time_limit"]
 
 LIMIT = 1800.0
 """Default time limit of waits, in seconds."""
@@ -28,6 +28,9 @@ GRACE = 2.0
 
 TAG = 77
 
+PROCESS = os.getpid()
+"""The process that takes part as a rank; the processes that it forks do not."""
+
 _let_others: Any = getattr(os, "sched_yield", lambda: None)
 
 
@@ -42,6 +45,20 @@ def time_limit(timeout: float | None) -> float:
         return number(VARIABLE, float(text), least=0)
     except ValueError:
         raise ValueError(f"{VARIABLE} must be a number of seconds, got {text!r}") from None
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from the one of a rank."""
+    return os.getpid() != PROCESS
+
+
+def refuse_forked(call: str) -> None:
+    """Raise RuntimeError in a process that was forked from the one of a rank."""
+    if is_forked():
+        raise RuntimeError(
+            f"{call}: this process was forked from a rank, and only the rank can make the call; "
+            "return its arguments to the rank"
+        )
 
 
 def listing(ranks: Iterable[int]) -> str:
@@ -106,8 +123,10 @@ class Ranks:
         Raises
         ------
         RuntimeError
-            An earlier call failed on some ranks while others were waiting.
+            An earlier call failed on some ranks while others were waiting, or this process was
+            forked from the one of the rank.
         """
+        refuse_forked(call)
         if self.broken:
             raise RuntimeError(
                 f"{call}: the ranks are no longer in step, since {self.broken}; make a new updater "

@@ -1,7 +1,7 @@
 """Saving and loading of sharded updaters and tables."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastopt._engine.validate import label
@@ -74,9 +74,10 @@ class Resumable(Sharded):
         """Save, together with the slices of weights that the function `weights` returns."""
         with self.optimizer.lock:
             self._begin("save")
-            facts = Facts(path=os.fspath(path))
             slices, error = attempt(weights)
-            self._agree(facts, error)
+            facts = Facts(path=os.fspath(path), weights=_listing(slices or ()))
+            self._agree(Facts({**facts, **self._unchecked}), error)
+            self._unchecked.clear()
             write_together(
                 self,
                 path,
@@ -113,12 +114,24 @@ class Resumable(Sharded):
         """
         return self._load(path, strict, _nothing_more)
 
-    def _load(self, path: PathLike, strict: bool, check: Callable[[Saved], None]) -> Skipped:
-        """Load a checkpoint for which the function `check` does not raise an error."""
-        facts = Facts(path=os.fspath(path), strict=str(strict))
+    def _load(
+        self,
+        path: PathLike,
+        strict: bool,
+        check: Callable[[Saved], None],
+        weights: Iterable[Index] = (),
+        error: Exception | None = None,
+    ) -> Skipped:
+        """Load a checkpoint for which the function `check` does not raise an error.
+
+        `weights` are the indices of the weights to load, or there is an `error` in them.
+        """
+        facts = Facts(path=os.fspath(path), strict=str(strict), weights=_listing(weights))
         with self.optimizer.lock:
             self._begin("load")
-            found, error = attempt(read_saved, self, path, self._kind)
+            found: Any = None
+            if error is None:
+                found, error = attempt(read_saved, self, path, self._kind)
             self._agree(Facts({**facts, "run": found[0] if found else ""}), error)
             saved: Saved = found[1]
             before, trial = self._snapshot(), Trial(self)
@@ -157,10 +170,12 @@ class Resumable(Sharded):
                 context = f"parameter {key!r}"
                 for table, name in [
                     (tree["states"], key),
-                    *((t, index) for t in tree["attributes"].values()),
+                    *((t, index) for t in arrays_by_index(tree["attributes"]).values()),
                 ]:
                     if isinstance(table, dict) and name in table:
-                        table[name] = cut_state(table[name], placement, self.rank, context)
+                        value = table.pop(name)
+                        if placement.has_state(self.rank):
+                            table[name] = cut_state(value, placement, self.rank, context)
             saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
         return restore(trial, tree, strict)
 
@@ -170,6 +185,7 @@ class Resumable(Sharded):
         return {
             name: cut_state(value, placement, self.rank, context)
             for name, value in self.uncut[index].items()
+            if placement.has_state(self.rank)
         }
 
     @property
@@ -185,6 +201,7 @@ class Resumable(Sharded):
         """Restore the parts of a checkpoint other than the states."""
         self.placements.update(saved.placements)
         self._masters = saved.masters
+        self._unchecked.clear()
 
     def _snapshot(self) -> tuple[Any, ...]:
         """Snapshot of what :meth:`load` changes before the ranks have agreed."""
@@ -195,6 +212,11 @@ class Resumable(Sharded):
         self.optimizer.put_back(optimizer)
         if self.loss_scaler:
             self.loss_scaler.load_state_dict(scale)
+
+
+def _listing(indices: Iterable[Index]) -> str:
+    """Indices in an order that does not depend on that of a dictionary, for comparison."""
+    return ", ".join(sorted(map(repr, indices))) or "none"
 
 
 def _nothing_more(saved: Saved) -> None:

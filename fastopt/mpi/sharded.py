@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from fastopt._suggestions import Advised
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.checkpoint.placement import Form, Placement
 from fastopt.mpi.agreement import Fact, Facts, agree, attempt
-from fastopt.mpi.fingerprint import Fingerprint
+from fastopt.mpi.fingerprint import Fingerprint, described
 from fastopt.mpi.gate import Gate, Stopped
 from fastopt.mpi.job import leader_first, private
 from fastopt.mpi.ranks import time_limit
@@ -76,6 +76,8 @@ class Sharded(Advised, Spelled):
         See :class:`~fastopt.optimizer.Updater`.
     timeout : float, optional
         Seconds that a rank waits for the others.
+    **arguments
+        Other arguments of the constructor, which must be equal on all ranks.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {
@@ -110,18 +112,26 @@ class Sharded(Advised, Spelled):
         loss_scaler: LossScaler | None,
         clip_global_norm: float | None,
         timeout: float | None,
+        **arguments: Any,
     ) -> None:
         self.timeout = time_limit(timeout)
         self.shard = Shard(optimizer, loss_scaler, clip_global_norm)
-        node = private(comm)
+        node = private(comm, self.timeout)
         self._ranks, self._node = node.ranks, node.node
         self.rank, self.ranks = self._ranks.rank, self._ranks.size
         self._number, self._calls = node.updaters, 0
+        call = f"creation of updater {self._number} ({type(self).__name__})"
+        for ranks in (self._ranks, self._node):
+            ranks.begin(call, self.timeout)
+        values = {name: str(value) for name, value in arguments.items()}
+        agree(self._ranks, [Facts({"call": call, **values})])
         node.updaters += 1
         self._fingerprint = Fingerprint(self.optimizer)
         self.shard.sums = Sums(self._ranks)
         self.placements: dict[Index, Placement] = {}
         self._masters: dict[Index, Array] = {}
+        self._unchecked: dict[str, str] = {}
+        """Checksums of arrays set on this rank, which ranks compare in the next update or save."""
         self.uncut: dict[Index, Any] = {}
         """States and attributes that were loaded whole, until the weights are known."""
 
@@ -173,7 +183,7 @@ class Sharded(Advised, Spelled):
         limits = {"call": self._call, **scale, "clip_global_norm": clip}
         if self._fingerprint.optimizer is not self.optimizer:
             self._fingerprint = Fingerprint(self.optimizer)
-        facts = Facts({name: str(value) for name, value in limits.items()})
+        facts = Facts({name: str(described(value)) for name, value in limits.items()})
         return [facts, *self._fingerprint.facts()]
 
     def _agree(self, facts: Facts, error: Exception | None) -> None:
@@ -214,7 +224,6 @@ class Sharded(Advised, Spelled):
     @contextmanager
     def _updating(self, too_late: Callable[[], bool]) -> Iterator[None]:
         """Context that raises errors of one rank on all ranks, or reports them if `too_late()`."""
-        gate = self.shard.gate
         try:
             yield
         except Stopped:
@@ -223,11 +232,15 @@ class Sharded(Advised, Spelled):
             if too_late() or self._ranks.broken:
                 self._ranks.fail(f"failed: {type(error).__name__}: {error}")
                 raise
-            gate.enter(error)
+            self.shard.gate.enter(error)
             raise
         except BaseException as error:
             self._ranks.fail(f"was interrupted: {type(error).__name__}")
             raise
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Context after an agreement, in which an error of this rank is reported to the others."""
+        return self._updating(lambda: True)
 
     def _compile(self, kinds: Iterable[tuple[Index, Placement, Any, bool]]) -> None:
         """Compile the kernels of a call on one rank of each node first, then on the others.

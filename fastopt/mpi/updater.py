@@ -20,7 +20,7 @@ from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.placement import Form, Placement, line_bytes, placed
 from fastopt.checkpoint.shards import Saved
 from fastopt.mpi.agreement import Fact, Facts, Numbers, agree, attempt
-from fastopt.mpi.checksum import checksums
+from fastopt.mpi.checksum import checksum, summer
 from fastopt.mpi.collectives import gathered
 from fastopt.mpi.exchange import Exchange
 from fastopt.mpi.gate import Stopped
@@ -86,7 +86,8 @@ class ShardedUpdater(Resumable):
         variable ``FASTOPT_MPI_TIMEOUT``, or 1800.
     check_every : int
         Number of calls in which every weight is compared between ranks once: each call compares
-        checksums of a fraction of the weights. 0 compares only new and loaded weights. Default 100.
+        a checksum of a fraction of the weights, at least 10,000 elements. 0 compares only new and
+        loaded weights. Default 100.
     wire : {'float16', 'bfloat16'}, optional
         Dtype to which dense gradients are rounded before they are sent, which halves the bytes of
         float32 gradients; they are still summed in the precision of the arithmetic. float16
@@ -140,7 +141,17 @@ class ShardedUpdater(Resumable):
         size = None if bucket_bytes is None else count("bucket_bytes", bucket_bytes)
         every = count("check_every", check_every, least=0)
         kind = None if wire is None else _half(choice("wire", wire, *HALVES))
-        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
+        super().__init__(
+            optimizer,
+            comm,
+            loss_scaler,
+            clip_global_norm,
+            timeout,
+            bucket_bytes=size,
+            check_every=every,
+            wire=wire,
+            overlap=bool(overlap),
+        )
         self.wire: Any = kind
         self.overlap = bool(overlap)
         self.bucket_bytes = size or line_bytes(self.ranks)
@@ -151,9 +162,9 @@ class ShardedUpdater(Resumable):
         self._turns: dict[Index, int] = {}
         self._unsure: set[Index] = set()
         self._copies: dict[Index, Array] = {}
-        leader_first(self._node, lambda: (addresses([]), copier(), comparer()))
+        leader_first(self._node, lambda: (addresses([]), copier(), comparer(), summer()))
         self.seconds: dict[str, float] = {}
-        self._gradient_comm: Any = private(comm).another() if overlap else None
+        self._gradient_comm: Any = private(comm).another() if self.overlap else None
         self._exchanging: Exchange | None = None
         self._begun: dict[int, Array] = {}
         self._last: Plan | None = None
@@ -447,6 +458,7 @@ class ShardedUpdater(Resumable):
         for index in plan.indices[:1]:
             self._turns[index] = self._turns.get(index, 0) + 1
         self._unsure.difference_update(plan.indices)
+        self._unchecked.clear()
         self.seconds = exchange.seconds
         self._plan = self._last = plan
 
@@ -492,17 +504,19 @@ class ShardedUpdater(Resumable):
             A safetensors file in a directory that all ranks share, the same on all ranks.
         weights : mapping of index to numpy.ndarray, optional
             Weights to save together with the states, so that they belong to the same step. They
-            must have been updated by this updater. Each rank writes its slices.
+            must have been updated by this updater. Each rank writes its slices; all ranks must pass
+            the same indices.
 
         Raises
         ------
         TypeError
             See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
         ValueError
-            A weight was not updated yet, or has another shape or dtype.
+            A weight was not updated yet, or has another shape or dtype, or ranks disagree.
         OSError
             A file cannot be written on some rank, or rank 0 does not see the files of other ranks.
-            All ranks raise the error; the old checkpoint is unchanged.
+            All ranks raise the error; the old checkpoint is unchanged, unless only the directory
+            could not be synced: then `path` is the new one, and the files of both are kept.
 
         Examples
         --------
@@ -523,7 +537,7 @@ class ShardedUpdater(Resumable):
         """
 
         def slices() -> dict[Index, Array]:
-            chosen = {check_index(index): array for index, array in (weights or {}).items()}
+            chosen = _by_index(weights)
             for index, array in chosen.items():
                 self._check_saved(index, array)
             return {
@@ -552,7 +566,8 @@ class ShardedUpdater(Resumable):
             ones. Otherwise missing parameters start from scratch, and additional ones are ignored.
             Default True.
         weights : mapping of index to numpy.ndarray, optional
-            Arrays to which the weights of the checkpoint are written.
+            Arrays to which the weights of the checkpoint are written, with the same indices on all
+            ranks.
 
         Returns
         -------
@@ -565,24 +580,27 @@ class ShardedUpdater(Resumable):
         fastopt.checkpoint.CheckpointError, OSError
             On some rank, a file is missing, damaged, of another run, or cannot be read, or lacks
             one of `weights`. All ranks raise the error, and nothing changes.
+        ValueError
+            Ranks disagree, such as on the indices of `weights`.
         """
-        chosen = dict(weights or {})
+        found, error = attempt(_by_index, weights)
+        chosen: dict[Index, Array] = found or {}
         slices: dict[Index, Array] = {}
 
         def check(saved: Saved) -> None:
-            slices.update(saved.weights)
+            slices.update((i, own) for i, own in saved.weights.items() if i in chosen)
             for index, array in chosen.items():
-                context = label(check_index(index), self.optimizer.idx2name)
+                context = label(index, self.optimizer.idx2name)
                 if index not in saved.weights or index not in saved.placements:
                     raise CheckpointError(f"{os.fspath(path)}: it has no weight of {context}")
                 placement = saved.placements[index]
                 check_like(context, "weight", array, (placement.dtype,), placement.shape)
 
         with self.optimizer.lock:
-            skipped = self._load(path, strict, check)
-            for index, array in chosen.items():
-                elements, _ = gathered(self._ranks, slices[index].reshape(-1))
-                array[...] = elements.reshape(array.shape)
+            skipped = self._load(path, strict, check, chosen, error)
+            for index, own in slices.items():  # in the order of the file, on all ranks
+                elements, _ = gathered(self._ranks, own.reshape(-1))
+                chosen[index][...] = elements.reshape(chosen[index].shape)
         return skipped
 
     def _check_saved(self, index: Index, array: Any) -> None:
@@ -745,6 +763,8 @@ class ShardedUpdater(Resumable):
                 compared[f"tensor {k}"] = description + rows
             plan.facts = Facts(compared)
         facts: list[Fact] = [plan.facts, self._values(plan, new)]
+        if self._unchecked:
+            facts.append(Facts(self._unchecked))
         if not self.optimizer.native:
             facts.append(self._fingerprint.rates(plan.indices))
         return facts
@@ -756,20 +776,20 @@ class ShardedUpdater(Resumable):
         parts = [(k, 0, plan.sizes[k]) for k, i in enumerate(indices) if i in unsure]
         if self.check_every:
             windows = plan.windows(self.check_every)
-            turn = self._turns.get(plan.indices[0], 0) % self.check_every if windows else 0
-            parts += windows[turn] if turn < len(windows) else []
-        sums = [checksums(plan.flats[k][first:last]) for k, first, last in parts]
+            turn = self._turns.get(plan.indices[0], 0) if windows else 0
+            parts += windows[turn % len(windows)] if windows else []
+        sums = [checksum(plan.flats[k][first:last]) for k, first, last in parts]
 
         def in_words() -> dict[str, str]:
             names = self.optimizer.idx2name
             return {
                 f"checksum of values {first} to {last} of {label(plan.indices[k], names)}": hex(
-                    Numbers([found], dict).digest
+                    found
                 )
                 for (k, first, last), found in zip(parts, sums, strict=True)
             }
 
-        return Numbers(sums, in_words)
+        return Numbers([np.array(sums, np.uint64)], in_words)
 
     # Masters and copies
 
@@ -783,7 +803,8 @@ class ShardedUpdater(Resumable):
         index : int, str or bytes
             Index of the parameter. The optimizer must have ``multi_precision=True``.
         array : numpy.ndarray
-            Exact values of the whole weight, float32, equal on all ranks; they are copied.
+            Exact values of the whole weight, float32, equal on all ranks; they are copied. The next
+            update or save compares them between ranks.
 
         Raises
         ------
@@ -812,12 +833,13 @@ class ShardedUpdater(Resumable):
                     f"{context}: a master needs an optimizer with multi_precision=True"
                 )
             self._masters[index] = array.copy()
-            return
-        if array.shape != placement.shape:
+        elif array.shape != placement.shape:
             raise ValueError(
                 f"{context}: master must have shape {placement.shape}, got {array.shape}"
             )
-        self.shard.set_master(index, placement.slice_of(flat(array), self.rank))
+        else:
+            self.shard.set_master(index, placement.slice_of(flat(array), self.rank))
+        self._unchecked[f"checksum of the master of {context}"] = f"{checksum(array):#x}"
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Set a half-precision copy of a float32 weight that each update on this rank writes too.
@@ -844,6 +866,11 @@ class ShardedUpdater(Resumable):
         context = label(index, self.optimizer.idx2name)
         check_like(context, "copy", array, HALVES, np.shape(array))
         self._copies[index] = array
+
+
+def _by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:
+    """Arrays by checked index."""
+    return {check_index(index): array for index, array in (weights or {}).items()}
 
 
 def _is_same(one: Any, other: Any) -> bool:

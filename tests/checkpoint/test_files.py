@@ -166,6 +166,37 @@ def test_a_disk_that_is_full_at_last_leaves_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def fails_for_directories(number):
+    """An fsync that fails with an error number for directories only."""
+    real = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    return fsync
+
+
+@posix
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
+def test_a_file_system_without_sync_of_directories_is_no_error(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "fsync", fails_for_directories(number))
+    write_atomically(tmp_path / "file", [b"new"])
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@posix
+def test_a_directory_that_fails_to_sync_is_an_error_and_the_new_file_is_in_place(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "fsync", fails_for_directories(errno.EIO))
+    with pytest.raises(OSError, match=r"Input/output error.*file"):
+        write_atomically(tmp_path / "file", [b"new"])
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
 @posix
 def test_missing_permission_is_an_error_that_names_the_file(run_python):
     with TemporaryDirectory() as folder:  # that of pytest is closed to others

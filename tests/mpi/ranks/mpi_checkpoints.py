@@ -1,5 +1,6 @@
 """Checks of checkpoints of ranks; the last two of a folder that jobs of other sizes share."""
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from mpi_common import comm, copied, exact, raised, summed
 
 from fastopt import RowSparse, optimizer
 from fastopt.amp import LossScaler
-from fastopt.checkpoint import CheckpointError
+from fastopt.checkpoint import CheckpointError, files
 from fastopt.mpi import ShardedTable, ShardedUpdater
 from helpers.cases import CASES, Case
 from helpers.tensor_lists import everything, frozen, normal
@@ -66,7 +67,7 @@ def cases_of_all_kinds():
         "novograd",
         "prodigy",
     )
-    in_8_bits = Case("adam", {"state_dtype": "int8", "state_min_size": 300})
+    in_8_bits = Case("adam", {"state_dtype": "int8", "state_min_size": 7})
     return [*(case for case in CASES if str(case) in chosen), in_8_bits, Case("normalized", wd=0.0)]
 
 
@@ -116,14 +117,16 @@ def check_files_of_jobs_of_every_size_are_taken_up(folder):
         if not known:
             for k in range(3):
                 step(updater, weights, case, k)
-            updater.save(path)
+            updater.save(path, {k: weights[k] for k in kinds_for(case)})
             middle = list(map(copied, weights))
         else:
-            middle = None
             with np.load(final) as arrays:
-                weights = [arrays[f"middle_{k}"] for k in range(len(SHAPES))]
+                middle = [arrays[f"middle_{k}"] for k in range(len(SHAPES))]
                 expected = [arrays[f"end_{k}"] for k in range(len(SHAPES))]
-            updater.load(path)
+            for k in kinds_for(case):
+                weights[k][...] = np.nan
+            updater.load(path, weights={k: weights[k] for k in kinds_for(case)})
+            assert frozen(weights) == frozen(middle), case
         for k in range(3, 6):
             step(updater, weights, case, k)
         comm.Barrier()
@@ -277,6 +280,38 @@ def check_a_write_that_fails_leaves_the_old_checkpoint(folder):
     other.load(path)
     assert other.optimizer.num_update == 1
     assert len(set(comm.allgather(other.optimizer.num_update))) == 1
+
+
+def check_an_error_after_the_index_was_replaced_leaves_the_new_checkpoint(folder):
+    """The directory of the index cannot be synced."""
+    path = Path(folder, f"unsynced_{comm.size}")
+    case = next(case for case in CASES if case.name == "adam")
+    updater, weights = started(case)
+    step(updater, weights, case, 0)
+    updater.save(path, dict(enumerate(weights)))
+    step(updater, weights, case, 1)
+    real, calls = files.sync_directory, []
+
+    def fail(directory):
+        calls.append(directory)
+        if comm.rank == 0 and len(calls) == 2:  # the first is that of the shard
+            raise OSError(errno.EIO, "Input/output error")
+        real(directory)
+
+    files.sync_directory = fail
+    try:
+        with raised(OSError, "Input/output error"):
+            updater.save(path, dict(enumerate(weights)))
+    finally:
+        files.sync_directory = real
+    found = [np.zeros_like(w) for w in weights]
+    other, _ = started(case)
+    other.load(path, weights=dict(enumerate(found)))
+    assert frozen(found) == frozen([np.ascontiguousarray(w) for w in weights])
+    assert frozen(other.states) == frozen(updater.states)
+    updater.save(path)
+    comm.Barrier()
+    assert len(list(path.parent.glob(f"{path.name}*"))) == 1 + comm.size
 
 
 def check_an_updater_without_ranks_goes_on_from_ranks_and_back(folder):

@@ -52,9 +52,56 @@ def check_a_schedule_of_the_user():
     both_ways(lambda: optimizer.SGD(lr_scheduler=Table()), "lr_scheduler", "[0.5]")
 
 
-def check_the_dtype_on_the_wire():
-    made = ShardedUpdater(optimizer.SGD(), comm, wire="float16" if LAST else None)
-    refused(made, np.zeros(8, np.float32), "wire")
+def check_arguments_of_an_updater():
+    """Its creation fails on all ranks, and the next one works."""
+    for name, value in (
+        ("wire", "float16"),
+        ("overlap", True),
+        ("bucket_bytes", 4096),
+        ("check_every", 7),
+    ):
+        with told(f"for {name}", str(value)):
+            ShardedUpdater(optimizer.SGD(), comm, **({name: value} if LAST else {}))
+    with told("for call", "(ShardedTable)", "(ShardedUpdater)"):
+        if LAST:
+            ShardedTable((4, 1), optimizer.SGD(), comm)
+        else:
+            ShardedUpdater(optimizer.SGD(), comm)
+    made, weight = ShardedUpdater(optimizer.SGD(), comm), np.zeros(8, np.float32)
+    with told("for call", "creation of updater", "(update)"):
+        made(0, ONES, weight) if LAST else ShardedUpdater(optimizer.SGD(), comm)
+    ShardedUpdater(optimizer.SGD(), comm)(0, ONES, weight)
+
+
+def check_masters():
+    """Whether one rank sets none or another one, before the first update or later."""
+    grad = np.ones(8, np.float16)
+    for later in (False, True):
+        for other in (2.0, None):
+            made = ShardedUpdater(optimizer.SGD(multi_precision=True), comm)
+            weight = np.ones(8, np.float16)
+            if later:
+                made(0, grad, weight)
+            if not LAST or other:
+                made.set_master(0, np.full(8, other if LAST else 1.0, np.float32))
+            before = weight.tobytes()
+            for _ in range(2):
+                with told("checksum of the master of index 0"):
+                    made(0, grad, weight)
+            with told("checksum of the master of index 0"):
+                made.save("nowhere")
+            assert weight.tobytes() == before
+            made.set_master(0, np.ones(8, np.float32))
+            made(0, grad, weight)
+
+
+def check_initial_values_of_tables():
+    values = np.arange(8, dtype=np.float32).reshape(4, 2)
+    for other in (values[::-1], None, lambda rows: values[rows]):
+        with told("for values of index 0"):
+            ShardedTable((4, 2), optimizer.SGD(), comm, values=other if LAST else values)
+    made = ShardedTable((4, 2), optimizer.SGD(), comm, values=values.astype("f8" if LAST else "f4"))
+    assert (made.pull(range(4)) == values).all()
 
 
 def check_a_function_as_schedule():
@@ -149,6 +196,19 @@ def check_settings_of_the_loss_scaler():
     refused(made, np.zeros(8, np.float32), "growth_interval")
 
 
+def check_objects_among_the_attributes_of_a_loss_scaler():
+    """Their addresses are not compared, but the items of containers are."""
+
+    class Own(LossScaler):
+        def __init__(self, history):
+            super().__init__(8.0)
+            self.owner, self.history = object(), history
+
+    ShardedUpdater(optimizer.SGD(), comm, loss_scaler=Own([1]))(0, ONES, np.zeros(8, np.float32))
+    made = ShardedUpdater(optimizer.SGD(), comm, loss_scaler=Own([int(LAST)]))
+    refused(made, np.zeros(8, np.float32), "loss scaler's history", "[1]")
+
+
 def check_weights_that_differ_after_a_load():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(comm.bcast(folder), "state")
@@ -163,24 +223,63 @@ def check_weights_that_differ_after_a_load():
 
 
 def check_weights_that_change_between_steps():
-    """In the next step where all weights change; in `check_every` steps whichever element does."""
-    made, weight = ShardedUpdater(optimizer.SGD(), comm), np.ones(800, np.float32)
-    grad = np.ones(800, np.float32)
-    for _ in range(3):
+    """In the next step where all weights or few change; else in `check_every` steps."""
+    for size, changed in ((8, 3), (101, 100), (9999, 0), (30_000, slice(None))):
+        made, weight = ShardedUpdater(optimizer.SGD(), comm), np.ones(size, np.float32)
+        grad = np.ones(size, np.float32)
+        for _ in range(3):
+            made(0, grad, weight)
+        weight[changed] += LAST
+        with told("checksum of values"):
+            made(0, grad, weight)
+    for place in range(0, 50_000, 9_000):
+        made = ShardedUpdater(optimizer.SGD(), comm, check_every=4)
+        weight = np.ones(50_000, np.float32)
+        grad = weight.copy()
         made(0, grad, weight)
-    weight += LAST
-    with told("checksum of values"):
-        made(0, grad, weight)
-    for place in range(8):
-        made, weight = ShardedUpdater(optimizer.SGD(), comm, check_every=4), ONES.copy()
 
-        def five_steps(made=made, weight=weight, place=place):
-            for _ in range(5):
+        def four_steps(made=made, weight=weight, place=place, grad=grad):
+            for _ in range(4):
                 weight[place] = 3.0 if LAST else 1.0  # written again after each step
-                made(0, ONES, weight)
+                made(0, grad, weight)
 
         with told("checksum of values"):
-            five_steps()
+            four_steps()
+
+
+def check_weights_that_start_in_another_order_or_with_other_signs():
+    rows = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
+    signs = np.ones(8)
+    signs[-2:] = -1
+    for ours, theirs in ((rows, rows[[0, *range(15, 0, -1)]]), (np.ones(8), signs)):
+        made, weight = ShardedUpdater(optimizer.SGD(), comm), (ours if LAST else theirs).copy()
+        with told("checksum of values"):
+            made(0, np.ones_like(weight), weight)
+
+
+def check_indices_of_weights_that_are_saved_or_loaded():
+    """Nothing is written, and nothing changes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(comm.bcast(folder), "state")
+        made, weights = ShardedUpdater(optimizer.SGD(momentum=0.5), comm), [ONES.copy(), 2 * ONES]
+        made([0, 1], [ONES, ONES], weights)
+        made.save(path, dict(enumerate(weights)))
+        before = path.read_bytes()
+        for chosen in (None, {0: weights[0]}, {}):
+            with told("for weights", "has 0, 1"):
+                made.save(path, dict(enumerate(weights)) if LAST else chosen)
+            comm.Barrier()
+            assert path.read_bytes() == before
+            state = everything(made.shard, weights)
+            with told("for weights", "has 0, 1"):
+                made.load(path, weights=dict(enumerate(weights)) if LAST else chosen)
+            assert everything(made.shard, weights) == state
+        with np.testing.assert_raises_regex((TypeError, RuntimeError), f"rank {comm.size - 1}: "):
+            made.load(path, weights={2.5: weights[0]} if LAST else {0: weights[0]})
+        loaded = [0 * ONES, 0 * ONES]
+        made.load(path, weights=dict([*enumerate(loaded)][:: -1 if LAST else 1]))
+        assert [a.tobytes() for a in loaded] == [a.tobytes() for a in weights]
+        comm.Barrier()
 
 
 def check_updaters_that_are_called_in_another_order():

@@ -144,6 +144,16 @@ def check_ids_have_one_dtype(folder):
         table.lookup(np.array([-1]))
 
 
+def check_ids_of_a_reopened_table_have_the_dtype_that_any_rank_knows(folder):
+    own = table_of("adam")
+    ids = np.arange(40, dtype=np.uint64)
+    if comm.rank == 0:
+        own.lookup(ids[owners_of(ids.view(np.int64), comm.size) == 0])
+    table = ShardedEmbeddingTable(own, comm)
+    assert table.table.id_dtype == np.uint64
+    assert table.lookup(ids).shape == (40, 3)
+
+
 def check_a_call_that_fails_changes_nothing(folder):
     last = comm.rank == comm.size - 1
     table = ShardedEmbeddingTable(table_of("adam", capacity=30), comm)

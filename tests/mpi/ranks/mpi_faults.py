@@ -2,15 +2,17 @@
 
 import io
 import os
+import sys
 import threading
+import warnings
 
 import numpy as np
 from mpi_common import comm, raised, told
 
-from fastopt import optimizer
+from fastopt import EmbeddingTable, optimizer
 from fastopt.lr_scheduler import FactorScheduler
-from fastopt.mpi import ShardedTable, ShardedUpdater
-from fastopt.mpi.job import await_reader
+from fastopt.mpi import ShardedEmbeddingTable, ShardedTable, ShardedUpdater, embedding, owned
+from fastopt.mpi.job import _say_farewell, await_reader
 
 LAST = comm.rank == comm.size - 1
 
@@ -80,6 +82,66 @@ def check_errors_of_other_kinds_are_told_too():
     made.odd = Odd(1) if LAST else 1.0
     with raised(RuntimeError, f"rank {comm.size - 1}: cannot be told"):
         ShardedUpdater(made, comm)(0, np.ones(2), np.ones(2))
+
+
+def check_a_forked_process_takes_no_part_as_its_rank():
+    """Its calls are errors, its errors do not end the job, and its end is no end of the rank."""
+    made, weight = updater(learning_rate=1.0), np.zeros(4, np.float32)
+    made(0, np.ones(4, np.float32), weight)
+    comm.Barrier()
+    if LAST:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other threads
+            child = os.fork()
+        if not child:
+            status = 1
+            try:
+                for call in (lambda: made(0, 9 * weight, weight), updater):
+                    with raised(RuntimeError, "this process was forked from a rank"):
+                        call()
+                sys.stderr = io.StringIO()
+                sys.excepthook(LookupError, LookupError("of the child"), None)
+                _say_farewell()
+                status = 0 if "of the child" in sys.stderr.getvalue() else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+    made(0, np.ones(4, np.float32), weight)
+    assert (weight == -2 * comm.size).all()
+
+
+def check_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
+    other = comm.Dup()
+    if not LAST:
+        with raised(TimeoutError, "waited 0.2 s for others to create their first updater"):
+            ShardedUpdater(optimizer.SGD(), other, timeout=0.2)
+    comm.Barrier()
+    if LAST:
+        other.Idup()[1].Wait()  # ends the operation of the others
+    comm.Barrier()
+
+
+def check_an_error_of_one_rank_in_a_lookup_or_pull_is_reported_to_the_others():
+    class Failing:
+        def __init__(self, *arguments):
+            raise MemoryError("no memory for the routes")
+
+    for module in (owned, embedding):
+        other = comm.Dup()
+        if module is owned:
+            call = ShardedTable((9, 2), optimizer.SGD(), other, timeout=30).pull
+        else:
+            own = EmbeddingTable(2, optimizer.SGD(lazy_update=True), init="ones")
+            call = ShardedEmbeddingTable(own, other, timeout=30).lookup
+        call([1, 2])
+        routes = module.Routes
+        module.Routes = Failing if LAST else routes
+        try:
+            with raised((MemoryError, RuntimeError), "MemoryError: " * (not LAST), "no memory for"):
+                call([1, 2])
+        finally:
+            module.Routes = routes
+        comm.Barrier()
 
 
 def check_words_in_a_pipe_wait_for_their_reader():

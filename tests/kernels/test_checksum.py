@@ -1,0 +1,79 @@
+"""Checksums of weights, which ranks compare."""
+
+import numpy as np
+import pytest
+
+from fastopt._kernels.layout import bfloat16
+
+pytest.importorskip("mpi4py")
+from fastopt.mpi.checksum import checksum
+
+RNG = np.random.default_rng(0)
+
+
+def values(size, dtype="float32"):
+    return RNG.normal(size=size).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", bfloat16(), "float32", "float64"], ids=str)
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 1001])
+def test_each_changed_element_changes_the_checksum(size, dtype):
+    array = values(size, dtype)
+    seen = {checksum(array)}
+    for k in range(size):
+        other = array.copy()
+        other[k] += 1
+        seen.add(checksum(other))
+    assert len(seen) == 1 + size
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_order_changes_the_checksum(dtype):
+    array = np.zeros(100, dtype)
+    seen = set()
+    for k in range(100):
+        array[:] = 0
+        array[k] = 1
+        seen.add(checksum(array))
+    assert len(seen) == 100
+    rows = values((16, 64), dtype)
+    orders = [RNG.permutation(16) for _ in range(50)]
+    assert len({checksum(rows[order]) for order in orders}) == len({str(o) for o in orders})
+    assert checksum(np.float32([1, 0, 2])) != checksum(np.float32([2, 0, 1]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pairs_of_signs_change_the_checksum(dtype):
+    array = np.ones(40, dtype)
+    seen = {checksum(array)}
+    for k in range(40):
+        for other in range(k):
+            signs = array.copy()
+            signs[[k, other]] = -1
+            seen.add(checksum(signs))
+    assert len(seen) == 1 + 40 * 39 // 2
+
+
+def test_neither_layout_nor_memory_changes_the_checksum():
+    array = values((6, 10))
+    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
+    memory[:] = array.reshape(-1).view(np.uint8)
+    fixed = array.copy()
+    fixed.flags.writeable = False
+    others = array.copy(order="F"), memory.view(np.float32), fixed, np.repeat(array, 2, 1)[:, ::2]
+    assert {checksum(other) for other in others} == {checksum(array)}
+
+
+def test_arrays_without_elements_have_a_checksum():
+    assert checksum(np.empty((0, 3), np.float32)) == checksum(np.empty(0))
+
+
+def test_plain_python_has_the_same_checksums(run_python):
+    code = """
+import numpy as np
+from fastopt.mpi.checksum import checksum
+
+print(*(checksum(np.arange(n, dtype=np.float32)) for n in (0, 1, 2, 63)))
+"""
+    compiled, plain = (run_python(code, NUMBA_DISABLE_JIT=off) for off in ("0", "1"))
+    assert compiled == plain

@@ -316,9 +316,11 @@ class Records:
         kept, arguments = self.kept, (index, grad, weight)  # keeps arrays alive without the GIL
         if status in ROOM:
             status = self._with_room(status, arguments)
-        if status == front.ASKS:  # a schedule is the user's code, which a signal may interrupt
-            with uninterrupted if type(index) in (list, tuple) else nullcontext():
+        if status == front.ASKS and type(index) in (list, tuple):
+            with uninterrupted:
                 status = self._scheduled(updater.optimizer, arguments)
+        elif status == front.ASKS:
+            status = self._scheduled(updater.optimizer, arguments)
         if status == front.MOVED:
             self._note(kept, updater.planner.updated, index, weight)
         if len(self.scratch) >= RELEASED_FROM:

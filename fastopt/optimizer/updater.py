@@ -338,7 +338,7 @@ class Updater(Resumable):
                 if records.quick and not optimizer.updating.locked():
                     status = records.enter(records.context, index, grad, weight)
                     if status:
-                        with unused(optimizer.updating):
+                        with optimizer.updating:
                             status = records.resolve(self, status, index, grad, weight)
                     if status >= 0:
                         if self._info is not STEPPED:

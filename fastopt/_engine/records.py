@@ -33,6 +33,7 @@ from fastopt._engine.validate import (
 )
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu_addresses, front
+from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
 from fastopt._kernels.layout import (
     ADDRESS,
@@ -57,11 +58,11 @@ __all__ = ["Records"]
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 
-CODES = {np.float32: front.FLOAT32, np.float64: front.FLOAT64, FLOAT16: front.FLOAT16}
-CODES[BFLOAT16] = front.BFLOAT16
+CODES = {np.float32: w.FLOAT32, np.float64: w.FLOAT64, FLOAT16: w.FLOAT16}
+CODES[BFLOAT16] = w.BFLOAT16
 """Code of each storage type of weights and gradients."""
 
-ROOM = (front.NO_ROOM, front.NO_CAPACITY, front.IS_LARGE)
+ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
 """Statuses of calls that are entered again with more memory or on several threads."""
 
 RATES = ("rate", "lr", "wd")
@@ -92,14 +93,14 @@ class Shared:
         self.rates = [(name, 1 + names.index(name)) for name in RATES if name in names]
         self.values = np.zeros(1 + 2 * len(names))
         self.given: Mapping[str, float] | None = None
-        self.words: Words = np.zeros(front.HYPER_WORDS, np.int64)
-        self.words[front.CARRIES] = int(hyper.carries)
-        self.words[front.NAMES], self.words[front.OWN] = len(names), len(rule.hyper)
-        self.words[front.RESCALE] = rule.rescale
-        self.words[front.WIDE] = layout.real is np.float64
-        self.words[front.VALUES] = self.values.ctypes.data
+        self.words: Words = np.zeros(w.HYPER_WORDS, np.int64)
+        self.words[w.CARRIES] = int(hyper.carries)
+        self.words[w.NAMES], self.words[w.OWN] = len(names), len(rule.hyper)
+        self.words[w.RESCALE] = rule.rescale
+        self.words[w.WIDE] = layout.real is np.float64
+        self.words[w.VALUES] = self.values.ctypes.data
         if hyper.correct is not None:
-            self.words[front.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
+            self.words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
 
     def fill(self, optimizer: Any, rate: float, again: bool = False) -> None:
         """Compute the hyper-parameters for a learning rate before multipliers.
@@ -107,7 +108,7 @@ class Shared:
         With `again`, only learning rates can have changed. If an argument is invalid, calls are
         refused, and the plan reports the error.
         """
-        self.words[front.VALID] = 0
+        self.words[w.VALID] = 0
         lr_mult, wd_mult = self.multipliers
         lr, wd = rate * lr_mult, optimizer.wd * wd_mult
         if not (0 <= lr < inf and -inf < wd < inf):
@@ -127,7 +128,7 @@ class Shared:
         except (TypeError, ValueError):
             return
         self.values[0] = -1.0
-        self.words[front.VALID] = 1
+        self.words[w.VALID] = 1
 
 
 class Form(NamedTuple):
@@ -150,6 +151,8 @@ class Kept(NamedTuple):
     """A record, and what its addresses point to, so that it stays alive."""
 
     record: Words
+    words: memoryview
+    """The record, of which Python reads and writes single words faster."""
     layout: Layout
     shared: Shared
     alive: tuple[Any, ...]
@@ -158,7 +161,7 @@ class Kept(NamedTuple):
 FORMS: dict[Any, Form] = {}
 """Forms of records, whatever the updater."""
 
-INSIDE = [front.FIELDS, front.SUMS, front.ROW, front.GUARDS, front.CHUNKS, front.FLAT]
+INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
 
 
@@ -197,15 +200,15 @@ class Records:
         self.carried = self.scratch = self.counts
         self.widest = 0
         self.factor = np.ones(1)
-        words = self.words = np.zeros(front.CONTEXT, np.int64)
+        words = self.words = np.zeros(w.CONTEXT, np.int64)
         self.context: int = words.ctypes.data
-        words[front.SLOTS], words[front.FACTOR] = id(self.slots), self.factor.ctypes.data
-        words[front.LARGE_FROM], words[front.ASKED] = PARALLEL_FROM, -1
+        words[w.SLOTS], words[w.FACTOR] = id(self.slots), self.factor.ctypes.data
+        words[w.LARGE_FROM], words[w.ASKED] = PARALLEL_FROM, -1
         types = np.ndarray, list, tuple, int, np.int64, str, float
-        words[front.NDARRAY : front.FLOAT + 1] = list(map(id, types))
+        words[w.NDARRAY : w.FLOAT + 1] = list(map(id, types))
         known = [np.float32, np.float64, np.float16]
-        words[front.NUMBERS : front.NUMBERS + 3] = list(map(id, known))
-        for place, kind in enumerate([*known, bfloat16_or_none()], front.DTYPES):
+        words[w.NUMBERS : w.NUMBERS + 3] = list(map(id, known))
+        for place, kind in enumerate([*known, bfloat16_or_none()], w.DTYPES):
             words[place] = 0 if kind is None else kind_word(np.dtype(kind))
         self._make_capacity(1)
         self.enter: Any = None
@@ -252,7 +255,7 @@ class Records:
                     self._share(optimizer, index, kept)
                 self.multipliers_version = optimizer.multipliers_version
             scheduled = optimizer.lr_scheduler is not None
-            self.words[front.SCHEDULED] = scheduled
+            self.words[w.SCHEDULED] = scheduled
             if not scheduled:
                 only_rates = same and self.rescale == optimizer.rescale_grad
                 for shared in self.shared.values():
@@ -283,17 +286,17 @@ class Records:
         of = zip(indices, slots, optimizer.carried_slots(indices).tolist(), strict=True)
         for index, slot, carried_slot in of:
             record = self.kept[index].record
-            record[front.COUNT], record[front.CARRIED] = slot, carried_slot
-        self.counts, self.words[front.COUNTS] = counts.array, counts.array.ctypes.data
+            record[w.COUNT], record[w.CARRIED] = slot, carried_slot
+        self.counts, self.words[w.COUNTS] = counts.array, counts.array.ctypes.data
         if carried is not None:
             self.carried = carried.array
-            self.words[front.CARRIED_NUMBERS] = carried.array.ctypes.data
+            self.words[w.CARRIED_NUMBERS] = carried.array.ctypes.data
 
     def _share(self, optimizer: Any, index: Index, kept: Kept) -> None:
         """Enter the hyper-parameters of a record."""
         shared = self._shared(optimizer, index, kept.layout)
         self.kept[index] = kept._replace(shared=shared)
-        kept.record[front.HYPER] = shared.words.ctypes.data
+        kept.record[w.HYPER] = shared.words.ctypes.data
 
     def _shared(self, optimizer: Any, index: Index, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
@@ -313,44 +316,45 @@ class Records:
 
     def resolve(self, updater: Any, status: int, index: Any, grad: Any, weight: Any) -> int:
         """Do what a status of a call asks for; return the status in the end."""
-        kept, arguments = self.kept, (index, grad, weight)  # keeps arrays alive without the GIL
+        kept, arguments = self.kept, (index, grad, weight)
         if status in ROOM:
             status = self._with_room(status, arguments)
-        if status == front.ASKS and type(index) in (list, tuple):
+        if status == w.ASKS and type(index) in (list, tuple):
             with uninterrupted:
                 status = self._scheduled(updater.optimizer, arguments)
-        elif status == front.ASKS:
+        elif status == w.ASKS:
             status = self._scheduled(updater.optimizer, arguments)
-        if status == front.MOVED:
-            self._note(kept, updater.planner.updated, index, weight)
+        if status == w.MOVED:
+            self.note(updater.planner.updated, index, weight)
         if len(self.scratch) >= RELEASED_FROM:
             self._make_room(0)
+        del kept  # kept the arrays of records alive while kernels ran without the GIL
         return status
 
     def _with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
         """Enter a call again with more memory, or on several threads, if its status asks for it."""
         words = self.words
         while status in ROOM:
-            if status == front.NO_ROOM:
-                self._make_room(int(words[front.NEED]))
-            elif status == front.NO_CAPACITY:
-                self._make_capacity(int(words[front.NEED]))
+            if status == w.NO_ROOM:
+                self._make_room(int(words[w.NEED]))
+            elif status == w.NO_CAPACITY:
+                self._make_capacity(int(words[w.NEED]))
             threads = 0
-            if status == front.IS_LARGE:
+            if status == w.IS_LARGE:
                 threads = thread_count() if may_run_parallel() else 1
-                words[front.RUN] = front.run() if threads > 1 else 0
+                words[w.RUN] = front.run() if threads > 1 else 0
             with turn() if threads > 1 else nullcontext():
-                words[front.THREADS] = threads
+                words[w.THREADS] = threads
                 try:
                     status = self.enter(self.context, *arguments)
                 finally:
-                    words[front.THREADS] = 0
+                    words[w.THREADS] = 0
         return status
 
     def _scheduled(self, optimizer: Any, arguments: tuple[Any, Any, Any]) -> int:
         """Compute the learning rate of an update, and update."""
-        words, counts, status = self.words, self.counts, front.REFUSED
-        update, before = words.item(front.UPDATE_NUMBER), counts.item(0)
+        words, counts, status = self.words, self.counts, w.REFUSED
+        update, before = words.item(w.UPDATE_NUMBER), counts.item(0)
         counts[0] = update
         try:
             rate = optimizer.lr_scheduler(update)
@@ -358,24 +362,25 @@ class Records:
                 rate = optimizer.scheduled(rate)
             for shared in self.shared.values():
                 shared.fill(optimizer, rate, again=True)
-            words[front.ASKED] = update
+            words[w.ASKED] = update
             status = self.enter(self.context, *arguments)
             if status in ROOM:
                 status = self._with_room(status, arguments)
         finally:
-            words[front.ASKED] = -1
+            words[w.ASKED] = -1
             if status < 0:
                 counts[0] = before
         return status
 
-    @staticmethod
-    def _note(kept: dict[Index, Kept], updated: dict[Index, Any], index: Any, weight: Any) -> None:
+    def note(self, updated: dict[Index, Any], index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
         if type(index) not in (list, tuple):
-            index, weight = (index,), (weight,)
+            updated[index] = weight
+            self.kept[index].words[w.WEIGHT_ID] = id(weight)
+            return
         for each, array in zip(index, weight, strict=True):
             updated[each] = array
-            kept[each].record[front.WEIGHT_ID] = id(array)
+            self.kept[each].words[w.WEIGHT_ID] = id(array)
 
     def take(
         self, updater: Any, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
@@ -393,7 +398,7 @@ class Records:
         exact = {*map(type, indices)} <= {int, str}
         if not (self.usable and exact) or not indices or any(map(is_row_sparse, grads)):
             return False
-        status, counted = front.REFUSED, len(optimizer._index_update_count)
+        status, counted = w.REFUSED, len(optimizer._index_update_count)
         states: dict[Index, Any] = {}
         for attempt in range(3):
             if attempt == 2:  # arrays of the state may have changed
@@ -412,12 +417,12 @@ class Records:
                 if single:
                     arguments = indices[0], checked[0], weights[0]
                 status = self.enter(self.context, *arguments)
-                if status != front.OK:
+                if status != w.OK:
                     status = self.resolve(updater, status, *arguments)
             finally:
                 if status < 0:
                     self._withdraw(optimizer, states, counted)
-            if status != front.REFUSED:
+            if status != w.REFUSED:
                 break
         for index, state in states.items():
             dict.__setitem__(updater.states, index, state)
@@ -453,7 +458,7 @@ class Records:
         """
         for k in places:
             index, weight = indices[k], weights[k]
-            if type(weight) is not np.ndarray or weight.ndim > front.AXES:
+            if type(weight) is not np.ndarray or weight.ndim > w.AXES:
                 return False
             if index not in states:
                 state = updater._state(index, weight)
@@ -535,35 +540,35 @@ class Records:
         guards = guard(others, len(others), order) if others else np.zeros((0, 1), np.uint64)
         flat, _ = chunks_of((weight.size, 1))
         inside = {
-            front.ROW: row,
-            front.GUARDS: guards,
-            front.CHUNKS: np.array([0, 0, count]),
-            front.FLAT: flat,
-            front.FIELDS: np.zeros(len(rule.hyper)),
-            front.SUMS: np.zeros(len(flat) * max(rule.sums, default=0)),
+            w.ROW: row,
+            w.GUARDS: guards,
+            w.CHUNKS: np.array([0, 0, count]),
+            w.FLAT: flat,
+            w.FIELDS: np.zeros(len(rule.hyper)),
+            w.SUMS: np.zeros(len(flat) * max(rule.sums, default=0)),
         }
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
         numbers = {
-            front.KERNELS: kernels.ctypes.data,
-            front.GUARDED: len(others),
-            front.GUARD_WIDTH: guards.shape[1],
-            front.WEIGHT_COLUMN: column,
-            front.GRAD_COLUMN: layout.first_grad,
-            front.WEIGHT_DTYPE: kind_word(weight.dtype),
-            front.WEIGHT_CODE: CODES[kind_of(weight.dtype)],
-            front.GRAD_CODE: CODES[layout.grad],
-            front.ORDER: order,
-            front.NDIMS: weight.ndim,
-            front.SIZE: weight.size,
-            front.BYTES: weight.nbytes,
-            front.ITEM_COUNT: count,
-            front.FLAT_COUNT: len(flat),
-            front.KEYED: layout.keyed,
+            w.KERNELS: kernels.ctypes.data,
+            w.GUARDED: len(others),
+            w.GUARD_WIDTH: guards.shape[1],
+            w.WEIGHT_COLUMN: column,
+            w.GRAD_COLUMN: layout.first_grad,
+            w.WEIGHT_DTYPE: kind_word(weight.dtype),
+            w.WEIGHT_CODE: CODES[kind_of(weight.dtype)],
+            w.GRAD_CODE: CODES[layout.grad],
+            w.ORDER: order,
+            w.NDIMS: weight.ndim,
+            w.SIZE: weight.size,
+            w.BYTES: weight.nbytes,
+            w.ITEM_COUNT: count,
+            w.FLAT_COUNT: len(flat),
+            w.KEYED: layout.keyed,
         }
-        record = np.zeros(front.RECORD, np.int64)
+        record = np.zeros(w.RECORD, np.int64)
         for place, number in numbers.items():
             record[place] = number
-        record[front.LENGTHS : front.LENGTHS + weight.ndim] = weight.shape
+        record[w.LENGTHS : w.LENGTHS + weight.ndim] = weight.shape
         pieces, end = [record], len(record)
         for place, array in inside.items():
             record[place] = 8 * end
@@ -571,7 +576,7 @@ class Records:
             end += array.size
         block = np.concatenate(pieces)
         block[INSIDE] += block.ctypes.data
-        first = [int(record[place]) // 8 for place in (front.ROW, front.GUARDS)]
+        first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]
         places = {id(array): k for k, array in enumerate(leaves(state))}
         return Form(
             block,
@@ -592,20 +597,20 @@ class Records:
         block[form.columns] = [array.__array_interface__["data"][0] for array in others]
         block[form.guards] = [id(array) for array in others]
         if planner.offsets:
-            row = (int(block[front.ROW]) - base) // 8
+            row = (int(block[w.ROW]) - base) // 8
             block[row + OFFSET] = planner.offsets.get(index, 0)
         if form.layout.keyed:
             keys = index_number(index), index_number(optimizer.seed)
-            block[[front.NUMBER, front.SEED]] = np.array(keys, np.uint64).view(np.int64)
+            block[[w.NUMBER, w.SEED]] = np.array(keys, np.uint64).view(np.int64)
         counts = optimizer._index_update_count
-        block[front.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
+        block[w.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
         if optimizer.carried is not None:
-            block[front.CARRIED] = optimizer.carried_slots([index])[0]
-        block[front.HYPER], block[front.INDEX_ID] = shared.words.ctypes.data, id(index)
+            block[w.CARRIED] = optimizer.carried_slots([index])[0]
+        block[w.HYPER], block[w.INDEX_ID] = shared.words.ctypes.data, id(index)
         if len(others) > self.widest:
-            self.widest, self.words[front.CAPACITY] = len(others), 0
+            self.widest, self.words[w.CAPACITY] = len(others), 0
         self.slots[index] = base
-        self.kept[index] = Kept(block, form.layout, shared, (*others, index))
+        self.kept[index] = Kept(block, block.data, form.layout, shared, (*others, index))
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
@@ -628,16 +633,16 @@ class Records:
     def _make_room(self, size: int) -> None:
         """Allocate scratch memory."""
         self.scratch = np.empty(size and max(size + 64, 1 << 16), np.uint8)
-        self.words[front.SCRATCH] = self.scratch.ctypes.data + (-self.scratch.ctypes.data % 64)
-        self.words[front.ROOM] = max(len(self.scratch) - 64, 0)
+        self.words[w.SCRATCH] = self.scratch.ctypes.data + (-self.scratch.ctypes.data % 64)
+        self.words[w.ROOM] = max(len(self.scratch) - 64, 0)
 
     def _make_capacity(self, count: int) -> None:
         """Allocate rows for the tensors of a call, and for the memory ranges that it writes."""
         count = max(2 * count, 16)
-        self.tensors = np.zeros(count * front.TENSOR, np.int64)
+        self.tensors = np.zeros(count * w.TENSOR, np.int64)
         self.spans = np.zeros(2 * count * (1 + self.widest), np.int64)
-        self.words[front.TENSORS] = self.tensors.ctypes.data
-        self.words[front.SPANS], self.words[front.CAPACITY] = self.spans.ctypes.data, count
+        self.words[w.TENSORS] = self.tensors.ctypes.data
+        self.words[w.SPANS], self.words[w.CAPACITY] = self.spans.ctypes.data, count
 
 
 @cache

@@ -3,12 +3,11 @@
 They are small, so that a rule compiles quickly: what surrounds the loops is compiled once for all
 rules, in :mod:`fastopt._kernels.front`.
 
-Tests: ``tests/kernels/test_front.py``.
+Tests: ``tests/engine/test_records.py``.
 """
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numba import carray, types
@@ -16,12 +15,12 @@ from numba import carray, types
 from fastopt._kernels.compiling import address_of
 from fastopt._kernels.cpu import element_loop
 from fastopt._kernels.cpu_rows import row_loop
-from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
+from fastopt._kernels.cpu_sums import finish_loop, sum_loop
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigned, words
 from fastopt.kernels.rule import scalar
 
-__all__ = ["finish", "prepare", "squares", "sums", "update"]
+__all__ = ["finish", "prepare", "sums", "update"]
 
 ON_CHUNKS = types.void(*[types.int64] * 5)
 """Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
@@ -49,21 +48,6 @@ def finish(layout: Layout, step: int) -> int:
     """Return the address of the function that finalizes reduction `step`."""
     loop = scalar(finish_loop(layout, step))
     return _on_chunks(layout, f"finish{step}", loop, layout.rule.sums[step])
-
-
-@cache
-def squares(grad: Any, real: Any, column: int) -> int:
-    """Return the address of the function that sums the squares of a gradient."""
-    loop, columns = scalar(square_loop((grad,), real, column, False)), column + 1
-
-    def squares(chunks, count, row, fields, partial):
-        loop(
-            carray(words(chunks), (count, 3)),
-            carray(unsigned(row), (1, columns)),
-            carray(doubles(partial), (count,)),
-        )
-
-    return address_of(squares, ON_CHUNKS, None, also=(loop,))
 
 
 @cache

@@ -3,7 +3,7 @@
 A kernel takes an object as its address, without counting a reference: the caller keeps the object
 alive and holds the GIL. :mod:`fastopt._kernels.numpy_abi` has the layout of the objects' headers.
 
-Tests: ``tests/kernels/test_objects.py``.
+Tests: ``tests/engine/test_records.py``.
 """
 
 from typing import Any

@@ -1,0 +1,155 @@
+"""Every form in which a call may bring its arrays, against the same formula in NumPy, in place."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import count, cycle
+from typing import Any
+
+import numpy as np
+
+import fastopt
+from fastopt.bench.clock import Call, ratio
+
+Array = np.ndarray[Any, Any]
+Pair = tuple[Call, Call]
+"""The step of fastopt, and that of NumPy."""
+
+SHAPE = (20, 50)
+ROUNDS = 15
+
+
+class Adam:
+    """MXNet's Adam in NumPy, in place, for arrays by index."""
+
+    def __init__(self) -> None:
+        self.state: dict[Any, tuple[Array, Array]] = {}
+        self.counts: dict[Any, int] = {}
+
+    def __call__(self, index: Any, grad: Any, weight: Array) -> None:
+        if index not in self.state:
+            self.state[index] = np.zeros_like(weight), np.zeros_like(weight)
+        t = self.counts[index] = self.counts.get(index, 0) + 1
+        mean, var = self.state[index]
+        mean *= 0.9
+        mean += 0.1 * grad
+        var *= 0.999
+        var += 0.001 * (grad * grad)
+        rate = 0.001 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        weight -= rate * mean / (np.sqrt(var) + 1e-8)
+
+    def many(self, indices: Any, grads: Any, weights: Any) -> None:
+        for each in zip(indices, grads, weights, strict=True):
+            self(*each)
+
+
+def normal(shape: tuple[int, ...] = SHAPE, dtype: Any = np.float32) -> Array:
+    return np.random.default_rng(0).normal(size=shape).astype(dtype)
+
+
+def fresh(array: Array) -> Iterator[Array]:
+    """Copies of an array, several of which are alive at a time."""
+    return cycle([array.copy("K") for _ in range(8)])
+
+
+def single(grads: Iterator[Any], weights: Iterator[Array], index: Any = 0) -> Pair:
+    """Return single calls whose arguments come from iterators."""
+    ours, plain = fastopt.Updater(fastopt.Adam()), Adam()
+    return (
+        lambda: ours(index, next(grads), next(weights)),
+        lambda: plain(index, next(grads), next(weights)),
+    )
+
+
+def fixed(grad: Any, weight: Array | None = None, index: Any = 0) -> Pair:
+    return single(cycle([grad]), cycle([normal() if weight is None else weight]), index)
+
+
+def views() -> Iterator[Array]:
+    weight = normal()
+    return (weight[:] for _ in count())
+
+
+def lists(indices: list[list[int]], shape: tuple[int, ...] = SHAPE) -> Pair:
+    """Return calls with lists of indices in turn, with other gradients in each call."""
+    ours, plain = fastopt.Updater(fastopt.Adam()), Adam()
+    weights = [normal(shape) for _ in range(1 + max(map(max, indices)))]
+    grads = [normal(shape) for _ in range(8)]
+    calls = cycle(
+        [(own, [grads[k % 8] for k in own], [weights[k] for k in own]) for own in indices]
+    )
+    for _ in indices:
+        ours(*next(calls))
+    return lambda: ours(*next(calls)), lambda: plain.many(*next(calls))
+
+
+def subsets() -> Pair:
+    rng = np.random.default_rng(0)
+    return lists([rng.permutation(50)[:10].tolist() for _ in range(100)])
+
+
+def rates() -> Pair:
+    """Return a list of four with another learning rate in each step."""
+    _, plain = lists([[0, 1, 2, 3]])
+    optimizer = fastopt.Adam()
+    updater, steps = fastopt.Updater(optimizer), count(1)
+    weights, grads = [normal() for _ in range(4)], [normal() for _ in range(4)]
+
+    def step() -> None:
+        optimizer.learning_rate = 0.1 / next(steps)
+        updater([0, 1, 2, 3], grads, weights)
+
+    return step, plain
+
+
+def scheduled() -> Pair:
+    updater, plain = fastopt.Updater(fastopt.Adam(lr=lambda t: 0.1 / t)), fixed(normal())[1]
+    grad, weight = normal(), normal()
+    return lambda: updater(0, grad, weight), plain
+
+
+def first(tensors: int) -> Pair:
+    """Return the first call of a new updater."""
+    indices = list(range(tensors))
+    weights, grads = [normal() for _ in indices], [normal() for _ in indices]
+    return (
+        lambda: fastopt.Updater(fastopt.Adam())(indices, grads, weights),
+        lambda: Adam().many(indices, grads, weights),
+    )
+
+
+FORMS: dict[str, Callable[[], Pair]] = {
+    "same form, fresh gradient": lambda: single(fresh(normal()), cycle([normal()])),
+    "gradient in Fortran order": lambda: fixed(np.asfortranarray(normal())),
+    "strided gradient": lambda: fixed(normal((20, 100))[:, ::2]),
+    "reversed gradient": lambda: fixed(normal()[::-1]),
+    "broadcast gradient": lambda: fixed(np.broadcast_to(normal((50,)), SHAPE)),
+    "float64 gradient": lambda: fixed(normal(dtype=np.float64)),
+    "another weight object": lambda: single(cycle([normal()]), fresh(normal())),
+    "a new view of the weight": lambda: single(cycle([normal()]), views()),
+    "weight in Fortran order": lambda: fixed(normal(), np.asfortranarray(normal())),
+    "weight is a column slice": lambda: fixed(normal(), normal((20, 90))[:, 10:60]),
+    "index of NumPy": lambda: fixed(normal(), index=np.int64(3)),
+    "0-d weight, NumPy scalar": lambda: fixed(np.float32(0.5), np.ones((), np.float32)),
+    "list of 4": lambda: lists([list(range(4))]),
+    "list of 20": lambda: lists([list(range(20))]),
+    "list of 50": lambda: lists([list(range(50))]),
+    "another 10 of 50 in each call": subsets,
+    "20 lists in turn": lambda: lists([list(range(5 * k, 5 * k + 5)) for k in range(20)]),
+    "256 lists in turn": lambda: lists([list(range(k, k + 5)) for k in range(256)]),
+    "rate assigned in each step (4)": rates,
+    "schedule": scheduled,
+    "first call of a new updater (3)": lambda: first(3),
+    "first call of a new updater (1,000)": lambda: first(1_000),
+}
+
+
+class Forms:
+    params = tuple(FORMS)
+    param_names = ("form",)
+    unit = "time of fastopt / time of NumPy"
+
+    def setup(self, form):
+        self.calls = FORMS[form]()
+
+    def track_forms(self, form):
+        return ratio(*self.calls, rounds=ROUNDS)

@@ -1,0 +1,268 @@
+"""Checks of the arguments of a call, in compiled code.
+
+Nothing is written but the description of the call and caches of what was checked.
+
+Tests: ``tests/engine/test_records.py``.
+"""
+
+from fastopt._kernels import numpy_abi
+from fastopt._kernels import record_words as w
+from fastopt._kernels.layout import ADDRESS
+from fastopt._kernels.numpy_abi import ALIGNED, FIRST, WRITEABLE
+from fastopt._kernels.objects import after, dictionary_item, long_value, new_int, release, words
+from fastopt._kernels.strided import rounded, size_of
+from fastopt.kernels.rule import scalar
+
+__all__ = ["admit", "admit_list", "column_of", "items_of", "scratch_of", "tensor_of"]
+
+
+@scalar
+def has_shape(array, record):
+    """Whether an array has the shape of a record."""
+    ndim, shape = record[w.NDIMS], words(array[w.SHAPE])
+    if array[w.NDIM] & w.LOW_HALF != ndim:
+        return False
+    same = True
+    for axis in range(ndim):
+        same = same and shape[axis] == record[w.LENGTHS + axis]
+    return same
+
+
+@scalar
+def column_of(record, k):
+    """Return the column in the table of array `k` besides the weight and the gradient."""
+    column = ADDRESS + k
+    return column + 1 if column >= record[w.WEIGHT_COLUMN] else column
+
+
+@scalar
+def holds_arrays(record):
+    """Whether all arrays besides the weight and the gradient are as they were."""
+    row, guard, width = words(record[w.ROW]), words(record[w.GUARDS]), record[w.GUARD_WIDTH]
+    for k in range(record[w.GUARDED]):
+        at = k * width
+        array = words(guard[at + numpy_abi.ID])
+        if array[w.TYPE] != guard[at + numpy_abi.WANTED_TYPE]:
+            return False
+        if words(array[w.DTYPE])[w.KIND] != guard[at + numpy_abi.WANTED_DTYPE]:
+            return False
+        flags = guard[at + numpy_abi.WANTED_FLAGS]
+        if array[w.FLAGS] & flags != flags or array[w.DATA] != row[column_of(record, k)]:
+            return False
+        ndim, shape = guard[at + numpy_abi.WANTED_NDIM], words(array[w.SHAPE])
+        if array[w.NDIM] & w.LOW_HALF != ndim:
+            return False
+        for axis in range(ndim):
+            if shape[axis] != guard[at + numpy_abi.WANTED_SHAPE + axis]:
+                return False
+    return True
+
+
+@scalar
+def meets(record, low, high):
+    """Whether a range of addresses overlaps an array of the parameter besides its weight."""
+    row, guard, width = words(record[w.ROW]), words(record[w.GUARDS]), record[w.GUARD_WIDTH]
+    for k in range(record[w.GUARDED]):
+        first = row[column_of(record, k)]
+        if low < first + guard[k * width + numpy_abi.NBYTES] and high > first:
+            return True
+    return False
+
+
+@scalar
+def enter_strides(array, record, target, low, high):
+    """Write strides to `target`, and the bounds of an array of numbers to `low` and `high`.
+
+    Returns whether elements share an address.
+    """
+    strides, shared = words(array[w.STRIDES]), False
+    for axis in range(record[w.NDIMS]):
+        stride, length = strides[axis], record[w.LENGTHS + axis]
+        target[axis] = stride
+        shared = shared or (stride == 0 and length > 1)
+        if stride < 0:
+            low[0] += (length - 1) * stride
+        else:
+            high[0] += (length - 1) * stride
+    return shared
+
+
+@scalar
+def admit_weight(x, tensor, record, weight):
+    """Check a weight, and enter where it lies."""
+    array = words(weight)
+    if array[w.TYPE] != x[w.NDARRAY] or words(array[w.DTYPE])[w.KIND] != record[w.WEIGHT_DTYPE]:
+        return w.REFUSED
+    flags = array[w.FLAGS]
+    if flags & (WRITEABLE | ALIGNED) != WRITEABLE | ALIGNED or not has_shape(array, record):
+        return w.REFUSED
+    first = array[w.DATA]
+    tensor[w.T_WEIGHT] = tensor[w.T_LOW] = first
+    tensor[w.T_HIGH] = first + record[w.BYTES]
+    tensor[w.T_COPIED] = 0 if flags & record[w.ORDER] else 1
+    if tensor[w.T_COPIED]:
+        tensor[w.T_HIGH] = first + size_of(record[w.WEIGHT_CODE])
+        low, high = after(tensor, w.T_LOW), after(tensor, w.T_HIGH)
+        if enter_strides(array, record, after(tensor, w.T_STRIDES), low, high):
+            return w.REFUSED
+    if tensor[w.T_COPIED] or first != record[w.CLEAR_WEIGHT]:
+        record[w.CLEAR_WEIGHT] = record[w.CLEAR_GRAD] = 0
+        if meets(record, tensor[w.T_LOW], tensor[w.T_HIGH]):
+            return w.REFUSED
+        if not tensor[w.T_COPIED]:
+            record[w.CLEAR_WEIGHT] = first
+    return w.OK
+
+
+@scalar
+def code_of_number(x, kind):
+    """Return the code of the type of a number, 0 for other objects."""
+    if kind == x[w.FLOAT]:
+        return w.FLOAT64
+    for code in range(1, 4):
+        if kind == x[w.NUMBERS + code - 1]:
+            return code
+    return 0
+
+
+@scalar
+def code_of_array(x, array):
+    """Return the code of the dtype of an array, 0 if gradients cannot have it."""
+    kind = words(array[w.DTYPE])[w.KIND]
+    for code in range(1, 5):
+        if kind == x[w.DTYPES + code - 1]:
+            return code
+    return 0
+
+
+@scalar
+def admit_grad(x, tensor, record, grad):
+    """Check a gradient, and enter where it lies."""
+    array, wanted, strides = words(grad), record[w.GRAD_CODE], after(tensor, w.T_GRAD_STRIDES)
+    is_array = array[w.TYPE] == x[w.NDARRAY]
+    code = code_of_array(x, array) if is_array else code_of_number(x, array[w.TYPE])
+    if code == 0 or (code != wanted and size_of(wanted) == 2):
+        return w.REFUSED
+    copied, size = code != wanted, size_of(code)
+    if is_array:
+        if not has_shape(array, record) or array[w.FLAGS] & ALIGNED == 0:
+            return w.REFUSED
+        first = array[w.DATA]
+        copied = copied or array[w.FLAGS] & record[w.ORDER] == 0
+    else:
+        if record[w.SIZE] != 1:
+            return w.REFUSED
+        first = grad + 8 * w.DATA
+        for axis in range(record[w.NDIMS]):
+            strides[axis] = 0
+    tensor[w.T_GRAD] = tensor[w.T_GRAD_LOW] = first
+    tensor[w.T_GRAD_HIGH] = first + size
+    tensor[w.T_GRAD_CODE], tensor[w.T_GRAD_COPIED] = code, copied
+    if record[w.SIZE] == 0:
+        tensor[w.T_GRAD_HIGH] = first
+        return w.OK
+    if not copied:
+        tensor[w.T_GRAD_HIGH] = first + size * record[w.SIZE]
+        if first == record[w.CLEAR_GRAD]:
+            return w.OK
+    elif is_array:
+        bounds = after(tensor, w.T_GRAD_LOW), after(tensor, w.T_GRAD_HIGH)
+        enter_strides(array, record, strides, bounds[0], bounds[1])
+    low, high = tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH]
+    if (low < tensor[w.T_HIGH] and high > tensor[w.T_LOW]) or meets(record, low, high):
+        return w.REFUSED
+    if not (copied or tensor[w.T_COPIED]):
+        record[w.CLEAR_GRAD] = first
+    return w.OK
+
+
+@scalar
+def record_of(x, index, guess):
+    """Return the address of an index's record, or a status.
+
+    `guess` is the record at this position of the last call: comparing costs less than looking up.
+    """
+    if guess != 0 and words(guess)[w.INDEX_ID] == index:
+        return guess
+    kind = words(index)[w.TYPE]
+    if kind == x[w.INT64]:
+        key = new_int(words(index)[w.DATA])
+        found = dictionary_item(x[w.SLOTS], key)
+        release(key)
+    elif kind == x[w.INT] or kind == x[w.STR]:
+        found = dictionary_item(x[w.SLOTS], index)
+    else:
+        return w.REFUSED
+    return long_value(found) if found else w.UNKNOWN
+
+
+@scalar
+def scratch_of(tensor):
+    """Return the bytes of scratch memory that a tensor needs."""
+    record, size = words(tensor[w.T_RECORD]), 0
+    if tensor[w.T_GRAD_COPIED]:
+        size = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+    return size + rounded(record[w.BYTES]) if tensor[w.T_COPIED] else size
+
+
+@scalar
+def admit(x, k, index, grad, weight):
+    """Check one tensor of a call, and enter it as tensor `k`."""
+    tensor = tensor_of(x, k)
+    found = record_of(x, index, tensor[w.T_RECORD])
+    if found <= 0:
+        tensor[w.T_RECORD] = 0
+        return found
+    record = words(found)
+    tensor[w.T_RECORD] = found
+    status = admit_weight(x, tensor, record, weight)
+    if status == w.OK:
+        status = admit_grad(x, tensor, record, grad)
+    if status == w.OK and not holds_arrays(record):
+        status = w.REFUSED
+    if status == w.OK and x[w.SCHEDULED]:
+        counts = words(x[w.COUNTS])
+        update = max(counts[0], counts[record[w.COUNT]] + 1)
+        if k > 0 and (update != x[w.UPDATE_NUMBER] or record[w.MARK] == x[w.CALL_NUMBER]):
+            return w.UNEVEN
+        x[w.UPDATE_NUMBER] = update
+    if record[w.MARK] == x[w.CALL_NUMBER]:
+        x[w.REPEATS] = 1
+    record[w.MARK] = x[w.CALL_NUMBER]
+    if status == w.OK and weight != record[w.WEIGHT_ID]:
+        return w.MOVED
+    return status
+
+
+@scalar
+def tensor_of(x, k):
+    """Return the words of tensor `k` of the call."""
+    return words(x[w.TENSORS] + 8 * w.TENSOR * k)
+
+
+@scalar
+def items_of(x, sequence):
+    """Return the address of the items of a list or tuple, else 0."""
+    kind = words(sequence)[w.TYPE]
+    if kind == x[w.LIST]:
+        return words(sequence)[w.ITEMS]
+    return sequence + FIRST if kind == x[w.TUPLE] else 0
+
+
+@scalar
+def admit_list(x, index, grad, weight):
+    """Check the lists of a call."""
+    own, grads, weights = items_of(x, index), items_of(x, grad), items_of(x, weight)
+    n = words(index)[w.LENGTH]
+    if grads == 0 or weights == 0 or words(grad)[w.LENGTH] != n or words(weight)[w.LENGTH] != n:
+        return w.REFUSED
+    if n > x[w.CAPACITY]:
+        x[w.NEED] = n
+        return w.NO_CAPACITY
+    result = w.OK
+    for k in range(n):
+        status = admit(x, k, words(own)[k], words(grads)[k], words(weights)[k])
+        if status < 0:
+            return status
+        result = max(result, status)
+    return result

@@ -1,0 +1,63 @@
+"""Words that compiled code reads: those of objects' headers, records, calls and contexts.
+
+Each is a number of 64 bits; an address is that of an array that the owner of the records keeps
+alive. See :mod:`fastopt._kernels.front`.
+
+Tests: ``tests/engine/test_records.py``.
+"""
+
+from fastopt._kernels import numpy_abi
+
+AXES = 6
+"""Maximum number of dimensions."""
+
+# Words of the headers of arrays, dtypes, lists and numbers.
+TYPE, DATA, NDIM, SHAPE = (
+    offset // 8 for offset in (numpy_abi.TYPE, numpy_abi.DATA, numpy_abi.NDIM, numpy_abi.SHAPE)
+)
+STRIDES, DTYPE, FLAGS = SHAPE + 1, numpy_abi.DTYPE // 8, numpy_abi.FLAGS // 8
+KIND = numpy_abi.KIND // 8
+LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFFF
+
+# Words of a record. Addresses are those of arrays that the owner of the records keeps alive.
+(KERNELS, COUNT, CARRIED, HYPER, FIELDS, SUMS, ROW, GUARDS, GUARDED, GUARD_WIDTH, WEIGHT_COLUMN,
+ GRAD_COLUMN, WEIGHT_DTYPE, WEIGHT_CODE, GRAD_CODE, ORDER, NDIMS, SIZE, BYTES, ITEM_COUNT, CHUNKS,
+ FLAT, FLAT_COUNT, KEYED, NUMBER, SEED, MARK, INDEX_ID, WEIGHT_ID, CLEAR_WEIGHT, CLEAR_GRAD,
+ LENGTHS) = range(32)  # fmt: skip
+RECORD = LENGTHS + AXES
+
+# Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
+UPDATE, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3
+
+# Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
+# the step that they are corrected for, the values before the correction, and those after it.
+PREPARE, CARRIES, NAMES, OWN, RESCALE, WIDE, VALUES, VALID, HYPER_WORDS = range(9)
+
+# Words of a tensor of a call.
+(T_RECORD, T_WEIGHT, T_COPIED, T_LOW, T_HIGH, T_GRAD, T_GRAD_CODE, T_GRAD_COPIED, T_GRAD_LOW,
+ T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_STRIDES) = range(14)  # fmt: skip
+T_GRAD_STRIDES = T_STRIDES + AXES
+TENSOR = T_GRAD_STRIDES + AXES
+
+# Words of the context. DTYPES are those of float32, float64, float16 and bfloat16, NUMBERS the
+# types of NumPy's scalars of the first three.
+(SLOTS, TENSORS, CAPACITY, COUNTS, CARRIED_NUMBERS, FACTOR, SCRATCH, ROOM, NEED, SCHEDULED,
+ UPDATE_NUMBER, ASKED, LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE,
+ INT, INT64, STR, FLOAT) = range(25)  # fmt: skip
+DTYPES = FLOAT + 1
+NUMBERS = DTYPES + 4
+CONTEXT = NUMBERS + 3
+
+FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
+"""Codes of dtypes."""
+
+OK, MOVED = 0, 1
+REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS, UNEVEN = range(-1, -8, -1)
+"""Statuses of :func:`enter`.
+
+MOVED: done, and some weight is another object than in the last call. Nothing has changed if the
+status is negative: the arguments do not fit (REFUSED), an index has no record (UNKNOWN), scratch
+memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), the call should
+run without the GIL (IS_LARGE), the learning rate of an update must be computed (ASKS), or tensors
+have different update counts under a schedule (UNEVEN).
+"""

@@ -1,0 +1,99 @@
+"""Copies between arrays in any order and contiguous scratch memory, in compiled code.
+
+Tests: ``tests/engine/test_records.py``.
+"""
+
+import numpy as np
+
+from fastopt._kernels import numpy_abi
+from fastopt._kernels import record_words as w
+from fastopt._kernels.half import widen_bfloat16, widen_float16
+from fastopt._kernels.objects import doubles, halves, singles
+from fastopt.kernels.rule import scalar
+
+__all__ = ["copy_strided", "rounded", "size_of"]
+
+
+@scalar
+def size_of(code):
+    """Return the bytes of a number."""
+    if code == w.FLOAT64:
+        return 8
+    return 4 if code == w.FLOAT32 else 2
+
+
+@scalar
+def rounded(size):
+    """Return a size in bytes, rounded up to whole cache lines."""
+    return (size + 63) & -64
+
+
+@scalar
+def copy_run(code, wanted, source, stride, target, step, count):
+    """Copy `count` numbers with strides in elements, converting their dtype."""
+    if code == w.FLOAT32:
+        if wanted == w.FLOAT32:
+            for j in range(count):
+                singles(target)[j * step] = singles(source)[j * stride]
+        else:
+            for j in range(count):
+                doubles(target)[j * step] = np.float64(singles(source)[j * stride])
+    elif code == w.FLOAT64:
+        if wanted == w.FLOAT64:
+            for j in range(count):
+                doubles(target)[j * step] = doubles(source)[j * stride]
+        else:
+            for j in range(count):
+                singles(target)[j * step] = np.float32(doubles(source)[j * stride])
+    elif wanted == code:
+        for j in range(count):
+            halves(target)[j * step] = halves(source)[j * stride]
+    else:
+        for j in range(count):
+            bits = halves(source)[j * stride]
+            value = widen_float16(bits) if code == w.FLOAT16 else widen_bfloat16(bits)
+            if wanted == w.FLOAT32:
+                singles(target)[j * step] = value
+            else:
+                doubles(target)[j * step] = np.float64(value)
+
+
+TILE = 64
+"""Rows that are copied together, so that columns of one array and rows of the other are cached."""
+
+
+@scalar
+def copy_strided(record, strides, array, code, scratch, wanted, back):
+    """Copy a strided array to contiguous scratch memory, or `back`.
+
+    Elements in scratch memory have the order of the record's weight and the dtype `wanted`.
+    """
+    ndim, backward = record[w.NDIMS], record[w.ORDER] == numpy_abi.F_ORDER
+    size, own = size_of(code), size_of(wanted)
+    inner = 0 if backward else ndim - 1  # the fastest axis in scratch memory
+    outward = 1 if backward else -1
+    length = record[w.LENGTHS + inner] if ndim > 0 else 1
+    stride = strides[inner] // size if ndim > 0 else 0
+    height = record[w.LENGTHS + inner + outward] if ndim > 1 else 1
+    pitch = strides[inner + outward] if ndim > 1 else 0
+    across = height > 1 and abs(pitch) < abs(stride) * size
+    for plane in range(record[w.SIZE] // max(length * height, 1)):
+        place, rest = array, plane
+        for step in range(2, ndim):
+            axis = inner + outward * step
+            place += rest % record[w.LENGTHS + axis] * strides[axis]
+            rest //= record[w.LENGTHS + axis]
+        for first in range(0, height, TILE):
+            rows = min(TILE, height - first)
+            target = scratch + (plane * height + first) * length * own
+            source = place + first * pitch
+            for j in range(length if across else rows):
+                far, near = source + j * pitch, target + j * length * own
+                count, step_far, step_near = length, stride, 1
+                if across:
+                    far, near = source + j * stride * size, target + j * own
+                    count, step_far, step_near = rows, pitch // size, length
+                if back:
+                    copy_run(wanted, code, near, step_near, far, step_far, count)
+                else:
+                    copy_run(code, wanted, far, step_far, near, step_near, count)

@@ -1,10 +1,15 @@
-/* A CUDA driver without a device, for tests of what the host does.
+/* A CUDA driver without a device, for tests of what the host does, and of what kernels compute.
 
-Memory of the device is memory of the host, and kernels do not run. Calls are written to a log, one
-line each. Where copies are deferred, those from pinned memory are pending until something waits for
-them: a copy whose source was changed before counts as torn. The interface is that of cuda.h; its types are spelled as
-integers, since no header of CUDA is needed to build this file. */
+Memory of the device is memory of the host, checked by ../ptx/executor.c. Kernels do not run, unless
+their code is the path of a library that ../ptx/executor.py made from PTX: these run in the launch.
+Calls are written to a log, one line each. Where copies are deferred, those from pinned memory are
+pending until something waits for them: a copy whose source was changed before counts as torn. The
+interface is that of cuda.h; its types are spelled as integers, since no header of CUDA is needed to
+build this file. */
 
+#include "../ptx/executor.h"
+
+#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +18,10 @@ integers, since no header of CUDA is needed to build this file. */
 typedef int Result;
 typedef unsigned long long Handle;
 
-enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_READY = 600, INVALID_CONTEXT = 201, NOT_SUPPORTED = 801 };
+enum {
+    SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, INVALID_CONTEXT = 201,
+    NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801,
+};
 enum { CONTEXT = 0x1000, LEGACY = 1, PER_THREAD = 2 };
 
 /* What tests read and set. */
@@ -90,11 +98,21 @@ static void finish(long last) {
         done = last;
 }
 
-static void upload(Handle target, const void *source, size_t size) {
+/* Whether memory is allocated, which the host writes to. */
+static int written(Handle target, size_t size) {
+    if (!executor_holds(target, size))
+        return 0;
+    executor_written(target, size);
+    return 1;
+}
+
+static Result upload(Handle target, const void *source, size_t size) {
+    if (!written(target, size))
+        return INVALID_VALUE;
     if (!deferring || !is_pinned(source) || copies == 4096) {
         finish(number);
         memcpy((void *)target, source, size);
-        return;
+        return SUCCESS;
     }
     Copy *copy = &pending[copies++];
     copy->number = ++number;
@@ -103,6 +121,21 @@ static void upload(Handle target, const void *source, size_t size) {
     copy->size = size;
     copy->was = malloc(size ? size : 1);
     memcpy(copy->was, source, size);
+    return SUCCESS;
+}
+
+static Result download(void *target, Handle source, size_t size) {
+    finish(number);
+    return executor_holds(source, size) ? memcpy(target, (void *)source, size), SUCCESS : INVALID_VALUE;
+}
+
+static Result copy(Handle target, Handle source, size_t size) {
+    finish(number);
+    if (!executor_holds(target, size) || !executor_holds(source, size))
+        return INVALID_VALUE;
+    executor_copied(target, source, size);
+    memmove((void *)target, (void *)source, size);
+    return SUCCESS;
 }
 
 /* Devices and contexts. */
@@ -111,10 +144,12 @@ static __thread Handle stack[64];
 static __thread int depth;
 
 static Handle current(void) { return depth ? stack[depth - 1] : 0; }
-static int devices(void) {
-    const char *told = getenv("FAKE_DEVICES");
-    return told ? atoi(told) : 1;
+static int setting(const char *name, int otherwise) {
+    const char *value = getenv(name);
+    return value ? atoi(value) : otherwise;
 }
+static int devices(void) { return setting("FAKE_DEVICES", 1); }
+static int capability(void) { return setting("FAKE_CAPABILITY", 90); }
 
 Result cuInit(unsigned flags) { return SUCCESS; }
 Result cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
@@ -128,8 +163,8 @@ Result cuDeviceGetUuid(char *uuid, int device) { memset(uuid, device, 16); retur
 Result cuDeviceTotalMem(size_t *bytes, int device) { *bytes = 80ull << 30; return SUCCESS; }
 Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     switch (attribute) {
-    case 75: *value = 9; break;           /* compute capability 9.0 */
-    case 76: *value = 0; break;
+    case 75: *value = capability() / 10; break;
+    case 76: *value = capability() % 10; break;
     case 16: *value = 132; break;         /* multiprocessors */
     case 1: case 2: case 3: *value = 1024; break;
     case 4: *value = 64; break;
@@ -186,19 +221,14 @@ Result cuCtxSynchronize(void) { LOG("wait context"); finish(number); return SUCC
 
 Result cuMemGetInfo(size_t *left, size_t *total) { *left = *total = 80ull << 30; return SUCCESS; }
 Result cuMemAlloc(Handle *address, size_t size) {
-    void *memory = NULL;
     LOG("allocate %zu", size);
-    if (posix_memalign(&memory, 512, size ? size : 1))
-        return OUT_OF_MEMORY;
-    memset(memory, 0, size); /* so that results of kernels are 0 */
-    *address = (Handle)memory;
-    return SUCCESS;
+    *address = executor_allocate(size); /* zeros, so that results of kernels that do not run are 0 */
+    return *address ? SUCCESS : OUT_OF_MEMORY;
 }
 Result cuMemFree(Handle address) {
     LOG("free");
     finish(number);
-    free((void *)address);
-    return SUCCESS;
+    return executor_free(address) ? SUCCESS : INVALID_VALUE;
 }
 Result cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
     LOG("allocate pinned %zu", size);
@@ -220,43 +250,32 @@ Result cuMemFreeHost(void *memory) {
 Result cuMemcpyHtoD(Handle target, const void *source, size_t size) {
     LOG("upload and wait %zu", size);
     finish(number);
-    memcpy((void *)target, source, size);
-    return SUCCESS;
+    return written(target, size) ? memcpy((void *)target, source, size), SUCCESS : INVALID_VALUE;
 }
 Result cuMemcpyDtoH(void *target, Handle source, size_t size) {
     LOG("download and wait %zu", size);
-    finish(number);
-    memcpy(target, (void *)source, size);
-    return SUCCESS;
+    return download(target, source, size);
 }
 Result cuMemcpyDtoD(Handle target, Handle source, size_t size) {
     LOG("copy %zu", size);
-    finish(number);
-    memcpy((void *)target, (void *)source, size);
-    return SUCCESS;
+    return copy(target, source, size);
 }
 Result cuMemcpyHtoDAsync(Handle target, const void *source, size_t size, Handle stream) {
     LOG("upload %zu on %llx from %s", size, stream, is_pinned(source) ? "pinned" : "pageable");
-    upload(target, source, size);
-    return SUCCESS;
+    return upload(target, source, size);
 }
 Result cuMemcpyDtoHAsync(void *target, Handle source, size_t size, Handle stream) {
     LOG("download %zu on %llx", size, stream);
-    finish(number);
-    memcpy(target, (void *)source, size);
-    return SUCCESS;
+    return download(target, source, size);
 }
 Result cuMemcpyDtoDAsync(Handle target, Handle source, size_t size, Handle stream) {
     LOG("copy %zu on %llx", size, stream);
-    finish(number);
-    memcpy((void *)target, (void *)source, size);
-    return SUCCESS;
+    return copy(target, source, size);
 }
 Result cuMemsetD8(Handle target, unsigned char value, size_t size) {
     LOG("set %zu", size);
     finish(number);
-    memset((void *)target, value, size);
-    return SUCCESS;
+    return written(target, size) ? memset((void *)target, value, size), SUCCESS : INVALID_VALUE;
 }
 Result cuMemsetD8Async(Handle target, unsigned char value, size_t size, Handle stream) {
     return cuMemsetD8(target, value, size);
@@ -347,13 +366,20 @@ Result cuEventElapsedTime(float *milliseconds, Handle first, Handle last) {
 
 Result cuLibraryLoadData(Handle *library, const void *code, void *a, void *b, unsigned c, void *d,
                          void *e, unsigned f) {
-    *library = fresh(0x20000);
-    return SUCCESS;
+    if (*(const char *)code != '/') {
+        *library = fresh(0x20000);
+        return SUCCESS;
+    }
+    *library = (Handle)dlopen(code, RTLD_NOW | RTLD_LOCAL);
+    return *library ? SUCCESS : INVALID_IMAGE;
 }
 Result cuLibraryUnload(Handle library) { return SUCCESS; }
+/* The handle of a kernel is the address of its code, which is none where it does not run. */
 Result cuLibraryGetKernel(Handle *kernel, Handle library, const char *name) {
-    *kernel = fresh(0x30000);
-    return SUCCESS;
+    Kernel *made = calloc(1, sizeof *made);
+    const Kernel *found = library >> 32 ? dlsym((void *)library, name) : made;
+    *kernel = (Handle)made;
+    return found ? *made = *found, SUCCESS : NOT_FOUND;
 }
 Result cuLibraryGetModule(Handle *module, Handle library) { *module = library; return SUCCESS; }
 Result cuLibraryGetKernelCount(unsigned *count, Handle library) { *count = 1; return SUCCESS; }
@@ -373,14 +399,21 @@ Result cuFuncGetAttribute(int *value, int attribute, Handle kernel) { *value = 6
 Result cuFuncGetModule(Handle *module, Handle kernel) { *module = 0x20010; return SUCCESS; }
 Result cuModuleUnload(Handle module) { return SUCCESS; }
 Result cuModuleGetGlobal(Handle *address, size_t *size, Handle module, const char *name) {
-    return 500;
+    return NOT_FOUND;
 }
 Result cuLaunchKernel(Handle kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                       unsigned bz, unsigned shared, Handle stream, void **values, void **extra) {
     LOG("launch %ux%u on %llx in %llx", gx, bx * by * bz, stream, current());
     for (int k = 0; k < watched; k++)
         memcpy(&words[k], values[k], 8);
-    return SUCCESS;
+    if (!((const Kernel *)kernel)->body)
+        return SUCCESS;
+    finish(number);
+    u32 grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
+    if (executor_run((const Kernel *)kernel, grid, block, values))
+        return SUCCESS;
+    fprintf(stderr, "%s\n", executor_message());
+    return LAUNCH_FAILED;
 }
 typedef struct {
     unsigned gx, gy, gz, bx, by, bz, shared;

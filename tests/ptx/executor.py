@@ -2,7 +2,9 @@
 
 A process that runs with :func:`environment` and calls :func:`install` uses numba-cuda as on a
 machine with a GPU, but loads libraries that :mod:`ptx.translate` and a C compiler made from PTX.
-``-p ptx.executor`` installs it in pytest.
+``-p ptx.executor`` installs it in pytest. Environment variables: with ``PTX_SPLIT_FMA=1``, fma
+rounds twice; ``FAKE_CAPABILITY`` is the compute capability, 90 by default; ``FAKE_DEFER`` is a seed
+for the random order of launches and copies, which are otherwise done at once.
 """
 
 import hashlib

@@ -52,7 +52,7 @@ struct Thread {
     Area local;
     const Machine *machine;
 };
-typedef struct { void (*body)(Thread *); u32 registers, local, shared; } Kernel;
+typedef struct { void (*body)(Thread *); u32 params, registers, local, shared; } Kernel;
 
 /* Find the memory of an access, and check it. */
 static inline const Area *checked(const Thread *t, int space, u64 address, u32 size, int line, int write) {

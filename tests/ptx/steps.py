@@ -19,6 +19,12 @@ from helpers.device_arrays import Foreign, host, leaves, on_device
 from ptx import executor
 
 STEPS = 3
+WEIGHT, GRADIENT = 0x6010, 0x6020
+"""Streams that wait for no other stream unless they are made to."""
+
+kept = []
+"""Gradients that were copied on their stream, and the copies."""
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALVES = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
 
@@ -123,6 +129,10 @@ CASES = {
         str(average): (made("adam", {"average": average}), dense((30, 101)))
         for average in (EMA(decay=0.5), SWA(2, 2), Lookahead(2))
     },
+    "streams": {
+        "streams": (made("adam"), dense((3001,), (70,))),
+        "streams, rows": (made("adam"), rows(900, 8, 300)),
+    },
     "accumulation": {
         "dense": (made("adam", {"accumulate": 2}), dense((30, 101))),
         "LAMB": (made("lamb", {"accumulate": 2}), dense((30, 101))),
@@ -136,7 +146,29 @@ def weight_on_device(name, weight):
     return on_device(weight)
 
 
+def written_on_a_stream(array):
+    """An array on the device that is written by its stream, later."""
+    source, target = on_device(array), on_device(np.zeros_like(array))
+    addresses = (ctypes.c_uint64(a.device_ctypes_pointer.value) for a in (target, source))
+    driver.cuMemcpyDtoDAsync(*addresses, ctypes.c_size_t(array.nbytes), ctypes.c_uint64(GRADIENT))
+    kept.append((source, target))
+    return Foreign(target, stream=GRADIENT)
+
+
+def overwrite():
+    """Overwrite all gradients of streams, on their stream."""
+    for _, array in kept:
+        address = ctypes.c_uint64(array.device_ctypes_pointer.value)
+        size = ctypes.c_size_t(array.nbytes)
+        driver.cuMemsetD8Async(address, 0, size, ctypes.c_uint64(GRADIENT))
+
+
 def grad_on_device(name, grad):
+    if name == "streams, rows":
+        values, ids = written_on_a_stream(grad.values), written_on_a_stream(grad.indices)
+        return RowSparse(values, ids, grad.shape)
+    if name == "streams":
+        return written_on_a_stream(grad)
     if name == "offset":
         return weight_on_device(name, grad)
     if name == "indices on the host":
@@ -161,15 +193,19 @@ def run(name, make, arrays):
     here, there = make(), make()
     weights, grads = arrays(np.random.default_rng(0))
     devices = [weight_on_device(name, weight) for weight in weights]
+    streams = name.startswith("streams")
+    targets = [Foreign(weight, stream=WEIGHT) for weight in devices] if streams else devices
     indices = list(range(len(weights)))
     try:
         for listed in grads:
             moved = [grad_on_device(name, grad) for grad in listed]
             here(indices, listed, weights)
-            there(indices, moved, devices)
+            there(indices, moved, targets)
+            overwrite()
         if "decay" in name:
             here.flush(0)
             there.flush(0)
+        cuda.synchronize()
         averages = [(there.averages[k], here.averages[k]) for k in here.averages]
         states = [(there.states[k], here.states[k]) for k in here.states]
         return sum(different(*pair) for pair in [(devices, weights), *averages, *states])

@@ -30,7 +30,7 @@ def test_a_file_of_tests_for_gpus_passes(name, folder):
             *(sys.executable, "-m", "pytest", "-q", "-p", "ptx.executor", "-p", "no:cacheprovider"),
             *("-m", "cuda and not slow", "-k", f"not {LONG}", TESTS / "gpu" / name),
         ],
-        env=environment(folder),
+        env=environment(folder, FAKE_DEFER="1"),
         cwd=ROOT,
         capture_output=True,
         text=True,

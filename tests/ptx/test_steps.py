@@ -26,9 +26,13 @@ SAMPLE = [
 
 FAMILIES = [
     *("dense", "half", "int8", "reductions", "lists", "rows", "clip", "averages", "accumulation"),
+    "streams",
 ]
 DEVICES = {"cc90": {}, "cc80, in reverse": {"FAKE_CAPABILITY": "80", "PTX_REVERSED": "1"}}
 """Compute capability, and the order of blocks and threads."""
+
+DEFERRED = {"FAKE_DEFER": "1"}
+"""Launches and copies are pending until something waits for them, and done in a random order."""
 
 DEFECTS = {
     "pointers to the stack of a function that has returned": (
@@ -73,6 +77,13 @@ DEFECTS = {
         "reductions/LAMB",
         "race",
     ),
+    "a missing wait": (
+        "cuda_driver.py",
+        '    _checked(driver.cuStreamWaitEvent(then, int(event.handle), 0), "cuStreamWaitEvent")\n',
+        "",
+        "streams/streams",
+        "differ",
+    ),
 }
 """Changes of fastopt: file, code and its replacement, a step, and what is found."""
 
@@ -86,10 +97,10 @@ def folder(tmp_path_factory):
 
 def run(folder, *cases, package=ROOT, **changes):
     """What ``steps.py`` prints; fma rounds twice, as on a CPU that does not fuse."""
-    paths = {"PYTHONPATH": f"{package}:{TESTS}", "PTX_SPLIT_FMA": "1"}
+    settings = {"PYTHONPATH": f"{package}:{TESTS}", "PTX_SPLIT_FMA": "1", **DEFERRED}
     done = subprocess.run(
         [sys.executable, TESTS / "ptx" / "steps.py", *cases],
-        env=environment(folder, **paths, **changes),
+        env=environment(folder, **settings, **changes),
         capture_output=True,
         text=True,
         check=False,

@@ -12,12 +12,13 @@ __all__ = ["UnknownInstruction", "translate"]
 
 INTEGER, REAL, BITS = "[su](?:16|32|64)", "f(?:32|64)", "b(?:16|32|64)|pred"
 ANY = f"{INTEGER}|{REAL}|{BITS}"
+SUMS = f"{INTEGER}|{REAL}|f16"  # of float16 are exact in float32, and then rounded once
 WITHIN = "{b:u32} < 8 * sizeof {a}"
 
 OPERATIONS = {
-    rf"add(?:\.rn)?\.(?P<to>{INTEGER}|{REAL})": "{a} + {b}",
-    rf"sub(?:\.rn)?\.(?P<to>{INTEGER}|{REAL})": "{a} - {b}",
-    rf"mul(?:\.rn|\.lo)?\.(?P<to>{INTEGER}|{REAL})": "{a} * {b}",
+    rf"add(?:\.rn)?\.(?P<to>{SUMS})": "{a} + {b}",
+    rf"sub(?:\.rn)?\.(?P<to>{SUMS})": "{a} - {b}",
+    rf"mul(?:\.rn|\.lo)?\.(?P<to>{SUMS})": "{a} * {b}",
     r"mul\.wide\.s32": ("s64", "{a:s64} * {b:s64}"),
     r"mul\.wide\.u32": ("u64", "{a:u64} * {b:u64}"),
     rf"mad\.lo\.(?P<to>{INTEGER})": "{a} * {b} + {c}",
@@ -114,7 +115,8 @@ def translate(text):
             "switch (t->resume) { case 0:;",
             *kernel.code,
             "} t->state = DONE; }",
-            f"const Kernel {entry[1]} = {{body, {len(kernel.registers)}, {kernel.local}, {size}}};",
+            f"const Kernel {entry[1]} = {{body, {len(params)}, {len(kernel.registers)}, "
+            f"{kernel.local}, {size}}};",
         ]
     )
 

@@ -444,14 +444,16 @@ Result cuLibraryLoadData(Handle *library, const void *code, void *a, void *b, un
         *library = fresh(0x20000);
         return SUCCESS;
     }
-    *library = (Handle)dlopen(code, RTLD_NOW | RTLD_LOCAL);
-    return *library ? SUCCESS : INVALID_IMAGE;
+    void **made = malloc(sizeof *made); /* a handle of its own, as several may be of one file */
+    *made = dlopen(code, RTLD_NOW | RTLD_LOCAL);
+    *library = (Handle)made;
+    return *made ? SUCCESS : INVALID_IMAGE;
 }
 Result cuLibraryUnload(Handle library) { return SUCCESS; }
 /* The handle of a kernel is the address of its code, which is none where it does not run. */
 Result cuLibraryGetKernel(Handle *kernel, Handle library, const char *name) {
     Kernel *made = calloc(1, sizeof *made);
-    const Kernel *found = library >> 32 ? dlsym((void *)library, name) : made;
+    const Kernel *found = library >> 32 ? dlsym(*(void **)library, name) : made;
     *kernel = (Handle)made;
     return found ? *made = *found, SUCCESS : NOT_FOUND;
 }

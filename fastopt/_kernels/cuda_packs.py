@@ -51,7 +51,7 @@ def end_pack(pointers: Any, i: Any, size: Any, streamed: Any, copies: Any) -> No
     """Write the copies of :func:`begin_pack` back."""
 
 
-@overload(begin_pack, prefer_literal=True)
+@overload(begin_pack, prefer_literal=True, inline="always")  # allocates on the caller's stack
 def _begin_pack(pointers, i, size, streamed):
     return lambda pointers, i, size, streamed: _begin_intrinsic(pointers, i, size, streamed)
 

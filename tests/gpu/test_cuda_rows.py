@@ -10,7 +10,7 @@ from fastopt import RowSparse, optimizer
 from fastopt._kernels.cuda_driver import SIMULATED
 from fastopt._kernels.device_memory import zero
 from helpers.cases import CASES
-from helpers.device_arrays import check_close, check_steps, host, on_device
+from helpers.device_arrays import check_close, check_steps, host, leaves, on_device
 
 pytestmark = pytest.mark.cuda
 
@@ -60,13 +60,21 @@ def test_groups_may_begin_anywhere(count):
 @pytest.mark.skipif(SIMULATED, reason="takes minutes in the simulator")
 @pytest.mark.parametrize("count", [5000, 200_000])
 @pytest.mark.parametrize("name", ["adam", "groupadagrad", "lamb"])
-def test_many_listed_rows_step_as_on_the_cpu(name, count, rng):
-    """Lists that several blocks sort and merge, with a row that has a tenth of all positions."""
+def test_many_listed_rows_step_as_in_float64_on_the_cpu(name, count, rng):
+    """Lists that several blocks sort and merge, with a row that has a tenth of all positions.
+
+    In float32 the sum of that row has rounding errors on either side, as its order differs.
+    """
     shape = (100_000, 33)
     ids = np.where(rng.random(count) < 0.1, 77, rng.integers(0, shape[0], count))
-    grads = [RowSparse(rng.normal(size=(count, 33)).astype(np.float32), ids, shape)]
-    weight = rng.normal(size=shape).astype(np.float32)
-    check_steps(lambda: optimizer.get_updater(name), weight, grads, rtol=1e-4, atol=1e-5)
+    weight, values = (rng.normal(size=(n, 33)).astype(np.float32) for n in (shape[0], count))
+    here, there = optimizer.get_updater(name), optimizer.get_updater(name)
+    exact, device = weight.astype(np.float64), on_device(weight)
+    here(0, RowSparse(values.astype(np.float64), ids, shape), exact)
+    there(0, on_device(RowSparse(values, ids, shape)), device)
+    pairs = zip(leaves([device, there.states[0]]), leaves([exact, here.states[0]]), strict=True)
+    for found, expected in pairs:
+        np.testing.assert_allclose(host(found), expected, rtol=1e-4, atol=5e-5)
 
 
 @pytest.mark.skipif(SIMULATED, reason="takes minutes in the simulator")
@@ -83,6 +91,7 @@ def test_a_step_gives_the_same_bits_again(rng):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:float16 weights without masters")
 @pytest.mark.skipif(SIMULATED, reason="takes 5 GB of a GPU")
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "standard"])
 def test_rows_on_both_sides_of_element_2_to_the_31_are_updated(lazy, rng):

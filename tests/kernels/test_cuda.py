@@ -1,5 +1,6 @@
 """What CUDA kernels are compiled to, which takes numba-cuda but neither a GPU nor a driver."""
 
+import ast
 import itertools
 import re
 
@@ -11,6 +12,7 @@ from numba.core import config
 from fastopt._engine.accumulate import accumulate
 from fastopt._kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
 from helpers.cases import CASES, SAMPLE
+from helpers.paths import ROOT
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'numba-cuda[cu13]'")
 if config.ENABLE_CUDASIM:
@@ -221,6 +223,35 @@ def test_a_pack_is_read_before_it_is_written(capability):
     accesses = re.findall(r"(ld|st)\.global(?:\.cs)?\.v4\.f32", text)
     assert len(accesses) % 7 == 0
     assert accesses == (["ld"] * 4 + ["st"] * 3) * (len(accesses) // 7)
+
+
+@pytest.mark.parametrize("weights", WIDE)
+def test_each_array_of_a_pack_is_written_with_numbers_of_its_own(weights, capability):
+    """Copies of a pack lie in different registers: no two vector stores of a loop are alike."""
+    layout = layout_of(rule_named("adam"), **WEIGHTS[weights])
+    arguments = CHUNKS, TABLE, by_value(layout.rule, layout.real)
+    doubles = weights == "float64"
+    text = check(kernels.dense(layout), capability, *arguments, doubles=doubles)
+    blocks = re.split(r"^\$L\S*:|^\s*@?\S*\s*bra\b.*$", text, flags=re.MULTILINE)
+    stores = [re.findall(r"st\.global\S*\.v\d\S*\s+\[.*\], (\{.*\})", block) for block in blocks]
+    assert any(len(block) >= 3 for block in stores)
+    assert all(len(set(block)) == len(block) for block in stores)
+
+
+def test_what_allocates_on_the_stack_is_inlined_in_its_caller():
+    """Otherwise its memory ends with the call, and the pointers that it returns dangle."""
+    allocating, inlined = set(), set()
+    for path in sorted((ROOT / "fastopt" / "_kernels").glob("*.py")):
+        for function in ast.parse(path.read_text("utf-8")).body:
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            text = ast.unparse(function)
+            if "alloca_once" in text:
+                allocating.add(function.name)
+            if re.search(r"^@overload\(.*inline='always'", text, re.MULTILINE):
+                inlined |= set(re.findall(r"\w+", text))
+    assert "_begin_intrinsic" in allocating
+    assert allocating <= inlined
 
 
 def test_float16_is_converted_by_the_gpu_whatever_the_host(capability, monkeypatch):

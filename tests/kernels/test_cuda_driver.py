@@ -3,22 +3,15 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
-from numba.core import config
 
 from helpers.paths import ROOT, TESTS
+from ptx.executor import build_driver, needs_numba_cuda
 
-pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'numba-cuda[cu13]'")
-COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-pytestmark = [
-    pytest.mark.skipif(bool(config.ENABLE_CUDASIM), reason="the simulator has no driver"),
-    pytest.mark.skipif(COMPILER is None, reason="needs a C compiler"),
-    pytest.mark.skipif(sys.platform != "linux", reason="the driver is found by LD_LIBRARY_PATH"),
-]
+pytestmark = needs_numba_cuda
 
 FAKE = TESTS / "fake_driver"
 
@@ -75,10 +68,7 @@ indices are on the device."""
 def steps(tmp_path_factory):
     """What ``fake_driver/steps.py`` printed."""
     folder = tmp_path_factory.mktemp("driver")
-    library = folder / "libcuda.so.1"
-    source = str(FAKE / "libcuda.c")
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
-    (folder / "libcuda.so").symlink_to(library)
+    build_driver(folder)
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(folder),

@@ -1,0 +1,106 @@
+"""Kernels of numba-cuda that run on the CPU, from their PTX, on a driver without a device.
+
+A process that runs with :func:`environment` and calls :func:`install` uses numba-cuda as on a
+machine with a GPU, but loads libraries that :mod:`ptx.translate` and a C compiler made from PTX.
+``-p ptx.executor`` installs it in pytest. Environment variables: with ``PTX_SPLIT_FMA=1``, fma
+rounds twice; ``FAKE_CAPABILITY`` is the compute capability, 90 by default; ``FAKE_DEFER`` is a seed
+for the random order of launches and copies, which are otherwise done at once.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from numba.core import config
+
+from helpers.paths import ROOT, TESTS
+from ptx.translate import translate
+
+__all__ = [
+    "build_driver",
+    "compile_kernel",
+    "environment",
+    "executed",
+    "install",
+    "needs_compiler",
+    "needs_numba_cuda",
+]
+
+COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+HERE = Path(__file__).parent
+FLAGS = ["-shared", "-fPIC", "-O1", "-w", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing"]
+
+needs_compiler = [
+    pytest.mark.skipif(COMPILER is None, reason="needs a C compiler"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the driver without a device is for Linux"),
+]
+needs_numba_cuda = [
+    *needs_compiler,
+    pytest.mark.skipif(
+        find_spec("numba_cuda") is None,
+        reason="needs numba-cuda: pip install 'numba-cuda[cu13]'",
+    ),
+    pytest.mark.skipif(bool(config.ENABLE_CUDASIM), reason="the simulator has no driver"),
+]
+"""Marks of tests that need the driver, and of those that compile kernels for it."""
+
+executed = set()
+"""Names of the kernels that this process has loaded."""
+
+
+def build_driver(folder):
+    """Make the driver's library in a folder."""
+    sources = TESTS / "fake_driver" / "libcuda.c", HERE / "executor.c"
+    folder.mkdir(exist_ok=True)
+    library = folder / "libcuda.so.1"
+    subprocess.run([COMPILER, *FLAGS, "-o", library, *sources, "-lm", "-ldl"], check=True)
+    (folder / "libcuda.so").symlink_to(library)
+    return library
+
+
+def environment(folder, **changes):
+    """Return the variables of a process that uses the driver in a folder, and compiles there."""
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
+        "PTX_FOLDER": str(folder),
+        **changes,
+    }
+
+
+def compile_kernel(text, folder):
+    """Return the path of a library made from PTX; with ``PTX_SPLIT_FMA=1``, fma rounds twice."""
+    flags = [*FLAGS, *(["-DSPLIT_FMA"] if os.environ.get("PTX_SPLIT_FMA") == "1" else [])]
+    name = hashlib.sha256("".join([text, *flags]).encode()).hexdigest()
+    library, source = folder / f"{name}.so", folder / f"{name}.{os.getpid()}.c"
+    if not library.exists():
+        source.write_text(translate(text))
+        made = source.with_suffix(".so")
+        subprocess.run([COMPILER, *flags, f"-I{HERE}", "-o", made, source, "-lm"], check=True)
+        made.rename(library)
+    return library
+
+
+def install():
+    """Replace machine code in numba-cuda by the path of a library, which the driver loads."""
+    from cuda.core import ObjectCode
+    from numba.cuda import codegen
+
+    def get_cubin(self, cc=None):
+        text = self.get_asm_str(cc=self._ensure_cc(cc))
+        executed.update(re.findall(r"\.entry\s+(\w+)", text))
+        library = compile_kernel(text, Path(os.environ["PTX_FOLDER"]))
+        return ObjectCode.from_cubin(str(library).encode() + b"\0")
+
+    codegen.CUDACodeLibrary.get_cubin = get_cubin
+
+
+def pytest_configure():
+    install()

@@ -1,0 +1,226 @@
+"""Steps whose CUDA kernels run from their PTX on the CPU, next to the same steps of the CPU.
+
+``python steps.py CASE ...`` prints as JSON, for each case, the number of bits that differ in
+weights, states, averages, codes and scales, or the error of the driver; and then the kernels that
+ran. ``test_steps.py`` starts it with the driver that executes kernels.
+"""
+
+import ctypes
+import json
+import os
+import sys
+
+import ml_dtypes
+import numpy as np
+from numba import cuda
+
+from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
+from helpers.device_arrays import Foreign, host, leaves, on_device
+from ptx import executor
+
+STEPS = 3
+WEIGHT, GRADIENT = 0x6010, 0x6020
+"""Streams that wait for no other stream unless they are made to."""
+
+kept = []
+"""Gradients that were copied on their stream, and the copies."""
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
+
+
+def dense(*shapes, dtype=np.float32):
+    """Weights and gradients of these shapes."""
+
+    def arrays(rng):
+        def normal():
+            return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+        return normal(), [normal() for _ in range(STEPS)]
+
+    return arrays
+
+
+def rows(height, width, count, often=0.0):
+    """A weight and row-sparse gradients, in which one row has a share of all positions."""
+
+    def arrays(rng):
+        def grad():
+            ids = np.where(rng.random(count) < often, 7, rng.integers(0, height, count))
+            values = (
+                rng.integers(-9, 9, (count, width)) / 8
+                if often
+                else rng.normal(size=(count, width))
+            )
+            return [RowSparse(values.astype(np.float32), ids, (height, width))]
+
+        weight = rng.normal(size=(height, width)).astype(np.float32)
+        return [weight], [grad() for _ in range(STEPS)]
+
+    return arrays
+
+
+def made(name, options=None, **kwargs):
+    """A function that makes an updater; `options` are its own, and not the optimizer's."""
+    return lambda: optimizer.Updater(optimizer.create(name, **kwargs), **(options or {}))
+
+
+def masters(dtype, **kwargs):
+    return made("adam", multi_precision=True, **kwargs), dense((4001,), dtype=dtype)
+
+
+CASES = {
+    "dense": {
+        "Adam": (made("adam", wd=0.01), dense((4,), (10_007,))),
+        "Adam, float64": (made("adam"), dense((3001,), dtype=np.float64)),
+        "offset": (made("adam"), dense((3001,))),
+        "strided gradient": (made("adam"), dense((33, 40))),
+        "GroupAdaGrad": (made("groupadagrad"), dense((60, 70))),
+        "SGLD": (made("sgld"), dense((3001,))),
+    },
+    "half": {
+        "float16 with master": masters(np.float16),
+        "bfloat16 with master": masters(BFLOAT16),
+        "split": masters(BFLOAT16, master="split"),
+        "bfloat16 state": (made("adam", state_dtype="bfloat16"), dense((4001,))),
+        **{
+            f"stochastic {name}": (
+                made("sgd", momentum=0.9, rounding="stochastic"),
+                dense((4001,), dtype=dtype),
+            )
+            for name, dtype in HALVES.items()
+        },
+    },
+    "int8": {
+        "whole blocks": (made("adam", state_dtype="int8"), dense((8, 1024))),
+        "ragged blocks": (made("adam", state_dtype="int8", state_min_size=1), dense((37, 31))),
+        "split": (
+            made("adam", multi_precision=True, master="split", state_dtype="int8"),
+            dense((8, 1024), dtype=BFLOAT16),
+        ),
+        "rows": (made("adam", state_dtype="int8", state_min_size=1), rows(300, 140, 90)),
+    },
+    "reductions": {
+        "LAMB": (made("lamb"), dense((120, 301))),
+        "LARS": (made("lars", momentum=0.9), dense((50, 301))),
+    },
+    "lists": {
+        "60 weights": (made("adam"), dense(*[(3, 41 + k % 3) for k in range(60)])),
+        "weight decay of some": (
+            made("adam", wd=0.1, param_idx2name={0: "a_weight", 1: "b_bias"}),
+            dense((301,), (500,)),
+        ),
+    },
+    "rows": {
+        "lazy": (made("adam"), rows(3000, 17, 400)),
+        "several tiles": (made("adam"), rows(3000, 8, 2500)),
+        "a row often": (made("adam"), rows(400, 8, 600, often=0.7)),
+        "indices on the host": (made("adam"), rows(3000, 8, 700)),
+        "standard": (made("adam", lazy_update=False), rows(900, 8, 700)),
+        "GroupAdaGrad": (made("groupadagrad"), rows(900, 40, 300)),
+        "decay caught up": (made("adamw", wd=0.01, sparse_decay="catch_up"), rows(900, 8, 700)),
+        "decay of all": (made("adamw", wd=0.01, sparse_decay="dense"), rows(900, 8, 700)),
+    },
+    "clip": {
+        "dense": (made("adam", {"clip_global_norm": 1.0}), dense((30, 101), (7,), (2049,))),
+        "rows": (made("adam", {"clip_global_norm": 1.0}), rows(900, 8, 300)),
+    },
+    "averages": {
+        str(average): (made("adam", {"average": average}), dense((30, 101)))
+        for average in (EMA(decay=0.5), SWA(2, 2), Lookahead(2))
+    },
+    "streams": {
+        "streams": (made("adam"), dense((3001,), (70,))),
+        "streams, rows": (made("adam"), rows(900, 8, 300)),
+    },
+    "accumulation": {
+        "dense": (made("adam", {"accumulate": 2}), dense((30, 101))),
+        "LAMB": (made("lamb", {"accumulate": 2}), dense((30, 101))),
+    },
+}
+
+
+def weight_on_device(name, weight):
+    if name == "offset":
+        return cuda.to_device(np.concatenate([np.zeros(1, weight.dtype), weight]))[1:]
+    return on_device(weight)
+
+
+def written_on_a_stream(array):
+    """An array on the device that is written by its stream, later."""
+    source, target = on_device(array), on_device(np.zeros_like(array))
+    addresses = (ctypes.c_uint64(a.device_ctypes_pointer.value) for a in (target, source))
+    driver.cuMemcpyDtoDAsync(*addresses, ctypes.c_size_t(array.nbytes), ctypes.c_uint64(GRADIENT))
+    kept.append((source, target))
+    return Foreign(target, stream=GRADIENT)
+
+
+def overwrite():
+    """Overwrite all gradients of streams, on their stream."""
+    for _, array in kept:
+        address = ctypes.c_uint64(array.device_ctypes_pointer.value)
+        size = ctypes.c_size_t(array.nbytes)
+        driver.cuMemsetD8Async(address, 0, size, ctypes.c_uint64(GRADIENT))
+
+
+def grad_on_device(name, grad):
+    if name == "streams, rows":
+        values, ids = written_on_a_stream(grad.values), written_on_a_stream(grad.indices)
+        return RowSparse(values, ids, grad.shape)
+    if name == "streams":
+        return written_on_a_stream(grad)
+    if name == "offset":
+        return weight_on_device(name, grad)
+    if name == "indices on the host":
+        return RowSparse(on_device(grad.values), grad.indices, grad.shape)
+    if name == "strided gradient":
+        wide = on_device(np.concatenate([grad, grad], axis=1))
+        return Foreign(wide, shape=grad.shape, strides=(2 * grad.strides[0], grad.strides[1]))
+    return on_device(grad)
+
+
+def different(device, expected):
+    """Bytes of arrays that differ."""
+    pairs = list(zip(leaves(host(device)), leaves(expected), strict=True))
+    return sum(
+        int((np.atleast_1d(one).view(np.uint8) != np.atleast_1d(other).view(np.uint8)).sum())
+        for one, other in pairs
+    )
+
+
+def run(name, make, arrays):
+    """Return the bytes that differ after the steps of a case, or the error."""
+    here, there = make(), make()
+    weights, grads = arrays(np.random.default_rng(0))
+    devices = [weight_on_device(name, weight) for weight in weights]
+    streams = name.startswith("streams")
+    targets = [Foreign(weight, stream=WEIGHT) for weight in devices] if streams else devices
+    indices = list(range(len(weights)))
+    try:
+        for listed in grads:
+            moved = [grad_on_device(name, grad) for grad in listed]
+            here(indices, listed, weights)
+            there(indices, moved, targets)
+            overwrite()
+        if "decay" in name:
+            here.flush(0)
+            there.flush(0)
+        cuda.synchronize()
+        averages = [(there.averages[k], here.averages[k]) for k in here.averages]
+        states = [(there.states[k], here.states[k]) for k in here.states]
+        return sum(different(*pair) for pair in [(devices, weights), *averages, *states])
+    except Exception as error:
+        return driver.executor_message().decode() or repr(error)
+
+
+if __name__ == "__main__":
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.executor_message.restype = ctypes.c_char_p
+    driver.executor_set(1, int(os.environ.get("PTX_REVERSED", "0")))
+    executor.install()
+    found = {}
+    for listed in sys.argv[1:]:
+        family, _, name = listed.partition("/")
+        for each in [name] if name else CASES[family]:
+            found[f"{family}/{each}"] = run(each, *CASES[family][each])
+    json.dump({"different": found, "kernels": sorted(executor.executed)}, sys.stdout)

@@ -1,0 +1,40 @@
+"""The tests of ``tests/gpu``, whose kernels run from their PTX: ``python -m pytest -m ptx``."""
+
+import subprocess
+import sys
+
+import pytest
+
+from helpers.paths import ROOT, TESTS
+from ptx.executor import build_driver, environment, needs_numba_cuda
+
+pytestmark = [pytest.mark.ptx, *needs_numba_cuda]
+
+LONG = "between_the_writes_of_its_stream"
+"""Test with a kernel that only takes time, which would be days."""
+
+FILES = sorted(path.name for path in (TESTS / "gpu").glob("test_*.py"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpu")
+    build_driver(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_tests_for_gpus_passes(name, folder):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "ptx.executor", "-p", "no:cacheprovider"),
+            *("-m", "cuda and not slow", "-k", f"not {LONG}", TESTS / "gpu" / name),
+        ],
+        env=environment(folder, FAKE_DEFER="1"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    nothing_ran = pytest.ExitCode.NO_TESTS_COLLECTED
+    assert done.returncode in (0, nothing_ran), done.stdout[-20_000:] + done.stderr[-2_000:]

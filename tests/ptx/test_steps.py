@@ -1,0 +1,150 @@
+"""Kernels that run from their PTX have the bits of the CPU's, and defects in them are found."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from helpers.cases import exhaustive
+from helpers.paths import ROOT, TESTS
+from ptx.executor import build_driver, environment, needs_numba_cuda
+
+pytestmark = needs_numba_cuda
+
+KERNELS = {
+    *("blocks", "copy", "count_rows", "cut_rows", "dense", "finish", "flush_decay", "fold", "lazy"),
+    *("mark_decay", "merge", "rows", "sort_tiles", "squares", "sums", "survey", "totals"),
+}
+SAMPLE = [
+    *("dense/Adam", "dense/strided gradient", "int8/ragged blocks", "reductions/LAMB"),
+    *("rows/several tiles", "rows/a row often", "rows/GroupAdaGrad", "rows/decay caught up"),
+    "clip/dense",
+]
+"""Steps in which each kernel runs."""
+
+FAMILIES = [
+    *("dense", "half", "int8", "reductions", "lists", "rows", "clip", "averages", "accumulation"),
+    "streams",
+]
+DEVICES = {"cc90": {}, "cc80, in reverse": {"FAKE_CAPABILITY": "80", "PTX_REVERSED": "1"}}
+"""Compute capability, and the order of blocks and threads."""
+
+DEFERRED = {"FAKE_DEFER": "1"}
+"""Launches and copies are pending until something waits for them, and done in a random order."""
+
+DEFECTS = {
+    "pointers to the stack of a function that has returned": (
+        "cuda_packs.py",
+        'prefer_literal=True, inline="always")',
+        "prefer_literal=True)",
+        "dense/Adam",
+        "differ",
+    ),
+    "swapped registers": (
+        "cuda_packs.py",
+        "builder.store(word, self._word(builder, target, first + k))",
+        "builder.store(word, self._word(builder, target, first + self.each - 1 - k))",
+        "dense/Adam",
+        "differ",
+    ),
+    "a wrong index": (
+        "cuda.py",
+        "for i in range(done + t, size, across):",
+        "for i in range(done + t, size + 1, across):",
+        "dense/Adam",
+        "access outside of allocated memory",
+    ),
+    "a misaligned vector": (
+        "cuda.py",
+        "return bits & np.uint64(ALIGNMENT - 1) == 0",
+        "return bits & np.uint64(0) == 0",
+        "dense/offset",
+        "misaligned access",
+    ),
+    "lanes that do not wait": (
+        "cuda_blocks.py",
+        "        meet()  # all lanes have read the scales\n",
+        "",
+        "int8/ragged blocks",
+        "race",
+    ),
+    "a missing barrier": (
+        "cuda.py",
+        "                cuda.syncthreads()\n            if t == 0:",
+        "            if t == 0:",
+        "reductions/LAMB",
+        "race",
+    ),
+    "a missing wait": (
+        "cuda_driver.py",
+        '    _checked(driver.cuStreamWaitEvent(then, int(event.handle), 0), "cuStreamWaitEvent")\n',
+        "",
+        "streams/streams",
+        "differ",
+    ),
+}
+"""Changes of fastopt: file, code and its replacement, a step, and what is found."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("steps")
+    build_driver(folder)
+    return folder
+
+
+def run(folder, *cases, package=ROOT, **changes):
+    """What ``steps.py`` prints; fma rounds twice, as on a CPU that does not fuse."""
+    settings = {"PYTHONPATH": f"{package}:{TESTS}", "PTX_SPLIT_FMA": "1", **DEFERRED}
+    done = subprocess.run(
+        [sys.executable, TESTS / "ptx" / "steps.py", *cases],
+        env=environment(folder, **settings, **changes),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def check_equal(different):
+    assert different
+    assert {name: count for name, count in different.items() if count != 0} == {}
+
+
+@pytest.mark.parametrize("device", ["cc90", *exhaustive("cc80, in reverse")])
+def test_each_kernel_runs_with_the_bits_of_the_cpu(device, folder):
+    found = run(folder, *SAMPLE, **DEVICES[device])
+    check_equal(found["different"])
+    ran = {
+        kernel
+        for kernel in KERNELS
+        for name in found["kernels"]
+        if f"{len(kernel)}{kernel}" in name
+    }
+    assert ran == KERNELS
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_have_the_bits_of_the_cpu(family, folder):
+    check_equal(run(folder, family)["different"])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_in_fastopt_is_found(name, folder, tmp_path):
+    file, code, replacement, case, expected = DEFECTS[name]
+    package = tmp_path / "fastopt"
+    shutil.copytree(ROOT / "fastopt", package, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (package / "_kernels" / file).read_text("utf-8")
+    assert text.count(code) == 1
+    (package / "_kernels" / file).write_text(text.replace(code, replacement), "utf-8")
+    (found,) = run(folder, case, package=tmp_path)["different"].values()
+    if expected == "differ":
+        assert isinstance(found, int)
+        assert found > 0
+    else:
+        assert f" of the PTX: {expected}" in str(found)

@@ -103,14 +103,15 @@ def test_kinds_may_be_mixed(make):
 
 
 @KIND
-def test_the_plan_is_kept_as_long_as_the_array_is_the_same(make):
+def test_nothing_is_prepared_again_for_the_arrays_of_others(make):
     updater, weight, grad = adam(), make([1.0, 2.0]), make([1.0, 1.0])
     updater(0, grad, weight)
     updater(0, grad, weight)  # when all names are known
-    plan = updater.planner.plans[0]
+    record = updater._records.kept[0]
     for _ in range(3):
         updater(0, make([1.0, 1.0]), weight)
-    assert updater.planner.plans[0] is plan
+    assert updater._records.kept[0] is record
+    assert not updater.planner.plans
 
 
 def test_an_array_whose_memory_has_moved_is_looked_at_again():

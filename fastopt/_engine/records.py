@@ -12,6 +12,7 @@ Tests: ``tests/engine/test_records.py``.
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
+from itertools import combinations, starmap
 from math import inf
 from typing import Any, NamedTuple
 
@@ -145,6 +146,8 @@ class Form(NamedTuple):
     """Positions in the block of the addresses of these arrays."""
     guards: list[int]
     """Positions in the block of the ids of these arrays."""
+    kernels: Words
+    """Addresses of the loops, whose address is in the block."""
 
 
 class Kept(NamedTuple):
@@ -163,6 +166,13 @@ FORMS: dict[Any, Form] = {}
 
 INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
+
+
+def nesting(state: Any) -> Any:
+    """Return the nesting of a state: 0 for an array, None, and tuples of them."""
+    if isinstance(state, tuple):
+        return tuple(map(nesting, state))
+    return None if state is None else 0
 
 
 @cache
@@ -476,8 +486,10 @@ class Records:
         refuses the arrays if they have another form.
         """
         optimizer, copy = planner.optimizer, planner.copies.get(index)
-        rule, arrays = planner.rule_of(index), leaves(state)
         if not is_fixed(state):
+            return False
+        rule, arrays = planner.rule_of(index), leaves(state)
+        if kind_of(weight.dtype) is None or {*map(type, arrays)} - {np.ndarray}:
             return False
         order = F_ORDER if is_fortran(weight) else C_ORDER
         key: Any = (
@@ -488,10 +500,10 @@ class Records:
                 order,
                 getattr(grad, "dtype", None) == weight.dtype,
             ),
-            *(type(optimizer), optimizer.multi_precision, optimizer.rounding),
+            *(type(optimizer), optimizer.multi_precision, optimizer.rounding, nesting(state)),
         )
         form = FORMS.get(key) if known and copy is None else None
-        if form is None or len(arrays) != len(form.leaves):
+        if form is None or any(starmap(np.may_share_memory, combinations(arrays, 2))):
             form = self._form(planner, index, np.asarray(grad), weight, state)
             if form is None:
                 return False
@@ -585,6 +597,7 @@ class Records:
             [places[id(array)] for array in others if id(array) in places],
             [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
             [first[1] + k * guards.shape[1] for k in range(len(others))],
+            kernels,
         )
 
     def _write(
@@ -600,8 +613,7 @@ class Records:
             row = (int(block[w.ROW]) - base) // 8
             block[row + OFFSET] = planner.offsets.get(index, 0)
         if form.layout.keyed:
-            keys = index_number(index), index_number(optimizer.seed)
-            block[[w.NUMBER, w.SEED]] = np.array(keys, np.uint64).view(np.int64)
+            block[w.NUMBER], block[w.SEED] = index_number(index), index_number(optimizer.seed)
         counts = optimizer._index_update_count
         block[w.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
         if optimizer.carried is not None:
@@ -610,7 +622,9 @@ class Records:
         if len(others) > self.widest:
             self.widest, self.words[w.CAPACITY] = len(others), 0
         self.slots[index] = base
-        self.kept[index] = Kept(block, block.data, form.layout, shared, (*others, index))
+        self.kept[index] = Kept(
+            block, block.data, form.layout, shared, (*others, form.kernels, index)
+        )
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""

@@ -224,7 +224,7 @@ def admit(x, k, index, grad, weight):
         counts = words(x[w.COUNTS])
         update = max(counts[0], counts[record[w.COUNT]] + 1)
         if k > 0 and (update != x[w.UPDATE_NUMBER] or record[w.MARK] == x[w.CALL_NUMBER]):
-            return w.UNEVEN
+            return w.NOT_SERVED
         x[w.UPDATE_NUMBER] = update
     if record[w.MARK] == x[w.CALL_NUMBER]:
         x[w.REPEATS] = 1

@@ -16,6 +16,7 @@ from typing import Any
 from numba import njit, typeof
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import IndexDataCacheFile
+from numba.core.compiler_lock import global_compiler_lock
 
 from fastopt._kernels.threads import in_forked_child, start_layer
 from fastopt.kernels.rule import Rule, digest_of
@@ -94,8 +95,10 @@ def address_of(
     function.__name__ = f"{function.__name__}{variant}"
     options = {"no_cfunc_wrapper": False, "no_cpython_wrapper": True}
     kernel = compiled(function, rule, parallel, also=also, **options)
-    result = _specialized(kernel, signature.args)
-    found: int = result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name)
+    with global_compiler_lock:  # the compiler may be adding a library in another thread
+        result = _specialized(kernel, signature.args)
+        name = result.fndesc.llvm_cfunc_wrapper_name
+        found: int = result.library.get_pointer_to_function(name)
     return found
 
 

@@ -52,12 +52,13 @@ FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
 """Codes of dtypes."""
 
 OK, MOVED = 0, 1
-REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS, UNEVEN = range(-1, -8, -1)
-"""Statuses of :func:`enter`.
+REFUSED, UNKNOWN, NOT_SERVED, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS = range(-1, -8, -1)
+"""Statuses of a call.
 
 MOVED: done, and some weight is another object than in the last call. Nothing has changed if the
-status is negative: the arguments do not fit (REFUSED), an index has no record (UNKNOWN), scratch
-memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), the call should
-run without the GIL (IS_LARGE), the learning rate of an update must be computed (ASKS), or tensors
-have different update counts under a schedule (UNEVEN).
+status is negative: the arguments do not fit (REFUSED), an index has no record (UNKNOWN), or tensors
+have different update counts under a schedule (NOT_SERVED). With a smaller status the call can be
+entered again: scratch memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors
+(NO_CAPACITY), it should run without the GIL (IS_LARGE), or the learning rate of an update must be
+computed (ASKS).
 """

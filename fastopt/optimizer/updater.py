@@ -27,7 +27,7 @@ from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import MOVED
+from fastopt._kernels.record_words import MOVED, NOT_SERVED
 from fastopt._naming import constructs
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, brief, count, number
@@ -340,7 +340,7 @@ class Updater(Resumable):
                     status = records.enter(records.context, index, grad, weight)
                     if status == MOVED:
                         records.note(self.planner.updated, index, weight)
-                    elif status:
+                    elif status < NOT_SERVED:
                         with optimizer.updating:
                             status = records.resolve(self, status, index, grad, weight)
                     if status >= 0:

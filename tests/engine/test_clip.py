@@ -298,7 +298,7 @@ def test_gradients_are_checked_before_they_are_measured(made):
     for wrong in (
         np.full(5, np.nan),
         np.full((4, 1), np.nan),
-        np.full(4, np.nan, "f4"),
+        np.full(4, 1),
         [np.nan] * 4,
     ):
         for call in (

@@ -5,6 +5,7 @@ import os
 import sys
 
 import fastopt
+from fastopt._interrupts import uninterrupted
 
 PACKAGE = os.path.dirname(fastopt.__file__)
 COMPILING = os.path.join(PACKAGE, "_kernels", "compiling.py")
@@ -37,4 +38,5 @@ def at_line(moment, act, call):
         call()
     finally:
         sys.settrace(None)
+        uninterrupted.reset()  # an exception inside its methods leaves the count of its contexts
     return passed

@@ -7,6 +7,7 @@ import pytest
 
 from fastopt import optimizer
 from fastopt._engine.hyper import hyper_of
+from fastopt._kernels import record_words
 from helpers.cases import exhaustive, kept
 
 TIMES = [1, 2, 3, 5, 6, 10, 100, 1000, 12_345, 10**6]
@@ -33,9 +34,11 @@ def corrected():
 
 def fields(updater):
     """Hyper-parameters that the last step was made with, in float64."""
-    (plan,) = updater.planner.plans.values()
-    (table,) = plan.tables
-    return dict(zip(table.layout.rule.hyper, table.fields[0].tolist(), strict=True))
+    (kept,) = updater._records.kept.values()
+    names = kept.layout.rule.hyper
+    first = (kept.record[record_words.FIELDS] - kept.record.ctypes.data) // 8
+    values = kept.record[first : first + len(names)].view(kept.layout.real)
+    return dict(zip(names, values.tolist(), strict=True))
 
 
 def test_there_are_corrections():

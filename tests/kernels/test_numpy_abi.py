@@ -169,7 +169,7 @@ def train(name, steps=4):
         updater(0, grads[0], weights[0])
         with pytest.raises(ValueError, match="share memory"):
             updater(0, weights[0], weights[0])
-    return everything(updater, weights), updater.planner.plans
+    return everything(updater, weights), {**updater.planner.plans, **updater._records.kept}
 
 
 @pytest.fixture

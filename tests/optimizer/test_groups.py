@@ -171,7 +171,7 @@ def bad_shape(made, grads, weights):
 
 
 def bad_dtype(made, grads, weights):
-    grads[0] = np.ones(4)
+    grads[0] = np.ones(4, int)
 
 
 def overlap(made, grads, weights):

@@ -428,7 +428,7 @@ def bad_shape(made, grads):
 
 
 def bad_dtype(made, grads):
-    grads["head.weight"] = np.ones(SHAPE)
+    grads["head.weight"] = np.ones(SHAPE, int)
 
 
 @pytest.mark.parametrize("seen", [0, 1, 5])

@@ -252,17 +252,16 @@ class Records:
             mode = planner.mode(())
             if mode != self.mode or optimizer.rule_by_index:
                 self.forget()
-            self.mode, self.mode_version = mode, optimizer.mode_version
-            self.usable = self.serves(updater)
-        elif optimizer.may_skip:
+            self.mode = mode
+        if not same or optimizer.may_skip:
             self.usable = self.serves(updater)
         if self.usable:
             if self.enter is None:
                 self.enter = front.enter()
             self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
-                for index, kept in list(self.kept.items()):
-                    self._share(optimizer, index, kept)
+                for index in list(self.kept):
+                    self._share(planner, index)
                 self.multipliers_version = optimizer.multipliers_version
             scheduled = optimizer.lr_scheduler is not None
             self.words[w.SCHEDULED] = scheduled
@@ -274,7 +273,8 @@ class Records:
                 for shared in self.shared.values():
                     shared.given = None
         self.quick = self.usable and not optimizer.unchecked
-        self.version, self.rescale = version, optimizer.rescale_grad
+        self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
+        self.version = version  # last, as an exception may come before
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -297,19 +297,26 @@ class Records:
         for index, slot, carried_slot in of:
             record = self.kept[index].record
             record[w.COUNT], record[w.CARRIED] = slot, carried_slot
-        self.counts, self.words[w.COUNTS] = counts.array, counts.array.ctypes.data
+        self.words[w.COUNTS] = counts.array.ctypes.data
         if carried is not None:
-            self.carried = carried.array
             self.words[w.CARRIED_NUMBERS] = carried.array.ctypes.data
+            self.carried = carried.array
+        self.counts = counts.array
 
-    def _share(self, optimizer: Any, index: Index, kept: Kept) -> None:
-        """Enter the hyper-parameters of a record."""
-        shared = self._shared(optimizer, index, kept.layout)
+    def _share(self, planner: Any, index: Index) -> None:
+        """Enter the hyper-parameters of a record; drop it if a multiplier is no number."""
+        kept = self.kept[index]
+        try:
+            shared = self._shared(planner, index, kept.layout)
+        except TypeError:  # reported by the next call with this index
+            self.drop(index)
+            return
         self.kept[index] = kept._replace(shared=shared)
         kept.record[w.HYPER] = shared.words.ctypes.data
 
-    def _shared(self, optimizer: Any, index: Index, layout: Layout) -> Shared:
+    def _shared(self, planner: Any, index: Index, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
+        optimizer = planner.optimizer
         multipliers = (
             optimizer.multiplier(index, optimizer.lr_mult, "lr_mult"),
             optimizer.multiplier(index, optimizer.wd_mult, "wd_mult"),
@@ -317,9 +324,11 @@ class Records:
         key = layout.rule, layout.real, multipliers
         shared = self.shared.get(key)
         if shared is None:
-            shared = self.shared[key] = Shared(layout, hyper_of(optimizer), multipliers)
+            with planner.compiling(index):
+                shared = Shared(layout, hyper_of(optimizer), multipliers)
             if optimizer.lr_scheduler is None:
                 shared.fill(optimizer, optimizer.lr)
+            self.shared[key] = shared
         return shared
 
     # Calls
@@ -363,7 +372,7 @@ class Records:
 
     def _scheduled(self, optimizer: Any, arguments: tuple[Any, Any, Any]) -> int:
         """Compute the learning rate of an update, and update."""
-        words, counts, status = self.words, self.counts, w.REFUSED
+        words, counts = self.words, self.counts
         update, before = words.item(w.UPDATE_NUMBER), counts.item(0)
         counts[0] = update
         try:
@@ -373,12 +382,12 @@ class Records:
             for shared in self.shared.values():
                 shared.fill(optimizer, rate, again=True)
             words[w.ASKED] = update
-            status = self.enter(self.context, *arguments)
+            status: int = self.enter(self.context, *arguments)
             if status in ROOM:
                 status = self._with_room(status, arguments)
         finally:
             words[w.ASKED] = -1
-            if status < 0:
+            if not words[w.DONE]:
                 counts[0] = before
         return status
 
@@ -409,17 +418,18 @@ class Records:
         if not (self.usable and exact) or not indices or any(map(is_row_sparse, grads)):
             return False
         status, counted = w.REFUSED, len(optimizer._index_update_count)
-        states: dict[Index, Any] = {}
         for attempt in range(3):
             if attempt == 2:  # arrays of the state may have changed
                 for index in indices:
                     self.drop(index)
             new = [k for k, index in enumerate(indices) if index not in self.slots]
+            known = {index: updater.states[index] for index in indices if index in updater.states}
+            self.words[w.DONE] = 0
             try:
                 checked = grads
                 if attempt:
                     checked = self._checked(updater, indices, grads, weights)
-                if not self._enroll(updater, new, indices, checked, weights, states, attempt < 2):
+                if not self._enroll(updater, new, indices, checked, weights, attempt < 2):
                     break
                 if self.version != optimizer.version:
                     self.refresh(updater)  # counts may have moved
@@ -430,13 +440,11 @@ class Records:
                 if status != w.OK:
                     status = self.resolve(updater, status, *arguments)
             finally:
-                if status < 0:
-                    self._withdraw(optimizer, states, counted)
+                if not self.words[w.DONE]:
+                    self._withdraw(updater, [indices[k] for k in new], known, counted)
             if status != w.REFUSED:
                 break
-        for index, state in states.items():
-            dict.__setitem__(updater.states, index, state)
-            dict.__setitem__(updater.states_synced, index, True)
+        for index in indices if status >= 0 else ():
             optimizer.masters_given.pop(index, None)
         return status >= 0
 
@@ -459,10 +467,9 @@ class Records:
         indices: Sequence[Index],
         grads: Sequence[Any],
         weights: Sequence[Any],
-        states: dict[Index, Any],
         known: bool,
     ) -> bool:
-        """Create the records of the tensors at `places`, with new `states`.
+        """Create the records of the tensors at `places`, and missing states.
 
         Returns whether records support all of them. See :meth:`_create` for `known`.
         """
@@ -470,11 +477,12 @@ class Records:
             index, weight = indices[k], weights[k]
             if type(weight) is not np.ndarray or weight.ndim > w.AXES:
                 return False
-            if index not in states:
+            if index not in self.slots:
                 state = updater._state(index, weight)
                 if not self._create(updater.planner, index, grads[k], weight, state, known):
                     return False
-                states[index] = state
+                dict.__setitem__(updater.states, index, state)
+                dict.__setitem__(updater.states_synced, index, True)
         return True
 
     def _create(
@@ -504,23 +512,22 @@ class Records:
         )
         form = FORMS.get(key) if known and copy is None else None
         if form is None or any(starmap(np.may_share_memory, combinations(arrays, 2))):
-            form = self._form(planner, index, np.asarray(grad), weight, state)
+            form = self._form(planner, index, grad, weight, state)
             if form is None:
                 return False
             if copy is None:
                 FORMS[key] = form
         others = tuple(arrays[k] for k in form.leaves) if copy is None else (copy, *arrays)
-        with planner.compiling(index):
-            shared = self._shared(optimizer, index, form.layout)
-        self._write(planner, index, form, shared, others)
+        self._write(planner, index, form, self._shared(planner, index, form.layout), others)
         return True
 
     @staticmethod
-    def _form(planner: Any, index: Index, grad: Array, weight: Array, state: Any) -> Form | None:
+    def _form(planner: Any, index: Index, grad: Any, weight: Array, state: Any) -> Form | None:
         """Check the arrays of a parameter and return their form; None if it is not supported."""
         optimizer, copy = planner.optimizer, planner.copies.get(index)
         context, rule = label(index, optimizer.idx2name), planner.rule_of(index)
         exact, arrays = arrays_of(optimizer, context, rule, weight, state, copy, True)
+        same = getattr(grad, "dtype", None) == weight.dtype
         if any(array is weight for array in arrays):
             return None
         others = tuple(array for array in (*exact, *arrays) if array is not weight)
@@ -532,7 +539,7 @@ class Records:
             rule,
             real_of(exact[0].dtype),
             tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
-            np.float32 if is_half(weight) and grad.dtype != weight.dtype else kind_of(weight.dtype),
+            np.float32 if is_half(weight) and not same else kind_of(weight.dtype),
             tuple(kinds[parts : parts + len(rule.state)]),
             rounded_sums=optimizer.rounded_sums and parts == 2 and copy is None,
             dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
@@ -621,10 +628,9 @@ class Records:
         block[w.HYPER], block[w.INDEX_ID] = shared.words.ctypes.data, id(index)
         if len(others) > self.widest:
             self.widest, self.words[w.CAPACITY] = len(others), 0
+        alive = (*others, form.kernels, index)
+        self.kept[index] = Kept(block, block.data, form.layout, shared, alive)
         self.slots[index] = base
-        self.kept[index] = Kept(
-            block, block.data, form.layout, shared, (*others, form.kernels, index)
-        )
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
@@ -632,11 +638,18 @@ class Records:
         self.kept.pop(index, None)
         self.tensors[:] = 0
 
-    def _withdraw(self, optimizer: Any, states: dict[Index, Any], counted: int) -> None:
-        """Drop the records of a failed call, and the counts of new parameters."""
-        for index in states:
+    def _withdraw(
+        self, updater: Any, new: Sequence[Index], known: Mapping[Index, Any], counted: int
+    ) -> None:
+        """Drop the new records of a failed call, and what else it has stored for parameters."""
+        optimizer = updater.optimizer
+        for index in new:
             self.drop(index)
-        states.clear()
+            if index in known:
+                dict.__setitem__(updater.states, index, known[index])
+            else:
+                dict.pop(updater.states, index, None)
+                dict.pop(updater.states_synced, index, None)
         for index in list(optimizer._index_update_count)[counted:]:
             optimizer._index_update_count.pop(index)
             if optimizer.carried is not None:

@@ -158,7 +158,7 @@ def enter_call(context, index, grad, weight):
     x, index, grad, weight = words(context), address(index), address(grad), address(weight)
     n, own = 1, items_of(x, index)
     x[w.CALL_NUMBER] += 1
-    x[w.REPEATS] = 0
+    x[w.REPEATS] = x[w.DONE] = 0
     if own == 0:
         status = admit(x, 0, index, grad, weight)
     else:
@@ -188,6 +188,7 @@ def enter_call(context, index, grad, weight):
         for k in range(n):
             tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
             update(x, k)
+        x[w.DONE] = 1
         return status
     grads, weights = items_of(x, grad), items_of(x, weight)
     for k in range(n):
@@ -206,6 +207,7 @@ def enter_call(context, index, grad, weight):
     for k in range(n):
         release(tensor_of(x, k)[w.T_GRAD_ID])
         release(tensor_of(x, k)[w.T_WEIGHT_ID])
+    x[w.DONE] = 1
     return status
 
 

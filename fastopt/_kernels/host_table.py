@@ -173,8 +173,18 @@ class HostTable(Table):
 
     def run(self, combine: Combine | None = None) -> None:
         """See :meth:`Table.run`."""
-        if combine is None:
+        if combine is None and (self.layout.rule.passes or self.at_once or self.copied):
             launch([self])
+            return
+        if combine is None:  # a single kernel
+            if self.total:
+                call, parallel = self._prepared_update(self.chunks, self.total)
+                if parallel:
+                    _launch(call, parallel)
+                else:
+                    call()
+            self.table[0, DONE] = 1
+            self.release()
             return
         rule, layout = self.layout.rule, self.layout
         chunks, total = self.flat

@@ -15,7 +15,7 @@ Pair = tuple[Call, Call]
 """The step of fastopt, and that of NumPy."""
 
 SHAPE = (20, 50)
-ROUNDS = 15
+ROUNDS = 31
 
 
 class Adam:

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numba import njit, typeof
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import IndexDataCacheFile
@@ -123,7 +124,26 @@ def bind(kernel: Any, *arguments: Any) -> Callable:
     """
     if not hasattr(kernel, "overloads"):  # NUMBA_DISABLE_JIT
         return kernel
-    return bind_to(kernel, *map(typeof, arguments))
+    return bind_to(kernel, *map(type_of, arguments))
+
+
+_types: dict[Any, Any] = {}
+
+
+def type_of(argument: Any) -> Any:
+    """Return numba's type of an argument; that of an array depends on its form alone.
+
+    Numba builds the type of an array of records again each time.
+    """
+    if type(argument) is not np.ndarray:
+        return typeof(argument)
+    flags = argument.flags
+    form = argument.dtype, argument.ndim, flags.c_contiguous, flags.f_contiguous, flags.aligned
+    key = *form, flags.writeable
+    known = _types.get(key)
+    if known is None:
+        known = _types[key] = typeof(argument)
+    return known
 
 
 @contextmanager

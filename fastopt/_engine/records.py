@@ -228,8 +228,8 @@ class Records:
     def serves(self, updater: Any) -> bool:
         """Whether the settings of an updater and its optimizer admit records."""
         planner, optimizer = updater.planner, updater.optimizer
-        plain = updater.on_records and planner.launcher is launch and planner.groups is None
-        plain = plain and not (planner.measures or updater.averages_step)
+        plain = updater._on_records and planner.launcher is launch and planner.groups is None
+        plain = plain and not (planner.measures or updater._averages_step)
         if not (plain and optimizer.native and not numba.config.DISABLE_JIT and readable()):
             return False
         scheduled = optimizer.lr_scheduler is not None

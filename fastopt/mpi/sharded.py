@@ -49,6 +49,7 @@ class Shard(Updater):
     sums: Sums
     gate: Gate
     receive: Callable[[], None]
+    _on_records = False
 
     def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> Array:
         self.gate.add()

@@ -171,7 +171,7 @@ class Updater(Resumable):
 
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
-    on_records: bool = True
+    _on_records: bool = True
     """Whether calls may be updated without a plan."""
     planner: Planner
     _records: Records
@@ -314,8 +314,10 @@ class Updater(Resumable):
             The parameter, which selects its state and update count. A list may be any sequence or
             a dictionary view, as in ``updater(w.keys(), g.values(), w.values())``.
         grad : numpy.ndarray or CUDA array, or a list of them
-            Gradient with the weight's shape and dtype; for half-precision weights it may also be
-            float32. It is not changed. A row-sparse gradient may be a
+            Gradient with the weight's shape, in any memory order. On the host it may have any real
+            floating dtype, and is converted to that of the arithmetic; on a device it has the
+            weight's, or float32 for half-precision weights. A number is a gradient of a weight
+            with one element. It is not changed. A row-sparse gradient may be a
             :class:`~fastopt.sparse.RowSparse`, a pair ``(values, indices)``, or a
             scipy.sparse array in CSR or COO format.
         weight : numpy.ndarray or CUDA array, or a list of them
@@ -1136,7 +1138,7 @@ class Updater(Resumable):
                     self.planner.records.forget()
 
     @property
-    def averages_step(self) -> bool:
+    def _averages_step(self) -> bool:
         """Whether an average of the weights, or a context with averages, is involved in updates."""
         return self._averages is not None or self._plans is not self.planner.plans
 

@@ -164,6 +164,9 @@ class Kept(NamedTuple):
 FORMS: dict[Any, Form] = {}
 """Forms of records, whatever the updater."""
 
+MOST_FORMS = 4096
+"""Number of forms from which they are forgotten."""
+
 INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
 
@@ -262,6 +265,8 @@ class Records:
             if self.multipliers_version != optimizer.multipliers_version:
                 for index in list(self.kept):
                     self._share(planner, index)
+                used = {id(kept.shared) for kept in self.kept.values()}
+                self.shared = {k: each for k, each in self.shared.items() if id(each) in used}
                 self.multipliers_version = optimizer.multipliers_version
             scheduled = optimizer.lr_scheduler is not None
             self.words[w.SCHEDULED] = scheduled
@@ -423,7 +428,8 @@ class Records:
                 for index in indices:
                     self.drop(index)
             new = [k for k, index in enumerate(indices) if index not in self.slots]
-            known = {index: updater.states[index] for index in indices if index in updater.states}
+            tables = updater.states, updater.states_synced
+            before = [{i: table[i] for i in indices if i in table} for table in tables]
             self.words[w.DONE] = 0
             try:
                 checked = grads
@@ -441,7 +447,7 @@ class Records:
                     status = self.resolve(updater, status, *arguments)
             finally:
                 if not self.words[w.DONE]:
-                    self._withdraw(updater, [indices[k] for k in new], known, counted)
+                    self._withdraw(optimizer, [indices[k] for k in new], tables, before, counted)
             if status != w.REFUSED:
                 break
         for index in indices if status >= 0 else ():
@@ -516,6 +522,8 @@ class Records:
             if form is None:
                 return False
             if copy is None:
+                if len(FORMS) >= MOST_FORMS:
+                    FORMS.clear()
                 FORMS[key] = form
         others = tuple(arrays[k] for k in form.leaves) if copy is None else (copy, *arrays)
         self._write(planner, index, form, self._shared(planner, index, form.layout), others)
@@ -639,17 +647,21 @@ class Records:
         self.tensors[:] = 0
 
     def _withdraw(
-        self, updater: Any, new: Sequence[Index], known: Mapping[Index, Any], counted: int
+        self,
+        optimizer: Any,
+        new: Sequence[Index],
+        tables: Sequence[dict[Index, Any]],
+        before: Sequence[dict[Index, Any]],
+        counted: int,
     ) -> None:
         """Drop the new records of a failed call, and what else it has stored for parameters."""
-        optimizer = updater.optimizer
         for index in new:
             self.drop(index)
-            if index in known:
-                dict.__setitem__(updater.states, index, known[index])
-            else:
-                dict.pop(updater.states, index, None)
-                dict.pop(updater.states_synced, index, None)
+            for table, values in zip(tables, before, strict=True):
+                if index in values:
+                    dict.__setitem__(table, index, values[index])
+                else:
+                    dict.pop(table, index, None)
         for index in list(optimizer._index_update_count)[counted:]:
             optimizer._index_update_count.pop(index)
             if optimizer.carried is not None:

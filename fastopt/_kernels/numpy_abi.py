@@ -9,6 +9,7 @@ module reads with those that Python and NumPy report; if they differ, calls are 
 
 import ctypes
 import logging
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -358,7 +359,7 @@ def addresses(objects, found):
 def readable() -> bool:
     """Whether the headers of arrays, lists and tuples have the layout that this module expects."""
     try:
-        same = _reads_arrays() and _reads_sequences()
+        same = _has_gil() and _reads_arrays() and _reads_sequences() and _reads_numbers()
     except Exception:
         same = False
     if not same:
@@ -367,6 +368,22 @@ def readable() -> bool:
             "Python, which is slower"
         )
     return same
+
+
+def _has_gil() -> bool:
+    """Whether no other thread changes objects while compiled code reads them."""
+    enabled: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+    return enabled
+
+
+def _reads_numbers() -> bool:
+    """Whether numbers hold their value after their head."""
+    numbers = [np.float16(-1.5), np.float32(-1.5), np.float64(-1.5), np.int64(-3), -1.5]
+    raw = [np.asarray(number).tobytes() for number in numbers]
+    found = (
+        ctypes.string_at(id(n) + HEAD, len(each)) for n, each in zip(numbers, raw, strict=True)
+    )
+    return list(found) == raw
 
 
 def _samples() -> list[np.ndarray]:

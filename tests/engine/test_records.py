@@ -301,3 +301,13 @@ def test_a_failed_first_call_leaves_nothing_behind():
         updater([1, 2, 3], [np.ones(2)] * 3, [np.ones(2), np.ones(3), np.ones(2)])
     assert everything(updater, []) == before
     assert [*updater._records.slots] == [0]
+
+
+def test_multipliers_that_change_in_each_step_leave_nothing_behind():
+    made = optimizer.Adam(param_idx2name={0: "a_weight", 1: "b_weight"})
+    updater, weights = optimizer.Updater(made), [np.ones(3), np.ones(3)]
+    for step in range(20):
+        made.lr_mult[0] = 1.0 + step
+        updater([0, 1], [np.ones(3), np.ones(3)], weights)
+    assert len(updater._records.shared) == 2
+    served(updater)

@@ -195,6 +195,11 @@ def test_checks_in_python_serve_where_headers_cannot_be_read(
     assert len([line for line in caplog.messages if "lays out its objects" in line]) == 1
 
 
+def test_headers_are_not_read_without_a_gil(asked_again, monkeypatch):
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: False, raising=False)
+    assert not readable()
+
+
 def test_an_error_while_headers_are_read_counts_as_a_difference(asked_again, monkeypatch):
     def fail():
         raise OSError

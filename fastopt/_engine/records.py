@@ -203,7 +203,7 @@ class Records:
 
     def __init__(self) -> None:
         self.version = self.mode_version = self.multipliers_version = -1
-        self.usable = self.quick = False
+        self.usable = self.quick = self.forgotten = False
         self.mode: Any = None
         self.rescale: Any = None
         self.slots: dict[Index, int] = {}
@@ -285,9 +285,12 @@ class Records:
         """Drop all records, since something besides the arguments of calls has changed."""
         self.slots.clear()
         self.kept, self.shared = {}, {}
-        self.tensors[:] = 0
         self.version = self.mode_version = -1
         self.quick = False
+        if self.words[w.THREADS]:  # a call of another thread reads the rows of tensors
+            self.forgotten = True
+        else:
+            self.tensors[:] = 0
 
     def _find_slots(self, optimizer: Any) -> None:
         """Enter the positions of counts and carried numbers, which may have moved."""
@@ -373,6 +376,8 @@ class Records:
                     status = self.enter(self.context, *arguments)
                 finally:
                     words[w.THREADS] = 0
+            if self.forgotten:
+                self.tensors[:], self.forgotten = 0, False
         return status
 
     def _scheduled(self, optimizer: Any, arguments: tuple[Any, Any, Any]) -> int:
@@ -384,6 +389,8 @@ class Records:
             rate = optimizer.lr_scheduler(update)
             if type(rate) is not float:
                 rate = optimizer.scheduled(rate)
+            if self.version != optimizer.version:
+                return w.REFUSED  # the schedule has changed settings or states
             for shared in self.shared.values():
                 shared.fill(optimizer, rate, again=True)
             words[w.ASKED] = update
@@ -399,12 +406,12 @@ class Records:
     def note(self, updated: dict[Index, Any], index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
         if type(index) not in (list, tuple):
-            updated[index] = weight
-            self.kept[index].words[w.WEIGHT_ID] = id(weight)
-            return
+            index, weight = (index,), (weight,)
         for each, array in zip(index, weight, strict=True):
             updated[each] = array
-            self.kept[each].words[w.WEIGHT_ID] = id(array)
+            kept = self.kept.get(each)
+            if kept is not None:  # another thread may have changed the states
+                kept.words[w.WEIGHT_ID] = id(array)
 
     def take(
         self, updater: Any, indices: list[Index], grads: list[Any], weights: list[Any], single: bool

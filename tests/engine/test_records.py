@@ -1,6 +1,7 @@
 """Records: any form of a dense call runs in compiled code, with the bits of the plain form."""
 
 import gc
+import threading
 import weakref
 from functools import partial
 
@@ -311,3 +312,43 @@ def test_multipliers_that_change_in_each_step_leave_nothing_behind():
         updater([0, 1], [np.ones(3), np.ones(3)], weights)
     assert len(updater._records.shared) == 2
     served(updater)
+
+
+@pytest.mark.parametrize("size", [3, PARALLEL_FROM])
+def test_states_may_be_assigned_by_another_thread(size):
+    """Records are dropped while a call runs without the GIL."""
+    updater, weights = optimizer.Updater(optimizer.SGD(momentum=0.5)), [np.ones(size) for _ in "ab"]
+    ended = threading.Event()
+
+    def assign():
+        while not ended.wait(1e-5):
+            updater.states = dict(updater.states)
+
+    thread = threading.Thread(target=assign)
+    thread.start()
+    try:
+        for _ in range(60):
+            updater([0, 1], [np.ones(size), np.ones(size)], weights)
+    finally:
+        ended.set()
+        thread.join()
+    assert updater.optimizer._index_update_count == {0: 60, 1: 60}
+    assert np.isfinite(weights).all()
+
+
+def test_a_schedule_may_change_settings_and_states():
+    updater = optimizer.Updater(optimizer.SGD(momentum=0.5))
+    updaters, ends = [updater, optimizer.Updater(optimizer.SGD(momentum=0.5))], []
+    for changes, each in zip((True, False), updaters, strict=True):
+
+        def schedule(update, changes=changes, each=each):
+            if changes:
+                each.states = dict(each.states)
+                each.optimizer.wd = 0.0
+            return 0.1
+
+        each.optimizer.lr_scheduler, weight = schedule, np.ones(3)
+        for _ in range(4):
+            each(0, np.ones(3), weight)
+        ends.append((weight.tolist(), each.optimizer.num_update))
+    assert ends[0] == ends[1]

@@ -101,9 +101,10 @@ class Planner:
         self.records = Records()
 
     def forget(self) -> None:
-        """Drop all plans and records."""
-        self.plans.clear()
-        self.records.forget()
+        """Drop all plans and records, between the calls of other threads."""
+        with self.optimizer.lock:
+            self.plans.clear()
+            self.records.forget()
 
     def mode(self, indices: Sequence[Index]) -> tuple[Any, ...]:
         """Return everything besides the arrays that determines the kernels of these indices."""

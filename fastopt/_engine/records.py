@@ -203,7 +203,7 @@ class Records:
 
     def __init__(self) -> None:
         self.version = self.mode_version = self.multipliers_version = -1
-        self.usable = self.quick = self.forgotten = False
+        self.usable = self.quick = False
         self.mode: Any = None
         self.rescale: Any = None
         self.slots: dict[Index, int] = {}
@@ -287,10 +287,7 @@ class Records:
         self.kept, self.shared = {}, {}
         self.version = self.mode_version = -1
         self.quick = False
-        if self.words[w.THREADS]:  # a call of another thread reads the rows of tensors
-            self.forgotten = True
-        else:
-            self.tensors[:] = 0
+        self.tensors[:] = 0
 
     def _find_slots(self, optimizer: Any) -> None:
         """Enter the positions of counts and carried numbers, which may have moved."""
@@ -343,19 +340,18 @@ class Records:
 
     def resolve(self, updater: Any, status: int, index: Any, grad: Any, weight: Any) -> int:
         """Do what a status of a call asks for; return the status in the end."""
-        kept, arguments = self.kept, (index, grad, weight)
+        arguments = index, grad, weight
         if status in ROOM:
             status = self._with_room(status, arguments)
         if status == w.ASKS and type(index) in (list, tuple):
             with uninterrupted:
-                status = self._scheduled(updater.optimizer, arguments)
+                status = self._scheduled(updater, arguments)
         elif status == w.ASKS:
-            status = self._scheduled(updater.optimizer, arguments)
+            status = self._scheduled(updater, arguments)
         if status == w.MOVED:
             self.note(updater.planner.updated, index, weight)
         if len(self.scratch) >= RELEASED_FROM:
             self._make_room(0)
-        del kept  # kept the arrays of records alive while kernels ran without the GIL
         return status
 
     def _with_room(self, status: int, arguments: tuple[Any, Any, Any]) -> int:
@@ -376,13 +372,11 @@ class Records:
                     status = self.enter(self.context, *arguments)
                 finally:
                     words[w.THREADS] = 0
-            if self.forgotten:
-                self.tensors[:], self.forgotten = 0, False
         return status
 
-    def _scheduled(self, optimizer: Any, arguments: tuple[Any, Any, Any]) -> int:
+    def _scheduled(self, updater: Any, arguments: tuple[Any, Any, Any]) -> int:
         """Compute the learning rate of an update, and update."""
-        words, counts = self.words, self.counts
+        words, counts, optimizer = self.words, self.counts, updater.optimizer
         update, before = words.item(w.UPDATE_NUMBER), counts.item(0)
         counts[0] = update
         try:
@@ -390,7 +384,7 @@ class Records:
             if type(rate) is not float:
                 rate = optimizer.scheduled(rate)
             if self.version != optimizer.version:
-                return w.REFUSED  # the schedule has changed settings or states
+                self.refresh(updater)  # the schedule has changed settings
             for shared in self.shared.values():
                 shared.fill(optimizer, rate, again=True)
             words[w.ASKED] = update
@@ -410,7 +404,7 @@ class Records:
         for each, array in zip(index, weight, strict=True):
             updated[each] = array
             kept = self.kept.get(each)
-            if kept is not None:  # another thread may have changed the states
+            if kept is not None:  # a signal handler may have changed the states
                 kept.words[w.WEIGHT_ID] = id(array)
 
     def take(
@@ -644,8 +638,11 @@ class Records:
         if len(others) > self.widest:
             self.widest, self.words[w.CAPACITY] = len(others), 0
         alive = (*others, form.kernels, index)
-        self.kept[index] = Kept(block, block.data, form.layout, shared, alive)
+        kept = self.kept
+        kept[index] = Kept(block, block.data, form.layout, shared, alive)
         self.slots[index] = base
+        if self.kept is not kept:  # a signal handler has dropped all records
+            self.slots.pop(index, None)
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""

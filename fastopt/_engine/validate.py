@@ -57,6 +57,8 @@ def check_index(index: Any) -> int | str:
         `index` is not an int, str or bytes. True and False are refused, although they equal 1
         and 0.
     """
+    if isinstance(index, np.str_):
+        return str(index)
     if isinstance(index, (int, str)) and not isinstance(index, bool):
         return index
     if isinstance(index, bytes):

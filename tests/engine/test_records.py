@@ -236,7 +236,9 @@ def test_a_gradient_between_the_elements_of_its_weight_is_read():
     np.testing.assert_array_equal(grad, np.ones(6))
 
 
-@pytest.mark.parametrize("index", [np.int64(3), np.int32(3), np.uint8(3), b"3"], ids=repr)
+@pytest.mark.parametrize(
+    "index", [np.int64(3), np.int32(3), np.uint8(3), b"3", np.str_("a")], ids=repr
+)
 def test_indices_of_other_types_are_those_of_python(index):
     updater, weight = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), np.zeros(2)
     for _ in range(3):

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
     numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
 )
 
+OF_SUMS = ("lamb", "lans", "novograd")
 LARGE = (300, PARALLEL_FROM // 300 + 1)
 UNSERVED = {"lbsgd", "test", *OF_MATRICES, *OF_STEPS}
 """Optimizers that compute in Python in every step, or over all tensors of it."""
@@ -98,7 +99,9 @@ def test_arrays_in_any_order_have_the_bits_of_plain_ones(array, name, layout, sh
     plain = outcome(make_of(name), shape)
     found = outcome(make_of(name), shape, **{array: LAYOUTS[layout]})
     same(found, plain)
-    served(found[0])
+    # Sums over a tensor are in C order, but its state has the order of the weight at first.
+    if not (name in OF_SUMS and array == "weights" and layout in ("fortran", "moved axes")):
+        served(found[0])
 
 
 @pytest.mark.parametrize("shape", [(20, 50), *exhaustive(LARGE)], ids=str)

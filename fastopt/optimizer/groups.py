@@ -231,10 +231,10 @@ class Groups:
             return self._routes[index]
         name = self.main.idx2name.get(index, str(index))
         group = next((group for group in self.groups if group.search(name)), None)
-        self._routes[index] = group
         if group is not None and group.multipliers:
-            group.indices.add(index)
             self._version = self._tables_version = -1
+            group.indices.add(index)
+        self._routes[index] = group  # last, as an exception may come before
         return group
 
     def planner_of(self, index: Index) -> Planner:

@@ -336,9 +336,11 @@ class Updater(Resumable):
         optimizer, records = self.optimizer, self._records
         if records.quick or records.version != optimizer.version:
             with optimizer.lock:
-                if records.version != optimizer.version:
-                    records.refresh(self)
-                if records.quick and not optimizer.updating.locked():
+                inside = optimizer.updating.locked()
+                if records.version != optimizer.version and not inside:
+                    with optimizer.updating:
+                        records.refresh(self)
+                if records.quick and not inside:
                     status = records.enter(records.context, index, grad, weight)
                     if status == MOVED:
                         records.note(self.planner.updated, index, weight)

@@ -188,6 +188,72 @@ def kernels_of(layout: Layout) -> Words:
     return np.array(found, np.int64)
 
 
+def form_of(
+    layout: Layout,
+    kernels: Words,
+    weight: Array,
+    others: tuple[Array, ...],
+    order: int,
+    column: int,
+    positions: list[int],
+) -> Form:
+    """Return the form of a parameter whose arrays have been checked.
+
+    The weight's address is in `column` of its row; `others` are at `positions` of its state.
+    """
+    width, (count, _) = items_of(layout, weight)
+    row = np.zeros(layout.first_grad + 1, np.int64)
+    row[WIDTH] = width
+    guards = guard(others, len(others), order) if others else np.zeros((0, 1), np.uint64)
+    flat, _ = chunks_of((weight.size, 1))
+    inside = {
+        w.ROW: row,
+        w.GUARDS: guards,
+        w.CHUNKS: np.array([0, 0, count]),
+        w.FLAT: flat,
+        w.FIELDS: np.zeros(len(layout.rule.hyper)),
+        w.SUMS: np.zeros(len(flat) * max(layout.rule.sums, default=0)),
+    }
+    numbers = {
+        w.KERNELS: kernels.ctypes.data,
+        w.GUARDED: len(others),
+        w.GUARD_WIDTH: guards.shape[1],
+        w.WEIGHT_COLUMN: column,
+        w.GRAD_COLUMN: layout.first_grad,
+        w.WEIGHT_DTYPE: kind_word(weight.dtype),
+        w.WEIGHT_CODE: CODES[kind_of(weight.dtype)],
+        w.GRAD_CODE: CODES[layout.grad],
+        w.ORDER: order,
+        w.NDIMS: weight.ndim,
+        w.SIZE: weight.size,
+        w.BYTES: weight.nbytes,
+        w.ITEM_COUNT: count,
+        w.FLAT_COUNT: len(flat),
+        w.KEYED: layout.keyed,
+    }
+    record = np.zeros(w.RECORD, np.int64)
+    for place, number in numbers.items():
+        record[place] = number
+    record[w.LENGTHS : w.LENGTHS + weight.ndim] = weight.shape
+    pieces, end = [record], len(record)
+    for place, array in inside.items():
+        record[place] = 8 * end
+        pieces.append(np.ascontiguousarray(array).view(np.int64).ravel())
+        end += array.size
+    block = np.concatenate(pieces)
+    block[INSIDE] += block.ctypes.data
+    first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]
+    return Form(
+        block,
+        block.ctypes.data,
+        layout,
+        positions,
+        [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
+        [first[1] + k * guards.shape[1] for k in range(len(others))],
+        kernels,
+    )
+
+
 class Records:
     """The records of an updater.
 
@@ -526,7 +592,9 @@ class Records:
                 if len(FORMS) >= MOST_FORMS:
                     FORMS.clear()
                 FORMS[key] = form
-        others = tuple(arrays[k] for k in form.leaves) if copy is None else (copy, *arrays)
+        others = tuple(arrays[k] for k in form.leaves)
+        if copy is not None:
+            others = (copy, *others)
         self._write(planner, index, form, self._shared(planner, index, form.layout), others)
         return True
 
@@ -562,59 +630,10 @@ class Records:
                 return None
         with planner.compiling(index):
             kernels = kernels_of(layout)
-        width, (count, _) = items_of(layout, weight)
-        row = np.zeros(layout.first_grad + 1, np.int64)
-        row[WIDTH] = width
-        guards = guard(others, len(others), order) if others else np.zeros((0, 1), np.uint64)
-        flat, _ = chunks_of((weight.size, 1))
-        inside = {
-            w.ROW: row,
-            w.GUARDS: guards,
-            w.CHUNKS: np.array([0, 0, count]),
-            w.FLAT: flat,
-            w.FIELDS: np.zeros(len(rule.hyper)),
-            w.SUMS: np.zeros(len(flat) * max(rule.sums, default=0)),
-        }
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
-        numbers = {
-            w.KERNELS: kernels.ctypes.data,
-            w.GUARDED: len(others),
-            w.GUARD_WIDTH: guards.shape[1],
-            w.WEIGHT_COLUMN: column,
-            w.GRAD_COLUMN: layout.first_grad,
-            w.WEIGHT_DTYPE: kind_word(weight.dtype),
-            w.WEIGHT_CODE: CODES[kind_of(weight.dtype)],
-            w.GRAD_CODE: CODES[layout.grad],
-            w.ORDER: order,
-            w.NDIMS: weight.ndim,
-            w.SIZE: weight.size,
-            w.BYTES: weight.nbytes,
-            w.ITEM_COUNT: count,
-            w.FLAT_COUNT: len(flat),
-            w.KEYED: layout.keyed,
-        }
-        record = np.zeros(w.RECORD, np.int64)
-        for place, number in numbers.items():
-            record[place] = number
-        record[w.LENGTHS : w.LENGTHS + weight.ndim] = weight.shape
-        pieces, end = [record], len(record)
-        for place, array in inside.items():
-            record[place] = 8 * end
-            pieces.append(np.ascontiguousarray(array).view(np.int64).ravel())
-            end += array.size
-        block = np.concatenate(pieces)
-        block[INSIDE] += block.ctypes.data
-        first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]
         places = {id(array): k for k, array in enumerate(leaves(state))}
-        return Form(
-            block,
-            block.ctypes.data,
-            layout,
-            [places[id(array)] for array in others if id(array) in places],
-            [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
-            [first[1] + k * guards.shape[1] for k in range(len(others))],
-            kernels,
-        )
+        positions = [places[id(array)] for array in others if id(array) in places]
+        return form_of(layout, kernels, weight, others, order, column, positions)
 
     def _write(
         self, planner: Any, index: Index, form: Form, shared: Shared, others: tuple[Array, ...]

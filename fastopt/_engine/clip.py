@@ -70,7 +70,7 @@ def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: f
 def squares(calls: Sequence[Call]) -> Array:
     """Return the sum of squares of each gradient, for calls without tables."""
     grads = (_summed(_in_memory(grad)) for _, _, grad, _ in calls)
-    return np.array([np.square(grad, dtype=np.float64).sum() for grad in grads])
+    return np.array([np.square(grad, dtype=np.float64, order="C").sum() for grad in grads])
 
 
 def _in_memory(grad: Any) -> Any:

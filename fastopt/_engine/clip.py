@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.planner import Call
 from fastopt._engine.validate import Array, check_index
 from fastopt._kernels.cpu_calls import FACTOR, LENGTH, SCALE, limit_norm
 from fastopt._kernels.device_memory import host, placed
@@ -18,7 +17,11 @@ from fastopt._kernels.layout import real_of
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.sparse import RowSparse
 
-__all__ = ["measured", "overflow", "scale_of", "squares", "times"]
+__all__ = ["STEPPED", "measured", "overflow", "scale_of", "squares", "times"]
+
+
+STEPPED = StepInfo(stepped=True, skipped=False)
+"""Outcome of a call that measures nothing."""
 
 
 def measured(
@@ -67,7 +70,7 @@ def overflow(sums: Array, indices: Sequence[Any], names: dict[Any, str], norm: f
     return StepInfo(stepped=False, skipped=True, global_norm=norm, culprits=words)
 
 
-def squares(calls: Sequence[Call]) -> Array:
+def squares(calls: Sequence[tuple[Any, ...]]) -> Array:
     """Return the sum of squares of each gradient, for calls without tables."""
     grads = (_summed(_in_memory(grad)) for _, _, grad, _ in calls)
     return np.array([np.square(grad, dtype=np.float64, order="C").sum() for grad in grads])

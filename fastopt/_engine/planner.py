@@ -126,6 +126,15 @@ class Planner:
             None if self.groups is None else self.groups.generation(),
         )
 
+    def optimizers(self) -> list[Any]:
+        """Return the optimizer, and those of groups."""
+        return [self.optimizer, *(self.groups.optimizers() if self.groups else ())]
+
+    def modes(self) -> tuple[Any, ...]:
+        """Return the :meth:`mode` of all optimizers, whatever the indices."""
+        planners = [self, *(self.groups.planners() if self.groups else ())]
+        return tuple(planner.mode(()) for planner in planners)
+
     def of(self, index: Index) -> "Planner":
         """Return the planner for the optimizer of a parameter."""
         if self.groups is None:

@@ -20,6 +20,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from fastopt._engine.averaging import Averages, AveragingStep
+from fastopt._engine.clip import STEPPED, overflow, scale_of, squares
 from fastopt._engine.hyper import Hyper, hyper_of
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
@@ -33,7 +35,7 @@ from fastopt._engine.validate import (
     leaves,
 )
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import cpu_addresses, front
+from fastopt._kernels import cpu_addresses, front, measuring
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
 from fastopt._kernels.layout import (
@@ -52,6 +54,8 @@ from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, guard, kind_word, readable
 from fastopt._kernels.table import items_of, launch
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
+from fastopt.amp import StepInfo
+from fastopt.kernels.rule import Rule
 from fastopt.sparse import is_row_sparse
 
 __all__ = ["Records"]
@@ -78,6 +82,8 @@ class Shared:
 
     Parameters
     ----------
+    optimizer : Optimizer
+        The optimizer of the parameters.
     layout : Layout
         The layout of the parameters.
     hyper : Hyper
@@ -86,9 +92,11 @@ class Shared:
         Of learning rate and weight decay.
     """
 
-    def __init__(self, layout: Layout, hyper: Hyper, multipliers: tuple[float, float]) -> None:
+    def __init__(
+        self, optimizer: Any, layout: Layout, hyper: Hyper, multipliers: tuple[float, float]
+    ) -> None:
         rule = self.rule = layout.rule
-        self.hyper, self.multipliers = hyper, multipliers
+        self.optimizer, self.hyper, self.multipliers = optimizer, hyper, multipliers
         extra = (name for name in hyper.extra if name not in rule.hyper)
         self.names = names = (*rule.hyper, *extra)
         self.rates = [(name, 1 + names.index(name)) for name in RATES if name in names]
@@ -102,20 +110,29 @@ class Shared:
         self.words[w.VALUES] = self.values.ctypes.data
         if hyper.correct is not None:
             self.words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
+        self.carried: Any = None
 
-    def fill(self, optimizer: Any, rate: float, again: bool = False) -> None:
-        """Compute the hyper-parameters for a learning rate before multipliers.
+    def find_carried(self) -> None:
+        """Enter where the numbers are that parameters carry from step to step."""
+        carried = self.optimizer.carried
+        if carried is not None:
+            self.carried = carried.array
+            self.words[w.CARRIED_NUMBERS] = self.carried.ctypes.data
 
-        With `again`, only learning rates can have changed. If an argument is invalid, calls are
-        refused, and the plan reports the error.
+    def fill(self, rate: float, time: int = 0, again: bool = False) -> None:
+        """Compute the hyper-parameters for a learning rate before multipliers, and a count.
+
+        With `again`, only these two can have changed. If an argument is invalid, calls are refused,
+        and the plan reports the error.
         """
+        optimizer = self.optimizer
         self.words[w.VALID] = 0
         lr_mult, wd_mult = self.multipliers
         lr, wd = rate * lr_mult, optimizer.wd * wd_mult
         if not (0 <= lr < inf and -inf < wd < inf):
             return
         try:
-            given = self.hyper.given(optimizer, 0, lr, wd)
+            given = self.hyper.given(optimizer, time, lr, wd)
             rates = {"rate": rate, "lr": lr, "wd": wd}
             if again and given == self.given:
                 for name, column in self.rates:
@@ -179,10 +196,11 @@ def nesting(state: Any) -> Any:
 
 
 @cache
-def kernels_of(layout: Layout) -> Words:
-    """Return the addresses of the loops of a layout."""
+def kernels_of(layout: Layout, measured: bool) -> Words:
+    """Return the addresses of the loops of a layout; `measured`: also of sums of squares."""
     rule = layout.rule
-    found = [cpu_addresses.update(layout), len(rule.passes)]
+    squares = cpu_addresses.squares(layout.grad, layout.real) if measured else 0
+    found = [cpu_addresses.update(layout), squares, len(rule.passes)]
     for step, count in enumerate(rule.sums):
         found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
     return np.array(found, np.int64)
@@ -212,7 +230,7 @@ def form_of(
         w.CHUNKS: np.array([0, 0, count]),
         w.FLAT: flat,
         w.FIELDS: np.zeros(len(layout.rule.hyper)),
-        w.SUMS: np.zeros(len(flat) * max(layout.rule.sums, default=0)),
+        w.SUMS: np.zeros(len(flat) * max(layout.rule.sums, default=1)),
     }
     numbers = {
         w.KERNELS: kernels.ctypes.data,
@@ -265,23 +283,29 @@ class Records:
         Whether the settings of the updater and its optimizer admit records.
     quick : bool
         Whether a call may be entered before it is checked in Python.
+    live : bool
+        Whether multipliers are those of the user's objects, which are asked in every call.
+    norms : bool
+        Whether gradients are measured, to undo a loss scale or to clip their global norm.
     """
 
     def __init__(self) -> None:
         self.version = self.mode_version = self.multipliers_version = -1
         self.usable = self.quick = False
+        self.live = self.norms = False
         self.mode: Any = None
         self.rescale: Any = None
+        self.averages: Averages | None = None
         self.slots: dict[Index, int] = {}
         self.kept: dict[Index, Kept] = {}
         self.shared: dict[Any, Shared] = {}
         self.counts: Any = np.empty(0)
-        self.carried = self.scratch = self.counts
+        self.scratch = self.counts
         self.widest = 0
-        self.factor = np.ones(1)
+        self.norm = np.ones(w.NORM_NUMBERS)
         words = self.words = np.zeros(w.CONTEXT, np.int64)
         self.context: int = words.ctypes.data
-        words[w.SLOTS], words[w.FACTOR] = id(self.slots), self.factor.ctypes.data
+        words[w.SLOTS], words[w.NORM] = id(self.slots), self.norm.ctypes.data
         words[w.LARGE_FROM], words[w.ASKED] = PARALLEL_FROM, -1
         types = np.ndarray, list, tuple, int, np.int64, str, float
         words[w.NDARRAY : w.FLOAT + 1] = list(map(id, types))
@@ -295,57 +319,62 @@ class Records:
     # Settings
 
     def serves(self, updater: Any) -> bool:
-        """Whether the settings of an updater and its optimizer admit records."""
-        planner, optimizer = updater.planner, updater.optimizer
-        plain = updater._on_records and planner.launcher is launch and planner.groups is None
-        plain = plain and not (planner.measures or updater._averages_step)
-        if not (plain and optimizer.native and not numba.config.DISABLE_JIT and readable()):
+        """Whether the settings of an updater and its optimizers admit records."""
+        planner = updater.planner
+        averages = planner.averages
+        plain = updater._on_records and planner.launcher is launch
+        plain = plain and not (planner.measures and not planner.folds)
+        plain = plain and updater._plans is planner.plans
+        if averages is not None:
+            plain = plain and averages.held is None and not averages.average.alternates
+        if not plain or numba.config.DISABLE_JIT or not readable():
             return False
-        scheduled = optimizer.lr_scheduler is not None
-        return not (
-            optimizer.per_index
-            or optimizer.accumulates
-            or optimizer.param_dict
-            or optimizer.step_sums is not None
-            or optimizer.sparse_decay != "touched"
-            or not hyper_of(optimizer).constant
-            or (optimizer.may_skip and optimizer.skips())
-            or (scheduled and (optimizer.rates_before_count or optimizer.in_list_order))
-        )
+        return all(map(is_served, planner.optimizers()))
 
     def refresh(self, updater: Any) -> None:
-        """Follow the changes of an optimizer's attributes."""
+        """Follow the changes of the attributes of optimizers."""
         planner, optimizer = updater.planner, updater.optimizer
+        if planner.groups is not None:
+            planner.groups.sync()
         version, same = optimizer.version, self.mode_version == optimizer.mode_version
+        optimizers = planner.optimizers()
         if not same:
-            mode = planner.mode(())
-            if mode != self.mode or optimizer.rule_by_index:
+            mode = planner.modes()
+            if mode != self.mode or any(each.rule_by_index for each in optimizers):
                 self.forget()
             self.mode = mode
-        if not same or optimizer.may_skip:
+        if not same or any(each.may_skip for each in optimizers):
             self.usable = self.serves(updater)
         if self.usable:
             if self.enter is None:
                 self.enter = front.enter()
             self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
-                for index in list(self.kept):
-                    self._share(planner, index)
-                used = {id(kept.shared) for kept in self.kept.values()}
-                self.shared = {k: each for k, each in self.shared.items() if id(each) in used}
+                self._share_all(planner, list(self.kept))
                 self.multipliers_version = optimizer.multipliers_version
-            scheduled = optimizer.lr_scheduler is not None
-            self.words[w.SCHEDULED] = scheduled
-            if not scheduled:
-                only_rates = same and self.rescale == optimizer.rescale_grad
-                for shared in self.shared.values():
-                    shared.fill(optimizer, optimizer.lr, only_rates)
-            else:
-                for shared in self.shared.values():
-                    shared.given = None
-        self.quick = self.usable and not optimizer.unchecked
+            self._follow(updater, same)
+        self.live = self.usable and any(each.param_dict for each in optimizers)
+        self.quick = self.usable and not (optimizer.unchecked or self.live or updater._prepares)
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
         self.version = version  # last, as an exception may come before
+
+    def _follow(self, updater: Any, same: bool) -> None:
+        """Compute hyper-parameters, or let calls ask for them; `same`: only VALUES have changed."""
+        planner, optimizer, words = updater.planner, updater.optimizer, self.words
+        optimizers = planner.optimizers()
+        scheduled = any(each.lr_scheduler is not None for each in optimizers)
+        timed = not all(hyper_of(each).constant for each in optimizers)
+        self.averages = planner.averages
+        timed |= self.averages is not None and not self.averages.average.constant
+        self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
+        words[w.SCHEDULED], words[w.TIMED] = scheduled, timed
+        words[w.MEASURE] = measuring.measure() if self.norms else 0
+        only_rates = same and self.rescale == optimizer.rescale_grad and planner.groups is None
+        for shared in self.shared.values():
+            if scheduled or timed:
+                shared.given = None
+            else:
+                shared.fill(shared.optimizer.lr, again=only_rates)
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -357,33 +386,38 @@ class Records:
 
     def _find_slots(self, optimizer: Any) -> None:
         """Enter the positions of counts and carried numbers, which may have moved."""
-        counts, carried = optimizer._index_update_count, optimizer.carried
-        if self.counts is counts.array and (carried is None or self.carried is carried.array):
+        counts, found = optimizer._index_update_count, self.shared.values()
+        still = all(of.carried is getattr(of.optimizer.carried, "array", None) for of in found)
+        if self.counts is counts.array and still:
             return
         for index in [index for index in self.kept if index not in counts]:
             self.drop(index)
-        indices = list(self.kept)
-        slots = counts.slots(indices, 0).tolist()
-        of = zip(indices, slots, optimizer.carried_slots(indices).tolist(), strict=True)
-        for index, slot, carried_slot in of:
-            record = self.kept[index].record
-            record[w.COUNT], record[w.CARRIED] = slot, carried_slot
+        slots = counts.slots(list(self.kept), 0).tolist()
+        for (index, kept), slot in zip(self.kept.items(), slots, strict=True):
+            kept.record[w.COUNT] = slot
+            kept.record[w.CARRIED] = kept.shared.optimizer.carried_slots([index])[0]
+        for shared in self.shared.values():
+            shared.find_carried()
         self.words[w.COUNTS] = counts.array.ctypes.data
-        if carried is not None:
-            self.words[w.CARRIED_NUMBERS] = carried.array.ctypes.data
-            self.carried = carried.array
         self.counts = counts.array
 
-    def _share(self, planner: Any, index: Index) -> None:
-        """Enter the hyper-parameters of a record; drop it if a multiplier is no number."""
-        kept = self.kept[index]
-        try:
-            shared = self._shared(planner, index, kept.layout)
-        except TypeError:  # reported by the next call with this index
-            self.drop(index)
-            return
-        self.kept[index] = kept._replace(shared=shared)
-        kept.record[w.HYPER] = shared.words.ctypes.data
+    def _share_all(self, planner: Any, indices: Sequence[Index]) -> None:
+        """Enter the hyper-parameters of records; drop those whose multiplier is no number."""
+        for index in indices:
+            kept = self.kept.get(index)
+            if kept is None:
+                continue
+            try:
+                shared = self._shared(planner.of(index), index, kept.layout)
+            except TypeError:  # reported by the next call with this index
+                self.drop(index)
+                continue
+            if shared is not kept.shared:
+                self.kept[index] = kept._replace(shared=shared)
+                kept.record[w.HYPER] = shared.words.ctypes.data
+        if len(self.shared) > len(self.kept):
+            used = {id(kept.shared) for kept in self.kept.values()}
+            self.shared = {key: each for key, each in self.shared.items() if id(each) in used}
 
     def _shared(self, planner: Any, index: Index, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
@@ -392,17 +426,44 @@ class Records:
             optimizer.multiplier(index, optimizer.lr_mult, "lr_mult"),
             optimizer.multiplier(index, optimizer.wd_mult, "wd_mult"),
         )
-        key = layout.rule, layout.real, multipliers
+        key = optimizer, layout.rule, layout.real, multipliers
         shared = self.shared.get(key)
         if shared is None:
+            hyper = hyper_of(optimizer)
+            if self.averages is not None:
+                hyper = self.averages.hyper(hyper)
             with planner.compiling(index):
-                shared = Shared(layout, hyper_of(optimizer), multipliers)
-            if optimizer.lr_scheduler is None:
-                shared.fill(optimizer, optimizer.lr)
+                shared = Shared(optimizer, layout, hyper, multipliers)
+            shared.find_carried()
+            if not (self.words[w.SCHEDULED] or self.words[w.TIMED]):
+                shared.fill(optimizer.lr)
             self.shared[key] = shared
         return shared
 
     # Calls
+
+    def set_norm(self, updater: Any, share: float = 1.0) -> None:
+        """Enter the numbers that the next call is measured with; `share` multiplies gradients."""
+        norm = self.norm
+        norm[w.FACTOR] = norm[w.SHARE] = share
+        if self.norms:
+            limit = updater.clip_global_norm
+            rescale = float(updater.optimizer.rescale_grad)
+            norm[w.RESCALE_GRAD] = rescale * share
+            norm[w.SCALE] = scale_of(updater.loss_scaler)
+            norm[w.LIMIT] = inf if limit is None else limit
+
+    def outcome(self, updater: Any, status: int, index: Any, grad: Any) -> StepInfo:
+        """Return the outcome of a call, from its status."""
+        if not self.norms:
+            return STEPPED
+        norm = self.norm.item(w.GLOBAL_NORM)
+        if status != w.SKIPPED:
+            return StepInfo(stepped=True, skipped=False, global_norm=norm)
+        if type(index) not in (list, tuple):
+            index, grad = [index], [grad]
+        sums = squares([(i, None, np.asarray(g), None) for i, g in zip(index, grad, strict=True)])
+        return overflow(sums, index, updater.optimizer.idx2name, norm)
 
     def resolve(self, updater: Any, status: int, index: Any, grad: Any, weight: Any) -> int:
         """Do what a status of a call asks for; return the status in the end."""
@@ -411,9 +472,9 @@ class Records:
             status = self._with_room(status, arguments)
         if status == w.ASKS and type(index) in (list, tuple):
             with uninterrupted:
-                status = self._scheduled(updater, arguments)
+                status = self._with_rates(updater, arguments)
         elif status == w.ASKS:
-            status = self._scheduled(updater, arguments)
+            status = self._with_rates(updater, arguments)
         if status == w.MOVED:
             self.note(updater.planner.updated, index, weight)
         if len(self.scratch) >= RELEASED_FROM:
@@ -432,6 +493,7 @@ class Records:
             if status == w.IS_LARGE:
                 threads = thread_count() if may_run_parallel() else 1
                 words[w.RUN] = front.run() if threads > 1 else 0
+                words[w.MEASURE_LARGE] = measuring.run() if threads > 1 and self.norms else 0
             with turn() if threads > 1 else nullcontext():
                 words[w.THREADS] = threads
                 try:
@@ -440,19 +502,21 @@ class Records:
                     words[w.THREADS] = 0
         return status
 
-    def _scheduled(self, updater: Any, arguments: tuple[Any, Any, Any]) -> int:
-        """Compute the learning rate of an update, and update."""
+    def _with_rates(self, updater: Any, arguments: tuple[Any, Any, Any]) -> int:
+        """Compute the hyper-parameters of an update, and update."""
         words, counts, optimizer = self.words, self.counts, updater.optimizer
-        update, before = words.item(w.UPDATE_NUMBER), counts.item(0)
-        counts[0] = update
+        update, time, before = words.item(w.UPDATE_NUMBER), words.item(w.TIME), counts.item(0)
+        if words[w.SCHEDULED]:
+            counts[0] = update
         try:
-            rate = optimizer.lr_scheduler(update)
-            if type(rate) is not float:
-                rate = optimizer.scheduled(rate)
+            rates = {of: rate_of(of, update) for of in self._optimizers(updater, arguments[0])}
             if self.version != optimizer.version:
                 self.refresh(updater)  # the schedule has changed settings
+                if not self.usable:
+                    return w.REFUSED
             for shared in self.shared.values():
-                shared.fill(optimizer, rate, again=True)
+                if shared.optimizer in rates:
+                    shared.fill(rates[shared.optimizer], time, again=True)
             words[w.ASKED] = update
             status: int = self.enter(self.context, *arguments)
             if status in ROOM:
@@ -462,6 +526,13 @@ class Records:
             if not words[w.DONE]:
                 counts[0] = before
         return status
+
+    def _optimizers(self, updater: Any, index: Any) -> list[Any]:
+        """Return the optimizers of a call's parameters, in the order of its list."""
+        if updater.planner.groups is None:
+            return [updater.optimizer]
+        indices = index if type(index) in (list, tuple) else [index]
+        return list(dict.fromkeys(self.kept[each].shared.optimizer for each in indices))
 
     def note(self, updated: dict[Index, Any], index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
@@ -474,30 +545,41 @@ class Records:
                 kept.words[w.WEIGHT_ID] = id(array)
 
     def take(
-        self, updater: Any, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
-    ) -> bool:
+        self,
+        updater: Any,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        single: bool,
+        share: float = 1.0,
+    ) -> StepInfo | None:
         """Update tensors that were checked in Python; create the records that are missing.
 
         Returns
         -------
-        bool
-            Whether the call is done. If not, or if an error is raised, nothing has changed.
+        StepInfo or None
+            The outcome, or None if records do not support the call. If they do not, or if an error
+            is raised, nothing has changed.
         """
-        optimizer = updater.optimizer
+        planner, optimizer = updater.planner, updater.optimizer
+        self.words[w.DONE] = 0
         if self.version != optimizer.version:
             self.refresh(updater)
         exact = {*map(type, indices)} <= {int, str}
         if not (self.usable and exact) or not indices or any(map(is_row_sparse, grads)):
-            return False
+            return None
         status, counted = w.REFUSED, len(optimizer._index_update_count)
+        if self.live:
+            self._share_all(planner, indices)
         for attempt in range(3):
             if attempt == 2:  # arrays of the state may have changed
                 for index in indices:
                     self.drop(index)
             new = [k for k, index in enumerate(indices) if index not in self.slots]
-            tables = updater.states, updater.states_synced
+            tables = [updater.states, updater.states_synced]
+            if planner.averages is not None:
+                tables.append(planner.averages.arrays)
             before = [{i: table[i] for i in indices if i in table} for table in tables]
-            self.words[w.DONE] = 0
             try:
                 checked = grads
                 if attempt:
@@ -509,17 +591,21 @@ class Records:
                 arguments: Any = indices, checked, weights
                 if single:
                     arguments = indices[0], checked[0], weights[0]
+                self.set_norm(updater, share)
                 status = self.enter(self.context, *arguments)
                 if status != w.OK:
                     status = self.resolve(updater, status, *arguments)
             finally:
+                self.norm[w.FACTOR] = 1.0
                 if not self.words[w.DONE]:
-                    self._withdraw(optimizer, [indices[k] for k in new], tables, before, counted)
+                    self._withdraw(planner, [indices[k] for k in new], tables, before, counted)
             if status != w.REFUSED:
                 break
-        for index in indices if status >= 0 else ():
+        if status < 0:
+            return None
+        for index in indices if status != w.SKIPPED else ():
             optimizer.masters_given.pop(index, None)
-        return status >= 0
+        return self.outcome(updater, status, indices, checked)
 
     # Records
 
@@ -546,20 +632,34 @@ class Records:
 
         Returns whether records support all of them. See :meth:`_create` for `known`.
         """
+        planners = {indices[k]: updater.planner.of(indices[k]) for k in places}
+        if updater.planner.groups is not None:
+            updater.planner.groups.sync()  # new indices may have changed multipliers
         for k in places:
             index, weight = indices[k], weights[k]
             if type(weight) is not np.ndarray or weight.ndim > w.AXES:
                 return False
             if index not in self.slots:
-                state = updater._state(index, weight)
-                if not self._create(updater.planner, index, grads[k], weight, state, known):
+                state, averages = updater._state(index, weight), updater.planner.averages
+                averaging = averages and averages.step(planners[index].optimizer, [index])
+                with_average = grads[k], weight, state, averaging
+                if not self._create(planners[index], index, *with_average, known):
                     return False
                 dict.__setitem__(updater.states, index, state)
                 dict.__setitem__(updater.states_synced, index, True)
+                if averaging:
+                    averaging.keep()
         return True
 
     def _create(
-        self, planner: Any, index: Index, grad: Any, weight: Array, state: Any, known: bool
+        self,
+        planner: Any,
+        index: Index,
+        grad: Any,
+        weight: Array,
+        state: Any,
+        averaging: AveragingStep | None,
+        known: bool,
     ) -> bool:
         """Create the record of a parameter; return False if records do not support its arrays.
 
@@ -569,9 +669,14 @@ class Records:
         optimizer, copy = planner.optimizer, planner.copies.get(index)
         if not is_fixed(state):
             return False
-        rule, arrays = planner.rule_of(index), leaves(state)
+        rule, arrays, average = planner.rule_of(index), leaves(state), ()
         if kind_of(weight.dtype) is None or {*map(type, arrays)} - {np.ndarray}:
             return False
+        if averaging is not None:
+            context = label(index, optimizer.idx2name)
+            exact, _ = arrays_of(optimizer, context, rule, weight, state, copy, True)
+            rule, average = averaging.derived(index, rule, exact, ())
+            arrays = [*arrays, *average]
         order = F_ORDER if is_fortran(weight) else C_ORDER
         key: Any = (
             *(
@@ -582,10 +687,11 @@ class Records:
                 getattr(grad, "dtype", None) == weight.dtype,
             ),
             *(type(optimizer), optimizer.multi_precision, optimizer.rounding, nesting(state)),
+            self.norms,
         )
         form = FORMS.get(key) if known and copy is None else None
         if form is None or any(starmap(np.may_share_memory, combinations(arrays, 2))):
-            form = self._form(planner, index, grad, weight, state)
+            form = self._form(planner, index, grad, weight, state, rule, average)
             if form is None:
                 return False
             if copy is None:
@@ -598,12 +704,25 @@ class Records:
         self._write(planner, index, form, self._shared(planner, index, form.layout), others)
         return True
 
-    @staticmethod
-    def _form(planner: Any, index: Index, grad: Any, weight: Array, state: Any) -> Form | None:
-        """Check the arrays of a parameter and return their form; None if it is not supported."""
+    def _form(
+        self,
+        planner: Any,
+        index: Index,
+        grad: Any,
+        weight: Array,
+        state: Any,
+        rule: Rule,
+        average: tuple[Array, ...],
+    ) -> Form | None:
+        """Check the arrays of a parameter and return their form; None if it is not supported.
+
+        The rule may have one more slot than that of the optimizer, the average of the weight.
+        """
         optimizer, copy = planner.optimizer, planner.copies.get(index)
-        context, rule = label(index, optimizer.idx2name), planner.rule_of(index)
-        exact, arrays = arrays_of(optimizer, context, rule, weight, state, copy, True)
+        context, own = label(index, optimizer.idx2name), planner.rule_of(index)
+        exact, arrays = arrays_of(optimizer, context, own, weight, state, copy, True)
+        slots = len(own.state)
+        arrays = (*arrays[:slots], *average, *arrays[slots:])
         same = getattr(grad, "dtype", None) == weight.dtype
         if any(array is weight for array in arrays):
             return None
@@ -629,9 +748,9 @@ class Records:
             if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
                 return None
         with planner.compiling(index):
-            kernels = kernels_of(layout)
+            kernels = kernels_of(layout, self.norms)
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
-        places = {id(array): k for k, array in enumerate(leaves(state))}
+        places = {id(array): k for k, array in enumerate([*leaves(state), *average])}
         positions = [places[id(array)] for array in others if id(array) in places]
         return form_of(layout, kernels, weight, others, order, column, positions)
 
@@ -671,7 +790,7 @@ class Records:
 
     def _withdraw(
         self,
-        optimizer: Any,
+        planner: Any,
         new: Sequence[Index],
         tables: Sequence[dict[Index, Any]],
         before: Sequence[dict[Index, Any]],
@@ -685,10 +804,12 @@ class Records:
                     dict.__setitem__(table, index, values[index])
                 else:
                     dict.pop(table, index, None)
-        for index in list(optimizer._index_update_count)[counted:]:
-            optimizer._index_update_count.pop(index)
-            if optimizer.carried is not None:
-                optimizer.carried.pop(index, None)
+        counts = planner.optimizer._index_update_count
+        for index in list(counts)[counted:]:
+            counts.pop(index)
+            carried = planner.of(index).optimizer.carried
+            if carried is not None:
+                carried.pop(index, None)
 
     # Memory
 
@@ -705,6 +826,29 @@ class Records:
         self.spans = np.zeros(2 * count * (1 + self.widest), np.int64)
         self.words[w.TENSORS] = self.tensors.ctypes.data
         self.words[w.SPANS], self.words[w.CAPACITY] = self.spans.ctypes.data, count
+
+
+def is_served(optimizer: Any) -> bool:
+    """Whether records support the attributes of an optimizer."""
+    scheduled = optimizer.lr_scheduler is not None
+    return not (
+        not optimizer.native
+        or optimizer.per_index
+        or optimizer.accumulates
+        or optimizer.step_sums is not None
+        or optimizer.sparse_decay != "touched"
+        or (optimizer.may_skip and optimizer.skips())
+        or (scheduled and (optimizer.rates_before_count or optimizer.in_list_order))
+    )
+
+
+def rate_of(optimizer: Any, update: int) -> float:
+    """Return the learning rate of an update before multipliers."""
+    if optimizer.lr_scheduler is None:
+        rate: float = optimizer.lr
+        return rate
+    rate = optimizer.lr_scheduler(update)
+    return rate if type(rate) is float else optimizer.scheduled(rate)
 
 
 @cache

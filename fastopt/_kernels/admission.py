@@ -220,12 +220,14 @@ def admit(x, k, index, grad, weight):
         status = admit_grad(x, tensor, record, grad)
     if status == w.OK and not holds_arrays(record):
         status = w.REFUSED
-    if status == w.OK and x[w.SCHEDULED]:
+    if status == w.OK and (x[w.SCHEDULED] or x[w.TIMED]):
         counts = words(x[w.COUNTS])
-        update = max(counts[0], counts[record[w.COUNT]] + 1)
-        if k > 0 and (update != x[w.UPDATE_NUMBER] or record[w.MARK] == x[w.CALL_NUMBER]):
+        t = counts[record[w.COUNT]] + 1
+        update, time = max(counts[0], t), t if x[w.TIMED] else 0
+        even = update == x[w.UPDATE_NUMBER] and time == x[w.TIME]
+        if k > 0 and (not even or record[w.MARK] == x[w.CALL_NUMBER]):
             return w.NOT_SERVED
-        x[w.UPDATE_NUMBER] = update
+        x[w.UPDATE_NUMBER], x[w.TIME] = update, time
     if record[w.MARK] == x[w.CALL_NUMBER]:
         x[w.REPEATS] = 1
     record[w.MARK] = x[w.CALL_NUMBER]

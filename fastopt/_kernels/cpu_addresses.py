@@ -8,6 +8,7 @@ Tests: ``tests/engine/test_records.py``.
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numba import carray, types
@@ -15,12 +16,12 @@ from numba import carray, types
 from fastopt._kernels.compiling import address_of
 from fastopt._kernels.cpu import element_loop
 from fastopt._kernels.cpu_rows import row_loop
-from fastopt._kernels.cpu_sums import finish_loop, sum_loop
+from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigned, words
 from fastopt.kernels.rule import scalar
 
-__all__ = ["finish", "prepare", "sums", "update"]
+__all__ = ["finish", "prepare", "squares", "sums", "update"]
 
 ON_CHUNKS = types.void(*[types.int64] * 5)
 """Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
@@ -48,6 +49,21 @@ def finish(layout: Layout, step: int) -> int:
     """Return the address of the function that finalizes reduction `step`."""
     loop = scalar(finish_loop(layout, step))
     return _on_chunks(layout, f"finish{step}", loop, layout.rule.sums[step])
+
+
+@cache
+def squares(kind: Any, real: Any) -> int:
+    """Return the address of the function that sums the squares of a gradient in each chunk.
+
+    The row is a single word, the gradient's address.
+    """
+    loop = scalar(square_loop((kind,), real, 0, False))
+
+    def on_chunks(chunks, count, row, _, partial):
+        listed = carray(words(chunks), (count, 3))
+        loop(listed, carray(unsigned(row), (1, 1)), carray(doubles(partial), (count,)))
+
+    return address_of(on_chunks, ON_CHUNKS, None)
 
 
 @cache

@@ -13,6 +13,7 @@ another order or dtype are copied to scratch memory, and weights back
 Tests: ``tests/engine/test_records.py``.
 """
 
+import math
 from functools import cache
 
 import numpy as np
@@ -71,12 +72,12 @@ def advance(x, record):
             for f in range(names):
                 values[source + f] = values[1 + f]
             values[0] = t
-            carried = x[w.CARRIED_NUMBERS] + 8 * record[w.CARRIED]
+            carried = hyper[w.CARRIED_NUMBERS] + 8 * record[w.CARRIED]
             prepare_step(hyper[w.PREPARE], np.float64(t), hyper[w.VALUES] + 8 * source, carried)
     for f in range(hyper[w.OWN]):
         value = values[source + f]
         if f == rescale:
-            value = value * doubles(x[w.FACTOR])[0]
+            value = value * doubles(x[w.NORM])[w.FACTOR]
         if hyper[w.WIDE]:
             doubles(record[w.FIELDS])[f] = value
         else:
@@ -165,13 +166,12 @@ def enter_call(context, index, grad, weight):
         n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
     if status < 0:
         return status
-    if x[w.SCHEDULED] and n > 0 and x[w.UPDATE_NUMBER] != x[w.ASKED]:
-        return w.ASKS
+    asks = x[w.SCHEDULED] != 0 or x[w.TIMED] != 0
     total, need, largest = 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
         record = words(tensor[w.T_RECORD])
-        if words(record[w.HYPER])[w.VALID] == 0:
+        if words(record[w.HYPER])[w.VALID] == 0 and (x[w.ASKED] >= 0 or not asks):
             return w.REFUSED
         total += record[w.SIZE]
         if tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]:
@@ -187,27 +187,34 @@ def enter_call(context, index, grad, weight):
     if not large:
         for k in range(n):
             tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
-            update(x, k)
-        x[w.DONE] = 1
-        return status
-    grads, weights = items_of(x, grad), items_of(x, weight)
-    for k in range(n):
+    grads, weights, asked = items_of(x, grad), items_of(x, weight), x[w.ASKED] >= 0
+    for k in range(n if large else 0):
         tensor = tensor_of(x, k)
         tensor[w.T_GRAD_ID] = grad if own == 0 else words(grads)[k]
         tensor[w.T_WEIGHT_ID] = weight if own == 0 else words(weights)[k]
         keep_alive(tensor[w.T_GRAD_ID])
         keep_alive(tensor[w.T_WEIGHT_ID])
-    thread = release_gil()
-    if x[w.RUN]:
+    thread = release_gil() if large else 0
+    if x[w.MEASURE] and not asked:
+        shared = large and x[w.RUN] != 0
+        call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
+        if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
+            status = w.SKIPPED
+    if status == w.SKIPPED:
+        pass
+    elif asks and n > 0 and not asked:
+        status = w.ASKS
+    elif large and x[w.RUN] != 0:
         call(x[w.RUN], context, n, x[w.THREADS], 0, 0)
     else:
         for k in range(n):
             update(x, k)
-    restore_gil(thread)
-    for k in range(n):
-        release(tensor_of(x, k)[w.T_GRAD_ID])
-        release(tensor_of(x, k)[w.T_WEIGHT_ID])
-    x[w.DONE] = 1
+    if large:
+        restore_gil(thread)
+        for k in range(n):
+            release(tensor_of(x, k)[w.T_GRAD_ID])
+            release(tensor_of(x, k)[w.T_WEIGHT_ID])
+    x[w.DONE] = status == w.OK or status == w.MOVED
     return status
 
 

@@ -27,38 +27,47 @@ LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFF
 RECORD = LENGTHS + AXES
 
 # Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
-UPDATE, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3
+UPDATE, SQUARES, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 3
 
 # Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
-# the step that they are corrected for, the values before the correction, and those after it.
-PREPARE, CARRIES, NAMES, OWN, RESCALE, WIDE, VALUES, VALID, HYPER_WORDS = range(9)
+# the step that they are corrected for, the values before the correction, and those after it;
+# CARRIED_NUMBERS that of the numbers that parameters carry from step to step.
+(PREPARE, CARRIES, NAMES, OWN, RESCALE, WIDE, VALUES, CARRIED_NUMBERS, VALID,
+ HYPER_WORDS) = range(10)  # fmt: skip
 
 # Words of a tensor of a call.
 (T_RECORD, T_WEIGHT, T_COPIED, T_LOW, T_HIGH, T_GRAD, T_GRAD_CODE, T_GRAD_COPIED, T_GRAD_LOW,
- T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_STRIDES) = range(14)  # fmt: skip
+ T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_MEASURED,
+ T_STRIDES) = range(15)  # fmt: skip
 T_GRAD_STRIDES = T_STRIDES + AXES
 TENSOR = T_GRAD_STRIDES + AXES
 
 # Words of the context. DTYPES are those of float32, float64, float16 and bfloat16, NUMBERS the
-# types of NumPy's scalars of the first three.
-(SLOTS, TENSORS, CAPACITY, COUNTS, CARRIED_NUMBERS, FACTOR, SCRATCH, ROOM, NEED, SCHEDULED,
- UPDATE_NUMBER, ASKED, LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE,
- INT, INT64, STR, FLOAT, DONE) = range(26)  # fmt: skip
+# types of NumPy's scalars of the first three. SCHEDULED and TIMED say that hyper-parameters depend
+# on the number of the update, and on the tensors' counts: those of the call are UPDATE_NUMBER and
+# TIME, and ASKED the number for which they were computed, else -1.
+(SLOTS, TENSORS, CAPACITY, COUNTS, NORM, MEASURE, MEASURE_LARGE, SCRATCH, ROOM, NEED, SCHEDULED,
+ TIMED, UPDATE_NUMBER, TIME, ASKED, LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY,
+ LIST, TUPLE, INT, INT64, STR, FLOAT, DONE) = range(29)  # fmt: skip
 DTYPES = DONE + 1
 NUMBERS = DTYPES + 4
 CONTEXT = NUMBERS + 3
 
+RESCALE_GRAD, SCALE, LIMIT, FACTOR, GLOBAL_NORM, SHARE, NORM_NUMBERS = range(7)
+"""Numbers of a measured call, in float64: ``rescale_grad``, the other factor of the gradients, the
+maximum global norm, the factor after clipping, the norm before clipping, and a last factor."""
+
 FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
 """Codes of dtypes."""
 
-OK, MOVED = 0, 1
+OK, MOVED, SKIPPED = 0, 1, 2
 REFUSED, UNKNOWN, NOT_SERVED, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS = range(-1, -8, -1)
 """Statuses of a call.
 
-MOVED: done, and some weight is another object than in the last call. Nothing has changed if the
-status is negative: the arguments do not fit (REFUSED), an index has no record (UNKNOWN), or tensors
-have different update counts under a schedule (NOT_SERVED). With a smaller status the call can be
-entered again: scratch memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors
-(NO_CAPACITY), it should run without the GIL (IS_LARGE), or the learning rate of an update must be
-computed (ASKS).
+MOVED: done, and some weight is another object than in the last call. SKIPPED: gradients are not
+finite, and nothing has changed. Nothing has changed either if the status is negative: the
+arguments do not fit (REFUSED), an index has no record (UNKNOWN), or tensors have different update
+counts where rates depend on them (NOT_SERVED). With a smaller status the call can be entered
+again: scratch memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), it
+should run without the GIL (IS_LARGE), or hyper-parameters of an update must be computed (ASKS).
 """

@@ -7,7 +7,7 @@ the names and everything that is not overridden.
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -222,6 +222,7 @@ class Groups:
             if group.follows:
                 made = self._planners.setdefault(id(group.optimizer), Planner(group.optimizer))
                 made.copies, made.offsets = planner.copies, planner.offsets
+                group.optimizer.followers.add(self.main)
 
     # Routes
 
@@ -236,6 +237,14 @@ class Groups:
             group.indices.add(index)
         self._routes[index] = group  # last, as an exception may come before
         return group
+
+    def planners(self) -> Collection[Planner]:
+        """Return the planners of the groups that have an optimizer of their own."""
+        return self._planners.values()
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers of these groups."""
+        return [planner.optimizer for planner in self._planners.values()]
 
     def planner_of(self, index: Index) -> Planner:
         """Return the planner with the optimizer of a parameter, synchronized with the updater's."""
@@ -342,13 +351,12 @@ class Groups:
     @property
     def folds(self) -> bool:
         """Whether all optimizers can fold a common gradient factor into `rescale_grad`."""
-        optimizers = [planner.optimizer for planner in self._planners.values()]
-        return all(optimizer.folds for optimizer in (self.main, *optimizers))
+        return all(optimizer.folds for optimizer in (self.main, *self.optimizers()))
 
     @property
     def evaluates(self) -> bool:
         """Whether an optimizer of a group evaluates with other weights than it updates."""
-        return any(planner.optimizer.evaluates for planner in self._planners.values())
+        return any(optimizer.evaluates for optimizer in self.optimizers())
 
     def prepare(
         self, calls: Sequence[Call], single: bool, masters: bool, key: Any, averaging: Any

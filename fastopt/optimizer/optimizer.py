@@ -167,7 +167,7 @@ ELSEWHERE = {
 
 TRANSIENT = frozenset(
     {"lock", "planner", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
-    | {"updating", "stepping", "work", "whole_shapes"}
+    | {"updating", "stepping", "work", "whole_shapes", "followers"}
 )
 """Attributes that belong to the current process and are not saved or copied."""
 
@@ -455,6 +455,8 @@ class Optimizer(Checked):
     """Like `version`, but not changed by VALUES, which do not affect the kernels."""
     multipliers_version: int
     """Like `version`, but changed only by multipliers."""
+    followers: WeakSet["Optimizer"]
+    """Optimizers whose versions change with those of this one, the optimizer of a group."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -538,6 +540,7 @@ class Optimizer(Checked):
         attributes["planner"] = None
         attributes["_warned"] = False
         attributes["whole_shapes"] = {}
+        attributes["followers"] = WeakSet()
         self._changed_tables()
         _locked.add(self)
 
@@ -569,7 +572,7 @@ class Optimizer(Checked):
             elif name not in VALUES:
                 self._changed()
             elif before != vars(self).get(name):  # trainers assign them in every step
-                vars(self)["version"] = next(_versions)
+                self._set_versions("version")
 
     def _by_index(self, name: str, values: Mapping[Index, Any]) -> PerIndex:
         """Return a new PerIndex of `values`; numbers that belong to no index are kept."""
@@ -585,11 +588,18 @@ class Optimizer(Checked):
 
     def _changed(self) -> None:
         """Set a new version, which invalidates plans."""
-        vars(self)["version"] = vars(self)["mode_version"] = next(_versions)
+        self._set_versions("version", "mode_version")
 
     def _changed_tables(self) -> None:
-        self._changed()
-        vars(self)["multipliers_version"] = self.version
+        self._set_versions("version", "mode_version", "multipliers_version")
+
+    def _set_versions(self, *names: str) -> None:
+        own, number = vars(self), next(_versions)
+        for name in names:
+            own[name] = number
+        if followers := own.get("followers"):
+            for follower in followers:
+                follower._set_versions(*names)
 
     def check_together(self) -> None:
         """Raise ValueError unless the arguments are consistent."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastopt._arrays import Gradient, Weight
 from fastopt._engine.averaging import Averages, exact_copy
-from fastopt._engine.clip import measured, overflow, scale_of, squares, times
+from fastopt._engine.clip import STEPPED, measured, overflow, scale_of, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
 from fastopt._engine.mixed_precision import has_master, set_master, split_state
 from fastopt._engine.plan import Plan
@@ -27,7 +27,7 @@ from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import MOVED, NOT_SERVED
+from fastopt._kernels.record_words import DONE, MOVED, NOT_SERVED, OK
 from fastopt._naming import constructs
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, brief, count, number
@@ -44,7 +44,6 @@ __all__ = ["Updater", "get_updater"]
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
 
-STEPPED = StepInfo(stepped=True, skipped=False)
 ACCUMULATED = StepInfo(stepped=False, skipped=False)
 """Outcome of a call that only accumulated its gradients."""
 
@@ -341,16 +340,20 @@ class Updater(Resumable):
                     with optimizer.updating:
                         records.refresh(self)
                 if records.quick and not inside:
-                    status = records.enter(records.context, index, grad, weight)
-                    if status == MOVED:
-                        records.note(self.planner.updated, index, weight)
-                    elif status < NOT_SERVED:
-                        with optimizer.updating:
-                            status = records.resolve(self, status, index, grad, weight)
-                    if status >= 0:
-                        if self._info is not STEPPED:
-                            self._info = STEPPED
-                        return
+                    if records.norms:
+                        if self._enter_measured(index, grad, weight):
+                            return
+                    else:
+                        status = records.enter(records.context, index, grad, weight)
+                        if status == MOVED:
+                            records.note(self.planner.updated, index, weight)
+                        elif status < NOT_SERVED:
+                            with optimizer.updating:
+                                status = records.resolve(self, status, index, grad, weight)
+                        if status >= 0:
+                            if self._info is not STEPPED:
+                                self._info = STEPPED
+                            return
         try:
             plan = self._plans.get(tuple(index) if type(index) is list else index)
         except TypeError:  # unhashable, such as an array; the checks below reject it
@@ -396,6 +399,20 @@ class Updater(Resumable):
             self._update(indices, grads, weights, single)
         else:
             self._update_views(indices, grads, weights, single)
+
+    def _enter_measured(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Scale and clip the gradients of a call and update, if its arrays have records."""
+        records = self._records
+        with uninterrupted:
+            records.set_norm(self)
+            status = records.enter(records.context, index, grad, weight)
+            if status != OK:
+                with self.optimizer.updating:
+                    status = records.resolve(self, status, index, grad, weight)
+            if status < 0:
+                return False
+            self._report(records.outcome(self, status, index, grad))
+            return True
 
     def step(self, grads: Any, weights: Any) -> None:
         """Update weights in nested dictionaries, lists, tuples and dataclasses in place.
@@ -491,7 +508,7 @@ class Updater(Resumable):
     ) -> None:
         """Update with a new plan, or with a user's ``update()``."""
         optimizer = self.optimizer
-        if self._records.take(self, indices, grads, weights, single):
+        if self._records.take(self, indices, grads, weights, single) is not None:
             return
         calls = self._checked(indices, grads, weights)
         if not optimizer.native:
@@ -680,24 +697,29 @@ class Updater(Resumable):
 
         When gradients are accumulated, only parameters whose sums are complete are updated.
         """
+        if not self._prepares:
+            info = self._records.take(self, indices, grads, weights, single)
+            if info is not None:
+                self._report(info)
+                return
+        entries = self._checked_entries(indices, grads, weights)
         if self._windows is None:
-            self._apply(self._checked(indices, grads, weights), single)
+            self._apply(entries, single)
         else:
-            self._add(self._windows, self._checked_entries(indices, grads, weights), single)
+            self._add(self._windows, entries, single)
 
     def _add(self, windows: Windows, entries: Sequence[Entry], single: bool) -> None:
         """Accumulate gradients, and update the parameters whose sums are complete."""
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
         self._check_summable(entries)
         last = [entry for entry in entries if windows.is_last(entry[0])]
-        calls = self._with_states([(i, w, g) for i, w, g in last]) if last else []
         before, after = windows.before(indices), windows.after(indices)
         finish = partial(windows.finish, indices, after)
         try:
             windows.add(entries, optimizer.idx2name, single)
             if last:
-                calls = [(i, w, windows.sums[i], state) for i, w, _, state in calls]
-                self._apply(calls, single, 1 / windows.every, finish)
+                summed = [(i, weight, windows.sums[i]) for i, weight, _ in last]
+                self._apply(summed, single, 1 / windows.every, finish)
             finish()
         except BaseException:
             if windows.calls is not after:
@@ -728,17 +750,19 @@ class Updater(Resumable):
 
     def _apply(
         self,
-        calls: list[Call],
+        entries: Sequence[Entry],
         single: bool,
         share: float = 1.0,
         finish: Callable[[], None] | None = None,
     ) -> None:
         """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
-        optimizer, indices = self.optimizer, [index for index, *_ in calls]
-        if self._units is not None and calls:
-            _, weights, grads, states = map(list, zip(*calls, strict=True))
+        optimizer, indices = self.optimizer, [index for index, *_ in entries]
+        weights, grads = [weight for _, weight, _ in entries], [grad for *_, grad in entries]
+        if self._units is not None and entries:
             grads = self._clipped_units(indices, weights, grads, share)
-            calls = list(zip(indices, weights, grads, states, strict=True))
+        if self._take(indices, grads, weights, single, share, finish):
+            return
+        calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
         plan = self.planner.prepare(calls, single) if calls and self.planner.folds else None
         info, factor = self._measured(lambda: self._squares(plan, calls), indices, share)
         if info.stepped:
@@ -761,6 +785,30 @@ class Updater(Resumable):
         if finish is not None:
             finish()
         self._report(info)
+
+    def _take(
+        self,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        single: bool,
+        share: float,
+        finish: Callable[[], None] | None,
+    ) -> bool:
+        """Like :meth:`_apply`, if records support the arrays; else return False."""
+        records = self._records
+        try:
+            info = records.take(self, indices, grads, weights, single, share)
+            if info is None:
+                return False
+            if finish is not None:
+                finish()
+        except BaseException:
+            if finish is not None and records.words[DONE]:
+                finish()
+            raise
+        self._report(info)
+        return True
 
     def _measured(
         self, sums: Callable[[], NDArray[np.float64]], indices: list[Index], share: float = 1.0
@@ -1140,9 +1188,9 @@ class Updater(Resumable):
                     self.planner.records.forget()
 
     @property
-    def _averages_step(self) -> bool:
-        """Whether an average of the weights, or a context with averages, is involved in updates."""
-        return self._averages is not None or self._plans is not self.planner.plans
+    def _prepares(self) -> bool:
+        """Whether gradients are accumulated, or clipped unit by unit, before an update."""
+        return self._windows is not None or self._units is not None
 
     @property
     def _evaluates(self) -> bool:
@@ -1217,6 +1265,7 @@ class Updater(Resumable):
                 )
             targets = self._targets(averages, averages.held, weights)
             averages.restore({index: arrays[0] for index, arrays in targets.items()})
+            self.planner.records.forget()
 
     def _is_frozen(self, index: Index) -> bool:
         """Whether the group of an index is frozen."""

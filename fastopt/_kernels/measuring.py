@@ -1,0 +1,114 @@
+"""Measuring of the gradients of a call before its update: sums of squares, norm and factor.
+
+:mod:`fastopt._kernels.front` calls these functions by address, when gradients are scaled or clipped
+by their global norm.
+
+Tests: ``tests/engine/test_records.py``.
+"""
+
+from functools import cache
+
+from numba import carray, prange
+
+from fastopt._kernels import record_words as w
+from fastopt._kernels.admission import tensor_of
+from fastopt._kernels.compiling import address_of
+from fastopt._kernels.cpu_addresses import ON_CHUNKS
+from fastopt._kernels.cpu_calls import limit_norm
+from fastopt._kernels.objects import after, call, doubles, words
+from fastopt._kernels.strided import copy_strided
+from fastopt.kernels.rule import scalar
+
+__all__ = ["measure", "run"]
+
+
+@scalar
+def gather(tensor):
+    """Enter where the gradient of a tensor lies, in the order of its record."""
+    record = words(tensor[w.T_RECORD])
+    tensor[w.T_MEASURED] = tensor[w.T_GRAD]
+    if tensor[w.T_GRAD_COPIED]:
+        strides, code = after(tensor, w.T_GRAD_STRIDES), tensor[w.T_GRAD_CODE]
+        target = tensor[w.T_MEASURED] = tensor[w.T_SCRATCH]
+        copy_strided(record, strides, tensor[w.T_GRAD], code, target, record[w.GRAD_CODE], False)
+
+
+@scalar
+def square(x, k, first, count):
+    """Sum the squares of chunks of the gradient of tensor `k`."""
+    record = words(tensor_of(x, k)[w.T_RECORD])
+    chunks, partial = record[w.FLAT] + 24 * first, record[w.SUMS] + 8 * first
+    for c in range(count):
+        doubles(partial)[c] = 0.0
+    row = x[w.TENSORS] + 8 * (w.TENSOR * k + w.T_MEASURED)
+    call(words(record[w.KERNELS])[w.SQUARES], chunks, count, row, 0, partial)
+
+
+@scalar
+def added(tensor):
+    """Return the sum of squares of a gradient, from those of its chunks."""
+    record, own = words(tensor[w.T_RECORD]), 0.0
+    for c in range(record[w.FLAT_COUNT]):
+        own += doubles(record[w.SUMS])[c]
+    return own
+
+
+@scalar
+def square_share(x, first, last, share, shares):
+    """Sum the squares of one share of the chunks of the tensors from `first` to `last`."""
+    total, before = 0, 0
+    for k in range(first, last):
+        total += words(tensor_of(x, k)[w.T_RECORD])[w.FLAT_COUNT]
+    low, high = total * share // shares, total * (share + 1) // shares
+    for k in range(first, last):
+        count = words(tensor_of(x, k)[w.T_RECORD])[w.FLAT_COUNT]
+        start, stop = max(low - before, 0), min(high - before, count)
+        if start < stop:
+            square(x, k, start, stop - start)
+        before += count
+
+
+@scalar
+def conclude(x, total):
+    """Compute the norm, and the factor of the gradients, from the sum of all squares."""
+    norm = carray(doubles(x[w.NORM]), (w.NORM_NUMBERS,))
+    limit_norm(total, norm)
+    norm[w.FACTOR] *= norm[w.SHARE]
+
+
+def measure_call(context, n, _, __, ___):
+    """Measure the gradients of the admitted tensors."""
+    x, total = words(context), 0.0
+    for k in range(n):
+        gather(tensor_of(x, k))
+        square_share(x, k, k + 1, 0, 1)
+        total += added(tensor_of(x, k))
+    conclude(x, total)
+
+
+def measure_large(context, n, threads, _, __):
+    """Measure the gradients of a large call on several threads."""
+    x, total = words(context), 0.0
+    group = 1 if x[w.REPEATS] else max(n, 1)  # a tensor has one place for the sums of its chunks
+    for first in range(0, n, group):
+        last = first + group
+        for share in prange(threads):
+            for k in range(first + share, last, threads):
+                gather(tensor_of(x, k))
+        for share in prange(threads):
+            square_share(x, first, last, share, threads)
+        for k in range(first, last):
+            total += added(tensor_of(x, k))
+    conclude(x, total)
+
+
+@cache
+def measure() -> int:
+    """Return the address of :func:`measure_call`."""
+    return address_of(measure_call, ON_CHUNKS, None)
+
+
+@cache
+def run() -> int:
+    """Return the address of :func:`measure_large`."""
+    return address_of(measure_large, ON_CHUNKS, None, parallel=True)

@@ -283,8 +283,12 @@ class Records:
         Whether the settings of the updater and its optimizer admit records.
     quick : bool
         Whether a call may be entered before it is checked in Python.
+    prepares : bool
+        Whether gradients are accumulated, or clipped by units.
     live : bool
         Whether multipliers are those of the user's objects, which are asked in every call.
+    asks : bool
+        Whether hyper-parameters depend on update counts, so that Python computes them.
     norms : bool
         Whether gradients are measured, to undo a loss scale or to clip their global norm.
     """
@@ -292,7 +296,7 @@ class Records:
     def __init__(self) -> None:
         self.version = self.mode_version = self.multipliers_version = -1
         self.usable = self.quick = False
-        self.live = self.norms = False
+        self.live = self.norms = self.prepares = self.asks = False
         self.mode: Any = None
         self.rescale: Any = None
         self.averages: Averages | None = None
@@ -354,7 +358,8 @@ class Records:
                 self.multipliers_version = optimizer.multipliers_version
             self._follow(updater, same)
         self.live = self.usable and any(each.param_dict for each in optimizers)
-        self.quick = self.usable and not (optimizer.unchecked or self.live or updater._prepares)
+        self.quick = self.usable and not (optimizer.unchecked or self.live)
+        self.prepares = updater._prepares
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
         self.version = version  # last, as an exception may come before
 
@@ -368,10 +373,12 @@ class Records:
         timed |= self.averages is not None and not self.averages.average.constant
         self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
         words[w.SCHEDULED], words[w.TIMED] = scheduled, timed
+        self.asks = scheduled or timed
+        self.norm[:] = 1.0
         words[w.MEASURE] = measuring.measure() if self.norms else 0
         only_rates = same and self.rescale == optimizer.rescale_grad and planner.groups is None
         for shared in self.shared.values():
-            if scheduled or timed:
+            if self.asks:
                 shared.given = None
             else:
                 shared.fill(shared.optimizer.lr, again=only_rates)
@@ -435,7 +442,7 @@ class Records:
             with planner.compiling(index):
                 shared = Shared(optimizer, layout, hyper, multipliers)
             shared.find_carried()
-            if not (self.words[w.SCHEDULED] or self.words[w.TIMED]):
+            if not self.asks:
                 shared.fill(optimizer.lr)
             self.shared[key] = shared
         return shared
@@ -465,6 +472,14 @@ class Records:
         sums = squares([(i, None, np.asarray(g), None) for i, g in zip(index, grad, strict=True)])
         return overflow(sums, index, updater.optimizer.idx2name, norm)
 
+    def admits(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Whether a call can be entered, with memory for it; nothing is updated."""
+        self.words[w.CHECKS] = 1
+        try:
+            return self._with_room(w.NO_ROOM, (index, grad, weight)) == w.OK
+        finally:
+            self.words[w.CHECKS] = 0
+
     def resolve(self, updater: Any, status: int, index: Any, grad: Any, weight: Any) -> int:
         """Do what a status of a call asks for; return the status in the end."""
         arguments = index, grad, weight
@@ -485,7 +500,7 @@ class Records:
         """Enter a call again with more memory, or on several threads, if its status asks for it."""
         words = self.words
         while status in ROOM:
-            if status == w.NO_ROOM:
+            if status == w.NO_ROOM and words[w.NEED] > words[w.ROOM]:
                 self._make_room(int(words[w.NEED]))
             elif status == w.NO_CAPACITY:
                 self._make_capacity(int(words[w.NEED]))

@@ -182,6 +182,8 @@ def enter_call(context, index, grad, weight):
     x[w.NEED] = need if large else largest
     if x[w.NEED] > x[w.ROOM]:
         return w.NO_ROOM
+    if x[w.CHECKS]:
+        return w.OK
     if large and x[w.THREADS] == 0:
         return w.IS_LARGE
     if not large:

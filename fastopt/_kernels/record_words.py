@@ -45,10 +45,10 @@ TENSOR = T_GRAD_STRIDES + AXES
 # Words of the context. DTYPES are those of float32, float64, float16 and bfloat16, NUMBERS the
 # types of NumPy's scalars of the first three. SCHEDULED and TIMED say that hyper-parameters depend
 # on the number of the update, and on the tensors' counts: those of the call are UPDATE_NUMBER and
-# TIME, and ASKED the number for which they were computed, else -1.
+# TIME, and ASKED the number for which they were computed, else -1. CHECKS: only check the call.
 (SLOTS, TENSORS, CAPACITY, COUNTS, NORM, MEASURE, MEASURE_LARGE, SCRATCH, ROOM, NEED, SCHEDULED,
  TIMED, UPDATE_NUMBER, TIME, ASKED, LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY,
- LIST, TUPLE, INT, INT64, STR, FLOAT, DONE) = range(29)  # fmt: skip
+ LIST, TUPLE, INT, INT64, STR, FLOAT, CHECKS, DONE) = range(30)  # fmt: skip
 DTYPES = DONE + 1
 NUMBERS = DTYPES + 4
 CONTEXT = NUMBERS + 3

@@ -12,6 +12,7 @@ from fastopt._engine.planner import Planner, table_of
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
+from fastopt._kernels.record_words import OK
 from fastopt._kernels.table import Table, launch
 from fastopt.optimizer.optimizer import Index, Optimizer
 from fastopt.sparse import RowSparse
@@ -86,6 +87,49 @@ class Waiting:
         return
 
 
+class Adder:
+    """Updater whose weights are sums of gradients.
+
+    Parameters
+    ----------
+    keep : bool
+        Whether to add to the sums; otherwise gradients start new sums.
+    """
+
+    loss_scaler = clip_global_norm = None
+    _on_records, _prepares = True, False
+
+    def __init__(self, keep: bool) -> None:
+        self.planner = Sums(Sum(keep=keep))
+        self.optimizer = self.planner.optimizer
+        self.records, self._plans = self.planner.records, self.planner.plans
+        self.states: dict[Index, Any] = {}
+        self.states_synced: dict[Index, Any] = {}
+
+    def _state(self, index: Index, weight: Any) -> None:
+        """Return the state of a sum: None."""
+
+    def add(self, calls: Sequence[Any], single: bool) -> None:
+        """Add dense gradients: ``(index, sum, gradient, None)`` for each."""
+        indices, sums, grads = [[call[k] for call in calls] for k in range(3)]
+        if self.records.take(self, indices, grads, sums, single) is None:
+            plan = self.planner.prepare(calls, single)
+            plan.step()
+            self.planner.remember(plan)
+
+    def add_again(self, index: Any, grad: Any, sums: Any) -> bool:
+        """Add gradients to sums that have records; if it returns False, nothing has changed."""
+        records = self.records
+        if records.version != self.optimizer.version:
+            records.refresh(self)
+        if not records.quick:
+            return False
+        status = records.enter(records.context, index, grad, sums)
+        if status != OK:
+            status = records.resolve(self, status, index, grad, sums)
+        return bool(status >= 0)
+
+
 class Windows:
     """Sums of the gradients since the last update of each index.
 
@@ -109,7 +153,7 @@ class Windows:
         self._start()
 
     def _start(self) -> None:
-        self._planners = Sums(Sum(keep=False)), Sums(Sum(keep=True))
+        self.adders = Adder(keep=False), Adder(keep=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"every": self.every, "calls": dict(self.calls), "sums": self.open_sums()}
@@ -137,7 +181,7 @@ class Windows:
 
     def plan(self, key: Any, phase: int) -> Plan | None:
         """Return the cached plan that adds the gradients of a call to their sums, or None."""
-        plan: Plan | None = self._planners[phase > 0].plans.get(key)
+        plan: Plan | None = self.adders[phase > 0].planner.plans.get(key)
         return plan
 
     def add(self, entries: Sequence[Entry], names: dict[Any, str], single: bool) -> None:
@@ -154,22 +198,17 @@ class Windows:
             else:
                 sums[index] = room(context, total, weight, keep)
                 calls[keep].append((index, sums[index], grad, None))
-        plans = [
-            planner.prepare(some, single)
-            for planner, some in zip(self._planners, calls, strict=True)
-            if some
-        ]
-        for plan in plans:
-            plan.step()
-            plan.planner.remember(plan)
+        for adder, some in zip(self.adders, calls, strict=True):
+            if some:
+                adder.add(some, single)
         launch(tables)
         self._put(sums)
 
     def _put(self, sums: dict[Index, Any]) -> None:
         """Store sums; if an array is replaced, the cached plans are discarded."""
         if any(self.sums.get(index, total) is not total for index, total in sums.items()):
-            for planner in self._planners:
-                planner.plans.clear()
+            for adder in self.adders:
+                adder.planner.plans.clear()
         self.sums.update(sums)
 
     def after(self, indices: Sequence[Index]) -> dict[Index, int]:

@@ -27,7 +27,7 @@ from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import DONE, MOVED, NOT_SERVED, OK
+from fastopt._kernels.record_words import DONE, FACTOR, MOVED, NOT_SERVED, OK, REPEATS
 from fastopt._naming import constructs
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, brief, count, number
@@ -340,7 +340,7 @@ class Updater(Resumable):
                     with optimizer.updating:
                         records.refresh(self)
                 if records.quick and not inside:
-                    if records.norms:
+                    if records.norms or records.prepares:
                         if self._enter_measured(index, grad, weight):
                             return
                     else:
@@ -401,18 +401,89 @@ class Updater(Resumable):
             self._update_views(indices, grads, weights, single)
 
     def _enter_measured(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Scale and clip the gradients of a call and update, if its arrays have records."""
+        """Accumulate, scale and clip the gradients and update, if the arrays have records."""
+        records, windows, listed = self._records, self._windows, type(index) in (list, tuple)
+        with uninterrupted, self.optimizer.updating:
+            if windows is not None:
+                return self._enter_window(windows, index, grad, weight)
+            if self._units is not None:
+                if not records.admits(index, grad, weight) or records.words[REPEATS]:
+                    return False
+                if not listed:
+                    index, grad, weight = [index], [grad], [weight]
+                for each, own in zip(grad, weight, strict=True):
+                    if type(each) is not np.ndarray or each.dtype != own.dtype:
+                        return False
+                info = self._enter_clipped(index, grad, weight, listed)
+            else:
+                info = self._enter_scaled(index, grad, weight)
+            if info is not None:
+                self._report(info)
+            return info is not None
+
+    def _enter_window(self, windows: Windows, index: Any, grad: Any, weight: Any) -> bool:
+        """Add gradients to their sums; when these are complete, update."""
+        records, listed = self._records, type(index) in (list, tuple)
+        indices, weights = (index, weight) if listed else ([index], [weight])
+        if not {*map(type, indices)} <= {int, str}:
+            return False
+        phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
+        summed = sums if listed else sums[0]
+        if phase < 0 or not records.admits(index, summed, weight) or records.words[REPEATS]:
+            return False
+        adder, last = windows.adders[phase > 0], phase + 1 == windows.every
+        finish = partial(windows.finish, indices, windows.after(indices))
+        steady = not last or (self._units is None and not records.asks)
+        before = {} if steady else windows.before(indices)
+        share, info = 1 / windows.every, ACCUMULATED
+        records.words[DONE] = adder.records.words[DONE] = 0
+        try:
+            if not adder.add_again(index, grad, summed):
+                return False
+            if last:
+                outcome = self._enter_clipped(indices, sums, weights, listed, share)
+                if outcome is None:
+                    windows.put_back(before)
+                    return False
+                info = outcome
+            finish()
+        except BaseException:
+            if steady and adder.records.words[DONE] and last and not records.words[DONE]:
+                self._enter_clipped(indices, sums, weights, listed, share)  # complete the call
+            if records.words[DONE] or (adder.records.words[DONE] and not last):
+                finish()
+            else:
+                windows.put_back(before)
+            raise
+        self._report(info) if last else vars(self).update(_info=info)
+        return True
+
+    def _enter_clipped(
+        self, indices: Any, grads: Any, weights: Any, listed: bool, share: float = 1.0
+    ) -> StepInfo | None:
+        """Clip the units of gradients, multiply them by `share`, and update.
+
+        If the result is None, records do not support the call, and nothing has changed.
+        """
+        if self._units is not None:
+            grads = self._clipped_units(indices, weights, grads, share)
+        if listed:
+            return self._enter_scaled(indices, grads, weights, share)
+        return self._enter_scaled(indices[0], grads[0], weights[0], share)
+
+    def _enter_scaled(
+        self, index: Any, grad: Any, weight: Any, share: float = 1.0
+    ) -> StepInfo | None:
+        """Scale gradients, clip their global norm, and update; see :meth:`_enter_clipped`."""
         records = self._records
-        with uninterrupted:
-            records.set_norm(self)
+        records.set_norm(self, share)
+        try:
             status = records.enter(records.context, index, grad, weight)
             if status != OK:
-                with self.optimizer.updating:
-                    status = records.resolve(self, status, index, grad, weight)
-            if status < 0:
-                return False
-            self._report(records.outcome(self, status, index, grad))
-            return True
+                status = records.resolve(self, status, index, grad, weight)
+        finally:
+            records.norm[FACTOR] = 1.0
+        return records.outcome(self, status, index, grad) if status >= 0 else None
 
     def step(self, grads: Any, weights: Any) -> None:
         """Update weights in nested dictionaries, lists, tuples and dataclasses in place.

@@ -303,6 +303,7 @@ class Records:
         self.slots: dict[Index, int] = {}
         self.kept: dict[Index, Kept] = {}
         self.shared: dict[Any, Shared] = {}
+        self.asked: dict[Index, tuple[Any, Any]] = {}
         self.counts: Any = np.empty(0)
         self.scratch = self.counts
         self.widest = 0
@@ -349,6 +350,7 @@ class Records:
             self.mode = mode
         if not same or any(each.may_skip for each in optimizers):
             self.usable = self.serves(updater)
+        self.live = self.usable and any(each.param_dict for each in optimizers)
         if self.usable:
             if self.enter is None:
                 self.enter = front.enter()
@@ -357,8 +359,7 @@ class Records:
                 self._share_all(planner, list(self.kept))
                 self.multipliers_version = optimizer.multipliers_version
             self._follow(updater, same)
-        self.live = self.usable and any(each.param_dict for each in optimizers)
-        self.quick = self.usable and not (optimizer.unchecked or self.live)
+        self.quick = self.usable and not optimizer.unchecked
         self.prepares = updater._prepares
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
         self.version = version  # last, as an exception may come before
@@ -386,7 +387,7 @@ class Records:
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
         self.slots.clear()
-        self.kept, self.shared = {}, {}
+        self.kept, self.shared, self.asked = {}, {}, {}
         self.version = self.mode_version = -1
         self.quick = False
         self.tensors[:] = 0
@@ -419,12 +420,34 @@ class Records:
             except TypeError:  # reported by the next call with this index
                 self.drop(index)
                 continue
+            if self.live:
+                parameter = planner.optimizer.param_dict.get(index)
+                self.asked[index] = multipliers_of(parameter)
             if shared is not kept.shared:
                 self.kept[index] = kept._replace(shared=shared)
                 kept.record[w.HYPER] = shared.words.ctypes.data
         if len(self.shared) > len(self.kept):
             used = {id(kept.shared) for kept in self.kept.values()}
             self.shared = {key: each for key, each in self.shared.items() if id(each) in used}
+
+    def ask(self, planner: Any, index: Any) -> bool:
+        """Follow the multipliers of the user's objects; return False for unusual indices."""
+        asked, parameters = self.asked, planner.optimizer.param_dict
+        indices = index if type(index) in (list, tuple) else [index]
+        if not {*map(type, indices)} <= {int, str}:
+            return False
+        changed = []
+        for each in indices:
+            of = parameters.get(each)
+            try:
+                same = asked.get(each) == (of.lr_mult, of.wd_mult)
+            except AttributeError:
+                same = asked.get(each) == multipliers_of(of)
+            if not same:
+                changed.append(each)
+        if changed:
+            self._share_all(planner, changed)
+        return True
 
     def _shared(self, planner: Any, index: Index, layout: Layout) -> Shared:
         """Return the hyper-parameters that a parameter shares with others."""
@@ -524,7 +547,13 @@ class Records:
         if words[w.SCHEDULED]:
             counts[0] = update
         try:
-            rates = {of: rate_of(of, update) for of in self._optimizers(updater, arguments[0])}
+            alone = updater.planner.groups is None
+            rates: dict[Any, float] = {}
+            for of in (optimizer,) if alone else self._optimizers(arguments[0]):
+                rates[of] = of.lr
+                if of.lr_scheduler is not None:
+                    rate = of.lr_scheduler(update)
+                    rates[of] = rate if type(rate) is float else of.scheduled(rate)
             if self.version != optimizer.version:
                 self.refresh(updater)  # the schedule has changed settings
                 if not self.usable:
@@ -542,10 +571,8 @@ class Records:
                 counts[0] = before
         return status
 
-    def _optimizers(self, updater: Any, index: Any) -> list[Any]:
+    def _optimizers(self, index: Any) -> list[Any]:
         """Return the optimizers of a call's parameters, in the order of its list."""
-        if updater.planner.groups is None:
-            return [updater.optimizer]
         indices = index if type(index) in (list, tuple) else [index]
         return list(dict.fromkeys(self.kept[each].shared.optimizer for each in indices))
 
@@ -585,7 +612,7 @@ class Records:
             return None
         status, counted = w.REFUSED, len(optimizer._index_update_count)
         if self.live:
-            self._share_all(planner, indices)
+            self.ask(planner, indices)
         for attempt in range(3):
             if attempt == 2:  # arrays of the state may have changed
                 for index in indices:
@@ -857,13 +884,9 @@ def is_served(optimizer: Any) -> bool:
     )
 
 
-def rate_of(optimizer: Any, update: int) -> float:
-    """Return the learning rate of an update before multipliers."""
-    if optimizer.lr_scheduler is None:
-        rate: float = optimizer.lr
-        return rate
-    rate = optimizer.lr_scheduler(update)
-    return rate if type(rate) is float else optimizer.scheduled(rate)
+def multipliers_of(parameter: Any) -> tuple[Any, Any]:
+    """Return the multipliers of the user's object for a parameter, None where it has none."""
+    return getattr(parameter, "lr_mult", None), getattr(parameter, "wd_mult", None)
 
 
 @cache

@@ -54,6 +54,13 @@ def added(tensor):
 
 
 @scalar
+def gather_share(x, first, last, share, shares):
+    """Gather one share of the gradients of the tensors from `first` to `last`."""
+    for k in range(first + share, last, shares):
+        gather(tensor_of(x, k))
+
+
+@scalar
 def square_share(x, first, last, share, shares):
     """Sum the squares of one share of the chunks of the tensors from `first` to `last`."""
     total, before = 0, 0
@@ -92,11 +99,12 @@ def measure_large(context, n, threads, _, __):
     group = 1 if x[w.REPEATS] else max(n, 1)  # a tensor has one place for the sums of its chunks
     for first in range(0, n, group):
         last = first + group
-        for share in prange(threads):
-            for k in range(first + share, last, threads):
-                gather(tensor_of(x, k))
-        for share in prange(threads):
-            square_share(x, first, last, share, threads)
+        for squares in range(2):  # one loop, as numba would fuse two
+            for share in prange(threads):
+                if squares == 0:
+                    gather_share(x, first, last, share, threads)
+                else:
+                    square_share(x, first, last, share, threads)
         for k in range(first, last):
             total += added(tensor_of(x, k))
     conclude(x, total)

@@ -339,7 +339,11 @@ class Updater(Resumable):
                 if records.version != optimizer.version and not inside:
                     with optimizer.updating:
                         records.refresh(self)
-                if records.quick and not inside:
+                ready = records.quick and not inside
+                if ready and records.live:
+                    with optimizer.updating:
+                        ready = records.ask(self.planner, index)
+                if ready:
                     if records.norms or records.prepares:
                         if self._enter_measured(index, grad, weight):
                             return
@@ -425,7 +429,7 @@ class Updater(Resumable):
         """Add gradients to their sums; when these are complete, update."""
         records, listed = self._records, type(index) in (list, tuple)
         indices, weights = (index, weight) if listed else ([index], [weight])
-        if not {*map(type, indices)} <= {int, str}:
+        if not indices or not {*map(type, indices)} <= {int, str}:
             return False
         phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
         summed = sums if listed else sums[0]

@@ -1,0 +1,249 @@
+"""Records with the settings of updaters: groups, clips, loss scale, averages, accumulation."""
+
+from types import SimpleNamespace
+
+import numba
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt._kernels.numpy_abi import readable
+from fastopt.amp import LossScaler
+from fastopt.lr_scheduler import FactorScheduler
+from fastopt.optimizer.accumulation import Waiting
+from helpers.cases import FIRST, LIGHT, OF_MATRICES, OF_STEPS
+from helpers.tensor_lists import everything, normal
+
+pytestmark = pytest.mark.skipif(
+    numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
+)
+
+SHAPES = [(3, 4), (5,), (3, 4), (2, 3, 2), (1,)]
+
+
+def scheduled():
+    return FactorScheduler(step=2, factor=0.5, base_lr=0.1)
+
+
+SETTINGS = {
+    "clip": lambda: {"clip_global_norm": 0.5},
+    "scaler": lambda: {"loss_scaler": LossScaler(init_scale=8.0, growth_interval=2)},
+    "scaler and clip": lambda: {"loss_scaler": LossScaler(), "clip_global_norm": 0.5},
+    "multipliers of groups": lambda: {"groups": {"^[03]$": {"wd_mult": 0.0, "lr_mult": 0.5}}},
+    "groups": lambda: {"groups": {"^[03]$": {"wd": 0.5, "lr": 0.02}, "4": {"wd": 0.0}}},
+    "groups with optimizers": lambda: {
+        "groups": {"^[03]$": {"optimizer": optimizer.NAG(lr=0.5, momentum=0.9)}}
+    },
+    "groups with schedules": lambda: {
+        "groups": {"^[03]$": {"lr_scheduler": scheduled()}, "1": {"lr_scheduler": None}}
+    },
+    "average": lambda: {"average": fastopt.EMA(decay=0.5)},
+    "average with warmup": lambda: {"average": fastopt.EMA(decay=0.9, warmup=True)},
+    "accumulate": lambda: {"accumulate": 2},
+    "clip_adaptive": lambda: {"clip_adaptive": 0.1},
+    "everything": lambda: {
+        "loss_scaler": LossScaler(init_scale=4.0),
+        "clip_global_norm": 0.5,
+        "clip_adaptive": 0.3,
+        "accumulate": 3,
+        "average": fastopt.EMA(decay=0.5),
+        "groups": {"^[03]$": {"wd": 0.5, "lr_scheduler": scheduled()}},
+    },
+}
+FORMS = {
+    "plain": np.array,
+    "fortran": np.asfortranarray,
+    "strided": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
+}
+UNSERVED = {"lbsgd", "test", "groupadagrad", *OF_MATRICES, *OF_STEPS}
+
+
+def story(made, settings, form="plain", shapes=SHAPES, watch=None):
+    """Steps with lists, subsets and single tensors; from the second epoch on, `watch` is called."""
+    updater, weights = fastopt.Updater(made, **settings), [normal(9, s, "float32") for s in shapes]
+    for epoch in range(4):
+        if epoch == 2 and watch is not None:
+            watch()
+        for step, indices in enumerate([[0, 1, 2, 3, 4], [3, 1], [4, 2], [0]]):
+            grads = [FORMS[form](normal(epoch + step + k, shapes[k], "float32")) for k in indices]
+            if form != "plain":  # in a functional style
+                for k in indices:
+                    weights[k] = weights[k].copy()
+            if len(indices) == 1:
+                updater(indices[0], grads[0], weights[indices[0]])
+            else:
+                updater(indices, grads, [weights[k] for k in indices])
+    averages = {index: array.tobytes() for index, array in updater.averages.items()}
+    return (everything(updater, weights), averages), updater
+
+
+def planned(updater):
+    """Plans that update; those of calls that wait for more gradients do not."""
+    return [plan for plan in updater.planner.plans.values() if not isinstance(plan, Waiting)]
+
+
+NAMES = [
+    pytest.param(name, marks=() if name == "adam" else pytest.mark.exhaustive)
+    for name in sorted(FIRST)
+    if name in LIGHT or name == "adam"
+]
+
+
+@pytest.mark.parametrize("form", ["fortran", "strided"])
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_form_of_a_call_needs_python_twice(name, setting, form, monkeypatch):
+    """Whatever the settings, and with the bits of plain arrays."""
+
+    def watch():
+        def refused(*arguments):
+            raise AssertionError("a call was checked in Python again")
+
+        monkeypatch.setattr(fastopt.Updater, "_update", refused)
+
+    def make():
+        return FIRST[name].make(wd=FIRST[name].wd)
+
+    plain, _ = story(make(), SETTINGS[setting]())
+    found, updater = story(make(), SETTINGS[setting](), form, watch=watch)
+    assert found == plain
+    assert planned(updater) == []
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    ["adam", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in sorted({*FIRST} - UNSERVED))],
+)
+def test_records_have_the_bits_of_plans(name, setting, monkeypatch):
+    """Plans update what records do not support, so both may update the same parameters."""
+
+    def make():
+        return FIRST[name].make(wd=FIRST[name].wd)
+
+    try:
+        found, updater = story(make(), SETTINGS[setting]())
+    except TypeError as error:
+        pytest.skip(f"refused: {error}")
+    assert updater._records.slots
+    monkeypatch.setattr("fastopt._engine.records.Records.serves", lambda *_: False)
+    expected, updater = story(make(), SETTINGS[setting]())
+    assert not updater._records.slots
+    assert found == expected
+
+
+@pytest.mark.parametrize("setting", ["clip", "groups", "average", "accumulate", "everything"])
+def test_large_calls_have_the_bits_of_one_thread(setting):
+    shapes, ends = [(PARALLEL_FROM // 100 + 1, 100), (7,), (300, 5), (64, 64), (1,)], []
+    before = numba.get_num_threads()
+    for threads in (1, 2):
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        try:
+            ends.append(story(optimizer.Adam(), SETTINGS[setting](), "fortran", shapes)[0])
+        finally:
+            numba.set_num_threads(before)
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("setting", ["clip", "scaler"])
+def test_a_call_that_is_skipped_changes_nothing_but_the_loss_scale(setting):
+    asked = []
+    made = optimizer.Adam(lr_scheduler=lambda update: asked.append(update) or 0.1)
+    updater, weights = fastopt.Updater(made, **SETTINGS[setting]()), [np.ones(3) for _ in range(3)]
+    updater([0, 1], [np.ones(3), np.ones(3)], weights[:2])
+    before, calls = everything(updater, weights)[:4], len(asked)
+    bad = np.array([1.0, np.inf, 1.0])
+    for _ in range(3):
+        updater([0, 1], [np.ones(3), bad], weights[:2])
+        assert updater.info.skipped
+        assert updater.info.culprits == ("1",)
+        updater([1, 2], [np.ones(3), bad], weights[1:])  # the second has no state yet
+        assert updater.info.culprits == ("2",)
+        updater(0, bad, weights[0])
+        updater(0, np.array([1.0, 1.0, np.nan]), weights[0])
+    assert everything(updater, weights)[:4] == before
+    assert len(asked) == calls
+    updater([0, 1], [np.ones(3), np.ones(3)], weights[:2])
+    assert updater.info.stepped
+    assert len(asked) == calls + 1
+
+
+def test_attributes_of_groups_are_followed():
+    """Those of the updater's optimizer, and of the optimizer of a group."""
+    ends = []
+    for fresh in (False, True):
+        made, other = optimizer.Adam(wd=0.1), optimizer.SGD(lr=0.5, momentum=0.9)
+        groups = {"^0$": {"lr": 0.5}, "^1$": {"optimizer": other}}
+        updater, weights = fastopt.Updater(made, groups=groups), [np.ones(3) for _ in range(3)]
+        for step in range(12):
+            made.wd, other.lr = 0.1 * (step // 2), 0.5 / (1 + step // 3)
+            if step == 4:
+                made.rescale_grad = 0.5
+            if step == 6:
+                made.beta1 = 0.5
+            if step == 8:
+                made.set_lr_mult({0: 0.5, 1: 2.0})
+            if step == 10:
+                other.momentum = 0.5
+            if fresh:
+                updater.states = updater.states
+            updater([0, 1, 2], [np.ones(3)] * 3, weights)
+        ends.append(everything(updater, weights))
+        assert planned(updater) == []
+    assert ends[0] == ends[1]
+
+
+def test_multipliers_of_parameters_are_asked_in_every_call():
+    parameters = {k: SimpleNamespace(lr_mult=1.0, wd_mult=1.0) for k in range(2)}
+    updater = fastopt.Updater(optimizer.SGD(lr=1.0, param_dict=parameters))
+    weights, total = [np.zeros(1), np.zeros(1)], 0.0
+    for step in range(30):
+        parameters[0].lr_mult = 1.0 + step
+        total += 1.0 + step
+        updater([0, 1], [np.ones(1), np.ones(1)], weights)
+    np.testing.assert_array_equal(weights, [[-total], [-30]])
+    assert planned(updater) == []
+    assert len(updater._records.shared) <= 3
+
+
+def test_hyper_may_depend_on_the_count_of_each_tensor():
+    class Slowing(optimizer.SGD):
+        def hyper(self, t, lr, wd):
+            return {"momentum": 0.0, "lr": lr / t}
+
+    updater, weights = fastopt.Updater(Slowing(lr=1.0)), [np.zeros(1), np.zeros(1)]
+    for _ in range(3):
+        updater(0, np.ones(1), weights[0])
+    for _ in range(2):
+        updater([0, 1], [np.ones(1), np.ones(1)], weights)  # the counts differ
+    np.testing.assert_allclose(weights, [[-sum(1 / t for t in range(1, 6))], [-1.5]], rtol=1e-15)
+    updater(1, np.ones(1), weights[1])
+    assert weights[1] == -(1 + 1 / 2 + 1 / 3)
+
+
+def test_an_index_that_occurs_twice_is_measured_twice_and_accumulated_once():
+    updater, weight = fastopt.Updater(optimizer.SGD(lr=1.0), clip_global_norm=1.0), np.zeros(1)
+    for step in range(1, 4):
+        updater([0, 0], [np.ones(1), np.ones(1)], [weight, weight])
+        np.testing.assert_allclose(weight, -step * 2**0.5, rtol=1e-15)
+    updater = fastopt.Updater(optimizer.SGD(lr=1.0), accumulate=2)
+    for _ in range(3):
+        updater(0, np.ones(1), weight)
+        with pytest.raises(ValueError, match="takes an index once"):
+            updater([0, 0], [np.ones(1), np.ones(1)], [weight, weight])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_failed_call_changes_nothing(setting):
+    updater, weights = fastopt.Updater(optimizer.Adam(), **SETTINGS[setting]()), [np.ones(3)] * 1
+    for step in range(6):
+        updater([0], [np.full(3, 1.0 + step)], weights)
+        before = everything(updater, weights)
+        with pytest.raises(ValueError, match="shape"):
+            updater([0, 1], [np.ones(3), np.ones(2)], [weights[0], np.ones(3)])
+        with pytest.raises(TypeError):
+            updater([0], [np.ones(3, np.int64)], weights)
+        assert everything(updater, weights) == before

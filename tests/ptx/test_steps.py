@@ -26,7 +26,15 @@ SAMPLE = [
 
 FAMILIES = [
     *("dense", "half", "int8", "reductions", "lists", "rows", "clip", "averages", "accumulation"),
-    "streams",
+    *("streams", "every optimizer", "every optimizer, rows", "float64"),
+    *(
+        pytest.param(family, marks=pytest.mark.variant)
+        for family in [
+            "every optimizer, other forms",
+            "every optimizer, other forms, rows",
+            "float64, other forms",
+        ]
+    ),
 ]
 DEVICES = {"cc90": {}, "cc80, in reverse": {"FAKE_CAPABILITY": "80", "PTX_REVERSED": "1"}}
 """Compute capability, and the order of blocks and threads."""

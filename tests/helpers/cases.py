@@ -207,6 +207,12 @@ def exhaustive(*values):
     return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
 
 
+def variants(*values):
+    """Parameters of exhaustive tests that ``.ci/run`` leaves out."""
+    marks = [pytest.mark.exhaustive, pytest.mark.variant]
+    return [pytest.param(value, marks=marks) for value in values]
+
+
 def by_default(cases):
     """Parameters for tests of every form; those of `recorded` forms are exhaustive."""
     return [exhaustive(case)[0] if case.recorded else case for case in cases]
@@ -252,10 +258,5 @@ CHOICES = {
 """Cases of tests in child processes."""
 
 every_or_few = pytest.mark.parametrize(
-    "choice",
-    [
-        "sample",
-        *exhaustive("every kind"),
-        pytest.param("every case", marks=[pytest.mark.exhaustive, pytest.mark.variant]),
-    ],
+    "choice", ["sample", *exhaustive("every kind"), *variants("every case")]
 )

@@ -78,7 +78,7 @@ def outcome(case, count, setting, shape, form, spread):
 def faults(choice):
     """Combinations whose result depends on who keeps the gradients; and how many there are."""
     found, total = [], 0
-    counts = (1, 2) if choice == "sample" else (1, 2, 5)
+    counts = (1, 2, 5) if choice == "every case" else (1, 2)
     for case, setting, name, count in product(CHOICES[choice], SETTINGS, FORMS, counts):
         shape, form, plain = FORMS[name]
         for spread in (np.asarray, spaced if shape else moved):

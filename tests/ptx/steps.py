@@ -160,8 +160,8 @@ CASES = {
     },
     "every optimizer": dense_steps(FIRST.values()),
     "every optimizer, rows": row_steps(FIRST.values()),
-    "every optimizer, other forms": dense_steps(LATER),
-    "every optimizer, other forms, rows": row_steps(LATER),
+    "other forms": dense_steps(LATER),
+    "other forms, rows": row_steps(LATER),
     "float64": dense_steps(FEW, np.float64),
     "float64, other forms": dense_steps([form for form in FORMS if form not in FEW], np.float64),
 }

@@ -16,6 +16,8 @@ from fastopt.averages import Lookahead as Lookahead
 from fastopt.device import cpu as cpu
 from fastopt.device import cuda as cuda
 from fastopt.kernels.rule import rule as rule
+from fastopt.minimization import minimize as minimize
+from fastopt.minimization import scipy_method as scipy_method
 from fastopt.optimizer import Updater as Updater
 from fastopt.optimizer import get_updater as get_updater
 from fastopt.parameter import Parameter as Parameter

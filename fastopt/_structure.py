@@ -1,12 +1,15 @@
 """Flattening of nested weights and gradients into leaves that are named by their paths."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from dataclasses import fields, is_dataclass
 from numbers import Integral
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-__all__ = ["Leaves", "Structures"]
+import numpy as np
+
+__all__ = ["Leaves", "Structures", "items", "mapped", "named", "rebuilt"]
 
 KEPT = 16
 """Maximum number of cached structures."""
@@ -129,7 +132,7 @@ def _walk(
     path: str, grads: Any, weights: Any, leaves: list[tuple[str, Any, Any]], left: list[str]
 ) -> "_Node | None":
     """Append the leaves below `path`; return the node of a container that can be cached."""
-    below = _items(path, weights)
+    below = items(path, weights)
     if grads is None:
         if below is None and weights is not None:
             left.append(path)
@@ -147,7 +150,7 @@ def _walk(
             )
         leaves.append((path, grads, weights))
         return None
-    beside = _items(path, grads)
+    beside = items(path, grads)
     if beside is None:
         at = f" at {path!r}" if path else ""
         raise TypeError(
@@ -167,7 +170,7 @@ def _walk(
     for k, (name, (_, weight)) in enumerate(below.items()):
         grad, before = beside[name][1], len(leaves)
         node = _walk(_join(path, name), grad, weight, leaves, left)
-        again &= grad is None or node is not None or _items(path, weight) is None
+        again &= grad is None or node is not None or items(path, weight) is None
         if node is not None or len(leaves) > before:
             parts.append((k, node))
     read_grads = _reader(grads, [beside[name][0] for name in below])
@@ -187,7 +190,7 @@ def _walk(
     )
 
 
-def _items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
+def items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
     """Return the keys and values of a container's items, by name; None for a leaf."""
     pairs: Iterator[tuple[str, tuple[Any, Any]]]
     if isinstance(value, Mapping):
@@ -207,6 +210,45 @@ def _items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
             raise ValueError(f"two keys have the path {_join(path, name)!r}")
         items[name] = item
     return items
+
+
+def named(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the paths and leaves of a structure, in order."""
+    below = items(path, value)
+    if below is None:
+        yield path, value
+    for name, (_, item) in (below or {}).items():
+        yield from named(_join(path, name), item)
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a structure of new containers, of the same types, with changed leaves, in order."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return change(value)
+    if kind is dict:
+        return {key: mapped(change, item) for key, item in value.items()}
+    below = items("", value)
+    if below is None:
+        return change(value)
+    return rebuilt(value, {key: mapped(change, item) for key, item in below.values()})
+
+
+def rebuilt(container: Any, values: dict[Any, Any]) -> Any:
+    """Return a container of the same type with other items; a read-only mapping becomes a dict."""
+    if isinstance(container, tuple):
+        kind = type(container)
+        return kind._make(values.values()) if hasattr(kind, "_make") else kind(values.values())
+    try:
+        result = copy.copy(container)
+    except TypeError:
+        return values
+    for key, value in values.items():
+        if is_dataclass(result):
+            object.__setattr__(result, key, value)
+        else:
+            result[key] = value
+    return result
 
 
 def _name(path: str, key: Any) -> str:

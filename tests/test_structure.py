@@ -287,7 +287,7 @@ def test_missing_gradients_are_skipped():
     every = copy.deepcopy(weights)
     for grads in ({"a": {"c": ones()}, "d": [ones()]}, {"e": ones()}) * 2:
         updater.step(grads, weights, missing="skip")
-        with pytest.raises(ValueError, match='has no gradient; pass None .* missing="skip"'):
+        with pytest.raises(ValueError, match=r'has no gradient; pass None .* missing="skip"'):
             updater.step(grads, weights)
     assert updater.optimizer._index_update_count == {"a.c": 2, "d.0": 2, "e": 2}
     assert weights["a"]["b"].tolist() == weights["d"][1].tolist() == [1, 1]

@@ -23,6 +23,9 @@ Array = np.ndarray[Any, Any]
 WINDOW = 20
 """Default number of losses in a mean."""
 
+SCIPY_NAMES = {"method": "optimizer", "maxiter": "steps", "disp": "progress"}
+"""Arguments of SciPy and the names of ours."""
+
 CONVERGED, LIMITED, NOT_FINITE, INTERRUPTED, STOPPED = 0, 1, 2, 3, 99
 """Values of ``status``; 99 is SciPy's."""
 
@@ -142,6 +145,8 @@ def minimize(
     >>> result.x["w"].round(2), result.x["b"].round(2), result.success
     (array([ 1. , -2. ,  0.5]), np.float64(3.0), True)
     """
+    for name in SCIPY_NAMES.keys() & options.keys():
+        raise TypeError(f"minimize does not take {name}; {SCIPY_NAMES[name]} takes it")
     result = _result_class()
     objective = _Objective(fun, jac, args if isinstance(args, tuple) else (args,))
     steps = count("steps", steps, least=0)

@@ -396,6 +396,7 @@ def test_an_optimizer_is_copied_and_an_updater_continues():
         ({"x0": np.array(["a"])}, TypeError, "x0 must hold real numbers"),
         ({"x0": None}, TypeError, "x0 must hold real numbers, got None"),
         ({"rate": 0.1}, TypeError, "rate"),
+        ({"maxiter": 5}, TypeError, "minimize does not take maxiter; steps takes it"),
         ({"optimizer": "adamm"}, ValueError, "Cannot find optimizer 'adamm'"),
     ],
 )

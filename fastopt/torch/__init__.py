@@ -16,13 +16,14 @@ Examples
 import typing
 
 try:
-    import torch as _torch
+    import torch as _  # noqa: F401
 except ImportError as error:
     raise ImportError(f"fastopt.torch needs torch: pip install torch ({error})") from error
 
 from fastopt._suggestions import no_attribute as _no_attribute
 from fastopt.torch.optimizer import Optimizer as Optimizer
 from fastopt.torch.optimizer import make as _make
+from fastopt.torch.recipes import is_name as _is_name
 from fastopt.torch.recipes import names as _names
 from fastopt.torch.recipes import recipe as _recipe
 
@@ -37,7 +38,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name.startswith("__") or name not in _names():
+    if not _is_name(name):
         raise _no_attribute(f"module {__name__!r}", name, _names(), _ELSEWHERE)
     made = _make(_recipe(name))
     globals()[name] = made

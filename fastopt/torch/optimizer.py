@@ -14,6 +14,7 @@ from torch.optim import optimizer as hooks
 
 from fastopt._engine.clip import measured, squares
 from fastopt._engine.validate import leaves
+from fastopt._foreign import of_tensor
 from fastopt._kernels.codes import numbers_of
 from fastopt.amp import StepInfo
 from fastopt.arguments import brief
@@ -55,7 +56,7 @@ class Group:
         self.note(group)
 
     def note(self, group: Mapping[str, Any]) -> None:
-        """Keep the options that the optimizer has; values that may change in place are read again."""
+        """Keep the options that the optimizer has, except values that may change in place."""
         known = {name: group[name] for name in (*self.made.options, *self.made.fixed)}
         self.known = {k: None if _is_mutable(v) else v for k, v in known.items()}
 
@@ -158,7 +159,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     @property
     def updaters(self) -> list[Updater]:
-        """The updater of each parameter group; a parameter's index is its position in all groups."""
+        """The updater of each parameter group; indices are positions in all groups together."""
         return [group.updater for group in self._groups]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -177,9 +178,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            names = group.get("param_names") or map("parameter {}".format, range(len(group["params"])))
-            for name, param in zip(names, group["params"], strict=True):
-                check_parameter(name, param)
+            for k, param in enumerate(group["params"]):
+                names = group.get("param_names") or {k: f"parameter {k} of the group"}
+                check_parameter(names[k], param)
             self._groups.append(self._group(group))
         except BaseException:
             self.param_groups.pop()
@@ -261,8 +262,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.info = info
         return loss
 
-    def _call(self, group: dict[str, Any], own: Group) -> tuple[Any, list[int], list[Any], list[Any]]:
-        """Return the parameters of a group that have gradients, and the arguments of its updater."""
+    def _call(
+        self, group: dict[str, Any], own: Group
+    ) -> tuple[Any, list[int], list[Any], list[Any]]:
+        """Return the parameters that have gradients, and the arguments of the updater."""
         own.follow(group)
         try:
             views = own.current(group, self._numbers)
@@ -363,9 +366,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _has_form(self, group: Mapping[str, Any], own: Group) -> bool:
         """Whether torch's format has the whole state of a group."""
-        optimizer, form = own.made.optimizer, own.made.form
+        optimizer = own.made.optimizer
         return (
-            form is not None
+            own.made.form is not None
             and not self._settings.get("average")
             and optimizer.sparse_decay == "touched"
             and all(param.dtype.itemsize > 2 for param in group["params"])
@@ -384,8 +387,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Load a state: of a pickle, or the one that ``load_state_dict`` passes."""
         rest = {**state}
         saved, groups = rest.pop("state"), rest["param_groups"]
-        settings = rest.get("_settings", vars(self).get("_settings"))
-        defaults = rest.get("defaults", vars(self).get("defaults"))
+        before = dict(vars(self)) or rest  # empty while a pickle is loaded
+        settings, defaults = before["_settings"], before["defaults"]
         for group in groups:
             for name, value in defaults.items():
                 group.setdefault(name, value)
@@ -399,10 +402,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             else:
                 _load(own, {numbers[p]: saved[p] for p in group["params"] if saved.get(p)})
             apply(own.made.optimizer, own.made.options, group)
-        rest.setdefault("defaults", defaults)
         super().__setstate__(rest)
-        vars(self).setdefault("info", NO_STEP)
-        self._groups, self._numbers = owns, numbers
+        self.info, self._groups, self._numbers = NO_STEP, owns, numbers
         self._finish()
 
 
@@ -434,7 +435,7 @@ def _load(own: Group, entries: Mapping[int, Mapping[str, Any]]) -> None:
         slots = [slot for slot in form.slots if slot in entry or slot != form.optional]
         if missing := [slot for slot in slots if slot not in entry]:
             raise CheckpointError(f"the state of parameter {index} lacks {missing}")
-        arrays = [_array(entry[slot]).copy() for slot in slots]
+        arrays = [_array(entry[slot]) for slot in slots]
         if form.optional and form.optional not in entry:
             arrays.append(np.zeros_like(arrays[0]))
         nested = arrays[0] if len(arrays) == 1 and not form.in_tuple else tuple(arrays)
@@ -458,9 +459,7 @@ def _tensor(array: Any) -> torch.Tensor:
 
 
 def _array(tensor: Any) -> Any:
-    """Return an array with the memory of a tensor."""
-    from fastopt._foreign import of_tensor
-
+    """Return a copy of a tensor as an array."""
     if not isinstance(tensor, torch.Tensor):
         raise CheckpointError(f"a state must be a tensor, got {brief(tensor)}")
     return np.array(of_tensor("state", tensor.detach().cpu()))
@@ -489,7 +488,7 @@ def make(recipe: Recipe) -> type[Optimizer]:
     namespace = {
         "recipe": recipe,
         "__module__": "fastopt.torch",
-        "__doc__": f"{recipe.name}, see :class:`Optimizer` and the page about torch.",
+        "__doc__": recipe.summary,
         "__signature__": inspect.Signature(parameters),
     }
     return type(recipe.name, (Optimizer,), namespace)

@@ -13,7 +13,7 @@ from fastopt.checkpoint.torch_forms import FORMS, MOMENTS, Form, Option, same
 from fastopt.optimizer import Optimizer as Rule
 from fastopt.torch.rules import Delta, HeavyBall, Rectified
 
-__all__ = ["Made", "Recipe", "apply", "check_arguments", "names", "recipe"]
+__all__ = ["Made", "Recipe", "apply", "check_arguments", "is_name", "names", "recipe"]
 
 EXTRAS = (
     *("cautious", "cautious_decay", "clip_gradient", "lazy_update", "master", "multi_precision"),
@@ -73,6 +73,14 @@ class Recipe:
 
     name: str
 
+    @property
+    def summary(self) -> str:
+        """Docstring of the class."""
+        return (
+            f"Optimizer for torch, see :class:`fastopt.optimizer.{self.name}` for its options.\n\n"
+            "See :class:`Optimizer` for the other arguments."
+        )
+
     @cached_property
     def kind(self) -> Any:
         """Class of the optimizer in fastopt."""
@@ -82,8 +90,9 @@ class Recipe:
     def options(self) -> dict[str, tuple[str, ...]]:
         """Attributes by the name of the argument, with torch's names where torch has one."""
         common = {*inspect.signature(Rule.__init__).parameters, *EXTRAS, "learning_rate"}
-        own = inspect.signature(self.kind.__init__).parameters.values()
-        names = [each.name for each in own if each.name not in common and each.kind != each.VAR_KEYWORD]
+        own = [*inspect.signature(self.kind.__init__).parameters.values()]
+        own = [each for each in own if each.kind != each.VAR_KEYWORD]
+        names = [each.name for each in own if each.name not in common]
         named: dict[str, tuple[str, ...]] = {}
         for alias in ("betas", "eps"):
             attributes = self.kind.aliases[alias]
@@ -137,6 +146,14 @@ class OfTorch(Recipe):
     forms: tuple[tuple[Any, Form], ...]
     """Classes of fastopt, and the options with which they have torch's formula."""
 
+    @property
+    def summary(self) -> str:
+        """Docstring of the class."""
+        return (
+            f"Optimizer for torch, see :class:`torch.optim.{self.name}` for its options.\n\n"
+            "See :class:`Optimizer` for the other arguments."
+        )
+
     @cached_property
     def of_torch(self) -> Any:
         """The class of torch."""
@@ -172,11 +189,11 @@ class OfTorch(Recipe):
             if not odd[-1]:
                 options = {**in_group(group), **form.options}
                 kept = tuple(name for name in needed if name in group)
-                return _made(
-                    kind, dict(form.when), group, options=options, fixed=kept, form=form
-                )
+                return _made(kind, dict(form.when), group, options=options, fixed=kept, form=form)
+        least = min(odd, key=lambda each: len(each))
         raise ValueError(
-            f"fastopt.torch.{self.name} needs {', '.join(min(odd, key=len))} with these options"
+            f"fastopt.torch.{self.name} needs {', '.join(least)} with these options; torch.optim."
+            f"{self.name} has them"
         )
 
 
@@ -233,13 +250,18 @@ SAME_RULE = {"SGD", "ccSGD", "AdaGrad", "RMSProp", "AdaDelta", "Nadam", "Test"}
 """Classes of fastopt that have torch's name here, or none."""
 
 
+def is_name(name: str) -> bool:
+    """Whether a class has this name."""
+    if name in OF_TORCH:
+        return True
+    kind = None if name in SAME_RULE else Rule.opt_registry.get(name.lower())
+    return kind is not None and kind.__name__ == name and kind.__module__.startswith("fastopt.")
+
+
 def names() -> list[str]:
     """Return the names of all classes, torch's first."""
-    own = [kind.__name__ for kind in Rule.opt_registry.values() if kind.__module__.startswith("fastopt.")]
-    return [*OF_TORCH, *(name for name in own if name not in SAME_RULE and name not in OF_TORCH)]
-
-
-
+    own = [kind.__name__ for kind in Rule.opt_registry.values()]
+    return [*OF_TORCH, *(name for name in own if name not in OF_TORCH and is_name(name))]
 
 
 def recipe(name: str) -> Recipe:

@@ -115,7 +115,8 @@ class Views:
 
     def _renew(self, k: int, address: int, grad: torch.Tensor) -> None:
         form = self.forms[k]
-        if grad.is_contiguous() and grad.shape == form.shape and grad.dtype is form.dtype and address:
+        alike = grad.shape == form.shape and grad.dtype is form.dtype
+        if alike and address and grad.is_contiguous():
             memory = form.memory.from_address(address)
             self.grads[k] = np.ndarray(form.shape, form.numpy, memory)
             self.grad_addresses[k] = address

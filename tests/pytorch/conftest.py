@@ -4,7 +4,7 @@ import pytest
 
 collect_ignore = []
 try:
-    import torch  # noqa: F401
+    import torch
 except ImportError:
     collect_ignore += ["test_torch.py", "test_torch_clients.py"]
 else:

@@ -15,3 +15,8 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "fastopt.torch", raising=False)
     with pytest.raises(ImportError, match=r"fastopt.torch needs torch: pip install torch"):
         import fastopt.torch  # noqa: F401
+
+
+def test_torch_is_installed():
+    """The other modules of this folder are not collected without it."""
+    pytest.importorskip("torch", reason="tests of fastopt.torch need torch: pip install torch")

@@ -20,7 +20,7 @@ from fastopt.amp import StepInfo
 from fastopt.arguments import brief
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.optimizer import Updater
-from fastopt.torch.recipes import Made, Recipe, apply, check_arguments
+from fastopt.torch.recipes import COMMON, Made, Recipe, apply, check_arguments
 from fastopt.torch.views import GRAD, Views, check_parameter
 
 __all__ = ["Group", "Optimizer"]
@@ -73,8 +73,11 @@ class Group:
                         "construct a new optimizer"
                     )
             else:
-                option = self.made.options[name]
-                apply(self.made.optimizer, {name: option}, group)
+                optimizer, option = self.made.optimizer, self.made.options[name]
+                before = None if name in COMMON else _slots(optimizer)
+                apply(optimizer, {name: option}, group)
+                if before is not None and _slots(optimizer) != before:
+                    self.updater.states, self.updater.states_synced = {}, {}
                 self.known[name] = None if _is_mutable(now) else now
 
     def current(self, group: Mapping[str, Any], numbers: Mapping[torch.Tensor, int]) -> Views:
@@ -87,6 +90,11 @@ class Group:
             self.updater.optimizer.idx2name = dict(zip(own, names, strict=True))
             self.views = views
         return views
+
+
+def _slots(optimizer: Any) -> Any:
+    """Return the names of the state arrays, on which momentum has an effect if it becomes 0."""
+    return optimizer.rule.state if optimizer.native else ()
 
 
 def _is_mutable(value: Any) -> bool:
@@ -150,7 +158,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         positions = dict(zip(recipe.parameters, args, strict=False))
         if twice := positions.keys() & arguments.keys():
             raise TypeError(f"{recipe.name} got {sorted(twice)} twice")
-        check_arguments(recipe, list(arguments), SETTINGS)
+        check_arguments(recipe, {**positions, **arguments}, SETTINGS)
         self._settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
         self._groups: list[Group] = []
         self._numbers: dict[torch.Tensor, int] = {}

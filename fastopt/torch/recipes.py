@@ -4,16 +4,18 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 
 from fastopt._suggestions import choices, closest
+from fastopt.arguments import brief
 from fastopt.checkpoint.torch_forms import FORMS, MOMENTS, Form, Option, same
 from fastopt.optimizer import Optimizer as Rule
 from fastopt.torch.rules import Delta, HeavyBall, Rectified
 
-__all__ = ["Made", "Recipe", "apply", "check_arguments", "is_name", "names", "recipe"]
+__all__ = ["COMMON", "Made", "Recipe", "apply", "check_arguments", "is_name", "names", "recipe"]
 
 EXTRAS = (
     *("cautious", "cautious_decay", "clip_gradient", "lazy_update", "master", "multi_precision"),
@@ -27,6 +29,10 @@ COMMON = {
     "maximize": same("maximize"),
 }
 """Options of every parameter group."""
+
+TORCHS = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
+TORCHS |= dict.fromkeys(("beta1", "beta2", "beta3"), "betas")
+"""Names that torch has for arguments of fastopt."""
 
 UNSUPPORTED = {"capturable": False, "differentiable": False}
 """Options of torch that CPUs or updates in place do not have."""
@@ -271,12 +277,18 @@ def recipe(name: str) -> Recipe:
     return Recipe(name)
 
 
-def check_arguments(recipe: Recipe, given: Sequence[str], also: Sequence[str]) -> None:
-    """Raise TypeError for arguments that a class does not have."""
+def check_arguments(recipe: Recipe, given: Mapping[str, Any], also: Sequence[str]) -> None:
+    """Raise TypeError for arguments that a class does not have, and for a schedule."""
     known = [*recipe.parameters, *EXTRAS, *also]
     for name in given:
         if name not in known:
+            near = TORCHS.get(name) or closest(name, known)
             raise TypeError(
-                f"fastopt.torch.{recipe.name} has no argument {name!r}; "
-                f"{choices(closest(name, known), known)}"
+                f"fastopt.torch.{recipe.name} has no argument {name!r}; {choices(near, known)}"
             )
+    lr = given.get("lr", 0.0)
+    if not isinstance(lr, (Real, torch.Tensor)):
+        raise TypeError(
+            f"lr must be a number, got {brief(lr)}; a schedule of torch.optim.lr_scheduler takes "
+            "the optimizer"
+        )

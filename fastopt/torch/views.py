@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from itertools import count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -76,7 +77,7 @@ class Views:
     ) -> None:
         for name, param in zip(names, params, strict=True):
             check_parameter(name, param)
-        self.indices = list(numbers)
+        self.indices, self.names = list(numbers), list(names)
         self.addresses = list(map(ADDRESS, params))
         self.contiguous = list(map(IS_CONTIGUOUS, params))
         self.forms: list[Form] = []
@@ -104,37 +105,42 @@ class Views:
         Raises
         ------
         TypeError, RuntimeError
-            A gradient is None or not dense.
+            A gradient is None or sparse.
+        ValueError
+            NumPy cannot view a gradient.
         """
         addresses = list(map(ADDRESS, grads))
-        if addresses != self.grad_addresses or not all(map(IS_CONTIGUOUS, grads)):
-            for k, (address, grad) in enumerate(zip(addresses, grads, strict=True)):
-                if address != self.grad_addresses[k] or not grad.is_contiguous():
-                    self._renew(k, address, grad)
-        return self.grads
+        if addresses == self.grad_addresses and all(map(IS_CONTIGUOUS, grads)):
+            return self.grads
+        return [self._of(*each) for each in zip(count(), addresses, grads)]
 
-    def _renew(self, k: int, address: int, grad: torch.Tensor) -> None:
-        form = self.forms[k]
-        alike = grad.shape == form.shape and grad.dtype is form.dtype
-        if alike and address and grad.is_contiguous():
+    def _of(self, k: int, address: int, grad: torch.Tensor) -> Any:
+        """Return the gradient of one parameter."""
+        if not (address and grad.is_contiguous()):
+            self.grad_addresses[k] = -1
+            return self._converted(k, grad)
+        if address != self.grad_addresses[k]:
+            form = self.forms[k]
+            if grad.shape != form.shape or grad.dtype is not form.dtype:
+                return self._converted(k, grad)
             memory = form.memory.from_address(address)
             self.grads[k] = np.ndarray(form.shape, form.numpy, memory)
             self.grad_addresses[k] = address
-        else:
-            self.grads[k], self.grad_addresses[k] = as_gradient(grad), -1
+        return self.grads[k]
+
+    def _converted(self, k: int, grad: torch.Tensor) -> Any:
+        """Return a gradient that is not laid out like its parameter, or row-sparse."""
+        try:
+            return as_gradient(grad)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.names[k]}: {error}") from error
 
     def some(self, grads: Sequence[Any]) -> tuple[list[int], list[Any], list[Array]]:
         """Return indices, gradients and parameters of those that have a gradient."""
         present = [k for k, grad in enumerate(grads) if grad is not None]
         arrays = []
         for k in present:
-            grad = grads[k]
-            if grad.layout is torch.strided:
-                address = grad.data_ptr()
-                if address != self.grad_addresses[k] or not grad.is_contiguous():
-                    self._renew(k, address, grad)
-                arrays.append(self.grads[k])
-            else:
-                arrays.append(as_gradient(grad))
+            dense = grads[k].layout is torch.strided
+            arrays.append(self._of(k, grads[k].data_ptr() if dense else 0, grads[k]))
         indices = [self.indices[k] for k in present]
         return indices, arrays, [self.arrays[k] for k in present]

@@ -169,6 +169,23 @@ def test_one_cycle_changes_betas_in_each_step():
     np.testing.assert_allclose(*pairs, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["SGD", "NAG"])
+def test_momentum_can_start_and_end(name):
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        param = Parameter(torch.ones(2))
+        if library is torch.optim:
+            opt = library.SGD([param], lr=0.1, momentum=0.9, nesterov=name == "NAG")
+        else:
+            opt = getattr(library, name)([param], lr=0.1, momentum=0.9)
+        for momentum in (0.0, 0.9, 0.9, 0.0):
+            opt.param_groups[0]["momentum"] = momentum
+            param.grad = torch.ones(2)
+            opt.step()
+        found.append(param.tolist())
+    assert found[1] == pytest.approx(found[0])
+
+
 def test_a_learning_rate_in_a_tensor_may_change_in_place():
     lr = torch.tensor(0.5)
     param, opt = trained(lr=lr)
@@ -345,6 +362,16 @@ def test_rows_without_a_gradient_are_not_touched(name):
     assert changed.tolist() == [False, True, False, True, False]
 
 
+def test_a_gradient_that_numpy_cannot_view_is_named():
+    param = Parameter(torch.ones(2, 3))
+    opt = fastopt.torch.SGD([("table", param)], lr=0.1)
+    with torch.sparse.check_sparse_tensor_invariants():
+        param.grad = torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 3))
+    with pytest.raises(ValueError, match="table: gradient must be sparse by rows"):
+        opt.step()
+    assert param.tolist() == [[1] * 3] * 2
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_clip_global_norm_limits_the_norm_over_all_groups(groups):
     params = [Parameter(torch.zeros(1)) for _ in range(2)]
@@ -438,6 +465,8 @@ def test_names_of_parameters_are_in_errors():
 
 WRONG = [
     (TypeError, "did you mean 'momentum'", lambda p: fastopt.torch.SGD([p], momentun=0.9)),
+    (TypeError, "did you mean 'lr'", lambda p: fastopt.torch.Lion([p], learning_rate=0.1)),
+    (TypeError, "lr must be a number.*lr_scheduler", lambda p: fastopt.torch.SGD([p], lr=max)),
     (TypeError, "by position", lambda p: fastopt.torch.Lion([p], 0.1, 0.9)),
     (TypeError, "twice", lambda p: fastopt.torch.SGD([p], 0.1, lr=0.1)),
     (TypeError, "iterable", lambda p: fastopt.torch.SGD(p)),

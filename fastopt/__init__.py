@@ -16,12 +16,16 @@ from fastopt.averages import Lookahead as Lookahead
 from fastopt.device import cpu as cpu
 from fastopt.device import cuda as cuda
 from fastopt.kernels.rule import rule as rule
+from fastopt.minimization import minimize as minimize
+from fastopt.minimization import scipy_method as scipy_method
 from fastopt.optimizer import Updater as Updater
 from fastopt.optimizer import get_updater as get_updater
 from fastopt.parameter import Parameter as Parameter
+from fastopt.pure import functional as functional
 from fastopt.scope import name_scope as name_scope
 from fastopt.sparse import RowSparse as RowSparse
 from fastopt.trainer import Trainer as Trainer
+from fastopt.vectors import flat as flat
 
 if typing.TYPE_CHECKING:
     from fastopt.optimizer import ADOPT as ADOPT

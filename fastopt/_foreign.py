@@ -16,7 +16,7 @@ from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import bfloat16
 from fastopt.sparse import RowSparse
 
-__all__ = ["as_gradient", "as_weight", "is_foreign", "latest"]
+__all__ = ["as_gradient", "as_weight", "is_foreign", "latest", "of_tensor"]
 
 Array = np.ndarray[Any, Any]
 
@@ -65,7 +65,7 @@ def as_weight(array: Any) -> Any:
     if not is_foreign(array):
         return array
     if _is_tensor(array):
-        return _keep(array, _of_tensor("weight", array), _signature(array))
+        return _keep(array, of_tensor("weight", array), _signature(array))
     imported = _imported("weight", array)
     if not imported.flags.writeable:
         raise ValueError(f"weight is a {type(array).__name__}, which is read-only: {ADVICE}")
@@ -96,7 +96,7 @@ def as_gradient(grad: Any) -> Any:
         torch = sys.modules["torch"]
         if grad.layout is torch.sparse_coo:
             return _row_sparse(grad)
-        return _of_tensor("gradient", grad.resolve_neg() if grad.is_neg() else grad)
+        return of_tensor("gradient", grad.resolve_neg() if grad.is_neg() else grad)
     return _imported("gradient", grad) if is_foreign(grad) else grad
 
 
@@ -160,7 +160,7 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
 
 
-def _of_tensor(role: str, tensor: Any) -> Array:
+def of_tensor(role: str, tensor: Any) -> Array:
     """Return a new view of a CPU tensor, which it keeps alive, with or without requires_grad.
 
     ``Tensor.numpy()`` is not used because it makes the tensor permanently non-resizable.
@@ -208,5 +208,5 @@ def _row_sparse(grad: Any) -> RowSparse:
             f"gradient must be sparse by rows, with sparse_dim 1, got {grad.sparse_dim()}; "
             "x.to_dense() is a dense gradient"
         )
-    values, indices = (_of_tensor("gradient", part) for part in (grad._values(), grad._indices()))
+    values, indices = (of_tensor("gradient", part) for part in (grad._values(), grad._indices()))
     return RowSparse(values, indices[0], tuple(grad.shape))

@@ -1,15 +1,30 @@
 """Flattening of nested weights and gradients into leaves that are named by their paths."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from dataclasses import fields, is_dataclass
-from numbers import Integral
+from numbers import Integral, Number
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-__all__ = ["Leaves", "Structures"]
+import numpy as np
+
+from fastopt._foreign import as_gradient, is_foreign
+from fastopt._kernels.devices import is_cuda
+from fastopt._notices import warn_user
+from fastopt.arguments import choice
+from fastopt.sparse import RowSparse
+
+__all__ = ["Leaves", "Structures", "copied", "items", "mapped", "named", "rebuilt"]
 
 KEPT = 16
 """Maximum number of cached structures."""
+
+REPEATED = 2
+"""Number of steps with the same unchanged gradient but other weights that are suspicious."""
+
+SAMPLE = 64
+"""Number of elements of a gradient that are compared."""
 
 
 Leaves = tuple[tuple[str, ...], Sequence[Any], Sequence[Any], tuple[str, ...]]
@@ -27,15 +42,26 @@ class Structures:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[_Node, tuple[str, ...], tuple[str, ...]]] = {}
+        self._known: dict[tuple[int, str], _Cached] = {}
+        self._latest: dict[str, _Cached] = {}
+        """The structure that was cached last, by `missing`; for containers that are new each time.
+        """
+        self.first_gradient = 0
+        """Id of the first gradient of the last step."""
+        self._repeated: tuple[bytes, int] = b"", 0
+        """Values of a first gradient that came again with other weights, and how often it did."""
+        self._warned = False
 
-    def flatten(self, grads: Any, weights: Any) -> Leaves:
+    def flatten(self, grads: Any, weights: Any, missing: str = "raise") -> Leaves:
         """Return paths, gradients and weights of leaves with a gradient, and the other paths.
 
         Parameters
         ----------
         grads, weights : nested containers of arrays, or arrays
             None instead of a gradient, or of a container of gradients, skips the weights there.
+            Leaves that are arrays in neither of them are left out.
+        missing : str
+            ``"raise"``, or ``"skip"`` to treat missing gradients like None.
 
         Raises
         ------
@@ -46,18 +72,19 @@ class Structures:
             A gradient is at the path of a container of weights, or a key is not a string or an
             integer.
         """
-        known = self._known.get(id(weights))
+        key = id(weights), missing
+        known = self._known.get(key) or self._latest.get(missing)
         if known is not None:
             node, paths, without = known
             read = node.read(grads, weights)
             if read is not None:
                 return paths, read[0], read[1], without
-        leaves: list[tuple[str, Any, Any]] = []
-        left: list[str] = []
+        walk = _Walk(choice("missing", missing, "raise", "skip") == "skip")
         try:
-            top = _walk("", grads, weights, leaves, left)
+            top = walk.node("", grads, weights)
         except RecursionError:
             raise ValueError("a structure is nested too deeply, or holds itself") from None
+        leaves, left = walk.leaves, walk.left
         paths = tuple(path for path, _, _ in leaves)
         every = [*paths, *left]
         if len(set(every)) < len(every):
@@ -66,8 +93,37 @@ class Structures:
         if top is not None:
             if len(self._known) >= KEPT:
                 del self._known[next(iter(self._known))]
-            self._known[id(weights)] = top, paths, tuple(left)
+            self._known[key] = self._latest[missing] = top, paths, tuple(left)
         return paths, [g for _, g, _ in leaves], [w for _, _, w in leaves], tuple(left)
+
+    def check_order(self, path: str, grad: Any, weight: Any, updated: Any) -> None:
+        """Warn once if gradients and weights seem to be swapped.
+
+        Parameters
+        ----------
+        path : str
+            Path of the first leaf.
+        grad, weight
+            The leaf. The last step had the same gradient but `updated` as weight, or `updated` as
+            gradient.
+        """
+        swapped = grad is updated and weight is not grad
+        if not swapped and type(grad) is np.ndarray:
+            sample = grad.flat[:SAMPLE].tobytes()
+            before, count = self._repeated
+            count = count + 1 if sample == before and any(sample) else 1
+            self._repeated = sample, count
+            swapped = count == REPEATED
+        if swapped and not self._warned:
+            self._warned = True
+            warn_user(
+                f"step(grads, weights): are the arguments swapped? gradient {path!r} is "
+                + (
+                    "an array that was updated as weight before"
+                    if grad is updated
+                    else f"the same unchanged array in {REPEATED + 1} steps with other weights"
+                )
+            )
 
 
 Reader = Callable[[Any], tuple[Any, ...]]
@@ -88,9 +144,9 @@ class _Node(NamedTuple):
     read_weights: Reader
     grad_types: tuple[type, ...]
     weight_types: tuple[type, ...]
-    parts: "tuple[tuple[int, _Node | None], ...] | None"
-    """Positions of the leaves with a gradient (node None), and of the containers with their nodes;
-    None if all items are leaves with a gradient."""
+    parts: "tuple[tuple[int, int, _Node | None], ...] | None"
+    """Positions of gradient and weight of the leaves with a gradient (node None), and of the
+    containers with their nodes; None if all items are leaves with a gradient."""
 
     def read(self, grads: Any, weights: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
         """Return gradients and weights in order; None if the structure differs."""
@@ -112,12 +168,12 @@ class _Node(NamedTuple):
             return own_grads, own_weights
         all_grads: list[Any] = []
         all_weights: list[Any] = []
-        for k, node in self.parts:
+        for j, k, node in self.parts:
             if node is None:
-                all_grads.append(own_grads[k])
+                all_grads.append(own_grads[j])
                 all_weights.append(own_weights[k])
                 continue
-            found = node.read(own_grads[k], own_weights[k])
+            found = node.read(own_grads[j], own_weights[k])
             if found is None:
                 return None
             all_grads += found[0]
@@ -125,69 +181,121 @@ class _Node(NamedTuple):
         return all_grads, all_weights
 
 
-def _walk(
-    path: str, grads: Any, weights: Any, leaves: list[tuple[str, Any, Any]], left: list[str]
-) -> "_Node | None":
-    """Append the leaves below `path`; return the node of a container that can be cached."""
-    below = _items(path, weights)
-    if grads is None:
-        if below is None and weights is not None:
-            left.append(path)
-        for name, (_, weight) in (below or {}).items():
-            _walk(_join(path, name), None, weight, leaves, left)
-        return None
-    if below is None:
-        if weights is None:
-            raise ValueError(f"gradient {path!r} has no weight, which is None")
-        if isinstance(weights, (Iterator, MappingView)):
-            at = f" at {path!r}" if path else ""
+_Cached = tuple[_Node, tuple[str, ...], tuple[str, ...]]
+"""Structure, paths of the leaves with a gradient, and paths of the others."""
+
+
+class _Walk:
+    """Collects the leaves of gradients and weights."""
+
+    def __init__(self, skips: bool) -> None:
+        self.skips = skips
+        self.leaves: list[tuple[str, Any, Any]] = []
+        self.left: list[str] = []
+
+    def node(self, path: str, grads: Any, weights: Any) -> _Node | None:
+        """Collect the leaves below `path`; return the node of a container that can be cached."""
+        below = items(path, weights)
+        if grads is None:
+            self.leave(path, weights)
+            return None
+        if below is None:
+            self.leaf(path, grads, weights)
+            return None
+        beside = items(path, grads)
+        if beside is None:
             raise TypeError(
-                f"weights{at} must be arrays, or dicts, lists, tuples or dataclasses of them, got "
-                f"{type(weights).__name__}: make a list or dict of it"
+                f"gradients{_at(path)} must be nested like the weights, which have a "
+                f"{type(weights).__name__} of {len(below)} there, got {type(grads).__name__}"
             )
-        leaves.append((path, grads, weights))
-        return None
-    beside = _items(path, grads)
-    if beside is None:
-        at = f" at {path!r}" if path else ""
-        raise TypeError(
-            f"gradients{at} must be nested like the weights, which have a "
-            f"{type(weights).__name__} of {len(below)} there, got {type(grads).__name__}"
+        self.check_names(path, below, beside)
+        parts: list[tuple[int, int, _Node | None]] = []
+        again, places = True, {name: j for j, name in enumerate(n for n in below if n in beside)}
+        for k, (name, (_, weight)) in enumerate(below.items()):
+            if name not in beside:
+                self.leave(_join(path, name), weight)
+                continue
+            grad, before = beside[name][1], len(self.leaves)
+            node = self.node(_join(path, name), grad, weight)
+            again &= grad is None or node is not None or items(path, weight) is None
+            if node is not None or len(self.leaves) > before:
+                parts.append((places[name], k, node))
+        read_grads = _reader(grads, [beside[name][0] for name in places])
+        read_weights = _reader(weights, [key for key, _ in below.values()])
+        if not again or read_grads is None or read_weights is None:
+            return None
+        flat = len(parts) == len(below) and all(node is None for _, _, node in parts)
+        return _Node(
+            (type(grads), type(weights)),
+            len(beside) if isinstance(grads, (dict, list, tuple)) else None,
+            len(below) if isinstance(weights, (dict, list, tuple)) else None,
+            read_grads,
+            read_weights,
+            tuple(type(beside[name][1]) for name in places),
+            tuple(type(weight) for _, weight in below.values()),
+            None if flat else tuple(parts),
         )
-    for name in below:
-        if name not in beside:
-            raise ValueError(
-                f"weight {_join(path, name)!r} has no gradient; pass None as gradient to skip it"
+
+    def leave(self, path: str, weights: Any) -> None:
+        """Collect the paths of weights without a gradient."""
+        self.left += [each for each, leaf in named(path, weights) if _is_array(leaf)]
+
+    def leaf(self, path: str, grad: Any, weight: Any) -> None:
+        """Collect a gradient and its weight, unless neither of them is an array."""
+        if isinstance(weight, (Iterator, MappingView)):
+            raise TypeError(
+                f"weights{_at(path)} must be arrays, or dicts, lists, tuples or dataclasses of "
+                f"them, got {type(weight).__name__}: make a list or dict of it"
             )
-    for name in beside:
-        if name not in below:
-            raise ValueError(f"gradient {_join(path, name)!r} has no weight")
-    parts: list[tuple[int, _Node | None]] = []
-    again = True
-    for k, (name, (_, weight)) in enumerate(below.items()):
-        grad, before = beside[name][1], len(leaves)
-        node = _walk(_join(path, name), grad, weight, leaves, left)
-        again &= grad is None or node is not None or _items(path, weight) is None
-        if node is not None or len(leaves) > before:
-            parts.append((k, node))
-    read_grads = _reader(grads, [beside[name][0] for name in below])
-    read_weights = _reader(weights, [key for key, _ in below.values()])
-    if not again or read_grads is None or read_weights is None:
-        return None
-    flat = len(parts) == len(below) and all(node is None for _, node in parts)
-    return _Node(
-        (type(grads), type(weights)),
-        len(below) if isinstance(grads, (dict, list, tuple)) else None,
-        len(below) if isinstance(weights, (dict, list, tuple)) else None,
-        read_grads,
-        read_weights,
-        tuple(type(beside[name][1]) for name in below),
-        tuple(type(weight) for _, weight in below.values()),
-        None if flat else tuple(parts),
-    )
+        if isinstance(weight, (Number, np.generic)) and not isinstance(weight, bool):
+            raise TypeError(
+                f"index {path!r}: weight must be a NumPy array, got {type(weight).__name__}, "
+                "which cannot change in place: store np.array(x), or pass None as gradient if it "
+                "is a setting"
+            )
+        if _is_array(weight) or _is_array(grad) or items(path, grad) is not None:
+            if weight is None:
+                raise ValueError(f"gradient {path!r} has no weight, which is None")
+            self.leaves.append((path, grad, weight))
+
+    def check_names(self, path: str, below: Any, beside: Any) -> None:
+        """Raise if a gradient is missing or has no weight."""
+        for name, (_, weight) in below.items():
+            missing = name not in beside and not self.skips
+            if missing and any(_is_array(leaf) for _, leaf in named("", weight)):
+                raise ValueError(
+                    f"weight {_join(path, name)!r} has no gradient; pass None as gradient, or "
+                    'missing="skip", to skip it'
+                )
+        for name in beside:
+            if name not in below:
+                raise ValueError(f"gradient {_join(path, name)!r} has no weight")
 
 
-def _items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
+ARRAYS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__")
+"""Attributes of arrays, any of which is enough."""
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a leaf is an array, a number, or anything else that may be a weight or gradient."""
+    if isinstance(value, (np.ndarray, np.generic, RowSparse)) or hasattr(value, "tocsr"):
+        return True
+    if isinstance(value, (str, bytes, bool, type)) or value is None:
+        return False
+    if isinstance(value, Number) or any(hasattr(value, name) for name in ARRAYS):
+        return True
+    try:
+        memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return False
+    return True
+
+
+def _at(path: str) -> str:
+    return f" at {path!r}" if path else ""
+
+
+def items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
     """Return the keys and values of a container's items, by name; None for a leaf."""
     pairs: Iterator[tuple[str, tuple[Any, Any]]]
     if isinstance(value, Mapping):
@@ -209,13 +317,67 @@ def _items(path: str, value: Any) -> dict[str, tuple[Any, Any]] | None:
     return items
 
 
+def named(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the paths and leaves of a structure, in order."""
+    below = items(path, value)
+    if below is None:
+        yield path, value
+    for name, (_, item) in (below or {}).items():
+        yield from named(_join(path, name), item)
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a structure of new containers, of the same types, with changed leaves, in order."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return change(value)
+    if kind is dict:
+        return {
+            key: change(item) if type(item) is np.ndarray else mapped(change, item)
+            for key, item in value.items()
+        }
+    if kind is list:
+        return [mapped(change, item) for item in value]
+    below = items("", value)
+    if below is None:
+        return change(value)
+    return rebuilt(value, {key: mapped(change, item) for key, item in below.values()})
+
+
+def copied(leaf: Any) -> Any:
+    """Return a NumPy copy of an array in its memory order; other leaves are returned."""
+    if type(leaf) is np.ndarray:
+        return leaf.copy("K")
+    if is_cuda(leaf):
+        raise TypeError(f"updated() copies arrays on the host, got {type(leaf).__name__}")
+    if isinstance(leaf, np.ndarray) or is_foreign(leaf):
+        return np.array(as_gradient(leaf))
+    return leaf
+
+
+def rebuilt(container: Any, values: dict[Any, Any]) -> Any:
+    """Return a container of the same type with other items; a read-only mapping becomes a dict."""
+    if isinstance(container, tuple):
+        kind = type(container)
+        return kind._make(values.values()) if hasattr(kind, "_make") else kind(values.values())
+    try:
+        result = copy.copy(container)
+    except TypeError:
+        return values
+    for key, value in values.items():
+        if is_dataclass(result):
+            object.__setattr__(result, key, value)
+        else:
+            result[key] = value
+    return result
+
+
 def _name(path: str, key: Any) -> str:
     if isinstance(key, str):
         return key
     if isinstance(key, Integral) and not isinstance(key, bool):
         return str(int(key))
-    at = f" at {path!r}" if path else ""
-    raise TypeError(f"keys{at} must be strings or integers, got {key!r}")
+    raise TypeError(f"keys{_at(path)} must be strings or integers, got {key!r}")
 
 
 def _join(path: str, name: str) -> str:

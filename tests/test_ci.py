@@ -1,6 +1,7 @@
 """``.ci/run``: README's commands come first, with nothing installed but what they install."""
 
 import re
+import subprocess
 
 import pytest
 
@@ -28,6 +29,24 @@ def test_what_the_readme_leaves_out_runs_afterwards(command):
 
 def test_tests_run_on_a_newer_python_where_the_machine_has_one():
     assert sum("/newest/bin/python -m pytest" in step for step in STEPS) == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "status"), [("echo two", 0), ("false", 1)], ids=["all steps pass", "a step fails"]
+)
+def test_it_ends_with_the_time_of_each_step(last, status, tmp_path):
+    """Up to the first step it is the script itself, without its environment."""
+    script, _, _ = (ROOT / ".ci" / "run").read_text("utf-8").partition("commands=$(")
+    script = script.replace('python3 -m venv "$temporary/venv"\n', "")
+    script += f"step true\nstep '{last}'\n"
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_text(script, "utf-8")
+    done = subprocess.run(
+        ["bash", tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == status, done.stderr
+    table = done.stdout.partition("Minutes of each step\n")[2]
+    assert re.findall(r"^ +0:0\d  (.*)$", table, re.MULTILINE) == ["true", last]
 
 
 @pytest.mark.exhaustive

@@ -1,6 +1,7 @@
 """Nested structures: a step is the list call on the leaves, whatever the containers."""
 
 import copy
+import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastopt import optimizer
-from fastopt._structure import KEPT, Structures
+from fastopt import EMA, optimizer
+from fastopt._structure import KEPT, Structures, named
 from fastopt.sparse import RowSparse
 
 Layer = namedtuple("Layer", ["weight", "bias"])
@@ -212,6 +213,15 @@ MISTAKES = {
     "a key that is a tuple": ({(1,): ones()}, {(1,): ones()}, TypeError, r"keys must be .*\(1,\)"),
     "a key that is True": ({"a": {True: ones()}}, {"a": {True: ones()}}, TypeError, "keys at 'a'"),
     "a list of numbers": ([1.0], [1.0], TypeError, "index '0': weight must be a NumPy array"),
+    "a number": (
+        {"a": 1.0},
+        {"a": 2.0},
+        TypeError,
+        r"'a': .* got float, .* store np.array\(x\), or",
+    ),
+    "a scalar of NumPy": (1.0, np.float64(2), TypeError, "index '': weight .* got float64, which"),
+    "a setting with a gradient": ({"a": ones()}, {"a": "relu"}, TypeError, "weight must be .* str"),
+    "a gradient that is a string": ({"a": "relu"}, {"a": ones()}, TypeError, "gradient must be"),
     "a container in itself": (HOLDS_ITSELF, HOLDS_ITSELF, ValueError, "holds itself"),
 }
 
@@ -266,6 +276,136 @@ def test_a_gradient_that_joins_a_known_structure_is_refused(change):
         structures.flatten(grads, weights)
 
 
+@pytest.mark.parametrize("missing", ["no", None])
+def test_missing_has_two_values(missing):
+    with pytest.raises(ValueError, match="missing must be one of"):
+        adam().step({"a": ones()}, {"a": ones()}, missing=missing)
+
+
+def test_missing_gradients_are_skipped():
+    updater, weights = adam(), {"a": {"b": ones(), "c": ones()}, "d": [ones(), ones()], "e": ones()}
+    every = copy.deepcopy(weights)
+    for grads in ({"a": {"c": ones()}, "d": [ones()]}, {"e": ones()}) * 2:
+        updater.step(grads, weights, missing="skip")
+        with pytest.raises(ValueError, match=r'has no gradient; pass None .* missing="skip"'):
+            updater.step(grads, weights)
+    assert updater.optimizer._index_update_count == {"a.c": 2, "d.0": 2, "e": 2}
+    assert weights["a"]["b"].tolist() == weights["d"][1].tolist() == [1, 1]
+    updater.step(every, weights, missing="skip")
+    assert updater.optimizer._index_update_count["a.b"] == 1
+    with pytest.raises(ValueError, match=r"gradient 'a.x' has no weight"):
+        updater.step({"a": {"x": ones()}}, weights, missing="skip")
+
+
+@dataclass
+class Configured:
+    weight: np.ndarray
+    activation: str = "relu"
+    bias: np.ndarray | None = None
+    function: object = np.tanh
+    flag: bool = True
+
+
+@pytest.mark.parametrize(
+    "grads", [Configured(ones()), {"weight": ones()}, {"weight": ones(), "activation": b"x"}]
+)
+def test_leaves_that_are_not_arrays_are_left_alone(grads):
+    updater, model = optimizer.Updater(optimizer.SGD(learning_rate=1.0)), Configured(ones())
+    for _ in range(2):
+        updater.step(grads, model)
+    assert model.weight.tolist() == [-1, -1]
+    assert model == Configured(model.weight)
+    model.activation = ones()
+    with pytest.raises((TypeError, ValueError), match="activation"):
+        updater.step(grads, model)
+
+
+# Arguments in the wrong order
+
+
+def test_swapped_arguments_warn_once(recwarn):
+    warnings.simplefilter("always")
+    updater, params = adam(), {"a": ones(), "b": ones()}
+    for _ in range(8):
+        updater.step(params, {"a": 2 * ones(), "b": 2 * ones()})
+    (warning,) = recwarn
+    assert "arguments swapped? gradient 'a' is the same unchanged array" in str(warning.message)
+    assert warning.filename == __file__
+    assert params["a"].tolist() == [1, 1]
+
+
+def test_a_weight_that_comes_as_gradient_warns():
+    updater, params, grads = adam(), {"a": ones()}, {"a": ones()}
+    updater.step(grads, params)
+    with pytest.warns(UserWarning, match="gradient 'a' is an array that was updated as weight bef"):
+        updater.step(params, grads)
+
+
+def test_buffers_of_gradients_and_copies_of_weights_do_not_warn():
+    updater, weights, buffer = adam(), {"a": ones()}, {"a": ones()}
+    for k in range(5):
+        buffer["a"][:] = k + 1
+        weights = copy.deepcopy(weights)
+        updater.step(buffer, weights)
+    for _ in range(5):
+        updater.step(buffer, weights)
+        weights = updater.updated(buffer, weights)
+        weights = updater.updated(weights, weights)
+
+
+# New arrays
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"a": ones(), "b": [ones(3), (ones(1),)]},
+        OrderedDict(a=ones()),
+        Configured(ones()),
+        Net(ones(), ones()),
+        [np.asfortranarray(np.ones((2, 3))), np.ones(2, np.float32)],
+        ones(),
+    ],
+)
+def test_updated_returns_what_a_step_writes_and_changes_nothing(weights):
+    updater, same = adam(), adam()
+    own, now = copy.deepcopy(weights), weights
+    grads = copy.deepcopy(weights)
+    for _ in range(3):
+        before = copy.deepcopy(now)
+        after = updater.updated(grads, now)
+        np.testing.assert_equal(dict(named("", now)), dict(named("", before)))
+        same.step(grads, own)
+        np.testing.assert_equal(dict(named("", after)), dict(named("", own)))
+        assert type(after) is type(weights)
+        now = after
+    assert updater.optimizer.num_update == 3
+
+
+def test_updated_weights_are_those_that_averages_replace():
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0), average=EMA(decay=0.5))
+    params = updater.updated({"a": ones(), "b": None}, {"a": ones(), "b": ones()})
+    with updater.averaged():
+        assert params["a"].tolist() == [0.5, 0.5]
+    assert params["a"].tolist() == [0, 0]
+
+
+def test_updated_takes_immutable_arrays():
+    read_only = ones()
+    read_only.flags.writeable = False
+    updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
+    assert updater.updated([ones()], [read_only])[0].tolist() == [0, 0]
+    assert updater.updated(ones(), memoryview(read_only)).tolist() == [0, 0]
+
+
+def test_containers_that_are_new_each_time_are_read_by_the_latest_structure():
+    structures, grads = Structures(), {"a": ones(), "b": [ones()]}
+    many = [{"a": ones(), "b": [ones()]} for _ in range(5)]
+    for weights in many:
+        structures.flatten(grads, weights)
+    assert len(structures._known) == 1
+
+
 def test_a_default_dictionary_gets_no_items():
     grads = defaultdict(lambda: ones(), a=ones())
     with pytest.raises(ValueError, match="'b' has no gradient"):
@@ -274,9 +414,9 @@ def test_a_default_dictionary_gets_no_items():
 
 
 def test_few_structures_are_kept():
-    structures, many = Structures(), [{"a": ones()} for _ in range(3 * KEPT)]
+    structures, many = Structures(), [{f"a{k}": ones()} for k in range(3 * KEPT)]
     for weights in many:
-        structures.flatten({"a": ones()}, weights)
+        structures.flatten(weights, weights)
     assert len(structures._known) == KEPT
 
 

@@ -29,6 +29,7 @@ from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import DONE, FACTOR, MOVED, NOT_SERVED, OK, REPEATS
 from fastopt._naming import constructs
+from fastopt._structure import copied, mapped
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, brief, count, number
 from fastopt.averages import Average, check_average
@@ -489,7 +490,7 @@ class Updater(Resumable):
             records.norm[FACTOR] = 1.0
         return records.outcome(self, status, index, grad) if status >= 0 else None
 
-    def step(self, grads: Any, weights: Any) -> None:
+    def step(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> None:
         """Update weights in nested dictionaries, lists, tuples and dataclasses in place.
 
         The index of a weight is its path: the keys, positions and attributes that lead to it,
@@ -505,15 +506,26 @@ class Updater(Resumable):
             path of a weight is a row-sparse gradient.
         weights : dict, list, tuple, named tuple, dataclass instance or array
             Weights, nested to any depth. The arrays are updated in place; the containers are not
-            changed.
+            changed. Leaves that are arrays in neither structure, such as the name of an
+            activation, are left alone, with or without a counterpart in `grads`.
+        missing : str
+            ``"skip"`` treats gradients that are missing in a container like None. Default
+            ``"raise"``.
 
         Raises
         ------
         ValueError
-            A gradient is missing or has no weight, or two weights have the same path. Nothing
-            changes.
+            A gradient is missing or has no weight, two weights have the same path, or `missing`
+            has another value. Nothing changes.
         TypeError
-            The containers do not match. Nothing changes.
+            The containers do not match, or a weight is a number. Nothing changes.
+
+        Warns
+        -----
+        UserWarning
+            Once, if the arguments seem to be swapped: the first gradient is a weight that was
+            updated before, or has been the same unchanged array for three steps, each with another
+            weight.
 
         Examples
         --------
@@ -528,11 +540,56 @@ class Updater(Resumable):
         >>> list(updater.states)
         ['layers.0', 'layers.1']
         """
+        paths, own, arrays = self._leaves(grads, weights, missing)
+        if paths:
+            planner, grad = self.planner, own[0]
+            before, structures = planner.updated.get(paths[0]), planner.structures
+            again = structures.first_gradient == id(grad) and before is not arrays[0]
+            if before is not None and (again or before is grad):
+                structures.check_order(paths[0], grad, arrays[0], before)
+            structures.first_gradient = id(grad)
+        self(paths, own, arrays)
+
+    def updated(self, grads: Any, weights: Any, missing: Literal["raise", "skip"] = "raise") -> Any:
+        """Return updated copies of nested weights; the arguments do not change.
+
+        The state and the update counts are those of the updater, as in :meth:`step`, which has the
+        same results. :func:`fastopt.functional` returns the state too.
+
+        Parameters
+        ----------
+        grads, weights, missing
+            See :meth:`step`, also for errors.
+
+        Returns
+        -------
+        dict, list, tuple, named tuple, dataclass instance or array
+            The weights, in new containers of the same types. All arrays are copies, as are those
+            without a gradient; arrays of other libraries on the host become NumPy arrays.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.Updater(optimizer.SGD(learning_rate=0.1))
+        >>> old = {"weight": np.ones(2), "bias": np.ones(1)}
+        >>> new = updater.updated({"weight": np.ones(2), "bias": np.ones(1)}, old)
+        >>> old["weight"], new["weight"]
+        (array([1., 1.]), array([0.9, 0.9]))
+        """
+        copies = mapped(copied, weights)
+        self(*self._leaves(grads, copies, missing))
+        return copies
+
+    def _leaves(
+        self, grads: Any, weights: Any, missing: str
+    ) -> tuple[Sequence[str], Sequence[Any], Sequence[Any]]:
+        """Return paths, gradients and weights of the leaves of a step."""
         planner = self.planner
-        paths, own, arrays, left = planner.structures.flatten(grads, weights)
+        paths, own, arrays, left = planner.structures.flatten(grads, weights, missing)
         if left and planner.groups is not None:
             planner.groups.note(left)
-        self(paths, own, arrays)
+        return paths, own, arrays
 
     def _update_views(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool

@@ -13,7 +13,7 @@ import pytest
 
 from fastopt import optimizer
 from fastopt.checkpoint import CheckpointError, container, dumps, files, loads, write_atomically
-from helpers.cases import kept
+from helpers.cases import named
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX processes")
 
@@ -389,7 +389,7 @@ OWN = sorted(
 )
 
 
-@pytest.mark.parametrize("name", kept(OWN, "adam"))
+@pytest.mark.parametrize("name", named(OWN, "adam"))
 def test_indices_may_hold_any_characters(name, tmp_path):
     old, new = (optimizer.get_updater(optimizer.create(name)) for _ in range(2))
     weight = np.ones((2, 2), np.float32)

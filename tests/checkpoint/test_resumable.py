@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 
 from fastopt.checkpoint import Skipped
-from helpers.cases import CASES, chosen, every_or_few, sampled
+from helpers.cases import CASES, CHOICES, every_or_few, sampled
 from helpers.resumed_runs import SETTINGS, digits, start, train, updater_of, updater_with
 
 RESUME = """
 import json, sys
-from helpers.cases import chosen
+from helpers.cases import CHOICES
 from helpers.resumed_runs import SETTINGS, resumed, updater_of, updater_with
-updaters = enumerate([*map(updater_of, chosen({})), *map(updater_with, SETTINGS)])
+updaters = enumerate([*map(updater_of, CHOICES[{!r}]), *map(updater_with, SETTINGS)])
 print(json.dumps([resumed(updater, sys.argv[1] + "/" + str(n)) for n, updater in updaters]))
 """
 
 
 @every_or_few
-def test_a_new_process_goes_on_with_the_same_bits(every, tmp_path, run_python):
+def test_a_new_process_goes_on_with_the_same_bits(choice, tmp_path, run_python):
     expected = []
-    updaters = [updater_of(case, learning_rate=0.01) for case in chosen(every)]
+    updaters = [updater_of(case, learning_rate=0.01) for case in CHOICES[choice]]
     for number, updater in enumerate([*updaters, *map(updater_with, SETTINGS)]):
         weights = start()
         train(updater, weights, range(3))
@@ -30,7 +30,7 @@ def test_a_new_process_goes_on_with_the_same_bits(every, tmp_path, run_python):
         np.savez(tmp_path / f"{number}.npz", **{str(i): w for i, w in weights.items()})
         train(updater, weights, range(3, 5))
         expected.append(digits(weights))
-    got = json.loads(run_python(RESUME.format(every), tmp_path))
+    got = json.loads(run_python(RESUME.format(choice), tmp_path))
     assert got == expected
 
 

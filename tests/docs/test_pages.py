@@ -21,8 +21,8 @@ from helpers.paths import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES.remove(ROOT / "docs" / "cuda.md")  # see tests/gpu
 WORKED = ROOT / "docs" / "add-an-optimizer.md"
-QUOTING = ("recipes.md",)
-"""Pages that quote scripts, which have tests of their own."""
+QUOTING = ("recipes.md", "torch.md")
+"""Pages whose code has tests of its own: it quotes scripts, or needs torch (tests/pytorch)."""
 FIRST_READ = (str(ROOT / "README.md"), str(ROOT / "docs" / "quick-start.md"))
 """What a newcomer sees first."""
 

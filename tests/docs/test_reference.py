@@ -23,6 +23,8 @@ def imported(module):
     """The module; skips the test if a library is missing that it needs."""
     if module == "fastopt.mpi":
         pytest.importorskip("mpi4py.MPI", exc_type=(ImportError, RuntimeError))
+    if module == "fastopt.torch":
+        pytest.importorskip("torch")
     return importlib.import_module(module)
 
 

@@ -10,7 +10,7 @@ import pytest
 from fastopt import EMA, optimizer
 from fastopt.parameter import ParameterDict
 from fastopt.trainer import Trainer
-from helpers.cases import OF_MATRICES, OF_STEPS, exhaustive, kept
+from helpers.cases import OF_MATRICES, OF_STEPS, exhaustive, named
 from helpers.frames import LIST, SINGLE, frames
 
 pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="kernels are Python functions")
@@ -74,7 +74,7 @@ def param_dict(name):
 
 @pytest.mark.parametrize("single", [True, False], ids=["single", "list"])
 @pytest.mark.parametrize("setting", [plain, schedule, multipliers, param_dict])
-@pytest.mark.parametrize("name", kept(NAMES, "adam", "adamw"))
+@pytest.mark.parametrize("name", named(NAMES, "adam", "adamw"))
 def test_frames_of_a_warm_call(name, setting, single):
     found = warm(single, optimizer.Updater(setting(name)))
     assert len(found) <= (SINGLE if single else LIST), found
@@ -99,7 +99,7 @@ def test_frames_of_a_warm_call_with_groups(single, average):
     assert len(found) <= (SINGLE if single else LIST + 3 * 3), found
 
 
-@pytest.mark.parametrize("name", kept(NAMES, "adam", "adamw"))
+@pytest.mark.parametrize("name", named(NAMES, "adam", "adamw"))
 def test_frames_of_a_trainer(name):
     params = ParameterDict()
     for letter in "abcd":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
-from helpers.cases import CASES, LIGHT, OF_STEPS, Case, sampled
+from helpers.cases import CASES, LIGHT, OF_STEPS, Case, marks_of, sampled
 from helpers.row_sparse import listing, problems, same_bits
 
 WD = 0.3
@@ -194,7 +194,7 @@ def test_arguments_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("case", "how"),
     [
-        pytest.param(case, how, marks=[pytest.mark.exhaustive] * (str(case) not in LIGHT))
+        pytest.param(case, how, marks=() if str(case) in LIGHT else marks_of(case))
         for cases, how in ((DECAYING, "dense"), (DECOUPLED, "catch_up"))
         for case in cases
         if case.name != "adan"  # whose share is below 1 at any rate

@@ -13,7 +13,7 @@ from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.numpy_abi import readable
-from helpers.cases import FIRST, LIGHT, OF_MATRICES, OF_STEPS, exhaustive
+from helpers.cases import FIRST, LIGHT, OF_MATRICES, OF_STEPS, exhaustive, named
 from helpers.tensor_lists import dtype_of, everything, laid, normal
 
 pytestmark = pytest.mark.skipif(
@@ -82,11 +82,7 @@ def make_of(name):
     return partial(FIRST[name].make, wd=FIRST[name].wd)
 
 
-NAMES = [
-    pytest.param(name, marks=() if name in LIGHT else pytest.mark.exhaustive)
-    for name in sorted(FIRST)
-    if name not in UNSERVED
-]
+NAMES = named([name for name in sorted(FIRST) if name not in UNSERVED], *LIGHT)
 
 
 @pytest.mark.parametrize("shape", [(20, 50), (4, 5, 6), *exhaustive(LARGE)], ids=str)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastopt import optimizer
 from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
-from helpers.cases import CASES, LIGHT, OF_STEPS, chosen, every_or_few, exhaustive, sampled
+from helpers.cases import CASES, CHOICES, LIGHT, OF_STEPS, every_or_few, exhaustive, sampled
 from helpers.row_sparse import ARGUMENTS, all_rows, eighths, listing, problems, same_bits, with_rows
 
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
@@ -199,20 +199,19 @@ IN_A_PROCESS = "from helpers import row_bits; row_bits."
 
 @pytest.mark.exhaustive
 @every_or_few
-def test_any_number_of_threads_gives_the_same_bits(every, run_python):
+def test_any_number_of_threads_gives_the_same_bits(choice, run_python):
     """Cases lazy and standard, with repeated rows, above and below the serial limit."""
-    lines = run_python(IN_A_PROCESS + f"print_same({every})", NUMBA_NUM_THREADS="4").split()
-    assert len(lines) == 2 * len(chosen(every))
+    lines = run_python(IN_A_PROCESS + f"print_same({choice!r})", NUMBA_NUM_THREADS="4").split()
+    assert len(lines) == 2 * len(CHOICES[choice])
     assert [line for line in lines if not line.endswith(":same")] == []
 
 
 @pytest.mark.exhaustive
-@every_or_few
-def test_row_sparse_updates_run_in_plain_python(every, run_python):
-    code = IN_A_PROCESS + f"print_numbers({every})"
+def test_row_sparse_updates_run_in_plain_python(run_python):
+    code = IN_A_PROCESS + "print_numbers()"
     compiled, plain = (
         np.array(run_python(code, NUMBA_DISABLE_JIT=disabled).split(), float)
         for disabled in (None, "1")
     )
-    assert compiled.size == 2 * 10 * len(chosen(every))
+    assert compiled.size == 2 * 10 * len(CASES)
     np.testing.assert_allclose(compiled, plain, rtol=1e-12)

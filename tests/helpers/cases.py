@@ -191,10 +191,26 @@ LIGHT = SAMPLE[:3]
 FEW = ("adam", "lamb")
 """Forms that child processes of the default run compile: one elementwise, one with reductions."""
 
+KINDS = (
+    *("sgd", "signum", "adam", "ademamix", "adan"),  # 0 to 4 slots
+    *("adamw", "nadam", "radam", "schedulefreeadamw"),  # decoupled decay, products, cases, a mode
+    *("dcasgd", "test", "lbsgd", "sgld"),  # previous weights, no scale, sums of gradients, noise
+    *("groupadagrad", "lars", "lamb", "lans"),  # a row's mean, one or two sums
+    *("novograd", "prodigy"),  # numbers beside the slots, hyper-parameters of a whole step
+)
+"""Optimizers of each kind that the engine distinguishes; others have an arithmetic of their own."""
+OF_KINDS = [FIRST[name] for name in KINDS]
+
 
 def exhaustive(*values):
     """Parameters of exhaustive tests."""
     return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
+def variants(*values):
+    """Parameters of exhaustive tests that ``.ci/run`` leaves out."""
+    marks = [pytest.mark.exhaustive, pytest.mark.variant]
+    return [pytest.param(value, marks=marks) for value in values]
 
 
 def by_default(cases):
@@ -217,20 +233,30 @@ def kept(values, *names):
     return [pytest.param(v, marks=() if str(v) in names else marks_of(v)) for v in values]
 
 
+def named(names, *sample):
+    """Parameters that are names of optimizers, marked as :func:`kept` marks their first forms."""
+    return [
+        pytest.param(name, marks=() if name in sample else marks_of(FIRST.get(name, name)))
+        for name in names
+    ]
+
+
 def marks_of(value):
     """Marks of an exhaustive test of a combination.
 
-    Where `value` is a form of an optimizer that has an earlier one, it is a `variant` too.
+    Where `value` is not the first form of one of `KINDS`, it is a `variant` too.
     """
-    later = isinstance(value, Case) and value is not FIRST[value.name]
-    return [pytest.mark.exhaustive, *[pytest.mark.variant] * later]
+    variant = isinstance(value, Case) and value not in OF_KINDS
+    return [pytest.mark.exhaustive, *[pytest.mark.variant] * variant]
 
 
-def chosen(every):
-    """All cases, or a sample: the two that differ most."""
-    return [case for case in CASES if every or str(case) in FEW]
-
+CHOICES = {
+    "sample": [FIRST[name] for name in FEW],
+    "every kind": OF_KINDS,
+    "every case": CASES,
+}
+"""Cases of tests in child processes."""
 
 every_or_few = pytest.mark.parametrize(
-    "every", [False, *exhaustive(True)], ids=["sample", "every case"]
+    "choice", ["sample", *exhaustive("every kind"), *variants("every case")]
 )

@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from helpers.cases import chosen
+from helpers.cases import CASES, CHOICES
 
 
 def digest(case, lazy, threads):
@@ -21,17 +21,17 @@ def digest(case, lazy, threads):
     return bits
 
 
-def print_same(every):
+def print_same(choice):
     """Whether 1, 2 and 4 threads give the same bits."""
-    for case in chosen(every):
+    for case in CHOICES[choice]:
         for lazy in (True, False):
             same = len({digest(case, lazy, threads) for threads in (1, 2, 4)}) == 1
             print(f"{case}-{lazy}:{'same' if same else 'different'}")
 
 
-def print_numbers(every):
+def print_numbers():
     """Ten weights after three steps with repeated rows."""
-    for case in chosen(every):
+    for case in CASES:
         for lazy in (True, False):
             rng = np.random.default_rng(0)
             updater = case.updater(wd=case.wd, clip_gradient=1.5, lazy_update=lazy)

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 
 import fastopt
-from helpers.cases import CASES, chosen
+from helpers.cases import CHOICES
 
 STEPS = 4
 SETTINGS = {
@@ -75,12 +75,11 @@ def outcome(case, count, setting, shape, form, spread):
     return repr((weights, states, updater.averages, made._index_update_count))
 
 
-def faults(every):
+def faults(choice):
     """Combinations whose result depends on who keeps the gradients; and how many there are."""
     found, total = [], 0
-    cases = CASES if every else chosen(every)
-    counts = (1, 2, 5) if every else (1, 2)
-    for case, setting, name, count in product(cases, SETTINGS, FORMS, counts):
+    counts = (1, 2, 5) if choice == "every case" else (1, 2)
+    for case, setting, name, count in product(CHOICES[choice], SETTINGS, FORMS, counts):
         shape, form, plain = FORMS[name]
         for spread in (np.asarray, spaced if shape else moved):
             kept = []
@@ -99,8 +98,8 @@ def faults(every):
     return found, total
 
 
-def main(every):
+def main(choice):
     """Print the combinations with another result, and whether there were any."""
     with np.printoptions(floatmode="unique", threshold=10**6):
-        found, total = faults(every)
+        found, total = faults(choice)
     print(*found, total, sep="\n")

@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from helpers.cases import chosen
+from helpers.cases import CHOICES
 
 
 def digest(case, threads):
@@ -19,7 +19,7 @@ def digest(case, threads):
     return bits
 
 
-def main(every):
-    for case in chosen(every):
+def main(choice):
+    for case in CHOICES[choice]:
         same = len({digest(case, threads) for threads in (1, 2, 4)}) == 1
         print(f"{case}:{'same' if same else 'different'}")

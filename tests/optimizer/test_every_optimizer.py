@@ -11,12 +11,12 @@ from fastopt import optimizer
 from helpers import oracles
 from helpers.cases import (
     CASES,
+    CHOICES,
     LIGHT,
     OF_MATRICES,
     OF_STEPS,
     SAMPLE,
     by_default,
-    chosen,
     every_or_few,
     kept,
     sampled,
@@ -196,29 +196,28 @@ def test_every_registered_optimizer_is_in_the_table():
 
 
 @every_or_few
-def test_threads_do_not_change_a_bit(every, run_python):
+def test_threads_do_not_change_a_bit(choice, run_python):
     """Cases with 1, 2 and 4 threads, above and below the serial limit."""
     output = run_python(
-        f"from helpers import thread_bits; thread_bits.main({every})",
+        f"from helpers import thread_bits; thread_bits.main({choice!r})",
         NUMBA_NUM_THREADS="4",
     )
     lines = output.split()
-    assert len(lines) == len(chosen(every))
+    assert len(lines) == len(CHOICES[choice])
     assert [line for line in lines if not line.endswith(":same")] == []
 
 
 @pytest.mark.exhaustive
-@every_or_few
-def test_rules_run_in_plain_python(every, run_python):
+def test_rules_run_in_plain_python(run_python):
     """The same trajectory without any compiler, so that the rules can be read, stepped, covered."""
-    code = f"from helpers import plain_python; plain_python.main({every})"
+    code = "from helpers import plain_python; plain_python.main()"
     compiled = run_python(code)
     plain = run_python(code, NUMBA_DISABLE_JIT="1")
     first, second = (
         np.array([line.split()[1:] for line in text.splitlines()], float)
         for text in (compiled, plain)
     )
-    assert first.shape == (2 * len(chosen(every)), 6)
+    assert first.shape == (2 * len(CASES), 6)
     np.testing.assert_allclose(first, second, rtol=2e-6, atol=1e-7)
 
 

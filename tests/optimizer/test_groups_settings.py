@@ -14,7 +14,7 @@ import fastopt
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
 from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError
-from helpers.cases import exhaustive
+from helpers.cases import exhaustive, variants
 from helpers.resuming import WAYS as RESUMED
 from helpers.resuming import resumed
 
@@ -35,11 +35,17 @@ SETTINGS = {
     "all": ALL,
     "all with SWA": {**ALL, "average": SWA(start=1, every=2)},
 }
+ALONE = ["accumulate", "EMA", "SWA", "clip_adaptive"]
+"""Those that others have too."""
 EACH = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 MOST = pytest.mark.parametrize(
     "settings",
-    [SETTINGS["all"], *exhaustive(SETTINGS["all with SWA"], *list(SETTINGS.values())[:5])],
-    ids=["all", "all with SWA", *list(SETTINGS)[:5]],
+    [
+        SETTINGS["all"],
+        *exhaustive(SETTINGS["all with SWA"], SETTINGS["Lookahead"]),
+        *variants(*(SETTINGS[name] for name in ALONE)),
+    ],
+    ids=["all", "all with SWA", "Lookahead", *ALONE],
 )
 
 

@@ -9,12 +9,15 @@ import ctypes
 import json
 import os
 import sys
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 from numba import cuda
 
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
+from helpers.cases import CASES as FORMS
+from helpers.cases import FIRST, SAMPLE
 from helpers.device_arrays import Foreign, host, leaves, on_device
 from ptx import executor
 
@@ -69,6 +72,24 @@ def masters(dtype, **kwargs):
     return made("adam", multi_precision=True, **kwargs), dense((4001,), dtype=dtype)
 
 
+def dense_steps(forms, dtype=np.float32):
+    """Cases of forms of optimizers, whose weights have whole packs and a single element."""
+    return {
+        str(form): (
+            partial(form.updater, wd=form.wd, clip_gradient=1.5),
+            dense((41, 5) if form.shape[1:] else (205,), dtype=dtype),
+        )
+        for form in forms
+    }
+
+
+def row_steps(forms):
+    return {str(form): (partial(form.updater, wd=form.wd), rows(300, 5, 90)) for form in forms}
+
+
+LATER = [form for form in FORMS if form is not FIRST[form.name]]
+FEW = [form for form in FORMS if str(form) in SAMPLE]
+
 CASES = {
     "dense": {
         "Adam": (made("adam", wd=0.01), dense((4,), (10_007,))),
@@ -102,7 +123,7 @@ CASES = {
     },
     "reductions": {
         "LAMB": (made("lamb"), dense((120, 301))),
-        "LARS": (made("lars", momentum=0.9), dense((50, 301))),
+        "LARS": (made("lars", momentum=0.9), dense((50, 301), (34_001,))),
     },
     "lists": {
         "60 weights": (made("adam"), dense(*[(3, 41 + k % 3) for k in range(60)])),
@@ -137,6 +158,12 @@ CASES = {
         "dense": (made("adam", {"accumulate": 2}), dense((30, 101))),
         "LAMB": (made("lamb", {"accumulate": 2}), dense((30, 101))),
     },
+    "every optimizer": dense_steps(FIRST.values()),
+    "every optimizer, rows": row_steps(FIRST.values()),
+    "other forms": dense_steps(LATER),
+    "other forms, rows": row_steps(LATER),
+    "float64": dense_steps(FEW, np.float64),
+    "float64, other forms": dense_steps([form for form in FORMS if form not in FEW], np.float64),
 }
 
 
@@ -202,7 +229,7 @@ def run(name, make, arrays):
             here(indices, listed, weights)
             there(indices, moved, targets)
             overwrite()
-        if "decay" in name:
+        if name.startswith("decay"):
             here.flush(0)
             there.flush(0)
         cuda.synchronize()

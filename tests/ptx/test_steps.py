@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from helpers.cases import exhaustive
+from helpers.cases import exhaustive, variants
 from helpers.paths import ROOT, TESTS
 from ptx.executor import build_driver, environment, needs_numba_cuda
 
@@ -26,7 +26,8 @@ SAMPLE = [
 
 FAMILIES = [
     *("dense", "half", "int8", "reductions", "lists", "rows", "clip", "averages", "accumulation"),
-    "streams",
+    *("streams", "every optimizer", "every optimizer, rows", "float64"),
+    *variants("other forms", "other forms, rows", "float64, other forms"),
 ]
 DEVICES = {"cc90": {}, "cc80, in reverse": {"FAKE_CAPABILITY": "80", "PTX_REVERSED": "1"}}
 """Compute capability, and the order of blocks and threads."""

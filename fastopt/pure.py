@@ -1,0 +1,124 @@
+"""Updates as pure functions of gradients, state and weights."""
+
+import copy
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastopt._structure import copied, mapped
+from fastopt.arguments import brief
+from fastopt.optimizer import Optimizer, Updater, create
+
+__all__ = ["Functional", "functional"]
+
+
+class Functional(NamedTuple):
+    """The two functions of :func:`functional`."""
+
+    init: Callable[[Any], dict[str, Any]]
+    """``init(params)`` returns the state before the first update."""
+    update: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
+    """``update(grads, state, params)`` returns new params and state; no argument changes."""
+
+
+def functional(optimizer: str | Optimizer, **settings: Any) -> Functional:
+    """Return an optimizer as a pair of pure functions, like those of optax.
+
+    Parameters
+    ----------
+    optimizer : str or Optimizer
+        Name, or an optimizer, which is copied.
+    **settings
+        Arguments of :class:`~fastopt.optimizer.Updater`, such as ``clip_global_norm=1.0``.
+
+    Returns
+    -------
+    Functional
+        ``init`` and ``update``. The params are nested arrays, see
+        :meth:`~fastopt.optimizer.Updater.step`. The state is a dict, the one that
+        :meth:`~fastopt.optimizer.Updater.states_dict` returns, with read-only arrays; it can be
+        pickled, compared and kept, and loaded by an updater. ``update(grads, state, params)``
+        copies both params and state, so an update in place costs less.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The optimizer or a setting is invalid; and from the functions those of
+        :meth:`~fastopt.optimizer.Updater.step` and
+        :meth:`~fastopt.optimizer.Updater.load_states_dict`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastopt
+    >>> init, update = fastopt.functional(fastopt.SGD(lr=0.1, momentum=0.9))
+    >>> params = {"weight": np.ones(2)}
+    >>> state = init(params)
+    >>> first, after = update({"weight": np.ones(2)}, state, params)
+    >>> again, _ = update({"weight": np.ones(2)}, state, params)
+    >>> params["weight"], first["weight"], again["weight"]
+    (array([1., 1.]), array([0.9, 0.9]), array([0.9, 0.9]))
+    """
+    pair = _Pair(copy.deepcopy(create(optimizer)), settings)
+    return Functional(pair.init, pair.update)
+
+
+class _Pair:
+    """Holds the updater that has computed the last state."""
+
+    def __init__(self, optimizer: Optimizer, settings: dict[str, Any]) -> None:
+        self.optimizer, self.settings = optimizer, settings
+        self.updater = self._new()
+        self.state: dict[str, Any] | None = None
+        """State that the updater is in."""
+        self.lock = Lock()
+
+    def init(self, params: Any) -> dict[str, Any]:
+        """Return the state before the first update."""
+        updater, copies = self._new(), mapped(copied, params)
+        paths, _, arrays, _ = updater.planner.structures.flatten(copies, copies)
+        trained = [
+            (path, array)
+            for path, array in zip(paths, arrays, strict=True)
+            if not updater._is_frozen(path)
+        ]
+        paths, arrays = zip(*trained, strict=True) if trained else ((), ())
+        updater._keep(updater._checked(paths, list(map(np.zeros_like, arrays)), arrays))
+        return _state_of(updater)
+
+    def update(self, grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        """Return new params and the new state."""
+        with self.lock:
+            if state is not self.state:
+                if not isinstance(state, dict):
+                    raise TypeError(
+                        f"state must be what init() or update() returned, got {brief(state)}; the "
+                        "order is update(grads, state, params)"
+                    )
+                self.state, self.updater = None, self._new()
+                self.updater.load_states_dict(state)
+            self.state = None
+            updated = self.updater.updated(grads, params)
+            self.state = _state_of(self.updater)
+            return updated, self.state
+
+    def _new(self) -> Updater:
+        return Updater(copy.deepcopy(self.optimizer), **self.settings)
+
+
+def _state_of(updater: Updater) -> dict[str, Any]:
+    """Return a copy of the state, with read-only arrays."""
+    state = updater.states_dict()
+    _freeze(state)
+    return state
+
+
+def _freeze(value: Any) -> None:
+    """Make the arrays of a state read-only."""
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _freeze(item)

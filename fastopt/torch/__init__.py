@@ -1,0 +1,49 @@
+"""Fastopt's optimizers for torch models on CPUs; requires torch.
+
+Every class is a ``torch.optim.Optimizer``. Names and arguments are torch's where torch has the
+optimizer, such as :class:`Adam`, else fastopt's, such as :class:`Lion`.
+
+Examples
+--------
+>>> import torch
+>>> import fastopt.torch
+>>> model = torch.nn.Linear(3, 1)
+>>> opt = fastopt.torch.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.999))
+>>> model(torch.ones(1, 3)).sum().backward()
+>>> opt.step()
+"""
+
+import typing
+
+try:
+    import torch as _  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"fastopt.torch needs torch: pip install torch ({error})") from error
+
+from fastopt._suggestions import no_attribute as _no_attribute
+from fastopt.torch.optimizer import Optimizer as Optimizer
+from fastopt.torch.optimizer import make as _make
+from fastopt.torch.recipes import is_name as _is_name
+from fastopt.torch.recipes import names as _names
+from fastopt.torch.recipes import recipe as _recipe
+
+_ELSEWHERE = {
+    "LBFGS": "fastopt has no L-BFGS: use torch.optim.LBFGS",
+    "AdaGrad": "torch's name is Adagrad",
+    "AdaDelta": "torch's name is Adadelta",
+    "RMSProp": "torch's name is RMSprop",
+    "Nadam": "torch's name is NAdam",
+    "ccSGD": "SGD is the same",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if not _is_name(name):
+        raise _no_attribute(f"module {__name__!r}", name, _names(), _ELSEWHERE)
+    made = _make(_recipe(name))
+    globals()[name] = made
+    return made
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_names()})

@@ -1,0 +1,294 @@
+"""How the classes of :mod:`fastopt.torch` create fastopt's optimizers from parameter groups."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+
+from fastopt._suggestions import choices, closest
+from fastopt.arguments import brief
+from fastopt.checkpoint.torch_forms import FORMS, MOMENTS, Form, Option, same
+from fastopt.optimizer import Optimizer as Rule
+from fastopt.torch.rules import Delta, HeavyBall, Rectified
+
+__all__ = ["COMMON", "Made", "Recipe", "apply", "check_arguments", "is_name", "names", "recipe"]
+
+EXTRAS = (
+    *("cautious", "cautious_decay", "clip_gradient", "lazy_update", "master", "multi_precision"),
+    *("rounding", "seed", "sparse_decay", "stable", "state_dtype", "state_min_size"),
+)
+"""Arguments of fastopt's optimizers that every class accepts if its rule has them."""
+
+COMMON = {
+    "lr": Option(("lr",), float, lambda value: (float(value),)),
+    "weight_decay": Option(("wd",), float, lambda value: (float(value),)),
+    "maximize": same("maximize"),
+}
+"""Options of every parameter group."""
+
+TORCHS = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
+TORCHS |= dict.fromkeys(("beta1", "beta2", "beta3"), "betas")
+"""Names that torch has for arguments of fastopt."""
+
+UNSUPPORTED = {"capturable": False, "differentiable": False}
+"""Options of torch that CPUs or updates in place do not have."""
+
+
+class Made(NamedTuple):
+    """An optimizer for a parameter group."""
+
+    optimizer: Rule
+    options: Mapping[str, Option]
+    """Options of the group that may change between steps."""
+    fixed: tuple[str, ...]
+    """Options of the group that may not change."""
+    form: Form | None
+    """Torch's names of the state arrays, if torch has the same rule."""
+
+
+def _made(kind: Any, arguments: dict[str, Any], group: Mapping[str, Any], **rest: Any) -> Made:
+    """Create an optimizer and set the options that may change."""
+    extras = {name: group[name] for name in EXTRAS if name in group}
+    if kind.native and "lazy_update" in kind.__signature__.parameters:
+        extras.setdefault("lazy_update", True)  # as in torch, where only indexed rows are updated
+    made = Made(kind(**arguments, **extras), **rest)
+    apply(made.optimizer, made.options, group)
+    made.optimizer.check_together()
+    return made._replace(fixed=(*made.fixed, *(name for name in EXTRAS if name in group)))
+
+
+def in_group(group: Mapping[str, Any]) -> dict[str, Option]:
+    """Return the common options that a group has; SparseAdam and Rprop lack some."""
+    return {name: option for name, option in COMMON.items() if name in group}
+
+
+def apply(optimizer: Rule, options: Mapping[str, Option], group: Mapping[str, Any]) -> None:
+    """Set the attributes of an optimizer to the options of a group."""
+    for name, option in options.items():
+        for attribute, value in zip(option.attributes, option.from_torch(group[name]), strict=True):
+            setattr(optimizer, attribute, value)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Recipe of a class whose rule torch does not have: the arguments are fastopt's."""
+
+    name: str
+
+    @property
+    def summary(self) -> str:
+        """Docstring of the class."""
+        return (
+            f"Optimizer for torch, see :class:`fastopt.optimizer.{self.name}` for its options.\n\n"
+            "See :class:`Optimizer` for the other arguments."
+        )
+
+    @cached_property
+    def kind(self) -> Any:
+        """Class of the optimizer in fastopt."""
+        return Rule.opt_registry[self.name.lower()]
+
+    @cached_property
+    def options(self) -> dict[str, tuple[str, ...]]:
+        """Attributes by the name of the argument, with torch's names where torch has one."""
+        common = {*inspect.signature(Rule.__init__).parameters, *EXTRAS, "learning_rate"}
+        own = [*inspect.signature(self.kind.__init__).parameters.values()]
+        own = [each for each in own if each.kind != each.VAR_KEYWORD]
+        names = [each.name for each in own if each.name not in common]
+        named: dict[str, tuple[str, ...]] = {}
+        for alias in ("betas", "eps"):
+            attributes = self.kind.aliases[alias]
+            if set(attributes) <= set(names):
+                named[alias] = attributes
+        taken = {name for attributes in named.values() for name in attributes}
+        return named | {name: (name,) for name in names if name not in taken}
+
+    @cached_property
+    def parameters(self) -> list[str]:
+        """Names of the arguments in their order."""
+        return [*(name for name in COMMON if name != "maximize"), *self.options, "maximize"]
+
+    @property
+    def positional(self) -> int:
+        """Number of arguments that may be passed by position."""
+        return 1
+
+    def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a parameter group without values of its own."""
+        made = self.kind(**{**arguments, "lr": float(arguments.get("lr", self._lr))})
+        values: dict[str, Any] = {"lr": arguments.get("lr", made.learning_rate)}
+        for name, attributes in self.options.items():
+            found = tuple(getattr(made, each, arguments.get(name)) for each in attributes)
+            values[name] = found if name == "betas" else found[0]
+        values = {**values, "weight_decay": made.wd, "maximize": made.maximize, **arguments}
+        return {name: values[name] for name in (*self.parameters, *EXTRAS) if name in values}
+
+    @cached_property
+    def _lr(self) -> float:
+        return float(self.kind().learning_rate)
+
+    def made(self, group: Mapping[str, Any]) -> Made:
+        """Create the optimizer of a parameter group."""
+        arguments = {name: group[name] for name in self.options if group[name] is not None}
+        options, fixed, vary = in_group(group), list[str](), vars(self.kind())
+        for name, attributes in self.options.items():
+            if name == "betas":
+                options[name] = Option(attributes, tuple, tuple)
+            elif attributes[0] in vary and not isinstance(group[name], bool | str | None | Rule):
+                options[name] = same(attributes[0])
+            else:
+                fixed.append(name)
+        return _made(self.kind, arguments, group, options=options, fixed=tuple(fixed), form=None)
+
+
+@dataclass(frozen=True)
+class OfTorch(Recipe):
+    """Recipe of a class that torch has too: arguments and defaults are torch's."""
+
+    forms: tuple[tuple[Any, Form], ...]
+    """Classes of fastopt, and the options with which they have torch's formula."""
+
+    @property
+    def summary(self) -> str:
+        """Docstring of the class."""
+        return (
+            f"Optimizer for torch, see :class:`torch.optim.{self.name}` for its options.\n\n"
+            "See :class:`Optimizer` for the other arguments."
+        )
+
+    @cached_property
+    def of_torch(self) -> Any:
+        """The class of torch."""
+        return getattr(torch.optim, self.name)
+
+    @cached_property
+    def parameters(self) -> list[str]:
+        """Names of torch's arguments in their order."""
+        return list(inspect.signature(self.of_torch).parameters)[1:]
+
+    @property
+    def positional(self) -> int:
+        """Number of arguments that may be passed by position."""
+        own = inspect.signature(self.of_torch).parameters.values()
+        return sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in own) - 1
+
+    def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a parameter group without values of its own."""
+        extras = {name: arguments[name] for name in EXTRAS if name in arguments}
+        rest = {name: value for name, value in arguments.items() if name not in extras}
+        example = torch.nn.Parameter(torch.zeros(2, 2))
+        return {**self.of_torch([example], **rest).defaults, **extras}
+
+    def made(self, group: Mapping[str, Any]) -> Made:
+        """Create the optimizer of a parameter group."""
+        reasons = [f"{k}={group[k]}" for k, v in UNSUPPORTED.items() if group.get(k, v) != v]
+        if reasons:
+            raise ValueError(f"fastopt.torch.{self.name} does not support {', '.join(reasons)}")
+        odd: list[list[str]] = []
+        for kind, form in self.forms:
+            needed = {**form.free, **form.fixed}
+            odd.append([f"{k}={v}" for k, v in needed.items() if group.get(k, v) != v])
+            if not odd[-1]:
+                options = {**in_group(group), **form.options}
+                kept = tuple(name for name in needed if name in group)
+                return _made(kind, dict(form.when), group, options=options, fixed=kept, form=form)
+        least = min(odd, key=lambda each: len(each))
+        raise ValueError(
+            f"fastopt.torch.{self.name} needs {', '.join(least)} with these options; torch.optim."
+            f"{self.name} has them"
+        )
+
+
+def of(name: str, *forms: Form) -> list[tuple[Any, Form]]:
+    """Return the forms of an optimizer that have torch's formula, with its class."""
+    kind = Rule.opt_registry[name.lower()]
+    return [(kind, form) for form in forms or FORMS[name] if form.when.get("formula") != "mxnet"]
+
+
+def _of_torch() -> dict[str, Any]:
+    """Return functions that find the classes and forms for each class of torch."""
+    ball = Form(
+        "SGD",
+        ("momentum_buffer",),
+        {name: same(name) for name in ("momentum", "dampening", "nesterov")},
+    )
+    delta = Form(
+        "Adadelta", ("square_avg", "acc_delta"), {"rho": same("rho"), "eps": same("epsilon")}
+    )
+    sparse = Form(
+        "SparseAdam",
+        MOMENTS,
+        FORMS["Adam"][0].options,
+        when={"formula": "torch", "amsgrad": False},
+    )
+    betas = FORMS["Adam"][0].options
+    rectified = Form(
+        "RAdam", MOMENTS, {**betas, "decoupled_weight_decay": same("decoupled_weight_decay")}
+    )
+    pair = Option(("eta_minus", "eta_plus"), lambda *pair: pair, tuple)
+    rprop = Form(
+        "Rprop",
+        ("prev", "step_size"),
+        {"etas": pair, "step_sizes": replace(pair, attributes=("least_step", "largest_step"))},
+    )
+    return {
+        "SGD": lambda: [(HeavyBall, ball)],
+        "Adam": lambda: of("Adam") + of("AdamW"),
+        "AdamW": lambda: of("AdamW") + of("Adam"),
+        "SparseAdam": lambda: of("Adam", sparse),
+        "Adagrad": lambda: of("AdaGrad"),
+        "RMSprop": lambda: of("RMSProp"),
+        "Adadelta": lambda: [(Delta, delta)],
+        "Adamax": lambda: of("Adamax"),
+        "NAdam": lambda: of("Nadam"),
+        "RAdam": lambda: [(Rectified, rectified)],
+        "Rprop": lambda: of("Rprop", rprop),
+        "Muon": lambda: of("Muon"),
+    }
+
+
+OF_TORCH = _of_torch()
+SAME_RULE = {"SGD", "ccSGD", "AdaGrad", "RMSProp", "AdaDelta", "Nadam", "Test"}
+"""Classes of fastopt that have torch's name here, or none."""
+
+
+def is_name(name: str) -> bool:
+    """Whether a class has this name."""
+    if name in OF_TORCH:
+        return True
+    kind = None if name in SAME_RULE else Rule.opt_registry.get(name.lower())
+    return kind is not None and kind.__name__ == name and kind.__module__.startswith("fastopt.")
+
+
+def names() -> list[str]:
+    """Return the names of all classes, torch's first."""
+    own = [kind.__name__ for kind in Rule.opt_registry.values()]
+    return [*OF_TORCH, *(name for name in own if name not in OF_TORCH and is_name(name))]
+
+
+def recipe(name: str) -> Recipe:
+    """Return the recipe of a class."""
+    if name in OF_TORCH:
+        return OfTorch(name, tuple(OF_TORCH[name]()))
+    return Recipe(name)
+
+
+def check_arguments(recipe: Recipe, given: Mapping[str, Any], also: Sequence[str]) -> None:
+    """Raise TypeError for arguments that a class does not have, and for a schedule."""
+    known = [*recipe.parameters, *EXTRAS, *also]
+    for name in given:
+        if name not in known:
+            near = TORCHS.get(name) or closest(name, known)
+            raise TypeError(
+                f"fastopt.torch.{recipe.name} has no argument {name!r}; {choices(near, known)}"
+            )
+    lr = given.get("lr", 0.0)
+    if not isinstance(lr, (Real, torch.Tensor)):
+        raise TypeError(
+            f"lr must be a number, got {brief(lr)}; a schedule of torch.optim.lr_scheduler takes "
+            "the optimizer"
+        )

@@ -1,0 +1,132 @@
+"""Optimizers with torch's formulas where fastopt's own differ: momentum, AdaDelta and RAdam."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fastopt._engine.hyper import constant, corrected
+from fastopt.arguments import Descriptions, Flag, Real
+from fastopt.kernels.rule import Hyper, Rule, Scalar, State, Step, rule
+from fastopt.kernels.scalars import COMMON, decayed, moments, rescaled
+from fastopt.optimizer.adadelta import AdaDelta
+from fastopt.optimizer.families import MOMENTS, AdamFamily
+from fastopt.optimizer.nag import NAG
+from fastopt.optimizer.sgd import sgd
+
+__all__ = ["Delta", "HeavyBall", "Rectified"]
+
+
+@rule(
+    state=("mom",),
+    signed=("mom",),
+    hyper=(*COMMON, "momentum", "share", "of_mom", "of_grad"),
+)
+def heavy_ball(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """Momentum whose buffer does not include the learning rate."""
+    grad = decayed(weight, grad, h)
+    mom = h.momentum * state[0] + h.share * grad
+    return weight - h.lr * (h.of_mom * mom + h.of_grad * grad), (mom,)
+
+
+def first_undamped(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Start the buffer with the whole gradient."""
+    if t == 1:
+        h.share = 1.0
+
+
+class HeavyBall(NAG):
+    """SGD as in torch: the momentum buffer does not include the learning rate."""
+
+    forms: tuple[Rule, Rule] = (sgd, heavy_ball)
+    lazy_by_default = True
+    arguments: ClassVar[Descriptions] = {
+        "dampening": Real(),
+        "nesterov": Flag(),
+    }
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        self.dampening = 0.0
+        self.nesterov = False
+
+    @corrected(first_undamped, when=lambda self: self.dampening != 0)
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {
+            "momentum": self.momentum,
+            "share": 1 - self.dampening,
+            "of_mom": self.momentum if self.nesterov else 1.0,
+            "of_grad": float(self.nesterov),
+        }
+
+
+@rule(
+    state=("acc_g", "acc_delta"),
+    nonnegative=("acc_g", "acc_delta"),
+    hyper=(*COMMON, "rho", "one_minus_rho", "epsilon"),
+)
+def adadelta_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """AdaDelta with a learning rate, and weight decay in the gradient."""
+    acc_g, acc_delta = state
+    grad = decayed(weight, grad, h)
+    acc_g = h.rho * acc_g + h.one_minus_rho * grad * grad
+    delta = math.sqrt(acc_delta + h.epsilon) / math.sqrt(acc_g + h.epsilon) * grad
+    acc_delta = h.rho * acc_delta + h.one_minus_rho * delta * delta
+    return weight - h.lr * delta, (acc_g, acc_delta)
+
+
+class Delta(AdaDelta):
+    """AdaDelta as in torch."""
+
+    rule = adadelta_of_torch
+    decoupled = False
+
+    @constant
+    def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        return {"rho": self.rho, "one_minus_rho": 1 - self.rho, "epsilon": self.epsilon}
+
+
+@rule(
+    state=("mean", "var"),
+    signed=("mean",),
+    nonnegative=("var",),
+    hyper=(*MOMENTS, "coupled", "decoupled", "mean_scale", "rectified"),
+)
+def radam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:
+    """RAdam with either kind of weight decay."""
+    mean, var = moments(rescaled(grad, h) + h.coupled * weight, state, h)
+    step = mean * h.mean_scale
+    if h.rectified:
+        step = step * (h.rectified / (math.sqrt(var) + h.epsilon))
+    return weight - h.lr * (step + h.decoupled * weight), (mean, var)
+
+
+def rectified(t: Scalar, h: Hyper, carried: Any) -> None:
+    """Compute the bias correction, and the rectification from a length of 5."""
+    var = 1 - h.beta2**t
+    limit = 2 / (1 - h.beta2) - 1
+    length = limit - 2 * t * (1 - var) / var
+    h.rectified = 0.0
+    if length > 5:
+        grown = (length - 4) * (length - 2) / length
+        h.rectified = math.sqrt(grown * limit / ((limit - 4) * (limit - 2)) * var)
+    h.mean_scale = 1 / (1 - h.beta1**t)
+
+
+class Rectified(AdamFamily):
+    """RAdam as in torch: it is rectified one step later, and weight decay is in the gradient."""
+
+    rule = radam_of_torch
+    arguments: ClassVar[Descriptions] = {"decoupled_weight_decay": Flag()}
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        self.decoupled_weight_decay = False
+
+    @corrected(rectified)
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
+        coupled, decoupled = (0.0, wd) if self.decoupled_weight_decay else (wd, 0.0)
+        zeros = {"mean_scale": 1.0, "rectified": 0.0}
+        return {**super().hyper(t, lr, wd), **zeros, "coupled": coupled, "decoupled": decoupled}

@@ -1,0 +1,146 @@
+"""NumPy views of the parameters and gradients of a group, which are kept between steps."""
+
+import ctypes
+from collections.abc import Sequence
+from itertools import count
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fastopt._foreign import as_gradient, of_tensor
+
+__all__ = ["Views", "check_parameter"]
+
+Array = np.ndarray[Any, Any]
+
+GRAD = attrgetter("grad")
+ADDRESS, IS_CONTIGUOUS = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
+
+DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+
+
+def check_parameter(name: str, tensor: Any) -> None:
+    """Raise an error for a parameter that cannot be updated in place by NumPy."""
+    if not isinstance(tensor, torch.Tensor):
+        return  # torch's own error
+    if not tensor.is_cpu:
+        raise TypeError(
+            f"{name} is on {tensor.device}, and fastopt.torch updates tensors on the CPU: move the "
+            f"model with model.cpu(), or use torch.optim for the parameters on {tensor.device}"
+        )
+    if tensor.dtype.is_complex:
+        raise TypeError(
+            f"{name} is complex ({tensor.dtype}): make torch.view_as_real(x) the parameter, and "
+            "torch.view_as_complex of it in the model"
+        )
+    if tensor.dtype not in DTYPES:
+        raise TypeError(
+            f"{name} has dtype {tensor.dtype}; fastopt updates float32, float64, float16 and "
+            "bfloat16"
+        )
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} has layout {tensor.layout}, and must be dense")
+    if tensor.is_inference():
+        raise RuntimeError(f"{name} was created in torch.inference_mode(): pass x.clone()")
+
+
+class Form(NamedTuple):
+    """What a contiguous gradient of a parameter has."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    numpy: np.dtype[Any]
+    memory: Any
+    """Type of its memory."""
+
+
+class Views:
+    """Views of parameters, and of their gradients at the addresses of the last step.
+
+    A gradient's view does not keep its memory alive. It is used only if the gradient of a step has
+    the same address.
+
+    Parameters
+    ----------
+    params : list of torch.Tensor
+        The parameters.
+    names : list of str
+        Their names in errors.
+    numbers : list of int
+        Their indices in the updater.
+    """
+
+    def __init__(
+        self, params: Sequence[torch.Tensor], names: Sequence[str], numbers: Sequence[int]
+    ) -> None:
+        for name, param in zip(names, params, strict=True):
+            check_parameter(name, param)
+        self.indices, self.names = list(numbers), list(names)
+        self.addresses = list(map(ADDRESS, params))
+        self.contiguous = list(map(IS_CONTIGUOUS, params))
+        self.forms: list[Form] = []
+        self.arrays: list[Array] = []
+        for name, param in zip(names, params, strict=True):
+            array = of_tensor(name, param.detach())
+            self.arrays.append(array)
+            kind = ctypes.c_char * array.nbytes
+            self.forms.append(Form(param.shape, param.dtype, array.dtype, kind))
+        self.grad_addresses: list[int] = [-1] * len(self.arrays)
+        self.grads: list[Any] = [None] * len(self.arrays)
+        self.strides = [p.stride() for p in params] if not all(self.contiguous) else None
+
+    def fit(self, params: Sequence[torch.Tensor]) -> bool:
+        """Whether the parameters have the memory that the views have."""
+        return (
+            list(map(ADDRESS, params)) == self.addresses
+            and list(map(IS_CONTIGUOUS, params)) == self.contiguous
+            and (self.strides is None or self.strides == [p.stride() for p in params])
+        )
+
+    def of(self, grads: Sequence[torch.Tensor]) -> list[Any]:
+        """Return the gradients of all parameters, as arrays or row-sparse.
+
+        Raises
+        ------
+        TypeError, RuntimeError
+            A gradient is None or sparse.
+        ValueError
+            NumPy cannot view a gradient.
+        """
+        addresses = list(map(ADDRESS, grads))
+        if addresses == self.grad_addresses and all(map(IS_CONTIGUOUS, grads)):
+            return self.grads
+        return [self._of(*each) for each in zip(count(), addresses, grads)]
+
+    def _of(self, k: int, address: int, grad: torch.Tensor) -> Any:
+        """Return the gradient of one parameter."""
+        if not (address and grad.is_contiguous()):
+            self.grad_addresses[k] = -1
+            return self._converted(k, grad)
+        if address != self.grad_addresses[k]:
+            form = self.forms[k]
+            if grad.shape != form.shape or grad.dtype is not form.dtype:
+                return self._converted(k, grad)
+            memory = form.memory.from_address(address)
+            self.grads[k] = np.ndarray(form.shape, form.numpy, memory)
+            self.grad_addresses[k] = address
+        return self.grads[k]
+
+    def _converted(self, k: int, grad: torch.Tensor) -> Any:
+        """Return a gradient that is not laid out like its parameter, or row-sparse."""
+        try:
+            return as_gradient(grad)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.names[k]}: {error}") from error
+
+    def some(self, grads: Sequence[Any]) -> tuple[list[int], list[Any], list[Array]]:
+        """Return indices, gradients and parameters of those that have a gradient."""
+        present = [k for k, grad in enumerate(grads) if grad is not None]
+        arrays = []
+        for k in present:
+            dense = grads[k].layout is torch.strided
+            arrays.append(self._of(k, grads[k].data_ptr() if dense else 0, grads[k]))
+        indices = [self.indices[k] for k in present]
+        return indices, arrays, [self.arrays[k] for k in present]

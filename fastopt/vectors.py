@@ -1,0 +1,81 @@
+"""One vector for the memory of many arrays."""
+
+from typing import Any
+
+import numpy as np
+
+from fastopt._structure import copied, mapped, named
+from fastopt.arguments import brief
+
+__all__ = ["flat"]
+
+Array = np.ndarray[Any, Any]
+
+
+def flat(params: Any) -> tuple[Array, Any]:
+    """Copy nested arrays to one vector, and return it with the structure of views of it.
+
+    The views are consecutive parts of the vector in C order: what is written to the vector, by an
+    optimizer of SciPy, a mutation or a reduction over processes, is in the views, and what
+    :meth:`fastopt.Updater.step` writes to the views is in the vector.
+
+    Parameters
+    ----------
+    params : dict, list, tuple, named tuple, dataclass instance or array
+        Arrays and numbers, nested to any depth; they do not change. Other leaves, such as strings,
+        are kept as they are.
+
+    Returns
+    -------
+    vector : numpy.ndarray
+        The values, in the order of the structure. Its dtype is the one that NumPy gives to a
+        concatenation; float64 for integers.
+    views : dict, list, tuple, named tuple, dataclass instance or array
+        Views of the vector in the shapes of the arrays, in new containers of the same types. A
+        number becomes an array of shape ``()``.
+
+    Raises
+    ------
+    TypeError
+        An array is not real.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastopt
+    >>> vector, views = fastopt.flat({"weight": np.ones((2, 2)), "bias": 0.0})
+    >>> vector
+    array([1., 1., 1., 1., 0.])
+    >>> views["bias"][...] = 5
+    >>> vector[:2] = -1
+    >>> vector, views["weight"]
+    (array([-1., -1.,  1.,  1.,  5.]), array([[-1., -1.],
+           [ 1.,  1.]]))
+    """
+    arrays = {path: _values(path, leaf) for path, leaf in named("", params) if _is_number(leaf)}
+    dtype = np.result_type(*{array.dtype for array in arrays.values()} or {np.dtype(float)})
+    if dtype.kind in "biu":
+        dtype = np.dtype(float)
+    vector, start = np.empty(sum(array.size for array in arrays.values()), dtype), 0
+    views = []
+    for array in arrays.values():
+        view = vector[start : start + array.size].reshape(array.shape)
+        view[...] = array
+        views.append(view)
+        start += array.size
+    rest = iter(views)
+    return vector, mapped(lambda leaf: next(rest) if _is_number(leaf) else leaf, params)
+
+
+def _is_number(leaf: Any) -> bool:
+    """Whether a leaf is an array or a number."""
+    numeric = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)
+    return numeric or hasattr(leaf, "__array__")
+
+
+def _values(path: str, leaf: Any) -> Array:
+    array = np.asarray(copied(leaf))
+    if array.dtype.kind not in "biufV" or array.dtype.names is not None:
+        at = f" at {path!r}" if path else ""
+        raise TypeError(f"params{at} must be an array of real numbers, got {brief(leaf)}")
+    return array

@@ -1,0 +1,15 @@
+"""Tests of fastopt.torch are skipped where torch is missing."""
+
+import pytest
+
+collect_ignore = []
+try:
+    import torch
+except ImportError:
+    collect_ignore += ["test_torch.py", "test_torch_clients.py"]
+else:
+
+    @pytest.fixture(autouse=True)
+    def one_thread():
+        """Torch's threads take turns with numba's on few CPUs."""
+        torch.set_num_threads(1)

@@ -1,0 +1,534 @@
+"""fastopt.torch: like torch.optim where torch has the optimizer; in the tensors' memory."""
+
+import copy
+import doctest
+import importlib
+import io
+import pickle
+import pkgutil
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Parameter
+from torch.optim import lr_scheduler
+
+import fastopt
+import fastopt.torch
+from helpers.pages import blocks, printed
+from helpers.paths import ROOT
+
+
+def model():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2))
+
+
+def losses(net, opt, steps=5, schedule=None, seed=2):
+    """Train on random data; return the losses."""
+    torch.manual_seed(seed)
+    x, y = torch.randn(16, 5), torch.randn(16, 2)
+    found = []
+    for _ in range(steps):
+        opt.zero_grad()
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        opt.step()
+        found.append(loss.item())
+        if schedule is not None:
+            schedule.step()
+    return found
+
+
+def saved(opt):
+    """A state dict after a journey through a file."""
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def trained(value=1.0, shape=(3,), name="SGD", **options):
+    """A parameter, and an optimizer of it; the gradient is 1."""
+    param = Parameter(torch.full(shape, value))
+    param.grad = torch.ones(shape)
+    return param, getattr(fastopt.torch, name)([param], **{"lr": 0.5, **options})
+
+
+CASES = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "maximize": True}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.3}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("Adam", {"amsgrad": True}),
+    ("Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("AdamW", {"betas": (0.8, 0.9), "eps": 1e-3}),
+    ("Adagrad", {"weight_decay": 0.1}),
+    ("RMSprop", {"alpha": 0.9}),
+    ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+    ("Adadelta", {"weight_decay": 0.1, "rho": 0.8}),
+    ("Adamax", {"weight_decay": 0.1}),
+    ("NAdam", {"weight_decay": 0.1}),
+    ("RAdam", {"weight_decay": 0.1, "betas": (0.8, 0.9)}),
+    ("RAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("Rprop", {"etas": (0.4, 1.3)}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_losses_are_those_of_torch_also_after_loading_each_others_state(name, options):
+    pairs = []
+    for library in (torch.optim, fastopt.torch):
+        net = model()
+        opt = getattr(library, name)(net.parameters(), **options)
+        schedule = lr_scheduler.ExponentialLR(opt, 0.5)
+        pairs.append((net, opt, losses(net, opt, schedule=schedule)))
+    (theirs, opt, expected), (ours, own, found) = pairs
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert own.param_groups[0].keys() == opt.param_groups[0].keys()
+
+    crossed = []
+    for library, net, of in ((fastopt.torch, theirs, opt), (torch.optim, ours, own)):
+        net = copy.deepcopy(net)
+        after = getattr(library, name)(net.parameters())
+        after.load_state_dict(saved(of))
+        crossed.append(losses(net, after))
+    expected = losses(theirs, opt)
+    np.testing.assert_allclose(crossed, [expected, expected], rtol=1e-5)
+
+
+def test_torchs_matrices_are_those_of_muon():
+    for library in (torch.optim, fastopt.torch):
+        torch.manual_seed(3)
+        net = torch.nn.Linear(5, 2, bias=False)
+        opt = library.Muon(net.parameters(), lr=0.1)
+        found = losses(net, opt)
+        if library is torch.optim:
+            expected = found
+    np.testing.assert_allclose(found, expected, rtol=1e-2)  # torch computes in bfloat16
+
+
+OWN = sorted(set(fastopt.torch.recipes.names()) - {name for name, _ in CASES})
+MATRICES = {"SOAP", "Shampoo", "SM3", "GroupAdaGrad"}
+
+
+def test_all_39_optimizers_and_those_of_torch_have_a_class():
+    known = {
+        name
+        for name, kind in fastopt.optimizer.opt_registry.items()
+        if kind.__module__.startswith("fastopt.") and name not in ("test", "ccsgd")
+    }
+    ours = {name.lower() for name in fastopt.torch.recipes.names()}
+    assert known - ours == set()
+    assert ours - known == {"sparseadam"}
+    assert len(known) == 39
+    assert set(fastopt.torch.recipes.names()) <= set(dir(fastopt.torch))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_optimizer_resumes_with_the_same_bits(name):
+    torch.manual_seed(3)
+    net = torch.nn.Linear(5, 2, bias=False) if name in {*MATRICES, "Muon"} else model()
+    opt = getattr(fastopt.torch, name)(net.parameters(), lr=1e-3)
+    losses(net, opt, steps=2)
+    state = saved(opt)
+    others = [copy.deepcopy((net, opt)), pickle.loads(pickle.dumps((net, opt)))]
+    loaded = copy.deepcopy(net)
+    others.append((loaded, getattr(fastopt.torch, name)(loaded.parameters())))
+    others[-1][1].load_state_dict(state)
+    expected = losses(net, opt, steps=2)
+    assert [losses(*other, steps=2) for other in others] == [expected] * 3
+
+
+def test_schedulers_and_users_change_options_of_groups():
+    first, second = Parameter(torch.ones(2)), Parameter(torch.ones(2))
+    opt = fastopt.torch.SGD([{"params": [first]}, {"params": [second], "lr": 0.1}], lr=1.0)
+    schedule = lr_scheduler.StepLR(opt, 1, gamma=0.5)
+    for _ in range(2):
+        first.grad, second.grad = torch.ones(2), torch.ones(2)
+        opt.step()
+        schedule.step()
+    assert first.tolist() == [-0.5, -0.5]
+    assert second.tolist() == pytest.approx([0.85, 0.85])
+    opt.param_groups[1].update(lr=1.0, weight_decay=1.0)
+    second.grad = torch.zeros(2)
+    first.grad = None
+    opt.step()
+    assert second.tolist() == [0, 0]
+    assert first.tolist() == [-0.5, -0.5]
+
+
+def test_one_cycle_changes_betas_in_each_step():
+    pairs = []
+    for library in (torch.optim, fastopt.torch):
+        net = model()
+        opt = library.Adam(net.parameters())
+        schedule = lr_scheduler.OneCycleLR(opt, 0.1, total_steps=10)
+        pairs.append(losses(net, opt, 9, schedule))
+    np.testing.assert_allclose(*pairs, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["SGD", "NAG"])
+def test_momentum_can_start_and_end(name):
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        param = Parameter(torch.ones(2))
+        if library is torch.optim:
+            opt = library.SGD([param], lr=0.1, momentum=0.9, nesterov=name == "NAG")
+        else:
+            opt = getattr(library, name)([param], lr=0.1, momentum=0.9)
+        for momentum in (0.0, 0.9, 0.9, 0.0):
+            opt.param_groups[0]["momentum"] = momentum
+            param.grad = torch.ones(2)
+            opt.step()
+        found.append(param.tolist())
+    assert found[1] == pytest.approx(found[0])
+
+
+def test_a_learning_rate_in_a_tensor_may_change_in_place():
+    lr = torch.tensor(0.5)
+    param, opt = trained(lr=lr)
+    opt.step()
+    lr.fill_(1.0)
+    opt.step()
+    assert param.tolist() == [-0.5] * 3
+
+
+def test_a_group_can_be_added_and_a_failed_addition_changes_nothing():
+    param, opt = trained()
+    other = Parameter(torch.ones(2))
+    with pytest.raises(TypeError, match=r"complex.*view_as_real"):
+        opt.add_param_group({"params": [Parameter(torch.ones(2, dtype=torch.complex64))]})
+    with pytest.raises(ValueError, match="momentum"):
+        opt.add_param_group({"params": [other], "momentum": float("nan")})
+    opt.add_param_group({"params": [other], "lr": 0.25})
+    other.grad = torch.ones(2)
+    opt.step()
+    assert [param.tolist(), other.tolist()] == [[0.5] * 3, [0.75] * 2]
+    assert len(opt.updaters) == len(opt.param_groups) == 2
+
+
+def test_frozen_parameters_and_those_without_a_gradient_keep_their_values():
+    params = [Parameter(torch.ones(2)) for _ in range(3)]
+    opt = fastopt.torch.Adam(params, lr=0.5)
+    opt.step()  # no gradient at all
+    for k in (1, 2, 0):
+        for param in params:
+            param.grad = None
+        params[k].grad = torch.ones(2)
+        opt.step()
+    assert [param.tolist() for param in params] == [[0.5, 0.5]] * 3
+    params[0].requires_grad_(False)
+    params[0].grad = None
+    opt.step()
+    assert params[0].tolist() == [0.5, 0.5]
+
+
+def test_weights_change_in_their_memory_and_autograd_notices():
+    param, opt = trained()
+    address, version = param.data_ptr(), param._version
+    held = (param * param).sum()  # keeps the values for its backward pass
+    opt.step()
+    assert (param.data_ptr(), param._version) == (address, version + 1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        held.backward()
+
+
+LAYOUTS = {
+    "transposed": lambda: torch.ones(3, 4).t(),
+    "strided": lambda: torch.ones(4, 8)[:, ::2],
+    "channels_last": lambda: torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "scalar": lambda: torch.tensor(1.0),
+    "empty": lambda: torch.ones(0, 4),
+    "float64": lambda: torch.ones(3, dtype=torch.float64),
+    "float16": lambda: torch.ones(3, dtype=torch.float16),
+    "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parameters_of_any_layout_and_dtype_are_updated(layout):
+    param = Parameter(LAYOUTS[layout]())
+    rounding = "stochastic" if param.dtype.itemsize == 2 else "nearest"
+    opt = fastopt.torch.SGD([param], lr=0.5, rounding=rounding)
+    for grad in (torch.ones_like(param), torch.full(param.shape, 0.5, dtype=param.dtype)):
+        param.grad = grad
+        opt.step()
+    assert torch.equal(param.detach(), torch.full_like(param, 0.25))
+
+
+def test_gradients_of_another_layout_or_at_another_address_are_found():
+    param = Parameter(torch.zeros(2, 2))
+    opt = fastopt.torch.SGD([param], lr=1.0)
+    base = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    for grad in (base, base.t(), base, torch.ones(1).expand(2, 2), base.clone()):
+        before = param.detach().clone()
+        param.grad = grad
+        opt.step()
+        assert torch.equal(before - param.detach(), grad)
+
+
+def test_data_may_be_replaced_by_other_memory():
+    param, opt = trained(momentum=0.5)
+    opt.step()
+    old = param.data
+    param.data = torch.zeros(3)
+    opt.step()
+    assert (old.tolist(), param.tolist()) == ([0.5] * 3, [-0.75] * 3)
+    square = Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    opt = fastopt.torch.SGD([square], lr=1.0)
+    for _ in range(2):
+        square.grad = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+        opt.step()
+        square.data = square.data.t()
+    assert square.tolist() == [[1, 1], [2, 4]]
+
+
+def test_parameters_may_share_memory_and_be_added_to_a_group():
+    first = Parameter(torch.ones(2))
+    second = Parameter(first.data)
+    opt = fastopt.torch.SGD([first], lr=0.5)
+    opt.param_groups[0]["params"].append(second)
+    first.grad, second.grad = torch.ones(2), torch.ones(2)
+    opt.step()
+    assert first.tolist() == second.tolist() == [0, 0]
+
+
+def test_a_closure_computes_gradients_and_its_loss_is_returned():
+    param, opt = trained()
+
+    def closure():
+        opt.zero_grad()
+        loss = param.square().sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        assert opt.step(closure).item() == 3
+    assert param.tolist() == [0, 0, 0]
+
+
+def test_hooks_run_around_a_step():
+    param, opt = trained()
+    seen = []
+    opt.register_step_pre_hook(lambda *_: seen.append(param.tolist()[0]))
+    opt.register_step_post_hook(lambda *_: seen.append(param.tolist()[0]))
+    opt.step()
+    assert seen == [1.0, 0.5]
+
+
+def test_a_grad_scaler_unscales_and_skips_steps_that_overflow():
+    param, opt = trained()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for loss in (param.sum(), param.sum() * torch.inf):
+        opt.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(opt)
+        scaler.update()
+    assert param.tolist() == [0.5] * 3
+    assert scaler.get_scale() == 2
+
+
+@pytest.mark.parametrize("name", ["SparseAdam", "SGD", "Adagrad"])
+def test_row_sparse_gradients_are_those_of_torch(name):
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        torch.manual_seed(1)
+        table = torch.nn.Embedding(20, 3, sparse=True)
+        opt = getattr(library, name)(table.parameters(), lr=0.1)
+        for _ in range(4):
+            opt.zero_grad()
+            rows = torch.randint(0, 20, (6,))
+            table(rows).square().sum().backward()
+            with torch.sparse.check_sparse_tensor_invariants():
+                opt.step()
+        found.append(table.weight.detach())
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Lion"])
+def test_rows_without_a_gradient_are_not_touched(name):
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    head = torch.nn.Linear(2, 1)
+    params = [*table.parameters(), *head.parameters()]
+    opt = getattr(fastopt.torch, name)(params, lr=0.1, weight_decay=0.1)
+    before = table.weight.detach().clone()
+    for _ in range(2):
+        opt.zero_grad()
+        head(table(torch.tensor([3, 1, 3]))).sum().backward()
+        opt.step()
+    changed = (table.weight != before).any(dim=1)
+    assert changed.tolist() == [False, True, False, True, False]
+
+
+def test_a_gradient_that_numpy_cannot_view_is_named():
+    param = Parameter(torch.ones(2, 3))
+    opt = fastopt.torch.SGD([("table", param)], lr=0.1)
+    with torch.sparse.check_sparse_tensor_invariants():
+        param.grad = torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 3))
+    with pytest.raises(ValueError, match="table: gradient must be sparse by rows"):
+        opt.step()
+    assert param.tolist() == [[1] * 3] * 2
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_clip_global_norm_limits_the_norm_over_all_groups(groups):
+    params = [Parameter(torch.zeros(1)) for _ in range(2)]
+    split = [{"params": [p]} for p in params] if groups == 2 else params
+    opt = fastopt.torch.SGD(split, lr=1.0, clip_global_norm=1.0)
+    for grads in ((3.0, 4.0), (0.3, 0.4), (np.nan, 1.0)):
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = torch.tensor([grad])
+        opt.step()
+    assert [param.item() for param in params] == pytest.approx([-0.9, -1.2])
+    assert opt.info.skipped
+    assert len(opt.updaters) == groups
+
+
+@pytest.mark.parametrize("options", [{"average": fastopt.EMA(0.5)}, {"name": "ASGD", "t0": 1.0}])
+def test_averages_are_in_the_parameters_inside_of_the_context(options):
+    param, opt = trained(shape=(1,), **options)
+    for _ in range(4):
+        param.grad = torch.ones(1)
+        opt.step()
+    now = param.item()
+    with opt.averaged():
+        average = param.item()
+        with pytest.raises(RuntimeError, match="averages"):
+            opt.step()
+    assert average > param.item() == now
+    copied = copy.deepcopy((param, opt))
+    with copied[1].averaged():
+        assert copied[0].item() == average
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"state_dtype": "int8", "state_min_size": 1},
+        {"state_dtype": "bfloat16"},
+        {"multi_precision": True},
+        {"rounding": "stochastic"},
+    ],
+)
+def test_compact_states_and_half_precision_resume_with_the_same_bits(options):
+    half = not options.get("state_dtype")
+    dtype = torch.bfloat16 if half else torch.float32
+    param = Parameter(torch.ones(16, 16, dtype=dtype))
+    opt = fastopt.torch.AdamW([param], lr=0.01, **options)
+    for _ in range(3):
+        param.grad = torch.linspace(-1, 1, 256).reshape(16, 16).to(dtype)
+        opt.step()
+    other = Parameter(param.detach().clone())
+    resumed = fastopt.torch.AdamW([other], **options)
+    resumed.load_state_dict(saved(opt))
+    other.grad = param.grad
+    opt.step()
+    resumed.step()
+    assert torch.equal(param, other)
+    assert (param != 1).any()
+
+
+def test_a_state_shows_tensors_that_share_memory():
+    param, opt = trained(name="Adam", betas=(0.5, 0.5))
+    assert opt.state[param] == {}
+    opt.step()
+    assert opt.state[param].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    opt.state[param]["exp_avg"].zero_()
+    assert opt.updaters[0].states[0][0].tolist() == [0, 0, 0]
+    with pytest.raises((AttributeError, TypeError)):
+        opt.state.clear()
+    opt.state = {}
+    assert opt.state[param] == {}
+
+
+def test_names_of_parameters_are_in_errors():
+    net = model()
+    opt = fastopt.torch.SGD(net.named_parameters(), lr=0.5)
+    for param in net.parameters():
+        param.grad = torch.ones_like(param)
+    before = [param.detach().clone() for param in net.parameters()]
+    opt.param_groups[0]["lr"] = -1.0
+    with pytest.raises(ValueError, match="lr must be a finite number"):
+        opt.step()
+    assert all(map(torch.equal, before, net.parameters()))
+    away = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(TypeError, match=r"weight is on meta.*model.cpu\(\)"):
+        opt.add_param_group({"params": list(away.named_parameters())})
+    opt.param_groups[0]["lr"] = 0.5
+    net[0].weight.grad = None
+    net[0].weight.data = net[0].weight.data.to(torch.complex64)
+    with pytest.raises(TypeError, match=r"0.weight is complex"):
+        opt.step()
+
+
+WRONG = [
+    (TypeError, "did you mean 'momentum'", lambda p: fastopt.torch.SGD([p], momentun=0.9)),
+    (TypeError, "did you mean 'lr'", lambda p: fastopt.torch.Lion([p], learning_rate=0.1)),
+    (TypeError, "lr must be a number.*lr_scheduler", lambda p: fastopt.torch.SGD([p], lr=max)),
+    (TypeError, "by position", lambda p: fastopt.torch.Lion([p], 0.1, 0.9)),
+    (TypeError, "twice", lambda p: fastopt.torch.SGD([p], 0.1, lr=0.1)),
+    (TypeError, "iterable", lambda p: fastopt.torch.SGD(p)),
+    (ValueError, "empty", lambda p: fastopt.torch.SGD([])),
+    (ValueError, "Invalid learning rate|learning rate", lambda p: fastopt.torch.Adam([p], lr=-1)),
+    (ValueError, "capturable", lambda p: fastopt.torch.Adam([p], capturable=True)),
+    (ValueError, "lr_decay=0", lambda p: fastopt.torch.Adagrad([p], lr_decay=0.1)),
+    (ValueError, "momentum=0", lambda p: fastopt.torch.RMSprop([p], momentum=0.9)),
+    (ValueError, "one parameter", lambda p: fastopt.torch.Prodigy([{"params": p}, {"params": []}])),
+    (AttributeError, "torch.optim.LBFGS", lambda p: fastopt.torch.LBFGS),
+    (AttributeError, "Adagrad", lambda p: fastopt.torch.AdaGrad),
+    (AttributeError, "did you mean Adam", lambda p: fastopt.torch.adam),
+    (TypeError, "abstract", lambda p: fastopt.torch.Optimizer([p])),
+    (TypeError, "int64", lambda p: fastopt.torch.SGD([torch.ones(2, dtype=torch.int64)])),
+]
+
+
+@pytest.mark.parametrize(("error", "match", "call"), WRONG)
+def test_misuse_is_explained(error, match, call):
+    with pytest.raises(error, match=match):
+        call(Parameter(torch.ones(2)))
+
+
+def test_an_option_that_selects_the_state_cannot_change():
+    _, opt = trained(name="Adam")
+    opt.step()
+    opt.param_groups[0]["amsgrad"] = True
+    with pytest.raises(ValueError, match="amsgrad of a parameter group cannot change"):
+        opt.step()
+
+
+@pytest.mark.parametrize("damage", ["slot", "shape", "groups", "other"])
+def test_a_state_dict_that_does_not_fit_changes_nothing(damage):
+    _, opt = trained(name="Adam")
+    opt.step()
+    state, before = saved(opt), saved(opt)
+    if damage == "slot":
+        del state["state"][0]["exp_avg_sq"]
+    elif damage == "shape":
+        state["state"][0]["exp_avg"] = torch.ones(4)
+    elif damage == "groups":
+        state["param_groups"].append({"params": []})
+    else:
+        _, lion = trained(name="Lion")
+        lion.step()
+        state = saved(lion)
+    with pytest.raises((ValueError, KeyError)):
+        opt.load_state_dict(state)
+    after = saved(opt)
+    assert after["param_groups"] == before["param_groups"]
+    torch.testing.assert_close(after["state"], before["state"])
+
+
+def test_the_examples_of_the_package_run():
+    for module in pkgutil.iter_modules(fastopt.torch.__path__, "fastopt.torch."):
+        assert doctest.testmod(importlib.import_module(module.name)).failed == 0
+    assert doctest.testmod(fastopt.torch).failed == 0
+
+
+def test_the_page_runs_and_prints_what_it_says(capsys):
+    page, namespace = ROOT / "docs" / "torch.md", {}
+    for line, code in blocks(page, "python"):
+        capsys.readouterr()
+        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+        assert capsys.readouterr().out.splitlines() == printed(code)

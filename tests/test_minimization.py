@@ -1,0 +1,467 @@
+"""fastopt.minimize and the method for scipy.optimize.minimize."""
+
+import copy
+import math
+import pickle
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.optimize
+from scipy.optimize import Bounds, rosen, rosen_der
+
+import fastopt
+from fastopt import minimize, scipy_method
+
+
+def square(x, center=3.0):
+    """Square of the distance to the center, and its gradient."""
+    return np.sum((x - center) ** 2), 2 * (x - center)
+
+
+def rastrigin(x):
+    return 10 * x.size + np.sum(x**2 - 10 * np.cos(2 * np.pi * x))
+
+
+def rastrigin_gradient(x):
+    return 2 * x + 20 * np.pi * np.sin(2 * np.pi * x)
+
+
+@dataclass
+class Model:
+    weight: np.ndarray
+    bias: np.ndarray
+    activation: str = "relu"
+
+
+# Functions
+
+
+@pytest.mark.parametrize("x0", [[-1.2, 1.0], np.array([2, -1]), np.full(5, 0.5)])
+def test_the_minimum_of_rosenbrock_is_found(x0):
+    kept = copy.deepcopy(x0)
+    result = minimize(rosen, x0, jac=rosen_der, lr=0.1, steps=4000)
+    np.testing.assert_allclose(result.x, 1, atol=0.02)
+    assert result.fun == rosen(result.x) == min(result.history)
+    assert (result.nit, result.nfev, result.njev, len(result.history)) == (4000, 4001, 4001, 4001)
+    assert (result.status, result.success) == (0, True)
+    np.testing.assert_array_equal(x0, kept)
+
+
+def test_a_noisy_rastrigin_function_of_200_numbers_is_minimized():
+    rng = np.random.default_rng(0)
+
+    def noisy(x):
+        moved = x + rng.normal(scale=0.5, size=(64, x.size))
+        return rastrigin(moved) / 64, rastrigin_gradient(moved).mean(axis=0)
+
+    x0 = rng.uniform(-5, 5, size=200)
+    result = minimize(noisy, x0, lr=0.02, average=fastopt.EMA(decay=0.99))
+    assert rastrigin(result.x) < 0.1 * rastrigin(x0)
+    assert np.abs(result.x).max() < 0.5
+
+
+def test_complex_arrays_are_minimized_as_vectors_of_real_numbers():
+    rng = np.random.default_rng(0)
+    target = rng.normal(size=(2, 3)) + 1j * rng.normal(size=(2, 3))
+    x0 = np.ones((2, 3), complex)
+
+    def overlap(x):
+        error = x.view(complex).reshape(2, 3) - target
+        return np.sum(np.abs(error) ** 2), 2 * error.reshape(-1).view(float)
+
+    flat = x0.reshape(-1).view(float)
+    result = minimize(overlap, flat, lr=0.1, steps=800)
+    np.testing.assert_allclose(result.x.view(complex).reshape(2, 3), target, atol=1e-3)
+    with pytest.raises(TypeError, match=r"x0 must be real, got complex128: .* x0.view\(float\)"):
+        minimize(overlap, x0)
+
+
+def test_many_arrays_of_any_shape_are_minimized_together():
+    x0 = {
+        "cores": [np.zeros((2, 3, 2)), np.zeros((2, 2), np.float32)],
+        "model": Model(np.zeros(3), np.zeros(())),
+        "numbers": [1, 2],
+        "shift": 5,
+    }
+
+    def fun(x):
+        assert x["model"].activation == "relu"
+        assert x["numbers"].dtype == np.float64
+        arrays = [*x["cores"], x["model"].weight, x["model"].bias, x["numbers"], x["shift"]]
+        grads = [2 * (array - 1) for array in arrays]
+        nested = {
+            "cores": tuple(grads[:2]),
+            "model": {"weight": grads[2], "bias": grads[3], "activation": None},
+            "numbers": grads[4],
+            "shift": grads[5],
+        }
+        return sum(np.sum((array - 1) ** 2) for array in arrays), nested
+
+    result = minimize(fun, x0, lr=0.1, steps=500)
+    assert [core.dtype.name for core in result.x["cores"]] == ["float64", "float32"]
+    assert [core.shape for core in result.x["cores"]] == [(2, 3, 2), (2, 2)]
+    assert isinstance(result.x["model"], Model)
+    for array in (*result.x["cores"], result.x["model"].weight, result.x["shift"]):
+        np.testing.assert_allclose(array, 1, atol=1e-3)
+    assert x0["numbers"] == [1, 2]
+    assert not x0["model"].weight.any()
+
+
+@pytest.mark.parametrize("x0", [5, np.float32(5), np.array([[5]])])
+def test_x_has_the_shape_of_x0(x0):
+    result = minimize(square, x0, lr=0.1, steps=400)
+    assert result.x.shape == np.shape(x0)
+    assert result.x.dtype == (np.float32 if isinstance(x0, np.float32) else np.float64)
+    np.testing.assert_allclose(result.x, 3, atol=1e-3)
+
+
+def test_the_steps_are_those_of_the_updater():
+    x0, own = np.array([1.0, -2.0]), np.array([1.0, -2.0])
+    updater = fastopt.Updater(fastopt.Adam(lr=0.1, betas=(0.8, 0.99)))
+    for _ in range(5):
+        updater.step(square(own)[1], own)
+    result = minimize(square, x0, lr=0.1, betas=(0.8, 0.99), steps=5)
+    assert result.x.tobytes() == own.tobytes()
+
+
+def test_the_function_may_keep_and_change_its_argument():
+    kept = []
+
+    def fun(x):
+        kept.append(x.copy())
+        loss, grad = square(x)
+        x[:] = math.nan
+        return loss, grad
+
+    result = minimize(fun, np.zeros(2), lr=0.1, steps=3)
+    assert result.x.tobytes() == kept[-1].tobytes()
+    assert minimize(lambda x: (x @ x / 2, x), np.ones(2), lr=0.1, steps=100).fun < 0.01
+
+
+def test_arguments_are_constant_and_batches_change():
+    given = []
+
+    def fun(x, *arguments):
+        given.append(arguments)
+        return square(x)
+
+    minimize(fun, np.zeros(1), (1, 2), batches=[3, (4, 5), [6]], steps=3)
+    assert given == [(1, 2, 3), (1, 2, 4, 5), (1, 2, 6), (1, 2, 3)]
+    given.clear()
+    minimize(fun, np.zeros(1), 7, batches=lambda step: 10 * step, steps=2)
+    assert given == [(7, 0), (7, 10), (7, 20)]
+
+
+def test_a_generator_of_batches_is_iterated_once():
+    result = minimize(square, np.zeros(1), batches=(k for k in range(3)), steps=10, lr=0.1)
+    assert (result.nit, result.nfev, result.success) == (3, 3, True)
+    with pytest.raises(ValueError, match="batches is empty"):
+        minimize(square, np.zeros(1), batches=[])
+
+
+def test_with_batches_the_last_x_is_returned_and_the_mean_of_the_last_losses():
+    losses = iter([5.0, 1.0, 2.0, 3.0, 4.0])
+
+    def fun(x, _):
+        return next(losses), np.ones(1)
+
+    result = minimize(fun, np.zeros(1), batches=[0, 1], steps=4, optimizer="sgd", lr=1.0)
+    assert (result.x.tolist(), result.fun) == ([-4], 3.5)
+    assert result.history.tolist() == [5, 1, 2, 3, 4]
+
+
+def test_the_x_with_the_lowest_loss_is_returned():
+    result = minimize(square, np.array([3.5]), optimizer="sgd", lr=2.0, steps=5)
+    assert (result.x.tolist(), result.fun) == ([3.5], 0.25)
+
+
+# Ends
+
+
+def test_a_small_decrease_of_the_mean_loss_ends_the_run():
+    result = minimize(square, np.zeros(2), lr=0.1, tol=1e-6, window=10)
+    assert (result.status, result.success) == (0, True)
+    assert 20 < result.nit < 1000
+    earlier, recent = result.history[-20:-10].mean(), result.history[-10:].mean()
+    assert earlier - recent < 1e-6
+    limited = minimize(square, np.zeros(2), lr=0.001, tol=1e-6, steps=50)
+    assert (limited.status, limited.success, limited.nit) == (1, False, 50)
+
+
+@pytest.mark.parametrize("batches", [None, [()]])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_ends_the_run_at_the_best_x(bad, batches):
+    losses = [3.0, 1.0, 2.0, bad]
+
+    def fun(x):
+        return losses[int(-x[0])], np.ones(1)
+
+    result = minimize(fun, np.zeros(1), optimizer="sgd", lr=1.0, batches=batches)
+    assert (result.x.tolist(), result.fun) == ([-1], 1)
+    assert (result.status, result.success, result.nit) == (2, False, 3)
+    assert f"loss is {bad} after 3 steps" in result.message
+
+
+@pytest.mark.parametrize("average", [None, fastopt.EMA()])
+def test_a_gradient_that_is_not_finite_gives_no_result_that_is_not_finite(average):
+    steps = iter(range(3))
+
+    def fun(x, _):
+        return 1.0, np.full(1, math.nan if next(steps) == 2 else 1.0)
+
+    result = minimize(
+        fun, np.zeros(1), batches=iter(range(3)), optimizer="sgd", lr=1.0, average=average
+    )
+    assert np.isfinite(result.x).all()
+    assert (result.success, result.status) == (False, 2)
+
+
+def test_an_x0_whose_loss_is_not_finite_is_returned():
+    result = minimize(lambda x: (math.nan, x), np.ones(2))
+    assert result.x.tolist() == [1, 1]
+    assert (result.nit, result.success) == (0, False)
+    assert math.isnan(result.fun)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_ctrl_c_returns_the_best_x_so_far(at):
+    seen = []
+
+    def fun(x):
+        if len(seen) == at:
+            raise KeyboardInterrupt
+        seen.append(x)
+        return square(x)
+
+    result = minimize(fun, np.zeros(2), lr=0.1)
+    assert (result.success, result.status, result.nit) == (False, 3, at)
+    assert "KeyboardInterrupt" in result.message
+    assert result.x.tolist() == (seen[-1].tolist() if seen else [0, 0])
+
+
+def test_an_error_of_the_function_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        minimize(lambda x: 1 / 0, np.zeros(2))
+
+
+# Callbacks
+
+
+def test_a_callback_gets_copies_of_x():
+    seen = []
+    result = minimize(square, np.zeros(2), lr=0.1, steps=4, callback=seen.append)
+    assert len({x.tobytes() for x in seen}) == result.nit == 4
+    assert seen[-1].tobytes() == result.x.tobytes()
+
+
+def test_a_callback_gets_intermediate_results():
+    seen = []
+
+    def callback(intermediate_result):
+        seen.append(intermediate_result)
+
+    result = minimize(square, np.zeros(2), lr=0.1, steps=4, callback=callback)
+    assert [each.nit for each in seen] == [1, 2, 3, 4]
+    assert [each.fun for each in seen] == result.history[1:].tolist()
+    assert all(each.fun == square(each.x)[0] for each in seen)
+
+
+@pytest.mark.parametrize("through", [minimize, scipy.optimize.minimize])
+def test_a_callback_stops_the_run(through):
+    def callback(intermediate_result):
+        if intermediate_result.fun < 5:
+            raise StopIteration
+
+    given = {"lr": 0.1} if through is minimize else {"method": scipy_method("adam", lr=0.1)}
+    result = through(square, np.zeros(2), jac=True, callback=callback, **given)
+    assert (result.status, result.success) == (99, False)
+    assert result.message == "`callback` raised `StopIteration`."
+    assert result.fun < 5 < result.history[-2]
+
+
+def test_progress_is_shown(capsys):
+    minimize(square, np.zeros(2), steps=3, progress=True)
+    assert "3/3" in capsys.readouterr().err
+
+
+# Bounds
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [Bounds(-1, 2), Bounds([-1, -1], [2, 2]), [(-1, 2), (None, 2)], np.array([[-1, 2], [-1, 2]])],
+)
+@pytest.mark.parametrize("through", [minimize, scipy.optimize.minimize])
+def test_x_stays_in_its_bounds(bounds, through):
+    seen = []
+
+    def fun(x):
+        seen.append(x)
+        return square(x)
+
+    given = {"lr": 0.5} if through is minimize else {"method": scipy_method("adam", lr=0.5)}
+    result = through(fun, np.array([-9.0, 9.0]), jac=True, bounds=bounds, **given)
+    np.testing.assert_array_equal(result.x, 2)
+    assert all(-1 <= x[0] <= 2 and x[1] <= 2 for x in seen)
+
+
+def test_nested_arrays_have_nested_bounds():
+    def fun(x):
+        (loss, first), (more, second) = square(x["a"]), square(x["b"])
+        return loss + more, {"a": first, "b": second}
+
+    x0 = {"a": np.zeros((2, 2)), "b": np.zeros(3, np.float32)}
+    limits = {"a": Bounds(0, np.array([[1, 9], [9, 9]]))}
+    result = minimize(fun, x0, bounds=limits, lr=0.1, steps=500)
+    np.testing.assert_allclose(result.x["a"], [[1, 3], [3, 3]], atol=1e-3)
+    result = minimize(fun, x0, bounds=Bounds(0, 0.1), lr=0.1, steps=50)
+    assert result.x["b"].tolist() == [np.float32(0.1)] * 3
+    assert result.x["a"].tolist() == [[0.1, 0.1], [0.1, 0.1]]
+
+
+@pytest.mark.parametrize(
+    ("x0", "bounds", "words"),
+    [
+        (np.zeros(2), [(0, 1)], r"must be a scipy.optimize.Bounds, or 2 pairs \(min, max\), got"),
+        (np.zeros(2), (0, 1), "must be a scipy.optimize.Bounds, or 2 pairs"),
+        (np.zeros(2), Bounds([0, 0, 0], 1), r"must have limits of shape \(2,\), got \(3,\) and"),
+        (np.zeros(2), [(1, 0), (0, 1)], "must have lower limits that are at most the upper ones"),
+        ({"a": np.zeros(2)}, {"b": Bounds(0, 1)}, r"the names \['a'\], got \['b'\]"),
+        ({"a": np.zeros(2)}, {"a": [(0, 1)]}, "bounds of 'a' must be a scipy.optimize.Bounds, or"),
+    ],
+)
+def test_bounds_that_do_not_match_are_refused(x0, bounds, words):
+    with pytest.raises(ValueError, match=words):
+        minimize(square, x0, bounds=bounds)
+
+
+# Optimizers
+
+
+def test_an_average_of_the_iterates_is_returned():
+    losses = []
+
+    def fun(x):
+        losses.append(x)
+        return square(x)
+
+    average = fastopt.EMA(decay=0.5)
+    result = minimize(fun, np.zeros(1), optimizer="sgd", lr=0.1, steps=3, average=average)
+    mean = losses[0]
+    for x in losses[1:4]:
+        mean = mean + 0.5 * (x - mean)
+    np.testing.assert_allclose(result.x, mean)
+    assert result.fun == square(result.x)[0]
+
+
+def test_schedule_free_optimizers_return_their_average():
+    result = minimize(square, np.zeros(2), optimizer="schedulefreesgd", lr=0.1, steps=300)
+    np.testing.assert_allclose(result.x, 3, atol=0.05)
+    with pytest.raises(ValueError, match="bounds cannot be combined with ScheduleFreeSGD"):
+        minimize(square, np.zeros(2), optimizer="schedulefreesgd", bounds=Bounds(0, 1))
+
+
+def test_an_optimizer_is_copied_and_an_updater_continues():
+    adam = fastopt.Adam(lr=0.1)
+    first, second = (minimize(square, np.zeros(2), optimizer=adam, steps=6) for _ in range(2))
+    assert first.x.tobytes() == second.x.tobytes()
+    assert adam.num_update == 0
+    updater = fastopt.Updater(adam)
+    half = minimize(square, np.zeros(2), optimizer=updater, steps=3)
+    assert minimize(square, half.x, optimizer=updater, steps=3).x.tobytes() == first.x.tobytes()
+    with pytest.raises(ValueError, match="optimizer has counted 6 updates: pass a new one, or its"):
+        minimize(square, np.zeros(2), optimizer=adam)
+    with pytest.raises(ValueError, match="lr cannot be passed with an Updater, which has its own"):
+        minimize(square, np.zeros(2), optimizer=updater, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"jac": None}, ValueError, "jac must be True, .* or a function .*approx_fprime"),
+        ({"jac": "2-point"}, ValueError, "jac must be True"),
+        ({"steps": -1}, ValueError, "steps must be at least 0"),
+        ({"tol": -1.0}, ValueError, "tol must be"),
+        ({"window": 0}, ValueError, "window must be at least 1"),
+        ({"batches": 3}, TypeError, "batches must be an iterable or a function, got 3"),
+        ({"callback": 3}, TypeError, "callback must be a function, got 3"),
+        ({"fun": 3}, TypeError, "fun must be a function, got 3"),
+        ({"fun": rosen}, TypeError, r"jac=True: fun must return \(loss, gradient\), got .*as jac"),
+        ({"fun": lambda x: (x, x)}, TypeError, "fun must return a real number as loss, got"),
+        ({"fun": lambda x: (1j, x)}, TypeError, "fun must return a real number as loss, got 1j"),
+        ({"fun": lambda x: (1.0, x[:1])}, ValueError, r"gradient must have shape \(2,\), got"),
+        ({"x0": ["a"]}, TypeError, "x0 must hold real numbers"),
+        ({"x0": np.array(["a"])}, TypeError, "x0 must hold real numbers"),
+        ({"x0": None}, TypeError, "x0 must hold real numbers, got None"),
+        ({"rate": 0.1}, TypeError, "rate"),
+        ({"maxiter": 5}, TypeError, "minimize does not take maxiter; steps takes it"),
+        ({"optimizer": "adamm"}, ValueError, "Cannot find optimizer 'adamm'"),
+    ],
+)
+def test_invalid_arguments_are_refused(given, error, words):
+    with pytest.raises(error, match=words):
+        minimize(**{"fun": square, "x0": np.zeros(2), **given})
+
+
+def test_without_scipy_the_error_names_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ImportError, match=r"pip install scipy; without SciPy, call updater.step"):
+        minimize(square, np.zeros(2))
+
+
+# The method of scipy.optimize.minimize
+
+
+@pytest.mark.parametrize("jac", [True, rosen_der])
+def test_scipy_gives_the_result_of_minimize(jac):
+    fun = rosen if callable(jac) else lambda x: (rosen(x), rosen_der(x))
+    method = scipy_method("adam", lr=0.05)
+    options = {"maxiter": 50, "betas": (0.8, 0.99)}
+    result = scipy.optimize.minimize(fun, [-1, 1], jac=jac, method=method, options=options)
+    own = minimize(rosen, [-1, 1], jac=rosen_der, lr=0.05, steps=50, betas=(0.8, 0.99))
+    assert isinstance(result, scipy.optimize.OptimizeResult)
+    assert result.x.tobytes() == own.x.tobytes()
+    assert (result.nit, result.nfev) == (50, 51)
+
+
+def test_scipy_passes_args_and_tol():
+    method = scipy_method("adam", lr=0.1)
+    result = scipy.optimize.minimize(
+        square, np.zeros(2), args=(1.0,), jac=True, method=method, tol=1e-6
+    )
+    np.testing.assert_allclose(result.x, 1, atol=1e-2)
+    assert result.success
+    assert result.nit < 1000
+
+
+def test_the_method_works_in_basinhopping():
+    method = scipy_method("adam", lr=0.05, steps=200)
+    result = scipy.optimize.basinhopping(
+        lambda x: (rastrigin(x), rastrigin_gradient(x)),
+        np.array([0.9, -0.9]),
+        niter=5,
+        minimizer_kwargs={"method": method, "jac": True},
+        rng=0,
+    )
+    assert result.fun < 2
+
+
+def test_the_method_is_an_ordinary_object():
+    method = pickle.loads(pickle.dumps(scipy_method("adam", lr=0.1)))
+    assert repr(method) == "scipy_method('adam', lr=0.1)"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"jac": None}, "jac must be True"),
+        ({"constraints": [{"type": "eq", "fun": np.sum}]}, "takes bounds but no constraints"),
+    ],
+)
+def test_what_the_method_cannot_do_is_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        scipy.optimize.minimize(
+            square, np.zeros(2), **{"jac": True, "method": scipy_method(), **given}
+        )

@@ -1,0 +1,103 @@
+"""fastopt.functional: updates as pure functions."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import fastopt
+
+OPTIMIZERS = {
+    "adam": {},
+    "sgd": {"momentum": 0.9},
+    "prodigy": {},
+    "dcasgd": {},
+    "adafactor": {},
+    "schedulefreesgd": {},
+}
+SETTINGS = [
+    {"clip_global_norm": 0.5},
+    {"accumulate": 2},
+    {"average": fastopt.EMA(decay=0.5)},
+    {"groups": {"bias": {"frozen": True}}},
+]
+
+
+def values(rng):
+    return {"layers": [rng.normal(size=(3, 4))], "bias": rng.normal(size=2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*((name, {}) for name in OPTIMIZERS), *(("sgd", settings) for settings in SETTINGS)],
+    ids=str,
+)
+def test_updates_are_pure_and_those_of_an_updater(name, settings):
+    optimizer = fastopt.optimizer.create(name, **OPTIMIZERS[name])
+    init, update = fastopt.functional(optimizer, **settings)
+    rng = np.random.default_rng(0)
+    params = values(rng)
+    state, own = init(params), pickle.loads(pickle.dumps(params))
+    updater = fastopt.Updater(fastopt.optimizer.create(name, **OPTIMIZERS[name]), **settings)
+    for _ in range(4):
+        grads = values(rng)
+        before = pickle.dumps((grads, state, params))
+        later = [update(grads, state, params) for _ in range(2)]
+        later.append(update(grads, pickle.loads(pickle.dumps(state)), params))
+        assert pickle.dumps((grads, state, params)) == before
+        for each in later[1:]:
+            np.testing.assert_equal(each, later[0])
+        params, state = later[0]
+        updater.step(grads, own)
+        np.testing.assert_equal(params, own)
+    assert optimizer.num_update == 0
+    resumed = fastopt.Updater(fastopt.optimizer.create(name), **settings)
+    resumed.load_states_dict(state)
+    assert resumed.optimizer.num_update == updater.optimizer.num_update
+
+
+def test_two_models_share_a_pair_of_functions():
+    init, update = fastopt.functional("sgd", clip_global_norm=None)
+    models = [{"a": np.ones(2)}, {"b": np.ones(3), "c": np.ones(1)}]
+    states = [init(params) for params in models]
+    for _ in range(2):
+        for k, params in enumerate(models):
+            grads = {name: np.ones_like(array) for name, array in params.items()}
+            models[k], states[k] = update(grads, states[k], params)
+    assert [list(state["states"]) for state in states] == [["a"], ["b", "c"]]
+    np.testing.assert_allclose(models[1]["b"], 1 - 2 * 0.01)
+
+
+def test_arrays_of_a_state_are_read_only():
+    init, update = fastopt.functional(fastopt.SGD(momentum=0.9))
+    params = {"a": np.ones(2)}
+    for state in (init(params), update(params, init(params), params)[1]):
+        with pytest.raises(ValueError, match="read-only"):
+            state["states"]["a"][:] = 1
+
+
+def test_params_may_be_read_only():
+    init, update = fastopt.functional("sgd")
+    params = {"a": np.broadcast_to(np.float64(1), 3)}
+    after, _ = update({"a": np.ones(3)}, init(params), params)
+    assert after["a"].tolist() == [0.99] * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda init, update, p: init({"a": 1.0}), TypeError, r"'a': .* store np.array\(x\)"),
+        (
+            lambda init, update, p: update(p, (1, 2), p),
+            TypeError,
+            r"update\(grads, state, params\)",
+        ),
+        (lambda init, update, p: update({}, init(p), p), ValueError, "'a' has no gradient"),
+    ],
+)
+def test_mistakes_are_refused_and_change_nothing(call, error, words):
+    init, update = fastopt.functional("sgd")
+    params = {"a": np.ones(2)}
+    with pytest.raises(error, match=words):
+        call(init, update, params)
+    assert update(params, init(params), params)[0]["a"].tolist() == [0.99, 0.99]

@@ -1,0 +1,78 @@
+"""fastopt.flat: one vector and its views."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import flat
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass(frozen=True)
+class Layer:
+    weight: np.ndarray
+    activation: str = "relu"
+
+
+def test_the_vector_and_the_views_share_memory():
+    params = {"a": np.arange(6.0).reshape(2, 3), "b": [Layer(np.ones(2)), Pair(1, 2.5)], "c": ()}
+    vector, views = flat(params)
+    assert vector.tolist() == [0, 1, 2, 3, 4, 5, 1, 1, 1, 2.5]
+    assert views["a"].shape == (2, 3)
+    assert views["b"][0].activation == "relu"
+    assert isinstance(views["b"][1], Pair)
+    leaves = [views["a"], views["b"][0].weight, views["b"][1].x, views["b"][1].y]
+    assert all(np.shares_memory(vector, leaf) for leaf in leaves)
+    vector[:] = 7
+    assert [leaf.tolist() for leaf in leaves] == [[[7] * 3] * 2, [7, 7], 7, 7]
+    views["a"][1, 2] = 8
+    assert vector[5] == 8
+    assert params["a"][1, 2] == 5
+
+
+def test_updates_averages_groups_and_checkpoints_work_on_the_views(tmp_path):
+    params = {"weight": np.ones((2, 2)), "bias": np.ones(2), "frozen": np.ones(1)}
+    vector, views = flat(params)
+    settings = {
+        "groups": {"bias": {"lr_mult": 2.0}, "frozen": {"frozen": True}},
+        "average": fastopt.EMA(decay=0.5),
+    }
+    updater = fastopt.Updater(fastopt.SGD(lr=0.25), **settings)
+    same = fastopt.Updater(fastopt.SGD(lr=0.25), **settings)
+    grads, of_views = flat({name: np.ones_like(array) for name, array in params.items()})
+    for _ in range(2):
+        grads[:] = vector
+        updater.step(of_views, views)
+        same.step({name: array.copy() for name, array in params.items()}, params)
+    np.testing.assert_array_equal(vector, np.concatenate([a.ravel() for a in params.values()]))
+    assert vector[-1] == 1
+    with updater.averaged(), same.averaged():
+        np.testing.assert_array_equal(vector[:4], params["weight"].ravel())
+    updater.save(tmp_path / "views.safetensors")
+    same.load(tmp_path / "views.safetensors")
+    np.testing.assert_array_equal(updater.averages["bias"], same.averages["bias"])
+
+
+@pytest.mark.parametrize(
+    ("params", "dtype"),
+    [
+        ([np.ones(2, np.float32), np.ones(1, np.float32)], "float32"),
+        ([np.ones(2, np.float32), 1.0], "float64"),
+        ([1, 2], "float64"),
+        ({}, "float64"),
+        (np.ones((2, 2), np.float16), "float16"),
+    ],
+)
+def test_the_dtype_is_that_of_a_concatenation(params, dtype):
+    vector, _ = flat(params)
+    assert vector.dtype.name == dtype
+
+
+@pytest.mark.parametrize("wrong", [1j, np.ones(2, complex), np.array(["a"]), np.array([None])])
+def test_what_is_not_real_is_refused(wrong):
+    with pytest.raises(TypeError, match="params at 'a' must be an array of real numbers"):
+        flat({"a": wrong})

@@ -7,12 +7,11 @@ import numpy as np
 
 from fastopt._engine.accumulate import accumulate, add, room
 from fastopt._engine.hyper import constant
-from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Planner, table_of
 from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
-from fastopt._kernels.record_words import OK
+from fastopt._kernels.record_words import DONE, OK
 from fastopt._kernels.table import Table, launch
 from fastopt.optimizer.optimizer import Index, Optimizer
 from fastopt.sparse import RowSparse
@@ -117,7 +116,16 @@ class Adder:
             plan.step()
             self.planner.remember(plan)
 
-    def add_again(self, index: Any, grad: Any, sums: Any) -> bool:
+    @property
+    def done(self) -> bool:
+        """Whether the last call has added its gradients; see :attr:`Plan.done`."""
+        return bool(self.records.words[DONE])
+
+    @done.setter
+    def done(self, value: bool) -> None:
+        self.records.words[DONE] = value
+
+    def call_again(self, index: Any, grad: Any, sums: Any) -> bool:
         """Add gradients to sums that have records; if it returns False, nothing has changed."""
         records = self.records
         if records.version != self.optimizer.version:
@@ -179,10 +187,10 @@ class Windows:
 
     # Sums
 
-    def plan(self, key: Any, phase: int) -> Plan | None:
-        """Return the cached plan that adds the gradients of a call to their sums, or None."""
-        plan: Plan | None = self.adders[phase > 0].planner.plans.get(key)
-        return plan
+    def adding(self, key: Any, phase: int) -> Any:
+        """Return what adds the gradients of a call to their sums: its plan, or an adder."""
+        adder = self.adders[phase > 0]
+        return adder.planner.plans.get(key, adder)
 
     def add(self, entries: Sequence[Entry], names: dict[Any, str], single: bool) -> None:
         """Add validated gradients to their sums, without counting the calls."""

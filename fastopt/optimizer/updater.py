@@ -441,9 +441,9 @@ class Updater(Resumable):
         steady = not last or (self._units is None and not records.asks)
         before = {} if steady else windows.before(indices)
         share, info = 1 / windows.every, ACCUMULATED
-        records.words[DONE] = adder.records.words[DONE] = 0
+        records.words[DONE], adder.done = 0, False
         try:
-            if not adder.add_again(index, grad, summed):
+            if not adder.call_again(index, grad, summed):
                 return False
             if last:
                 outcome = self._enter_clipped(indices, sums, weights, listed, share)
@@ -453,9 +453,9 @@ class Updater(Resumable):
                 info = outcome
             finish()
         except BaseException:
-            if steady and adder.records.words[DONE] and last and not records.words[DONE]:
+            if steady and adder.done and last and not records.words[DONE]:
                 self._enter_clipped(indices, sums, weights, listed, share)  # complete the call
-            if records.words[DONE] or (adder.records.words[DONE] and not last):
+            if records.words[DONE] or (adder.done and not last):
                 finish()
             else:
                 windows.put_back(before)
@@ -758,10 +758,10 @@ class Updater(Resumable):
     def _add_again(self, windows: Windows, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
         """Accumulate gradients with one plan; when the sums are complete, update with another."""
         indices, phase = plan.indices, windows.phase(plan.indices)
-        adding = windows.plan(plan.key, phase) if phase >= 0 else None
-        if adding is None or not _are(weight, plan.weights, bool(plan.length)):
+        found = [windows.sums.get(each) for each in indices]
+        if phase < 0 or not _are(weight, plan.weights, bool(plan.length)):
             return False
-        sums = adding.weights if plan.length else adding.weights[0]
+        adding, sums = windows.adding(plan.key, phase), found if plan.length else found[0]
         finish = partial(windows.finish, indices, windows.after(indices))
         adding.done = False
         if phase + 1 < windows.every:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import fastopt
+from fastopt.amp import LossScaler
 from fastopt.bench.clock import Call, ratio
 
 Array = np.ndarray[Any, Any]
@@ -107,6 +108,16 @@ def scheduled() -> Pair:
     return lambda: updater(0, grad, weight), plain
 
 
+def with_settings(
+    tensors: int, shape: tuple[int, ...] = SHAPE, lr: Any = 0.001, order: Any = "C", **settings: Any
+) -> Pair:
+    """Return lists with settings of the updater, against NumPy without them."""
+    updater, plain = fastopt.Updater(fastopt.Adam(lr=lr), **settings), Adam()
+    indices, weights = list(range(tensors)), [normal(shape) for _ in range(tensors)]
+    grads = [np.asarray(normal(shape), order=order) for _ in indices]
+    return lambda: updater(indices, grads, weights), lambda: plain.many(indices, grads, weights)
+
+
 def first(tensors: int) -> Pair:
     """Return the first call of a new updater."""
     indices = list(range(tensors))
@@ -138,6 +149,17 @@ FORMS: dict[str, Callable[[], Pair]] = {
     "256 lists in turn": lambda: lists([list(range(k, k + 5)) for k in range(256)]),
     "rate assigned in each step (4)": rates,
     "schedule": scheduled,
+    "norm clip, 4": lambda: with_settings(4, clip_global_norm=1.0),
+    "norm clip, 4, gradients in Fortran order": (
+        lambda: with_settings(4, order="F", clip_global_norm=1.0)
+    ),
+    "scaler, clip and schedule, 20 of 1,000": lambda: with_settings(
+        20, (1_000,), lambda t: 0.1 / t, loss_scaler=LossScaler(), clip_global_norm=1.0
+    ),
+    "adaptive clip, 50": lambda: with_settings(50, clip_adaptive=0.1),
+    "groups, 20": lambda: with_settings(20, groups={"1$": {"wd": 0.1}, "2$": {"lr": 0.1}}),
+    "average (EMA), 20": lambda: with_settings(20, average=fastopt.EMA(0.99)),
+    "accumulate=2, 20": lambda: with_settings(20, accumulate=2),
     "first call of a new updater (3)": lambda: first(3),
     "first call of a new updater (1,000)": lambda: first(1_000),
 }

@@ -711,7 +711,8 @@ class Records:
         optimizer, copy = planner.optimizer, planner.copies.get(index)
         if not is_fixed(state):
             return False
-        rule, arrays, average = planner.rule_of(index), leaves(state), ()
+        rule, arrays = planner.rule_of(index), [*leaves(state)]
+        average: tuple[Array, ...] = ()
         if kind_of(weight.dtype) is None or {*map(type, arrays)} - {np.ndarray}:
             return False
         if averaging is not None:

@@ -420,12 +420,12 @@ class Records:
             except TypeError:  # reported by the next call with this index
                 self.drop(index)
                 continue
+            if shared is not kept.shared:  # in an order that may be interrupted and repeated
+                kept.record[w.HYPER] = shared.words.ctypes.data
+                self.kept[index] = kept._replace(shared=shared)
             if self.live:
                 parameter = planner.optimizer.param_dict.get(index)
                 self.asked[index] = multipliers_of(parameter)
-            if shared is not kept.shared:
-                self.kept[index] = kept._replace(shared=shared)
-                kept.record[w.HYPER] = shared.words.ctypes.data
         if len(self.shared) > len(self.kept):
             used = {id(kept.shared) for kept in self.kept.values()}
             self.shared = {key: each for key, each in self.shared.items() if id(each) in used}

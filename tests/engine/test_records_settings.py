@@ -52,6 +52,7 @@ SETTINGS = {
         "groups": {"^[03]$": {"wd": 0.5, "lr_scheduler": scheduled()}},
     },
 }
+SCHEDULED = ("groups with schedules", "everything")
 FORMS = {
     "plain": np.array,
     "fortran": np.asfortranarray,
@@ -79,7 +80,7 @@ def story(made, settings, form="plain", shapes=SHAPES, watch=None):
     return (everything(updater, weights), averages), updater
 
 
-def planned(updater):
+def plans_of(updater):
     """Plans that update; those of calls that wait for more gradients do not."""
     return [plan for plan in updater.planner.plans.values() if not isinstance(plan, Waiting)]
 
@@ -109,7 +110,7 @@ def test_no_form_of_a_call_needs_python_twice(name, setting, form, monkeypatch):
     plain, _ = story(make(), SETTINGS[setting]())
     found, updater = story(make(), SETTINGS[setting](), form, watch=watch)
     assert found == plain
-    assert planned(updater) == []
+    assert plans_of(updater) == []
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -127,7 +128,8 @@ def test_records_have_the_bits_of_plans(name, setting, monkeypatch):
         found, updater = story(make(), SETTINGS[setting]())
     except TypeError as error:
         pytest.skip(f"refused: {error}")
-    assert updater._records.slots
+    planned = name == "nadam" and setting in SCHEDULED  # the order of its list matters then
+    assert bool(updater._records.slots) != planned
     monkeypatch.setattr("fastopt._engine.records.Records.serves", lambda *_: False)
     expected, updater = story(make(), SETTINGS[setting]())
     assert not updater._records.slots
@@ -191,7 +193,7 @@ def test_attributes_of_groups_are_followed():
                 updater.states = updater.states
             updater([0, 1, 2], [np.ones(3)] * 3, weights)
         ends.append(everything(updater, weights))
-        assert planned(updater) == []
+        assert plans_of(updater) == []
     assert ends[0] == ends[1]
 
 
@@ -204,7 +206,7 @@ def test_multipliers_of_parameters_are_asked_in_every_call():
         total += 1.0 + step
         updater([0, 1], [np.ones(1), np.ones(1)], weights)
     np.testing.assert_array_equal(weights, [[-total], [-30]])
-    assert planned(updater) == []
+    assert plans_of(updater) == []
     assert len(updater._records.shared) <= 3
 
 
@@ -236,6 +238,7 @@ def test_an_index_that_occurs_twice_is_measured_twice_and_accumulated_once():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:groups.* has no effect")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_failed_call_changes_nothing(setting):
     updater, weights = fastopt.Updater(optimizer.Adam(), **SETTINGS[setting]()), [np.ones(3)] * 1

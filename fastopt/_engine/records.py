@@ -285,6 +285,8 @@ class Records:
         Whether a call may be entered before it is checked in Python.
     prepares : bool
         Whether gradients are accumulated, or clipped by units.
+    may_skip : bool
+        Whether an optimizer may skip steps.
     live : bool
         Whether multipliers are those of the user's objects, which are asked in every call.
     asks : bool
@@ -296,7 +298,7 @@ class Records:
     def __init__(self) -> None:
         self.version = self.mode_version = self.multipliers_version = -1
         self.usable = self.quick = False
-        self.live = self.norms = self.prepares = self.asks = False
+        self.live = self.norms = self.prepares = self.asks = self.may_skip = False
         self.mode: Any = None
         self.rescale: Any = None
         self.averages: Averages | None = None
@@ -342,47 +344,46 @@ class Records:
         if planner.groups is not None:
             planner.groups.sync()
         version, same = optimizer.version, self.mode_version == optimizer.mode_version
-        optimizers = planner.optimizers()
         if not same:
-            mode = planner.modes()
-            if mode != self.mode or any(each.rule_by_index for each in optimizers):
-                self.forget()
-            self.mode = mode
-        if not same or any(each.may_skip for each in optimizers):
+            self._follow(updater)
+        elif self.may_skip:
             self.usable = self.serves(updater)
-        self.live = self.usable and any(each.param_dict for each in optimizers)
         if self.usable:
-            if self.enter is None:
-                self.enter = front.enter()
             self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
                 self._share_all(planner, list(self.kept))
                 self.multipliers_version = optimizer.multipliers_version
-            self._follow(updater, same)
+            only_rates = same and self.rescale == optimizer.rescale_grad and planner.groups is None
+            for shared in self.shared.values():
+                if self.asks:
+                    shared.given = None
+                else:
+                    shared.fill(shared.optimizer.lr, again=only_rates)
         self.quick = self.usable and not optimizer.unchecked
-        self.prepares = updater._prepares
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
         self.version = version  # last, as an exception may come before
 
-    def _follow(self, updater: Any, same: bool) -> None:
-        """Compute hyper-parameters, or let calls ask for them; `same`: only VALUES have changed."""
-        planner, optimizer, words = updater.planner, updater.optimizer, self.words
-        optimizers = planner.optimizers()
+    def _follow(self, updater: Any) -> None:
+        """Follow the changes of attributes besides VALUES."""
+        planner, words, optimizers = updater.planner, self.words, updater.planner.optimizers()
+        mode = planner.modes()
+        if mode != self.mode or any(each.rule_by_index for each in optimizers):
+            self.forget()
+        self.mode, self.averages = mode, planner.averages
+        self.may_skip = any(each.may_skip for each in optimizers)
+        self.usable = self.serves(updater)
+        if self.usable and self.enter is None:
+            self.enter = front.enter()
+        self.live = self.usable and any(each.param_dict for each in optimizers)
+        self.prepares = updater._prepares
+        self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
         scheduled = any(each.lr_scheduler is not None for each in optimizers)
         timed = not all(hyper_of(each).constant for each in optimizers)
-        self.averages = planner.averages
         timed |= self.averages is not None and not self.averages.average.constant
-        self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
         words[w.SCHEDULED], words[w.TIMED] = scheduled, timed
+        words[w.MEASURE] = measuring.measure() if self.usable and self.norms else 0
         self.asks = scheduled or timed
         self.norm[:] = 1.0
-        words[w.MEASURE] = measuring.measure() if self.norms else 0
-        only_rates = same and self.rescale == optimizer.rescale_grad and planner.groups is None
-        for shared in self.shared.values():
-            if self.asks:
-                shared.given = None
-            else:
-                shared.fill(shared.optimizer.lr, again=only_rates)
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -394,9 +395,10 @@ class Records:
 
     def _find_slots(self, optimizer: Any) -> None:
         """Enter the positions of counts and carried numbers, which may have moved."""
-        counts, found = optimizer._index_update_count, self.shared.values()
-        still = all(of.carried is getattr(of.optimizer.carried, "array", None) for of in found)
-        if self.counts is counts.array and still:
+        counts, still = optimizer._index_update_count, True
+        for shared in self.shared.values():
+            still = still and shared.carried is getattr(shared.optimizer.carried, "array", None)
+        if still and self.counts is counts.array:
             return
         for index in [index for index in self.kept if index not in counts]:
             self.drop(index)
@@ -578,11 +580,13 @@ class Records:
 
     def note(self, updated: dict[Index, Any], index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls."""
-        if type(index) not in (list, tuple):
-            index, weight = (index,), (weight,)
-        for each, array in zip(index, weight, strict=True):
+        pairs: Any = ((index, weight),)
+        if type(index) in (list, tuple):
+            pairs = zip(index, weight, strict=True)
+        find = self.kept.get
+        for each, array in pairs:
             updated[each] = array
-            kept = self.kept.get(each)
+            kept = find(each)
             if kept is not None:  # a signal handler may have changed the states
                 kept.words[w.WEIGHT_ID] = id(array)
 

@@ -460,7 +460,10 @@ class Updater(Resumable):
             else:
                 windows.put_back(before)
             raise
-        self._report(info) if last else vars(self).update(_info=info)
+        if last:
+            self._report(info)
+        else:
+            self._info = info
         return True
 
     def _enter_clipped(

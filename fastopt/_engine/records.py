@@ -375,7 +375,6 @@ class Records:
         self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
         words[w.SCHEDULED], words[w.TIMED] = scheduled, timed
         self.asks = scheduled or timed
-        self.norm[:] = 1.0
         words[w.MEASURE] = measuring.measure() if self.norms else 0
         only_rates = same and self.rescale == optimizer.rescale_grad and planner.groups is None
         for shared in self.shared.values():
@@ -514,7 +513,7 @@ class Records:
         elif status == w.ASKS:
             status = self._with_rates(updater, arguments)
         if status == w.MOVED:
-            self.note(updater.planner.updated, index, weight)
+            self.note(updater.planner, index, weight)
         if len(self.scratch) >= RELEASED_FROM:
             self._make_room(0)
         return status
@@ -576,10 +575,13 @@ class Records:
         indices = index if type(index) in (list, tuple) else [index]
         return list(dict.fromkeys(self.kept[each].shared.optimizer for each in indices))
 
-    def note(self, updated: dict[Index, Any], index: Any, weight: Any) -> None:
-        """Keep the weights of a call in place of those of earlier calls."""
+    def note(self, planner: Any, index: Any, weight: Any) -> None:
+        """Keep the weights of a call in place of those of earlier calls, on records or on plans."""
         if type(index) not in (list, tuple):
             index, weight = (index,), (weight,)
+        if planner.plans:
+            planner.forget_replaced(index, weight)
+        updated = planner.updated
         for each, array in zip(index, weight, strict=True):
             updated[each] = array
             kept = self.kept.get(each)

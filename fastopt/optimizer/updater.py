@@ -351,7 +351,7 @@ class Updater(Resumable):
                     else:
                         status = records.enter(records.context, index, grad, weight)
                         if status == MOVED:
-                            records.note(self.planner.updated, index, weight)
+                            records.note(self.planner, index, weight)
                         elif status < NOT_SERVED:
                             with optimizer.updating:
                                 status = records.resolve(self, status, index, grad, weight)

@@ -320,13 +320,21 @@ SETTINGS = {
     "clip": {"clip_global_norm": 0.1},
     "groups": {"groups": {"^a$": {"wd_mult": 0.5, "lr": 0.02}}},
 }
-CALLS = {"single": ("a",), "two dtypes": ("a", "b"), "many": ("a", "b", "c", "large")}
+CALLS = {
+    "single": ("a",),
+    "two dtypes": ("a", "b"),
+    "many": ("a", "b", "c", "large"),
+    "skipped": ("a", "overflowing"),
+}
 ARRAYS = {
     "a": np.linspace(1, 2, 6).reshape(3, 2),
     "b": np.linspace(-1, 1, 4, dtype=np.float32),
     "c": np.linspace(1, 2, 8).reshape(2, 4)[:, ::2],
     "large": np.linspace(0, 1, 70_000, dtype=np.float32),
+    "overflowing": np.ones(2),
 }
+LATER = {"overflowing": np.array([1.0, np.inf])}
+"""Gradients that change after the first update."""
 
 
 class Run:
@@ -341,7 +349,8 @@ class Run:
             self.step()
 
     def step(self):
-        grads = [ARRAYS[index] for index in self.indices]
+        given = {**ARRAYS, **LATER} if self.updater.optimizer.num_update else ARRAYS
+        grads = [given[index] for index in self.indices]
         if len(grads) == 1:
             self.updater(self.indices[0], grads[0], self.weights[0])
         else:
@@ -399,6 +408,12 @@ def test_an_exception_at_any_line_leaves_all_of_a_call_or_nothing(
     name, stride, setting, call, before
 ):
     found, lines = halves(name, setting, call, before, stride)
+    assert found == []
+    assert lines > 5
+
+
+def test_an_exception_leaves_all_of_a_skipped_call_or_nothing():
+    found, lines = halves("sgd", "accumulate and clip", "skipped", 3, 7)
     assert found == []
     assert lines > 5
 

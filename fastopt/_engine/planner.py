@@ -241,7 +241,7 @@ class Planner:
             self.launch(plan.averaging.whole, plan.indices[0])
             plan.averaging.keep()
         plan.release()
-        self._forget_replaced(plan.indices, plan.weights)
+        self.records.note(self, plan.indices, plan.weights)
         if plan.kept and self.averages is not None and self.averages.average.alternates:
             self.keep(plan.key, Alternating(self.averages, self.plans.get(plan.key), plan))
         elif plan.kept:
@@ -263,7 +263,7 @@ class Planner:
             groups.append((type(of[0]).joined(of) if len(of) > 1 else of[0], places))
         return groups
 
-    def _forget_replaced(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
+    def forget_replaced(self, indices: Sequence[Index], weights: Sequence[Any]) -> None:
         """Drop the plans of weights that have been replaced by other arrays."""
         pairs = list(zip(indices, weights, strict=True))
         new = {index for index, weight in pairs if self.updated.get(index, weight) is not weight}
@@ -271,7 +271,6 @@ class Planner:
             for key, plan in list(self.plans.items()):
                 if not new.isdisjoint(plan.indices):
                     del self.plans[key]
-        self.updated.update(pairs)
 
     def keep(self, key: Any, plan: Any) -> None:
         """Keep the plan of a call; drop the plan of the oldest list if there are too many."""

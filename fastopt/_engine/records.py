@@ -383,7 +383,6 @@ class Records:
         words[w.SCHEDULED], words[w.TIMED] = scheduled, timed
         words[w.MEASURE] = measuring.measure() if self.usable and self.norms else 0
         self.asks = scheduled or timed
-        self.norm[:] = 1.0
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -516,7 +515,7 @@ class Records:
         elif status == w.ASKS:
             status = self._with_rates(updater, arguments)
         if status == w.MOVED:
-            self.note(updater.planner.updated, index, weight)
+            self.note(updater.planner, index, weight)
         if len(self.scratch) >= RELEASED_FROM:
             self._make_room(0)
         return status
@@ -578,12 +577,13 @@ class Records:
         indices = index if type(index) in (list, tuple) else [index]
         return list(dict.fromkeys(self.kept[each].shared.optimizer for each in indices))
 
-    def note(self, updated: dict[Index, Any], index: Any, weight: Any) -> None:
-        """Keep the weights of a call in place of those of earlier calls."""
-        pairs: Any = ((index, weight),)
-        if type(index) in (list, tuple):
-            pairs = zip(index, weight, strict=True)
-        find = self.kept.get
+    def note(self, planner: Any, index: Any, weight: Any) -> None:
+        """Keep the weights of a call in place of those of earlier calls, on records or on plans."""
+        listed = type(index) in (list, tuple)
+        if planner.plans:
+            planner.forget_replaced(*((index, weight) if listed else ((index,), (weight,))))
+        pairs: Any = zip(index, weight, strict=True) if listed else ((index, weight),)
+        updated, find = planner.updated, self.kept.get
         for each, array in pairs:
             updated[each] = array
             kept = find(each)

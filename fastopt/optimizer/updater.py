@@ -351,7 +351,7 @@ class Updater(Resumable):
                     else:
                         status = records.enter(records.context, index, grad, weight)
                         if status == MOVED:
-                            records.note(self.planner.updated, index, weight)
+                            records.note(self.planner, index, weight)
                         elif status < NOT_SERVED:
                             with optimizer.updating:
                                 status = records.resolve(self, status, index, grad, weight)
@@ -453,9 +453,10 @@ class Updater(Resumable):
                 info = outcome
             finish()
         except BaseException:
-            if steady and adder.done and last and not records.words[DONE]:
-                self._enter_clipped(indices, sums, weights, listed, share)  # complete the call
-            if records.words[DONE] or (adder.done and not last):
+            done = bool(records.words[DONE]) or (adder.done and not last)
+            if steady and adder.done and not done:  # complete the call, which may be skipped
+                done = self._enter_clipped(indices, sums, weights, listed, share) is not None
+            if done:
                 finish()
             else:
                 windows.put_back(before)

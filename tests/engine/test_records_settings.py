@@ -13,6 +13,7 @@ from fastopt._kernels.numpy_abi import readable
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer.accumulation import Waiting
+from fastopt.sparse import RowSparse
 from helpers.cases import FIRST, LIGHT, OF_MATRICES, OF_STEPS
 from helpers.tensor_lists import everything, normal
 
@@ -195,6 +196,41 @@ def test_attributes_of_groups_are_followed():
         ends.append(everything(updater, weights))
         assert plans_of(updater) == []
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("setting", ["clip", "scaler", "accumulate"])
+def test_a_schedule_may_change_attributes_while_gradients_are_scaled(setting):
+    ends = []
+    for inside in (False, True):
+        made = optimizer.SGD(wd=0.0)
+
+        def scheduled(update, made=made, inside=inside):
+            if inside:
+                made.wd = 0.1 * update
+            return 0.1
+
+        made.lr_scheduler = scheduled
+        updater, weight = fastopt.Updater(made, **SETTINGS[setting]()), np.ones(3)
+        for _ in range(6):
+            if not inside:
+                made.wd = 0.1 * (1 + made.num_update)
+            updater(0, np.full(3, 5.0), weight)
+        ends.append(weight.tobytes())
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("calls", ["dr", "drd", "ddrrd", "drdr", "drrdr"])
+def test_averages_replace_the_last_weight_of_dense_and_of_row_sparse_calls(calls):
+    """Records update with dense gradients, and plans with the others."""
+    updater = fastopt.Updater(optimizer.SGD(lr=1.0), average=fastopt.EMA(decay=0.5))
+    weights = {"d": np.ones((3, 2)), "r": np.ones((3, 2))}
+    grads = {"d": np.ones((3, 2)), "r": RowSparse(np.ones((1, 2)), np.array([1]), (3, 2))}
+    for call in calls:
+        updater(0, grads[call], weights[call])
+    before = {call: weight.copy() for call, weight in weights.items()}
+    with updater.averaged():
+        changed = [call for call, weight in weights.items() if np.any(weight != before[call])]
+    assert changed == [calls[-1]]
 
 
 def test_multipliers_of_parameters_are_asked_in_every_call():

@@ -482,8 +482,8 @@ class Updater(Resumable):
     ) -> StepInfo | None:
         """Scale gradients, clip their global norm, and update; see :meth:`_enter_clipped`."""
         records = self._records
-        records.set_norm(self, share)
         try:
+            records.set_norm(self, share)
             status = records.enter(records.context, index, grad, weight)
             if status != OK:
                 status = records.resolve(self, status, index, grad, weight)

@@ -344,6 +344,7 @@ class Updater(Resumable):
                 if ready and records.live:
                     with optimizer.updating:
                         ready = records.ask(self.planner, index)
+                    ready = ready and records.version == optimizer.version  # they may change it
                 if ready:
                     if records.norms or records.prepares:
                         if self._enter_measured(index, grad, weight):

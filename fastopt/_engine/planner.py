@@ -274,8 +274,8 @@ class Planner:
 
     def keep(self, key: Any, plan: Any) -> None:
         """Keep the plan of a call; drop the plan of the oldest list if there are too many."""
-        lists = [key for key in self.plans if isinstance(key, tuple)]
         self.plans.pop(key, None)
+        lists = [key for key in self.plans if isinstance(key, tuple)]
         if plan.length and len(lists) >= LISTS:
             del self.plans[lists[0]]
         self.plans[key] = plan

@@ -344,6 +344,7 @@ class Updater(Resumable):
                 if ready and records.live:
                     with optimizer.updating:
                         ready = records.ask(self.planner, index)
+                    ready = ready and records.version == optimizer.version  # they may change it
                 if ready:
                     if records.norms or records.prepares:
                         if self._enter_measured(index, grad, weight):
@@ -485,8 +486,8 @@ class Updater(Resumable):
     ) -> StepInfo | None:
         """Scale gradients, clip their global norm, and update; see :meth:`_enter_clipped`."""
         records = self._records
-        records.set_norm(self, share)
         try:
+            records.set_norm(self, share)
             status = records.enter(records.context, index, grad, weight)
             if status != OK:
                 status = records.resolve(self, status, index, grad, weight)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numba
 import numpy as np
@@ -97,6 +98,13 @@ def test_the_oldest_of_many_lists_goes_first(prepared):
     assert len(updater.planner.plans) == LISTS
     assert (0, 100) not in updater.planner.plans
     assert len(prepared) == LISTS + 4
+
+
+def test_the_plan_of_the_oldest_list_may_be_replaced():
+    planner, plans = Planner(optimizer.SGD()), [SimpleNamespace(length=2) for _ in range(LISTS + 1)]
+    for k, plan in enumerate(plans):
+        planner.keep((k % LISTS, 100), plan)
+    assert list(planner.plans.values()) == plans[1:]
 
 
 def test_updaters_that_share_an_optimizer_keep_plans_of_their_own():

@@ -246,6 +246,25 @@ def test_multipliers_of_parameters_are_asked_in_every_call():
     assert len(updater._records.shared) <= 3
 
 
+def test_a_multiplier_may_change_attributes_of_the_optimizer():
+    decays, expected = [0.0, 0.0, 0.5, 0.5, 0.25], 1.0
+
+    class Parameter:
+        wd_mult = 1.0
+
+        @property
+        def lr_mult(self):
+            made.wd = decay
+            return 1.0
+
+    made = optimizer.SGD(lr=1.0, param_dict={0: Parameter()})
+    updater, weight = fastopt.Updater(made), np.ones(1)
+    for decay in decays:
+        updater(0, np.zeros(1), weight)
+        expected *= 1 - decay
+        assert weight == expected
+
+
 def test_hyper_may_depend_on_the_count_of_each_tensor():
     class Slowing(optimizer.SGD):
         def hyper(self, t, lr, wd):

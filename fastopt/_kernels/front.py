@@ -217,6 +217,8 @@ def enter_call(context, index, grad, weight):
             release(tensor_of(x, k)[w.T_GRAD_ID])
             release(tensor_of(x, k)[w.T_WEIGHT_ID])
     x[w.DONE] = status == w.OK or status == w.MOVED
+    if x[w.DONE]:
+        x[w.ASKED] = -1
     return status
 
 

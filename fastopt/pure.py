@@ -15,12 +15,18 @@ __all__ = ["Functional", "functional"]
 
 
 class Functional(NamedTuple):
-    """The two functions of :func:`functional`."""
+    """The two functions of :func:`functional`.
+
+    Parameters
+    ----------
+    init : callable
+        ``init(params)`` returns the state before the first update.
+    update : callable
+        ``update(grads, state, params)`` returns new params and state; no argument changes.
+    """
 
     init: Callable[[Any], dict[str, Any]]
-    """``init(params)`` returns the state before the first update."""
     update: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
-    """``update(grads, state, params)`` returns new params and state; no argument changes."""
 
 
 def functional(optimizer: str | Optimizer, **settings: Any) -> Functional:

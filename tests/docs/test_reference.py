@@ -46,6 +46,7 @@ def listed(module):
     """Names that the page of a module lists, or describes by itself."""
     text = (PAGES / f"{module}.rst").read_text(encoding="utf-8")
     tables = re.findall(r"^\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", text, re.MULTILINE)
+    tables += re.findall(r"^\.\. class:: ((?:\w+\n +)*\w+)$", text, re.MULTILINE)
     names = [line.strip() for table in tables for line in table.splitlines()]
     return [
         name.rpartition(".")[2] for name in names + re.findall(r"^\.\. data:: (\w+)$", text, re.M)

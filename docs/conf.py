@@ -42,7 +42,7 @@ numpydoc_validation_exclude = {
     r"\.(Rule|Scope|SGLD|Test)$",  # created by functions, or with the base class's constructor
     r"\.ShardedUpdater\.",  # methods with the same arguments as those of Updater
     r"\.kernels\.scalars\.",  # arguments are those of update rules
-    r"\.StepInfo\.",  # fields of a named tuple, with generated docstrings
+    r"\.(StepInfo|Functional)\.",  # fields of named tuples, with generated docstrings
     r"\.MXNetStates\.optimizer$",  # None, whose class has no docstring
 }
 

@@ -725,17 +725,9 @@ class Records:
             rule, average = averaging.derived(index, rule, exact, ())
             arrays = [*arrays, *average]
         order = F_ORDER if is_fortran(weight) else C_ORDER
-        key: Any = (
-            *(
-                rule,
-                weight.dtype,
-                weight.shape,
-                order,
-                getattr(grad, "dtype", None) == weight.dtype,
-            ),
-            *(type(optimizer), optimizer.multi_precision, optimizer.rounding, nesting(state)),
-            self.norms,
-        )
+        same = getattr(grad, "dtype", None) == weight.dtype
+        key: Any = (rule, weight.dtype, weight.shape, order, same, nesting(state), self.norms)
+        key += (type(optimizer), optimizer.multi_precision, optimizer.rounding)
         form = FORMS.get(key) if known and copy is None else None
         if form is None or any(starmap(np.may_share_memory, combinations(arrays, 2))):
             form = self._form(planner, index, grad, weight, state, rule, average)

@@ -28,7 +28,17 @@ from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import DONE, FACTOR, MOVED, OK, REPEATS, UNKNOWN
+from fastopt._kernels.record_words import (
+    BFLOAT16,
+    FLOAT16,
+    WEIGHT_CODE,
+    DONE,
+    FACTOR,
+    MOVED,
+    OK,
+    REPEATS,
+    UNKNOWN,
+)
 from fastopt._naming import constructs
 from fastopt._structure import copied, mapped
 from fastopt.amp import LossScaler, StepInfo
@@ -1176,6 +1186,71 @@ class Updater(Resumable):
                 raise
             dict.update(self.states, states)
             self._forget_plans()
+
+    def reset(self) -> None:
+        """Start again, as with a new updater: states are zero and no update is counted.
+
+        What the updater knows of the form of its parameters stays, so that the next call costs no
+        more than any other; use it for the episodes of meta-learning or the trials of a search,
+        with the same or other weights of these shapes. Arrays of :attr:`states` are set to zero in
+        place. Where states do not start at zero (masters of half-precision weights, averages,
+        :meth:`~fastopt.optimizer.Optimizer.create_state` of the user), the next update of an index
+        creates its state again from the weight. Schedules start at the first update. Incomplete
+        sums of `accumulate` and pending deferred decay are dropped: call :meth:`flush` before if
+        the weights are still needed. Settings, hyper-parameters, the weights, their half-precision
+        copies and the loss scaler do not change.
+
+        An optimizer that several updaters share counts the updates of the indices of this one from
+        the start.
+
+        Raises
+        ------
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler; or the weights
+            hold their averages.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.get_updater(optimizer.Adam(learning_rate=0.1))
+        >>> for episode in range(2):
+        ...     updater.reset()
+        ...     weight = np.zeros(2)
+        ...     for _ in range(3):
+        ...         updater(0, np.array([1.0, -2.0]), weight)
+        ...     print(weight.round(6), updater.optimizer.num_update)
+        [-0.3  0.3] 3
+        [-0.3  0.3] 3
+        """
+        planner, records = self.planner, self._records
+        with between_updates(self.optimizer.lock, "reset()"), uninterrupted:
+            if self._averages is not None:
+                self._averages.check_free()
+                self._averages.arrays.clear()
+            known = {*self.states, *records.kept, *(self._windows.calls if self._windows else ())}
+            planner.plans.clear()
+            for index, state in list(self.states.items()):
+                if self._restarts_at_zero(index):
+                    for array in leaves(state):
+                        array.fill(0)
+                else:
+                    dict.pop(self.states, index)
+                    dict.pop(self.states_synced, index, None)
+                    records.drop(index)
+            if self._windows is not None:
+                self._windows.clear()
+            for optimizer in planner.optimizers():
+                optimizer.restart(known)
+            self._info = StepInfo(stepped=False, skipped=False)
+
+    def _restarts_at_zero(self, index: Index) -> bool:
+        """Whether a new state of a parameter consists of zeros in the memory of the present one."""
+        kept, optimizer = self._records.kept.get(index), self.planner.of(index).optimizer
+        if kept is None or self._averages is not None or not optimizer.starts_at_zero:
+            return False
+        is_half = kept.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
+        return not (optimizer.multi_precision and is_half) and index not in optimizer.row_decay
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Set a half-precision copy of a float32 weight, which every update writes too.

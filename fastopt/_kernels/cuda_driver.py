@@ -33,6 +33,7 @@ __all__ = [
     "download",
     "entered",
     "hold",
+    "is_captured",
     "launch",
     "order",
     "refuse_capture",
@@ -232,20 +233,25 @@ def entered(device: int) -> Any:
 _PRESENT = nullcontext()
 
 
-def refuse_capture(stream: int) -> None:
-    """Raise if a stream is being captured for a CUDA graph.
+def is_captured(stream: int) -> bool:
+    """Whether a stream is being captured for a CUDA graph."""
+    if SIMULATED:
+        return False
+    cuda_target()
+    error, status = _driver().cuStreamIsCapturing(stream)
+    return error in CAPTURES or bool(not error and status)
+
+
+def refuse_capture(*streams: int) -> None:
+    """Raise if one of the streams is being captured for a CUDA graph.
 
     Raises
     ------
     RuntimeError
-        The stream is being captured: a graph would repeat the step with the current update counts
+        A stream is being captured: a graph would repeat the step with the current update counts
         and learning rates.
     """
-    if SIMULATED:
-        return
-    cuda_target()
-    error, status = _driver().cuStreamIsCapturing(stream)
-    if error in CAPTURES or (not error and status):
+    if any(map(is_captured, streams)):
         raise RuntimeError(
             "the stream is being captured for a CUDA graph, which would repeat this step with the "
             "present update count and learning rate: call the updater outside of the capture"

@@ -158,7 +158,7 @@ class CudaTable(Table):
         self._streams = set() if self.layout.sparse else {values.stream}
         of = grad.array() if grad.kept is None else None
         self.grad_kinds = [None] if of is None else readings([of]).kinds
-        self.driver.refuse_capture(self.stream_handle)
+        self.driver.refuse_capture(self.stream_handle, *self._streams - {self.stream_handle})
 
     @cached_property
     def _moving(self) -> list[Any]:
@@ -206,25 +206,34 @@ class CudaTable(Table):
         """
         if self.watched and not self._unmoved():
             return False
-        self.driver.refuse_capture(self.stream_handle)
+        handle = self.stream_handle
+        self.driver.refuse_capture(handle)
         if self.layout.sparse:
             return True
         ids = list(map(id, grads))
         again = ids == self._seen
         if again and self._alive and not self._dead:  # the same numba arrays
-            self._streams = set(handles_of(grads))
-            return True
+            return self._use(handles_of(grads), handle)
         try:
             found = readings(grads)
         except UNREADABLE:
             return False
-        if found.kinds != self.grad_kinds or not self._enter(found, written):
+        if found.kinds != self.grad_kinds:
             return False
-        self._streams = set(found.streams)
+        self._use(found.streams, handle)
+        if not self._enter(found, written):
+            return False
         self._seen, self._alive, self._dead = ids, [], []
         if again and all(map(stays, grads)):
             died = self._dead.append
             self._alive = [ref(grad, died) for grad in grads]
+        return True
+
+    def _use(self, streams: Sequence[int], handle: int) -> bool:
+        """Record the streams of gradients, none of which is captured, besides the table's own."""
+        self._streams = set(streams)
+        if self._streams != {handle}:
+            self.driver.refuse_capture(*self._streams - {handle})
         return True
 
     def _enter(self, found: Reading, written: NDArray[np.uint64]) -> bool:
@@ -279,10 +288,11 @@ class CudaTable(Table):
     def _send_entry(self) -> Any:
         """Return device memory with the table, uploaded if it has changed."""
         memory = self._space("entry", self.table.shape, self.table.dtype)
-        content = self.table.tobytes()[DONE_BYTES:]  # kernels do not read DONE
+        content = self.table.tobytes()[DONE_BYTES:]
         if content != self.uploaded:
-            self.uploaded = None
-            self.driver.upload(memory, self.table, self.stream_handle)
+            self.uploaded, sent = None, self.table.copy()
+            sent[:, DONE] = 0  # on the device, whether the step is skipped
+            self.driver.upload(memory, sent, self.stream_handle)
             self.uploaded = content
         if self._segments is not None:
             self.driver.copy_word(memory, SEGMENTS, self._segments, 2, self.stream_handle)
@@ -337,7 +347,8 @@ class CudaTable(Table):
         if not on_host and device_of(indices) != self.device:
             raise ValueError(f"{context}: indices of rows must be on {self.device}, as values are")
         rows, order = _surveyed(context, indices, height) if on_host else (indices, None)
-        self._streams = {values.stream} if on_host else {values.stream, indices.stream}
+        streams = [values.stream] if on_host else [values.stream, indices.stream]
+        self._use(streams, self.stream_handle)
         with self._on_device():
             made = contiguous(values, values.stream)
             if on_host:

@@ -17,6 +17,9 @@ from fastopt._kernels.cuda_table import CudaTable
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import CosineScheduler
 
+CAPTURED = [(None, None, 0x5010), (0x5010, 0x5010, 0x5010), (0x5010, 0x5020, 0x5020)]
+"""Streams of the weight and of the gradient, and the one that is captured."""
+
 WARM = 6
 """Calls before the one whose calls of the driver count."""
 
@@ -159,14 +162,18 @@ def torn():
 
 
 def captured():
-    """A capture is refused by the first call for a weight and by others; nothing has changed."""
+    """A capture is refused by the first call for a weight and by others; nothing has changed.
+
+    The stream of the weight, or of the gradient alone, is captured, or another forbids stream 0.
+    """
     found = []
-    for make in (on_device, lambda *shape: Foreign(on_device(*shape), 0x5010)):
+    for weight_on, grad_on, stream in CAPTURED:
         for calls in (0, WARM):
-            updater, weight, grad = optimizer.get_updater(optimizer.Adam()), make(9), make(9)
+            updater = optimizer.get_updater(optimizer.Adam())
+            weight, grad = Foreign(on_device(9), weight_on), Foreign(on_device(9), grad_on)
             for _ in range(calls):
                 updater(0, grad, weight)
-            lib.fake_capture(1)
+            lib.cuStreamBeginCapture(ctypes.c_uint64(stream), 0)
             lib.fake_log(1)
             try:
                 updater(0, grad, weight)
@@ -174,7 +181,7 @@ def captured():
             except RuntimeError as error:
                 found.append(str(error))
             found.append([lib.fake_text().decode(), updater.optimizer.num_update - calls])
-            lib.fake_capture(0)
+            lib.cuStreamEndCapture(ctypes.c_uint64(stream), ctypes.byref(ctypes.c_uint64()))
             updater(0, grad, weight)
             found.append(updater.optimizer.num_update - calls)
     return found

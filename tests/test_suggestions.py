@@ -607,3 +607,12 @@ def test_an_optimizer_may_be_assigned_by_its_name():
     with pytest.raises(ValueError, match="adma"):
         updater.optimizer = "adma"
     assert isinstance(updater.optimizer, fastopt.SGD)
+
+
+def test_completion_of_an_updater_lists_what_users_call():
+    updater = optimizer.Updater("adam")
+    listed = {name for name in dir(updater) if not name.startswith("_")}
+    assert {"step", "save", "load", "info", "optimizer", "states", "averaged"} <= listed
+    inner = {"planner", "elsewhere", "argument_advice", "argument_names", "first_attributes"}
+    assert listed & inner == set()
+    assert {"unlisted", "aliases"} & {*dir(updater.optimizer)} == set()

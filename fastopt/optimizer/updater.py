@@ -26,6 +26,7 @@ from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
+from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import DONE, FACTOR, MOVED, NOT_SERVED, OK, REPEATS
 from fastopt._naming import constructs
@@ -154,6 +155,7 @@ class Updater(Resumable):
         clip_adaptive: float | None = None,
         clip_adaptive_eps: float = 1e-3,
     ) -> None:
+        warn_of_layouts()
         optimizer = create(optimizer)
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
@@ -173,6 +175,7 @@ class Updater(Resumable):
     states_synced: dict[Index, bool]
     _on_records: bool = True
     """Whether calls may be updated without a plan."""
+    unlisted = Resumable.unlisted | {"planner"}
     planner: Planner
     _records: Records
     _info: StepInfo

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from ctypes import memmove
 from functools import cache
+from math import prod
 from struct import Struct
 from threading import Lock, local
 from typing import Any
@@ -28,6 +29,7 @@ from fastopt._kernels.devices import cuda_target
 __all__ = [
     "SIMULATED",
     "Memory",
+    "Report",
     "Values",
     "copy_word",
     "download",
@@ -113,6 +115,24 @@ class Memory:
     def argument(self) -> Any:
         """Argument of a launch in the simulator."""
         return self.array
+
+    def part(self, shape: tuple[int, ...], dtype: Any = None, first: int = 0) -> "Memory":
+        """Return an array of this shape and dtype in the same memory, from row `first` on."""
+        made = Memory.__new__(Memory)
+        made.shape, made.dtype = shape, np.dtype(dtype or self.dtype)
+        made.nbytes = prod(shape) * made.dtype.itemsize
+        if SIMULATED:
+            row = self.array[first : first + shape[0]] if dtype is None else self.array
+            made.array = row if dtype is None else row.view(made.dtype).reshape(shape)
+            return made
+        made.array = self.array
+        made.type = _array_type(made.dtype, len(shape))
+        made.key = id(made.type)
+        made.address = self.address + first * self.array.strides[0]
+        strides = [prod(shape[k + 1 :]) * made.dtype.itemsize for k in range(len(shape))]
+        head = 0, 0, prod(shape), made.dtype.itemsize, made.address
+        made.words = [*head, *shape, *strides]
+        return made
 
 
 @cache
@@ -301,6 +321,7 @@ class _Device:
         self.lock = Lock()
         self.buffers: dict[int, deque[_Buffer]] = {}
         self.held: deque[tuple[Any, Any]] = deque()
+        self.free: list[_Buffer] = []
 
     def buffer(self, size: int) -> _Buffer:
         """Return a free buffer of at least `size` bytes; the caller holds the lock."""
@@ -364,6 +385,44 @@ def download(memory: Memory, stream: int) -> NDArray[Any]:
         _checked(result, "cuMemcpyDtoHAsync")
     _checked(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
     return found
+
+
+class Report:
+    """Copy of `memory` to the host that is read later.
+
+    The copy follows the earlier work on a stream, for which only :meth:`read` waits.
+    """
+
+    def __init__(self, memory: Memory, stream: int) -> None:
+        self.shape, self.dtype, self.nbytes = memory.shape, memory.dtype, memory.nbytes
+        if SIMULATED:
+            self.copied = download(memory, stream)
+            return
+        self.device, driver = _device(_context()), _driver()
+        with self.device.lock:
+            free = self.device.free
+            self.buffer = free.pop() if free else _Buffer(SMALLEST)
+        result = driver.cuMemcpyDtoHAsync(
+            self.buffer.address, memory.address, memory.nbytes, stream
+        )
+        _checked(result, "cuMemcpyDtoHAsync")
+        _checked(driver.cuEventRecord(self.buffer.handle, stream), "cuEventRecord")
+
+    def ready(self) -> bool:
+        """Whether :meth:`read` does not wait."""
+        return SIMULATED or not _driver().cuEventQuery(self.buffer.handle)[0]
+
+    def read(self) -> NDArray[Any]:
+        """Return the copy, at the first call after it has arrived."""
+        if SIMULATED:
+            return self.copied
+        driver = _driver()
+        if not self.ready():
+            _checked(driver.cuEventSynchronize(self.buffer.handle), "cuEventSynchronize")
+        found = self.buffer.array[: self.nbytes].view(self.dtype).reshape(self.shape).copy()
+        with self.device.lock:
+            self.device.free.append(self.buffer)
+        return found
 
 
 def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:

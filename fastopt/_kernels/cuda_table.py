@@ -437,26 +437,31 @@ class CudaTable(Table):
 
     def squares(self) -> NDArray[np.float64]:
         """See :meth:`Table.squares`; each indexed row is one chunk."""
-        layout, column = self.layout, self.table.shape[1] - 1
         with self._on_device():
-            entry = self._send_entry()
-            kernel = self.kernels.squares(layout.grad, column, layout.sparse)
-            if layout.sparse:
-                total = self._added(kernel, 1, _single(int(self.table[0, SEGMENTS])), entry)
-            else:
-                total = self._added(kernel, 1, self._blocks, entry)
+            total = self._space("total", (len(self.sizes), 1))
+            self._add_squares(total)
             return np.asarray(self._fetch(total)[:, 0])
+
+    def add_squares(self, total: Any) -> None:
+        """Write the sum of squares of each gradient to device memory, like :meth:`squares`."""
+        with self._on_device():
+            self._add_squares(total)
+
+    def _add_squares(self, total: Any) -> None:
+        layout, column = self.layout, self.table.shape[1] - 1
+        kernel = self.kernels.squares(layout.grad, column, layout.sparse)
+        chunks = _single(int(self.table[0, SEGMENTS])) if layout.sparse else self._blocks
+        self._add(kernel, chunks, total, self._send_entry())
 
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:
         """Chunks of BLOCK elements."""
         return chunks_of(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
 
-    def _added(self, kernel: Any, count: int, chunks: NDArray[np.int64], *arguments: Any) -> Any:
-        """Launch a summing kernel; return device memory with `count` totals for each tensor."""
-        tensors = len(self.sizes)
+    def _add(self, kernel: Any, chunks: NDArray[np.int64], total: Any, *arguments: Any) -> None:
+        """Launch a summing kernel, whose totals for each tensor are written to `total`."""
+        tensors, count = total.shape
         partial = self._grown("partial", max(len(chunks), 1), np.float64, count)
-        total = self._space("total", (tensors, count))
         grid, warps = -(-len(chunks) // self.kernels.WARPS), self.kernels.WARPS
         if len(chunks):
             sent = self._send_chunks(chunks)
@@ -464,7 +469,6 @@ class CudaTable(Table):
         firsts = self._firsts(chunks)
         adding = self.kernels.totals(count)
         self._launch(adding, tensors, self.kernels.THREADS, firsts, partial, total)
-        return total
 
     def _firsts(self, chunks: NDArray[np.int64]) -> Any:
         """Return device memory with the first chunk of each tensor, then the number of chunks."""
@@ -490,23 +494,45 @@ class CudaTable(Table):
         """See :meth:`Table.run`; it returns before the device has finished."""
         if combine is not None:
             raise TypeError("slices of tensors are updated in main memory only")
-        rule, layout, kernels = self.layout.rule, self.layout, self.kernels
         with self._on_device():
-            entry, hyper = self._send_entry(), self._send_hyper()
-            for step, count in enumerate(rule.sums):
-                adding = kernels.sums(layout, step)
-                total = self._added(adding, count, self._blocks, entry, hyper)
-                threads = kernels.THREADS
-                grid = -(-len(self.sizes) // threads)
-                self._launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
-            if self.total:
-                by_warp = rule.row or layout.coded
-                threads = (LANES, kernels.WARPS) if by_warp else self._threads
-                chunks, kernel = self._send_chunks(self.chunks), self._update_kernel
-                self._launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
-                if layout.catch_up:
-                    self._launch(kernels.mark_decay(True), len(self.chunks), threads, chunks, entry)
-            self.table[0, DONE] = 1
+            self._update(self._send_entry(), self._send_hyper())
+        self._end()
+
+    def run_counted(self, begin: Any, hyper: Any, arguments: Sequence[Any]) -> None:
+        """Like :meth:`run`, with hyper-parameters that a kernel has written to `hyper`.
+
+        The kernel `begin` counts the step; `arguments` are those after the table.
+        """
+        with self._on_device():
+            entry = self._send_entry()
+            self._launch(begin, 1, self.kernels.THREADS, entry, *arguments)
+            self._update(entry, hyper)
+        self._end()
+
+    def forget_skip(self) -> None:
+        """Let the next update run even if the last one counted on the device was skipped."""
+        self.uploaded = None
+
+    def _update(self, entry: Any, hyper: Any) -> None:
+        """Launch the kernels of every reduction and of the update."""
+        rule, layout, kernels = self.layout.rule, self.layout, self.kernels
+        for step, count in enumerate(rule.sums):
+            total = self._space("total", (len(self.sizes), count))
+            self._add(kernels.sums(layout, step), self._blocks, total, entry, hyper)
+            threads = kernels.THREADS
+            grid = -(-len(self.sizes) // threads)
+            self._launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
+        if self.total:
+            by_warp = rule.row or layout.coded
+            threads = (LANES, kernels.WARPS) if by_warp else self._threads
+            chunks, kernel = self._send_chunks(self.chunks), self._update_kernel
+            self._launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
+            if layout.catch_up:
+                self._launch(kernels.mark_decay(True), len(self.chunks), threads, chunks, entry)
+        self.table[0, DONE] = 1
+
+    def _end(self) -> None:
+        """Do what follows the launches of an update."""
         if self.watched:
             mark_written([array() for array in self._tensors])
         if self.at_once:

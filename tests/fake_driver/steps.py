@@ -131,16 +131,31 @@ def repeated_rows():
         cuda_driver.download = download
 
 
-def two_classes(fresh=False, **kwargs):
+def two_classes(fresh=False, clip_global_norm=None, **kwargs):
     """Every other tensor has no weight decay."""
     names = {k: f"{k}_{'bias' if k % 2 else 'weight'}" for k in range(1000)}
     adam = optimizer.Adam(param_idx2name=names, wd=0.01, **kwargs)
-    return many(1000, fresh, optimizer.get_updater(adam))
+    return many(1000, fresh, optimizer.Updater(adam, clip_global_norm=clip_global_norm))
 
 
 def clipped(name, loss_scaler=None, count=3):
     made = optimizer.create(name)
     return many(count, updater=optimizer.Updater(made, loss_scaler, clip_global_norm=1.0))
+
+
+def clips_ahead():
+    """Calls of 20 steps, and the counts before and after the host asks for the outcome."""
+    lib.fake_defer(1)
+    updater = optimizer.Updater(optimizer.Adam(), clip_global_norm=1.0)
+    counts = updater.optimizer._index_update_count
+    weights, grads = ([on_device(1000) for _ in range(3)] for _ in range(2))
+    updater([0, 1, 2], grads, weights)
+    before = updater.info
+    calls = logged(lambda: [updater([0, 1, 2], grads, weights) for _ in range(20)])
+    counted, infos = int(counts.counted[1]), []
+    asked = logged(lambda: infos.append(updater.info))
+    lib.fake_defer(0)
+    return [calls, counted, asked, infos + [before], updater.optimizer.num_update]
 
 
 def stochastic():
@@ -290,6 +305,8 @@ STEPS = {
     "LAMB": lambda: many(3, updater=optimizer.get_updater(optimizer.LAMB())),
     "LAMB with clip": lambda: clipped("lamb"),
     "clip": lambda: clipped("adam"),
+    "clip of 1000, two classes": lambda: two_classes(clip_global_norm=1.0),
+    "clips ahead": clips_ahead,
     "loss scaler": lambda: clipped("adam", LossScaler()),
     "GroupAdaGrad": lambda: single(
         shape=(10, 8), updater=optimizer.get_updater(optimizer.GroupAdaGrad())

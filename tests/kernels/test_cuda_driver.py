@@ -19,8 +19,8 @@ NEW_ADDRESSES = ["upload"]
 HYPER = ["upload", "launch"]
 """Hyper-parameters that differ between tensors, and the update."""
 
-MEASURED = ["launch", "launch", "download", "wait stream"]
-"""Squares of gradients, their sum, and the copy of that to the host."""
+MEASURED = ["launch", "launch", "launch"]
+"""Squares of gradients, their sums, and norm, counts and hyper-parameters of the step."""
 
 LAMB = ["upload", *["launch"] * 4]
 """Hyper-parameters, sums of chunks, their sums, trust ratios, and the update."""
@@ -55,13 +55,14 @@ EXPECTED = {
     "rows, repeated, indices on the host": ["upload", *LISTED, "launch", *CUT, "launch", *UPDATED],
     "rows, standard": ROWS,
     "LAMB": LAMB,
-    "LAMB with clip": [*MEASURED, *LAMB],
-    "clip": [*MEASURED, "launch"],
-    "loss scaler": [*MEASURED, "launch"],
+    "LAMB with clip": [*MEASURED, *LAMB[1:], "download"],
+    "clip": [*MEASURED, "launch", "download"],
+    "clip of 1000, two classes": [*MEASURED, "launch", "download"],
+    "loss scaler": [*MEASURED, "launch", "download"],
     "GroupAdaGrad": ["launch"],
 }
-"""Calls of the driver in a warm step: no allocation, no wait but for norms, and rows whose
-indices are on the device."""
+"""Calls of the driver in a warm step: no allocation, and no wait but for rows whose indices are on
+the device."""
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +139,16 @@ def test_a_capture_is_refused_with_the_reason_and_nothing_changes(steps):
     for words, (calls, counted), counted_then in zip(*[iter(found)] * 3, strict=True):
         assert "is being captured for a CUDA graph" in words
         assert (calls, counted, counted_then) == ("", 0, 1)
+
+
+def test_the_host_does_not_wait_for_the_norms_of_20_steps(steps):
+    """It waits once it is asked for the last one's, and then knows all counts."""
+    calls, counts, asked, info, counted = steps["clips ahead"]
+    assert not [call for call in calls if call.startswith("wait")]
+    assert counts == 1
+    assert set(names(asked)) == {"wait event"}
+    assert info[0]
+    assert counted == 21
 
 
 def test_what_launches_use_lives_until_the_device_is_done(steps):

@@ -33,7 +33,7 @@ class DevicePlan(Plan):
             and not self.in_order
             and not self.optimizer.per_index
             and planner.launcher is launch
-            and not (only.layout.sparse or only.copied or only.borrowed)
+            and not (only.layout.sparse or only.copied)
         )
         self.steps: DeviceSteps | None = None
         self.defers = DeviceSteps.supports(self)

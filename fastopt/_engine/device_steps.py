@@ -195,7 +195,7 @@ class DeviceSteps:
             self.given = norm
 
     def _measure(self) -> None:
-        """Launch the sums of squares of all gradients, which the stream of the first table reads."""
+        """Launch the sums of squares of all gradients; the first table's stream waits for all."""
         lead = self.lead.stream_handle
         for row, part in zip(self.rows, self.parts, strict=True):
             row.table.add_squares(part)

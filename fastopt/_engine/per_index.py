@@ -142,7 +142,9 @@ class Counts(PerIndex):
     @property
     def largest(self) -> int:
         """The largest update count so far, which is passed to schedules."""
-        return int(self.array.item(0))
+        if self.ahead:
+            self.settle()
+        return int(self.counted.item(0))
 
     @largest.setter
     def largest(self, value: int) -> None:

@@ -496,26 +496,28 @@ def squares(kind: Any, column: int, sparse: bool) -> Callable:
 
 
 @cache
-def copy() -> Callable:
-    """Kernel ``(addresses, layout, size, itemsize)`` that copies an array with any strides.
+def copy(kind: Any, index: Any) -> Callable:
+    """Kernel ``(addresses, layout, size)`` that copies an array with any strides.
 
-    `addresses` has the addresses of target and source. `layout` has three rows: the lengths of the
-    axes, and the strides of target and source in bytes.
+    `addresses` has the addresses of target and source, whose elements have the unsigned type
+    `kind`. `layout` has three rows: the lengths of the axes, and the strides of target and source
+    in elements. `index` is an unsigned type for the numbers of elements.
     """
-    byte = (np.uint8,)
+    kinds = (kind,)
 
-    def copy(addresses, layout, size, itemsize):
-        stride = cuda.blockDim.x * cuda.gridDim.x
-        for element in range(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, size, stride):
-            rest, to, of = element, np.int64(0), np.int64(0)
+    def copy(addresses, layout, size):
+        stride = np.int64(cuda.blockDim.x) * cuda.gridDim.x
+        first = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        for element in range(first, size, stride):
+            rest, to, of = index(element), np.int64(0), np.int64(0)
             for back in range(layout.shape[1]):
                 axis = layout.shape[1] - 1 - back
-                at = rest % layout[0, axis]
-                rest //= layout[0, axis]
+                length = index(layout[0, axis])
+                at = np.int64(rest % length)
+                rest = index(rest // length)
                 to += at * layout[1, axis]
                 of += at * layout[2, axis]
-            target, source = locate(addresses, 0, 0, to, byte), locate(addresses, 0, 1, of, byte)
-            for k in range(itemsize):
-                store(target, k, load(source, k))
+            source = locate(addresses, 0, 1, of, kinds)[0]
+            locate(addresses, 0, 0, to, kinds)[0][0] = source[0]
 
     return compiled(copy, None)

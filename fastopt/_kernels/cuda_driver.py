@@ -31,6 +31,7 @@ __all__ = [
     "Memory",
     "Report",
     "Values",
+    "clear",
     "copy_word",
     "download",
     "entered",
@@ -432,6 +433,11 @@ def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> 
         return
     addresses = target.address + 8 * to, source.address + 8 * of
     _checked(_driver().cuMemcpyDtoDAsync(*addresses, 8, stream), "cuMemcpyDtoDAsync")
+
+
+def clear(address: int, size: int, stream: int) -> None:
+    """Fill memory with zeros, on a stream."""
+    _checked(_driver().cuMemsetD8Async(address, 0, size, stream), "cuMemsetD8Async")
 
 
 def hold(objects: Any, stream: int) -> None:

@@ -46,7 +46,8 @@ def begin(keyed: bool, rescale: int, correct: Any, dtype: Any) -> Callable:
                     parts[t] = sums[order[first + t], 0]
                 cuda.syncthreads()
                 if t == 0:
-                    for k in range(min(np.int64(THREADS), len(order) - first)):
+                    count: Any = min(np.int64(THREADS), len(order) - first)
+                    for k in range(count):
                         total += parts[k]
                 cuda.syncthreads()
             if t == 0:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, final
 from weakref import ref
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._kernels import cpu_calls
 from fastopt._kernels.chunks import Chunks, chunks_of
 from fastopt._kernels.compiling import bind
-from fastopt._kernels.device_memory import contiguous, move
+from fastopt._kernels.device_memory import Copy, contiguous, move
 from fastopt._kernels.devices import (
     Header,
     Reading,
@@ -112,6 +113,12 @@ class CudaTable(Table):
         self._seen: list[int] = []
         self._alive: list[Any] = []
         self._dead: list[Any] = []
+        self.strided: _Strided | None = None
+
+    @property
+    def alone(self) -> bool:
+        """See :meth:`Table.alone`."""
+        return super().alone or self.strided is not None
 
     def watch(self, arrays: Sequence[Header]) -> None:
         """Record the arrays that their owners might move; numba's never move."""
@@ -158,6 +165,9 @@ class CudaTable(Table):
         self._streams = set() if self.layout.sparse else {values.stream}
         of = grad.array() if grad.kept is None else None
         self.grad_kinds = [None] if of is None else readings([of]).kinds
+        if values is not grad and not self.layout.sparse:
+            with self.driver.entered(self.device.device_id):
+                self.strided = _Strided(values, grad)
         self.driver.refuse_capture(self.stream_handle, *self._streams - {self.stream_handle})
 
     @cached_property
@@ -241,10 +251,20 @@ class CudaTable(Table):
         first = np.array(found.addresses, np.uint64)
         itemsize = np.dtype(self.layout.grad).itemsize
         arguments = self.table, written, self.grad_bytes, itemsize, first
+        if self.strided is not None:
+            arguments = self.strided.arguments(written, first)
         if self._take is None:
             self._take = bind(cpu_calls.take_addresses(), *arguments)
         taken: bool = self._take(*arguments)
+        if taken and self.strided is not None:
+            self.strided.source = found.addresses[0]
         return taken
+
+    def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """See :meth:`Table.read`; gradients that are copied are read where they are."""
+        if self.strided is None:
+            return super().read()
+        return self.strided.bounds()
 
     def _grad_bytes(self) -> NDArray[np.uint64]:
         return self.grad_bytes
@@ -447,7 +467,13 @@ class CudaTable(Table):
         with self._on_device():
             self._add_squares(total)
 
+    def _copy_grad(self, again: bool) -> None:
+        """Copy a gradient whose elements do not lie like the weight's, once in a step."""
+        if self.strided is not None:
+            self.strided.copy(self.stream_handle, again)
+
     def _add_squares(self, total: Any) -> None:
+        self._copy_grad(again=True)
         layout, column = self.layout, self.table.shape[1] - 1
         kernel = self.kernels.squares(layout.grad, column, layout.sparse)
         chunks = _single(int(self.table[0, SEGMENTS])) if layout.sparse else self._blocks
@@ -516,6 +542,7 @@ class CudaTable(Table):
     def _update(self, entry: Any, hyper: Any) -> None:
         """Launch the kernels of every reduction and of the update."""
         rule, layout, kernels = self.layout.rule, self.layout, self.kernels
+        self._copy_grad(again=False)
         for step, count in enumerate(rule.sums):
             total = self._space("total", (len(self.sizes), count))
             self._add(kernels.sums(layout, step), self._blocks, total, entry, hyper)
@@ -564,6 +591,42 @@ class CudaTable(Table):
             threads = self._threads
             self._launch(self.kernels.flush_decay(self.layout), len(chunks), threads, sent, entry)
             self._launch(self.kernels.mark_decay(False), len(chunks), threads, sent, entry)
+
+
+class _Strided:
+    """A dense gradient that is copied in each step, as its elements do not lie like the weight's.
+
+    Parameters
+    ----------
+    values : Header
+        The copy, which kernels read.
+    grad : Header
+        The gradient.
+    """
+
+    def __init__(self, values: Header, grad: Header) -> None:
+        self.values, self.source = values, grad.ctypes.data
+        first, last = byte_bounds(grad)
+        self.before = np.array([self.source - first], np.uint64)
+        self.size = np.array([last - first], np.uint64)
+        self.table = np.zeros((1, 1), np.uint64)
+        self.copies = Copy(values, grad)
+        self.fresh = False
+
+    def arguments(self, written: NDArray[np.uint64], first: NDArray[np.uint64]) -> tuple[Any, ...]:
+        """Return the arguments with which the address of a gradient is checked."""
+        return self.table, written, self.size, self.copies.unit, first - self.before
+
+    def bounds(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the start and end addresses of the gradient."""
+        first = np.array([self.source], np.uint64) - self.before
+        return first, first + self.size
+
+    def copy(self, stream: int, again: bool) -> None:
+        """Copy the gradient unless it is fresh; `again` if more kernels of the step follow."""
+        if again or not self.fresh:
+            self.copies.run(self.source, stream)
+        self.fresh = again
 
 
 def _surveyed(context: str, indices: Array, height: int) -> tuple[Array, int]:

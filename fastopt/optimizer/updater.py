@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import is_
 from typing import Any, Literal, overload
@@ -25,7 +25,7 @@ from fastopt._engine.validate import as_lists, check, check_index, is_listed, la
 from fastopt._foreign import as_gradient, as_weight, latest
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
-from fastopt._kernels.device_memory import host, placed
+from fastopt._kernels.device_memory import allocated_together, host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
@@ -46,6 +46,9 @@ __all__ = ["Updater", "get_updater"]
 
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
+
+CREATE = "create_state", "create_state_multi_precision"
+"""Methods that create states."""
 
 ACCUMULATED = StepInfo(stepped=False, skipped=False)
 """Outcome of a call that only accumulated its gradients."""
@@ -1063,9 +1066,14 @@ class Updater(Resumable):
     def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
         """Return the calls with states, which are created for new indices."""
         states: dict[Index, Any] = {}
-        for index, weight, grad in checked:
-            if index not in states:
-                states[index] = self._state(index, weight, isinstance(grad, RowSparse))
+        kinds = set(map(type, self.planner.optimizers()))
+        plain = all(  # nothing is done with new arrays
+            getattr(kind, name) is getattr(Optimizer, name) for kind in kinds for name in CREATE
+        )
+        with allocated_together() if plain else nullcontext():
+            for index, weight, grad in checked:
+                if index not in states:
+                    states[index] = self._state(index, weight, isinstance(grad, RowSparse))
         return [(index, weight, grad, states[index]) for index, weight, grad in checked]
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:

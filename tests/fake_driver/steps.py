@@ -83,11 +83,12 @@ def channels_last():
     return calls
 
 
-def strided_gradient():
+def strided_gradient(fresh=False):
     """A gradient that is copied, as its elements do not lie like those of the weight."""
     updater, weight = optimizer.get_updater(optimizer.Adam()), on_device(6, 8)
-    grad = Foreign(on_device(6, 16), shape=(6, 8), strides=(64, 8))
-    return warm(lambda: updater(0, grad, weight))
+    arrays = [on_device(6, 16) for _ in range(2 * WARM if fresh else 1)]
+    grads = iter([Foreign(each, shape=(6, 8), strides=(64, 8)) for each in arrays] * 2 * WARM)
+    return warm(lambda: updater(0, next(grads), weight))
 
 
 def many(count, fresh=False, updater=None):
@@ -96,6 +97,14 @@ def many(count, fresh=False, updater=None):
     lists = [[on_device(30) for _ in range(count)] for _ in range(WARM + 2 if fresh else 1)]
     turns = iter(lists * 2 * WARM)
     return warm(lambda: updater(indices, next(turns), weights))
+
+
+def first(count, **kwargs):
+    """The first step of a list, whose states are allocated and filled with zeros."""
+    updater = optimizer.get_updater(optimizer.Adam(**kwargs))
+    weights, grads = ([on_device(30) for _ in range(count)] for _ in range(2))
+    single(shape=(30,))  # compiles
+    return logged(lambda: updater(list(range(count)), grads, weights))
 
 
 def rows(listed, on_host=False, **kwargs):
@@ -155,7 +164,7 @@ def clips_ahead():
     counted, infos = int(counts.counted[1]), []
     asked = logged(lambda: infos.append(updater.info))
     lib.fake_defer(0)
-    return [calls, counted, asked, infos + [before], updater.optimizer.num_update]
+    return [calls, counted, asked, [*infos, before], updater.optimizer.num_update]
 
 
 def stochastic():
@@ -291,11 +300,13 @@ STEPS = {
     "single, stochastic rounding": stochastic,
     "channels last": channels_last,
     "strided gradient": strided_gradient,
+    "strided gradient, new": lambda: strided_gradient(fresh=True),
     "list of 1000": lambda: many(1000),
     "list of 200, new gradients": lambda: many(200, fresh=True),
     "list of 1000, two classes": two_classes,
     "list of 1000, two classes, schedule": lambda: two_classes(lr_scheduler=CosineScheduler(100)),
     "list of 1000, two classes, new gradients": lambda: two_classes(fresh=True),
+    "first of 1000": lambda: first(1000),
     "rows": lambda: rows([3, 5, 7]),
     "rows, repeated": repeated_rows,
     "rows, indices on the host": lambda: rows([3, 5, 7], on_host=True),

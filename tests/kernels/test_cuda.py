@@ -180,7 +180,9 @@ def test_what_belongs_to_no_rule_compiles(capability):
     for kind in (F4, F8, FLOAT16, BFLOAT16):
         check(cuda_order.fold(kind), capability, TABLE, *[types.int64] * 3, doubles=kind == F8)
     check(cuda_order.cut_rows(), capability, TABLE, *[types.int64] * 4, COUNTS, doubles=False)
-    check(kernels.copy(), capability, TABLE, CHUNKS, types.int64, types.int64, doubles=False)
+    for kind in (np.uint8, np.uint16, np.uint32, np.uint64):
+        for index in (np.uint32, np.uint64):
+            check(kernels.copy(kind, index), capability, TABLE, CHUNKS, types.int64, doubles=False)
 
 
 WIDE = {

@@ -3,7 +3,8 @@
 A kernel becomes a function that runs one thread until it ends or waits for others: then it returns,
 and goes on behind a ``case`` when it is called again. A register is an element of an array of 64
 bits, whatever its type: an instruction reads the low bits that its type has, and extends what it
-writes. Functions are inlined where they are called. An instruction without a translation raises :class:`UnknownInstruction`.
+writes. Functions are inlined where they are called. An instruction without a translation raises
+:class:`UnknownInstruction`.
 """
 
 import itertools

@@ -161,7 +161,7 @@ class DeviceSteps:
             return False
         largest = plan.counts.item(0)
         try:
-            plan.refresh(plan.groups, 1.0)
+            plan._advance(plan.groups, starts=False)
         finally:
             plan.counts[0] = largest  # a schedule is evaluated ahead of the count
         return True

@@ -532,8 +532,13 @@ class Plan:
 
     # Hyper-parameters
 
-    def _advance(self, groups: Sequence[Group], factor: float = 1.0, objects: int = 0) -> int:
-        """Count the step and compute its hyper-parameters; a small plan also updates."""
+    def _advance(
+        self, groups: Sequence[Group], factor: float = 1.0, objects: int = 0, starts: bool = True
+    ) -> int:
+        """Count the step and compute its hyper-parameters; a small plan also updates.
+
+        With `starts` False, only what does not depend on the count is computed.
+        """
         optimizer, status = self.optimizer, 0
         if factor != 1 and not self.scales:
             rescale_grad = optimizer.rescale_grad
@@ -545,8 +550,38 @@ class Plan:
         if optimizer.per_index:
             self._refresh_each(groups)
         else:
-            self.refresh(groups, factor)
-        for group in groups:
+            keys: list[Any] = self.multipliers
+            rates: Rates = optimizer.lr
+            if optimizer.param_dict or self.multipliers_version != optimizer.multipliers_version:
+                keys = self._keys()
+            if optimizer.lr_scheduler is not None:
+                slots = self.slots if groups is self.groups else self.slots[groups[0].places]
+                counts = self.counts[slots].tolist()
+                if counts.count(counts[0]) == len(counts):
+                    ahead = not optimizer.rates_before_count
+                    update = self.counts[0] = max(counts[0] + ahead, self.counts.item(0))
+                    rates = optimizer.lr_scheduler(update)
+                    if type(rates) is not float:
+                        rates = optimizer.scheduled(rates)
+                else:
+                    rates = self._scheduled_rates(counts)
+            times = None if self.hyper.constant else (self.counts[self.slots] + 1).tolist()
+            if not isinstance(rates, float) or self.in_order or (times and len(set(times)) > 1):
+                keys = self._each(keys, rates, times)
+            filled = optimizer.version, keys, rates, times
+            if self.in_order or self.filled != filled:
+                for group in groups:
+                    if group.partitioned is not keys:
+                        group.partition(keys)
+                    self._fill(group, rates, times)
+                if not isinstance(rates, float):
+                    self.counts[0] = self.updates[-1]
+                self.filled = filled
+            for group in groups:
+                group.values[0, :, -1] = factor
+                if group.table.layout.catch_up:
+                    self._add_decay(group, rates)
+        for group in groups if starts else ():
             if group.bound is not self.skips:
                 group.bind(self, self.skips)
             status = group.entry(group.context, objects)
@@ -554,41 +589,6 @@ class Plan:
                 numbers = [optimizer.key(self.indices[k]) for k in group.places]
                 group.table.table[:, KEY] = numbers
         return status
-
-    def refresh(self, groups: Sequence[Group], factor: float) -> None:
-        """Compute the uncorrected hyper-parameters of the next step, where something changed."""
-        optimizer = self.optimizer
-        keys: list[Any] = self.multipliers
-        rates: Rates = optimizer.lr
-        if optimizer.param_dict or self.multipliers_version != optimizer.multipliers_version:
-            keys = self._keys()
-        if optimizer.lr_scheduler is not None:
-            slots = self.slots if groups is self.groups else self.slots[groups[0].places]
-            counts = self.counts[slots].tolist()
-            if counts.count(counts[0]) == len(counts):
-                ahead = not optimizer.rates_before_count
-                update = self.counts[0] = max(counts[0] + ahead, self.counts.item(0))
-                rates = optimizer.lr_scheduler(update)
-                if type(rates) is not float:
-                    rates = optimizer.scheduled(rates)
-            else:
-                rates = self._scheduled_rates(counts)
-        times = None if self.hyper.constant else (self.counts[self.slots] + 1).tolist()
-        if not isinstance(rates, float) or self.in_order or (times and len(set(times)) > 1):
-            keys = self._each(keys, rates, times)
-        filled = optimizer.version, keys, rates, times
-        if self.in_order or self.filled != filled:
-            for group in groups:
-                if group.partitioned is not keys:
-                    group.partition(keys)
-                self._fill(group, rates, times)
-            if not isinstance(rates, float):
-                self.counts[0] = self.updates[-1]
-            self.filled = filled
-        for group in groups:
-            group.values[0, :, -1] = factor
-            if group.table.layout.catch_up:
-                self._add_decay(group, rates)
 
     def _each(self, keys: list[Any], rates: Rates, times: Any) -> list[Any]:
         """Add learning rate and update count to the keys of the tensors."""

@@ -338,7 +338,8 @@ class Copy:
             driver.Memory(each.shape, each.dtype) for each in (self.addresses, self.axes)
         ]
         index: Any = np.uint32 if self.size < 1 << 32 else np.uint64
-        self.kernel = kernels.copy(np.dtype(f"u{self.unit}").type, index)
+        kind: Any = np.dtype(f"u{self.unit}").type
+        self.kernel = kernels.copy(kind, index)
 
     def run(self, source: int, stream: int) -> None:
         """Copy from the address of a source, on a stream."""

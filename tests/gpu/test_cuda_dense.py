@@ -7,7 +7,6 @@ from numba import cuda
 from fastopt import optimizer, rule
 from fastopt._kernels import device_memory
 from fastopt._kernels.cuda_driver import SIMULATED
-from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.device_memory import zero
 from fastopt._kernels.devices import header
 from helpers.cases import CASES

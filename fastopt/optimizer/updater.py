@@ -31,14 +31,14 @@ from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import (
     BFLOAT16,
-    FLOAT16,
-    WEIGHT_CODE,
     DONE,
     FACTOR,
+    FLOAT16,
     MOVED,
     OK,
     REPEATS,
     UNKNOWN,
+    WEIGHT_CODE,
 )
 from fastopt._naming import constructs
 from fastopt._structure import copied, mapped

@@ -21,7 +21,7 @@ from fastopt.averages import Average
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import REALS
 
-__all__ = ["Alternating", "Averages", "AveragingStep", "exact_copy"]
+__all__ = ["Averages", "AveragingStep", "exact_copy"]
 
 Array = np.ndarray[Any, Any]
 Exact = tuple[Array, ...]
@@ -194,48 +194,6 @@ class AveragingStep:
         """Keep the new averages, so that the plan can be reused."""
         self.averages.arrays.update(self.new)
         self.new, self.whole = {}, []
-
-
-class Alternating:
-    """Two plans of a call: one for steps that average, one for steps that do not.
-
-    Parameters
-    ----------
-    averages : Averages
-        The averages of the updater.
-    """
-
-    version = -1
-    small = True
-    """Whether :meth:`step` checks the call."""
-    alternates = True
-
-    def __init__(self, averages: Averages, before: Any, plan: Any) -> None:
-        self.averages = averages
-        known = before.plans if isinstance(before, Alternating) else {}
-        self.plans: dict[bool, Any] = dict(known)
-        self.plans[plan.averaging is not None] = plan
-        self.optimizer, self.key, self.length = plan.optimizer, plan.key, plan.length
-        self.indices, self.weights = plan.indices, plan.weights
-        self.slots, self.counts = plan.slots, plan.counts
-        self.slot = -1 if plan.length else int(plan.slots[0])
-
-    def chosen(self) -> Any:
-        """Return the plan of the next step, or None if it does not exist yet."""
-        counts = self.optimizer._index_update_count.array
-        if counts is not self.counts:  # positions in the array may have changed
-            return None
-        counted = set(counts[self.slots].tolist()) if self.slot < 0 else (counts.item(self.slot),)
-        return self.plans.get(not self.averages.rest(self.optimizer, counted))
-
-    def step(self, factor: float, objects: tuple[Any, Any, Any]) -> int:
-        """Update with the plan of this step; return a negative number if no plan fits."""
-        plan, (index, grad, weight) = self.chosen(), objects
-        if plan is None:
-            return -1
-        if type(grad) is list and not plan.small:
-            grad = tuple(grad)  # keeps the arrays alive if another thread changes the list
-        return 0 if plan.call_again(index, grad, weight) else -1
 
 
 def exact_copy(exact: Exact) -> Any:

@@ -3,9 +3,7 @@
 Tests: ``tests/optimizer/test_groups.py``.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -15,7 +13,6 @@ from numpy.typing import NDArray
 from fastopt._engine.plan import Plan
 from fastopt._engine.step_sums import SummedPlan
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import cpu_calls
 from fastopt._kernels.layout import DONE
 
 __all__ = ["Joint"]
@@ -45,7 +42,7 @@ class Joint:
         Whether each tensor must be updated before the next.
     """
 
-    small = alternates = False
+    small = False
 
     def __init__(
         self,
@@ -71,9 +68,6 @@ class Joint:
             for own in self.places
         ]
         self.only = self.plans[0] if len(parts) == 1 else None
-        self.small_parts = all(plan.small and not plan.optimizer.may_skip for plan in self.plans)
-        self.entries: list[partial[Any]] = []
-        self.versions: list[int] = []
         if self.only is None:
             for plan in self.plans:
                 plan.small = False  # all parts are counted before any is updated
@@ -154,25 +148,8 @@ class Joint:
             return only.quick_call(objects)
         if not self.fits(*objects):
             return False
-        if self.entries and self.versions == [plan.optimizer.version for plan in self.plans]:
-            with uninterrupted:
-                # A loop in C: nothing raises between two calls.
-                deque(map(partial.__call__, self.entries), 0)
-        else:
-            self.step()
+        self.step()
         return True
-
-    def _bind(self) -> None:
-        """Bind the kernels that count and update small parts if none of them can fail."""
-        self.entries = []
-        if not (self.small_parts and self.settled):
-            return
-        for plan in self.plans:
-            (group,) = plan.groups
-            kernel = cpu_calls.whole(group.table.layout, *group.compiled, False)
-            entry = plan.planner.compiled(plan.indices[0], kernel, group.context, 0)
-            self.entries.append(partial(entry, group.context, 0))
-        self.versions = [plan.optimizer.version for plan in self.plans]
 
     def step(self, factor: float = 1.0) -> int:
         """Update with gradients times `factor`, after :meth:`fits` has entered the arrays."""
@@ -182,14 +159,11 @@ class Joint:
         else:
             with uninterrupted:
                 self._step(factor)
-                if stays:
-                    self._bind()
         self.version = self.optimizer.version if stays else -1
         return 0
 
     def _step(self, factor: float) -> None:
         """Count the step and compute the hyper-parameters of all parts, then launch them."""
-        self.entries = []
         counts, largest = self.optimizer._index_update_count, self.optimizer.num_update
         new = [[i for i in dict.fromkeys(plan.indices) if i not in counts] for plan in self.plans]
         tables: list[Any] = []

@@ -183,9 +183,6 @@ class Plan:
         Weight averaging of the step.
     """
 
-    alternates = False
-    """Whether it holds several plans for different steps."""
-
     def __init__(
         self,
         planner: Any,
@@ -337,8 +334,6 @@ class Plan:
         """Update by the shortest path if the plan fits the call, else return False."""
         if self.version == self.optimizer.version:
             return self.quick_call((index, grad, weight))
-        if self.small:
-            return self.step(1.0, (index, grad, weight)) >= 0
         return self.fits(index, grad, weight) and not self.step()
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:

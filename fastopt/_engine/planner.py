@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
-from fastopt._engine.averaging import Alternating, Averages, AveragingStep
+from fastopt._engine.averaging import Averages, AveragingStep
 from fastopt._engine.device_plan import DevicePlan
 from fastopt._engine.hyper import hyper_of
 from fastopt._engine.lazy_decay import decay_of
@@ -242,9 +242,8 @@ class Planner:
             plan.averaging.keep()
         plan.release()
         self.records.note(self, plan.indices, plan.weights)
-        if plan.kept and self.averages is not None and self.averages.average.alternates:
-            self.keep(plan.key, Alternating(self.averages, self.plans.get(plan.key), plan))
-        elif plan.kept:
+        alternates = self.averages is not None and self.averages.average.alternates
+        if plan.kept and not alternates:  # the next step may need another plan
             self.keep(plan.key, plan)
 
     def _grouped(self, tables: Sequence[Table]) -> list[tuple[Table, list[int]]]:

@@ -117,7 +117,7 @@ class Shared:
         self.words[w.CARRIES] = int(hyper.carries)
         self.words[w.AHEAD] = not optimizer.rates_before_count
         self.words[w.NAMES], self.words[w.OWN] = len(names), len(rule.hyper)
-        self.words[w.RESCALE] = rule.rescale
+        self.words[w.RESCALE] = rule.rescale if optimizer.folds else -1
         self.words[w.WIDE] = layout.real is np.float64
         self.words[w.VALUES] = self.values.ctypes.data
         if hyper.correct is not None:
@@ -389,6 +389,8 @@ class Records:
         Whether the settings of the updater and its optimizer admit records.
     quick : bool
         Whether a call may be entered before it is checked in Python.
+    direct : bool
+        Whether nothing is done in Python before.
     prepares : bool
         Whether gradients are accumulated.
     live : bool
@@ -405,15 +407,17 @@ class Records:
         Whether gradients are measured, to undo a loss scale or to clip their global norm.
     clips : bool
         Whether gradients are clipped unit by unit.
+    measures : bool
+        Whether gradients are measured, clipped or accumulated before an update.
     factors : bool
         Whether gradients are multiplied by a factor, so that rules need ``rescale_grad``.
     """
 
     def __init__(self) -> None:
         self.version = self.mode_version = self.multipliers_version = -1
-        self.usable = self.quick = False
+        self.usable = self.quick = self.direct = False
         self.live = self.norms = self.prepares = self.asks = self.begins = False
-        self.by_tensor = self.clips = self.factors = False
+        self.by_tensor = self.clips = self.factors = self.measures = False
         self.sums: list[Any] = []
         self.mode: Any = None
         self.rescale: Any = None
@@ -482,9 +486,15 @@ class Records:
                     shared.given = shared.fixed = None
                 else:
                     shared.fill(shared.optimizer.lr, again=only_rates)
-        self.quick = self.usable and not optimizer.unchecked
+        self.admit(optimizer)
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
         self.version = version  # last, as an exception may come before
+
+    def admit(self, optimizer: Any) -> None:
+        """Admit calls before they are checked in Python, if the multipliers have been checked."""
+        self.quick = self.usable and not optimizer.unchecked
+        self.measures = self.norms or self.clips or self.prepares
+        self.direct = self.quick and not (self.live or self.measures)
 
     def _follow(self, updater: Any) -> None:
         """Follow the changes of attributes besides VALUES."""
@@ -517,7 +527,7 @@ class Records:
         self.slots.clear()
         self.kept, self.shared, self.rows, self.asked = {}, {}, {}, {}
         self.version = self.mode_version = -1
-        self.quick = False
+        self.quick = self.direct = False
         self.tensors[:] = 0
 
     def _find_slots(self, optimizer: Any) -> None:
@@ -1117,7 +1127,7 @@ class Records:
         check_apart(context, dict(zip(names, others, strict=True)))
         parts = len(exact)
         kinds = [state_kind(array.dtype) for array in (*exact, *arrays)]
-        real, scaled = real_of(exact[0].dtype), self.factors and rule.rescale < 0
+        real, scaled = real_of(exact[0].dtype), self.factors and not optimizer.folds
         wide = scaled or self.clips  # gradients are changed before the update
         layout = Layout(
             rule,
@@ -1222,7 +1232,7 @@ class Records:
 
 def is_served(optimizer: Any) -> bool:
     """Whether records support the attributes of an optimizer."""
-    unserved = optimizer.accumulates or optimizer.sparse_decay != "touched"
+    unserved = optimizer.is_accumulating or optimizer.sparse_decay != "touched"
     return optimizer.native and not unserved
 
 

@@ -16,7 +16,7 @@ from fastopt._kernels.table import Table, launch
 from fastopt.optimizer.optimizer import Index, Optimizer
 from fastopt.sparse import RowSparse
 
-__all__ = ["Entry", "Waiting", "Windows"]
+__all__ = ["Entry", "Windows"]
 
 Entry = tuple[Index, Any, Any]
 """Index, weight and gradient."""
@@ -59,31 +59,6 @@ class Sums(Planner):
         """See :meth:`Planner.table <fastopt._engine.planner.Planner.table>`."""
         context = label(index, self.optimizer.idx2name)
         return table_of(context, accumulate, (header(weight),), grad, ())
-
-
-class Waiting:
-    """Placeholder for the plan of a call that has only accumulated gradients so far.
-
-    Parameters
-    ----------
-    indices, weights : list
-        Indices and weights of the call.
-    single : bool
-        Whether the call passes a single index instead of lists.
-    """
-
-    version = -1
-    small = False
-    alternates = True
-
-    def __init__(self, indices: list[Index], weights: list[Any], single: bool) -> None:
-        self.indices, self.weights = indices, weights
-        self.length = 0 if single else len(indices)
-        self.key = indices[0] if single else tuple(indices)
-
-    def chosen(self) -> None:
-        """Return None: there is no plan of an update yet."""
-        return
 
 
 class Adder:
@@ -190,11 +165,6 @@ class Windows:
         return calls[0] if calls.count(calls[0]) == len(calls) else -1
 
     # Sums
-
-    def adding(self, key: Any, phase: int) -> Any:
-        """Return what adds the gradients of a call to their sums: its plan, or an adder."""
-        adder = self.adders[phase > 0]
-        return adder.planner.plans.get(key, adder)
 
     def add(self, entries: Sequence[Entry], names: dict[Any, str], single: bool) -> None:
         """Add validated gradients to their sums, without counting the calls."""

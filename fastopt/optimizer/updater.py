@@ -24,7 +24,6 @@ from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
 from fastopt._foreign import as_gradient, as_weight, latest
 from fastopt._interrupts import between_updates, uninterrupted
-from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt._kernels.device_memory import allocated_together, host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
@@ -46,7 +45,7 @@ from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, brief, count, number
 from fastopt.averages import Average, check_average
 from fastopt.checkpoint.resumable import Resumable
-from fastopt.optimizer.accumulation import Entry, Waiting, Windows
+from fastopt.optimizer.accumulation import Entry, Windows
 from fastopt.optimizer.averaged import check_averaged
 from fastopt.optimizer.groups import Groups
 from fastopt.optimizer.optimizer import Array, Index, Optimizer, as_float, create, unused
@@ -366,48 +365,29 @@ class Updater(Resumable):
             An array is on a CUDA device, and numba-cuda or the driver is missing.
         """
         optimizer, records = self.optimizer, self._records
-        if records.quick or records.version != optimizer.version:
-            with optimizer.lock:
-                inside = optimizer.updating.locked()
-                if records.version != optimizer.version and not inside:
+        with optimizer.lock:
+            if optimizer.updating.locked():
+                pass  # reported by the checks
+            elif records.direct and records.version == optimizer.version:
+                status = records.enter(records.context, index, grad, weight)
+                if status == MOVED:
+                    records.note(self.planner, index, weight)
+                elif status < UNKNOWN:
                     with optimizer.updating:
-                        records.refresh(self)
-                ready = records.quick and not inside
-                if ready and records.live:
-                    with optimizer.updating:
-                        ready = records.ask(self.planner, index)
-                    ready = ready and records.version == optimizer.version  # they may change it
-                if ready:
-                    if records.norms or records.clips or records.prepares:
-                        if self._enter_measured(index, grad, weight):
-                            return
-                    else:
-                        status = records.enter(records.context, index, grad, weight)
-                        if status == MOVED:
-                            records.note(self.planner, index, weight)
-                        elif status < UNKNOWN:
-                            with optimizer.updating:
-                                status = records.resolve(self, status, index, grad, weight)
-                        if status >= 0:
-                            if self._info is not STEPPED:
-                                self._info = STEPPED
-                            return
-        try:
-            plan = self._plans.get(tuple(index) if type(index) is list else index)
-        except TypeError:  # unhashable, such as an array; the checks below reject it
-            plan = None
-        if plan is not None:
-            if type(grad) is list and not plan.small:
-                grad = tuple(grad)  # keeps gradients alive if another thread changes the list
-            with optimizer.lock:
-                if plan.version == optimizer.version and plan.small:
-                    # One compiled function checks and updates, so that no other update is inside.
-                    if not optimizer.updating.locked() and plan.quick_call((index, grad, weight)):
-                        if self._info is not STEPPED:
-                            self._info = STEPPED
-                        return
-                elif self._update_again(plan, index, grad, weight):
+                        status = records.resolve(self, status, index, grad, weight)
+                if status >= 0:
+                    if self._info is not STEPPED:
+                        self._info = STEPPED
                     return
+            elif self._enter(index, grad, weight):
+                return
+            if self._plans and self._update_again(index, grad, weight):
+                return
+        self._check_call(index, grad, weight)
+
+    def _check_call(self, index: Any, grad: Any, weight: Any) -> None:
+        """Update after all arguments have been checked, or raise."""
+        optimizer = self.optimizer
         if weight is None:
             named = isinstance(index, (int, str, bytes))
             prefix = f"{label(index, optimizer.idx2name)}: weight is None; " if named else ""
@@ -438,16 +418,35 @@ class Updater(Resumable):
         else:
             self._update_views(indices, grads, weights, single)
 
-    def _enter_measured(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Accumulate, scale and clip the gradients and update, if the arrays have records."""
-        windows = self._windows
-        with uninterrupted, self.optimizer.updating:
-            if windows is not None:
-                return self._enter_window(windows, index, grad, weight)
-            info = self._enter_scaled(index, grad, weight)
-            if info is not None:
-                self._report(info)
-            return info is not None
+    def _enter(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Update parameters that have records, with what Python has to do before.
+
+        If the result is False, nothing has changed, and the call must be checked.
+        """
+        optimizer, records = self.optimizer, self._records
+        with optimizer.updating:
+            if records.version != optimizer.version:
+                records.refresh(self)
+            if not records.quick:
+                return False
+            if records.live and not records.ask(self.planner, index):
+                return False
+            if records.version != optimizer.version:
+                return False  # the multipliers of the user's objects have changed attributes
+            if not records.measures:
+                status: int = records.enter(records.context, index, grad, weight)
+                if status != OK:
+                    status = records.resolve(self, status, index, grad, weight)
+                if status >= 0 and self._info is not STEPPED:
+                    self._info = STEPPED
+                return status >= 0
+            with uninterrupted:
+                if self._windows is not None:
+                    return self._enter_window(self._windows, index, grad, weight)
+                info = self._enter_scaled(index, grad, weight)
+                if info is not None:
+                    self._report(info)
+                return info is not None
 
     def _enter_window(self, windows: Windows, index: Any, grad: Any, weight: Any) -> bool:
         """Add gradients to their sums; when these are complete, update."""
@@ -645,7 +644,7 @@ class Updater(Resumable):
                 optimizer.check_multipliers(indices, waiting)
                 if self.planner.groups is not None and not optimizer.unchecked:
                     self.planner.groups.warn_of_unused([*indices, *waiting])
-            self._records.quick = self._records.usable and not optimizer.unchecked
+            self._records.admit(optimizer)
             with uninterrupted:
                 if self.planner.measures:
                     self._measured_step(indices, grads, weights, single)
@@ -707,61 +706,62 @@ class Updater(Resumable):
                     dict.update(own, before)
             raise
 
-    def _update_again(self, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
-        """Update with a plan if it matches the call, else return False."""
+    def _update_again(self, index: Any, grad: Any, weight: Any) -> bool:
+        """Update with the plan of an earlier call, if there is one that fits; else return False."""
         optimizer = self.optimizer
-        if optimizer.updating.locked():
-            return False  # the caller raises
+        try:
+            plan = self._plans.get(tuple(index) if type(index) is list else index)
+        except TypeError:  # unhashable, such as an array; the checks reject it
+            return False
+        if plan is None or optimizer.updating.locked() or optimizer.unchecked:
+            return False
+        if type(grad) is list:
+            grad = tuple(grad)  # keeps gradients alive if another thread changes the list
         with optimizer.updating:
-            if plan.version == optimizer.version:
-                if not plan.quick_call((index, grad, weight)):
-                    return False
-            elif optimizer.unchecked:
-                return False  # multipliers are checked by the caller
-            elif self.planner.measures:
-                return self._measured_again(plan, index, grad, weight)
-            elif plan.small:
-                if plan.step(1.0, (index, grad, weight)) < 0:
-                    return False
-            elif not plan.fits(index, grad, weight) or plan.step():
+            if not self.planner.measures:
+                fits: bool = plan.call_again(index, grad, weight)
+                if fits and self._info is not STEPPED:
+                    self._info = STEPPED
+                return fits
+            if not plan.folds or self._units is not None:
                 return False
-            if self._info is not STEPPED:
-                self._info = STEPPED
+            with uninterrupted:
+                if self._windows is not None:
+                    return self._add_again(self._windows, plan, index, grad, weight)
+                if not plan.fits(index, grad, weight):
+                    return False
+                self._step_again(plan)
             return True
 
-    def _measured_again(self, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
-        """Accumulate, scale and clip the gradients and update, if the plan matches the call."""
-        with uninterrupted:
-            if self._windows is not None:
-                return self._add_again(self._windows, plan, index, grad, weight)
-            if plan.alternates and (plan := plan.chosen()) is None:
-                return False
-            if not plan.folds:
-                return False
-            if self._units is not None:
-                if (grad := self._clip_again(plan, grad, weight)) is None:
-                    return False
-            elif plan.small and plan.scales:
-                return self._measured_at_once(plan, (index, grad, weight))
-            if not plan.fits(index, grad, weight):
-                return False
-            self._step_again(plan)
-        return True
-
-    def _measured_at_once(self, plan: Plan, objects: tuple[Any, Any, Any]) -> bool:
-        """Like :meth:`_measured_again`, with a single kernel."""
-        optimizer, limit = self.optimizer, self.clip_global_norm
-        scale, norm = scale_of(self.loss_scaler), plan.norm
-        norm[RESCALE] = as_float("rescale_grad", optimizer.rescale_grad)
-        norm[SCALE], norm[LIMIT] = scale, math.inf if limit is None else limit
-        status = plan.step(scale, objects)
-        if status < 0:
+    def _add_again(self, windows: Windows, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
+        """Accumulate gradients with one plan; when the sums are complete, update with another."""
+        indices, phase = plan.indices, windows.phase(plan.indices)
+        adding = windows.adders[phase > 0].planner.plans.get(plan.key)
+        found = [windows.sums.get(each) for each in indices]
+        sums = found if plan.length else found[0]
+        if adding is None or phase < 0 or not plan.fits(index, sums, weight):
             return False
-        length = norm.item(LENGTH)
-        if status == SKIPPED:
-            self._report(overflow(plan.squares(), plan.indices, optimizer.idx2name, length))
-        else:
-            self._report(StepInfo(stepped=True, skipped=False, global_norm=length))
+        finish = partial(windows.finish, indices, windows.after(indices))
+        last, share = phase + 1 == windows.every, 1 / windows.every
+        steady = plan.filled[:1] == (self.optimizer.version,) and plan.settled
+        before = {} if steady or not last else windows.before(indices)
+        adding.done = plan.done = False
+        try:
+            if not adding.call_again(index, grad, sums):
+                return False
+            if last:
+                self._step_again(plan, share)
+            finish()
+        except BaseException:
+            if last and steady and adding.done and not plan.done:
+                self._step_again(plan, share)  # no sum was copied: complete the call
+            if plan.done or (adding.done and not last):
+                finish()
+            else:
+                windows.put_back(before)
+            raise
+        if not last:
+            self._info = ACCUMULATED
         return True
 
     def _step_again(self, plan: Plan, share: float = 1.0) -> None:
@@ -810,64 +810,6 @@ class Updater(Resumable):
             with self.optimizer.lock:
                 counts.settle()
 
-    def _add_again(self, windows: Windows, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
-        """Accumulate gradients with one plan; when the sums are complete, update with another."""
-        indices, phase = plan.indices, windows.phase(plan.indices)
-        found = [windows.sums.get(each) for each in indices]
-        if phase < 0 or not _are(weight, plan.weights, bool(plan.length)):
-            return False
-        adding, sums = windows.adding(plan.key, phase), found if plan.length else found[0]
-        finish = partial(windows.finish, indices, windows.after(indices))
-        adding.done = False
-        if phase + 1 < windows.every:
-            try:
-                if not adding.call_again(index, grad, sums):
-                    return False
-                finish()
-            except BaseException:
-                if adding.done:
-                    finish()
-                raise
-            if self._info is not ACCUMULATED:
-                self._info = ACCUMULATED
-            return True
-        if plan.alternates and (plan := plan.chosen()) is None:
-            return False
-        if self._units is not None or not plan.folds or not plan.fits(index, sums, weight):
-            return False
-        steady = plan.filled[:1] == (self.optimizer.version,) and plan.settled
-        before = {} if steady else windows.before(indices)  # computing hyper-parameters may raise
-        plan.done = False
-        try:
-            if not adding.call_again(index, grad, sums):
-                return False
-            self._step_again(plan, 1 / windows.every)
-            finish()
-        except BaseException:
-            if steady and adding.done and not plan.done:
-                self._step_again(plan, 1 / windows.every)  # no sum was copied: complete the call
-            if plan.done:
-                finish()
-            else:
-                windows.put_back(before)
-            raise
-        return True
-
-    def _clip_again(self, plan: Plan, grad: Any, weight: Any) -> Any:
-        """Return gradients with clipped units, or None if they do not match the plan."""
-        if not _are(weight, plan.weights, bool(plan.length)):
-            return None
-        grads = grad if plan.length else [grad]
-        if plan.length and (type(grad) not in (list, tuple) or len(grad) != plan.length):
-            return None
-        for each, own in zip(grads, plan.weights, strict=True):
-            if type(each) is not np.ndarray or type(own) is not np.ndarray:
-                return None
-            if each.shape != own.shape or each.dtype != own.dtype:
-                return None
-        clipped = self._clipped_units(plan.indices, plan.weights, grads, 1.0)
-        return clipped if plan.length else clipped[0]
-
     def _clipped_units(
         self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
     ) -> list[Any]:
@@ -914,10 +856,6 @@ class Updater(Resumable):
             raise
         if not last:
             self._info = ACCUMULATED
-            waiting = Waiting(indices, [weight for _, weight, _ in entries], single)
-            plan = self._plans.get(waiting.key)
-            if plan is None or not all(map(is_, waiting.weights, plan.weights)):
-                self.planner.keep(waiting.key, waiting)
 
     def _check_summable(self, entries: Sequence[Entry]) -> None:
         """Raise if gradients cannot be accumulated: repeated indices, or lazy rows on a device."""
@@ -1608,12 +1546,3 @@ def get_updater(
         clip_adaptive,
         clip_adaptive_eps,
     )
-
-
-def _are(weights: Any, known: Sequence[Any], listed: bool) -> bool:
-    """Whether the weights of a call are the same objects as those of its plan."""
-    if not listed:
-        return weights is known[0]
-    if type(weights) not in (list, tuple) or len(weights) != len(known):
-        return False
-    return all(map(is_, weights, known))

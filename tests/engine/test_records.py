@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 OF_SUMS = ("lamb", "lans", "novograd")
 LARGE = (300, PARALLEL_FROM // 300 + 1)
-UNSERVED = {"lbsgd", *OF_MATRICES}
+UNSERVED = {*OF_MATRICES}
 """Optimizers that compute in Python in every step."""
 
 

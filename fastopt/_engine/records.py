@@ -25,6 +25,7 @@ from fastopt._engine.clip import STEPPED, overflow, scale_of, squares
 from fastopt._engine.hyper import Hyper, hyper_of
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
+from fastopt._engine.record_rows import ATTRIBUTES, apart, as_rows, integer_words, row_layout
 from fastopt._engine.validate import (
     check,
     check_apart,
@@ -35,7 +36,7 @@ from fastopt._engine.validate import (
     leaves,
 )
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import cpu_addresses, front, measuring
+from fastopt._kernels import cpu_addresses, front, measuring, row_admission
 from fastopt._kernels import record_words as w
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
 from fastopt._kernels.layout import (
@@ -56,7 +57,7 @@ from fastopt._kernels.table import items_of, launch
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
-from fastopt.sparse import is_row_sparse
+from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
 __all__ = ["Records"]
 
@@ -163,8 +164,9 @@ class Form(NamedTuple):
     """Positions in the block of the addresses of these arrays."""
     guards: list[int]
     """Positions in the block of the ids of these arrays."""
-    kernels: Words
-    """Addresses of the loops, whose address is in the block."""
+    kernels: Words | None
+    """Addresses of the loops for dense gradients, whose address is in the block; None if the first
+    gradient is row-sparse."""
 
 
 class Kept(NamedTuple):
@@ -199,8 +201,12 @@ def nesting(state: Any) -> Any:
 def kernels_of(layout: Layout, measured: bool) -> Words:
     """Return the addresses of the loops of a layout; `measured`: also of sums of squares."""
     rule = layout.rule
-    squares = cpu_addresses.squares(layout.grad, layout.real) if measured else 0
-    found = [cpu_addresses.update(layout), squares, len(rule.passes)]
+    squares = 0
+    if measured and layout.sparse:
+        squares = cpu_addresses.row_squares(layout)
+    elif measured:
+        squares = cpu_addresses.squares(layout.grad, layout.real)
+    found = [cpu_addresses.update(layout), squares, int(layout.by_row), len(rule.passes)]
     for step, count in enumerate(rule.sums):
         found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
     return np.array(found, np.int64)
@@ -208,7 +214,7 @@ def kernels_of(layout: Layout, measured: bool) -> Words:
 
 def form_of(
     layout: Layout,
-    kernels: Words,
+    kernels: Words | None,
     weight: Array,
     others: tuple[Array, ...],
     order: int,
@@ -233,7 +239,7 @@ def form_of(
         w.SUMS: np.zeros(len(flat) * max(layout.rule.sums, default=1)),
     }
     numbers = {
-        w.KERNELS: kernels.ctypes.data,
+        w.KERNELS: 0 if kernels is None else kernels.ctypes.data,
         w.GUARDED: len(others),
         w.GUARD_WIDTH: guards.shape[1],
         w.WEIGHT_COLUMN: column,
@@ -309,6 +315,7 @@ class Records:
         self.counts: Any = np.empty(0)
         self.scratch = self.counts
         self.widest = 0
+        self.counting: Words = np.empty(0, np.int64)
         self.norm = np.ones(w.NORM_NUMBERS)
         words = self.words = np.zeros(w.CONTEXT, np.int64)
         self.context: int = words.ctypes.data
@@ -320,6 +327,9 @@ class Records:
         words[w.NUMBERS : w.NUMBERS + 3] = list(map(id, known))
         for place, kind in enumerate([*known, bfloat16_or_none()], w.DTYPES):
             words[place] = 0 if kind is None else kind_word(np.dtype(kind))
+        words[w.SELF], words[w.ROW_SPARSE] = self.context, id(RowSparse)
+        words[w.VALUES_NAME : w.SHAPE_NAME + 1] = list(map(id, ATTRIBUTES))
+        words[w.INTEGERS : w.CONTEXT] = integer_words()
         self._make_capacity(1)
         self.enter: Any = None
 
@@ -493,8 +503,16 @@ class Records:
             return StepInfo(stepped=True, skipped=False, global_norm=norm)
         if type(index) not in (list, tuple):
             index, grad = [index], [grad]
-        sums = squares([(i, None, np.asarray(g), None) for i, g in zip(index, grad, strict=True)])
+        calls = [(i, None, self._whole(i, g), None) for i, g in zip(index, grad, strict=True)]
+        sums = squares(calls)
         return overflow(sums, index, updater.optimizer.idx2name, norm)
+
+    def _whole(self, index: Index, grad: Any) -> Any:
+        """Return a gradient as an array or a RowSparse."""
+        if not is_row_sparse(grad):
+            return np.asarray(grad)
+        words = self.kept[index].record
+        return as_row_sparse(grad, tuple(words[w.LENGTHS :][: words[w.NDIMS]].tolist()))
 
     def admits(self, index: Any, grad: Any, weight: Any) -> bool:
         """Whether a call can be entered, with memory for it; nothing is updated."""
@@ -524,7 +542,7 @@ class Records:
         """Enter a call again with more memory, or on several threads, if its status asks for it."""
         words = self.words
         while status in ROOM:
-            if status == w.NO_ROOM and words[w.NEED] > words[w.ROOM]:
+            if status == w.NO_ROOM and self._lacks_room():
                 self._make_room(int(words[w.NEED]))
             elif status == w.NO_CAPACITY:
                 self._make_capacity(int(words[w.NEED]))
@@ -612,7 +630,11 @@ class Records:
         if self.version != optimizer.version:
             self.refresh(updater)
         exact = {*map(type, indices)} <= {int, str}
-        if not (self.usable and exact) or not indices or any(map(is_row_sparse, grads)):
+        if not (self.usable and exact) or not indices:
+            return None
+        try:
+            grads = as_rows(indices, grads, weights, optimizer.idx2name)
+        except (TypeError, ValueError, AttributeError):  # reported by the full checks
             return None
         status, counted = w.REFUSED, len(optimizer._index_update_count)
         if self.live:
@@ -631,6 +653,8 @@ class Records:
                 if attempt:
                     checked = self._checked(updater, indices, grads, weights)
                 if not self._enroll(updater, new, indices, checked, weights, attempt < 2):
+                    break
+                if not self._provide(updater.planner, indices, checked, attempt > 0):
                     break
                 if self.version != optimizer.version:
                     self.refresh(updater)  # counts may have moved
@@ -661,9 +685,39 @@ class Records:
         """Return the gradients, checked, and copied where kernels cannot read them."""
         checked, names, copies = [], updater.optimizer.idx2name, updater.planner.copies
         for index, grad, weight in zip(indices, grads, weights, strict=True):
-            grad = np.asarray(check(label(index, names), weight, grad, copies.get(index)))
-            checked.append(grad.copy() if np.may_share_memory(grad, weight) else grad)
+            context = label(index, names)
+            grad = check(context, weight, grad, copies.get(index))
+            if isinstance(grad, RowSparse):
+                grad = apart(context, grad)
+            elif np.may_share_memory(grad, weight):
+                grad = grad.copy()
+            checked.append(grad)
         return checked
+
+    def _provide(
+        self, planner: Any, indices: Sequence[Index], grads: Sequence[Any], dense: bool
+    ) -> bool:
+        """Enter the loops for row-sparse gradients where they are missing, or also for `dense` ones.
+
+        Returns whether records support all of them.
+        """
+        for index, grad in zip(indices, grads, strict=True):
+            kept, sparse = self.kept.get(index), isinstance(grad, RowSparse)
+            place = w.ROW_KERNELS if sparse else w.KERNELS
+            if kept is None or not (sparse or dense) or kept.words[place]:
+                continue
+            own, layout = planner.of(index), kept.layout
+            if sparse:
+                found = row_layout(own, index, layout, kept.words)
+                if found is None:
+                    return False
+                layout = found
+            with own.compiling(index):
+                kernels = kernels_of(layout, self.norms)
+                if sparse and not self.words[w.ADMIT_ROWS]:
+                    self.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
+            kept.words[place] = kernels.ctypes.data
+        return True
 
     def _enroll(
         self,
@@ -686,7 +740,8 @@ class Records:
             if type(weight) is not np.ndarray or weight.ndim > w.AXES:
                 return False
             if index not in self.slots:
-                state, averages = updater._state(index, weight), updater.planner.averages
+                sparse, averages = isinstance(grads[k], RowSparse), updater.planner.averages
+                state = updater._state(index, weight, sparse)
                 averaging = averages and averages.step(planners[index].optimizer, [index])
                 with_average = grads[k], weight, state, averaging
                 if not self._create(planners[index], index, *with_average, known):
@@ -728,6 +783,7 @@ class Records:
         same = getattr(grad, "dtype", None) == weight.dtype
         key: Any = (rule, weight.dtype, weight.shape, order, same, nesting(state), self.norms)
         key += (type(optimizer), optimizer.multi_precision, optimizer.rounding)
+        key += (isinstance(grad, RowSparse),)
         form = FORMS.get(key) if known and copy is None else None
         if form is None or any(starmap(np.may_share_memory, combinations(arrays, 2))):
             form = self._form(planner, index, grad, weight, state, rule, average)
@@ -786,8 +842,10 @@ class Records:
             flags = array.flags
             if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
                 return None
-        with planner.compiling(index):
-            kernels = kernels_of(layout, self.norms)
+        kernels = None
+        if not isinstance(grad, RowSparse):
+            with planner.compiling(index):
+                kernels = kernels_of(layout, self.norms)
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
         places = {id(array): k for k, array in enumerate([*leaves(state), *average])}
         positions = [places[id(array)] for array in others if id(array) in places]
@@ -852,11 +910,20 @@ class Records:
 
     # Memory
 
+    def _lacks_room(self) -> bool:
+        """Whether the last call needs more scratch memory, or more numbers that count rows."""
+        words = self.words
+        return bool(words[w.NEED] > words[w.ROOM] or words[w.NEED_COUNTED] > words[w.COUNTED])
+
     def _make_room(self, size: int) -> None:
         """Allocate scratch memory."""
         self.scratch = np.empty(size and max(size + 64, 1 << 16), np.uint8)
         self.words[w.SCRATCH] = self.scratch.ctypes.data + (-self.scratch.ctypes.data % 64)
         self.words[w.ROOM] = max(len(self.scratch) - 64, 0)
+        if self.words[w.NEED_COUNTED] > self.words[w.COUNTED]:
+            self.counting = np.arange(max(2 * self.words[w.NEED_COUNTED], 1024))
+            self.words[w.COUNTING] = self.counting.ctypes.data
+            self.words[w.COUNTED] = len(self.counting)
 
     def _make_capacity(self, count: int) -> None:
         """Allocate rows for the tensors of a call, and for the memory ranges that it writes."""

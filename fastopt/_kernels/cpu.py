@@ -46,7 +46,7 @@ from fastopt._kernels.storage import (
 from fastopt._kernels.vectors import prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
 
-__all__ = ["dense", "element_loop", "flush_decay", "lazy"]
+__all__ = ["dense", "element_loop", "flush_decay", "lazy", "lazy_loop"]
 
 STEP = 128
 """Elements that are prefetched at a time, in updates that draw random numbers: their arithmetic
@@ -111,9 +111,16 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
 
     Chunk starts and sizes are in indexed rows.
     """
-    if layout.coded:
-        return compiled(lazy_blocks(layout), layout.rule, parallel)
-    rule, real, catch_up = layout.rule, layout.real, layout.catch_up
+    return compiled(lazy_loop(layout), layout.rule, parallel)
+
+
+def lazy_loop(layout: Layout) -> Callable:
+    """Return the function of :func:`lazy`, without compiling it."""
+    return lazy_blocks(layout) if layout.coded else _lazy(layout)
+
+
+def _lazy(layout: Layout) -> Callable:
+    real, catch_up = layout.real, layout.catch_up
     update, kinds, gradient_of = element_step(layout), layout.weight, row_gradient(layout)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state = layout.first_state
@@ -147,7 +154,7 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                     keep_state(states, i, state, rounding, draws)
         table[0, DONE] = 1
 
-    return compiled(lazy, rule, parallel)
+    return lazy
 
 
 @cache

@@ -36,7 +36,6 @@ from fastopt._kernels.noise import stream_key
 from fastopt._kernels.objects import (
     Object,
     address,
-    after,
     call,
     doubles,
     keep_alive,
@@ -48,7 +47,8 @@ from fastopt._kernels.objects import (
     unsigned,
     words,
 )
-from fastopt._kernels.strided import copy_strided, rounded, size_of
+from fastopt._kernels.row_admission import enter_rows, row_room, rows_before, work_of
+from fastopt._kernels.strided import copy_grad, copy_weight, grad_bytes
 from fastopt.kernels.rule import scalar
 
 __all__ = ["enter", "run"]
@@ -93,13 +93,13 @@ def begin(tensor):
     row, grad, weight = words(record[w.ROW]), tensor[w.T_GRAD], tensor[w.T_WEIGHT]
     own = scratch = tensor[w.T_SCRATCH]
     if tensor[w.T_GRAD_COPIED]:
-        strides, code = after(tensor, w.T_GRAD_STRIDES), tensor[w.T_GRAD_CODE]
-        copy_strided(record, strides, grad, code, scratch, record[w.GRAD_CODE], False)
-        grad, own = scratch, scratch + rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+        copy_grad(tensor, record, scratch)
+        grad, own = scratch, scratch + grad_bytes(tensor, record)
     if tensor[w.T_COPIED]:
-        strides, code = after(tensor, w.T_STRIDES), record[w.WEIGHT_CODE]
-        copy_strided(record, strides, weight, code, own, code, False)
+        copy_weight(tensor, record, own, False)
         weight = own
+    if tensor[w.T_LISTED]:
+        enter_rows(tensor, row)
     row[record[w.WEIGHT_COLUMN]], row[record[w.GRAD_COLUMN]] = weight, grad
 
 
@@ -108,15 +108,14 @@ def end(tensor):
     """Copy a weight back."""
     record = words(tensor[w.T_RECORD])
     if tensor[w.T_COPIED]:
-        own, code = words(record[w.ROW])[record[w.WEIGHT_COLUMN]], record[w.WEIGHT_CODE]
-        strides = after(tensor, w.T_STRIDES)
-        copy_strided(record, strides, tensor[w.T_WEIGHT], code, own, code, True)
+        copy_weight(tensor, record, words(record[w.ROW])[record[w.WEIGHT_COLUMN]], True)
 
 
 @scalar
-def reduce(record, step, first, count):
+def reduce(tensor, step, first, count):
     """Compute the sums of chunks of a reduction."""
-    kernels, place = words(record[w.KERNELS]), w.PASS + w.PASS_WORDS * step
+    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
+    place = w.PASS + w.PASS_WORDS * step
     each = kernels[place + 2]
     partial = record[w.SUMS] + 8 * each * first
     for k in range(each * count):
@@ -126,9 +125,10 @@ def reduce(record, step, first, count):
 
 
 @scalar
-def finalize(record, step):
+def finalize(tensor, step):
     """Compute the hyper-parameters that follow from the sums of a reduction."""
-    finish = words(record[w.KERNELS])[w.PASS + w.PASS_WORDS * step + 1]
+    record = words(tensor[w.T_RECORD])
+    finish = words(tensor[w.T_KERNELS])[w.PASS + w.PASS_WORDS * step + 1]
     call(
         finish,
         record[w.FLAT],
@@ -146,11 +146,11 @@ def update(x, k):
     record = words(tensor[w.T_RECORD])
     advance(x, record)
     begin(tensor)
-    kernels = words(record[w.KERNELS])
+    kernels = words(tensor[w.T_KERNELS])
     for step in range(kernels[w.PASSES]):
-        reduce(record, step, 0, record[w.FLAT_COUNT])
-        finalize(record, step)
-    call(kernels[w.UPDATE], record[w.CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
+        reduce(tensor, step, 0, record[w.FLAT_COUNT])
+        finalize(tensor, step)
+    call(kernels[w.UPDATE], tensor[w.T_CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
     end(tensor)
 
 
@@ -167,36 +167,49 @@ def enter_call(context, index, grad, weight):
     if status < 0:
         return status
     asks = x[w.SCHEDULED] != 0 or x[w.TIMED] != 0
-    total, need, largest = 0, 0, 0
+    total, need, largest, listed, counted = 0, 0, 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
         record = words(tensor[w.T_RECORD])
         if words(record[w.HYPER])[w.VALID] == 0 and (x[w.ASKED] >= 0 or not asks):
             return w.REFUSED
-        total += record[w.SIZE]
+        total += work_of(tensor, record)
+        if tensor[w.T_LISTED]:
+            tensor[w.T_REGION] = x[w.SCRATCH] + listed
+            listed, counted = listed + row_room(tensor, record), max(counted, tensor[w.T_COUNT])
         if tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]:
             size = scratch_of(tensor)
-            tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
+            tensor[w.T_SCRATCH] = need
             need, largest = need + size, max(largest, size)
     large = total >= x[w.LARGE_FROM]
-    x[w.NEED] = need if large else largest
-    if x[w.NEED] > x[w.ROOM]:
+    x[w.NEED], x[w.NEED_COUNTED] = listed + (need if large else largest), counted + 1
+    if x[w.NEED] > x[w.ROOM] or (listed > 0 and counted >= x[w.COUNTED]):
         return w.NO_ROOM
+    if large and x[w.THREADS] == 0 and not x[w.CHECKS]:
+        return w.IS_LARGE
+    for k in range(n):
+        tensor = tensor_of(x, k)
+        own_scratch = tensor[w.T_SCRATCH] if large else 0
+        tensor[w.T_SCRATCH] = x[w.SCRATCH] + listed + own_scratch
+        if tensor[w.T_LISTED]:
+            call(x[w.LIST_ROWS], context, k, 0, 0, 0)
+            if tensor[w.T_STATUS] < 0:
+                return tensor[w.T_STATUS]
     if x[w.CHECKS]:
         return w.OK
-    if large and x[w.THREADS] == 0:
-        return w.IS_LARGE
-    if not large:
-        for k in range(n):
-            tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
     grads, weights, asked = items_of(x, grad), items_of(x, weight), x[w.ASKED] >= 0
     for k in range(n if large else 0):
         tensor = tensor_of(x, k)
         tensor[w.T_GRAD_ID] = grad if own == 0 else words(grads)[k]
+        if tensor[w.T_LISTED]:
+            tensor[w.T_GRAD_ID] = tensor[w.T_VALUES]
         tensor[w.T_WEIGHT_ID] = weight if own == 0 else words(weights)[k]
         keep_alive(tensor[w.T_GRAD_ID])
         keep_alive(tensor[w.T_WEIGHT_ID])
     thread = release_gil() if large else 0
+    for k in range(n if listed > 0 else 0):
+        if tensor_of(x, k)[w.T_LISTED]:
+            call(x[w.ORDER_ROWS], context, k, 0, 0, 0)
     if x[w.MEASURE] and not asked:
         shared = large and x[w.RUN] != 0
         call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
@@ -277,8 +290,11 @@ def are_apart(x, n):
 
 
 @scalar
-def cut(place, record):
-    """Return the number of items before an element, in whole cache lines."""
+def cut(place, tensor):
+    """Return the number of items before some work, in whole cache lines of dense tensors."""
+    record = words(tensor[w.T_RECORD])
+    if tensor[w.T_LISTED] and words(tensor[w.T_KERNELS])[w.BY_ROW]:
+        return rows_before(place, tensor, work_of(tensor, record))
     size, items = record[w.SIZE], record[w.ITEM_COUNT]
     if place <= 0 or place >= size:
         return 0 if place <= 0 else items
@@ -302,26 +318,27 @@ def share_of(x, phase, first, last, share, shares):
         return
     total, before = 0, 0
     for k in range(first, last):
-        record = words(tensor_of(x, k)[w.T_RECORD])
-        total += record[w.SIZE] if phase == UPDATES else record[w.FLAT_COUNT]
+        tensor = tensor_of(x, k)
+        record = words(tensor[w.T_RECORD])
+        total += work_of(tensor, record) if phase == UPDATES else record[w.FLAT_COUNT]
     low, high = total * share // shares, total * (share + 1) // shares
     chunk = np.empty(3, np.int64)
     chunk[0] = 0
     for k in range(first, last):
-        record = words(tensor_of(x, k)[w.T_RECORD])
-        kernels = words(record[w.KERNELS])
+        tensor = tensor_of(x, k)
+        record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
         if phase == UPDATES:
-            chunk[1] = cut(low - before, record)
-            chunk[2] = cut(high - before, record) - chunk[1]
+            chunk[1] = cut(low - before, tensor)
+            chunk[2] = cut(high - before, tensor) - chunk[1]
             if chunk[2] > 0:
                 place = np.int64(chunk.ctypes.data)
                 call(kernels[w.UPDATE], place, 1, record[w.ROW], record[w.FIELDS], 0)
-            before += record[w.SIZE]
+            before += work_of(tensor, record)
         else:
             count, step = record[w.FLAT_COUNT], phase - REDUCTIONS
             start, stop = max(low - before, 0), min(high - before, count)
             if start < stop and step < kernels[w.PASSES]:
-                reduce(record, step, start, stop - start)
+                reduce(tensor, step, start, stop - start)
             before += count
 
 
@@ -335,7 +352,7 @@ def run_call(context, n, threads, _, __):
             tensor = tensor_of(x, k)
             record = words(tensor[w.T_RECORD])
             advance(x, record)
-            passes = max(passes, words(record[w.KERNELS])[w.PASSES])
+            passes = max(passes, words(tensor[w.T_KERNELS])[w.PASSES])
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
                 begin(tensor)
@@ -349,9 +366,9 @@ def run_call(context, n, threads, _, __):
                     share_of(x, phase, first, last, share, threads)
             if phase >= REDUCTIONS:
                 for k in range(first, last):
-                    record = words(tensor_of(x, k)[w.T_RECORD])
-                    if phase - REDUCTIONS < words(record[w.KERNELS])[w.PASSES]:
-                        finalize(record, phase - REDUCTIONS)
+                    tensor = tensor_of(x, k)
+                    if phase - REDUCTIONS < words(tensor[w.T_KERNELS])[w.PASSES]:
+                        finalize(tensor, phase - REDUCTIONS)
 
 
 @cache

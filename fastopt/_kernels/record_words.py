@@ -20,14 +20,16 @@ KIND = numpy_abi.KIND // 8
 LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFFF
 
 # Words of a record. Addresses are those of arrays that the owner of the records keeps alive.
+# KERNELS are the loops for dense gradients, ROW_KERNELS for row-sparse ones, 0 before the first.
 (KERNELS, COUNT, CARRIED, HYPER, FIELDS, SUMS, ROW, GUARDS, GUARDED, GUARD_WIDTH, WEIGHT_COLUMN,
  GRAD_COLUMN, WEIGHT_DTYPE, WEIGHT_CODE, GRAD_CODE, ORDER, NDIMS, SIZE, BYTES, ITEM_COUNT, CHUNKS,
  FLAT, FLAT_COUNT, KEYED, NUMBER, SEED, MARK, INDEX_ID, WEIGHT_ID, CLEAR_WEIGHT, CLEAR_GRAD,
- LENGTHS) = range(32)  # fmt: skip
+ ROW_KERNELS, LENGTHS) = range(33)  # fmt: skip
 RECORD = LENGTHS + AXES
 
-# Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
-UPDATE, SQUARES, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 3
+# Words of the loops of a layout: addresses, and for each reduction two of them and its sums. BY_ROW:
+# chunks of an update consist of indexed rows.
+UPDATE, SQUARES, BY_ROW, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 3
 
 # Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
 # the step that they are corrected for, the values before the correction, and those after it;
@@ -35,23 +37,35 @@ UPDATE, SQUARES, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 3
 (PREPARE, CARRIES, NAMES, OWN, RESCALE, WIDE, VALUES, CARRIED_NUMBERS, VALID,
  HYPER_WORDS) = range(10)  # fmt: skip
 
-# Words of a tensor of a call.
+# Words of a tensor of a call. Those from T_VALUES on are of row-sparse gradients: the arrays, the
+# number of indices with memory for them, whether they ascend, the rows as kernels read them, and
+# the chunks that are measured; see :mod:`fastopt._kernels.row_admission`.
 (T_RECORD, T_WEIGHT, T_COPIED, T_LOW, T_HIGH, T_GRAD, T_GRAD_CODE, T_GRAD_COPIED, T_GRAD_LOW,
- T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_MEASURED,
- T_STRIDES) = range(15)  # fmt: skip
+ T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_MEASURED, T_KERNELS, T_CHUNKS, T_LISTED,
+ T_STATUS, T_VALUES, T_INDICES, T_COUNT, T_REGION, T_ASCENDS, T_ROWS, T_STARTS, T_ORDER, T_CUTS,
+ T_CUT_COUNT, T_CUT_SUMS, T_CHUNK, _, T_SEGMENTS, T_GRAD_AXES, T_STRIDES) = range(34)  # fmt: skip
 T_GRAD_STRIDES = T_STRIDES + AXES
-TENSOR = T_GRAD_STRIDES + AXES
+T_GRAD_LENGTHS = T_GRAD_STRIDES + AXES
+TENSOR = T_GRAD_LENGTHS + AXES
+
+INTEGER_KINDS = 10
+"""Number of integer dtypes; some have the same size."""
 
 # Words of the context. DTYPES are those of float32, float64, float16 and bfloat16, NUMBERS the
 # types of NumPy's scalars of the first three. SCHEDULED and TIMED say that hyper-parameters depend
 # on the number of the update, and on the tensors' counts: those of the call are UPDATE_NUMBER and
 # TIME, and ASKED the number for which they were computed, else -1. CHECKS: only check the call.
+# SELF is the context's own address, COUNTING that of the numbers from 0 to COUNTED - 1, and INTEGERS
+# has the dtypes of row indices with their sizes, negative for signed ones.
 (SLOTS, TENSORS, CAPACITY, COUNTS, NORM, MEASURE, MEASURE_LARGE, SCRATCH, ROOM, NEED, SCHEDULED,
  TIMED, UPDATE_NUMBER, TIME, ASKED, LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY,
- LIST, TUPLE, INT, INT64, STR, FLOAT, CHECKS, DONE) = range(30)  # fmt: skip
-DTYPES = DONE + 1
+ LIST, TUPLE, INT, INT64, STR, FLOAT, CHECKS, DONE, SELF, ADMIT_ROWS, LIST_ROWS, ORDER_ROWS,
+ COUNTING, COUNTED, NEED_COUNTED, ROW_SPARSE, VALUES_NAME, INDICES_NAME,
+ SHAPE_NAME) = range(41)  # fmt: skip
+DTYPES = SHAPE_NAME + 1
 NUMBERS = DTYPES + 4
-CONTEXT = NUMBERS + 3
+INTEGERS = NUMBERS + 3
+CONTEXT = INTEGERS + 2 * INTEGER_KINDS
 
 RESCALE_GRAD, SCALE, LIMIT, FACTOR, GLOBAL_NORM, SHARE, NORM_NUMBERS = range(7)
 """Numbers of a measured call, in float64: ``rescale_grad``, the other factor of the gradients, the

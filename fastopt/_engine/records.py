@@ -198,15 +198,18 @@ def nesting(state: Any) -> Any:
 
 
 @cache
-def kernels_of(layout: Layout, measured: bool) -> Words:
-    """Return the addresses of the loops of a layout; `measured`: also of sums of squares."""
+def kernels_of(layout: Layout, measured: bool, numbers: bool = False) -> Words:
+    """Return the addresses of the loops of a layout; `measured`: also of sums of squares.
+
+    With `numbers`, indexed rows have one number each.
+    """
     rule = layout.rule
     squares = 0
     if measured and layout.sparse:
         squares = cpu_addresses.row_squares(layout)
     elif measured:
         squares = cpu_addresses.squares(layout.grad, layout.real)
-    found = [cpu_addresses.update(layout), squares, int(layout.by_row), len(rule.passes)]
+    found = [cpu_addresses.update(layout, numbers), squares, int(layout.by_row), len(rule.passes)]
     for step, count in enumerate(rule.sums):
         found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
     return np.array(found, np.int64)
@@ -697,7 +700,7 @@ class Records:
     def _provide(
         self, planner: Any, indices: Sequence[Index], grads: Sequence[Any], dense: bool
     ) -> bool:
-        """Enter the loops for row-sparse gradients where they are missing, or also for `dense` ones.
+        """Enter the missing loops for row-sparse gradients, and with `dense` for others.
 
         Returns whether records support all of them.
         """
@@ -713,7 +716,8 @@ class Records:
                     return False
                 layout = found
             with own.compiling(index):
-                kernels = kernels_of(layout, self.norms)
+                numbers = sparse and kept.words[w.NDIMS] == 1
+                kernels = kernels_of(layout, self.norms, numbers)
                 if sparse and not self.words[w.ADMIT_ROWS]:
                     self.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
             kept.words[place] = kernels.ctypes.data

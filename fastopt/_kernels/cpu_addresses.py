@@ -14,7 +14,7 @@ import numpy as np
 from numba import carray, types
 
 from fastopt._kernels.compiling import address_of
-from fastopt._kernels.cpu import element_loop, lazy_loop
+from fastopt._kernels.cpu import element_loop, lazy_loop, number_loop
 from fastopt._kernels.cpu_rows import row_loop
 from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
 from fastopt._kernels.layout import Layout
@@ -32,8 +32,13 @@ ON_STEP = types.void(types.float64, types.int64, types.int64)
 
 
 @cache
-def update(layout: Layout) -> int:
-    """Return the address of the function that applies the rule to chunks."""
+def update(layout: Layout, numbers: bool = False) -> int:
+    """Return the address of the function that applies the rule to chunks.
+
+    With `numbers`, indexed rows have one number each.
+    """
+    if numbers and layout.lazy and not layout.coded:
+        return _on_chunks(layout, "numbers", scalar(number_loop(layout)), 0)
     if layout.rule.row:
         loop = row_loop(layout)
     else:

@@ -154,19 +154,9 @@ def update(x, k):
     end(tensor)
 
 
-def enter_call(context, index, grad, weight):
-    """Update the tensors of a call; return a status."""
-    x, index, grad, weight = words(context), address(index), address(grad), address(weight)
-    n, own = 1, items_of(x, index)
-    x[w.CALL_NUMBER] += 1
-    x[w.REPEATS] = x[w.DONE] = 0
-    if own == 0:
-        status = admit(x, 0, index, grad, weight)
-    else:
-        n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
-    if status < 0:
-        return status
-    asks = x[w.SCHEDULED] != 0 or x[w.TIMED] != 0
+@scalar
+def need_of(x, n, asks):
+    """Enter the work of a call and the memory that it needs; return a status."""
     total, need, largest, listed, counted = 0, 0, 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
@@ -181,50 +171,94 @@ def enter_call(context, index, grad, weight):
             size = scratch_of(tensor)
             tensor[w.T_SCRATCH] = need
             need, largest = need + size, max(largest, size)
-    large = total >= x[w.LARGE_FROM]
-    x[w.NEED], x[w.NEED_COUNTED] = listed + (need if large else largest), counted + 1
+    x[w.WORK], x[w.LISTED] = total, listed
+    x[w.NEED] = listed + (need if total >= x[w.LARGE_FROM] else largest)
+    x[w.NEED_COUNTED] = counted + 1
     if x[w.NEED] > x[w.ROOM] or (listed > 0 and counted >= x[w.COUNTED]):
         return w.NO_ROOM
-    if large and x[w.THREADS] == 0 and not x[w.CHECKS]:
+    if total >= x[w.LARGE_FROM] and x[w.THREADS] == 0 and not x[w.CHECKS]:
         return w.IS_LARGE
+    return w.OK
+
+
+@scalar
+def take_memory(x, n, large):
+    """Enter where tensors have their scratch memory, and copy row indices; return a status.
+
+    Tensors of small calls share the memory of copies, as they are updated one by one.
+    """
     for k in range(n):
         tensor = tensor_of(x, k)
-        own_scratch = tensor[w.T_SCRATCH] if large else 0
-        tensor[w.T_SCRATCH] = x[w.SCRATCH] + listed + own_scratch
+        own = tensor[w.T_SCRATCH] if large else 0
+        tensor[w.T_SCRATCH] = x[w.SCRATCH] + x[w.LISTED] + own
         if tensor[w.T_LISTED]:
-            call(x[w.LIST_ROWS], context, k, 0, 0, 0)
+            call(x[w.LIST_ROWS], x[w.SELF], k, 0, 0, 0)
             if tensor[w.T_STATUS] < 0:
                 return tensor[w.T_STATUS]
-    if x[w.CHECKS]:
-        return w.OK
-    grads, weights, asked = items_of(x, grad), items_of(x, weight), x[w.ASKED] >= 0
-    for k in range(n if large else 0):
-        tensor = tensor_of(x, k)
-        tensor[w.T_GRAD_ID] = grad if own == 0 else words(grads)[k]
-        if tensor[w.T_LISTED]:
-            tensor[w.T_GRAD_ID] = tensor[w.T_VALUES]
-        tensor[w.T_WEIGHT_ID] = weight if own == 0 else words(weights)[k]
-        keep_alive(tensor[w.T_GRAD_ID])
-        keep_alive(tensor[w.T_WEIGHT_ID])
-    thread = release_gil() if large else 0
-    for k in range(n if listed > 0 else 0):
+    return w.OK
+
+
+@scalar
+def hold(x, k, grad, weight):
+    """Keep the arrays of a tensor alive while the GIL is released."""
+    tensor = tensor_of(x, k)
+    tensor[w.T_GRAD_ID] = tensor[w.T_VALUES] if tensor[w.T_LISTED] else grad
+    tensor[w.T_WEIGHT_ID] = weight
+    keep_alive(tensor[w.T_GRAD_ID])
+    keep_alive(tensor[w.T_WEIGHT_ID])
+
+
+@scalar
+def run_admitted(x, n, status, asks):
+    """Measure, count and update the tensors of an admitted call; return its status."""
+    shared, asked = x[w.WORK] >= x[w.LARGE_FROM] and x[w.RUN] != 0, x[w.ASKED] >= 0
+    for k in range(n if x[w.LISTED] else 0):
         if tensor_of(x, k)[w.T_LISTED]:
-            call(x[w.ORDER_ROWS], context, k, 0, 0, 0)
+            call(x[w.ORDER_ROWS], x[w.SELF], k, 0, 0, 0)
     if x[w.MEASURE] and not asked:
-        shared = large and x[w.RUN] != 0
-        call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
+        call(x[w.MEASURE_LARGE if shared else w.MEASURE], x[w.SELF], n, x[w.THREADS], 0, 0)
         if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
-            status = w.SKIPPED
-    if status == w.SKIPPED:
-        pass
-    elif asks and n > 0 and not asked:
-        status = w.ASKS
-    elif large and x[w.RUN] != 0:
-        call(x[w.RUN], context, n, x[w.THREADS], 0, 0)
+            return w.SKIPPED
+    if asks and n > 0 and not asked:
+        return w.ASKS
+    if shared:
+        call(x[w.RUN], x[w.SELF], n, x[w.THREADS], 0, 0)
     else:
         for k in range(n):
             update(x, k)
-    if large:
+    return status
+
+
+def enter_call(context, index, grad, weight):
+    """Update the tensors of a call; return a status."""
+    x, index, grad, weight = words(context), address(index), address(grad), address(weight)
+    n, own = 1, items_of(x, index)
+    x[w.CALL_NUMBER] += 1
+    x[w.REPEATS] = x[w.DONE] = 0
+    if own == 0:
+        status = admit(x, 0, index, grad, weight)
+    else:
+        n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
+    if status < 0:
+        return status
+    asks = x[w.SCHEDULED] != 0 or x[w.TIMED] != 0
+    refused = need_of(x, n, asks)
+    large = x[w.WORK] >= x[w.LARGE_FROM]
+    if refused == w.OK and (large or x[w.NEED] > 0):
+        refused = take_memory(x, n, large)
+    if refused < 0 or x[w.CHECKS]:
+        return refused
+    if not large:
+        status = run_admitted(x, n, status, asks)
+    else:
+        grads, weights = items_of(x, grad), items_of(x, weight)
+        for k in range(n):
+            if own == 0:
+                hold(x, k, grad, weight)
+            else:
+                hold(x, k, words(grads)[k], words(weights)[k])
+        thread = release_gil()
+        status = run_admitted(x, n, status, asks)
         restore_gil(thread)
         for k in range(n):
             release(tensor_of(x, k)[w.T_GRAD_ID])

@@ -27,8 +27,8 @@ LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFF
  ROW_KERNELS, LENGTHS) = range(33)  # fmt: skip
 RECORD = LENGTHS + AXES
 
-# Words of the loops of a layout: addresses, and for each reduction two of them and its sums. BY_ROW:
-# chunks of an update consist of indexed rows.
+# Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
+# BY_ROW: chunks of an update consist of indexed rows.
 UPDATE, SQUARES, BY_ROW, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 3
 
 # Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
@@ -55,13 +55,14 @@ INTEGER_KINDS = 10
 # types of NumPy's scalars of the first three. SCHEDULED and TIMED say that hyper-parameters depend
 # on the number of the update, and on the tensors' counts: those of the call are UPDATE_NUMBER and
 # TIME, and ASKED the number for which they were computed, else -1. CHECKS: only check the call.
-# SELF is the context's own address, COUNTING that of the numbers from 0 to COUNTED - 1, and INTEGERS
-# has the dtypes of row indices with their sizes, negative for signed ones.
+# SELF is the context's own address, COUNTING that of the numbers from 0 to COUNTED - 1, LISTED the
+# bytes of scratch memory for rows, WORK the cost of the call in elements. INTEGERS has the dtypes
+# of row indices with their sizes, negative for signed ones.
 (SLOTS, TENSORS, CAPACITY, COUNTS, NORM, MEASURE, MEASURE_LARGE, SCRATCH, ROOM, NEED, SCHEDULED,
  TIMED, UPDATE_NUMBER, TIME, ASKED, LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY,
  LIST, TUPLE, INT, INT64, STR, FLOAT, CHECKS, DONE, SELF, ADMIT_ROWS, LIST_ROWS, ORDER_ROWS,
- COUNTING, COUNTED, NEED_COUNTED, ROW_SPARSE, VALUES_NAME, INDICES_NAME,
- SHAPE_NAME) = range(41)  # fmt: skip
+ COUNTING, COUNTED, NEED_COUNTED, WORK, LISTED, ROW_SPARSE, VALUES_NAME, INDICES_NAME,
+ SHAPE_NAME) = range(43)  # fmt: skip
 DTYPES = SHAPE_NAME + 1
 NUMBERS = DTYPES + 4
 INTEGERS = NUMBERS + 3

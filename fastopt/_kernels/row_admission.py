@@ -147,6 +147,9 @@ def admit_indices(x, tensor, indices):
     if array[w.TYPE] == x[w.LIST]:
         tensor[w.T_COUNT] = array[w.LENGTH]
         return 1
+    if array[w.TYPE] == x[w.INT] or array[w.TYPE] == x[w.INT64]:
+        tensor[w.T_COUNT] = 1
+        return 0
     if array[w.TYPE] != x[w.NDARRAY] or array[w.FLAGS] & ALIGNED == 0:
         return -1
     ndim = array[w.NDIM] & w.LOW_HALF
@@ -260,12 +263,19 @@ def copy_indices(x, tensor, rows):
         for i in range(count):
             rows[i] = integer_of(x, words(array[w.ITEMS])[i])
         return
+    if array[w.TYPE] != x[w.NDARRAY]:
+        rows[0] = integer_of(x, indices)
+        return
     size, place = integer_size(x, indices), array[w.DATA]
     if array[w.FLAGS] & C_ORDER:
         for i in range(count):
             rows[i] = integer_at(place + abs(size) * i, size)
         return
-    ndim, shape, strides = array[w.NDIM] & w.LOW_HALF, words(array[w.SHAPE]), words(array[w.STRIDES])
+    ndim, shape, strides = (
+        array[w.NDIM] & w.LOW_HALF,
+        words(array[w.SHAPE]),
+        words(array[w.STRIDES]),
+    )
     for i in range(count):
         offset, rest = 0, i
         for axis in range(ndim - 1, -1, -1):
@@ -291,8 +301,30 @@ def list_rows(context, k, _, __, ___):
     tensor[w.T_ASCENDS] = ascends
 
 
+@scalar
+def are_unique(rows, count, height, bits):
+    """Whether no row is repeated, if that is found sooner than the rows are sorted; else False.
+
+    `bits` is memory of ``4 * (count + 1)`` words, more than a bit for each row of the table.
+    """
+    if height > 256 * count:
+        return False
+    for word in range(height // 64 + 1):
+        bits[word] = 0
+    for i in range(count):
+        row = rows[i]
+        bit = 1 << (row & 63)
+        if bits[row >> 6] & bit:
+            return False
+        bits[row >> 6] |= bit
+    return True
+
+
 def order_rows(context, k, _, __, ___):
-    """Order the rows of tensor `k`, and divide them into chunks."""
+    """Order the rows of tensor `k`, and divide them into chunks.
+
+    Rows that are updated one by one need no order, only if their squares are summed.
+    """
     x = words(context)
     tensor = tensor_of(x, k)
     record = words(tensor[w.T_RECORD])
@@ -300,7 +332,11 @@ def order_rows(context, k, _, __, ___):
     places = region + 8 * count
     cuts = tensor[w.T_CUTS] = places + 8 * segments.PLACES * (count + 1)
     tensor[w.T_CUT_SUMS] = cuts + 24 * (count // step + 1)
-    if tensor[w.T_ASCENDS]:
+    by_row, height = words(tensor[w.T_KERNELS])[w.BY_ROW] != 0, record[w.LENGTHS]
+    any_order = by_row and x[w.MEASURE] == 0
+    if tensor[w.T_ASCENDS] or (
+        any_order and are_unique(words(region), count, height, words(places))
+    ):
         tensor[w.T_ROWS], tensor[w.T_SEGMENTS] = region, count
         tensor[w.T_STARTS] = tensor[w.T_ORDER] = x[w.COUNTING]
         found = (count + step - 1) // step
@@ -312,13 +348,13 @@ def order_rows(context, k, _, __, ___):
         tensor[w.T_ORDER] = places + 16 * (count + 1)
         tensor[w.T_SEGMENTS], found = segments.sort_rows(
             carray(words(region), (count,)),
-            record[w.LENGTHS],
+            height,
             step,
             carray(words(places), (segments.PLACES, count + 1)),
             carray(words(cuts), (count // step + 1, 3)),
         )
     tensor[w.T_CUT_COUNT] = found
-    if words(tensor[w.T_KERNELS])[w.BY_ROW]:
+    if by_row:
         tensor[w.T_CHUNK] = tensor[w.T_CHUNK + 1] = 0  # one chunk of all rows
         place = x[w.TENSORS] + 8 * (w.TENSOR * k + w.T_CHUNK)
         tensor[w.T_CHUNKS] = place

@@ -57,7 +57,7 @@ def apart(context: str, grad: RowSparse) -> RowSparse:
     return listed(context, (np.array(grad.values, order="C"), grad.indices), grad.shape)
 
 
-def row_layout(planner: Any, index: Index, layout: Layout, record: Any) -> Layout | None:
+def row_layout(planner: Any, layout: Layout, record: Any) -> Layout | None:
     """Return the layout of row-sparse gradients of a record; None if records do not support them.
 
     `layout` is that of dense gradients.

@@ -57,13 +57,22 @@ ON_CALL = types.void(*[types.int64] * 5)
 
 
 @scalar
-def advance(x, record):
-    """Count an update of a tensor, and write the hyper-parameters of the step."""
+def count(x, tensor, record):
+    """Count an update of a tensor, and return its number."""
+    if x[w.EACH] and tensor[w.T_COUNT] >= 0:
+        return tensor[w.T_COUNT]
     counts = words(x[w.COUNTS])
     t = counts[record[w.COUNT]] + 1
     counts[record[w.COUNT]] = t
     counts[0] = max(counts[0], t)
-    hyper = words(record[w.HYPER])
+    return t
+
+
+@scalar
+def advance(x, tensor):
+    """Count an update of a tensor, write its hyper-parameters, and choose its record."""
+    record, hyper = words(tensor[w.T_RECORD]), words(tensor[w.T_HYPER])
+    t = count(x, tensor, record)
     values, names, rescale = doubles(hyper[w.VALUES]), hyper[w.NAMES], hyper[w.RESCALE]
     source = 1
     if hyper[w.PREPARE]:
@@ -82,8 +91,16 @@ def advance(x, record):
             doubles(record[w.FIELDS])[f] = value
         else:
             singles(record[w.FIELDS])[f] = np.float32(value)
+    if hyper[w.SKIPS]:
+        tensor[w.T_RECORD], tensor[w.T_LISTED] = x[w.NOTHING], 0
+        tensor[w.T_KERNELS] = words(x[w.NOTHING])[w.KERNELS]
+    elif hyper[w.RESTS] and record[w.RESTING]:
+        resting = words(record[w.RESTING])
+        tensor[w.T_RECORD] = record[w.RESTING]
+        tensor[w.T_KERNELS] = resting[w.ROW_KERNELS if tensor[w.T_LISTED] else w.KERNELS]
     if record[w.KEYED]:
-        unsigned(record[w.ROW])[KEY] = stream_key(record[w.SEED], record[w.NUMBER], t)
+        row = unsigned(words(tensor[w.T_RECORD])[w.ROW])
+        row[KEY] = stream_key(record[w.SEED], record[w.NUMBER], t)
 
 
 @scalar
@@ -143,30 +160,30 @@ def finalize(tensor, step):
 def update(x, k):
     """Count and update one tensor."""
     tensor = tensor_of(x, k)
-    record = words(tensor[w.T_RECORD])
-    advance(x, record)
+    advance(x, tensor)
     begin(tensor)
-    kernels = words(tensor[w.T_KERNELS])
+    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
     for step in range(kernels[w.PASSES]):
         reduce(tensor, step, 0, record[w.FLAT_COUNT])
         finalize(tensor, step)
-    call(kernels[w.UPDATE], tensor[w.T_CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
+    if kernels[w.UPDATE]:
+        call(kernels[w.UPDATE], tensor[w.T_CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
     end(tensor)
 
 
 @scalar
-def need_of(x, n, asks):
+def need_of(x, n):
     """Enter the work of a call and the memory that it needs; return a status."""
     total, need, largest, listed, counted = 0, 0, 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
         record = words(tensor[w.T_RECORD])
-        if words(record[w.HYPER])[w.VALID] == 0 and (x[w.ASKED] >= 0 or not asks):
+        if words(tensor[w.T_HYPER])[w.VALID] == 0 and (x[w.ASKED] or not x[w.ASKING]):
             return w.REFUSED
         total += work_of(tensor, record)
         if tensor[w.T_LISTED]:
             tensor[w.T_REGION] = x[w.SCRATCH] + listed
-            listed, counted = listed + row_room(tensor, record), max(counted, tensor[w.T_COUNT])
+            listed, counted = listed + row_room(tensor, record), max(counted, tensor[w.T_LENGTH])
         if tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]:
             size = scratch_of(tensor)
             tensor[w.T_SCRATCH] = need
@@ -209,17 +226,17 @@ def hold(x, k, grad, weight):
 
 
 @scalar
-def run_admitted(x, n, status, asks):
+def run_admitted(x, n, status):
     """Measure, count and update the tensors of an admitted call; return its status."""
-    shared, asked = x[w.WORK] >= x[w.LARGE_FROM] and x[w.RUN] != 0, x[w.ASKED] >= 0
+    shared = x[w.WORK] >= x[w.LARGE_FROM] and x[w.RUN] != 0
     for k in range(n if x[w.LISTED] else 0):
         if tensor_of(x, k)[w.T_LISTED]:
             call(x[w.ORDER_ROWS], x[w.SELF], k, 0, 0, 0)
-    if x[w.MEASURE] and not asked:
+    if x[w.MEASURE] and not x[w.ASKED]:
         call(x[w.MEASURE_LARGE if shared else w.MEASURE], x[w.SELF], n, x[w.THREADS], 0, 0)
         if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
             return w.SKIPPED
-    if asks and n > 0 and not asked:
+    if x[w.ASKING] and n > 0 and not x[w.ASKED]:
         return w.ASKS
     if shared:
         call(x[w.RUN], x[w.SELF], n, x[w.THREADS], 0, 0)
@@ -234,22 +251,21 @@ def enter_call(context, index, grad, weight):
     x, index, grad, weight = words(context), address(index), address(grad), address(weight)
     n, own = 1, items_of(x, index)
     x[w.CALL_NUMBER] += 1
-    x[w.REPEATS] = x[w.DONE] = 0
+    x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
     if own == 0:
         status = admit(x, 0, index, grad, weight)
     else:
         n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
     if status < 0:
         return status
-    asks = x[w.SCHEDULED] != 0 or x[w.TIMED] != 0
-    refused = need_of(x, n, asks)
+    refused = need_of(x, n)
     large = x[w.WORK] >= x[w.LARGE_FROM]
     if refused == w.OK and (large or x[w.NEED] > 0):
         refused = take_memory(x, n, large)
     if refused < 0 or x[w.CHECKS]:
         return refused
     if not large:
-        status = run_admitted(x, n, status, asks)
+        status = run_admitted(x, n, status)
     else:
         grads, weights = items_of(x, grad), items_of(x, weight)
         for k in range(n):
@@ -258,14 +274,14 @@ def enter_call(context, index, grad, weight):
             else:
                 hold(x, k, words(grads)[k], words(weights)[k])
         thread = release_gil()
-        status = run_admitted(x, n, status, asks)
+        status = run_admitted(x, n, status)
         restore_gil(thread)
         for k in range(n):
             release(tensor_of(x, k)[w.T_GRAD_ID])
             release(tensor_of(x, k)[w.T_WEIGHT_ID])
     x[w.DONE] = status == w.OK or status == w.MOVED
     if x[w.DONE]:
-        x[w.ASKED] = -1
+        x[w.ASKED] = x[w.EACH] = 0
     return status
 
 
@@ -384,8 +400,7 @@ def run_call(context, n, threads, _, __):
         last, passes, copies = first + group, 0, False
         for k in range(first, last):
             tensor = tensor_of(x, k)
-            record = words(tensor[w.T_RECORD])
-            advance(x, record)
+            advance(x, tensor)
             passes = max(passes, words(tensor[w.T_KERNELS])[w.PASSES])
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):

@@ -45,7 +45,7 @@ __all__ = ["addresses", "enter_rows", "row_room", "rows_before", "work_of"]
 def work_of(tensor, record):
     """Return the cost of the update of a tensor, in elements of a dense one."""
     if tensor[w.T_LISTED] and words(tensor[w.T_KERNELS])[w.BY_ROW]:
-        return tensor[w.T_COUNT] * words(record[w.ROW])[WIDTH] * ROW_COST
+        return tensor[w.T_LENGTH] * words(record[w.ROW])[WIDTH] * ROW_COST
     return record[w.SIZE]
 
 
@@ -58,7 +58,7 @@ def step_of(record):
 @scalar
 def row_room(tensor, record):
     """Return the bytes for the rows of a gradient: indices, their order, chunks and their sums."""
-    count = tensor[w.T_COUNT]
+    count = tensor[w.T_LENGTH]
     chunks = count // step_of(record) + 1
     return rounded(8 * (count + segments.PLACES * (count + 1) + 4 * chunks))
 
@@ -76,7 +76,7 @@ def rows_before(place, tensor, work):
     rows, starts = tensor[w.T_SEGMENTS], words(tensor[w.T_STARTS])
     if place <= 0 or place >= work:
         return 0 if place <= 0 else rows
-    target = (rows + tensor[w.T_COUNT]) * place // work
+    target = (rows + tensor[w.T_LENGTH]) * place // work
     low, high = 0, rows
     while low < high:
         middle = (low + high) // 2
@@ -145,10 +145,10 @@ def admit_indices(x, tensor, indices):
     """Return the number of dimensions of row indices, and enter their number; -1 if refused."""
     array, count = words(indices), 1
     if array[w.TYPE] == x[w.LIST]:
-        tensor[w.T_COUNT] = array[w.LENGTH]
+        tensor[w.T_LENGTH] = array[w.LENGTH]
         return 1
     if array[w.TYPE] == x[w.INT] or array[w.TYPE] == x[w.INT64]:
-        tensor[w.T_COUNT] = 1
+        tensor[w.T_LENGTH] = 1
         return 0
     if array[w.TYPE] != x[w.NDARRAY] or array[w.FLAGS] & ALIGNED == 0:
         return -1
@@ -157,7 +157,7 @@ def admit_indices(x, tensor, indices):
         return -1
     for axis in range(ndim):
         count *= words(array[w.SHAPE])[axis]
-    tensor[w.T_COUNT] = count
+    tensor[w.T_LENGTH] = count
     return ndim
 
 
@@ -176,14 +176,14 @@ def admit_values(x, tensor, record, values, indices, before):
         length = record[w.LENGTHS + 1 + axis - before]
         if axis < before:
             is_list = words(indices)[w.TYPE] == x[w.LIST]
-            length = tensor[w.T_COUNT] if is_list else words(words(indices)[w.SHAPE])[axis]
+            length = tensor[w.T_LENGTH] if is_list else words(words(indices)[w.SHAPE])[axis]
         if shape[axis] != length:
             return w.REFUSED
         stride = strides[axis]
         tensor[w.T_GRAD_LENGTHS + axis], tensor[w.T_GRAD_STRIDES + axis] = length, stride
         low, high = low + min((length - 1) * stride, 0), high + max((length - 1) * stride, 0)
     first = tensor[w.T_GRAD] = array[w.DATA]
-    empty = tensor[w.T_COUNT] == 0 or record[w.SIZE] == 0
+    empty = tensor[w.T_LENGTH] == 0 or record[w.SIZE] == 0
     tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH] = first + low, first + high
     if empty:
         tensor[w.T_GRAD_LOW] = tensor[w.T_GRAD_HIGH] = first
@@ -258,7 +258,7 @@ def integer_of(x, value):
 def copy_indices(x, tensor, rows):
     """Copy row indices of any integer dtype and memory order to `rows`."""
     indices = tensor[w.T_INDICES]
-    count, array = tensor[w.T_COUNT], words(indices)
+    count, array = tensor[w.T_LENGTH], words(indices)
     if array[w.TYPE] == x[w.LIST]:
         for i in range(count):
             rows[i] = integer_of(x, words(array[w.ITEMS])[i])
@@ -288,7 +288,7 @@ def list_rows(context, k, _, __, ___):
     """Copy the indices of tensor `k`, and refuse those out of range."""
     x = words(context)
     tensor = tensor_of(x, k)
-    rows, count = words(tensor[w.T_REGION]), tensor[w.T_COUNT]
+    rows, count = words(tensor[w.T_REGION]), tensor[w.T_LENGTH]
     height, last, ascends = words(tensor[w.T_RECORD])[w.LENGTHS], -1, True
     copy_indices(x, tensor, rows)
     tensor[w.T_STATUS] = w.OK
@@ -328,7 +328,7 @@ def order_rows(context, k, _, __, ___):
     x = words(context)
     tensor = tensor_of(x, k)
     record = words(tensor[w.T_RECORD])
-    region, count, step = tensor[w.T_REGION], tensor[w.T_COUNT], step_of(record)
+    region, count, step = tensor[w.T_REGION], tensor[w.T_LENGTH], step_of(record)
     places = region + 8 * count
     cuts = tensor[w.T_CUTS] = places + 8 * segments.PLACES * (count + 1)
     tensor[w.T_CUT_SUMS] = cuts + 24 * (count // step + 1)

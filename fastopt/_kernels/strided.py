@@ -111,7 +111,7 @@ def form_of(record):
 def grad_elements(tensor, record):
     """Return the number of elements of a gradient, or of the values of a row-sparse one."""
     if tensor[w.T_LISTED]:
-        return tensor[w.T_COUNT] * (record[w.SIZE] // max(record[w.LENGTHS], 1))
+        return tensor[w.T_LENGTH] * (record[w.SIZE] // max(record[w.LENGTHS], 1))
     return record[w.SIZE]
 
 

@@ -174,6 +174,10 @@ class Windows:
         """Return the incomplete sums, on the host."""
         return {index: _on_host(self.sums[index]) for index in self.calls}
 
+    def clear(self) -> None:
+        """Drop all incomplete sums; their memory is used again."""
+        self.calls = {}
+
     def is_last(self, index: Index) -> bool:
         """Whether the next call of an index updates it."""
         return self.calls.get(index, 0) + 1 >= self.every

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import is_
 from typing import Any, Literal, overload
@@ -14,6 +14,7 @@ from fastopt._arrays import Gradient, Weight
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.clip import STEPPED, measured, overflow, scale_of, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
+from fastopt._engine.device_plan import DevicePlan
 from fastopt._engine.mixed_precision import has_master, set_master, split_state
 from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Call, Planner
@@ -24,11 +25,21 @@ from fastopt._engine.validate import as_lists, check, check_index, is_listed, la
 from fastopt._foreign import as_gradient, as_weight, latest
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
-from fastopt._kernels.device_memory import host, placed
+from fastopt._kernels.device_memory import allocated_together, host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import DONE, FACTOR, MOVED, OK, REPEATS, UNKNOWN
+from fastopt._kernels.record_words import (
+    BFLOAT16,
+    DONE,
+    FACTOR,
+    FLOAT16,
+    MOVED,
+    OK,
+    REPEATS,
+    UNKNOWN,
+    WEIGHT_CODE,
+)
 from fastopt._naming import constructs
 from fastopt._structure import copied, mapped
 from fastopt.amp import LossScaler, StepInfo
@@ -45,6 +56,9 @@ __all__ = ["Updater", "get_updater"]
 
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
+
+CREATE = "create_state", "create_state_multi_precision"
+"""Methods that create states."""
 
 ACCUMULATED = StepInfo(stepped=False, skipped=False)
 """Outcome of a call that only accumulated its gradients."""
@@ -200,6 +214,7 @@ class Updater(Resumable):
     @property
     def info(self) -> StepInfo:
         """Outcome of the last call, with Prodigy including its distance estimate."""
+        self._settle()
         sums, info = self.optimizer.step_sums, self._info
         return info if sums is None else info._replace(d=sums.d)
 
@@ -294,6 +309,7 @@ class Updater(Resumable):
             return self._attributes()
 
     def _attributes(self) -> dict[str, Any]:
+        self._settle()
         hidden = {"planner", "_plans", "_records", "_units"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
@@ -770,12 +786,49 @@ class Updater(Resumable):
 
     def _step_again(self, plan: Plan, share: float = 1.0) -> None:
         """Update with a plan whose array arguments are set, and gradients times `share`."""
+        if isinstance(plan, DevicePlan) and self._deferred(plan, share):
+            return
         info, factor = self._measured(lambda: self._squares(plan, ()), plan.indices, share)
         if info.stepped:
             plan.step(factor * share)
         else:
             plan.release()
         self._report(info)
+
+    def _deferred(self, plan: DevicePlan, share: float) -> bool:
+        """Update on a device without waiting for the norm, whose outcome is reported later.
+
+        Returns False, with nothing changed, if the host must know the norm first.
+        """
+        scaler, limit, names = self.loss_scaler, self.clip_global_norm, self.optimizer.idx2name
+        if scaler is None and limit is None:
+            return False
+        indices, awaited = plan.indices, StepInfo(stepped=False, skipped=False)
+
+        def finish(norm: float, sums: Callable[[], Any] | None) -> None:
+            info = StepInfo(stepped=True, skipped=False, global_norm=norm)
+            if not math.isfinite(norm):
+                info = overflow(sums() if sums else np.empty(0), indices, names, norm)
+            if self._info is awaited:
+                vars(self)["_info"] = info
+            if scaler is not None:
+                scaler.update(overflow=info.skipped)
+
+        rescale_grad = as_float("rescale_grad", self.optimizer.rescale_grad)
+        bound = math.inf if limit is None else limit
+        if not plan.deferred((rescale_grad * share, scale_of(scaler), bound, share), finish):
+            return False
+        vars(self)["_info"] = awaited
+        if scaler is not None:
+            scaler._awaited = self._settle
+        return True
+
+    def _settle(self) -> None:
+        """Wait for the outcomes of steps that a device has counted."""
+        counts = self.optimizer._index_update_count
+        if counts.ahead:
+            with self.optimizer.lock:
+                counts.settle()
 
     def _add_again(self, windows: Windows, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
         """Accumulate gradients with one plan; when the sums are complete, update with another."""
@@ -1037,9 +1090,14 @@ class Updater(Resumable):
     def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
         """Return the calls with states, which are created for new indices."""
         states: dict[Index, Any] = {}
-        for index, weight, grad in checked:
-            if index not in states:
-                states[index] = self._state(index, weight, isinstance(grad, RowSparse))
+        kinds = set(map(type, self.planner.optimizers()))
+        plain = all(  # nothing is done with new arrays
+            getattr(kind, name) is getattr(Optimizer, name) for kind in kinds for name in CREATE
+        )
+        with allocated_together() if plain else nullcontext():
+            for index, weight, grad in checked:
+                if index not in states:
+                    states[index] = self._state(index, weight, isinstance(grad, RowSparse))
         return [(index, weight, grad, states[index]) for index, weight, grad in checked]
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
@@ -1176,6 +1234,71 @@ class Updater(Resumable):
                 raise
             dict.update(self.states, states)
             self._forget_plans()
+
+    def reset(self) -> None:
+        """Start again, as with a new updater: states are zero and no update is counted.
+
+        What the updater knows of the form of its parameters stays, so that the next call costs no
+        more than any other; use it for the episodes of meta-learning or the trials of a search,
+        with the same or other weights of these shapes. Arrays of :attr:`states` are set to zero in
+        place. Where states do not start at zero (masters of half-precision weights, averages,
+        :meth:`~fastopt.optimizer.Optimizer.create_state` of the user), the next update of an index
+        creates its state again from the weight. Schedules start at the first update. Incomplete
+        sums of `accumulate` and pending deferred decay are dropped: call :meth:`flush` before if
+        the weights are still needed. Settings, hyper-parameters, the weights, their half-precision
+        copies and the loss scaler do not change.
+
+        An optimizer that several updaters share counts the updates of the indices of this one from
+        the start.
+
+        Raises
+        ------
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler; or the weights
+            hold their averages.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.get_updater(optimizer.Adam(learning_rate=0.1))
+        >>> for episode in range(2):
+        ...     updater.reset()
+        ...     weight = np.zeros(2)
+        ...     for _ in range(3):
+        ...         updater(0, np.array([1.0, -2.0]), weight)
+        ...     print(weight.round(6), updater.optimizer.num_update)
+        [-0.3  0.3] 3
+        [-0.3  0.3] 3
+        """
+        planner, records = self.planner, self._records
+        with between_updates(self.optimizer.lock, "reset()"), uninterrupted:
+            if self._averages is not None:
+                self._averages.check_free()
+                self._averages.arrays.clear()
+            known = {*self.states, *records.kept, *(self._windows.calls if self._windows else ())}
+            planner.plans.clear()
+            for index, state in list(self.states.items()):
+                if self._restarts_at_zero(index):
+                    for array in leaves(state):
+                        array.fill(0)
+                else:
+                    dict.pop(self.states, index)
+                    dict.pop(self.states_synced, index, None)
+                    records.drop(index)
+            if self._windows is not None:
+                self._windows.clear()
+            for optimizer in planner.optimizers():
+                optimizer.restart(known)
+            self._info = StepInfo(stepped=False, skipped=False)
+
+    def _restarts_at_zero(self, index: Index) -> bool:
+        """Whether a new state of a parameter consists of zeros in the memory of the present one."""
+        kept, optimizer = self._records.kept.get(index), self.planner.of(index).optimizer
+        if kept is None or self._averages is not None or not optimizer.starts_at_zero:
+            return False
+        is_half = kept.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
+        return not (optimizer.multi_precision and is_half) and index not in optimizer.row_decay
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Set a half-precision copy of a float32 weight, which every update writes too.

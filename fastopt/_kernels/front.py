@@ -48,7 +48,7 @@ from fastopt._kernels.objects import (
     words,
 )
 from fastopt._kernels.row_admission import enter_rows, row_room, rows_before, work_of
-from fastopt._kernels.strided import copy_grad, copy_weight, grad_bytes
+from fastopt._kernels.strided import copy_grad, copy_weight, grad_bytes, grad_elements
 from fastopt.kernels.rule import scalar
 
 __all__ = ["enter", "run"]
@@ -104,7 +104,18 @@ def advance(x, tensor):
 
 
 @scalar
-def begin(tensor):
+def scale(code, place, count, factor):
+    """Multiply numbers by a factor, in their own precision."""
+    if code == w.FLOAT64:
+        for k in range(count):
+            doubles(place)[k] *= factor
+    else:
+        for k in range(count):
+            singles(place)[k] *= np.float32(factor)
+
+
+@scalar
+def begin(x, tensor):
     """Copy the arrays that are not in the record's order, and enter all addresses."""
     record = words(tensor[w.T_RECORD])
     row, grad, weight = words(record[w.ROW]), tensor[w.T_GRAD], tensor[w.T_WEIGHT]
@@ -112,6 +123,9 @@ def begin(tensor):
     if tensor[w.T_GRAD_COPIED]:
         copy_grad(tensor, record, scratch)
         grad, own = scratch, scratch + grad_bytes(tensor, record)
+    if record[w.SCALED] and doubles(x[w.NORM])[w.FACTOR] != 1:
+        count = grad_elements(tensor, record)
+        scale(record[w.GRAD_CODE], grad, count, doubles(x[w.NORM])[w.FACTOR])
     if tensor[w.T_COPIED]:
         copy_weight(tensor, record, own, False)
         weight = own
@@ -161,7 +175,7 @@ def update(x, k):
     """Count and update one tensor."""
     tensor = tensor_of(x, k)
     advance(x, tensor)
-    begin(tensor)
+    begin(x, tensor)
     record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
     for step in range(kernels[w.PASSES]):
         reduce(tensor, step, 0, record[w.FLAT_COUNT])
@@ -172,8 +186,20 @@ def update(x, k):
 
 
 @scalar
-def need_of(x, n):
-    """Enter the work of a call and the memory that it needs; return a status."""
+def admit_call(x, index, grad, weight):
+    """Check the arguments of a call; return the number of its tensors and a status."""
+    if items_of(x, index) == 0:
+        return 1, admit(x, 0, index, grad, weight)
+    return words(index)[w.LENGTH], admit_list(x, index, grad, weight)
+
+
+@scalar
+def divide_scratch(x, n):
+    """Divide scratch memory among the tensors of a call; return a status.
+
+    The rows of row-sparse gradients come first. Tensors of small calls share the memory of copies,
+    as they are updated one by one.
+    """
     total, need, largest, listed, counted = 0, 0, 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
@@ -184,104 +210,96 @@ def need_of(x, n):
         if tensor[w.T_LISTED]:
             tensor[w.T_REGION] = x[w.SCRATCH] + listed
             listed, counted = listed + row_room(tensor, record), max(counted, tensor[w.T_LENGTH])
-        if tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]:
-            size = scratch_of(tensor)
-            tensor[w.T_SCRATCH] = need
-            need, largest = need + size, max(largest, size)
-    x[w.WORK], x[w.LISTED] = total, listed
-    x[w.NEED] = listed + (need if total >= x[w.LARGE_FROM] else largest)
-    x[w.NEED_COUNTED] = counted + 1
+        size = scratch_of(x, tensor)
+        tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
+        need, largest = need + size, max(largest, size)
+    x[w.LARGE], x[w.LISTED], x[w.NEED_COUNTED] = total >= x[w.LARGE_FROM], listed, counted + 1
+    apart = x[w.LARGE] or x[w.CLIP]
+    x[w.NEED] = listed + (need if apart else largest)
     if x[w.NEED] > x[w.ROOM] or (listed > 0 and counted >= x[w.COUNTED]):
         return w.NO_ROOM
-    if total >= x[w.LARGE_FROM] and x[w.THREADS] == 0 and not x[w.CHECKS]:
+    for k in range(n if listed > 0 or not apart else 0):
+        tensor = tensor_of(x, k)
+        tensor[w.T_SCRATCH] = listed + (tensor[w.T_SCRATCH] if apart else x[w.SCRATCH])
+    if x[w.CLIP] and x[w.REPEATS]:
+        return w.REFUSED
+    if x[w.LARGE] and x[w.THREADS] == 0 and not x[w.CHECKS]:
         return w.IS_LARGE
-    return w.OK
+    return list_all(x, n) if listed > 0 else w.OK
 
 
 @scalar
-def take_memory(x, n, large):
-    """Enter where tensors have their scratch memory, and copy row indices; return a status.
-
-    Tensors of small calls share the memory of copies, as they are updated one by one.
-    """
+def list_all(x, n):
+    """Copy the row indices of a call; return a status."""
     for k in range(n):
         tensor = tensor_of(x, k)
-        own = tensor[w.T_SCRATCH] if large else 0
-        tensor[w.T_SCRATCH] = x[w.SCRATCH] + x[w.LISTED] + own
         if tensor[w.T_LISTED]:
             call(x[w.LIST_ROWS], x[w.SELF], k, 0, 0, 0)
-            if tensor[w.T_STATUS] < 0:
+            if tensor[w.T_STATUS] != w.OK:
                 return tensor[w.T_STATUS]
     return w.OK
 
 
 @scalar
-def hold(x, k, grad, weight):
-    """Keep the arrays of a tensor alive while the GIL is released."""
-    tensor = tensor_of(x, k)
-    tensor[w.T_GRAD_ID] = tensor[w.T_VALUES] if tensor[w.T_LISTED] else grad
-    tensor[w.T_WEIGHT_ID] = weight
-    keep_alive(tensor[w.T_GRAD_ID])
-    keep_alive(tensor[w.T_WEIGHT_ID])
+def hold(x, n, held):
+    """Keep the arrays of a call alive, or release them."""
+    for k in range(n):
+        tensor = tensor_of(x, k)
+        if held:
+            keep_alive(tensor[w.T_GRAD_ID])
+            keep_alive(tensor[w.T_WEIGHT_ID])
+        else:
+            release(tensor[w.T_GRAD_ID])
+            release(tensor[w.T_WEIGHT_ID])
 
 
 @scalar
-def run_admitted(x, n, status):
-    """Measure, count and update the tensors of an admitted call; return its status."""
-    shared = x[w.WORK] >= x[w.LARGE_FROM] and x[w.RUN] != 0
+def perform(x, context, n):
+    """Clip and measure the gradients of a call, and update; return a status."""
+    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not x[w.ASKED] and n > 0
+    if asks and not x[w.MEASURE]:
+        return w.ASKS
     for k in range(n if x[w.LISTED] else 0):
         if tensor_of(x, k)[w.T_LISTED]:
             call(x[w.ORDER_ROWS], x[w.SELF], k, 0, 0, 0)
+    if x[w.CLIP]:
+        call(x[w.CLIP_LARGE if shared else w.CLIP], context, n, x[w.THREADS], 0, 0)
     if x[w.MEASURE] and not x[w.ASKED]:
-        call(x[w.MEASURE_LARGE if shared else w.MEASURE], x[w.SELF], n, x[w.THREADS], 0, 0)
+        call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
         if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
             return w.SKIPPED
-    if x[w.ASKING] and n > 0 and not x[w.ASKED]:
+    if asks:
         return w.ASKS
     if shared:
-        call(x[w.RUN], x[w.SELF], n, x[w.THREADS], 0, 0)
+        call(x[w.RUN], context, n, x[w.THREADS], 0, 0)
     else:
         for k in range(n):
             update(x, k)
-    return status
+    return w.OK
 
 
 def enter_call(context, index, grad, weight):
     """Update the tensors of a call; return a status."""
-    x, index, grad, weight = words(context), address(index), address(grad), address(weight)
-    n, own = 1, items_of(x, index)
+    x = words(context)
     x[w.CALL_NUMBER] += 1
     x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
-    if own == 0:
-        status = admit(x, 0, index, grad, weight)
-    else:
-        n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
+    n, status = admit_call(x, address(index), address(grad), address(weight))
     if status < 0:
         return status
-    refused = need_of(x, n)
-    large = x[w.WORK] >= x[w.LARGE_FROM]
-    if refused == w.OK and (large or x[w.NEED] > 0):
-        refused = take_memory(x, n, large)
-    if refused < 0 or x[w.CHECKS]:
-        return refused
-    if not large:
-        status = run_admitted(x, n, status)
-    else:
-        grads, weights = items_of(x, grad), items_of(x, weight)
-        for k in range(n):
-            if own == 0:
-                hold(x, k, grad, weight)
-            else:
-                hold(x, k, words(grads)[k], words(weights)[k])
+    refusal = divide_scratch(x, n)
+    if refusal != w.OK or x[w.CHECKS]:
+        return refusal
+    thread = 0
+    if x[w.LARGE]:
+        hold(x, n, True)
         thread = release_gil()
-        status = run_admitted(x, n, status)
+    outcome = perform(x, context, n)
+    if x[w.LARGE]:
         restore_gil(thread)
-        for k in range(n):
-            release(tensor_of(x, k)[w.T_GRAD_ID])
-            release(tensor_of(x, k)[w.T_WEIGHT_ID])
-    x[w.DONE] = status == w.OK or status == w.MOVED
-    if x[w.DONE]:
-        x[w.ASKED] = x[w.EACH] = 0
+        hold(x, n, False)
+    if outcome != w.OK:
+        return outcome
+    x[w.DONE], x[w.ASKED], x[w.EACH] = 1, 0, 0
     return status
 
 
@@ -362,7 +380,7 @@ def share_of(x, phase, first, last, share, shares):
     if phase in (COPY, FINISH_COPY):
         for k in range(first + share, last, shares):
             if phase == COPY:
-                begin(tensor_of(x, k))
+                begin(x, tensor_of(x, k))
             else:
                 end(tensor_of(x, k))
         return
@@ -404,7 +422,7 @@ def run_call(context, n, threads, _, __):
             passes = max(passes, words(tensor[w.T_KERNELS])[w.PASSES])
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
-                begin(tensor)
+                begin(x, tensor)
         for number in range(passes + 3):
             # In order: copies, reductions, updates, copies back.
             phase = COPY if number == 0 else REDUCTIONS + number - 1

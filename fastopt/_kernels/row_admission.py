@@ -188,7 +188,8 @@ def admit_values(x, tensor, record, values, indices, before):
     if empty:
         tensor[w.T_GRAD_LOW] = tensor[w.T_GRAD_HIGH] = first
     tensor[w.T_GRAD_AXES], tensor[w.T_GRAD_CODE] = axes, code
-    tensor[w.T_GRAD_COPIED] = (code != wanted or array[w.FLAGS] & C_ORDER == 0) and not empty
+    copied = code != wanted or array[w.FLAGS] & C_ORDER == 0 or record[w.SCALED] != 0
+    tensor[w.T_GRAD_COPIED] = copied and not empty
     low, high = tensor[w.T_GRAD_LOW], tensor[w.T_GRAD_HIGH]
     if (low < tensor[w.T_HIGH] and high > tensor[w.T_LOW]) or meets(record, low, high):
         return w.OK if empty else w.REFUSED
@@ -200,7 +201,7 @@ def check_rows(x, tensor, record, grad):
     """Check a row-sparse gradient, and enter its arrays."""
     values, indices = parts(x, record, grad)
     kernels, ordered = record[w.ROW_KERNELS], record[w.ORDER] == C_ORDER
-    if values == 0 or indices == 0 or kernels == 0 or not ordered:
+    if values == 0 or indices == 0 or kernels == 0 or not ordered or x[w.CLIP]:
         return w.REFUSED
     by_row = words(kernels)[w.BY_ROW] != 0
     if words(values)[w.TYPE] != x[w.NDARRAY] or (tensor[w.T_COPIED] and by_row):
@@ -209,7 +210,7 @@ def check_rows(x, tensor, record, grad):
     if before < 0:
         return w.REFUSED
     tensor[w.T_LISTED], tensor[w.T_KERNELS] = 1, kernels
-    tensor[w.T_VALUES], tensor[w.T_INDICES] = values, indices
+    tensor[w.T_GRAD_ID], tensor[w.T_INDICES] = values, indices
     tensor[w.T_CHUNKS] = record[w.CHUNKS]
     return admit_values(x, tensor, record, values, indices, before)
 

@@ -11,7 +11,8 @@ from fastopt._kernels.half import widen_bfloat16, widen_float16
 from fastopt._kernels.objects import after, doubles, halves, singles
 from fastopt.kernels.rule import scalar
 
-__all__ = ["copy_grad", "copy_weight", "grad_bytes", "rounded", "size_of"]
+__all__ = ["copy_grad", "copy_strided", "copy_weight", "grad_bytes", "grad_elements", "rounded"]
+__all__ += ["size_of"]
 
 
 @scalar
@@ -63,7 +64,7 @@ TILE = 64
 
 
 @scalar
-def copy_strided(form, strides, array, code, scratch, wanted, back):
+def copy_form(form, strides, array, code, scratch, wanted, back):
     """Copy a strided array to contiguous scratch memory, or `back`.
 
     `form` is ``(axes, lengths, elements, backward)``; elements in scratch memory are in C order, or
@@ -108,6 +109,12 @@ def form_of(record):
 
 
 @scalar
+def copy_strided(record, strides, array, code, scratch, wanted, back):
+    """Copy an array of a record's shape to scratch memory in the record's order, or `back`."""
+    copy_form(form_of(record), strides, array, code, scratch, wanted, back)
+
+
+@scalar
 def grad_elements(tensor, record):
     """Return the number of elements of a gradient, or of the values of a row-sparse one."""
     if tensor[w.T_LISTED]:
@@ -130,11 +137,11 @@ def copy_grad(tensor, record, scratch):
         axes, lengths, backward = tensor[w.T_GRAD_AXES], after(tensor, w.T_GRAD_LENGTHS), False
         elements = grad_elements(tensor, record)
     form, strides = (axes, lengths, elements, backward), after(tensor, w.T_GRAD_STRIDES)
-    copy_strided(form, strides, grad, code, scratch, wanted, False)
+    copy_form(form, strides, grad, code, scratch, wanted, False)
 
 
 @scalar
 def copy_weight(tensor, record, scratch, back):
     """Copy a weight to scratch memory in the record's order, or `back`."""
     code, strides = record[w.WEIGHT_CODE], after(tensor, w.T_STRIDES)
-    copy_strided(form_of(record), strides, tensor[w.T_WEIGHT], code, scratch, code, back)
+    copy_strided(record, strides, tensor[w.T_WEIGHT], code, scratch, code, back)

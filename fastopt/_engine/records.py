@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages, AveragingStep
 from fastopt._engine.clip import STEPPED, overflow, scale_of, squares
-from fastopt._engine.hyper import Hyper, hyper_of
+from fastopt._engine.first_calls import Blank, blank_of, states
+from fastopt._engine.hyper import Hyper, hyper_of, reads_no_rates
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import (
@@ -99,9 +100,13 @@ class Shared:
         self.optimizer, self.hyper, self.multipliers = optimizer, hyper, multipliers
         extra = (name for name in hyper.extra if name not in rule.hyper)
         self.names = names = (*rule.hyper, *extra)
-        self.rates = [(name, 1 + names.index(name)) for name in RATES if name in names]
+        self.rates = [0] * len(RATES)
+        """Columns of RATES in `values`, 0 for those that ``hyper()`` computes."""
         self.values = np.zeros(1 + 2 * len(names))
+        self.view: Any = self.values.data
         self.given: Mapping[str, float] | None = None
+        self.fixed: bool | None = None
+        """Whether ``hyper()`` reads no rates, so that it need not be called; None if unknown."""
         self.words: Words = np.zeros(w.HYPER_WORDS, np.int64)
         self.words[w.CARRIES] = int(hyper.carries)
         self.words[w.NAMES], self.words[w.OWN] = len(names), len(rule.hyper)
@@ -110,6 +115,7 @@ class Shared:
         self.words[w.VALUES] = self.values.ctypes.data
         if hyper.correct is not None:
             self.words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
+        self.address = address_of(self.words)
         self.carried: Any = None
 
     def find_carried(self) -> None:
@@ -125,28 +131,40 @@ class Shared:
         With `again`, only these two can have changed. If an argument is invalid, calls are refused,
         and the plan reports the error.
         """
-        optimizer = self.optimizer
+        optimizer, values = self.optimizer, self.view
         self.words[w.VALID] = 0
         lr_mult, wd_mult = self.multipliers
         lr, wd = rate * lr_mult, optimizer.wd * wd_mult
         if not (0 <= lr < inf and -inf < wd < inf):
             return
         try:
-            given = self.hyper.given(optimizer, time, lr, wd)
-            rates = {"rate": rate, "lr": lr, "wd": wd}
-            if again and given == self.given:
-                for name, column in self.rates:
-                    if name not in given:
-                        self.values[column] = rates[name]
-            else:
-                values = optimizer.record(self.rule, self.names, rates, given)
-                self.values[1 : 1 + len(values)] = values
-                immutable = {float, int}.issuperset(map(type, given.values()))
-                self.given = given if immutable else None
+            if not (again and self.fixed):
+                given = self.hyper.given(optimizer, time, lr, wd)
+                if not again or given != self.given:
+                    self._enter(rate, lr, wd, given)
+                if again and self.fixed is None:
+                    self.fixed = self.hyper.constant and reads_no_rates(
+                        self.hyper, optimizer, given
+                    )
         except (TypeError, ValueError):
             return
-        self.values[0] = -1.0
+        for column, value in zip(self.rates, (rate, lr, wd), strict=True):
+            if column:
+                values[column] = value
+        values[0] = -1.0
         self.words[w.VALID] = 1
+
+    def _enter(self, rate: float, lr: float, wd: float, given: Mapping[str, float]) -> None:
+        """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
+        rates = {"rate": rate, "lr": lr, "wd": wd}
+        values = self.optimizer.record(self.rule, self.names, rates, given)
+        self.values[1 : 1 + len(values)] = values
+        self.rates = [
+            1 + self.names.index(name) if name in self.names and name not in given else 0
+            for name in RATES
+        ]
+        immutable = {float, int}.issuperset(map(type, given.values()))
+        self.given, self.fixed = given if immutable else None, None if immutable else False
 
 
 class Form(NamedTuple):
@@ -165,6 +183,10 @@ class Form(NamedTuple):
     """Positions in the block of the ids of these arrays."""
     kernels: Words
     """Addresses of the loops, whose address is in the block."""
+    inside: Words
+    """1 at words with addresses in the block, else 0."""
+    blank: Blank | None = None
+    """The state before the first update, if it is always the same."""
 
 
 class Kept(NamedTuple):
@@ -181,8 +203,22 @@ class Kept(NamedTuple):
 FORMS: dict[Any, Form] = {}
 """Forms of records, whatever the updater."""
 
+BLANKS: dict[Any, Form] = {}
+"""Forms of parameters whose states are zeros at first; see :meth:`Records._alike`."""
+
+FEW = 16
+"""Number of tensors of a call that there is always memory for."""
+
 MOST_FORMS = 4096
 """Number of forms from which they are forgotten."""
+
+
+def remember(forms: dict[Any, Form], key: Any, form: Form) -> None:
+    """Keep a form for other parameters."""
+    if len(forms) >= MOST_FORMS:
+        forms.clear()
+    forms[key] = form
+
 
 INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
@@ -260,6 +296,8 @@ def form_of(
         end += array.size
     block = np.concatenate(pieces)
     block[INSIDE] += block.ctypes.data
+    moving = np.zeros(len(block), np.int64)
+    moving[INSIDE] = 1
     first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]
     return Form(
         block,
@@ -269,6 +307,7 @@ def form_of(
         [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
         [first[1] + k * guards.shape[1] for k in range(len(others))],
         kernels,
+        moving,
     )
 
 
@@ -308,20 +347,24 @@ class Records:
         self.asked: dict[Index, tuple[Any, Any]] = {}
         self.counts: Any = np.empty(0)
         self.scratch = self.counts
-        self.widest = 0
-        self.norm = np.ones(w.NORM_NUMBERS)
-        words = self.words = np.zeros(w.CONTEXT, np.int64)
-        self.context: int = words.ctypes.data
-        words[w.SLOTS], words[w.NORM] = id(self.slots), self.norm.ctypes.data
-        words[w.LARGE_FROM], words[w.ASKED] = PARALLEL_FROM, -1
-        types = np.ndarray, list, tuple, int, np.int64, str, float
-        words[w.NDARRAY : w.FLOAT + 1] = list(map(id, types))
-        known = [np.float32, np.float64, np.float16]
-        words[w.NUMBERS : w.NUMBERS + 3] = list(map(id, known))
-        for place, kind in enumerate([*known, bfloat16_or_none()], w.DTYPES):
-            words[place] = 0 if kind is None else kind_word(np.dtype(kind))
-        self._make_capacity(1)
+        self.widest = 4
+        self._make_memory()
+        self.words[w.SLOTS] = id(self.slots)
         self.enter: Any = None
+
+    def _make_memory(self) -> None:
+        """Allocate the context of calls, and rows for the tensors of small ones."""
+        rows, first = FEW * w.TENSOR, w.CONTEXT + w.NORM_NUMBERS
+        memory = np.zeros(first + rows + 2 * FEW * (1 + self.widest), np.int64)
+        self.context = address_of(memory)
+        words = self.words = memory[: w.CONTEXT]
+        words[:] = blank_context()
+        self.norm = memory[w.CONTEXT : first].view(np.float64)
+        self.norm[:] = 1.0
+        self.tensors, self.spans = memory[first : first + rows], memory[first + rows :]
+        words[w.NORM] = self.context + 8 * w.CONTEXT
+        words[w.TENSORS] = self.context + 8 * first
+        words[w.SPANS], words[w.CAPACITY] = self.context + 8 * (first + rows), FEW
 
     # Settings
 
@@ -356,7 +399,7 @@ class Records:
             only_rates = same and self.rescale == optimizer.rescale_grad and planner.groups is None
             for shared in self.shared.values():
                 if self.asks:
-                    shared.given = None
+                    shared.given = shared.fixed = None
                 else:
                     shared.fill(shared.optimizer.lr, again=only_rates)
         self.quick = self.usable and not optimizer.unchecked
@@ -422,7 +465,7 @@ class Records:
                 self.drop(index)
                 continue
             if shared is not kept.shared:  # in an order that may be interrupted and repeated
-                kept.record[w.HYPER] = shared.words.ctypes.data
+                kept.record[w.HYPER] = shared.address
                 self.kept[index] = kept._replace(shared=shared)
             if self.live:
                 parameter = planner.optimizer.param_dict.get(index)
@@ -681,21 +724,136 @@ class Records:
         planners = {indices[k]: updater.planner.of(indices[k]) for k in places}
         if updater.planner.groups is not None:
             updater.planner.groups.sync()  # new indices may have changed multipliers
+        made: dict[Index, Any] = {}
+        forms = self._alike(updater, planners, places, indices, grads, weights)
+        if forms is None:
+            return False
+        for (_, key), own in forms.items():
+            for n, k in enumerate(own):
+                index, form = indices[k], BLANKS.get(key) if known else None
+                if form is not None:
+                    rest = [indices[j] for j in own[n:]]
+                    made |= self._write_all(planners[index], form, dict.fromkeys(rest))
+                    break
+                if index in self.slots:
+                    continue
+                found = self._enroll_one(
+                    updater, planners[index], index, grads[k], weights[k], known
+                )
+                if found is None:
+                    return False
+                state, form = found
+                made[index] = state
+                if type(key) is tuple:
+                    blank = blank_of(planners[index].optimizer, index, weights[k], state)
+                    if blank is not None:
+                        remember(BLANKS, key, form._replace(blank=blank))
+        if len(forms) > 1:  # in the order of the call
+            made = {indices[k]: made[indices[k]] for k in places if indices[k] in made}
+        dict.update(updater.states, made)
+        dict.update(updater.states_synced, dict.fromkeys(made, True))
+        return True
+
+    def _alike(
+        self,
+        updater: Any,
+        planners: Mapping[Index, Any],
+        places: Sequence[int],
+        indices: Sequence[Index],
+        grads: Sequence[Any],
+        weights: Sequence[Any],
+    ) -> dict[Any, list[int]] | None:
+        """Return the `places` of tensors by planner and what their states and records depend on.
+
+        A tensor whose state does not start at zero is alone under its place. The result is None if
+        records do not support a weight.
+        """
+        forms: dict[Any, list[int]] = {}
+        settings: dict[Any, Any] = {}
+        plain = updater.planner.averages is None and not updater.planner.offsets
+        copies, known = updater.planner.copies, updater.states
         for k in places:
             index, weight = indices[k], weights[k]
             if type(weight) is not np.ndarray or weight.ndim > w.AXES:
-                return False
-            if index not in self.slots:
-                state, averages = updater._state(index, weight), updater.planner.averages
-                averaging = averages and averages.step(planners[index].optimizer, [index])
-                with_average = grads[k], weight, state, averaging
-                if not self._create(planners[index], index, *with_average, known):
-                    return False
-                dict.__setitem__(updater.states, index, state)
-                dict.__setitem__(updater.states_synced, index, True)
-                if averaging:
-                    averaging.keep()
-        return True
+                return None
+            planner = planners[index]
+            common = settings.get(planner)
+            if common is None:
+                common = settings[planner] = plain and self._settings(planner.optimizer)
+            if not common or index in copies or index in known:
+                forms[planner, k] = [k]
+                continue
+            same = getattr(grads[k], "dtype", None) == weight.dtype
+            key = common, weight.dtype, weight.shape, is_fortran(weight), same
+            forms.setdefault((planner, key), []).append(k)
+        return forms
+
+    def _settings(self, optimizer: Any) -> Any:
+        """Return what the records of an optimizer depend on; False if each one differs."""
+        if not optimizer.starts_at_zero or optimizer.rule_by_index:
+            return False
+        kind = type(optimizer), optimizer.multi_precision, optimizer.rounding
+        stored = optimizer.state_dtype, optimizer.state_min_size
+        return optimizer.rule, self.norms, kind, stored
+
+    def _enroll_one(
+        self, updater: Any, planner: Any, index: Index, grad: Any, weight: Array, known: bool
+    ) -> tuple[Any, Form] | None:
+        """Create the state and the record of a parameter; return None if it is not supported."""
+        averages = updater.planner.averages
+        state = updater._state(index, weight)
+        averaging = averages and averages.step(planner.optimizer, [index])
+        form = self._create(planner, index, grad, weight, state, averaging, known)
+        if form is None:
+            return None
+        if averaging:
+            averaging.keep()
+        return state, form
+
+    def _write_all(
+        self, planner: Any, form: Form, indices: Mapping[Index, None]
+    ) -> dict[Index, Any]:
+        """Create the states and records of parameters of one form; return the states."""
+        optimizer, count, listed = planner.optimizer, len(indices), list(indices)
+        assert form.blank is not None
+        found, arrays, places = states(form.blank, count)
+        blocks = np.empty((count, len(form.block)), np.int64)
+        first = address_of(blocks)
+        bases = np.arange(first, first + blocks.nbytes, blocks.strides[0])
+        np.multiply((bases - form.base)[:, None], form.inside, blocks)
+        blocks += form.block
+        shared = self._shared_all(planner, listed, form.layout)
+        slots = optimizer._index_update_count.slots(listed, optimizer.begin_num_update)
+        others = list(zip(*(arrays[k] for k in form.leaves), strict=True)) or [()] * count
+        numbers = [
+            (each.address, id(index), *map(id, own))
+            for each, index, own in zip(shared, listed, others, strict=True)
+        ]
+        blocks[:, [w.HYPER, w.INDEX_ID, *form.guards]] = numbers
+        blocks[:, form.columns] = places[:, form.leaves]
+        blocks[:, w.COUNT] = slots
+        if form.layout.keyed:
+            blocks[:, w.NUMBER] = list(map(index_number, listed))
+            blocks[:, w.SEED] = index_number(optimizer.seed)
+        if optimizer.carried is not None:
+            blocks[:, w.CARRIED] = optimizer.carried_slots(listed)
+        if len(form.leaves) > self.widest:
+            self.widest, self.words[w.CAPACITY] = len(form.leaves), 0
+        kept, kernels, layout = self.kept, form.kernels, form.layout
+        for block, index, each, own in zip(blocks, listed, shared, others, strict=True):
+            kept[index] = Kept(block, block.data, layout, each, (*own, kernels, index))
+        self.slots.update(zip(listed, bases.tolist(), strict=True))
+        if self.kept is not kept:  # a signal handler has dropped all records
+            for index in listed:
+                self.slots.pop(index, None)
+        return dict(zip(listed, found, strict=True))
+
+    def _shared_all(self, planner: Any, indices: Sequence[Index], layout: Layout) -> list[Shared]:
+        """Return the hyper-parameters of each parameter."""
+        optimizer = planner.optimizer
+        if not (optimizer.param_dict or optimizer.lr_mult or optimizer.wd_mult):
+            return [self._shared(planner, indices[0], layout)] * len(indices)
+        return [self._shared(planner, index, layout) for index in indices]
 
     def _create(
         self,
@@ -706,19 +864,19 @@ class Records:
         state: Any,
         averaging: AveragingStep | None,
         known: bool,
-    ) -> bool:
-        """Create the record of a parameter; return False if records do not support its arrays.
+    ) -> Form | None:
+        """Create the record of a parameter; return its form, None if it is not supported.
 
         With `known`, a record of another parameter of the same form may be the template; the front
         refuses the arrays if they have another form.
         """
         optimizer, copy = planner.optimizer, planner.copies.get(index)
         if not is_fixed(state):
-            return False
+            return None
         rule, arrays = planner.rule_of(index), [*leaves(state)]
         average: tuple[Array, ...] = ()
         if kind_of(weight.dtype) is None or {*map(type, arrays)} - {np.ndarray}:
-            return False
+            return None
         if averaging is not None:
             context = label(index, optimizer.idx2name)
             exact, _ = arrays_of(optimizer, context, rule, weight, state, copy, True)
@@ -732,16 +890,14 @@ class Records:
         if form is None or any(starmap(np.may_share_memory, combinations(arrays, 2))):
             form = self._form(planner, index, grad, weight, state, rule, average)
             if form is None:
-                return False
+                return None
             if copy is None:
-                if len(FORMS) >= MOST_FORMS:
-                    FORMS.clear()
-                FORMS[key] = form
+                remember(FORMS, key, form)
         others = tuple(arrays[k] for k in form.leaves)
         if copy is not None:
             others = (copy, *others)
         self._write(planner, index, form, self._shared(planner, index, form.layout), others)
-        return True
+        return form
 
     def _form(
         self,
@@ -811,7 +967,7 @@ class Records:
         block[w.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
         if optimizer.carried is not None:
             block[w.CARRIED] = optimizer.carried_slots([index])[0]
-        block[w.HYPER], block[w.INDEX_ID] = shared.words.ctypes.data, id(index)
+        block[w.HYPER], block[w.INDEX_ID] = shared.address, id(index)
         if len(others) > self.widest:
             self.widest, self.words[w.CAPACITY] = len(others), 0
         alive = (*others, form.kernels, index)
@@ -879,6 +1035,26 @@ def is_served(optimizer: Any) -> bool:
         or (optimizer.may_skip and optimizer.skips())
         or (scheduled and (optimizer.rates_before_count or optimizer.in_list_order))
     )
+
+
+@cache
+def blank_context() -> Words:
+    """Return the words of a context before the first call."""
+    words = np.zeros(w.CONTEXT, np.int64)
+    words[w.LARGE_FROM], words[w.ASKED] = PARALLEL_FROM, -1
+    types = np.ndarray, list, tuple, int, np.int64, str, float
+    words[w.NDARRAY : w.FLOAT + 1] = list(map(id, types))
+    known = [np.float32, np.float64, np.float16]
+    words[w.NUMBERS : w.NUMBERS + 3] = list(map(id, known))
+    for place, kind in enumerate([*known, bfloat16_or_none()], w.DTYPES):
+        words[place] = 0 if kind is None else kind_word(np.dtype(kind))
+    return words
+
+
+def address_of(array: Array) -> int:
+    """Return the address of an array's first element."""
+    found: int = array.__array_interface__["data"][0]
+    return found
 
 
 def multipliers_of(parameter: Any) -> tuple[Any, Any]:

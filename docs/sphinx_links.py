@@ -35,7 +35,7 @@ OBJECTS = {
 """Objects of other projects that pages and docstrings refer to."""
 
 ELSEWHERE = ("fastopt", "fastopt.torch")
-"""Modules of which :class:`Summaries` shows the title alone: their names are on their pages."""
+"""Modules whose names :class:`Summaries` leaves to their pages: other modules have them too."""
 
 
 class ArxivLinks(SphinxTransform):
@@ -104,13 +104,15 @@ class Summaries(SphinxDirective):
     def _of(self, page: Path) -> str:
         self.env.note_dependency(str(page))
         text = page.read_text(encoding="utf-8")
-        title, module = text.partition("\n")[0], page.stem
-        found = f"{title}\n{'-' * len(title)}\n\n:doc:`{module}`\n\n"
+        title, module = f":doc:`{page.stem}`", page.stem
+        head, *_ = re.split(r"^\.\. (?:autosummary|class|data)::", text, maxsplit=1, flags=re.M)
+        first = head.partition(f".. currentmodule:: {module}\n")[2].strip().partition("\n\n")[0]
+        first = "" if re.search(r"^(-{4}|={4})", first, re.M) else first
+        found = f"{title}\n{'-' * len(title)}\n\n.. currentmodule:: {module}\n\n{first}\n\n"
         tables = re.findall(r"^\.\. autosummary::\n(?:   :.*\n)+\n((?:   \S+\n)+)", text, re.M)
         if module in ELSEWHERE or not tables:
             return found
-        table = f".. autosummary::\n   :nosignatures:\n\n{''.join(tables)}"
-        return f"{found}.. currentmodule:: {module}\n\n{table}\n"
+        return f"{found}.. autosummary::\n   :nosignatures:\n\n{''.join(tables)}\n"
 
 
 def link_outside(app: Any, env: Any, node: Any, content: nodes.Node) -> nodes.Node | None:

@@ -28,7 +28,7 @@ from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import DONE, FACTOR, MOVED, NOT_SERVED, OK, REPEATS
+from fastopt._kernels.record_words import DONE, FACTOR, MOVED, OK, REPEATS, UNKNOWN
 from fastopt._naming import constructs
 from fastopt._structure import copied, mapped
 from fastopt.amp import LossScaler, StepInfo
@@ -369,7 +369,7 @@ class Updater(Resumable):
                         status = records.enter(records.context, index, grad, weight)
                         if status == MOVED:
                             records.note(self.planner, index, weight)
-                        elif status < NOT_SERVED:
+                        elif status < UNKNOWN:
                             with optimizer.updating:
                                 status = records.resolve(self, status, index, grad, weight)
                         if status >= 0:

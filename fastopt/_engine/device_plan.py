@@ -49,12 +49,12 @@ class DevicePlan(Plan):
             self.steps = DeviceSteps(self)
         return self.steps.step(norm, finish)
 
-    def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
+    def step(self, factor: float = 1.0, shielded: bool = False) -> None:
         """See :meth:`Plan.step`."""
         if self.steps is not None:
             for table in self.tables:
                 cast("CudaTable", table).forget_skip()
-        return super().step(factor, objects, shielded)
+        super().step(factor, shielded)
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
         """See :meth:`Plan.quick_call`."""

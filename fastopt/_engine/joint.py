@@ -136,7 +136,10 @@ class Joint:
         """Update by the shortest path if the plan fits the call, else return False."""
         if self.version == self.optimizer.version:
             return self.quick_call((index, grad, weight))
-        return self.fits(index, grad, weight) and not self.step()
+        if not self.fits(index, grad, weight):
+            return False
+        self.step()
+        return True
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
         """Update if the plan fits the call; the updater's optimizer must not have changed.
@@ -151,7 +154,7 @@ class Joint:
         self.step()
         return True
 
-    def step(self, factor: float = 1.0) -> int:
+    def step(self, factor: float = 1.0) -> None:
         """Update with gradients times `factor`, after :meth:`fits` has entered the arrays."""
         stays = self.kept and not (self.groups.planner.measures or self.optimizer.unchecked)
         if self.only is not None:
@@ -160,7 +163,6 @@ class Joint:
             with uninterrupted:
                 self._step(factor)
         self.version = self.optimizer.version if stays else -1
-        return 0
 
     def _step(self, factor: float) -> None:
         """Count the step and compute the hyper-parameters of all parts, then launch them."""

@@ -87,7 +87,7 @@ class Group:
         if plan.small:
             flat, sums = table.flat[0], rule.sums
             partials = (np.zeros((len(flat), count)) for count in sums)
-            self.reductions = flat, plan.norm, np.zeros(len(flat)), *partials
+            self.reductions = flat, *partials
 
     def partition(self, keys: Sequence[Any]) -> None:
         """Give tensors with equal keys the same hyper-parameters."""
@@ -155,7 +155,7 @@ class Group:
         if self.entry is None:
             layout = table.layout
             if plan.small:
-                kernel = cpu_calls.whole(layout, *self.compiled, plan.planner.measures)
+                kernel = cpu_calls.whole(layout, *self.compiled)
             else:
                 rescale = layout.rule.rescale
                 kernel = cpu_calls.start(rescale, layout.real, layout.keyed, *self.compiled)
@@ -230,7 +230,6 @@ class Plan:
             and not (only.layout.catch_up or only.copied or only.borrowed)
         )
         self.small = self.direct and not only.layout.sparse and only.total < PARALLEL_FROM
-        self.norm = np.array([1.0, 1.0, inf, 1.0, 0.0])
         self.groups = [Group(table, places, self) for table, places in tables]
         self.sparse = [group for group in self.groups if group.table.layout.sparse]
         self.repeats = self.direct
@@ -334,7 +333,10 @@ class Plan:
         """Update by the shortest path if the plan fits the call, else return False."""
         if self.version == self.optimizer.version:
             return self.quick_call((index, grad, weight))
-        return self.fits(index, grad, weight) and not self.step()
+        if not self.fits(index, grad, weight):
+            return False
+        self.step()
+        return True
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
         """Update if the plan fits the call; no step may compute hyper-parameters in Python.
@@ -352,7 +354,9 @@ class Plan:
                     return False
                 (grad,) = grad
             if not self._take_rows(table, 0, grad):
-                return self.fits(*objects) and not self.step()
+                if fits := self.fits(*objects):
+                    self.step()
+                return fits
         before, largest = self.counts[self.slots], self.counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
         table.table[0, DONE] = 0
@@ -376,33 +380,21 @@ class Plan:
             if carried is not None:
                 self.carried[self.carried_slots] = carried
 
-    def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
+    def step(self, factor: float = 1.0, shielded: bool = False) -> None:
         """Update with gradients times `factor`, after :meth:`fits` has entered them.
 
         Parameters
         ----------
         factor : float
             Factor of the gradients, in addition to ``rescale_grad``.
-        objects : tuple of (index, gradient, weight), optional
-            Arguments of the call, for a small plan, which checks them in the same kernel.
         shielded : bool
             Whether Ctrl-C is already deferred, which several launches need.
-
-        Returns
-        -------
-        int
-            0 on success. With `objects`, a negative number if the plan does not fit them, and
-            :data:`~fastopt._kernels.cpu_calls.SKIPPED` if gradients are measured and not finite;
-            nothing has changed in both cases.
         """
         if not (self.direct or shielded):
             with uninterrupted:
-                return self.step(factor, objects, shielded=True)
-        optimizer, status = self.optimizer, 0
-        if objects is not None and self.mode_version != optimizer.mode_version:
-            if self.mode != self.planner.mode(self.indices):
-                return -1
-            self.mode_version = optimizer.mode_version
+                self.step(factor, shielded=True)
+            return
+        optimizer = self.optimizer
         for table in self.tables:
             table.table[0, DONE] = 0
         beyond = ({}, None) if self.direct else self._before()
@@ -418,10 +410,7 @@ class Plan:
             if optimizer.may_skip and self.filled[:1] != (optimizer.version,):
                 self.skips = optimizer.skips()
             for groups in [[group] for group in self.groups] if self.in_order else [self.groups]:
-                status = self._advance(groups, factor, id(objects) if objects is not None else 0)
-            if status:
-                self._roll_back(before)
-                return status
+                self._advance(groups, factor)
             if self.skips:
                 self.release()
                 self.done = True
@@ -440,7 +429,6 @@ class Plan:
             elif not self.done:
                 self._roll_back(before)
             raise
-        return status
 
     def count(self, factor: float = 1.0) -> list[Table]:
         """Count a step with gradients times `factor`; the caller launches, or rolls back."""
@@ -527,21 +515,20 @@ class Plan:
 
     # Hyper-parameters
 
-    def _advance(
-        self, groups: Sequence[Group], factor: float = 1.0, objects: int = 0, starts: bool = True
-    ) -> int:
+    def _advance(self, groups: Sequence[Group], factor: float = 1.0, starts: bool = True) -> None:
         """Count the step and compute its hyper-parameters; a small plan also updates.
 
         With `starts` False, only what does not depend on the count is computed.
         """
-        optimizer, status = self.optimizer, 0
+        optimizer = self.optimizer
         if factor != 1 and not self.scales:
             rescale_grad = optimizer.rescale_grad
             optimizer.rescale_grad = float(rescale_grad) * factor
             try:
-                return self._advance(groups)
+                self._advance(groups)
             finally:
                 optimizer.rescale_grad = rescale_grad
+            return
         if optimizer.per_index:
             self._refresh_each(groups)
         else:
@@ -579,11 +566,10 @@ class Plan:
         for group in groups if starts else ():
             if group.bound is not self.skips:
                 group.bind(self, self.skips)
-            status = group.entry(group.context, objects)
+            group.entry(group.context, 0)
             if optimizer.per_index and group.table.layout.keyed:
                 numbers = [optimizer.key(self.indices[k]) for k in group.places]
                 group.table.table[:, KEY] = numbers
-        return status
 
     def _each(self, keys: list[Any], rates: Rates, times: Any) -> list[Any]:
         """Add learning rate and update count to the keys of the tensors."""

@@ -446,6 +446,9 @@ class Records:
         self.words[w.SLOTS] = id(self.slots)
         self.nothing = nothing = np.zeros(w.RECORD + w.PASS + 4, np.int64)
         self.words[w.NOTHING] = address_of(nothing)
+        self.frozen = np.zeros(w.RECORD, np.int64)
+        self.frozen[w.FROZEN] = 1
+        self.freezes = False
         nothing[w.KERNELS] = address_of(nothing[w.RECORD :])
         nothing[w.ROW] = address_of(nothing[w.RECORD + w.PASS :])
         nothing[w.WEIGHT_COLUMN], nothing[w.GRAD_COLUMN] = 2, 3
@@ -539,7 +542,7 @@ class Records:
         self.slots.clear()
         self.kept, self.shared, self.rows, self.asked = {}, {}, {}, {}
         self.version = self.mode_version = -1
-        self.quick = self.direct = False
+        self.quick = self.direct = self.freezes = False
         self.tensors[:] = 0
 
     def _find_slots(self, optimizer: Any) -> None:
@@ -647,11 +650,9 @@ class Records:
         norm = self.norm.item(w.GLOBAL_NORM)
         if status != w.SKIPPED:
             return StepInfo(stepped=True, skipped=False, global_norm=norm)
-        if type(index) not in (list, tuple):
-            index, grad = [index], [grad]
-        calls = [(i, None, self._whole(i, g), None) for i, g in zip(index, grad, strict=True)]
-        sums = squares(calls)
-        return overflow(sums, index, updater.optimizer.idx2name, norm)
+        calls = [(i, None, self._whole(i, g), None) for i, g in self.moving(index, grad)]
+        indices = [each for each, *_ in calls]
+        return overflow(squares(calls), indices, updater.optimizer.idx2name, norm)
 
     def _whole(self, index: Index, grad: Any) -> Any:
         """Return a gradient as an array or a RowSparse."""
@@ -710,6 +711,8 @@ class Records:
         """Compute the hyper-parameters of an update, and update."""
         words, counts, index = self.words, self.counts, arguments[0]
         indices = index if type(index) in (list, tuple) else [index]
+        if self.freezes:
+            indices = [each for (each,) in self.moving(indices)]
         before = counts.item(0)
         undo: list[Callable[[], None]] = []
         try:
@@ -822,14 +825,26 @@ class Records:
         """Return the optimizers of a call's parameters, in the order of its list."""
         return list(dict.fromkeys(self.kept[each].shared.optimizer for each in indices))
 
+    def freeze(self, indices: Sequence[Index]) -> None:
+        """Leave parameters out of all calls, with whatever gradient."""
+        if self.usable and {*map(type, indices)} <= {int, str}:
+            self.freezes = True
+            self.slots.update(dict.fromkeys(indices, address_of(self.frozen)))
+
+    def moving(self, index: Any, *lists: Any) -> Sequence[Any]:
+        """Return the items of the arguments of a call, in tuples, without frozen parameters."""
+        if type(index) not in (list, tuple):
+            return [(index, *lists)]
+        items: Any = zip(index, *lists, strict=True)
+        return [each for each in items if each[0] in self.kept] if self.freezes else list(items)
+
     def note(self, planner: Any, index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls, on records or on plans."""
         listed = type(index) in (list, tuple)
         if planner.plans:
             planner.forget_replaced(*((index, weight) if listed else ((index,), (weight,))))
-        pairs: Any = zip(index, weight, strict=True) if listed else ((index, weight),)
         updated, find = planner.updated, self.kept.get
-        for each, array in pairs:
+        for each, array in self.moving(index, weight):
             updated[each] = array
             kept = find(each)
             if kept is not None:  # a signal handler may have changed the states

@@ -77,21 +77,17 @@ class SummedPlan(Plan):
             numbers = [[array.item() for array in own] for own in self.numbers]
         self.optimizer.step_sums.add(self.indices, numbers)
 
-    def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
+    def step(self, factor: float = 1.0, shielded: bool = False) -> None:
         """See :meth:`Plan.step <fastopt._engine.plan.Plan.step>`."""
         with uninterrupted:
             before = self.begin(self.indices)
             self.done = False
             try:
-                status = super().step(factor, objects, shielded=True)
-                if not status:
-                    self.collect()
+                super().step(factor, shielded=True)
+                self.collect()
             except BaseException:
                 if self.done:
                     self.collect()
                 else:
                     self.optimizer.step_sums.put_back(before)
                 raise
-            if status:
-                self.optimizer.step_sums.put_back(before)
-        return status

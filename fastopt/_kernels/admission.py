@@ -251,6 +251,8 @@ def admit(x, k, index, grad, weight):
         tensor[w.T_RECORD] = 0
         return found
     record = words(found)
+    if record[w.FROZEN]:
+        return w.LEFT_OUT
     tensor[w.T_RECORD], tensor[w.T_GRAD_ID], tensor[w.T_WEIGHT_ID] = found, grad, weight
     status = admit_weight(x, tensor, record, weight)
     if status == w.OK:
@@ -286,18 +288,19 @@ def items_of(x, sequence):
 
 @scalar
 def admit_list(x, index, grad, weight):
-    """Check the lists of a call."""
+    """Check the lists of a call; return the number of its tensors to update, and a status."""
     own, grads, weights = items_of(x, index), items_of(x, grad), items_of(x, weight)
     n = words(index)[w.LENGTH]
     if grads == 0 or weights == 0 or words(grad)[w.LENGTH] != n or words(weight)[w.LENGTH] != n:
-        return w.REFUSED
+        return 0, w.REFUSED
     if n > x[w.CAPACITY]:
         x[w.NEED] = n
-        return w.NO_CAPACITY
-    result = w.OK
+        return 0, w.NO_CAPACITY
+    result, count = w.OK, 0
     for k in range(n):
-        status = admit(x, k, words(own)[k], words(grads)[k], words(weights)[k])
+        status = admit(x, count, words(own)[k], words(grads)[k], words(weights)[k])
         if status < 0:
-            return status
-        result = max(result, status)
-    return result
+            return 0, status
+        if status != w.LEFT_OUT:
+            result, count = max(result, status), count + 1
+    return count, w.REFUSED if count == 0 and n > 0 else result

@@ -16,7 +16,7 @@ from fastopt._kernels.compiling import compiled
 from fastopt._kernels.context import cube, line, matrix
 from fastopt._kernels.cpu import element_loop
 from fastopt._kernels.cpu_rows import row_loop
-from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
+from fastopt._kernels.cpu_sums import finish_loop, sum_loop
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.numpy_abi import FITS, admit
 from fastopt.kernels.rule import scalar
@@ -46,8 +46,6 @@ CONTEXT = (
     "groups",
     "carried",
     "flat",
-    "norm",
-    "squares",
 )
 """Arrays of a context, see :mod:`fastopt._kernels.advance` and :mod:`fastopt._kernels.numpy_abi`.
 
@@ -55,32 +53,25 @@ Arrays of partial sums follow, one for each reduction of the rule.
 """
 
 CHUNKS, TABLE, HYPER, FIELDS, PLACES, GUARDS, WRITTEN, KNOWN = range(8)
-TENSORS, COUNTS, GROUPS, CARRIED, FLAT, NORM, SQUARES, PARTIALS = range(8, 16)
+TENSORS, COUNTS, GROUPS, CARRIED, FLAT, PARTIALS = range(8, 14)
 
 RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
 """Numbers of a measured call: ``rescale_grad``, the other factor of the gradients, the maximum
 global norm, the factor after clipping, and the norm before clipping."""
 
-SKIPPED = 1
-"""Status of a measured call with non-finite gradients: nothing has changed."""
-
 
 @cache
-def whole(layout: Layout, correct: Any, dtype: Any, carries: bool, measures: bool) -> Callable:
+def whole(layout: Layout, correct: Any, dtype: Any, carries: bool) -> Callable:
     """Kernel ``(context, objects)`` for whole calls on small tensors.
 
     It checks the arguments of the call, counts the step, and applies the rule with its reductions.
     If it returns a negative number, nothing has changed. `context` has the arrays in
     :data:`CONTEXT`; `objects` is the id of the tuple of the call's arguments, kept alive by the
-    GIL, or 0 if they have already been checked and measured.
-
-    With `measures`, gradients are scaled and clipped by their global norm, and the update is
-    skipped if that is not finite.
+    GIL, or 0 if they have already been checked.
     """
     rule, real, keyed, record = layout.rule, layout.real, layout.keyed, layout.record
     update, rescale = scalar(row_loop(layout) if rule.row else element_loop(layout)), rule.rescale
     reduce = _passes(layout)
-    squares = scalar(square_loop((layout.grad,), real, layout.first_grad, False))
 
     def whole(context, objects):
         table, hyper = matrix(context, TABLE, np.uint64), line(context, HYPER, record)
@@ -88,33 +79,12 @@ def whole(layout: Layout, correct: Any, dtype: Any, carries: bool, measures: boo
             status = check(context, table, objects)
             if status < 0:
                 return status
-            if measures:
-                flat, partial = matrix(context, FLAT, np.int64), line(context, SQUARES, np.float64)
-                partial[:] = 0
-                squares(flat, table, partial)
-                norm = line(context, NORM, np.float64)
-                limit_norm(total_of(flat, partial), norm)
-                if not math.isfinite(norm[LENGTH]):
-                    return SKIPPED
-                groups = cube(context, GROUPS, np.float64)
-                groups[0, :, groups.shape[2] - 1] = norm[FACTOR]
         advance(table, counted(context, real), correct, dtype, carries, keyed, rescale)
         reduce(context, table, hyper)
         update(matrix(context, CHUNKS, np.int64), table, hyper)
         return FITS
 
     return compiled(whole, rule, parallel=False, nogil=False, also=(correct,))
-
-
-@scalar
-def total_of(chunks: Any, partial: Any) -> Any:
-    """Return the sum over all tensors, whose chunks are consecutive."""
-    added, own, tensor = 0.0, 0.0, 0
-    for c in range(len(chunks)):
-        if chunks[c, 0] != tensor:
-            added, own, tensor = added + own, 0.0, chunks[c, 0]
-        own += partial[c]
-    return added + own
 
 
 @scalar

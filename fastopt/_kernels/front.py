@@ -189,8 +189,9 @@ def update(x, k):
 def admit_call(x, index, grad, weight):
     """Check the arguments of a call; return the number of its tensors and a status."""
     if items_of(x, index) == 0:
-        return 1, admit(x, 0, index, grad, weight)
-    return words(index)[w.LENGTH], admit_list(x, index, grad, weight)
+        status = admit(x, 0, index, grad, weight)
+        return 1, w.REFUSED if status == w.LEFT_OUT else status
+    return admit_list(x, index, grad, weight)
 
 
 @scalar

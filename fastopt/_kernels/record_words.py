@@ -22,11 +22,12 @@ LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFF
 # Words of a record. Addresses are those of arrays that the owner of the records keeps alive.
 # KERNELS are the loops for dense gradients, ROW_KERNELS for row-sparse ones, 0 before the first.
 # RESTING is that of the record that is used in steps that do not average the weight, else 0. SCALED
-# says that gradients are multiplied by FACTOR, as the rule has no ``rescale_grad``.
+# says that gradients are multiplied by FACTOR, as the rule has no ``rescale_grad``; FROZEN that
+# neither weight nor gradient is read.
 (KERNELS, COUNT, CARRIED, HYPER, FIELDS, SUMS, ROW, GUARDS, GUARDED, GUARD_WIDTH, WEIGHT_COLUMN,
  GRAD_COLUMN, WEIGHT_DTYPE, WEIGHT_CODE, GRAD_CODE, ORDER, NDIMS, SIZE, BYTES, ITEM_COUNT, CHUNKS,
  FLAT, FLAT_COUNT, KEYED, NUMBER, SEED, MARK, INDEX_ID, WEIGHT_ID, CLEAR_WEIGHT, CLEAR_GRAD,
- RESTING, SCALED, ROW_KERNELS, LENGTHS) = range(35)  # fmt: skip
+ RESTING, SCALED, FROZEN, ROW_KERNELS, LENGTHS) = range(36)  # fmt: skip
 RECORD = LENGTHS + AXES
 
 # Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
@@ -86,14 +87,14 @@ weight, and the lower bound of the latter."""
 FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
 """Codes of dtypes."""
 
-OK, MOVED, SKIPPED = 0, 1, 2
+OK, MOVED, SKIPPED, LEFT_OUT = range(4)
 REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS = range(-1, -7, -1)
 """Statuses of a call.
 
 MOVED: done, and some weight is another object than in the last call. SKIPPED: gradients are not
-finite, and nothing has changed. Nothing has changed either if the status is negative: the
-arguments do not fit (REFUSED), or an index has no record (UNKNOWN). With a smaller status the call
-can be entered again: scratch memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors
-(NO_CAPACITY), it should run without the GIL (IS_LARGE), or hyper-parameters of an update must be
-computed (ASKS).
+finite, and nothing has changed. LEFT_OUT, of a single tensor: it is frozen. Nothing has changed
+either if the status is negative: the arguments do not fit (REFUSED), or an index has no record
+(UNKNOWN). With a smaller status the call can be entered again: scratch memory of NEED bytes is
+missing (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), it should run without the GIL (IS_LARGE),
+or hyper-parameters of an update must be computed (ASKS).
 """

@@ -408,6 +408,7 @@ class Updater(Resumable):
         if groups is not None and groups.freezes:
             taken = groups.select(indices)
             if taken is not None:
+                self._records.freeze([index for index in indices if groups.is_frozen(index)])
                 if indices := taken(indices):
                     self(indices, taken(grads), taken(weights))
                 else:
@@ -454,6 +455,8 @@ class Updater(Resumable):
         indices = index if listed else [index]
         if not indices or not {*map(type, indices)} <= {int, str}:
             return False
+        if records.freezes and not all(each in records.kept for each in indices):
+            return False  # sums are those of parameters that are not frozen
         phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
         summed = sums if listed else sums[0]
         if phase < 0 or not records.admits(index, summed, weight) or records.words[REPEATS]:

@@ -326,3 +326,50 @@ def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype, monk
         assert bool(updater._records.slots) != planned
         ends.append([weight.tobytes() for weight in weights])
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("setting", ["plain", "clip", "scaler", "clip_adaptive", "accumulate"])
+@pytest.mark.parametrize(
+    "scheduled_by", [None, lambda update: 0.1 / update], ids=["rate", "schedule"]
+)
+def test_frozen_parameters_of_a_list_are_left_out(setting, scheduled_by, monkeypatch):
+    """Whatever their gradients, with the bits of lists without them, and without Python."""
+    ends, settings = [], SETTINGS.get(setting, dict)
+    for frozen in (True, False):
+        groups = {"^[14]$": {"frozen": True}, "0": {"wd": 0.5}} if frozen else {"0": {"wd": 0.5}}
+        made = optimizer.Prodigy(lr_scheduler=scheduled_by)
+        updater = fastopt.Updater(made, groups=groups, **settings())
+        weights = [normal(9, shape, "float32") for shape in SHAPES]
+        before = [weights[k].copy() for k in (1, 4)]
+        for step in range(8):
+            indices = [[4, 0, 1, 2, 3], [3, 1, 0]][step % 2]
+            grads = [normal(step + k, SHAPES[k], "float32") for k in indices]
+            grads = [None if k == 4 else grad for k, grad in zip(indices, grads, strict=True)]
+            if not frozen:
+                chosen = [place for place, k in enumerate(indices) if k not in (1, 4)]
+                indices, grads = [[values[p] for p in chosen] for values in (indices, grads)]
+            updater(indices, grads, [weights[k] for k in indices])
+        assert [weights[k].tobytes() for k in (1, 4)] == [each.tobytes() for each in before]
+        assert sorted(updater.states) == [0, 2, 3]
+        ends.append(everything(updater, weights)[:4])
+    assert ends[0] == ends[1]
+
+
+def test_frozen_parameters_are_left_out_in_compiled_code(monkeypatch):
+    updater = fastopt.Updater(optimizer.SGD(lr=1.0), groups={"a": {"frozen": True}})
+    weights = {"a": np.ones(2), "b": np.ones(2)}
+
+    def call():
+        updater(["a", "b"], [None, np.ones(2)], [weights["a"].copy(), weights["b"]])
+
+    for _ in range(2):
+        call()
+    monkeypatch.setattr(fastopt.Updater, "_check_call", None)
+    call()
+    np.testing.assert_array_equal(weights["b"], [-2, -2])
+    monkeypatch.undo()
+    updater("a", np.ones(2), weights["a"])
+    assert not updater.info.stepped
+    updater.groups = None
+    updater("a", np.ones(2), weights["a"])
+    np.testing.assert_array_equal(weights["a"], [0, 0])

@@ -94,7 +94,7 @@ def test_urls_are_below_the_addresses_that_stand_in_one_place(metadata):
 
 
 def test_readme_is_short():
-    assert README.count("\n") <= 180
+    assert README.count("\n") <= 150
 
 
 def test_extras_are_those_that_messages_name():

@@ -118,6 +118,22 @@ def with_settings(
     return lambda: updater(indices, grads, weights), lambda: plain.many(indices, grads, weights)
 
 
+def uneven() -> Pair:
+    """Return lists under a schedule, whose tensors have different update counts."""
+    updater, plain = fastopt.Updater(fastopt.Adam(lr=lambda t: 0.1 / t)), Adam()
+    indices, weights, grads = list(range(20)), [normal() for _ in range(20)], [normal()] * 20
+    for number in indices:
+        updater(indices[:number], grads[:number], weights[:number])
+    return lambda: updater(indices, grads, weights), lambda: plain.many(indices, grads, weights)
+
+
+def frozen() -> Pair:
+    """Return lists of which a fifth is frozen, which NumPy code leaves out."""
+    step, _ = with_settings(25, groups={"[05]$": {"frozen": True}})
+    _, plain = with_settings(20)
+    return step, plain
+
+
 def first(tensors: int) -> Pair:
     """Return the first call of a new updater."""
     indices = list(range(tensors))
@@ -157,8 +173,15 @@ FORMS: dict[str, Callable[[], Pair]] = {
         20, (1_000,), lambda t: 0.1 / t, loss_scaler=LossScaler(), clip_global_norm=1.0
     ),
     "adaptive clip, 50": lambda: with_settings(50, clip_adaptive=0.1),
+    "adaptive clip and schedule, 50": lambda: with_settings(
+        50, lr=lambda t: 0.1 / t, clip_adaptive=0.1
+    ),
+    "schedule, 20 with other counts": uneven,
     "groups, 20": lambda: with_settings(20, groups={"1$": {"wd": 0.1}, "2$": {"lr": 0.1}}),
     "average (EMA), 20": lambda: with_settings(20, average=fastopt.EMA(0.99)),
+    "average (SWA of each 5th), 20": lambda: with_settings(20, average=fastopt.SWA(every=5)),
+    "average (Lookahead), 20": lambda: with_settings(20, average=fastopt.Lookahead()),
+    "20 beside 5 frozen ones": frozen,
     "accumulate=2, 20": lambda: with_settings(20, accumulate=2),
     "first call of a new updater (3)": lambda: first(3),
     "first call of a new updater (1,000)": lambda: first(1_000),

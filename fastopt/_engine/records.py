@@ -27,6 +27,7 @@ from fastopt._engine.hyper import Hyper, hyper_of, reads_no_rates
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import ATTRIBUTES, apart, as_rows, integer_words, row_layout
+from fastopt._engine.step_sums import check_once
 from fastopt._engine.validate import (
     check,
     check_apart,
@@ -1327,16 +1328,6 @@ def is_served(optimizer: Any) -> bool:
     """Whether records support the attributes of an optimizer."""
     unserved = optimizer.is_accumulating or optimizer.sparse_decay != "touched"
     return optimizer.native and not unserved
-
-
-def check_once(optimizer: Any, indices: Sequence[Index]) -> None:
-    """Raise ValueError if an index occurs twice in a step whose tensors are summed."""
-    if len(set(indices)) < len(indices):
-        twice = next(index for k, index in enumerate(indices) if index in indices[:k])
-        raise ValueError(
-            f"{label(twice, optimizer.idx2name)}: {type(optimizer).__name__} updates an index "
-            "once in each list, which is one step"
-        )
 
 
 @cache

@@ -14,7 +14,7 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
 
-__all__ = ["StepSums", "SummedPlan"]
+__all__ = ["StepSums", "SummedPlan", "check_once"]
 
 
 class StepSums(Protocol):
@@ -32,6 +32,16 @@ class StepSums(Protocol):
 
     def add(self, indices: Sequence[Index], numbers: Sequence[Sequence[float]]) -> None:
         """Add the numbers that the tensors kept in their update."""
+
+
+def check_once(optimizer: Any, indices: Sequence[Index]) -> None:
+    """Raise ValueError if an index occurs twice in a list, which is one step."""
+    if len(set(indices)) < len(indices):
+        twice = next(index for k, index in enumerate(indices) if index in indices[:k])
+        raise ValueError(
+            f"{label(twice, optimizer.idx2name)}: {type(optimizer).__name__} updates an index "
+            "once in each list, which is one step"
+        )
 
 
 class SummedPlan(Plan):
@@ -59,15 +69,9 @@ class SummedPlan(Plan):
         ValueError
             An index occurs twice. Nothing has changed.
         """
-        optimizer = self.optimizer
-        if len(set(indices)) < len(indices):
-            twice = next(index for k, index in enumerate(indices) if index in indices[:k])
-            raise ValueError(
-                f"{label(twice, optimizer.idx2name)}: {type(optimizer).__name__} updates an index "
-                "once in each list, which is one step"
-            )
+        check_once(self.optimizer, indices)
         self.filled = ()
-        return optimizer.step_sums.begin(indices)
+        return self.optimizer.step_sums.begin(indices)
 
     def collect(self) -> None:
         """Add the numbers that the tensors kept in the completed step."""

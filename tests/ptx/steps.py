@@ -195,6 +195,15 @@ CASES = {
         str(average): (made("adam", {"average": average}), dense((30, 101)))
         for average in (EMA(decay=0.5), SWA(2, 2), Lookahead(2))
     },
+    "graphs": {
+        "graph": (made("adam"), dense((301,), (7,))),
+        "graph of SGD": (made("sgd", momentum=0.9), dense((301,), dtype=np.float64)),
+        "graph of LAMB": (made("lamb"), dense((30, 101), (7,))),
+        "graph, bfloat16 state": (made("adam", state_dtype="bfloat16"), dense((401,))),
+        "graph, clip": (made("adam", {"clip_global_norm": 1.0}), dense((301,), (7,))),
+        "graph, not finite": (made("adam", {"clip_global_norm": 1.0}), not_finite),
+        "graph, two dtypes": (made("adamw", {"clip_global_norm": 1.0}), two_dtypes),
+    },
     "streams": {
         "streams": (made("adam"), dense((3001,), (70,))),
         "streams, rows": (made("adam"), rows(900, 8, 300)),
@@ -260,6 +269,33 @@ def different(device, expected):
     )
 
 
+class Graph:
+    """Steps, of which those after the second are launches of a graph."""
+
+    def __init__(self, updater, indices, weights):
+        self.updater, self.indices, self.weights = updater, indices, weights
+        self.grads, self.graph, self.steps = [], ctypes.c_uint64(), 0
+
+    def __call__(self, grads):
+        """Update with gradients on the host."""
+        stream = ctypes.c_uint64(WEIGHT)
+        if not self.grads:
+            self.memory = [on_device(grad) for grad in grads]
+            self.grads = [Foreign(each, stream=WEIGHT) for each in self.memory]
+        cuda.synchronize()
+        for memory, grad in zip(self.memory, grads, strict=True):
+            memory.copy_to_device(grad)
+        self.steps += 1
+        if self.steps < 3:
+            self.updater(self.indices, self.grads, self.weights)
+            return
+        if not self.graph:
+            assert driver.cuStreamBeginCapture(stream, 0) == 0
+            self.updater(self.indices, self.grads, self.weights)
+            assert driver.cuStreamEndCapture(stream, ctypes.byref(self.graph)) == 0
+        assert driver.cuGraphLaunch(self.graph, stream) == 0
+
+
 def check_infos(device, expected):
     """Outcomes are equal; the norm of row-sparse gradients is summed in another order."""
     norms = [info.global_norm or 0 for info in (device, expected)]
@@ -272,11 +308,16 @@ def run(name, make, arrays):
     here, there = make(), make()
     weights, grads = arrays(np.random.default_rng(0))
     devices = [weight_on_device(name, weight) for weight in weights]
-    streams = name.startswith("streams")
+    streams = name.startswith(("streams", "graph"))
     targets = [Foreign(weight, stream=WEIGHT) for weight in devices] if streams else devices
     indices = list(range(len(weights)))
     try:
-        for listed in grads:
+        replayed = Graph(there, indices, targets) if name.startswith("graph") else None
+        for listed in grads * 2 if replayed else grads:
+            if replayed is not None:
+                here(indices, listed, weights)
+                replayed(listed)
+                continue
             moved = [grad_on_device(name, grad) for grad in listed]
             here(indices, listed, weights)
             there(indices, moved, targets)
@@ -285,7 +326,8 @@ def run(name, make, arrays):
             here.flush(0)
             there.flush(0)
         cuda.synchronize()
-        check_infos(there.info, here.info)
+        if replayed is None:
+            check_infos(there.info, here.info)
         assert repr(there.loss_scaler) == repr(here.loss_scaler)
         assert there.optimizer._index_update_count == here.optimizer._index_update_count
         assert there.optimizer.num_update == here.optimizer.num_update

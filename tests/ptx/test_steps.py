@@ -36,7 +36,7 @@ SAMPLE = [
 
 FAMILIES = [
     *("dense", "half", "int8", "reductions", "lists", "rows", "clip", "averages", "accumulation"),
-    *("streams", "every optimizer", "every optimizer, rows", "float64"),
+    *("graphs", "streams", "every optimizer", "every optimizer, rows", "float64"),
     *variants("other forms", "other forms, rows", "float64, other forms"),
 ]
 DEVICES = {"cc90": {}, "cc80, in reverse": {"FAKE_CAPABILITY": "80", "PTX_REVERSED": "1"}}

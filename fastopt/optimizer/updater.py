@@ -29,7 +29,17 @@ from fastopt._kernels.device_memory import allocated_together, host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import DONE, FACTOR, MOVED, OK, REPEATS, UNKNOWN
+from fastopt._kernels.record_words import (
+    BFLOAT16,
+    DONE,
+    FACTOR,
+    FLOAT16,
+    MOVED,
+    OK,
+    REPEATS,
+    UNKNOWN,
+    WEIGHT_CODE,
+)
 from fastopt._naming import constructs
 from fastopt._structure import copied, mapped
 from fastopt.amp import LossScaler, StepInfo
@@ -368,7 +378,7 @@ class Updater(Resumable):
                         ready = records.ask(self.planner, index)
                     ready = ready and records.version == optimizer.version  # they may change it
                 if ready:
-                    if records.norms or records.prepares:
+                    if records.norms or records.clips or records.prepares:
                         if self._enter_measured(index, grad, weight):
                             return
                     else:
@@ -430,21 +440,11 @@ class Updater(Resumable):
 
     def _enter_measured(self, index: Any, grad: Any, weight: Any) -> bool:
         """Accumulate, scale and clip the gradients and update, if the arrays have records."""
-        records, windows, listed = self._records, self._windows, type(index) in (list, tuple)
+        windows = self._windows
         with uninterrupted, self.optimizer.updating:
             if windows is not None:
                 return self._enter_window(windows, index, grad, weight)
-            if self._units is not None:
-                if not records.admits(index, grad, weight) or records.words[REPEATS]:
-                    return False
-                if not listed:
-                    index, grad, weight = [index], [grad], [weight]
-                for each, own in zip(grad, weight, strict=True):
-                    if type(each) is not np.ndarray or each.dtype != own.dtype:
-                        return False
-                info = self._enter_clipped(index, grad, weight, listed)
-            else:
-                info = self._enter_scaled(index, grad, weight)
+            info = self._enter_scaled(index, grad, weight)
             if info is not None:
                 self._report(info)
             return info is not None
@@ -452,7 +452,7 @@ class Updater(Resumable):
     def _enter_window(self, windows: Windows, index: Any, grad: Any, weight: Any) -> bool:
         """Add gradients to their sums; when these are complete, update."""
         records, listed = self._records, type(index) in (list, tuple)
-        indices, weights = (index, weight) if listed else ([index], [weight])
+        indices = index if listed else [index]
         if not indices or not {*map(type, indices)} <= {int, str}:
             return False
         phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
@@ -461,7 +461,7 @@ class Updater(Resumable):
             return False
         adder, last = windows.adders[phase > 0], phase + 1 == windows.every
         finish = partial(windows.finish, indices, windows.after(indices))
-        steady = not last or (self._units is None and not records.asks)
+        steady = not last or not records.asks
         before = {} if steady else windows.before(indices)
         share, info = 1 / windows.every, ACCUMULATED
         records.words[DONE], adder.done = 0, False
@@ -469,7 +469,7 @@ class Updater(Resumable):
             if not adder.call_again(index, grad, summed):
                 return False
             if last:
-                outcome = self._enter_clipped(indices, sums, weights, listed, share)
+                outcome = self._enter_scaled(index, summed, weight, share)
                 if outcome is None:
                     windows.put_back(before)
                     return False
@@ -478,7 +478,7 @@ class Updater(Resumable):
         except BaseException:
             done = bool(records.words[DONE]) or (adder.done and not last)
             if steady and adder.done and not done:  # complete the call, which may be skipped
-                done = self._enter_clipped(indices, sums, weights, listed, share) is not None
+                done = self._enter_scaled(index, summed, weight, share) is not None
             if done:
                 finish()
             else:
@@ -490,23 +490,13 @@ class Updater(Resumable):
             self._info = info
         return True
 
-    def _enter_clipped(
-        self, indices: Any, grads: Any, weights: Any, listed: bool, share: float = 1.0
-    ) -> StepInfo | None:
-        """Clip the units of gradients, multiply them by `share`, and update.
-
-        If the result is None, records do not support the call, and nothing has changed.
-        """
-        if self._units is not None:
-            grads = self._clipped_units(indices, weights, grads, share)
-        if listed:
-            return self._enter_scaled(indices, grads, weights, share)
-        return self._enter_scaled(indices[0], grads[0], weights[0], share)
-
     def _enter_scaled(
         self, index: Any, grad: Any, weight: Any, share: float = 1.0
     ) -> StepInfo | None:
-        """Scale gradients, clip their global norm, and update; see :meth:`_enter_clipped`."""
+        """Clip the units of gradients, scale them by `share`, clip their global norm, and update.
+
+        If the result is None, records do not support the call, and nothing has changed.
+        """
         records = self._records
         try:
             records.set_norm(self, share)
@@ -917,7 +907,7 @@ class Updater(Resumable):
 
         When gradients are accumulated, only parameters whose sums are complete are updated.
         """
-        if not self._prepares:
+        if self._windows is None:
             info = self._records.take(self, indices, grads, weights, single)
             if info is not None:
                 self._report(info)
@@ -978,10 +968,10 @@ class Updater(Resumable):
         """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
         weights, grads = [weight for _, weight, _ in entries], [grad for *_, grad in entries]
-        if self._units is not None and entries:
-            grads = self._clipped_units(indices, weights, grads, share)
         if self._take(indices, grads, weights, single, share, finish):
             return
+        if self._units is not None and entries:
+            grads = self._clipped_units(indices, weights, grads, share)
         calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
         plan = self.planner.prepare(calls, single) if calls and self.planner.folds else None
         info, factor = self._measured(lambda: self._squares(plan, calls), indices, share)
@@ -1248,6 +1238,71 @@ class Updater(Resumable):
             dict.update(self.states, states)
             self._forget_plans()
 
+    def reset(self) -> None:
+        """Start again, as with a new updater: states are zero and no update is counted.
+
+        What the updater knows of the form of its parameters stays, so that the next call costs no
+        more than any other; use it for the episodes of meta-learning or the trials of a search,
+        with the same or other weights of these shapes. Arrays of :attr:`states` are set to zero in
+        place. Where states do not start at zero (masters of half-precision weights, averages,
+        :meth:`~fastopt.optimizer.Optimizer.create_state` of the user), the next update of an index
+        creates its state again from the weight. Schedules start at the first update. Incomplete
+        sums of `accumulate` and pending deferred decay are dropped: call :meth:`flush` before if
+        the weights are still needed. Settings, hyper-parameters, the weights, their half-precision
+        copies and the loss scaler do not change.
+
+        An optimizer that several updaters share counts the updates of the indices of this one from
+        the start.
+
+        Raises
+        ------
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler; or the weights
+            hold their averages.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.get_updater(optimizer.Adam(learning_rate=0.1))
+        >>> for episode in range(2):
+        ...     updater.reset()
+        ...     weight = np.zeros(2)
+        ...     for _ in range(3):
+        ...         updater(0, np.array([1.0, -2.0]), weight)
+        ...     print(weight.round(6), updater.optimizer.num_update)
+        [-0.3  0.3] 3
+        [-0.3  0.3] 3
+        """
+        planner, records = self.planner, self._records
+        with between_updates(self.optimizer.lock, "reset()"), uninterrupted:
+            if self._averages is not None:
+                self._averages.check_free()
+                self._averages.arrays.clear()
+            known = {*self.states, *records.kept, *(self._windows.calls if self._windows else ())}
+            planner.plans.clear()
+            for index, state in list(self.states.items()):
+                if self._restarts_at_zero(index):
+                    for array in leaves(state):
+                        array.fill(0)
+                else:
+                    dict.pop(self.states, index)
+                    dict.pop(self.states_synced, index, None)
+                    records.drop(index)
+            if self._windows is not None:
+                self._windows.clear()
+            for optimizer in planner.optimizers():
+                optimizer.restart(known)
+            self._info = StepInfo(stepped=False, skipped=False)
+
+    def _restarts_at_zero(self, index: Index) -> bool:
+        """Whether a new state of a parameter consists of zeros in the memory of the present one."""
+        kept, optimizer = self._records.kept.get(index), self.planner.of(index).optimizer
+        if kept is None or self._averages is not None or not optimizer.starts_at_zero:
+            return False
+        is_half = kept.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
+        return not (optimizer.multi_precision and is_half) and index not in optimizer.row_decay
+
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Set a half-precision copy of a float32 weight, which every update writes too.
 
@@ -1411,11 +1466,6 @@ class Updater(Resumable):
                     vars(self)["_averages"] = before
                     vars(self)["_plans"] = self.planner.plans
                     self.planner.records.forget()
-
-    @property
-    def _prepares(self) -> bool:
-        """Whether gradients are accumulated, or clipped unit by unit, before an update."""
-        return self._windows is not None or self._units is not None
 
     @property
     def _evaluates(self) -> bool:

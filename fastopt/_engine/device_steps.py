@@ -140,7 +140,7 @@ class DeviceSteps:
         Returns
         -------
         bool
-            False, with nothing changed, if the hyper-parameters depend on unequal update counts, or if
+            False, with nothing changed, if the hyper-parameters depend on unequal counts, or if
             the step is only counted.
         """
         captured = self.lead.captured

@@ -59,6 +59,13 @@ BUFFERS = 32
 CAPTURES = range(900, 908)
 """Driver errors about a stream that is being captured."""
 
+CAPTURED = (
+    "the stream is being captured for a CUDA graph: call the updater with these arrays twice "
+    "outside of the capture first, with dense gradients that need no copy, and all arrays on one "
+    "stream; see docs/cuda.md for what a graph can repeat"
+)
+"""Error of a call that cannot be part of a graph."""
+
 _MASK = (1 << 64) - 1
 
 
@@ -256,12 +263,20 @@ _PRESENT = nullcontext()
 
 
 def is_captured(stream: int) -> bool:
-    """Whether a stream is being captured for a CUDA graph."""
+    """Whether a stream is being captured for a CUDA graph.
+
+    Raises
+    ------
+    RuntimeError
+        Another stream is being captured, which forbids the use of this one.
+    """
     if SIMULATED:
         return False
     cuda_target()
     error, status = _driver().cuStreamIsCapturing(stream)
-    return error in CAPTURES or bool(not error and status)
+    if error in CAPTURES:
+        raise RuntimeError(CAPTURED)
+    return bool(not error and status)
 
 
 def refuse_capture(*streams: int) -> None:
@@ -274,11 +289,7 @@ def refuse_capture(*streams: int) -> None:
         and learning rates.
     """
     if any(map(is_captured, streams)):
-        raise RuntimeError(
-            "the stream is being captured for a CUDA graph: call the updater with these arrays "
-            "twice outside of the capture first, with dense gradients that need no copy, and all "
-            "arrays on one stream; see docs/cuda.md for what a graph can repeat"
-        )
+        raise RuntimeError(CAPTURED)
 
 
 @contextmanager

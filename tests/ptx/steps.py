@@ -117,6 +117,41 @@ def row_steps(forms):
     return {str(form): (partial(form.updater, wd=form.wd), rows(300, 5, 90)) for form in forms}
 
 
+KINDS = {
+    "float16 with master": ({"multi_precision": True}, HALVES["float16"]),
+    "bfloat16 with master": ({"multi_precision": True}, HALVES["bfloat16"]),
+    "bfloat16 split": ({"multi_precision": True, "master": "split"}, HALVES["bfloat16"]),
+    "float16 rounded at random": ({"rounding": "stochastic"}, HALVES["float16"]),
+    "bfloat16 state": ({"state_dtype": "bfloat16"}, np.float32),
+    "8 bits": ({"state_dtype": "int8", "state_min_size": 1}, np.float32),
+    "standard rows": ({"lazy_update": False}, None),
+}
+"""What all rules are compiled for besides float32, float64 and lazy rows: arguments of the
+optimizers, and the dtype of weights."""
+
+
+def kind_steps(kind):
+    """Cases of one form of each rule."""
+    kwargs, dtype = KINDS[kind]
+    found = {}
+    for form in {form.make().rule: form for form in FORMS}.values():
+        shape = (17, 31) if form.shape[1:] else (527,)
+        arrays = rows(300, 5, 90) if dtype is None else dense(shape, dtype=dtype)
+        found[str(form)] = partial(form.updater, wd=form.wd, **kwargs), arrays
+    return found
+
+
+def is_refused(make, arrays):
+    """Whether an optimizer does not take such arguments or arrays on a device."""
+    try:
+        weights, grads = arrays(np.random.default_rng(0))
+        moved = [grad_on_device("", grad) for grad in grads[0]]
+        make()(list(range(len(weights))), moved, list(map(on_device, weights)))
+    except (TypeError, ValueError, NotImplementedError, UserWarning):
+        return True
+    return False
+
+
 LATER = [form for form in FORMS if form is not FIRST[form.name]]
 FEW = [form for form in FORMS if str(form) in SAMPLE]
 
@@ -216,6 +251,7 @@ CASES = {
     "every optimizer, rows": row_steps(FIRST.values()),
     "other forms": dense_steps(LATER),
     "other forms, rows": row_steps(LATER),
+    **{f"every rule, {kind}": kind_steps(kind) for kind in KINDS},
     "float64": dense_steps(FEW, np.float64),
     "float64, other forms": dense_steps([form for form in FORMS if form not in FEW], np.float64),
 }
@@ -343,9 +379,18 @@ if __name__ == "__main__":
     driver.executor_message.restype = ctypes.c_char_p
     driver.executor_set(1, int(os.environ.get("PTX_REVERSED", "0")))
     executor.install()
-    found = {}
+    executor.record_launches()
+    found, refused = {}, []
     for listed in sys.argv[1:]:
         family, _, name = listed.partition("/")
         for each in [name] if name else CASES[family]:
-            found[f"{family}/{each}"] = run(each, *CASES[family][each])
-    json.dump({"different": found, "kernels": sorted(executor.executed)}, sys.stdout)
+            if family.startswith("every rule") and is_refused(*CASES[family][each]):
+                refused.append(each)
+            else:
+                found[f"{family}/{each}"] = run(each, *CASES[family][each])
+    kernels = {
+        "kernels": sorted(executor.executed),
+        "compiled": sorted(executor.compiled),
+        "launched": sorted(executor.launched),
+    }
+    json.dump({"different": found, "refused": refused, **kernels}, sys.stdout)

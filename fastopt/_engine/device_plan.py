@@ -65,7 +65,7 @@ class DevicePlan(Plan):
     def step(self, factor: float = 1.0, shielded: bool = False) -> None:
         """See :meth:`Plan.step`."""
         if factor == 1 and self.counts_there and self.deferred():
-            return 0
+            return
         if self.captured:
             self.only.driver.refuse_capture(self.only.stream_handle)
         if self.steps is not None:
@@ -83,7 +83,8 @@ class DevicePlan(Plan):
         if not table.take_grads(grads, self.written):
             return False
         if self.counts_there:
-            return not self.step()
+            self.step()
+            return True
         before, largest = self.counts[self.slots], self.counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
         with uninterrupted:

@@ -677,6 +677,8 @@ class Records:
 
     def _whole(self, index: Index, grad: Any) -> Any:
         """Return a gradient as an array or a RowSparse."""
+        if isinstance(grad, RowSparse):
+            return grad
         if not is_row_sparse(grad):
             return np.asarray(grad)
         words = self.kept[index].record
@@ -881,7 +883,10 @@ class Records:
         if type(index) not in (list, tuple):
             return [(index, *lists)]
         items: Any = zip(index, *lists, strict=True)
-        return [each for each in items if each[0] in self.kept] if self.freezes else list(items)
+        if not self.freezes:
+            return list(items)
+        slots, frozen = self.slots, address_of(self.frozen)
+        return [each for each in items if slots.get(each[0]) != frozen]
 
     def note(self, planner: Any, index: Any, weight: Any) -> None:
         """Keep the weights of a call in place of those of earlier calls, on records or on plans."""

@@ -13,7 +13,7 @@ from fastopt._kernels.objects import after, dictionary_item, long_value, new_int
 from fastopt._kernels.strided import rounded, size_of
 from fastopt.kernels.rule import scalar
 
-__all__ = ["admit", "admit_list", "column_of", "items_of", "scratch_of", "tensor_of"]
+__all__ = ["admit", "admit_list", "column_of", "items_of", "place_of", "scratch_of", "tensor_of"]
 
 
 @scalar
@@ -159,7 +159,7 @@ def admit_grad(x, tensor, record, grad):
     tensor[w.T_GRAD_HIGH] = first + size
     tensor[w.T_GRAD_CODE], tensor[w.T_GRAD_COPIED] = code, copied
     if record[w.SIZE] == 0:
-        tensor[w.T_GRAD_HIGH] = first
+        tensor[w.T_GRAD_HIGH], tensor[w.T_GRAD_COPIED] = first, 0
         return w.OK
     if not copied:
         tensor[w.T_GRAD_HIGH] = first + size * record[w.SIZE]
@@ -245,9 +245,15 @@ def admit(x, k, index, grad, weight):
 
 
 @scalar
+def place_of(x, k):
+    """Return the address of the words of tensor `k` of the call."""
+    return x[w.TENSORS] + 8 * w.TENSOR * k
+
+
+@scalar
 def tensor_of(x, k):
     """Return the words of tensor `k` of the call."""
-    return words(x[w.TENSORS] + 8 * w.TENSOR * k)
+    return words(place_of(x, k))
 
 
 @scalar

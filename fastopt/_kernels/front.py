@@ -26,6 +26,7 @@ from fastopt._kernels.admission import (
     admit_list,
     column_of,
     items_of,
+    place_of,
     scratch_of,
     tensor_of,
 )
@@ -36,7 +37,6 @@ from fastopt._kernels.noise import stream_key
 from fastopt._kernels.objects import (
     Object,
     address,
-    after,
     call,
     doubles,
     keep_alive,
@@ -48,7 +48,7 @@ from fastopt._kernels.objects import (
     unsigned,
     words,
 )
-from fastopt._kernels.strided import copy_strided, rounded, size_of
+from fastopt._kernels.strided import COPY_BACK, COPY_GRAD, COPY_WEIGHT, rounded, size_of
 from fastopt.kernels.rule import scalar
 
 __all__ = ["enter", "run"]
@@ -101,30 +101,29 @@ def advance(x, tensor):
 
 
 @scalar
-def begin(tensor):
+def begin(x, k):
     """Copy the arrays that are not in the record's order, and enter all addresses."""
+    tensor, place = tensor_of(x, k), place_of(x, k)
     record = words(tensor[w.T_RECORD])
     row, grad, weight = words(record[w.ROW]), tensor[w.T_GRAD], tensor[w.T_WEIGHT]
     own = scratch = tensor[w.T_SCRATCH]
     if tensor[w.T_GRAD_COPIED]:
-        strides, code = after(tensor, w.T_GRAD_STRIDES), tensor[w.T_GRAD_CODE]
-        copy_strided(record, strides, grad, code, scratch, record[w.GRAD_CODE], False)
+        call(x[w.COPY], place, COPY_GRAD, scratch, 0, 0)
         grad, own = scratch, scratch + rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
     if tensor[w.T_COPIED]:
-        strides, code = after(tensor, w.T_STRIDES), record[w.WEIGHT_CODE]
-        copy_strided(record, strides, weight, code, own, code, False)
+        call(x[w.COPY], place, COPY_WEIGHT, own, 0, 0)
         weight = own
     row[record[w.WEIGHT_COLUMN]], row[record[w.GRAD_COLUMN]] = weight, grad
 
 
 @scalar
-def end(tensor):
+def end(x, k):
     """Copy a weight back."""
-    record = words(tensor[w.T_RECORD])
+    tensor = tensor_of(x, k)
     if tensor[w.T_COPIED]:
-        own, code = words(record[w.ROW])[record[w.WEIGHT_COLUMN]], record[w.WEIGHT_CODE]
-        strides = after(tensor, w.T_STRIDES)
-        copy_strided(record, strides, tensor[w.T_WEIGHT], code, own, code, True)
+        record = words(tensor[w.T_RECORD])
+        own = words(record[w.ROW])[record[w.WEIGHT_COLUMN]]
+        call(x[w.COPY], place_of(x, k), COPY_BACK, own, 0, 0)
 
 
 @scalar
@@ -158,7 +157,7 @@ def update(x, k):
     """Count and update one tensor."""
     tensor = tensor_of(x, k)
     advance(x, tensor)
-    begin(tensor)
+    begin(x, k)
     record = words(tensor[w.T_RECORD])
     kernels = words(record[w.KERNELS])
     for step in range(kernels[w.PASSES]):
@@ -166,7 +165,7 @@ def update(x, k):
         finalize(record, step)
     if kernels[w.UPDATE]:
         call(kernels[w.UPDATE], record[w.CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
-    end(tensor)
+    end(x, k)
 
 
 def enter_call(context, index, grad, weight):
@@ -181,11 +180,14 @@ def enter_call(context, index, grad, weight):
         n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
     if status < 0:
         return status
+    asked = x[w.ASKED] != 0
+    if x[w.EXPECTED] == x[w.UPDATE_NUMBER] and x[w.EXPECTED_TIME] == x[w.TIME]:
+        asked = asked or (x[w.EXPECTED] != 0 and x[w.UNEVEN] == 0)
     total, need, largest = 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
         record = words(tensor[w.T_RECORD])
-        if words(tensor[w.T_HYPER])[w.VALID] == 0 and (x[w.ASKED] or not x[w.ASKING]):
+        if words(tensor[w.T_HYPER])[w.VALID] == 0 and (asked or not x[w.ASKING]):
             return w.REFUSED
         total += record[w.SIZE]
         if tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]:
@@ -211,14 +213,14 @@ def enter_call(context, index, grad, weight):
         keep_alive(tensor[w.T_GRAD_ID])
         keep_alive(tensor[w.T_WEIGHT_ID])
     thread = release_gil() if large else 0
-    if x[w.MEASURE] and not x[w.ASKED]:
+    if x[w.MEASURE] and not asked:
         shared = large and x[w.RUN] != 0
         call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
         if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
             status = w.SKIPPED
     if status == w.SKIPPED:
         pass
-    elif x[w.ASKING] and n > 0 and not x[w.ASKED]:
+    elif x[w.ASKING] and n > 0 and not asked:
         status = w.ASKS
     elif large and x[w.RUN] != 0:
         call(x[w.RUN], context, n, x[w.THREADS], 0, 0)
@@ -232,7 +234,7 @@ def enter_call(context, index, grad, weight):
             release(tensor_of(x, k)[w.T_WEIGHT_ID])
     x[w.DONE] = status == w.OK or status == w.MOVED
     if x[w.DONE]:
-        x[w.ASKED] = x[w.EACH] = 0
+        x[w.ASKED] = x[w.EACH] = x[w.EXPECTED] = 0
     return status
 
 
@@ -300,19 +302,20 @@ def cut(place, record):
     return place * items // size // line * line
 
 
-COPY, FINISH_COPY, UPDATES, REDUCTIONS = range(4)
+BEGIN, END, UPDATES, REDUCTIONS = range(4)
 """Phases of a large call; reductions are numbered from REDUCTIONS on."""
 
 
-@scalar
-def share_of(x, phase, first, last, share, shares):
+def share_call(context, phase, first, last, share):
     """Do one share of a phase for the tensors from `first` to `last`."""
-    if phase in (COPY, FINISH_COPY):
+    x = words(context)
+    shares = x[w.THREADS]
+    if phase in (BEGIN, END):
         for k in range(first + share, last, shares):
-            if phase == COPY:
-                begin(tensor_of(x, k))
+            if phase == BEGIN:
+                begin(x, k)
             else:
-                end(tensor_of(x, k))
+                end(x, k)
         return
     total, before = 0, 0
     for k in range(first, last):
@@ -339,7 +342,13 @@ def share_of(x, phase, first, last, share, shares):
             before += count
 
 
-def run_call(context, n, threads, _, __):
+def spread_call(context, phase, first, last, function):
+    """Do the shares of a phase on several threads, each by a call of the function."""
+    for share in prange(words(context)[w.THREADS]):
+        call(function, context, phase, first, last, np.int64(share))
+
+
+def run_call(context, n, _, __, ___):
     """Update the admitted tensors of a large call on several threads."""
     x = words(context)
     group = 1 if x[w.REPEATS] or (n > 1 and not are_apart(x, n)) else n
@@ -352,15 +361,14 @@ def run_call(context, n, threads, _, __):
             passes = max(passes, words(record[w.KERNELS])[w.PASSES])
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
-                begin(tensor)
+                begin(x, k)
         for number in range(passes + 3):
             # In order: copies, reductions, updates, copies back.
-            phase = COPY if number == 0 else REDUCTIONS + number - 1
+            phase = BEGIN if number == 0 else REDUCTIONS + number - 1
             if number > passes:
-                phase = UPDATES if number == passes + 1 else FINISH_COPY
+                phase = UPDATES if number == passes + 1 else END
             if phase >= UPDATES or copies:
-                for share in prange(threads):
-                    share_of(x, phase, first, last, share, threads)
+                call(x[w.SPREAD], context, phase, first, last, x[w.SHARE])
             if phase >= REDUCTIONS:
                 for k in range(first, last):
                     record = words(tensor_of(x, k)[w.T_RECORD])
@@ -376,6 +384,12 @@ def enter():
 
 
 @cache
-def run():
-    """Return the address of :func:`run_call`."""
-    return address_of(run_call, ON_CALL, None, parallel=True)
+def spread() -> int:
+    """Return the address of :func:`spread_call`."""
+    return address_of(spread_call, ON_CALL, None, parallel=True)
+
+
+@cache
+def run() -> tuple[int, int]:
+    """Return the addresses of :func:`run_call` and :func:`share_call`."""
+    return address_of(run_call, ON_CALL, None), address_of(share_call, ON_CALL, None)

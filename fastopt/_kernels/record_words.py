@@ -49,12 +49,14 @@ TENSOR = T_GRAD_STRIDES + AXES
 # types of NumPy's scalars of the first three. With ASKING, Python computes hyper-parameters in each
 # step; SCHEDULED and TIMED say that they depend on the number of the update, and on the tensors'
 # counts: those of the call are UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and
-# with EACH for each tensor. NOTHING is a record without elements. CHECKS: only check the call.
+# with EACH for each tensor; or they are computed for the update EXPECTED, at EXPECTED_TIME, if that
+# is not 0. NOTHING is a record without elements. CHECKS: only check the call. COPY, SPREAD, SHARE
+# and MEASURE_SHARE are addresses of functions that are compiled when they are first needed.
 (SLOTS, TENSORS, CAPACITY, COUNTS, NORM, MEASURE, MEASURE_LARGE, SCRATCH, ROOM, NEED, ASKING,
  SCHEDULED, TIMED, UPDATE_NUMBER, TIME, UNEVEN, ASKED, EACH, NOTHING, LARGE_FROM, RUN,
  THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE, INT, INT64, STR, FLOAT, CHECKS,
- DONE) = range(34)  # fmt: skip
-DTYPES = DONE + 1
+ DONE, EXPECTED, EXPECTED_TIME, COPY, SPREAD, SHARE, MEASURE_SHARE) = range(40)  # fmt: skip
+DTYPES = MEASURE_SHARE + 1
 NUMBERS = DTYPES + 4
 CONTEXT = NUMBERS + 3
 

@@ -3,15 +3,22 @@
 Tests: ``tests/engine/test_records.py``.
 """
 
+from functools import cache
+
 import numpy as np
 
 from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
+from fastopt._kernels.compiling import address_of
+from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.half import widen_bfloat16, widen_float16
-from fastopt._kernels.objects import doubles, halves, singles
+from fastopt._kernels.objects import after, doubles, halves, singles, words
 from fastopt.kernels.rule import scalar
 
-__all__ = ["copy_strided", "rounded", "size_of"]
+__all__ = ["COPY_BACK", "COPY_GRAD", "COPY_WEIGHT", "copy", "copy_strided", "rounded", "size_of"]
+
+COPY_GRAD, COPY_WEIGHT, COPY_BACK = range(3)
+"""What :func:`copy_call` copies."""
 
 
 @scalar
@@ -97,3 +104,22 @@ def copy_strided(record, strides, array, code, scratch, wanted, back):
                     copy_run(wanted, code, near, step_near, far, step_far, count)
                 else:
                     copy_run(code, wanted, far, step_far, near, step_near, count)
+
+
+def copy_call(tensor, what, target, _, __):
+    """Copy an array of a tensor to scratch memory at `target`, or its weight back."""
+    tensor = words(tensor)
+    record = words(tensor[w.T_RECORD])
+    if what == COPY_GRAD:
+        source, strides = tensor[w.T_GRAD], after(tensor, w.T_GRAD_STRIDES)
+        code, wanted = tensor[w.T_GRAD_CODE], record[w.GRAD_CODE]
+    else:
+        source, strides = tensor[w.T_WEIGHT], after(tensor, w.T_STRIDES)
+        code = wanted = record[w.WEIGHT_CODE]
+    copy_strided(record, strides, source, code, target, wanted, what == COPY_BACK)
+
+
+@cache
+def copy() -> int:
+    """Return the address of :func:`copy_call`."""
+    return address_of(copy_call, ON_CHUNKS, None)

@@ -387,6 +387,9 @@ class Updater(Resumable):
                         if self._enter_measured(index, grad, weight):
                             return
                     else:
+                        if records.foresees:
+                            with optimizer.updating:
+                                records.foresee(self, index)
                         status = records.enter(records.context, index, grad, weight)
                         if status == MOVED:
                             records.note(self.planner, index, weight)

@@ -160,13 +160,13 @@ def defer_blas() -> None:
     name = "numba.np.arraymath"
     if name in sys.modules or "scipy.linalg" in sys.modules or find_spec("scipy") is None:
         return
-    linalg = import_module("numba.np.linalg")
+    linalg: Any = import_module("numba.np.linalg")
     ensure = getattr(linalg, "ensure_blas", None)
     if ensure is None:
         return
     try:
         linalg.ensure_blas = lambda: None
-        import_module(name).ensure_blas = ensure
+        vars(import_module(name))["ensure_blas"] = ensure
     finally:
         linalg.ensure_blas = ensure
 

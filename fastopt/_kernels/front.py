@@ -101,6 +101,17 @@ def advance(x, tensor):
 
 
 @scalar
+def scale(code, place, count, factor):
+    """Multiply numbers by a factor, in their own precision."""
+    if code == w.FLOAT64:
+        for k in range(count):
+            doubles(place)[k] *= factor
+    else:
+        for k in range(count):
+            singles(place)[k] *= np.float32(factor)
+
+
+@scalar
 def begin(x, k):
     """Copy the arrays that are not in the record's order, and enter all addresses."""
     tensor, place = tensor_of(x, k), place_of(x, k)
@@ -110,6 +121,8 @@ def begin(x, k):
     if tensor[w.T_GRAD_COPIED]:
         call(x[w.COPY], place, COPY_GRAD, scratch, 0, 0)
         grad, own = scratch, scratch + rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+    if record[w.SCALED] and doubles(x[w.NORM])[w.FACTOR] != 1:
+        scale(record[w.GRAD_CODE], grad, record[w.SIZE], doubles(x[w.NORM])[w.FACTOR])
     if tensor[w.T_COPIED]:
         call(x[w.COPY], place, COPY_WEIGHT, own, 0, 0)
         weight = own
@@ -168,73 +181,102 @@ def update(x, k):
     end(x, k)
 
 
-def enter_call(context, index, grad, weight):
-    """Update the tensors of a call; return a status."""
-    x, index, grad, weight = words(context), address(index), address(grad), address(weight)
-    n, own = 1, items_of(x, index)
-    x[w.CALL_NUMBER] += 1
-    x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
-    if own == 0:
-        status = admit(x, 0, index, grad, weight)
-    else:
-        n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
-    if status < 0:
-        return status
-    asked = x[w.ASKED] != 0
-    if x[w.EXPECTED] == x[w.UPDATE_NUMBER] and x[w.EXPECTED_TIME] == x[w.TIME]:
-        asked = asked or (x[w.EXPECTED] != 0 and x[w.UNEVEN] == 0)
-    total, need, largest = 0, 0, 0
+@scalar
+def admit_call(x, index, grad, weight):
+    """Check the arguments of a call; return the number of its tensors and a status."""
+    if items_of(x, index) == 0:
+        return 1, admit(x, 0, index, grad, weight)
+    return words(index)[w.LENGTH], admit_list(x, index, grad, weight)
+
+
+@scalar
+def is_asked(x):
+    """Whether the hyper-parameters of the admitted call have been computed."""
+    expected = x[w.EXPECTED] == x[w.UPDATE_NUMBER] and x[w.EXPECTED_TIME] == x[w.TIME]
+    return x[w.ASKED] != 0 or (expected and x[w.EXPECTED] != 0 and x[w.UNEVEN] == 0)
+
+
+@scalar
+def divide_scratch(x, n):
+    """Divide scratch memory among the tensors of a call; return a status."""
+    total, need, largest, asked = 0, 0, 0, is_asked(x)
     for k in range(n):
         tensor = tensor_of(x, k)
-        record = words(tensor[w.T_RECORD])
         if words(tensor[w.T_HYPER])[w.VALID] == 0 and (asked or not x[w.ASKING]):
             return w.REFUSED
-        total += record[w.SIZE]
-        if tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]:
-            size = scratch_of(tensor)
-            tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
-            need, largest = need + size, max(largest, size)
-    large = total >= x[w.LARGE_FROM]
-    x[w.NEED] = need if large else largest
+        total += words(tensor[w.T_RECORD])[w.SIZE]
+        size = scratch_of(x, tensor)
+        tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
+        need, largest = need + size, max(largest, size)
+    x[w.LARGE] = total >= x[w.LARGE_FROM]
+    apart = x[w.LARGE] or x[w.CLIP]
+    x[w.NEED] = need if apart else largest
     if x[w.NEED] > x[w.ROOM]:
         return w.NO_ROOM
-    if x[w.CHECKS]:
-        return w.OK
-    if large and x[w.THREADS] == 0:
-        return w.IS_LARGE
-    if not large:
-        for k in range(n):
-            tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
-    grads, weights = items_of(x, grad), items_of(x, weight)
-    for k in range(n if large else 0):
+    for k in range(0 if apart else n):
+        tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
+    if x[w.CLIP] and x[w.REPEATS]:
+        return w.REFUSED
+    return w.IS_LARGE if x[w.LARGE] and x[w.THREADS] == 0 and not x[w.CHECKS] else w.OK
+
+
+@scalar
+def hold(x, n, held):
+    """Keep the arrays of a call alive, or release them."""
+    for k in range(n):
         tensor = tensor_of(x, k)
-        tensor[w.T_GRAD_ID] = grad if own == 0 else words(grads)[k]
-        tensor[w.T_WEIGHT_ID] = weight if own == 0 else words(weights)[k]
-        keep_alive(tensor[w.T_GRAD_ID])
-        keep_alive(tensor[w.T_WEIGHT_ID])
-    thread = release_gil() if large else 0
-    if x[w.MEASURE] and not asked:
-        shared = large and x[w.RUN] != 0
+        if held:
+            keep_alive(tensor[w.T_GRAD_ID])
+            keep_alive(tensor[w.T_WEIGHT_ID])
+        else:
+            release(tensor[w.T_GRAD_ID])
+            release(tensor[w.T_WEIGHT_ID])
+
+
+@scalar
+def perform(x, context, n):
+    """Clip and measure the gradients of a call, and update; return a status."""
+    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not is_asked(x) and n > 0
+    if asks and not x[w.MEASURE]:
+        return w.ASKS
+    if x[w.CLIP]:
+        call(x[w.CLIP_LARGE if shared else w.CLIP], context, n, x[w.THREADS], 0, 0)
+    if x[w.MEASURE] and not x[w.ASKED]:
         call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
         if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
-            status = w.SKIPPED
-    if status == w.SKIPPED:
-        pass
-    elif x[w.ASKING] and n > 0 and not asked:
-        status = w.ASKS
-    elif large and x[w.RUN] != 0:
+            return w.SKIPPED
+    if asks:
+        return w.ASKS
+    if shared:
         call(x[w.RUN], context, n, x[w.THREADS], 0, 0)
     else:
         for k in range(n):
             update(x, k)
-    if large:
+    return w.OK
+
+
+def enter_call(context, index, grad, weight):
+    """Update the tensors of a call; return a status."""
+    x = words(context)
+    x[w.CALL_NUMBER] += 1
+    x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
+    n, status = admit_call(x, address(index), address(grad), address(weight))
+    if status < 0:
+        return status
+    refusal = divide_scratch(x, n)
+    if refusal != w.OK or x[w.CHECKS]:
+        return refusal
+    thread = 0
+    if x[w.LARGE]:
+        hold(x, n, True)
+        thread = release_gil()
+    outcome = perform(x, context, n)
+    if x[w.LARGE]:
         restore_gil(thread)
-        for k in range(n):
-            release(tensor_of(x, k)[w.T_GRAD_ID])
-            release(tensor_of(x, k)[w.T_WEIGHT_ID])
-    x[w.DONE] = status == w.OK or status == w.MOVED
-    if x[w.DONE]:
-        x[w.ASKED] = x[w.EACH] = x[w.EXPECTED] = 0
+        hold(x, n, False)
+    if outcome != w.OK:
+        return outcome
+    x[w.DONE], x[w.ASKED], x[w.EACH], x[w.EXPECTED] = 1, 0, 0, 0
     return status
 
 

@@ -95,8 +95,8 @@ class Adder:
         Whether to add to the sums; otherwise gradients start new sums.
     """
 
-    loss_scaler = clip_global_norm = None
-    _on_records, _prepares = True, False
+    loss_scaler = clip_global_norm = _windows = _units = None
+    _on_records = True
 
     def __init__(self, keep: bool) -> None:
         self.planner = Sums(Sum(keep=keep))

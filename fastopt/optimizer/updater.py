@@ -383,7 +383,7 @@ class Updater(Resumable):
                         ready = records.ask(self.planner, index)
                     ready = ready and records.version == optimizer.version  # they may change it
                 if ready:
-                    if records.norms or records.prepares:
+                    if records.norms or records.clips or records.prepares:
                         if self._enter_measured(index, grad, weight):
                             return
                     else:
@@ -448,21 +448,11 @@ class Updater(Resumable):
 
     def _enter_measured(self, index: Any, grad: Any, weight: Any) -> bool:
         """Accumulate, scale and clip the gradients and update, if the arrays have records."""
-        records, windows, listed = self._records, self._windows, type(index) in (list, tuple)
+        windows = self._windows
         with uninterrupted, self.optimizer.updating:
             if windows is not None:
                 return self._enter_window(windows, index, grad, weight)
-            if self._units is not None:
-                if not records.admits(index, grad, weight) or records.words[REPEATS]:
-                    return False
-                if not listed:
-                    index, grad, weight = [index], [grad], [weight]
-                for each, own in zip(grad, weight, strict=True):
-                    if type(each) is not np.ndarray or each.dtype != own.dtype:
-                        return False
-                info = self._enter_clipped(index, grad, weight, listed)
-            else:
-                info = self._enter_scaled(index, grad, weight)
+            info = self._enter_scaled(index, grad, weight)
             if info is not None:
                 self._report(info)
             return info is not None
@@ -470,7 +460,7 @@ class Updater(Resumable):
     def _enter_window(self, windows: Windows, index: Any, grad: Any, weight: Any) -> bool:
         """Add gradients to their sums; when these are complete, update."""
         records, listed = self._records, type(index) in (list, tuple)
-        indices, weights = (index, weight) if listed else ([index], [weight])
+        indices = index if listed else [index]
         if not indices or not {*map(type, indices)} <= {int, str}:
             return False
         phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
@@ -479,7 +469,7 @@ class Updater(Resumable):
             return False
         adder, last = windows.adders[phase > 0], phase + 1 == windows.every
         finish = partial(windows.finish, indices, windows.after(indices))
-        steady = not last or (self._units is None and not records.asks)
+        steady = not last or not records.asks
         before = {} if steady else windows.before(indices)
         share, info = 1 / windows.every, ACCUMULATED
         records.words[DONE], adder.done = 0, False
@@ -487,7 +477,7 @@ class Updater(Resumable):
             if not adder.call_again(index, grad, summed):
                 return False
             if last:
-                outcome = self._enter_clipped(indices, sums, weights, listed, share)
+                outcome = self._enter_scaled(index, summed, weight, share)
                 if outcome is None:
                     windows.put_back(before)
                     return False
@@ -496,7 +486,7 @@ class Updater(Resumable):
         except BaseException:
             done = bool(records.words[DONE]) or (adder.done and not last)
             if steady and adder.done and not done:  # complete the call, which may be skipped
-                done = self._enter_clipped(indices, sums, weights, listed, share) is not None
+                done = self._enter_scaled(index, summed, weight, share) is not None
             if done:
                 finish()
             else:
@@ -508,23 +498,13 @@ class Updater(Resumable):
             self._info = info
         return True
 
-    def _enter_clipped(
-        self, indices: Any, grads: Any, weights: Any, listed: bool, share: float = 1.0
-    ) -> StepInfo | None:
-        """Clip the units of gradients, multiply them by `share`, and update.
-
-        If the result is None, records do not support the call, and nothing has changed.
-        """
-        if self._units is not None:
-            grads = self._clipped_units(indices, weights, grads, share)
-        if listed:
-            return self._enter_scaled(indices, grads, weights, share)
-        return self._enter_scaled(indices[0], grads[0], weights[0], share)
-
     def _enter_scaled(
         self, index: Any, grad: Any, weight: Any, share: float = 1.0
     ) -> StepInfo | None:
-        """Scale gradients, clip their global norm, and update; see :meth:`_enter_clipped`."""
+        """Clip the units of gradients, scale them by `share`, clip their global norm, and update.
+
+        If the result is None, records do not support the call, and nothing has changed.
+        """
         records = self._records
         try:
             records.set_norm(self, share)
@@ -917,7 +897,7 @@ class Updater(Resumable):
 
         When gradients are accumulated, only parameters whose sums are complete are updated.
         """
-        if not self._prepares:
+        if self._windows is None:
             info = self._records.take(self, indices, grads, weights, single)
             if info is not None:
                 self._report(info)
@@ -978,10 +958,10 @@ class Updater(Resumable):
         """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
         weights, grads = [weight for _, weight, _ in entries], [grad for *_, grad in entries]
-        if self._units is not None and entries:
-            grads = self._clipped_units(indices, weights, grads, share)
         if self._take(indices, grads, weights, single, share, finish):
             return
+        if self._units is not None and entries:
+            grads = self._clipped_units(indices, weights, grads, share)
         calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
         plan = self.planner.prepare(calls, single) if calls and self.planner.folds else None
         info, factor = self._measured(lambda: self._squares(plan, calls), indices, share)
@@ -1476,11 +1456,6 @@ class Updater(Resumable):
                     vars(self)["_averages"] = before
                     vars(self)["_plans"] = self.planner.plans
                     self.planner.records.forget()
-
-    @property
-    def _prepares(self) -> bool:
-        """Whether gradients are accumulated, or clipped unit by unit, before an update."""
-        return self._windows is not None or self._units is not None
 
     @property
     def _evaluates(self) -> bool:

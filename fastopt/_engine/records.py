@@ -713,7 +713,7 @@ class Records:
         words[w.RUN] = words[w.MEASURE_LARGE] = words[w.CLIP_LARGE] = 0
         if spreads:
             words[w.SPREAD] = front.spread()
-            words[w.RUN], words[w.SHARE] = front.run()
+            words[w.RUN], words[w.UPDATE_SHARE] = front.run()
             if self.norms:
                 words[w.MEASURE_LARGE], words[w.MEASURE_SHARE] = measuring.run()
             if self.clips:

@@ -410,7 +410,7 @@ def run_call(context, n, _, __, ___):
             if number > passes:
                 phase = UPDATES if number == passes + 1 else END
             if phase >= UPDATES or copies:
-                call(x[w.SPREAD], context, phase, first, last, x[w.SHARE])
+                call(x[w.SPREAD], context, phase, first, last, x[w.UPDATE_SHARE])
             if phase >= REDUCTIONS:
                 for k in range(first, last):
                     record = words(tensor_of(x, k)[w.T_RECORD])

@@ -781,14 +781,14 @@ class Records:
         return status
 
     def foresee(self, updater: Any, index: Any) -> None:
-        """Compute the hyper-parameters of the update that a call is expected to be.
+        """Compute the hyper-parameters of the update that a call with one index should be.
 
         If it is another one, the front asks for those.
         """
         words, counts, optimizer = self.view, self.counts_view, updater.optimizer
         try:
-            record = self.kept[index[0] if type(index) in (list, tuple) else index].words
-        except (LookupError, TypeError):  # the front refuses the call
+            record = self.kept[index].words
+        except (KeyError, TypeError):  # the front refuses the call
             return
         before, time = counts[0], counts[record[COUNT]] + 1
         update = before if before > time else time
@@ -954,6 +954,8 @@ class Records:
                 status = self.enter(self.context, *arguments)
                 if status != w.OK:
                     status = self.resolve(updater, status, *arguments)
+                if status == w.SKIPPED:  # while there are records of row-sparse gradients
+                    return self.outcome(updater, status, indices, checked)
             finally:
                 self.norm[w.FACTOR] = 1.0
                 if not self.words[w.DONE]:

@@ -43,12 +43,13 @@ class SlowCallCounter:
     ) -> tuple[Index, str] | None:
         """Return the index and the reason of a call that is about to be slow, or None.
 
-        First calls are not slow, nor are those of optimizers that compute in Python.
+        First calls are not slow, nor are those with optimizers and settings that records never
+        support, such as those that compute in Python.
         """
         entered = updater._records.words.item(w.CALL_NUMBER)
         if entered - self._entered > ATTEMPTS:  # fast calls have come in between
             self._in_a_row = 0
-        known, on_records = updater.states, updater._on_records and updater.optimizer.native
+        known, on_records = updater.states, updater._records.usable
         if not (on_records and indices and all(index in known for index in indices)):
             return None
         for index, grad, weight in zip(indices, grads, weights, strict=True):

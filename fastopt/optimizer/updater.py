@@ -387,7 +387,7 @@ class Updater(Resumable):
                         if self._enter_measured(index, grad, weight):
                             return
                     else:
-                        if records.foresees:
+                        if records.foresees and type(index) not in (list, tuple):
                             with optimizer.updating:
                                 records.foresee(self, index)
                         status = records.enter(records.context, index, grad, weight)

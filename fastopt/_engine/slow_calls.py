@@ -55,7 +55,7 @@ class SlowCallCounter:
         for index, grad, weight in zip(indices, grads, weights, strict=True):
             if is_cuda(weight):
                 return None
-            why = reason_of(grad, weight, updater.planner.of(index).optimizer)
+            why = reason_of(grad, weight)
             if why:
                 return index, why
         kept = updater._records.kept
@@ -86,10 +86,10 @@ class SlowCallCounter:
             )
 
 
-def reason_of(grad: Any, weight: Any, optimizer: Any) -> str:
+def reason_of(grad: Any, weight: Any) -> str:
     """Return why records do not support two arrays; empty if they may do."""
     if is_row_sparse(grad):
-        return "its gradient is row-sparse"
+        return "its gradient is row-sparse, in a form that needs Python"
     for role, array in (("gradient", grad), ("weight", weight)):
         if type(array) is not np.ndarray and not (role == "gradient" and np.isscalar(array)):
             return f"its {role} is a {type(array).__name__}"
@@ -102,6 +102,4 @@ def reason_of(grad: Any, weight: Any, optimizer: Any) -> str:
         return f"its weight has more than {w.AXES} axes"
     if not (weight.flags.aligned and getattr(grad, "flags", weight.flags).aligned):
         return "its gradient or weight is not aligned"
-    if optimizer.sparse_decay != "touched":
-        return f"sparse_decay={optimizer.sparse_decay!r}"
     return ""

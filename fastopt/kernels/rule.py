@@ -169,6 +169,11 @@ class Rule:
         return dict.fromkeys(self.signed, "int8") | dict.fromkeys(self.nonnegative, "uint8")
 
     @property
+    def divisor(self) -> str | None:
+        """Slot whose root signed slots are divided by in 8 bits, or None."""
+        return min(self.nonnegative, key=self.state.index, default=None)
+
+    @property
     def elementwise(self) -> bool:
         """Whether an element's update depends only on the numbers at its own position."""
         return not (self.noise or self.passes or self.row)

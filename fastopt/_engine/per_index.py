@@ -23,6 +23,7 @@ class PerIndex(MutableMapping[Index, Any]):
         Initial values.
     """
 
+    array: NDArray[Any]
     dtype: Any = np.float64
     first = 0
     """Positions before this one belong to no index."""
@@ -30,15 +31,26 @@ class PerIndex(MutableMapping[Index, Any]):
     def __init__(self, values: Mapping[Index, Any] | None = None) -> None:
         self.changed: Callable[[], None] = _nothing
         self._slots: dict[Index, int] = {}
-        self.array: NDArray[Any] = np.zeros(8, self.dtype)
+        self.array = np.zeros(8, self.dtype)
         self.update(values or {})
 
     def slots(self, indices: Sequence[Index], start: float) -> NDArray[np.int64]:
         """Return positions in :attr:`array`; indices without a number are set to `start`."""
-        for index in indices:
-            if index not in self._slots:
-                self[index] = start
-        return np.array([self._slots[index] for index in indices], np.int64)
+        slots = self._slots
+        new = [index for index in indices if index not in slots]
+        if new:
+            self._add(dict.fromkeys(new), start)
+        return np.array([slots[index] for index in indices], np.int64)
+
+    def _add(self, new: Mapping[Index, None], value: Any) -> None:
+        """Add indices with a value."""
+        begin = self.first + len(self._slots)
+        end = begin + len(new)
+        if end > len(self.array):
+            more = max(end, 2 * len(self.array)) - len(self.array)
+            self._replace(np.concatenate([self.array, np.zeros(more, self.dtype)]))
+        self.array[begin:end] = value
+        self._slots.update(zip(new, range(begin, end), strict=True))
 
     def get(self, index: Index, default: Any = None) -> Any:
         """Return the number of `index`, or `default` if it has none."""
@@ -51,11 +63,9 @@ class PerIndex(MutableMapping[Index, Any]):
     def __setitem__(self, index: Index, value: Any) -> None:
         slot = self._slots.get(index)
         if slot is None:
-            slot = self.first + len(self._slots)
-            if slot == len(self.array):
-                self._replace(np.concatenate([self.array, np.zeros_like(self.array)]))
-            self._slots[index] = slot
-        self.array[slot] = value
+            self._add({index: None}, value)
+        else:
+            self.array[slot] = value
 
     def __delitem__(self, index: Index) -> None:
         slot = self._slots.pop(index)
@@ -106,15 +116,44 @@ class Counts(PerIndex):
     ----------
     values : mapping of int or str to int, optional
         Initial counts.
+
+    Attributes
+    ----------
+    ahead : list of DeviceSteps
+        Steps whose counts are on a device, ahead of these.
+    counted : numpy.ndarray
+        The counts without those steps.
     """
 
     dtype = np.int64
     first = 1
 
+    def __init__(self, values: Mapping[Index, Any] | None = None) -> None:
+        self.ahead: list[Any] = []
+        super().__init__(values)
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The counts, after steps that a device has counted have been counted here too."""
+        if self.ahead:
+            self.settle()
+        return self.counted
+
+    @array.setter
+    def array(self, value: NDArray[Any]) -> None:
+        self.counted = value
+
+    def settle(self) -> None:
+        """Wait for the steps that a device has counted; see :class:`DeviceSteps`."""
+        while self.ahead:
+            self.ahead.pop().settle()
+
     @property
     def largest(self) -> int:
         """The largest update count so far, which is passed to schedules."""
-        return int(self.array.item(0))
+        if self.ahead:
+            self.settle()
+        return int(self.counted.item(0))
 
     @largest.setter
     def largest(self, value: int) -> None:

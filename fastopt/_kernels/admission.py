@@ -8,12 +8,21 @@ Tests: ``tests/engine/test_records.py``.
 from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
 from fastopt._kernels.layout import ADDRESS
-from fastopt._kernels.numpy_abi import ALIGNED, FIRST, WRITEABLE
-from fastopt._kernels.objects import after, dictionary_item, long_value, new_int, release, words
-from fastopt._kernels.strided import rounded, size_of
+from fastopt._kernels.numpy_abi import ALIGNED, F_ORDER, FIRST, WRITEABLE
+from fastopt._kernels.objects import (
+    after,
+    call,
+    dictionary_item,
+    long_value,
+    new_int,
+    release,
+    words,
+)
+from fastopt._kernels.strided import grad_bytes, rounded, size_of
 from fastopt.kernels.rule import scalar
 
-__all__ = ["admit", "admit_list", "column_of", "items_of", "scratch_of", "tensor_of"]
+__all__ = ["admit", "admit_list", "code_of_array", "column_of", "items_of", "meets", "scratch_of"]
+__all__ += ["tensor_of", "units_scratch_of"]
 
 
 @scalar
@@ -136,14 +145,19 @@ def code_of_array(x, array):
 
 
 @scalar
-def admit_grad(x, tensor, record, grad):
-    """Check a gradient, and enter where it lies."""
+def admit_grad(x, k, tensor, record, grad):
+    """Check the gradient of tensor `k`, and enter where it lies."""
     array, wanted, strides = words(grad), record[w.GRAD_CODE], after(tensor, w.T_GRAD_STRIDES)
     is_array = array[w.TYPE] == x[w.NDARRAY]
     code = code_of_array(x, array) if is_array else code_of_number(x, array[w.TYPE])
-    if code == 0 or (code != wanted and size_of(wanted) == 2):
+    if code == 0 and not is_array and x[w.ADMIT_ROWS]:
+        call(x[w.ADMIT_ROWS], x[w.SELF], k, grad, 0, 0)
+        return tensor[w.T_STATUS]
+    if code == 0 or (code != wanted and size_of(wanted) == 2) or record[w.KERNELS] == 0:
         return w.REFUSED
-    copied, size = code != wanted, size_of(code)
+    tensor[w.T_LISTED], tensor[w.T_KERNELS] = 0, record[w.KERNELS]
+    tensor[w.T_CHUNKS] = record[w.CHUNKS]
+    copied, size = code != wanted or record[w.SCALED] != 0, size_of(code)
     if is_array:
         if not has_shape(array, record) or array[w.FLAGS] & ALIGNED == 0:
             return w.REFUSED
@@ -197,12 +211,35 @@ def record_of(x, index, guess):
 
 
 @scalar
-def scratch_of(tensor):
+def units_scratch_of(record):
+    """Return the bytes of scratch memory in which the units of a gradient are clipped."""
+    size = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+    if record[w.ORDER] == F_ORDER:
+        size += size + rounded(8 * w.RECORD)
+    return size + rounded(record[w.BYTES])
+
+
+@scalar
+def scratch_of(x, tensor):
     """Return the bytes of scratch memory that a tensor needs."""
     record, size = words(tensor[w.T_RECORD]), 0
-    if tensor[w.T_GRAD_COPIED]:
-        size = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+    if x[w.CLIP]:
+        size = units_scratch_of(record)
+    elif tensor[w.T_GRAD_COPIED]:
+        size = grad_bytes(tensor, record)
     return size + rounded(record[w.BYTES]) if tensor[w.T_COPIED] else size
+
+
+@scalar
+def enter_count(x, k, record):
+    """Enter the number of the update and the count, or that those of the tensors differ."""
+    counts, ahead = words(x[w.COUNTS]), words(record[w.HYPER])[w.AHEAD]
+    t = counts[record[w.COUNT]] + 1
+    update, time = max(counts[0], t - 1 + ahead), t if x[w.TIMED] else 0
+    even = ahead and update == x[w.UPDATE_NUMBER] and time == x[w.TIME]
+    if k > 0 and (not even or record[w.MARK] == x[w.CALL_NUMBER]):
+        x[w.UNEVEN] = 1
+    x[w.UPDATE_NUMBER], x[w.TIME] = update, time
 
 
 @scalar
@@ -214,20 +251,16 @@ def admit(x, k, index, grad, weight):
         tensor[w.T_RECORD] = 0
         return found
     record = words(found)
-    tensor[w.T_RECORD] = found
+    tensor[w.T_RECORD], tensor[w.T_GRAD_ID], tensor[w.T_WEIGHT_ID] = found, grad, weight
     status = admit_weight(x, tensor, record, weight)
     if status == w.OK:
-        status = admit_grad(x, tensor, record, grad)
+        status = admit_grad(x, k, tensor, record, grad)
     if status == w.OK and not holds_arrays(record):
         status = w.REFUSED
+    if x[w.EACH] == 0:
+        tensor[w.T_HYPER] = record[w.HYPER]
     if status == w.OK and (x[w.SCHEDULED] or x[w.TIMED]):
-        counts = words(x[w.COUNTS])
-        t = counts[record[w.COUNT]] + 1
-        update, time = max(counts[0], t), t if x[w.TIMED] else 0
-        even = update == x[w.UPDATE_NUMBER] and time == x[w.TIME]
-        if k > 0 and (not even or record[w.MARK] == x[w.CALL_NUMBER]):
-            return w.NOT_SERVED
-        x[w.UPDATE_NUMBER], x[w.TIME] = update, time
+        enter_count(x, k, record)
     if record[w.MARK] == x[w.CALL_NUMBER]:
         x[w.REPEATS] = 1
     record[w.MARK] = x[w.CALL_NUMBER]

@@ -14,14 +14,15 @@ import numpy as np
 from numba import carray, types
 
 from fastopt._kernels.compiling import address_of
-from fastopt._kernels.cpu import element_loop
+from fastopt._kernels.cpu import element_loop, lazy_loop, number_loop
 from fastopt._kernels.cpu_rows import row_loop
 from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigned, words
+from fastopt._kernels.units import unit_loop
 from fastopt.kernels.rule import scalar
 
-__all__ = ["finish", "prepare", "squares", "sums", "update"]
+__all__ = ["finish", "prepare", "row_squares", "squares", "sums", "units", "update"]
 
 ON_CHUNKS = types.void(*[types.int64] * 5)
 """Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
@@ -32,10 +33,18 @@ ON_STEP = types.void(types.float64, types.int64, types.int64)
 
 
 @cache
-def update(layout: Layout) -> int:
-    """Return the address of the function that applies the rule to chunks."""
-    loop = scalar(row_loop(layout) if layout.rule.row else element_loop(layout))
-    return _on_chunks(layout, "update", loop, 0)
+def update(layout: Layout, numbers: bool = False) -> int:
+    """Return the address of the function that applies the rule to chunks.
+
+    With `numbers`, indexed rows have one number each.
+    """
+    if numbers and layout.lazy and not layout.coded:
+        return _on_chunks(layout, "numbers", scalar(number_loop(layout)), 0)
+    if layout.rule.row:
+        loop = row_loop(layout)
+    else:
+        loop = lazy_loop(layout) if layout.lazy else element_loop(layout)
+    return _on_chunks(layout, "update", scalar(loop), 0)
 
 
 @cache
@@ -64,6 +73,36 @@ def squares(kind: Any, real: Any) -> int:
         loop(listed, carray(unsigned(row), (1, 1)), carray(doubles(partial), (count,)))
 
     return address_of(on_chunks, ON_CHUNKS, None)
+
+
+@cache
+def row_squares(layout: Layout) -> int:
+    """Return the address of the function that sums the squares of indexed rows in each chunk."""
+    columns = layout.first_grad + 1
+    loop = scalar(square_loop((layout.grad,), layout.real, layout.first_grad, True))
+
+    def on_chunks(chunks, count, row, _, partial):
+        table = carray(unsigned(row), (1, columns))
+        loop(carray(words(chunks), (count, 3)), table, carray(doubles(partial), (count,)))
+
+    return address_of(on_chunks, ON_CHUNKS, None, "rows")
+
+
+@cache
+def units(weight: Any, real: Any) -> int:
+    """Return the address of the function that clips units of gradients in the dtype `real`.
+
+    Its arguments are the first unit, the number of units, the addresses of three words, which are
+    the addresses of weight, gradient and result, and of three numbers, and the width of a unit.
+    """
+    loop = unit_loop(weight, real, real)
+
+    def on_units(first, count, row, numbers, width):
+        table, values = carray(unsigned(row), (1, 3)), doubles(numbers)
+        for unit in range(first, first + count):
+            loop(table, unit, width, values[0], values[1], values[2])
+
+    return address_of(on_units, ON_CHUNKS, None)
 
 
 @cache

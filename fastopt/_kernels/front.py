@@ -36,7 +36,6 @@ from fastopt._kernels.noise import stream_key
 from fastopt._kernels.objects import (
     Object,
     address,
-    after,
     call,
     doubles,
     keep_alive,
@@ -48,7 +47,8 @@ from fastopt._kernels.objects import (
     unsigned,
     words,
 )
-from fastopt._kernels.strided import copy_strided, rounded, size_of
+from fastopt._kernels.row_admission import enter_rows, row_room, rows_before, work_of
+from fastopt._kernels.strided import copy_grad, copy_weight, grad_bytes, grad_elements
 from fastopt.kernels.rule import scalar
 
 __all__ = ["enter", "run"]
@@ -57,13 +57,22 @@ ON_CALL = types.void(*[types.int64] * 5)
 
 
 @scalar
-def advance(x, record):
-    """Count an update of a tensor, and write the hyper-parameters of the step."""
+def count(x, tensor, record):
+    """Count an update of a tensor, and return its number."""
+    if x[w.EACH] and tensor[w.T_COUNT] >= 0:
+        return tensor[w.T_COUNT]
     counts = words(x[w.COUNTS])
     t = counts[record[w.COUNT]] + 1
     counts[record[w.COUNT]] = t
     counts[0] = max(counts[0], t)
-    hyper = words(record[w.HYPER])
+    return t
+
+
+@scalar
+def advance(x, tensor):
+    """Count an update of a tensor, write its hyper-parameters, and choose its record."""
+    record, hyper = words(tensor[w.T_RECORD]), words(tensor[w.T_HYPER])
+    t = count(x, tensor, record)
     values, names, rescale = doubles(hyper[w.VALUES]), hyper[w.NAMES], hyper[w.RESCALE]
     source = 1
     if hyper[w.PREPARE]:
@@ -82,24 +91,46 @@ def advance(x, record):
             doubles(record[w.FIELDS])[f] = value
         else:
             singles(record[w.FIELDS])[f] = np.float32(value)
+    if hyper[w.SKIPS]:
+        tensor[w.T_RECORD], tensor[w.T_LISTED] = x[w.NOTHING], 0
+        tensor[w.T_KERNELS] = words(x[w.NOTHING])[w.KERNELS]
+    elif hyper[w.RESTS] and record[w.RESTING]:
+        resting = words(record[w.RESTING])
+        tensor[w.T_RECORD] = record[w.RESTING]
+        tensor[w.T_KERNELS] = resting[w.ROW_KERNELS if tensor[w.T_LISTED] else w.KERNELS]
     if record[w.KEYED]:
-        unsigned(record[w.ROW])[KEY] = stream_key(record[w.SEED], record[w.NUMBER], t)
+        row = unsigned(words(tensor[w.T_RECORD])[w.ROW])
+        row[KEY] = stream_key(record[w.SEED], record[w.NUMBER], t)
 
 
 @scalar
-def begin(tensor):
+def scale(code, place, count, factor):
+    """Multiply numbers by a factor, in their own precision."""
+    if code == w.FLOAT64:
+        for k in range(count):
+            doubles(place)[k] *= factor
+    else:
+        for k in range(count):
+            singles(place)[k] *= np.float32(factor)
+
+
+@scalar
+def begin(x, tensor):
     """Copy the arrays that are not in the record's order, and enter all addresses."""
     record = words(tensor[w.T_RECORD])
     row, grad, weight = words(record[w.ROW]), tensor[w.T_GRAD], tensor[w.T_WEIGHT]
     own = scratch = tensor[w.T_SCRATCH]
     if tensor[w.T_GRAD_COPIED]:
-        strides, code = after(tensor, w.T_GRAD_STRIDES), tensor[w.T_GRAD_CODE]
-        copy_strided(record, strides, grad, code, scratch, record[w.GRAD_CODE], False)
-        grad, own = scratch, scratch + rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+        copy_grad(tensor, record, scratch)
+        grad, own = scratch, scratch + grad_bytes(tensor, record)
+    if record[w.SCALED] and doubles(x[w.NORM])[w.FACTOR] != 1:
+        count = grad_elements(tensor, record)
+        scale(record[w.GRAD_CODE], grad, count, doubles(x[w.NORM])[w.FACTOR])
     if tensor[w.T_COPIED]:
-        strides, code = after(tensor, w.T_STRIDES), record[w.WEIGHT_CODE]
-        copy_strided(record, strides, weight, code, own, code, False)
+        copy_weight(tensor, record, own, False)
         weight = own
+    if tensor[w.T_LISTED]:
+        enter_rows(tensor, row)
     row[record[w.WEIGHT_COLUMN]], row[record[w.GRAD_COLUMN]] = weight, grad
 
 
@@ -108,15 +139,14 @@ def end(tensor):
     """Copy a weight back."""
     record = words(tensor[w.T_RECORD])
     if tensor[w.T_COPIED]:
-        own, code = words(record[w.ROW])[record[w.WEIGHT_COLUMN]], record[w.WEIGHT_CODE]
-        strides = after(tensor, w.T_STRIDES)
-        copy_strided(record, strides, tensor[w.T_WEIGHT], code, own, code, True)
+        copy_weight(tensor, record, words(record[w.ROW])[record[w.WEIGHT_COLUMN]], True)
 
 
 @scalar
-def reduce(record, step, first, count):
+def reduce(tensor, step, first, count):
     """Compute the sums of chunks of a reduction."""
-    kernels, place = words(record[w.KERNELS]), w.PASS + w.PASS_WORDS * step
+    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
+    place = w.PASS + w.PASS_WORDS * step
     each = kernels[place + 2]
     partial = record[w.SUMS] + 8 * each * first
     for k in range(each * count):
@@ -126,9 +156,10 @@ def reduce(record, step, first, count):
 
 
 @scalar
-def finalize(record, step):
+def finalize(tensor, step):
     """Compute the hyper-parameters that follow from the sums of a reduction."""
-    finish = words(record[w.KERNELS])[w.PASS + w.PASS_WORDS * step + 1]
+    record = words(tensor[w.T_RECORD])
+    finish = words(tensor[w.T_KERNELS])[w.PASS + w.PASS_WORDS * step + 1]
     call(
         finish,
         record[w.FLAT],
@@ -143,82 +174,132 @@ def finalize(record, step):
 def update(x, k):
     """Count and update one tensor."""
     tensor = tensor_of(x, k)
-    record = words(tensor[w.T_RECORD])
-    advance(x, record)
-    begin(tensor)
-    kernels = words(record[w.KERNELS])
+    advance(x, tensor)
+    begin(x, tensor)
+    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
     for step in range(kernels[w.PASSES]):
-        reduce(record, step, 0, record[w.FLAT_COUNT])
-        finalize(record, step)
-    call(kernels[w.UPDATE], record[w.CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
+        reduce(tensor, step, 0, record[w.FLAT_COUNT])
+        finalize(tensor, step)
+    if kernels[w.UPDATE]:
+        call(kernels[w.UPDATE], tensor[w.T_CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
     end(tensor)
 
 
-def enter_call(context, index, grad, weight):
-    """Update the tensors of a call; return a status."""
-    x, index, grad, weight = words(context), address(index), address(grad), address(weight)
-    n, own = 1, items_of(x, index)
-    x[w.CALL_NUMBER] += 1
-    x[w.REPEATS] = x[w.DONE] = 0
-    if own == 0:
-        status = admit(x, 0, index, grad, weight)
-    else:
-        n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
-    if status < 0:
-        return status
-    asks = x[w.SCHEDULED] != 0 or x[w.TIMED] != 0
-    total, need, largest = 0, 0, 0
+@scalar
+def admit_call(x, index, grad, weight):
+    """Check the arguments of a call; return the number of its tensors and a status."""
+    if items_of(x, index) == 0:
+        return 1, admit(x, 0, index, grad, weight)
+    return words(index)[w.LENGTH], admit_list(x, index, grad, weight)
+
+
+@scalar
+def divide_scratch(x, n):
+    """Divide scratch memory among the tensors of a call; return a status.
+
+    The rows of row-sparse gradients come first. Tensors of small calls share the memory of copies,
+    as they are updated one by one.
+    """
+    total, need, largest, listed, counted = 0, 0, 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
         record = words(tensor[w.T_RECORD])
-        if words(record[w.HYPER])[w.VALID] == 0 and (x[w.ASKED] >= 0 or not asks):
+        if words(tensor[w.T_HYPER])[w.VALID] == 0 and (x[w.ASKED] or not x[w.ASKING]):
             return w.REFUSED
-        total += record[w.SIZE]
-        if tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]:
-            size = scratch_of(tensor)
-            tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
-            need, largest = need + size, max(largest, size)
-    large = total >= x[w.LARGE_FROM]
-    x[w.NEED] = need if large else largest
-    if x[w.NEED] > x[w.ROOM]:
+        total += work_of(tensor, record)
+        if tensor[w.T_LISTED]:
+            tensor[w.T_REGION] = x[w.SCRATCH] + listed
+            listed, counted = listed + row_room(tensor, record), max(counted, tensor[w.T_LENGTH])
+        size = scratch_of(x, tensor)
+        tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
+        need, largest = need + size, max(largest, size)
+    x[w.LARGE], x[w.LISTED], x[w.NEED_COUNTED] = total >= x[w.LARGE_FROM], listed, counted + 1
+    apart = x[w.LARGE] or x[w.CLIP]
+    x[w.NEED] = listed + (need if apart else largest)
+    if x[w.NEED] > x[w.ROOM] or (listed > 0 and counted >= x[w.COUNTED]):
         return w.NO_ROOM
-    if x[w.CHECKS]:
-        return w.OK
-    if large and x[w.THREADS] == 0:
-        return w.IS_LARGE
-    if not large:
-        for k in range(n):
-            tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
-    grads, weights, asked = items_of(x, grad), items_of(x, weight), x[w.ASKED] >= 0
-    for k in range(n if large else 0):
+    for k in range(n if listed > 0 or not apart else 0):
         tensor = tensor_of(x, k)
-        tensor[w.T_GRAD_ID] = grad if own == 0 else words(grads)[k]
-        tensor[w.T_WEIGHT_ID] = weight if own == 0 else words(weights)[k]
-        keep_alive(tensor[w.T_GRAD_ID])
-        keep_alive(tensor[w.T_WEIGHT_ID])
-    thread = release_gil() if large else 0
-    if x[w.MEASURE] and not asked:
-        shared = large and x[w.RUN] != 0
+        tensor[w.T_SCRATCH] = listed + (tensor[w.T_SCRATCH] if apart else x[w.SCRATCH])
+    if x[w.CLIP] and x[w.REPEATS]:
+        return w.REFUSED
+    if x[w.LARGE] and x[w.THREADS] == 0 and not x[w.CHECKS]:
+        return w.IS_LARGE
+    return list_all(x, n) if listed > 0 else w.OK
+
+
+@scalar
+def list_all(x, n):
+    """Copy the row indices of a call; return a status."""
+    for k in range(n):
+        tensor = tensor_of(x, k)
+        if tensor[w.T_LISTED]:
+            call(x[w.LIST_ROWS], x[w.SELF], k, 0, 0, 0)
+            if tensor[w.T_STATUS] != w.OK:
+                return tensor[w.T_STATUS]
+    return w.OK
+
+
+@scalar
+def hold(x, n, held):
+    """Keep the arrays of a call alive, or release them."""
+    for k in range(n):
+        tensor = tensor_of(x, k)
+        if held:
+            keep_alive(tensor[w.T_GRAD_ID])
+            keep_alive(tensor[w.T_WEIGHT_ID])
+        else:
+            release(tensor[w.T_GRAD_ID])
+            release(tensor[w.T_WEIGHT_ID])
+
+
+@scalar
+def perform(x, context, n):
+    """Clip and measure the gradients of a call, and update; return a status."""
+    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not x[w.ASKED] and n > 0
+    if asks and not x[w.MEASURE]:
+        return w.ASKS
+    for k in range(n if x[w.LISTED] else 0):
+        if tensor_of(x, k)[w.T_LISTED]:
+            call(x[w.ORDER_ROWS], x[w.SELF], k, 0, 0, 0)
+    if x[w.CLIP]:
+        call(x[w.CLIP_LARGE if shared else w.CLIP], context, n, x[w.THREADS], 0, 0)
+    if x[w.MEASURE] and not x[w.ASKED]:
         call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
         if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
-            status = w.SKIPPED
-    if status == w.SKIPPED:
-        pass
-    elif asks and n > 0 and not asked:
-        status = w.ASKS
-    elif large and x[w.RUN] != 0:
+            return w.SKIPPED
+    if asks:
+        return w.ASKS
+    if shared:
         call(x[w.RUN], context, n, x[w.THREADS], 0, 0)
     else:
         for k in range(n):
             update(x, k)
-    if large:
+    return w.OK
+
+
+def enter_call(context, index, grad, weight):
+    """Update the tensors of a call; return a status."""
+    x = words(context)
+    x[w.CALL_NUMBER] += 1
+    x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
+    n, status = admit_call(x, address(index), address(grad), address(weight))
+    if status < 0:
+        return status
+    refusal = divide_scratch(x, n)
+    if refusal != w.OK or x[w.CHECKS]:
+        return refusal
+    thread = 0
+    if x[w.LARGE]:
+        hold(x, n, True)
+        thread = release_gil()
+    outcome = perform(x, context, n)
+    if x[w.LARGE]:
         restore_gil(thread)
-        for k in range(n):
-            release(tensor_of(x, k)[w.T_GRAD_ID])
-            release(tensor_of(x, k)[w.T_WEIGHT_ID])
-    x[w.DONE] = status == w.OK or status == w.MOVED
-    if x[w.DONE]:
-        x[w.ASKED] = -1
+        hold(x, n, False)
+    if outcome != w.OK:
+        return outcome
+    x[w.DONE], x[w.ASKED], x[w.EACH] = 1, 0, 0
     return status
 
 
@@ -277,8 +358,11 @@ def are_apart(x, n):
 
 
 @scalar
-def cut(place, record):
-    """Return the number of items before an element, in whole cache lines."""
+def cut(place, tensor):
+    """Return the number of items before some work, in whole cache lines of dense tensors."""
+    record = words(tensor[w.T_RECORD])
+    if tensor[w.T_LISTED] and words(tensor[w.T_KERNELS])[w.BY_ROW]:
+        return rows_before(place, tensor, work_of(tensor, record))
     size, items = record[w.SIZE], record[w.ITEM_COUNT]
     if place <= 0 or place >= size:
         return 0 if place <= 0 else items
@@ -296,32 +380,33 @@ def share_of(x, phase, first, last, share, shares):
     if phase in (COPY, FINISH_COPY):
         for k in range(first + share, last, shares):
             if phase == COPY:
-                begin(tensor_of(x, k))
+                begin(x, tensor_of(x, k))
             else:
                 end(tensor_of(x, k))
         return
     total, before = 0, 0
     for k in range(first, last):
-        record = words(tensor_of(x, k)[w.T_RECORD])
-        total += record[w.SIZE] if phase == UPDATES else record[w.FLAT_COUNT]
+        tensor = tensor_of(x, k)
+        record = words(tensor[w.T_RECORD])
+        total += work_of(tensor, record) if phase == UPDATES else record[w.FLAT_COUNT]
     low, high = total * share // shares, total * (share + 1) // shares
     chunk = np.empty(3, np.int64)
     chunk[0] = 0
     for k in range(first, last):
-        record = words(tensor_of(x, k)[w.T_RECORD])
-        kernels = words(record[w.KERNELS])
+        tensor = tensor_of(x, k)
+        record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
         if phase == UPDATES:
-            chunk[1] = cut(low - before, record)
-            chunk[2] = cut(high - before, record) - chunk[1]
+            chunk[1] = cut(low - before, tensor)
+            chunk[2] = cut(high - before, tensor) - chunk[1]
             if chunk[2] > 0:
                 place = np.int64(chunk.ctypes.data)
                 call(kernels[w.UPDATE], place, 1, record[w.ROW], record[w.FIELDS], 0)
-            before += record[w.SIZE]
+            before += work_of(tensor, record)
         else:
             count, step = record[w.FLAT_COUNT], phase - REDUCTIONS
             start, stop = max(low - before, 0), min(high - before, count)
             if start < stop and step < kernels[w.PASSES]:
-                reduce(record, step, start, stop - start)
+                reduce(tensor, step, start, stop - start)
             before += count
 
 
@@ -333,12 +418,11 @@ def run_call(context, n, threads, _, __):
         last, passes, copies = first + group, 0, False
         for k in range(first, last):
             tensor = tensor_of(x, k)
-            record = words(tensor[w.T_RECORD])
-            advance(x, record)
-            passes = max(passes, words(record[w.KERNELS])[w.PASSES])
+            advance(x, tensor)
+            passes = max(passes, words(tensor[w.T_KERNELS])[w.PASSES])
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
-                begin(tensor)
+                begin(x, tensor)
         for number in range(passes + 3):
             # In order: copies, reductions, updates, copies back.
             phase = COPY if number == 0 else REDUCTIONS + number - 1
@@ -349,9 +433,9 @@ def run_call(context, n, threads, _, __):
                     share_of(x, phase, first, last, share, threads)
             if phase >= REDUCTIONS:
                 for k in range(first, last):
-                    record = words(tensor_of(x, k)[w.T_RECORD])
-                    if phase - REDUCTIONS < words(record[w.KERNELS])[w.PASSES]:
-                        finalize(record, phase - REDUCTIONS)
+                    tensor = tensor_of(x, k)
+                    if phase - REDUCTIONS < words(tensor[w.T_KERNELS])[w.PASSES]:
+                        finalize(tensor, phase - REDUCTIONS)
 
 
 @cache

@@ -137,7 +137,9 @@ def main(seeds: int = 16, steps: int = 200, size: int = 65_536) -> None:
         for seed in range(seeds):
             each = {name: create(size) for name, create in made.items()}
             exact = Ours(None, size, formula="torch")
-            for name, one in compared(each, exact, gradients(seed, steps, size, **arguments)).items():
+            for name, one in compared(
+                each, exact, gradients(seed, steps, size, **arguments)
+            ).items():
                 cells[name].append(one)
         print(f"| {stream} |", *(row(each) for each in cells.values()), flush=True)
     for share in SHARES:
@@ -148,7 +150,9 @@ def main(seeds: int = 16, steps: int = 200, size: int = 65_536) -> None:
             one = compared(ours, exact, shared(seed, 2 * steps, 8192, share), small=True)["int8"]
             ratios.append(one.mean)
             largest = max(largest, one.largest[0])
-        print(f"| {share:.0e} | {min(ratios):.2f} to {max(ratios):.2f} | {largest:.2f} |", flush=True)
+        print(
+            f"| {share:.0e} | {min(ratios):.2f} to {max(ratios):.2f} | {largest:.2f} |", flush=True
+        )
 
 
 def row(found: list[Compared]) -> str:

@@ -24,14 +24,16 @@ def in_dtype_of(optimizer: Any, index: Index, state: Any, weight: Any) -> Any:
     reals = [array.dtype for array in leaves(state) if array.dtype.name in ("float32", "float64")]
     real = real_of(weight.dtype if weight is not None else reals[0] if reals else np.dtype("f4"))
 
-    rule = optimizer.rule_for(index) if optimizer.native else None
+    rule: Any = optimizer.rule_for(index) if optimizer.native else None
 
     def convert(slot: str, numbers: Mapping[str, Array]) -> Any:
         array = numbers[slot]
         exact = array.astype(real)
         codes = optimizer.codes_of(rule, array, optimizer.whole_shapes.get(index))
         if slot in codes:
-            by = numbers[rule.divisor].astype(real) if slot in rule.signed and rule.divisor else None
+            by = (
+                numbers[rule.divisor].astype(real) if slot in rule.signed and rule.divisor else None
+            )
             return encoded(exact, np.dtype(codes[slot]), by)
         compressed = optimizer.state_dtype == "bfloat16" and array.ndim
         return exact.astype(bfloat16()) if compressed else exact

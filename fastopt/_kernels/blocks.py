@@ -36,8 +36,8 @@ __all__ = [
     "encode",
     "extent",
     "higher",
-    "lowest",
     "inverse_root",
+    "lowest",
     "nonnegative_scale",
     "prepared",
     "root_value",
@@ -178,7 +178,10 @@ def signed_scale(top):
 
 @scalar
 def nonnegative_scale(top):
-    """Return the scale of a block of nonnegative numbers with maximum `top`, and about -1 / scale."""
+    """Return the scale of a block of nonnegative numbers and about -1 / scale.
+
+    `top` is the block's largest number.
+    """
     root = math.sqrt(top)
     if root >= LEAST and root < math.inf:
         return -root, inverse_root(top)
@@ -235,18 +238,19 @@ def first_nonnegative(kinds):
 
 def decode(states, i, scales):
     """Return element `i` of each state slot, decoded with `scales`, one for each coded slot."""
-    kinds, scales, numbers = list(map(_kind, states)), iter(scales), list(load(states, i))
-    scaling = [next(scales) if kind in _SCALES else None for kind in kinds]
+    kinds, numbers = list(map(_kind, states)), list(load(states, i))
+    coded = [k for k, kind in enumerate(kinds) if kind in _SCALES]
     by = first_nonnegative(kinds)
-    for k, kind in enumerate(kinds):
-        if kind is np.uint8:
-            numbers[k] = root_value(type(scaling[k])(numbers[k]), scaling[k])
-    root = None if by is None else numbers[by]
-    for k, kind in enumerate(kinds):
-        if kind is np.int8:
-            number = signed_value(type(scaling[k])(numbers[k]), scaling[k])
-            numbers[k] = number if by is None else number * root
-    return tuple(x * x if kind is np.uint8 else x for x, kind in zip(numbers, kinds, strict=True))
+    for k, scale in zip(coded, scales, strict=True):
+        value = root_value if kinds[k] is np.uint8 else signed_value
+        numbers[k] = value(scale.dtype.type(numbers[k]), scale)
+    for k in coded:
+        if by is not None and kinds[k] is np.int8:
+            numbers[k] = numbers[k] * numbers[by]
+    for k in coded:
+        if kinds[k] is np.uint8:
+            numbers[k] = numbers[k] * numbers[k]
+    return tuple(numbers)
 
 
 def _kind(state):
@@ -417,7 +421,10 @@ def _codes_of(states, numbers, factors):
 
 @intrinsic
 def _codes_intrinsic(typingctx, states, numbers, factors):
-    kinds = [types.int8 if p.dtype in _COMPILED_NEAREST else n for p, n in zip(states, numbers, strict=True)]
+    kinds = [
+        types.int8 if p.dtype in _COMPILED_NEAREST else n
+        for p, n in zip(states, numbers, strict=True)
+    ]
     codes = types.Tuple(kinds)
 
     def codegen(context, builder, signature, args):

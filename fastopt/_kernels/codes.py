@@ -90,9 +90,7 @@ def numbers_of(arrays: Sequence[Any]) -> list[Any]:
     of = iter(scales)
     pairs = [(array, next(of)) if is_coded(array) else None for array in rest]
     by = next((pair for pair in pairs if pair and pair[0].dtype == np.uint8), None)
-    return [
-        decoded(*pair, by) if pair else array for pair, array in zip(pairs, rest, strict=True)
-    ]
+    return [decoded(*pair, by) if pair else array for pair, array in zip(pairs, rest, strict=True)]
 
 
 def decoded(codes: Array, scales: Array, by: tuple[Array, Array] | None = None) -> Array:
@@ -120,7 +118,8 @@ def _roots(codes: Array, scales: Array) -> Array:
     values = np.empty(codes.shape, scales.dtype)
     for (part, target), scale in _parts(scales, np.ascontiguousarray(codes), values):
         code = part.astype(scales.dtype)
-        target[...] = np.where(scale > 0, code * code * scale, stretched(code + code.dtype.type(LIFT)) * -scale)
+        present = stretched(code + code.dtype.type(LIFT)) * -scale
+        target[...] = np.where(scale > 0, code * code * scale, present)
     return values
 
 
@@ -153,8 +152,10 @@ def encoded(numbers: Array, kind: Any, by: Array | None = None) -> tuple[Array, 
 
 
 def renew(arrays: Sequence[Any]) -> None:
-    """Convert a state of the earlier encoding in place."""
+    """Convert a state of the earlier encoding in place, if it is on the host."""
     rest, scales = split_scales(arrays)
+    if not all(isinstance(array, np.ndarray) for array in scales):
+        return
     of = iter(scales)
     pairs = [(array, next(of)) if is_coded(array) else (array, None) for array in rest]
     if not any(codes.dtype == np.uint8 and (s > 0).any() for codes, s in pairs if s is not None):

@@ -158,7 +158,13 @@ def test_roots_of_nonnegative_numbers_keep_their_size_down_to_1e_6(shape, real, 
         if not top:
             assert not found.any()
             continue
-        for least, most in ((0.06, 0.017), (4e-3, 0.033), (3e-4, 0.065), (2e-5, 0.13), (2e-6, 0.26)):
+        for least, most in (
+            (0.06, 0.017),
+            (4e-3, 0.033),
+            (3e-4, 0.065),
+            (2e-5, 0.13),
+            (2e-6, 0.26),
+        ):
             large = exact >= least * top
             np.testing.assert_allclose(found[large], exact[large], rtol=most)
         assert (found[exact < 1e-6 * top] < 1.8e-6 * top).all()
@@ -752,9 +758,7 @@ def test_small_elements_of_a_block_move_as_with_float32_or_less(errors, share, s
     assert found.mean >= 0.5 or share < 1e-6
 
 
-@pytest.mark.parametrize(
-    "stream", ["sigma 0.5", *variants("sigma 2", "sigma 2, in 1 of 20 steps")]
-)
+@pytest.mark.parametrize("stream", ["sigma 0.5", *variants("sigma 2", "sigma 2, in 1 of 20 steps")])
 @pytest.mark.parametrize(
     "name",
     exhaustive("rmsprop", "adadelta", "adamax", "adopt", "adamatan2", "nadam", "radam", "ademamix")

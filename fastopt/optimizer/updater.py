@@ -41,7 +41,7 @@ from fastopt._kernels.record_words import (
     WEIGHT_CODE,
 )
 from fastopt._naming import constructs
-from fastopt._structure import copied, mapped
+from fastopt._structure import copies
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, brief, count, number
 from fastopt.averages import Average, check_average
@@ -594,9 +594,9 @@ class Updater(Resumable):
         >>> old["weight"], new["weight"]
         (array([1., 1.]), array([0.9, 0.9]))
         """
-        copies = mapped(copied, weights)
-        self(*self._leaves(grads, copies, missing))
-        return copies
+        new = copies(weights)
+        self(*self._leaves(grads, new, missing))
+        return new
 
     def _leaves(
         self, grads: Any, weights: Any, missing: str

@@ -1,0 +1,67 @@
+"""The checks of ``tests/distributed/ranks`` on threads, and what is particular to them."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.distributed import ShardedUpdater, run_threads
+from helpers.cases import exhaustive
+from helpers.ranks import THREADS_CANNOT, names_of, run_checks
+
+ONES = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize("ranks", [3])
+@pytest.mark.parametrize("module", ["updates", "tables", "join", "divergence", *exhaustive("overlap")])
+def test_checks_pass(module, ranks):
+    done = run_checks(ranks, f"ranks_{module}", skipped=THREADS_CANNOT)
+    assert done == [n for n in names_of(f"ranks_{module}") if n not in THREADS_CANNOT]
+
+
+@pytest.mark.parametrize("module", ["embeddings", "trainer"])
+def test_checks_of_files_pass(module, tmp_path):
+    assert run_checks(2, f"ranks_{module}", tmp_path, skipped=THREADS_CANNOT)
+
+
+def test_a_rank_whose_program_ends_is_an_error_of_the_others():
+    def program(comm):
+        updater = ShardedUpdater(optimizer.SGD(), comm)
+        for _ in range(2 - comm.rank):
+            updater(0, ONES, ONES.copy())
+
+    with pytest.raises(RuntimeError, match=r"call 2 of updater 0 \(update\): rank 1 has ended"):
+        run_threads(2, program)
+
+
+def test_a_rank_that_does_not_come_is_named():
+    late = threading.Event()
+
+    def program(comm):
+        updater = ShardedUpdater(optimizer.SGD(), comm, timeout=0.2)
+        if comm.rank:
+            late.wait()
+        try:
+            updater(0, ONES, ONES.copy())
+        finally:
+            late.set()
+
+    with pytest.raises(TimeoutError, match=r"\(update\): waited 0.2 s for rank 1, which does not"):
+        run_threads(2, program)
+
+
+def test_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
+    late = threading.Event()
+
+    def program(comm):
+        if comm.rank:
+            late.wait()
+            return
+        try:
+            ShardedUpdater(optimizer.SGD(), comm, timeout=0.1)
+        finally:
+            late.set()
+
+    with pytest.raises(TimeoutError, match=r"rank 0 of 2 waited 0.1 s for others to create"):
+        run_threads(2, program)

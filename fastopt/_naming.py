@@ -67,9 +67,13 @@ class Constructor(ABCMeta):
             """Create an instance, resolving aliases first."""
             _resolve(cls, args, kwargs)
             instance = super().__call__(*args, **kwargs)
+            cls.finish(instance)
             if "first_attributes" not in vars(cls):
                 cls.first_attributes = frozenset(getattr(instance, "__dict__", ()))
             return instance
+
+    def finish(cls, instance: Any) -> None:
+        """Called when an instance has been constructed."""
 
     def check_positional(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise or warn if positional arguments look like a mistake."""
@@ -122,17 +126,30 @@ def _passed_on(keywords: inspect.Parameter, bases: Iterable[type]) -> Iterator[i
 
 def _resolve(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Replace aliases in `kwargs` by the constructor's names; reject unknown and missing names."""
-    parameters = cls.__signature__.parameters
+    names, required, is_closed = vars(cls).get("_checked_names") or _check_names(cls)
+    if not (args or kwargs or required):
+        return
     cls.check_positional(args, kwargs)
-    rename(cls, kwargs, list(parameters)[: len(args)])
-    closed = all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
-    if closed and (unknown := kwargs.keys() - parameters.keys()):
+    rename(cls, kwargs, names[: len(args)])
+    if is_closed and (unknown := kwargs.keys() - names):
         raise unknown_arguments(cls, [name for name in kwargs if name in unknown])
-    required = [each for each in parameters.values() if each.default is each.empty]
-    if all(map(_is_named, required)):  # *args might be passed on as any argument
-        given = {*kwargs, *list(parameters)[: len(args)]}
-        if missing := [each.name for each in required if each.name not in given]:
-            raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
+    given = {*kwargs, *names[: len(args)]}
+    if missing := [name for name in required if name not in given]:
+        raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
+
+
+def _check_names(cls: Any) -> tuple[list[str], list[str], bool]:
+    """Return the names of all arguments and of the required ones, and whether there are no others.
+
+    No name is required if ``*args`` might be passed on as any argument.
+    """
+    parameters = cls.__signature__.parameters.values()
+    required = [each for each in parameters if each.default is each.empty]
+    names = [each.name for each in required] if all(map(_is_named, required)) else []
+    is_closed = all(each.kind is not each.VAR_KEYWORD for each in parameters)
+    found = [each.name for each in parameters], names, is_closed
+    type.__setattr__(cls, "_checked_names", found)
+    return found
 
 
 def _is_named(parameter: inspect.Parameter) -> bool:

@@ -87,6 +87,15 @@ class Advised:
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Advice for methods and attributes of other libraries."""
 
+    unlisted: ClassVar[frozenset[str]] = frozenset(
+        {"aliases", "argument_advice", "argument_names", "elsewhere", "first_attributes"}
+        | {"unlisted"}
+    )
+    """Names for the package alone, which completion leaves out."""
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - self.unlisted)
+
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:

@@ -162,7 +162,7 @@ class Flag:
 
     def __call__(self, name: str, value: Any) -> bool:
         """Return the checked value."""
-        return flag(name, value)
+        return value if type(value) is bool else flag(name, value)
 
 
 class Choice:
@@ -173,6 +173,8 @@ class Choice:
 
     def __call__(self, name: str, value: Any) -> str:
         """Return the checked value."""
+        if type(value) is str and value in self.choices:
+            return value
         return choice(name, value, *self.choices)
 
 

@@ -20,6 +20,7 @@ import fastopt
 from fastopt import optimizer
 from fastopt._kernels import cpu
 from fastopt._kernels.devices import INSTALLATION
+from fastopt._kernels.numpy_abi import unreadable
 from fastopt._kernels.threads import start_layer, thread_count
 
 __all__ = ["busy", "is_first", "report"]
@@ -67,6 +68,7 @@ def report() -> str:
         "threads": threads,
         "load": load,
         "kernel cache": kernel_cache,
+        "calls": calls,
         "mpi": mpi,
         "cuda": cuda,
     }
@@ -202,6 +204,14 @@ def kernel_cache() -> str:
         return str(numba.njit(cache=True)(factory).stats.cache_path)
     except RuntimeError as error:
         return f"none: {error}; set NUMBA_CACHE_DIR to a directory that can be written"
+
+
+def calls() -> str:
+    """Return whether the arguments of calls are checked by compiled code, or why not."""
+    if numba.config.DISABLE_JIT:
+        return UNCOMPILED
+    reason = unreadable()
+    return f"checked in Python: {reason}" if reason else "checked by compiled code"
 
 
 def cuda() -> str:

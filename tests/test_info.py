@@ -1,7 +1,9 @@
 import os
 import platform
+import re
 import subprocess
 import sys
+import tomllib
 import types
 import warnings
 
@@ -12,11 +14,12 @@ import pytest
 import fastopt
 from fastopt import info
 from fastopt.__main__ import main
+from helpers.paths import ROOT
 
 LABELS = [
     *("fastopt", "python", "numpy", "numba", "llvmlite", "safetensors"),
     *("system", "cpu", "cpu features", "compiled for"),
-    *("threading layer", "threads", "load", "kernel cache", "mpi", "cuda"),
+    *("threading layer", "threads", "load", "kernel cache", "calls", "mpi", "cuda"),
 ]
 
 
@@ -97,7 +100,8 @@ def test_settings_of_the_environment_are_reported():
 
 def test_disabled_compiler_is_the_reason_for_no_threads_and_no_cache():
     described = report_of_process(NUMBA_DISABLE_JIT="1")
-    assert described["threading layer"] == described["kernel cache"] == "none: NUMBA_DISABLE_JIT=1"
+    for label in ("threading layer", "kernel cache", "calls"):
+        assert described[label] == "none: NUMBA_DISABLE_JIT=1"
 
 
 def test_threading_layer_that_does_not_exist_is_reported_with_the_reason():
@@ -169,11 +173,22 @@ def test_cuda_is_the_device_or_the_reason(available, described, monkeypatch):
     assert info.cuda() == described
 
 
-def test_without_numba_cuda_its_tested_version_is_named(monkeypatch):
+def test_without_numba_cuda_the_versions_of_the_extras_are_named(monkeypatch):
     monkeypatch.setattr(numba.config, "ENABLE_CUDASIM", 0)
     monkeypatch.setattr(info, "find_spec", lambda name: None)
-    installed = "pip install 'numba-cuda[cu13]~=0."
-    assert info.cuda().startswith(f"none: numba-cuda is not installed; {installed}")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pinned = [extras["optional-dependencies"][name][0] for name in ("cuda13", "cuda12")]
+    assert re.findall(r"'([^']*)'", info.cuda()) == pinned
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [("", "checked by compiled code"), ("no GIL", "checked in Python: no GIL")],
+)
+def test_calls_are_checked_by_compiled_code_or_the_reason_is_given(reason, line, monkeypatch):
+    monkeypatch.setattr(info, "unreadable", lambda: reason)
+    assert info.calls() == line
 
 
 def test_simulated_cuda_is_not_taken_for_a_device():

@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
 import tomllib
 
 import pytest
@@ -10,7 +12,8 @@ import fastopt
 from fastopt._console import EXTRAS
 from helpers.paths import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = METADATA["project"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -27,26 +30,67 @@ def test_the_description_stands_alone(metadata):
     assert metadata.readme_content_type == "text/markdown"
     targets = re.findall(r"\]\(([^)]*)\)", text)
     assert [target for target in targets if not target.startswith("https://")] == []
-    assert re.search(r"<\w+[^>]*(?:src|srcset|href)=|!\[", text) is None
-    assert ".md" not in text
+    assert re.search(r"<\w+[^>]*(?:src|srcset|href)=", text) is None
+    assert "\n![Time of a step of Adam" in text
 
 
-def test_the_description_has_the_commands_the_example_and_the_features(metadata):
+def test_the_description_installs_from_the_index_and_keeps_the_rest(metadata):
     text = metadata.readme
     assert text.startswith("# fastopt\n\nfastopt updates the weights of NumPy training loops")
-    for part in re.findall(r"^```\w+\n.*?^```$", README, re.MULTILINE | re.DOTALL):
-        assert part in text
-    for title in ("## Try it", "## When to use it", "## When not to", "## Features"):
-        assert f"\n{title}\n" in text
+    before, _, after = README.partition("## Try it\n")
+    commands, _, rest = after.partition("\n## ")
+    blocks = re.findall(r"^```\w+\n.*?^```$", before + rest, re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^## .*$", before + rest, re.MULTILINE)
+    assert [part for part in blocks + titles if part not in text] == []
+    assert not any(line in text for line in re.findall(r"^python -m .*$", commands, re.MULTILINE))
+    assert text.count("```sh\npython -m pip install fastopt\n```") == 1
+    assert text.index("pip install") < text.index("```python")
 
 
-def test_links_become_their_words():
+def test_links_lead_to_the_pages_and_files_of_the_version():
     pytest.importorskip("hatchling")
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    readme = "See [a page](docs/a.md) and [a site](https://a.org).\n\n## Documentation\n\nmore\n"
-    assert module.standalone(readme) == "See a page and [a site](https://a.org).\n"
+    readme = """\
+# a
+
+<picture>
+  <source srcset="docs/dark.svg">
+  <img src="docs/light.svg" alt="Times">
+</picture>
+
+## Try it
+
+pip install .
+
+## Why
+
+[page](docs/a/b.md#c), [file](LICENSE), [title](#why), [site](https://d.org)
+"""
+    expected = """\
+# a
+
+![Times](https://src.org/raw/v1/docs/light.svg)
+
+```sh
+python -m pip install fastopt
+```
+
+## Why
+
+[page](https://doc.org/a/b.html#c), [file](https://src.org/blob/v1/LICENSE), \
+[title](https://src.org/blob/v1/README.md#why), [site](https://d.org)
+"""
+    assert module.description(readme, "https://src.org", "https://doc.org", "v1") == expected
+
+
+def test_urls_are_below_the_addresses_that_stand_in_one_place(metadata):
+    addresses = METADATA["tool"]["hatch"]["metadata"]["hooks"]["custom"]
+    assert all(url.startswith(tuple(addresses.values())) for url in metadata.urls.values())
+    command = ["git", "grep", "-lF", addresses["source"]]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert set(found.split()) <= {"pyproject.toml"}
 
 
 def test_readme_is_short():
@@ -70,8 +114,8 @@ def test_citation_has_the_version_and_license_of_the_package():
     assert f"\nlicense: {PROJECT['license']}\n" in text
 
 
-def test_no_text_installs_fastopt_from_an_index():
-    """There is none: all commands work from a clone."""
+def test_the_description_alone_installs_fastopt_from_an_index():
+    """All other commands work from a clone."""
     pattern = re.compile(r"pip install(?: -\S+)* [\"']?fastopt\b")
     roots = ("fastopt", "docs", "asv_benchmarks")
     files = [path for root in roots for path in (ROOT / root).rglob("*")]
@@ -80,4 +124,43 @@ def test_no_text_installs_fastopt_from_an_index():
     read = [path for path in files if path.suffix in suffixes and "_build" not in path.parts]
     assert len(read) > 200
     found = [path for path in read if pattern.search(path.read_text(encoding="utf-8"))]
-    assert found == []
+    assert found == [ROOT / "hatch_build.py"]
+
+
+def test_a_release_is_refused_until_each_of_its_steps_is_done(tmp_path):
+    for name in ("packaging/release.sh", "fastopt/__init__.py", "CITATION.cff", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    citation, changes = tmp_path / "CITATION.cff", tmp_path / "CHANGELOG.md"
+    text = re.sub("date-released.*\n", "", citation.read_text(encoding="utf-8"))
+    citation.write_text(text, encoding="utf-8")
+    changes.write_text("# Changelog\n\n## [Unreleased]\n", encoding="utf-8")
+    version = fastopt.__version__
+
+    def git(*command):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True, capture_output=True)
+
+    def release():
+        command = ["bash", "packaging/release.sh"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        return done.stderr
+
+    def commit():
+        git("add", "--all")
+        git("commit", "--message", "release")
+
+    git("init")
+    commit()
+    assert "CITATION.cff has no date-released" in release()
+    citation.write_text(f"{text}date-released: 2030-01-02\n", encoding="utf-8")
+    assert f"CHANGELOG.md has no ## [{version}] - DATE" in release()
+    changes.write_text(f"# Changelog\n\n## [{version}] - 2030-01-02\n", encoding="utf-8")
+    assert "not committed" in release()
+    commit()
+    assert f"not tagged v{version}" in release()
+    git("tag", f"v{version}")
+    assert "pyproject.toml has no addresses yet" in release()
+    citation.write_text(text.replace(f"version: {version}", "version: 0.0.1"), encoding="utf-8")
+    assert "another version" in release()

@@ -548,8 +548,12 @@ def test_no_representation_has_an_address(klass):
 # What type checkers find
 
 PLANTED = """
+# pyright: strict
+from pathlib import Path
+
 import numpy as np
-from fastopt import Adam, SGD, Updater, get_updater
+from fastopt import EMA, SGD, Adam, Updater, get_updater, lr_scheduler, optimizer
+from fastopt.amp import LossScaler
 
 weight = np.ones(3)
 Adam(lrr=0.1)  # 1: no such argument
@@ -563,8 +567,17 @@ updater("w", weight, weight)
 updater(["a", "b"], [weight, weight], [weight, weight])
 updater("w", (weight, np.array([0, 1, 2])), weight)
 SGD(momentum=0.9, learning_rate=0.1, wd=0.1, clip_gradient=1.0, maximize=True)
+schedule = lr_scheduler.CosineScheduler(max_update=100, base_lr=0.1)
+made = optimizer.create("adamw", lr_scheduler=schedule, wd=0.01)
+updater = Updater(made, loss_scaler=LossScaler(), average=EMA(0.9), clip_global_norm=1.0)
+updater.step({"layer": {"w": weight, "b": weight}}, {"layer": {"w": weight, "b": weight}})
+norm: float | None = updater.info.global_norm
+updater.save(Path("run.safetensors"))
+updater.load("run.safetensors")
+with updater.averaged():
+    print(weight.sum())
 """
-"""Six mistakes, and calls without one."""
+"""Six mistakes in a program that has no other."""
 
 
 CHECKERS = {
@@ -610,3 +623,12 @@ def test_an_optimizer_may_be_assigned_by_its_name():
     with pytest.raises(ValueError, match="adma"):
         updater.optimizer = "adma"
     assert isinstance(updater.optimizer, fastopt.SGD)
+
+
+def test_completion_of_an_updater_lists_what_users_call():
+    updater = optimizer.Updater("adam")
+    listed = {name for name in dir(updater) if not name.startswith("_")}
+    assert {"step", "save", "load", "info", "optimizer", "states", "averaged"} <= listed
+    inner = {"planner", "elsewhere", "argument_advice", "argument_names", "first_attributes"}
+    assert listed & inner == set()
+    assert {"unlisted", "aliases"} & {*dir(updater.optimizer)} == set()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from fastopt._kernels.advance import step
 from fastopt.kernels.rule import scalar
 
-__all__ = ["Hyper", "constant", "corrected", "hyper_of"]
+__all__ = ["Hyper", "constant", "corrected", "hyper_of", "reads_no_rates"]
 
 Method = TypeVar("Method", bound=Callable[..., Mapping[str, float]])
 
@@ -127,3 +127,32 @@ def hyper_of(optimizer: Any) -> Hyper:
     if when is not None and not when(optimizer):
         return Hyper(marked.given, marked.constant)
     return marked
+
+
+class _Unread:
+    """Argument of functions that are expected not to read it: whatever reads it raises."""
+
+    __slots__ = ()
+
+    def _read(self, *arguments: Any) -> Any:
+        raise TypeError("the argument was read")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = _read
+    __str__ = __repr__ = __format__ = _read
+
+
+_UNREAD = _Unread()
+
+
+def reads_no_rates(hyper: Hyper, optimizer: Any, given: Mapping[str, float]) -> bool:
+    """Whether the fields `given` do not depend on the learning rate and the weight decay.
+
+    Only the package's own methods are asked, as those of users may do more than compute.
+    """
+    if not hyper.given.__module__.startswith("fastopt."):
+        return False
+    try:
+        found = hyper.given(optimizer, 0, _UNREAD, _UNREAD)
+        return found.keys() == given.keys() and all(found[name] == given[name] for name in given)
+    except (TypeError, AttributeError):
+        return False

@@ -35,10 +35,21 @@ class PerIndex(MutableMapping[Index, Any]):
 
     def slots(self, indices: Sequence[Index], start: float) -> NDArray[np.int64]:
         """Return positions in :attr:`array`; indices without a number are set to `start`."""
-        for index in indices:
-            if index not in self._slots:
-                self[index] = start
-        return np.array([self._slots[index] for index in indices], np.int64)
+        slots = self._slots
+        new = [index for index in indices if index not in slots]
+        if new:
+            self._add(dict.fromkeys(new), start)
+        return np.array([slots[index] for index in indices], np.int64)
+
+    def _add(self, new: Mapping[Index, None], value: Any) -> None:
+        """Add indices with a value."""
+        begin = self.first + len(self._slots)
+        end = begin + len(new)
+        if end > len(self.array):
+            more = max(end, 2 * len(self.array)) - len(self.array)
+            self._replace(np.concatenate([self.array, np.zeros(more, self.dtype)]))
+        self.array[begin:end] = value
+        self._slots.update(zip(new, range(begin, end), strict=True))
 
     def get(self, index: Index, default: Any = None) -> Any:
         """Return the number of `index`, or `default` if it has none."""
@@ -51,11 +62,9 @@ class PerIndex(MutableMapping[Index, Any]):
     def __setitem__(self, index: Index, value: Any) -> None:
         slot = self._slots.get(index)
         if slot is None:
-            slot = self.first + len(self._slots)
-            if slot == len(self.array):
-                self._replace(np.concatenate([self.array, np.zeros_like(self.array)]))
-            self._slots[index] = slot
-        self.array[slot] = value
+            self._add({index: None}, value)
+        else:
+            self.array[slot] = value
 
     def __delitem__(self, index: Index) -> None:
         slot = self._slots.pop(index)

@@ -9,9 +9,9 @@ rate, and enters the call again; what records do not support has a plan
 Tests: ``tests/engine/test_records.py``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, starmap
 from math import inf
 from typing import Any, NamedTuple
@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages, AveragingStep
 from fastopt._engine.clip import STEPPED, overflow, scale_of, squares
-from fastopt._engine.hyper import Hyper, hyper_of
+from fastopt._engine.first_calls import Blank, blank_of, states
+from fastopt._engine.hyper import Hyper, hyper_of, reads_no_rates
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import (
     check,
     check_apart,
+    check_index,
     is_fixed,
     is_fortran,
     is_half,
@@ -37,6 +39,7 @@ from fastopt._engine.validate import (
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu_addresses, front, measuring
 from fastopt._kernels import record_words as w
+from fastopt._kernels.advance import step as corrected_fields
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
 from fastopt._kernels.layout import (
     ADDRESS,
@@ -96,20 +99,30 @@ class Shared:
         self, optimizer: Any, layout: Layout, hyper: Hyper, multipliers: tuple[float, float]
     ) -> None:
         rule = self.rule = layout.rule
+        if optimizer.per_index:
+            hyper = hyper._replace(correct=None, extra=())  # see counted()
         self.optimizer, self.hyper, self.multipliers = optimizer, hyper, multipliers
+        self.layout, self.version = layout, -1
         extra = (name for name in hyper.extra if name not in rule.hyper)
         self.names = names = (*rule.hyper, *extra)
-        self.rates = [(name, 1 + names.index(name)) for name in RATES if name in names]
+        self.rates = [0] * len(RATES)
+        """Columns of RATES in `values`, 0 for those that ``hyper()`` computes."""
         self.values = np.zeros(1 + 2 * len(names))
+        self.view: Any = self.values.data
         self.given: Mapping[str, float] | None = None
+        self.summed = optimizer.step_sums is not None
+        self.fixed: bool | None = None
+        """Whether ``hyper()`` reads no rates, so that it need not be called; None if unknown."""
         self.words: Words = np.zeros(w.HYPER_WORDS, np.int64)
         self.words[w.CARRIES] = int(hyper.carries)
+        self.words[w.AHEAD] = not optimizer.rates_before_count
         self.words[w.NAMES], self.words[w.OWN] = len(names), len(rule.hyper)
         self.words[w.RESCALE] = rule.rescale
         self.words[w.WIDE] = layout.real is np.float64
         self.words[w.VALUES] = self.values.ctypes.data
         if hyper.correct is not None:
             self.words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
+        self.address = address_of(self.words)
         self.carried: Any = None
 
     def find_carried(self) -> None:
@@ -119,34 +132,80 @@ class Shared:
             self.carried = carried.array
             self.words[w.CARRIED_NUMBERS] = self.carried.ctypes.data
 
+    def find_skips(self) -> None:
+        """Enter whether updates are only counted."""
+        self.words[w.SKIPS] = self.optimizer.may_skip and self.optimizer.skips()
+
+    def for_tensor(self) -> "Shared":
+        """Return hyper-parameters of one tensor of a call, which may have another count or rate."""
+        own = Shared(self.optimizer, self.layout, self.hyper, self.multipliers)
+        own.find_carried()
+        return own
+
     def fill(self, rate: float, time: int = 0, again: bool = False) -> None:
         """Compute the hyper-parameters for a learning rate before multipliers, and a count.
 
         With `again`, only these two can have changed. If an argument is invalid, calls are refused,
         and the plan reports the error.
         """
-        optimizer = self.optimizer
+        optimizer, values = self.optimizer, self.view
         self.words[w.VALID] = 0
         lr_mult, wd_mult = self.multipliers
         lr, wd = rate * lr_mult, optimizer.wd * wd_mult
         if not (0 <= lr < inf and -inf < wd < inf):
             return
         try:
-            given = self.hyper.given(optimizer, time, lr, wd)
-            rates = {"rate": rate, "lr": lr, "wd": wd}
-            if again and given == self.given:
-                for name, column in self.rates:
-                    if name not in given:
-                        self.values[column] = rates[name]
-            else:
-                values = optimizer.record(self.rule, self.names, rates, given)
-                self.values[1 : 1 + len(values)] = values
-                immutable = {float, int}.issuperset(map(type, given.values()))
-                self.given = given if immutable else None
+            if not again:
+                self.fixed = None
+            if not self.fixed:
+                given = self.hyper.given(optimizer, time, lr, wd)
+                if not again or given != self.given:
+                    self._enter(rate, lr, wd, given)
+                if again and self.fixed is None:
+                    self.fixed = self.hyper.constant and reads_no_rates(
+                        self.hyper, optimizer, given
+                    )
         except (TypeError, ValueError):
             return
-        self.values[0] = -1.0
+        for column, value in zip(self.rates, (rate, lr, wd), strict=True):
+            if column:
+                values[column] = value
+        values[0] = -1.0
         self.words[w.VALID] = 1
+
+    def _enter(self, rate: float, lr: float, wd: float, given: Mapping[str, float]) -> None:
+        """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
+        rates = {"rate": rate, "lr": lr, "wd": wd}
+        values = self.optimizer.record(self.rule, self.names, rates, given)
+        self.values[1 : 1 + len(values)] = values
+        for k, name in enumerate(RATES):
+            own = name in self.names and name not in given
+            self.rates[k] = 1 + self.names.index(name) if own else 0
+        immutable = {float, int}.issuperset(map(type, given.values()))
+        self.given = given if immutable else None
+        if self.summed or not immutable:
+            self.fixed = False
+        self.words[w.RESTS] = given.get("average_rate") == 0
+
+    def counted(self, index: Index, slot: int) -> int:
+        """Count an update with an optimizer that overrides how; return its number.
+
+        The number that the parameter carries from step to step is at `slot`.
+        """
+        optimizer, hyper = self.optimizer, hyper_of(self.optimizer)
+        optimizer._update_count(index)
+        t: int = optimizer._index_update_count.get(index, 0)
+        lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
+        rate = optimizer.learning_rate if hyper.carries else lr
+        given = {"rate": rate, "lr": lr, "wd": wd, **optimizer.hyper(t, lr, wd)}
+        if self.hyper.given is not hyper.given:  # that of an average
+            given = {**self.hyper.given(optimizer, t, lr, wd), **given}
+        if hyper.carries and hyper.correct:
+            carried = self.carried[slot : slot + 1]
+            given = corrected_fields(t, given, hyper.correct, carried)
+        self._enter(rate, lr, wd, given)
+        self.words[w.VALID] = 1
+        return t
 
 
 class Form(NamedTuple):
@@ -165,6 +224,10 @@ class Form(NamedTuple):
     """Positions in the block of the ids of these arrays."""
     kernels: Words
     """Addresses of the loops, whose address is in the block."""
+    inside: Words
+    """1 at words with addresses in the block, else 0."""
+    blank: Blank | None = None
+    """The state before the first update, if it is always the same."""
 
 
 class Kept(NamedTuple):
@@ -181,8 +244,22 @@ class Kept(NamedTuple):
 FORMS: dict[Any, Form] = {}
 """Forms of records, whatever the updater."""
 
+BLANKS: dict[Any, Form] = {}
+"""Forms of parameters whose states are zeros at first; see :meth:`Records._alike`."""
+
+FEW = 16
+"""Number of tensors of a call that there is always memory for."""
+
 MOST_FORMS = 4096
 """Number of forms from which they are forgotten."""
+
+
+def remember(forms: dict[Any, Form], key: Any, form: Form) -> None:
+    """Keep a form for other parameters."""
+    if len(forms) >= MOST_FORMS:
+        forms.clear()
+    forms[key] = form
+
 
 INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
 """Words of a record with addresses in its block."""
@@ -260,6 +337,8 @@ def form_of(
         end += array.size
     block = np.concatenate(pieces)
     block[INSIDE] += block.ctypes.data
+    moving = np.zeros(len(block), np.int64)
+    moving[INSIDE] = 1
     first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]
     return Form(
         block,
@@ -269,7 +348,29 @@ def form_of(
         [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
         [first[1] + k * guards.shape[1] for k in range(len(others))],
         kernels,
+        moving,
     )
+
+
+def filled(
+    form: Form, arrays: Sequence[Array], planner: Any, index: Index
+) -> tuple[Words, int, tuple[Array, ...]]:
+    """Return a block of a form, its address, and the arrays besides the weight that it points to.
+
+    They are those of the state and of the average, and the half-precision copy of the weight.
+    """
+    copy = planner.copies.get(index)
+    block, others = form.block.copy(), tuple(arrays[k] for k in form.leaves)
+    if copy is not None:
+        others = (copy, *others)
+    base: int = block.ctypes.data
+    block[INSIDE] += base - form.base
+    block[form.columns] = [array.__array_interface__["data"][0] for array in others]
+    block[form.guards] = [id(array) for array in others]
+    if planner.offsets:
+        row = (int(block[w.ROW]) - base) // 8
+        block[row + OFFSET] = planner.offsets.get(index, 0)
+    return block, base, others
 
 
 class Records:
@@ -285,12 +386,16 @@ class Records:
         Whether a call may be entered before it is checked in Python.
     prepares : bool
         Whether gradients are accumulated, or clipped by units.
-    may_skip : bool
-        Whether an optimizer may skip steps.
     live : bool
         Whether multipliers are those of the user's objects, which are asked in every call.
     asks : bool
-        Whether hyper-parameters depend on update counts, so that Python computes them.
+        Whether hyper-parameters differ from step to step, so that Python computes them.
+    by_tensor : bool
+        Whether an optimizer overrides counts or rates, which are then asked for each tensor.
+    sums : list of Optimizer
+        Optimizers that sum over the tensors of each step.
+    begins : bool
+        Whether there are such optimizers.
     norms : bool
         Whether gradients are measured, to undo a loss scale or to clip their global norm.
     """
@@ -298,30 +403,42 @@ class Records:
     def __init__(self) -> None:
         self.version = self.mode_version = self.multipliers_version = -1
         self.usable = self.quick = False
-        self.live = self.norms = self.prepares = self.asks = self.may_skip = False
+        self.live = self.norms = self.prepares = self.asks = self.begins = False
+        self.by_tensor = False
+        self.sums: list[Any] = []
         self.mode: Any = None
         self.rescale: Any = None
         self.averages: Averages | None = None
         self.slots: dict[Index, int] = {}
         self.kept: dict[Index, Kept] = {}
         self.shared: dict[Any, Shared] = {}
+        self.rows: dict[Any, Shared] = {}
         self.asked: dict[Index, tuple[Any, Any]] = {}
         self.counts: Any = np.empty(0)
         self.scratch = self.counts
-        self.widest = 0
-        self.norm = np.ones(w.NORM_NUMBERS)
-        words = self.words = np.zeros(w.CONTEXT, np.int64)
-        self.context: int = words.ctypes.data
-        words[w.SLOTS], words[w.NORM] = id(self.slots), self.norm.ctypes.data
-        words[w.LARGE_FROM], words[w.ASKED] = PARALLEL_FROM, -1
-        types = np.ndarray, list, tuple, int, np.int64, str, float
-        words[w.NDARRAY : w.FLOAT + 1] = list(map(id, types))
-        known = [np.float32, np.float64, np.float16]
-        words[w.NUMBERS : w.NUMBERS + 3] = list(map(id, known))
-        for place, kind in enumerate([*known, bfloat16_or_none()], w.DTYPES):
-            words[place] = 0 if kind is None else kind_word(np.dtype(kind))
-        self._make_capacity(1)
+        self.widest = 4
+        self._make_memory()
+        self.words[w.SLOTS] = id(self.slots)
+        self.nothing = nothing = np.zeros(w.RECORD + 8, np.int64)
+        self.words[w.NOTHING] = address_of(nothing)
+        nothing[w.KERNELS] = address_of(nothing[w.RECORD :])
+        nothing[w.ROW] = address_of(nothing[w.RECORD + 4 :])
+        nothing[w.WEIGHT_COLUMN], nothing[w.GRAD_COLUMN] = 2, 3
         self.enter: Any = None
+
+    def _make_memory(self) -> None:
+        """Allocate the context of calls, and rows for the tensors of small ones."""
+        rows, first = FEW * w.TENSOR, w.CONTEXT + w.NORM_NUMBERS
+        memory = np.zeros(first + rows + 2 * FEW * (1 + self.widest), np.int64)
+        self.context = address_of(memory)
+        words = self.words = memory[: w.CONTEXT]
+        words[:] = blank_context()
+        self.norm = memory[w.CONTEXT : first].view(np.float64)
+        self.norm[:] = 1.0
+        self.tensors, self.spans = memory[first : first + rows], memory[first + rows :]
+        words[w.NORM] = self.context + 8 * w.CONTEXT
+        words[w.TENSORS] = self.context + 8 * first
+        words[w.SPANS], words[w.CAPACITY] = self.context + 8 * (first + rows), FEW
 
     # Settings
 
@@ -332,8 +449,7 @@ class Records:
         plain = updater._on_records and planner.launcher is launch
         plain = plain and not (planner.measures and not planner.folds)
         plain = plain and updater._plans is planner.plans
-        if averages is not None:
-            plain = plain and averages.held is None and not averages.average.alternates
+        plain = plain and (averages is None or averages.held is None)
         if not plain or numba.config.DISABLE_JIT or not readable():
             return False
         return all(map(is_served, planner.optimizers()))
@@ -346,8 +462,6 @@ class Records:
         version, same = optimizer.version, self.mode_version == optimizer.mode_version
         if not same:
             self._follow(updater)
-        elif self.may_skip:
-            self.usable = self.serves(updater)
         if self.usable:
             self._find_slots(optimizer)
             if self.multipliers_version != optimizer.multipliers_version:
@@ -355,8 +469,9 @@ class Records:
                 self.multipliers_version = optimizer.multipliers_version
             only_rates = same and self.rescale == optimizer.rescale_grad and planner.groups is None
             for shared in self.shared.values():
+                shared.find_skips()
                 if self.asks:
-                    shared.given = None
+                    shared.given = shared.fixed = None
                 else:
                     shared.fill(shared.optimizer.lr, again=only_rates)
         self.quick = self.usable and not optimizer.unchecked
@@ -370,7 +485,6 @@ class Records:
         if mode != self.mode or any(each.rule_by_index for each in optimizers):
             self.forget()
         self.mode, self.averages = mode, planner.averages
-        self.may_skip = any(each.may_skip for each in optimizers)
         self.usable = self.serves(updater)
         if self.usable and self.enter is None:
             self.enter = front.enter()
@@ -380,14 +494,17 @@ class Records:
         scheduled = any(each.lr_scheduler is not None for each in optimizers)
         timed = not all(hyper_of(each).constant for each in optimizers)
         timed |= self.averages is not None and not self.averages.average.constant
-        words[w.SCHEDULED], words[w.TIMED] = scheduled, timed
+        self.by_tensor = any(each.per_index for each in optimizers)
+        self.sums = [each for each in optimizers if each.step_sums is not None]
+        self.begins = self.by_tensor or bool(self.sums)
+        self.asks = scheduled or timed or self.begins
+        words[w.SCHEDULED], words[w.TIMED], words[w.ASKING] = scheduled, timed, self.asks
         words[w.MEASURE] = measuring.measure() if self.usable and self.norms else 0
-        self.asks = scheduled or timed
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
         self.slots.clear()
-        self.kept, self.shared, self.asked = {}, {}, {}
+        self.kept, self.shared, self.rows, self.asked = {}, {}, {}, {}
         self.version = self.mode_version = -1
         self.quick = False
         self.tensors[:] = 0
@@ -395,7 +512,7 @@ class Records:
     def _find_slots(self, optimizer: Any) -> None:
         """Enter the positions of counts and carried numbers, which may have moved."""
         counts, still = optimizer._index_update_count, True
-        for shared in self.shared.values():
+        for shared in (*self.shared.values(), *self.rows.values()):
             still = still and shared.carried is getattr(shared.optimizer.carried, "array", None)
         if still and self.counts is counts.array:
             return
@@ -405,7 +522,7 @@ class Records:
         for (index, kept), slot in zip(self.kept.items(), slots, strict=True):
             kept.record[w.COUNT] = slot
             kept.record[w.CARRIED] = kept.shared.optimizer.carried_slots([index])[0]
-        for shared in self.shared.values():
+        for shared in (*self.shared.values(), *self.rows.values()):
             shared.find_carried()
         self.words[w.COUNTS] = counts.array.ctypes.data
         self.counts = counts.array
@@ -418,11 +535,11 @@ class Records:
                 continue
             try:
                 shared = self._shared(planner.of(index), index, kept.layout)
-            except TypeError:  # reported by the next call with this index
+            except (TypeError, ValueError):  # reported by the next call with this index
                 self.drop(index)
                 continue
             if shared is not kept.shared:  # in an order that may be interrupted and repeated
-                kept.record[w.HYPER] = shared.words.ctypes.data
+                kept.record[w.HYPER] = shared.address
                 self.kept[index] = kept._replace(shared=shared)
             if self.live:
                 parameter = planner.optimizer.param_dict.get(index)
@@ -430,6 +547,7 @@ class Records:
         if len(self.shared) > len(self.kept):
             used = {id(kept.shared) for kept in self.kept.values()}
             self.shared = {key: each for key, each in self.shared.items() if id(each) in used}
+            self.rows = {}
 
     def ask(self, planner: Any, index: Any) -> bool:
         """Follow the multipliers of the user's objects; return False for unusual indices."""
@@ -466,6 +584,7 @@ class Records:
             with planner.compiling(index):
                 shared = Shared(optimizer, layout, hyper, multipliers)
             shared.find_carried()
+            shared.find_skips()
             if not self.asks:
                 shared.fill(optimizer.lr)
             self.shared[key] = shared
@@ -509,7 +628,7 @@ class Records:
         arguments = index, grad, weight
         if status in ROOM:
             status = self._with_room(status, arguments)
-        if status == w.ASKS and type(index) in (list, tuple):
+        if status == w.ASKS and (self.begins or type(index) in (list, tuple)):
             with uninterrupted:
                 status = self._with_rates(updater, arguments)
         elif status == w.ASKS:
@@ -543,38 +662,118 @@ class Records:
 
     def _with_rates(self, updater: Any, arguments: tuple[Any, Any, Any]) -> int:
         """Compute the hyper-parameters of an update, and update."""
-        words, counts, optimizer = self.words, self.counts, updater.optimizer
-        update, time, before = words.item(w.UPDATE_NUMBER), words.item(w.TIME), counts.item(0)
-        if words[w.SCHEDULED]:
-            counts[0] = update
+        words, counts, index = self.words, self.counts, arguments[0]
+        indices = index if type(index) in (list, tuple) else [index]
+        before = counts.item(0)
+        undo: list[Callable[[], None]] = []
         try:
-            alone = updater.planner.groups is None
-            rates: dict[Any, float] = {}
-            for of in (optimizer,) if alone else self._optimizers(arguments[0]):
-                rates[of] = of.lr
-                if of.lr_scheduler is not None:
-                    rate = of.lr_scheduler(update)
-                    rates[of] = rate if type(rate) is float else of.scheduled(rate)
-            if self.version != optimizer.version:
-                self.refresh(updater)  # the schedule has changed settings
-                if not self.usable:
-                    return w.REFUSED
-            for shared in self.shared.values():
-                if shared.optimizer in rates:
-                    shared.fill(rates[shared.optimizer], time, again=True)
-            words[w.ASKED] = update
+            if self.begins:
+                self._begin(indices, undo)
+            if self.by_tensor or words[w.UNEVEN]:
+                self._fill_each(updater, indices)
+            else:
+                update, rates = words.item(w.UPDATE_NUMBER), {}
+                alone = updater.planner.groups is None
+                for of in (updater.optimizer,) if alone else self._optimizers(indices):
+                    rates[of] = of.lr
+                    if of.lr_scheduler is not None:
+                        counts[0] = update
+                        rate = of.lr_scheduler(update)
+                        rates[of] = rate if type(rate) is float else of.scheduled(rate)
+                if self.version != updater.optimizer.version:
+                    self.refresh(updater)
+                for shared in self.shared.values():
+                    if shared.optimizer in rates:
+                        shared.fill(rates[shared.optimizer], words.item(w.TIME), again=True)
+            if not self.usable:  # the schedule has changed settings
+                return w.REFUSED
+            words[w.ASKED] = 1
             status: int = self.enter(self.context, *arguments)
             if status in ROOM:
                 status = self._with_room(status, arguments)
         finally:
-            words[w.ASKED] = -1
+            words[w.ASKED] = words[w.EACH] = 0
             if not words[w.DONE]:
                 counts[0] = before
+                for each in reversed(undo):
+                    each()
+            elif self.sums:
+                self._collect(updater.states, indices)
         return status
 
-    def _optimizers(self, index: Any) -> list[Any]:
+    def _begin(self, indices: Sequence[Index], undo: list[Callable[[], None]]) -> None:
+        """Begin the step of optimizers that count themselves or sum over the tensors of a step.
+
+        Functions that undo it are added to `undo`.
+        """
+        for optimizer in self._optimizers(indices):
+            if optimizer.per_index:
+                undo.append(partial(optimizer.put_back, optimizer.snapshot()))
+            sums = optimizer.step_sums
+            if sums is not None:
+                check_once(optimizer, indices)
+                undo.append(partial(sums.put_back, sums.begin(indices)))
+
+    def _collect(self, states: Mapping[Index, Any], indices: Sequence[Index]) -> None:
+        """Add the numbers that the tensors of a completed step have kept to its sums."""
+        for optimizer in self.sums:
+            kept = [(index, self.kept[index]) for index in indices]
+            own = {i: k.layout.rule.kept for i, k in kept if k.shared.optimizer is optimizer}
+            arrays = (leaves(states[index])[-len(names) :] for index, names in own.items())
+            numbers = [[array.item() for array in each] for each in arrays]
+            optimizer.step_sums.add(list(own), numbers)
+
+    def _fill_each(self, updater: Any, indices: Sequence[Index]) -> None:
+        """Compute the hyper-parameters of each tensor of a call, in the order of its list."""
+        words, counts, tensors = self.words, self.counts, self.tensors
+        largest = counts.item(0)
+        times: dict[int, int] = {}
+        steps: list[tuple[int, int]] = []
+        rates: dict[Any, float] = {}
+        for kept in map(self.kept.__getitem__, indices):
+            optimizer, slot = kept.shared.optimizer, kept.words[w.COUNT]
+            times[slot] = t = times.get(slot, counts.item(slot)) + 1
+            update = max(t - optimizer.rates_before_count, largest)
+            largest = max(update, t)
+            if not optimizer.per_index and (optimizer, update) not in rates:
+                if optimizer.lr_scheduler is not None:
+                    counts[0] = update
+                rates[optimizer, update] = float(optimizer.learning_rate)
+            steps.append((update, t))
+        if self.version != updater.optimizer.version:
+            self.refresh(updater)
+        used: dict[Any, Shared] = {}
+        for k, (index, (update, t)) in enumerate(zip(indices, steps, strict=True)):
+            found = self.kept.get(index)
+            if found is None:  # the schedule has changed states, so that the front refuses the call
+                return
+            shared, own = found.shared, -1
+            if shared.optimizer.per_index:
+                row = used[k] = self._row(shared, len(used))
+                own = row.counted(check_index(index), found.words[w.CARRIED])
+            else:
+                key = shared, rates[shared.optimizer, update], t
+                if key not in used:
+                    row = used[key] = self._row(shared, len(used))
+                    if words[w.SCHEDULED]:  # hyper() may read the schedule too
+                        counts[0] = update
+                    row.fill(key[1], t, row.version == shared.optimizer.version)
+                    row.version = shared.optimizer.version
+                row = used[key]
+            place = k * w.TENSOR
+            tensors[place + w.T_HYPER], tensors[place + w.T_COUNT] = row.address, own
+        words[w.EACH] = 1
+
+    def _row(self, shared: Shared, number: int) -> Shared:
+        """Return hyper-parameters for one tensor of a call, which are used again by later calls."""
+        row = self.rows.get((shared, number))
+        if row is None:
+            row = self.rows[shared, number] = shared.for_tensor()
+        row.words[w.SKIPS] = shared.words[w.SKIPS]
+        return row
+
+    def _optimizers(self, indices: Sequence[Index]) -> list[Any]:
         """Return the optimizers of a call's parameters, in the order of its list."""
-        indices = index if type(index) in (list, tuple) else [index]
         return list(dict.fromkeys(self.kept[each].shared.optimizer for each in indices))
 
     def note(self, planner: Any, index: Any, weight: Any) -> None:
@@ -681,21 +880,136 @@ class Records:
         planners = {indices[k]: updater.planner.of(indices[k]) for k in places}
         if updater.planner.groups is not None:
             updater.planner.groups.sync()  # new indices may have changed multipliers
+        made: dict[Index, Any] = {}
+        forms = self._alike(updater, planners, places, indices, grads, weights)
+        if forms is None:
+            return False
+        for (_, key), own in forms.items():
+            for n, k in enumerate(own):
+                index, form = indices[k], BLANKS.get(key) if known else None
+                if form is not None:
+                    rest = [indices[j] for j in own[n:]]
+                    made |= self._write_all(planners[index], form, dict.fromkeys(rest))
+                    break
+                if index in self.slots:
+                    continue
+                found = self._enroll_one(
+                    updater, planners[index], index, grads[k], weights[k], known
+                )
+                if found is None:
+                    return False
+                state, form = found
+                made[index] = state
+                if type(key) is tuple:
+                    blank = blank_of(planners[index].optimizer, index, weights[k], state)
+                    if blank is not None:
+                        remember(BLANKS, key, form._replace(blank=blank))
+        if len(forms) > 1:  # in the order of the call
+            made = {indices[k]: made[indices[k]] for k in places if indices[k] in made}
+        dict.update(updater.states, made)
+        dict.update(updater.states_synced, dict.fromkeys(made, True))
+        return True
+
+    def _alike(
+        self,
+        updater: Any,
+        planners: Mapping[Index, Any],
+        places: Sequence[int],
+        indices: Sequence[Index],
+        grads: Sequence[Any],
+        weights: Sequence[Any],
+    ) -> dict[Any, list[int]] | None:
+        """Return the `places` of tensors by planner and what their states and records depend on.
+
+        A tensor whose state does not start at zero is alone under its place. The result is None if
+        records do not support a weight.
+        """
+        forms: dict[Any, list[int]] = {}
+        settings: dict[Any, Any] = {}
+        plain = updater.planner.averages is None and not updater.planner.offsets
+        copies, known = updater.planner.copies, updater.states
         for k in places:
             index, weight = indices[k], weights[k]
             if type(weight) is not np.ndarray or weight.ndim > w.AXES:
-                return False
-            if index not in self.slots:
-                state, averages = updater._state(index, weight), updater.planner.averages
-                averaging = averages and averages.step(planners[index].optimizer, [index])
-                with_average = grads[k], weight, state, averaging
-                if not self._create(planners[index], index, *with_average, known):
-                    return False
-                dict.__setitem__(updater.states, index, state)
-                dict.__setitem__(updater.states_synced, index, True)
-                if averaging:
-                    averaging.keep()
-        return True
+                return None
+            planner = planners[index]
+            common = settings.get(planner)
+            if common is None:
+                common = settings[planner] = plain and self._settings(planner.optimizer)
+            if not common or index in copies or index in known:
+                forms[planner, k] = [k]
+                continue
+            same = getattr(grads[k], "dtype", None) == weight.dtype
+            key = common, weight.dtype, weight.shape, is_fortran(weight), same
+            forms.setdefault((planner, key), []).append(k)
+        return forms
+
+    def _settings(self, optimizer: Any) -> Any:
+        """Return what the records of an optimizer depend on; False if each one differs."""
+        if not optimizer.starts_at_zero or optimizer.rule_by_index:
+            return False
+        kind = type(optimizer), optimizer.multi_precision, optimizer.rounding
+        stored = optimizer.state_dtype, optimizer.state_min_size
+        return optimizer.rule, self.norms, kind, stored
+
+    def _enroll_one(
+        self, updater: Any, planner: Any, index: Index, grad: Any, weight: Array, known: bool
+    ) -> tuple[Any, Form] | None:
+        """Create the state and the record of a parameter; return None if it is not supported."""
+        averages = updater.planner.averages
+        state = updater._state(index, weight)
+        averaging = averages and AveragingStep(averages, planner.optimizer)
+        form = self._create(planner, index, grad, weight, state, averaging, known)
+        if form is None:
+            return None
+        if averaging:
+            averaging.keep()
+        return state, form
+
+    def _write_all(
+        self, planner: Any, form: Form, indices: Mapping[Index, None]
+    ) -> dict[Index, Any]:
+        """Create the states and records of parameters of one form; return the states."""
+        optimizer, count, listed = planner.optimizer, len(indices), list(indices)
+        assert form.blank is not None
+        found, arrays, places = states(form.blank, count)
+        blocks = np.empty((count, len(form.block)), np.int64)
+        first = address_of(blocks)
+        bases = np.arange(first, first + blocks.nbytes, blocks.strides[0])
+        np.multiply((bases - form.base)[:, None], form.inside, blocks)
+        blocks += form.block
+        shared = self._shared_all(planner, listed, form.layout)
+        slots = optimizer._index_update_count.slots(listed, optimizer.begin_num_update)
+        others = list(zip(*(arrays[k] for k in form.leaves), strict=True)) or [()] * count
+        numbers = [
+            (each.address, id(index), *map(id, own))
+            for each, index, own in zip(shared, listed, others, strict=True)
+        ]
+        blocks[:, [w.HYPER, w.INDEX_ID, *form.guards]] = numbers
+        blocks[:, form.columns] = places[:, form.leaves]
+        blocks[:, w.COUNT] = slots
+        if form.layout.keyed:
+            blocks[:, w.NUMBER] = list(map(index_number, listed))
+            blocks[:, w.SEED] = index_number(optimizer.seed)
+        if optimizer.carried is not None:
+            blocks[:, w.CARRIED] = optimizer.carried_slots(listed)
+        if len(form.leaves) > self.widest:
+            self.widest, self.words[w.CAPACITY] = len(form.leaves), 0
+        kept, kernels, layout = self.kept, form.kernels, form.layout
+        for block, index, each, own in zip(blocks, listed, shared, others, strict=True):
+            kept[index] = Kept(block, block.data, layout, each, (*own, kernels, index))
+        self.slots.update(zip(listed, bases.tolist(), strict=True))
+        if self.kept is not kept:  # a signal handler has dropped all records
+            for index in listed:
+                self.slots.pop(index, None)
+        return dict(zip(listed, found, strict=True))
+
+    def _shared_all(self, planner: Any, indices: Sequence[Index], layout: Layout) -> list[Shared]:
+        """Return the hyper-parameters of each parameter."""
+        optimizer = planner.optimizer
+        if not (optimizer.param_dict or optimizer.lr_mult or optimizer.wd_mult):
+            return [self._shared(planner, indices[0], layout)] * len(indices)
+        return [self._shared(planner, index, layout) for index in indices]
 
     def _create(
         self,
@@ -706,42 +1020,59 @@ class Records:
         state: Any,
         averaging: AveragingStep | None,
         known: bool,
-    ) -> bool:
-        """Create the record of a parameter; return False if records do not support its arrays.
+    ) -> Form | None:
+        """Create the record of a parameter; return its form, None if it is not supported.
 
         With `known`, a record of another parameter of the same form may be the template; the front
         refuses the arrays if they have another form.
         """
         optimizer, copy = planner.optimizer, planner.copies.get(index)
         if not is_fixed(state):
-            return False
+            return None
         rule, arrays = planner.rule_of(index), [*leaves(state)]
         average: tuple[Array, ...] = ()
         if kind_of(weight.dtype) is None or {*map(type, arrays)} - {np.ndarray}:
-            return False
+            return None
         if averaging is not None:
             context = label(index, optimizer.idx2name)
             exact, _ = arrays_of(optimizer, context, rule, weight, state, copy, True)
             rule, average = averaging.derived(index, rule, exact, ())
             arrays = [*arrays, *average]
+        known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
+        form = self._find_form(planner, index, grad, weight, state, rule, average, known)
+        if form is None:
+            return None
+        self._write(planner, index, form, self._shared(planner, index, form.layout), arrays)
+        if averaging is not None and averaging.average.alternates:
+            own = planner.rule_of(index)
+            resting = self._find_form(planner, index, grad, weight, state, own, (), known)
+            assert resting is not None
+            self._write_resting(planner, index, resting, arrays)
+        return form
+
+    def _find_form(
+        self,
+        planner: Any,
+        index: Index,
+        grad: Any,
+        weight: Array,
+        state: Any,
+        rule: Rule,
+        average: tuple[Array, ...],
+        known: bool,
+    ) -> Form | None:
+        """Return the form of a parameter, that of another one if `known`; see :meth:`_form`."""
+        optimizer, copy = planner.optimizer, planner.copies.get(index)
         order = F_ORDER if is_fortran(weight) else C_ORDER
         same = getattr(grad, "dtype", None) == weight.dtype
         key: Any = (rule, weight.dtype, weight.shape, order, same, nesting(state), self.norms)
         key += (type(optimizer), optimizer.multi_precision, optimizer.rounding)
         form = FORMS.get(key) if known and copy is None else None
-        if form is None or any(starmap(np.may_share_memory, combinations(arrays, 2))):
+        if form is None:
             form = self._form(planner, index, grad, weight, state, rule, average)
-            if form is None:
-                return False
-            if copy is None:
-                if len(FORMS) >= MOST_FORMS:
-                    FORMS.clear()
-                FORMS[key] = form
-        others = tuple(arrays[k] for k in form.leaves)
-        if copy is not None:
-            others = (copy, *others)
-        self._write(planner, index, form, self._shared(planner, index, form.layout), others)
-        return True
+            if form is not None and copy is None:
+                remember(FORMS, key, form)
+        return form
 
     def _form(
         self,
@@ -794,24 +1125,17 @@ class Records:
         return form_of(layout, kernels, weight, others, order, column, positions)
 
     def _write(
-        self, planner: Any, index: Index, form: Form, shared: Shared, others: tuple[Array, ...]
+        self, planner: Any, index: Index, form: Form, shared: Shared, arrays: Sequence[Array]
     ) -> None:
-        """Write the record of a parameter with the arrays `others` besides its weight."""
-        optimizer, block = planner.optimizer, form.block.copy()
-        base: int = block.ctypes.data
-        block[INSIDE] += base - form.base
-        block[form.columns] = [array.__array_interface__["data"][0] for array in others]
-        block[form.guards] = [id(array) for array in others]
-        if planner.offsets:
-            row = (int(block[w.ROW]) - base) // 8
-            block[row + OFFSET] = planner.offsets.get(index, 0)
+        """Write the record of a parameter with the arrays of its state."""
+        optimizer, (block, base, others) = planner.optimizer, filled(form, arrays, planner, index)
         if form.layout.keyed:
             block[w.NUMBER], block[w.SEED] = index_number(index), index_number(optimizer.seed)
         counts = optimizer._index_update_count
         block[w.COUNT] = counts.slots([index], optimizer.begin_num_update)[0]
         if optimizer.carried is not None:
             block[w.CARRIED] = optimizer.carried_slots([index])[0]
-        block[w.HYPER], block[w.INDEX_ID] = shared.words.ctypes.data, id(index)
+        block[w.HYPER], block[w.INDEX_ID] = shared.address, id(index)
         if len(others) > self.widest:
             self.widest, self.words[w.CAPACITY] = len(others), 0
         alive = (*others, form.kernels, index)
@@ -820,6 +1144,15 @@ class Records:
         self.slots[index] = base
         if self.kept is not kept:  # a signal handler has dropped all records
             self.slots.pop(index, None)
+
+    def _write_resting(
+        self, planner: Any, index: Index, form: Form, arrays: Sequence[Array]
+    ) -> None:
+        """Write the record of a parameter for steps that do not average its weight."""
+        kept, (block, base, others) = self.kept[index], filled(form, arrays, planner, index)
+        block[w.FIELDS] = kept.record[w.FIELDS]
+        kept.record[w.RESTING] = base
+        self.kept[index] = kept._replace(alive=(*kept.alive, block, *others, form.kernels))
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
@@ -869,16 +1202,38 @@ class Records:
 
 def is_served(optimizer: Any) -> bool:
     """Whether records support the attributes of an optimizer."""
-    scheduled = optimizer.lr_scheduler is not None
-    return not (
-        not optimizer.native
-        or optimizer.per_index
-        or optimizer.accumulates
-        or optimizer.step_sums is not None
-        or optimizer.sparse_decay != "touched"
-        or (optimizer.may_skip and optimizer.skips())
-        or (scheduled and (optimizer.rates_before_count or optimizer.in_list_order))
-    )
+    unserved = optimizer.accumulates or optimizer.sparse_decay != "touched"
+    return optimizer.native and not unserved
+
+
+def check_once(optimizer: Any, indices: Sequence[Index]) -> None:
+    """Raise ValueError if an index occurs twice in a step whose tensors are summed."""
+    if len(set(indices)) < len(indices):
+        twice = next(index for k, index in enumerate(indices) if index in indices[:k])
+        raise ValueError(
+            f"{label(twice, optimizer.idx2name)}: {type(optimizer).__name__} updates an index "
+            "once in each list, which is one step"
+        )
+
+
+@cache
+def blank_context() -> Words:
+    """Return the words of a context before the first call."""
+    words = np.zeros(w.CONTEXT, np.int64)
+    words[w.LARGE_FROM] = PARALLEL_FROM
+    types = np.ndarray, list, tuple, int, np.int64, str, float
+    words[w.NDARRAY : w.FLOAT + 1] = list(map(id, types))
+    known = [np.float32, np.float64, np.float16]
+    words[w.NUMBERS : w.NUMBERS + 3] = list(map(id, known))
+    for place, kind in enumerate([*known, bfloat16_or_none()], w.DTYPES):
+        words[place] = 0 if kind is None else kind_word(np.dtype(kind))
+    return words
+
+
+def address_of(array: Array) -> int:
+    """Return the address of an array's first element."""
+    found: int = array.__array_interface__["data"][0]
+    return found
 
 
 def multipliers_of(parameter: Any) -> tuple[Any, Any]:

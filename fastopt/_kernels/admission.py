@@ -206,6 +206,18 @@ def scratch_of(tensor):
 
 
 @scalar
+def enter_count(x, k, record):
+    """Enter the number of the update and the count, or that those of the tensors differ."""
+    counts, ahead = words(x[w.COUNTS]), words(record[w.HYPER])[w.AHEAD]
+    t = counts[record[w.COUNT]] + 1
+    update, time = max(counts[0], t - 1 + ahead), t if x[w.TIMED] else 0
+    even = ahead and update == x[w.UPDATE_NUMBER] and time == x[w.TIME]
+    if k > 0 and (not even or record[w.MARK] == x[w.CALL_NUMBER]):
+        x[w.UNEVEN] = 1
+    x[w.UPDATE_NUMBER], x[w.TIME] = update, time
+
+
+@scalar
 def admit(x, k, index, grad, weight):
     """Check one tensor of a call, and enter it as tensor `k`."""
     tensor = tensor_of(x, k)
@@ -220,14 +232,10 @@ def admit(x, k, index, grad, weight):
         status = admit_grad(x, tensor, record, grad)
     if status == w.OK and not holds_arrays(record):
         status = w.REFUSED
+    if x[w.EACH] == 0:
+        tensor[w.T_HYPER] = record[w.HYPER]
     if status == w.OK and (x[w.SCHEDULED] or x[w.TIMED]):
-        counts = words(x[w.COUNTS])
-        t = counts[record[w.COUNT]] + 1
-        update, time = max(counts[0], t), t if x[w.TIMED] else 0
-        even = update == x[w.UPDATE_NUMBER] and time == x[w.TIME]
-        if k > 0 and (not even or record[w.MARK] == x[w.CALL_NUMBER]):
-            return w.NOT_SERVED
-        x[w.UPDATE_NUMBER], x[w.TIME] = update, time
+        enter_count(x, k, record)
     if record[w.MARK] == x[w.CALL_NUMBER]:
         x[w.REPEATS] = 1
     record[w.MARK] = x[w.CALL_NUMBER]

@@ -57,13 +57,22 @@ ON_CALL = types.void(*[types.int64] * 5)
 
 
 @scalar
-def advance(x, record):
-    """Count an update of a tensor, and write the hyper-parameters of the step."""
+def count(x, tensor, record):
+    """Count an update of a tensor, and return its number."""
+    if x[w.EACH] and tensor[w.T_COUNT] >= 0:
+        return tensor[w.T_COUNT]
     counts = words(x[w.COUNTS])
     t = counts[record[w.COUNT]] + 1
     counts[record[w.COUNT]] = t
     counts[0] = max(counts[0], t)
-    hyper = words(record[w.HYPER])
+    return t
+
+
+@scalar
+def advance(x, tensor):
+    """Count an update of a tensor, write its hyper-parameters, and choose its record."""
+    record, hyper = words(tensor[w.T_RECORD]), words(tensor[w.T_HYPER])
+    t = count(x, tensor, record)
     values, names, rescale = doubles(hyper[w.VALUES]), hyper[w.NAMES], hyper[w.RESCALE]
     source = 1
     if hyper[w.PREPARE]:
@@ -82,8 +91,13 @@ def advance(x, record):
             doubles(record[w.FIELDS])[f] = value
         else:
             singles(record[w.FIELDS])[f] = np.float32(value)
+    if hyper[w.SKIPS]:
+        tensor[w.T_RECORD] = x[w.NOTHING]
+    elif hyper[w.RESTS] and record[w.RESTING]:
+        tensor[w.T_RECORD] = record[w.RESTING]
     if record[w.KEYED]:
-        unsigned(record[w.ROW])[KEY] = stream_key(record[w.SEED], record[w.NUMBER], t)
+        row = unsigned(words(tensor[w.T_RECORD])[w.ROW])
+        row[KEY] = stream_key(record[w.SEED], record[w.NUMBER], t)
 
 
 @scalar
@@ -143,14 +157,15 @@ def finalize(record, step):
 def update(x, k):
     """Count and update one tensor."""
     tensor = tensor_of(x, k)
-    record = words(tensor[w.T_RECORD])
-    advance(x, record)
+    advance(x, tensor)
     begin(tensor)
+    record = words(tensor[w.T_RECORD])
     kernels = words(record[w.KERNELS])
     for step in range(kernels[w.PASSES]):
         reduce(record, step, 0, record[w.FLAT_COUNT])
         finalize(record, step)
-    call(kernels[w.UPDATE], record[w.CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
+    if kernels[w.UPDATE]:
+        call(kernels[w.UPDATE], record[w.CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
     end(tensor)
 
 
@@ -159,19 +174,18 @@ def enter_call(context, index, grad, weight):
     x, index, grad, weight = words(context), address(index), address(grad), address(weight)
     n, own = 1, items_of(x, index)
     x[w.CALL_NUMBER] += 1
-    x[w.REPEATS] = x[w.DONE] = 0
+    x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
     if own == 0:
         status = admit(x, 0, index, grad, weight)
     else:
         n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
     if status < 0:
         return status
-    asks = x[w.SCHEDULED] != 0 or x[w.TIMED] != 0
     total, need, largest = 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
         record = words(tensor[w.T_RECORD])
-        if words(record[w.HYPER])[w.VALID] == 0 and (x[w.ASKED] >= 0 or not asks):
+        if words(tensor[w.T_HYPER])[w.VALID] == 0 and (x[w.ASKED] or not x[w.ASKING]):
             return w.REFUSED
         total += record[w.SIZE]
         if tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]:
@@ -189,7 +203,7 @@ def enter_call(context, index, grad, weight):
     if not large:
         for k in range(n):
             tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
-    grads, weights, asked = items_of(x, grad), items_of(x, weight), x[w.ASKED] >= 0
+    grads, weights = items_of(x, grad), items_of(x, weight)
     for k in range(n if large else 0):
         tensor = tensor_of(x, k)
         tensor[w.T_GRAD_ID] = grad if own == 0 else words(grads)[k]
@@ -197,14 +211,14 @@ def enter_call(context, index, grad, weight):
         keep_alive(tensor[w.T_GRAD_ID])
         keep_alive(tensor[w.T_WEIGHT_ID])
     thread = release_gil() if large else 0
-    if x[w.MEASURE] and not asked:
+    if x[w.MEASURE] and not x[w.ASKED]:
         shared = large and x[w.RUN] != 0
         call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
         if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
             status = w.SKIPPED
     if status == w.SKIPPED:
         pass
-    elif asks and n > 0 and not asked:
+    elif x[w.ASKING] and n > 0 and not x[w.ASKED]:
         status = w.ASKS
     elif large and x[w.RUN] != 0:
         call(x[w.RUN], context, n, x[w.THREADS], 0, 0)
@@ -218,7 +232,7 @@ def enter_call(context, index, grad, weight):
             release(tensor_of(x, k)[w.T_WEIGHT_ID])
     x[w.DONE] = status == w.OK or status == w.MOVED
     if x[w.DONE]:
-        x[w.ASKED] = -1
+        x[w.ASKED] = x[w.EACH] = 0
     return status
 
 
@@ -333,8 +347,8 @@ def run_call(context, n, threads, _, __):
         last, passes, copies = first + group, 0, False
         for k in range(first, last):
             tensor = tensor_of(x, k)
+            advance(x, tensor)
             record = words(tensor[w.T_RECORD])
-            advance(x, record)
             passes = max(passes, words(record[w.KERNELS])[w.PASSES])
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):

@@ -3,12 +3,13 @@
 The layout of an array's header, ``PyArrayObject_fields``, is part of NumPy's ABI, and the layouts
 of lists and tuples are part of CPython's. Compiled code that reads these headers directly gets the
 addresses, shapes, dtypes and flags of thousands of arrays in microseconds, while reading attributes
-in Python takes milliseconds. :func:`readable` compares, once per process, the values that this
-module reads with those that Python and NumPy report; if they differ, calls are checked in Python.
+in Python takes milliseconds. :func:`unreadable` compares, once per process, the values that this
+module reads with those that Python and NumPy report; if they differ, or if there is no GIL, calls
+are checked in Python.
 """
 
 import ctypes
-import logging
+import platform
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -21,6 +22,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from fastopt._kernels.layout import ADDRESS, ORDER, ROWS, SEGMENTS, STARTS
 from fastopt._kernels.segments import sort_rows
+from fastopt._notices import warn_user
 from fastopt.kernels.rule import scalar
 
 __all__ = [
@@ -34,9 +36,9 @@ __all__ = [
     "readable",
     "take_addresses",
     "take_rows",
+    "unreadable",
+    "warn_of_layouts",
 ]
-
-log = logging.getLogger("fastopt")
 
 HEAD = object.__basicsize__
 """Size of the header that all Python objects start with; its last word is the type."""
@@ -58,6 +60,9 @@ ID, NBYTES, WANTED_TYPE, WANTED_DTYPE, WANTED_FLAGS, WANTED_NDIM, WANTED_SHAPE =
 
 FITS = 0
 """Result of :func:`enter` on success; else ``-1 - row`` is the first row that does not fit."""
+
+NO_GIL = "this Python runs without a GIL"
+"""Result of :func:`unreadable` on free-threaded builds, whatever their layouts."""
 
 TYPES = np.array([id(list), id(tuple), id(int), id(str)], np.uint64)
 """Addresses of types in this process; not compile-time constants, as kernels are cached on disk."""
@@ -355,25 +360,37 @@ def addresses(objects, found):
         found[k] = word(array + np.uint64(DATA))
 
 
-@cache
 def readable() -> bool:
-    """Whether the headers of arrays, lists and tuples have the layout that this module expects."""
+    """Whether compiled code may read the headers of arrays, lists and tuples."""
+    return not unreadable()
+
+
+@cache
+def unreadable() -> str:
+    """Return why compiled code must not read headers, or an empty string.
+
+    Without a GIL another thread may replace an item of a list, and free it, while compiled code
+    follows its address; the layouts alone do not decide.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return NO_GIL
     try:
-        same = _has_gil() and _reads_arrays() and _reads_sequences() and _reads_numbers()
+        same = _reads_arrays() and _reads_sequences() and _reads_numbers()
     except Exception:
         same = False
-    if not same:
-        log.info(
-            "this Python or NumPy lays out its objects in another way: calls are checked in "
-            "Python, which is slower"
-        )
-    return same
+    return "" if same else f"the object layouts of {_versions()} are not known"
 
 
-def _has_gil() -> bool:
-    """Whether no other thread changes objects while compiled code reads them."""
-    enabled: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
-    return enabled
+def _versions() -> str:
+    return f"Python {platform.python_version()} with NumPy {np.__version__}"
+
+
+@cache
+def warn_of_layouts() -> None:
+    """Warn once per process if calls are checked in Python because layouts are not known."""
+    reason = unreadable()
+    if reason not in ("", NO_GIL):
+        warn_user(f"{reason}: calls are checked in Python, which is slower, with equal results")
 
 
 def _reads_numbers() -> bool:

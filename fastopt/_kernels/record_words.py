@@ -20,10 +20,11 @@ KIND = numpy_abi.KIND // 8
 LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFFF
 
 # Words of a record. Addresses are those of arrays that the owner of the records keeps alive.
+# RESTING is that of the record that is used in steps that do not average the weight, else 0.
 (KERNELS, COUNT, CARRIED, HYPER, FIELDS, SUMS, ROW, GUARDS, GUARDED, GUARD_WIDTH, WEIGHT_COLUMN,
  GRAD_COLUMN, WEIGHT_DTYPE, WEIGHT_CODE, GRAD_CODE, ORDER, NDIMS, SIZE, BYTES, ITEM_COUNT, CHUNKS,
  FLAT, FLAT_COUNT, KEYED, NUMBER, SEED, MARK, INDEX_ID, WEIGHT_ID, CLEAR_WEIGHT, CLEAR_GRAD,
- LENGTHS) = range(32)  # fmt: skip
+ RESTING, LENGTHS) = range(33)  # fmt: skip
 RECORD = LENGTHS + AXES
 
 # Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
@@ -31,24 +32,28 @@ UPDATE, SQUARES, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 3
 
 # Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
 # the step that they are corrected for, the values before the correction, and those after it;
-# CARRIED_NUMBERS that of the numbers that parameters carry from step to step.
-(PREPARE, CARRIES, NAMES, OWN, RESCALE, WIDE, VALUES, CARRIED_NUMBERS, VALID,
- HYPER_WORDS) = range(10)  # fmt: skip
+# CARRIED_NUMBERS that of the numbers that parameters carry from step to step. AHEAD says whether
+# rates are those of the update that is counted, else of the one before it; RESTS that a step does
+# not average the weight, SKIPS that it only counts.
+(PREPARE, CARRIES, NAMES, OWN, RESCALE, WIDE, VALUES, CARRIED_NUMBERS, VALID, AHEAD, RESTS, SKIPS,
+ HYPER_WORDS) = range(13)  # fmt: skip
 
-# Words of a tensor of a call.
-(T_RECORD, T_WEIGHT, T_COPIED, T_LOW, T_HIGH, T_GRAD, T_GRAD_CODE, T_GRAD_COPIED, T_GRAD_LOW,
- T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_MEASURED,
- T_STRIDES) = range(15)  # fmt: skip
+# Words of a tensor of a call. T_COUNT is its update count if Python has counted, else -1.
+(T_RECORD, T_HYPER, T_COUNT, T_WEIGHT, T_COPIED, T_LOW, T_HIGH, T_GRAD, T_GRAD_CODE,
+ T_GRAD_COPIED, T_GRAD_LOW, T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_MEASURED,
+ T_STRIDES) = range(17)  # fmt: skip
 T_GRAD_STRIDES = T_STRIDES + AXES
 TENSOR = T_GRAD_STRIDES + AXES
 
 # Words of the context. DTYPES are those of float32, float64, float16 and bfloat16, NUMBERS the
-# types of NumPy's scalars of the first three. SCHEDULED and TIMED say that hyper-parameters depend
-# on the number of the update, and on the tensors' counts: those of the call are UPDATE_NUMBER and
-# TIME, and ASKED the number for which they were computed, else -1. CHECKS: only check the call.
-(SLOTS, TENSORS, CAPACITY, COUNTS, NORM, MEASURE, MEASURE_LARGE, SCRATCH, ROOM, NEED, SCHEDULED,
- TIMED, UPDATE_NUMBER, TIME, ASKED, LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY,
- LIST, TUPLE, INT, INT64, STR, FLOAT, CHECKS, DONE) = range(30)  # fmt: skip
+# types of NumPy's scalars of the first three. With ASKING, Python computes hyper-parameters in each
+# step; SCHEDULED and TIMED say that they depend on the number of the update, and on the tensors'
+# counts: those of the call are UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and
+# with EACH for each tensor. NOTHING is a record without elements. CHECKS: only check the call.
+(SLOTS, TENSORS, CAPACITY, COUNTS, NORM, MEASURE, MEASURE_LARGE, SCRATCH, ROOM, NEED, ASKING,
+ SCHEDULED, TIMED, UPDATE_NUMBER, TIME, UNEVEN, ASKED, EACH, NOTHING, LARGE_FROM, RUN,
+ THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE, INT, INT64, STR, FLOAT, CHECKS,
+ DONE) = range(34)  # fmt: skip
 DTYPES = DONE + 1
 NUMBERS = DTYPES + 4
 CONTEXT = NUMBERS + 3
@@ -61,13 +66,13 @@ FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
 """Codes of dtypes."""
 
 OK, MOVED, SKIPPED = 0, 1, 2
-REFUSED, UNKNOWN, NOT_SERVED, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS = range(-1, -8, -1)
+REFUSED, UNKNOWN, NO_ROOM, NO_CAPACITY, IS_LARGE, ASKS = range(-1, -7, -1)
 """Statuses of a call.
 
 MOVED: done, and some weight is another object than in the last call. SKIPPED: gradients are not
 finite, and nothing has changed. Nothing has changed either if the status is negative: the
-arguments do not fit (REFUSED), an index has no record (UNKNOWN), or tensors have different update
-counts where rates depend on them (NOT_SERVED). With a smaller status the call can be entered
-again: scratch memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors (NO_CAPACITY), it
-should run without the GIL (IS_LARGE), or hyper-parameters of an update must be computed (ASKS).
+arguments do not fit (REFUSED), or an index has no record (UNKNOWN). With a smaller status the call
+can be entered again: scratch memory of NEED bytes is missing (NO_ROOM) or rows for NEED tensors
+(NO_CAPACITY), it should run without the GIL (IS_LARGE), or hyper-parameters of an update must be
+computed (ASKS).
 """

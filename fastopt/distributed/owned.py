@@ -41,7 +41,7 @@ class Rows:
 
 
 class Owned(Resumable):
-    """Abstract base of :class:`~fastopt.distributed.ShardedTable` and :class:`~fastopt.distributed.ShardedTables`.
+    """Abstract base of :class:`~fastopt.distributed.ShardedTable` and ``ShardedTables``.
 
     Parameters
     ----------

@@ -222,7 +222,7 @@ class Groups:
             if group.follows:
                 made = self._planners.setdefault(id(group.optimizer), Planner(group.optimizer))
                 made.copies, made.offsets = planner.copies, planner.offsets
-                group.optimizer.followers.add(self.main)
+                group.optimizer.add_follower(self.main)
 
     # Routes
 

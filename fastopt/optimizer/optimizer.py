@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from math import inf
-from typing import Any, ClassVar, Literal, TypeVar, Unpack
+from typing import Any, ClassVar, Literal, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -86,8 +86,15 @@ COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 """Attributes that determine the multipliers."""
 
+CHANGED = ("version", "mode_version")
+CHANGED_TABLES = (*CHANGED, "multipliers_version")
+"""Versions that change with an attribute, and with one of TABLES."""
+
 VALUES = ("rescale_grad", "lr", "learning_rate")
 """Attributes that trainers assign in every step, and on which no kernel depends."""
+
+RATES = ("lr", "learning_rate")
+"""Names of the learning rate."""
 
 NAMES = {
     **dict.fromkeys(("step_size", "learn_rate", "learning_rate_init", "alpha"), ("learning_rate",)),
@@ -389,6 +396,12 @@ class Optimizer(Checked):
     rule_by_index: ClassVar[bool] = False
     """Whether the class overrides :meth:`rule_for`, so that rules differ between parameters."""
 
+    _plain_rate: ClassVar[bool] = True
+    """Whether the class assigns learning rates like this one."""
+
+    _followed: ClassVar[frozenset[str]] = frozenset()
+    """Attributes whose assignment does more than to check the value."""
+
     same_in_groups: ClassVar[tuple[str, ...]] = ()
     """Arguments that a group of an updater cannot override."""
 
@@ -455,7 +468,7 @@ class Optimizer(Checked):
     """Like `version`, but not changed by VALUES, which do not affect the kernels."""
     multipliers_version: int
     """Like `version`, but changed only by multipliers."""
-    followers: WeakSet["Optimizer"]
+    followers: "WeakSet[Optimizer] | None"
     """Optimizers whose versions change with those of this one, the optimizer of a group."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -473,6 +486,14 @@ class Optimizer(Checked):
         cls.evaluates = cls.evaluated is not Optimizer.evaluated
         cls.may_skip = cls.skips is not Optimizer.skips
         cls.rule_by_index = cls.rule_for is not Optimizer.rule_for
+        cls._plain_rate = (
+            cls.learning_rate is Optimizer.learning_rate
+            and cls.set_learning_rate is Optimizer.set_learning_rate
+            and cls.__setattr__ is Optimizer.__setattr__
+            and not hasattr(cls, "lr")
+            and cls._arguments["lr"] is _check_rate
+        )
+        cls._followed = frozenset({*cls.by_index, *cls.aliases})
         cls.per_index = any(getattr(cls, name) is not getattr(Optimizer, name) for name in COUNTED)
 
     def __init__(
@@ -500,6 +521,7 @@ class Optimizer(Checked):
         if unknown:
             raise unknown_arguments(type(self), unknown)
         self._start()
+        vars(self)["_constructing"] = True
         _check_parameters(param_idx2name, param_dict, sym)
         if callable(learning_rate):
             if lr_scheduler is not None:
@@ -508,7 +530,6 @@ class Optimizer(Checked):
         self.lr_scheduler = lr_scheduler
         self.lr = self._first_rate(learning_rate)
         self.wd = wd
-        self.lr_mult, self.wd_mult = {}, {}
         self.begin_num_update = begin_num_update
         self._index_update_count = Counts()
         self.num_update = self.begin_num_update
@@ -540,9 +561,16 @@ class Optimizer(Checked):
         attributes["planner"] = None
         attributes["_warned"] = False
         attributes["whole_shapes"] = {}
-        attributes["followers"] = WeakSet()
+        attributes["followers"] = None
         self._changed_tables()
         _locked.add(self)
+
+    @classmethod
+    def finish(cls, instance: Any) -> None:
+        """Set versions for the first time, once all attributes are set."""
+        own = vars(instance)
+        if own.pop("_constructing", False):
+            instance._changed_tables()
 
     def _start_locks(self) -> None:
         locks = {
@@ -555,23 +583,33 @@ class Optimizer(Checked):
     # Versions
 
     def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        plain = name in RATES and type(value) is float and 0 <= value < inf
+        if plain and self._plain_rate and "lr" in own and own["lr_scheduler"] is None:
+            if own["lr"] != value:  # trainers assign it in every step
+                own["lr"] = value
+                self._set_versions("version")
+            return
+        if "_constructing" in own and name not in TABLES and name not in self._followed:
+            described = self._arguments.get(name)
+            object.__setattr__(self, name, described(name, value) if described else value)
+            return
+        before = own.get(name)
         if name in TABLES:
             value = Tracked(value, self._changed_tables)
         elif name in self.by_index:
             value = self._by_index(name, value)
-        before = vars(self).get(name)
-        names = self.aliases.get(name) if before is None else None
-        if names and name not in vars(self) and vars(self).keys() >= {*names}:
-            own = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(f"{own} to set; set {' and '.join(names)}")
+        if before is None and name in self.aliases and name not in own:
+            names = self.aliases[name]
+            if own.keys() >= {*names}:
+                kind = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(f"{kind} to set; set {' and '.join(names)}")
         try:
             super().__setattr__(name, value)
         finally:  # even if Ctrl-C interrupts the assignment
-            if name in TABLES:
-                self._changed_tables()
-            elif name not in VALUES:
-                self._changed()
-            elif before != vars(self).get(name):  # trainers assign them in every step
+            if name not in VALUES:
+                self._set_versions(*(CHANGED_TABLES if name in TABLES else CHANGED))
+            elif before != own.get(name):  # trainers assign them in every step
                 self._set_versions("version")
 
     def _by_index(self, name: str, values: Mapping[Index, Any]) -> PerIndex:
@@ -588,18 +626,25 @@ class Optimizer(Checked):
 
     def _changed(self) -> None:
         """Set a new version, which invalidates plans."""
-        self._set_versions("version", "mode_version")
+        self._set_versions(*CHANGED)
 
     def _changed_tables(self) -> None:
-        self._set_versions("version", "mode_version", "multipliers_version")
+        self._set_versions(*CHANGED_TABLES)
 
     def _set_versions(self, *names: str) -> None:
         own, number = vars(self), next(_versions)
         for name in names:
             own[name] = number
-        if followers := own.get("followers"):
+        followers = own.get("followers")
+        if followers is not None:
             for follower in followers:
                 follower._set_versions(*names)
+
+    def add_follower(self, follower: "Optimizer") -> None:
+        """Change the versions of `follower` with those of this optimizer."""
+        if self.followers is None:
+            vars(self)["followers"] = WeakSet()
+        cast("WeakSet[Optimizer]", self.followers).add(follower)
 
     def check_together(self) -> None:
         """Raise ValueError unless the arguments are consistent."""
@@ -923,6 +968,14 @@ class Optimizer(Checked):
         real = real_of(weight.dtype)
         slots += tuple(like(weight, (), real, order) for _ in (rule.kept if rule else ()))
         return slots if len(slots) > 1 else slots[0] if slots else None
+
+    @property
+    def starts_at_zero(self) -> bool:
+        """Whether states are as :meth:`create_state` describes them, with neither overridden."""
+        return all(
+            getattr(getattr(self, name), "__func__", None) is vars(Optimizer)[name]
+            for name in ("create_state", "create_state_multi_precision")
+        )
 
     def _state_dtype(self, weight: Array) -> Any:
         self.codes_of(self.rule, weight)  # raises for classes that create their state themselves
@@ -1309,7 +1362,7 @@ class Optimizer(Checked):
         again = len(indices) > 1 or indices[0] in before
         if not again and not (names and names.keys() <= seen):
             return
-        self.unchecked = False
+        vars(self)["unchecked"] = False  # no result depends on it, so the versions stay
         known = {*seen, *names, *names.values(), *self.param_dict}
         for attribute in ("lr_mult", "wd_mult"):
             symbol = self._attributes(f"__{attribute}__").keys()

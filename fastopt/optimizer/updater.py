@@ -26,8 +26,9 @@ from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
 from fastopt._kernels.device_memory import host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
+from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import DONE, FACTOR, MOVED, NOT_SERVED, OK, REPEATS
+from fastopt._kernels.record_words import DONE, FACTOR, MOVED, OK, REPEATS, UNKNOWN
 from fastopt._naming import constructs
 from fastopt._structure import copied, mapped
 from fastopt.amp import LossScaler, StepInfo
@@ -57,6 +58,15 @@ OF_OPTIMIZER = ("lr", "learning_rate")
 
 SETTINGS = ("accumulate", "average", "clip_adaptive", "clip_adaptive_eps")
 """Attributes that are validated when they are set."""
+
+DEFAULTS = {
+    **dict.fromkeys(LIMITS),
+    "accumulate": 1,
+    "average": None,
+    "clip_adaptive_eps": 1e-3,
+    "clip_adaptive": None,
+}
+"""Settings that do nothing."""
 
 PARTS = ("_windows", "_averages", "_units")
 """Attributes with the objects that implement the settings."""
@@ -154,25 +164,31 @@ class Updater(Resumable):
         clip_adaptive: float | None = None,
         clip_adaptive_eps: float = 1e-3,
     ) -> None:
+        warn_of_layouts()
         optimizer = create(optimizer)
         if not hasattr(optimizer, "idx2name"):
             raise TypeError(f"{type(optimizer).__name__}.__init__ must call super().__init__()")
+        found = {name: Tracked({}, self._forget_plans) for name in ("states", "states_synced")}
+        vars(self).update(DEFAULTS, **found, _info=StepInfo(stepped=False, skipped=False))
         self.optimizer = optimizer
-        self.loss_scaler = loss_scaler
-        self.clip_global_norm = clip_global_norm
-        self.accumulate = accumulate
-        self.average = average
-        self.clip_adaptive_eps = clip_adaptive_eps
-        self.clip_adaptive = clip_adaptive
-        self._info = StepInfo(stepped=False, skipped=False)
-        self.states = {}
-        self.states_synced = {}
-        self.groups = groups
+        given = loss_scaler, clip_global_norm, accumulate, average, clip_adaptive_eps, clip_adaptive
+        for (name, default), value in zip(DEFAULTS.items(), given, strict=True):
+            if value is not default:
+                setattr(self, name, value)
+        if groups is not None:
+            self.groups = groups
 
+    loss_scaler: LossScaler | None
+    clip_global_norm: float | None
+    accumulate: int
+    average: Average | None
+    clip_adaptive: float | None
+    clip_adaptive_eps: float
     states: dict[Index, Any]
     states_synced: dict[Index, bool]
     _on_records: bool = True
     """Whether calls may be updated without a plan."""
+    unlisted = Resumable.unlisted | {"planner"}
     planner: Planner
     _records: Records
     _info: StepInfo
@@ -190,6 +206,7 @@ class Updater(Resumable):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "groups":
             self._group(value, self.planner)
+            self.planner.forget()
             return
         if name in OF_OPTIMIZER:
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -232,7 +249,6 @@ class Updater(Resumable):
         vars(self)["groups"] = None if found is None else found.given
         if found is not None:
             found.main.unchecked = True  # patterns are checked with the names of multipliers
-        planner.forget()
 
     def _set(self, name: str, value: Any) -> Any:
         """Validate a setting, and create the object that implements it."""
@@ -353,7 +369,7 @@ class Updater(Resumable):
                         status = records.enter(records.context, index, grad, weight)
                         if status == MOVED:
                             records.note(self.planner, index, weight)
-                        elif status < NOT_SERVED:
+                        elif status < UNKNOWN:
                             with optimizer.updating:
                                 status = records.resolve(self, status, index, grad, weight)
                         if status >= 0:
@@ -633,6 +649,7 @@ class Updater(Resumable):
                 optimizer.check_multipliers(indices, waiting)
                 if self.planner.groups is not None and not optimizer.unchecked:
                     self.planner.groups.warn_of_unused([*indices, *waiting])
+            self._records.quick = self._records.usable and not optimizer.unchecked
             with uninterrupted:
                 if self.planner.measures:
                     self._measured_step(indices, grads, weights, single)

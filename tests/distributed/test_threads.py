@@ -14,7 +14,9 @@ ONES = np.ones(4, np.float32)
 
 
 @pytest.mark.parametrize("ranks", [3])
-@pytest.mark.parametrize("module", ["updates", "tables", "join", "divergence", *exhaustive("overlap")])
+@pytest.mark.parametrize(
+    "module", ["updates", "tables", "join", "divergence", *exhaustive("overlap")]
+)
 def test_checks_pass(module, ranks):
     done = run_checks(ranks, f"ranks_{module}", skipped=THREADS_CANNOT)
     assert done == [n for n in names_of(f"ranks_{module}") if n not in THREADS_CANNOT]

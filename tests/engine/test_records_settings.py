@@ -14,7 +14,7 @@ from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import FactorScheduler
 from fastopt.optimizer.accumulation import Waiting
 from fastopt.sparse import RowSparse
-from helpers.cases import FIRST, LIGHT, OF_MATRICES, OF_STEPS
+from helpers.cases import FIRST, LIGHT, OF_MATRICES
 from helpers.tensor_lists import everything, normal
 
 pytestmark = pytest.mark.skipif(
@@ -42,6 +42,8 @@ SETTINGS = {
     },
     "average": lambda: {"average": fastopt.EMA(decay=0.5)},
     "average with warmup": lambda: {"average": fastopt.EMA(decay=0.9, warmup=True)},
+    "average of samples": lambda: {"average": fastopt.SWA(start=2, every=2)},
+    "average that is followed": lambda: {"average": fastopt.Lookahead(k=2)},
     "accumulate": lambda: {"accumulate": 2},
     "clip_adaptive": lambda: {"clip_adaptive": 0.1},
     "everything": lambda: {
@@ -53,13 +55,12 @@ SETTINGS = {
         "groups": {"^[03]$": {"wd": 0.5, "lr_scheduler": scheduled()}},
     },
 }
-SCHEDULED = ("groups with schedules", "everything")
 FORMS = {
     "plain": np.array,
     "fortran": np.asfortranarray,
     "strided": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
 }
-UNSERVED = {"lbsgd", "test", "groupadagrad", *OF_MATRICES, *OF_STEPS}
+UNSERVED = {"lbsgd", "groupadagrad", *OF_MATRICES}
 
 
 def story(made, settings, form="plain", shapes=SHAPES, watch=None):
@@ -127,10 +128,9 @@ def test_records_have_the_bits_of_plans(name, setting, monkeypatch):
 
     try:
         found, updater = story(make(), SETTINGS[setting]())
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         pytest.skip(f"refused: {error}")
-    planned = name == "nadam" and setting in SCHEDULED  # the order of its list matters then
-    assert bool(updater._records.slots) != planned
+    assert updater._records.slots
     monkeypatch.setattr("fastopt._engine.records.Records.serves", lambda *_: False)
     expected, updater = story(make(), SETTINGS[setting]())
     assert not updater._records.slots

@@ -1,7 +1,5 @@
 """Headers of Python's and NumPy's objects, as compiled code reads them."""
 
-import logging
-
 import numba
 import numpy as np
 import pytest
@@ -9,7 +7,17 @@ import pytest
 from fastopt import optimizer
 from fastopt._kernels import cpu_calls, numpy_abi
 from fastopt._kernels.layout import ADDRESS
-from fastopt._kernels.numpy_abi import C_ORDER, FITS, TYPES, enter, guard, readable
+from fastopt._kernels.numpy_abi import (
+    C_ORDER,
+    FITS,
+    NO_GIL,
+    TYPES,
+    enter,
+    guard,
+    readable,
+    unreadable,
+    warn_of_layouts,
+)
 from helpers.cases import exhaustive
 from helpers.headers import reheader
 from helpers.tensor_lists import everything
@@ -175,29 +183,47 @@ def train(name, steps=4):
 @pytest.fixture
 def asked_again():
     """Headers are compared again, now and after the test."""
-    readable.cache_clear()
+    for cached in (unreadable, warn_of_layouts):
+        cached.cache_clear()
     yield
-    readable.cache_clear()
+    for cached in (unreadable, warn_of_layouts):
+        cached.cache_clear()
 
 
+def without_a_gil(monkeypatch):
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: False, raising=False)
+
+
+def of_another_layout(monkeypatch):
+    monkeypatch.setattr(numpy_abi, "_reads_arrays", lambda: False)
+
+
+@pytest.mark.parametrize("change", [without_a_gil, of_another_layout])
 @pytest.mark.parametrize("name", ["adam", *exhaustive("sgd", "lamb", "groupadagrad", "nadam")])
-def test_checks_in_python_serve_where_headers_cannot_be_read(
-    name, asked_again, monkeypatch, caplog
+@pytest.mark.filterwarnings("ignore:the object layouts of")
+def test_checks_in_python_serve_where_headers_must_not_be_read(
+    name, change, asked_again, monkeypatch
 ):
     expected, plans = train(name)
     assert plans
-    readable.cache_clear()
-    monkeypatch.setattr(numpy_abi, "_reads_arrays", lambda: False)
-    with caplog.at_level(logging.INFO, "fastopt"):
-        bits, plans = train(name)
+    unreadable.cache_clear()
+    change(monkeypatch)
+    bits, plans = train(name)
     assert not plans
     assert bits == expected
-    assert len([line for line in caplog.messages if "lays out its objects" in line]) == 1
 
 
-def test_headers_are_not_read_without_a_gil(asked_again, monkeypatch):
-    monkeypatch.setattr("sys._is_gil_enabled", lambda: False, raising=False)
-    assert not readable()
+def test_unknown_layouts_are_warned_of_once(asked_again, monkeypatch):
+    of_another_layout(monkeypatch)
+    with pytest.warns(UserWarning, match=f"Python .* with NumPy {np.__version__} are not known"):
+        optimizer.Updater("sgd")
+    optimizer.Updater("sgd")  # warnings are errors in tests
+
+
+def test_a_missing_gil_is_no_reason_to_warn(asked_again, monkeypatch):
+    without_a_gil(monkeypatch)
+    optimizer.Updater("sgd")
+    assert unreadable() == NO_GIL
 
 
 def test_an_error_while_headers_are_read_counts_as_a_difference(asked_again, monkeypatch):

@@ -1,0 +1,144 @@
+"""First calls: states and records that are written together equal those that are written alone."""
+
+from itertools import pairwise
+
+import numba
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt._engine.first_calls import ALONE_FROM, LINE
+from fastopt._engine.validate import leaves
+from fastopt._kernels.numpy_abi import readable
+from helpers.cases import CASES, FIRST, LIGHT, named
+from helpers.tensor_lists import everything, normal
+
+pytestmark = pytest.mark.skipif(
+    numba.config.DISABLE_JIT or not readable(), reason="records are read by compiled code"
+)
+
+SHAPES = [(3, 4), (5,), (3, 4), (), (0, 2), (3, 4), (5,), (), (64, 64), (64, 64), (3, 4)]
+SETTINGS = {
+    "plain": {},
+    "8 bits": {"state_dtype": "int8", "state_min_size": 1},
+    "bfloat16": {"state_dtype": "bfloat16"},
+    "multipliers": {"param_idx2name": {0: "0_weight", 2: "2_bias", 4: "4_bias"}},
+}
+ORDERS = {"C": np.ascontiguousarray, "F": np.asfortranarray}
+
+
+def make(name, setting):
+    try:
+        return FIRST[name].make(wd=FIRST[name].wd, **SETTINGS[setting])
+    except (TypeError, ValueError) as error:
+        pytest.skip(f"refused: {error}")
+
+
+def story(made, order, shapes=SHAPES, groups=None):
+    updater, weights = fastopt.Updater(made, groups=groups), []
+    for k, shape in enumerate(shapes):
+        layout = ORDERS[order if k % 2 else "C"] if len(shape) > 1 else np.array
+        weights.append(layout(normal(k, shape, "float32")))
+    for step in range(3):
+        grads = [normal(10 + step + k, shape, "float32") for k, shape in enumerate(shapes)]
+        updater(list(range(len(shapes))), grads, weights)
+    return updater, weights
+
+
+def forms_of(updater):
+    """Nesting, dtypes, shapes and strides of all states, in the order of the dictionary."""
+
+    def form(state):
+        if isinstance(state, tuple):
+            return tuple(map(form, state))
+        return None if state is None else (state.dtype, state.shape, state.strides)
+
+    return [(index, form(state)) for index, state in updater.states.items()]
+
+
+@pytest.mark.parametrize("groups", [None, {"[05]": {"wd": 0.5}}], ids=["", "groups"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", named(sorted(FIRST), *LIGHT, "adam"))
+def test_states_written_together_equal_those_written_alone(
+    name, setting, order, groups, monkeypatch
+):
+    if setting == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    shapes = SHAPES if name != "groupadagrad" else [s for s in SHAPES if len(s) == 2]
+    try:
+        found = story(make(name, setting), order, shapes, groups)
+    except TypeError as error:
+        pytest.skip(f"refused: {error}")
+    monkeypatch.setattr(type(found[0].optimizer), "starts_at_zero", False)
+    expected = story(make(name, setting), order, shapes, groups)
+    assert everything(*found) == everything(*expected)
+    assert forms_of(found[0]) == forms_of(expected[0])
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (ALONE_FROM // 64, 16)], ids=str)
+def test_states_are_apart_and_aligned(shape):
+    weights = [np.ones(shape, np.float32) for _ in range(4)]
+    for _ in range(2):  # the first parameter of a form has its state from create_state()
+        updater = optimizer.Updater(optimizer.Adam())
+        updater([0, 1, 2, 3], weights[::-1], [weight.copy() for weight in weights])
+    arrays = [array for state in updater.states.values() for array in leaves(state)]
+    ranges = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
+    assert all(begin % LINE == 0 for begin, _ in ranges)
+
+
+def test_a_failed_first_call_leaves_nothing():
+    updater = optimizer.Updater(optimizer.Adam())
+    weights = [np.ones((3, 4), np.float32) for _ in range(5)]
+    grads = [*map(np.ones_like, weights[:-1]), np.ones((4, 3), np.float32)]
+    before = [weight.copy() for weight in weights]
+    with pytest.raises(ValueError, match="index 4: gradient must have shape"):
+        updater(list(range(5)), grads, weights)
+    assert not updater.states
+    assert not updater.states_synced
+    assert not updater.optimizer._index_update_count
+    assert not updater._records.slots
+    assert not updater._records.kept
+    assert all(map(np.array_equal, before, weights))
+
+
+class OfWeight(optimizer.Adam):
+    """States that are not zeros."""
+
+    def create_state(self, index, weight):
+        mean, var = super().create_state(index, weight)
+        return mean, var + abs(weight)
+
+
+def test_states_of_users_are_created_one_by_one():
+    weights = [np.full((3, 4), k, np.float32) for k in range(4)]
+    updater = optimizer.Updater(OfWeight(learning_rate=0.0))
+    updater(list(range(4)), [np.zeros((3, 4), np.float32)] * 4, weights)
+    for k in range(4):
+        assert np.array_equal(updater.states[k][1], weights[k] * np.float32(0.999))
+
+
+def test_a_state_method_of_one_optimizer_is_called():
+    made, created = optimizer.Adam(), []
+    standard = made.create_state
+
+    def create_state(index, weight):
+        created.append(index)
+        return standard(index, weight)
+
+    made.create_state = create_state
+    updater = optimizer.Updater(made)
+    weights = [np.ones((3, 4), np.float32) for _ in range(3)]
+    updater([0, 1, 2], weights[::-1], [weight.copy() for weight in weights])
+    assert created == [0, 1, 2]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_state_of_an_optimizer_that_starts_at_zero_is_anything_else(case):
+    made = case.make()
+    if made.starts_at_zero:
+        weight = normal(0, case.shape, "float32")
+        state = made.create_state_multi_precision(0, weight)
+        assert not any(array.any() for array in leaves(state))

@@ -13,7 +13,7 @@ from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.ranks import Ranks, listing
 from fastopt.optimizer.optimizer import Array
 
-__all__ = ["Fact", "Facts", "Numbers", "agree", "attempt"]
+__all__ = ["Fact", "Facts", "Numbers", "agree", "attempt", "is_agreed"]
 
 
 class Fact(Protocol):
@@ -111,6 +111,20 @@ def agree(
     bool
         Whether any rank is active. If no rank is, nothing is compared.
     """
+    try:
+        return _compared(ranks, facts, error, active)
+    except Exception as agreed:
+        vars(agreed)["_is_agreed"] = True
+        raise
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Whether all ranks raise an error, after an agreement."""
+    return "_is_agreed" in vars(error)
+
+
+def _compared(ranks: Ranks, facts: Sequence[Fact], error: Exception | None, active: bool) -> bool:
+    """See :func:`agree`."""
     if ranks.size == 1:
         if error is not None and active:
             raise error

@@ -3,13 +3,11 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastopt._kernels.table import launch
 from fastopt.arguments import brief, flag
 from fastopt.checkpoint.errors import CheckpointError
 from fastopt.checkpoint.files import PathLike
@@ -17,7 +15,6 @@ from fastopt.checkpoint.placement import Placement
 from fastopt.distributed.agreement import Facts, agree, attempt
 from fastopt.distributed.checkpoint import write_together
 from fastopt.distributed.collectives import of_all
-from fastopt.distributed.gate import Stopped
 from fastopt.distributed.job import private
 from fastopt.distributed.ranks import time_limit
 from fastopt.distributed.row_shards import read_rows, write_rows, write_rows_index
@@ -195,19 +192,24 @@ class ShardedEmbeddingTable(Sharded):
             the error, and no row changes. If the capacity was exceeded, other ranks may have
             counted the ids and created rows with initial values.
         """
-        self._begin("lookup")
-        with self._typed(ids, keep=create is True):
-            given, error = attempt(self._wanted, ids, create)
-            self._agree(Facts(create=str(create)), error)
-            wanted, times, inverse, shape = given
-            with self._alone():
-                routes = Routes(self._ranks, [owners_of(wanted, self.ranks)])
-                (came,), (counted,) = routes.there([wanted], [times])
-            rows, error = attempt(self._taken, came, counted, create)
-            self._agree(Facts(), error)
-            with self._alone():
-                (values,) = routes.back([rows])
-                return np.reshape(values[inverse], (*shape, self.table.dim))
+        values: Array = self._together(
+            "lookup",
+            lambda given: self._fetched(given, create),
+            lambda: self._wanted(ids, create),
+            lambda given: {"create": str(create)},
+            lambda: self._typed(ids, keep=create is True),
+        )
+        return values
+
+    def _fetched(self, given: Any, create: bool) -> Array:
+        """Rows of checked ids from their owners."""
+        wanted, times, inverse, shape = given
+        routes = Routes(self._ranks, [owners_of(wanted, self.ranks)])
+        (came,), (counted,) = routes.there([wanted], [times])
+        rows, error = attempt(self._taken, came, counted, create)
+        self._agree(Facts(), error)
+        (values,) = routes.back([rows])
+        return np.reshape(values[inverse], (*shape, self.table.dim))
 
     def update(self, ids: ArrayLike, grads: ArrayLike) -> None:
         """Update the rows of ids with the gradients of all ranks; all ranks must call it.
@@ -226,28 +228,21 @@ class ShardedEmbeddingTable(Sharded):
             An argument is invalid on some rank, ranks disagree, or the capacity of a rank is
             exceeded. All ranks raise the error, and nothing changes.
         """
-        error: Exception | None
         with self.table.lock, self.table._access.to_change(), self.optimizer.lock:
-            self._begin("update")
-            with self._typed(ids):
-                given, error = attempt(self._summed, ids, grads)
-                kind = "nothing" if given is None else given[1].dtype.name
-                gate = self._gate(lambda: [Facts({"dtype of grads": kind})])
-                try:
-                    gate.enter(error)
-                    assert given is not None
-                    bits, values = given
-                    with self._updating(lambda: gate.passed):
-                        routes = Routes(self._ranks, [owners_of(bits, self.ranks)])
-                        (came,), (grads_of,) = routes.there([bits], [values])
-                    launcher = partial(launch, combine=self.shard.sums.combined)
-                    launching = self._launching(launcher, _nothing)
-                    with self._updating(lambda: gate.launched), launching:
-                        self.table._update(came, self.table.id_dtype, grads_of)
-                except Stopped as stopped:
-                    error = stopped.error
-                if error is not None:
-                    raise error
+            self._push_together(
+                "update",
+                lambda: self._summed(ids, grads),
+                lambda given: Facts({"dtype of grads": given[1].dtype.name}),
+                self._sent,
+                lambda sent: self.table._update(sent[0], self.table.id_dtype, sent[1]),
+                lambda: self._typed(ids),
+            )
+
+    def _sent(self, given: tuple[Ids, Array]) -> tuple[Ids, Array]:
+        """Send gradients to the owners of their ids; return those for the ids of this rank."""
+        routes = Routes(self._ranks, [owners_of(given[0], self.ranks)])
+        (came,), (grads,) = routes.there([given[0]], [given[1]])
+        return came, grads
 
     def evict(
         self,
@@ -274,12 +269,15 @@ class ShardedEmbeddingTable(Sharded):
         TypeError, ValueError
             An argument is invalid on this rank, which then has removed nothing; or ranks disagree.
         """
-        self._begin("evict")
-        chosen = {"unused_for": unused_for, "count_below": count_below}
-        self._agree(Facts({name: str(value) for name, value in chosen.items()}), None)
-        gone, error = attempt(self.table.evict, unused_for, count_below, keep)
-        self._agree(Facts(), error)
-        return np.asarray(gone)
+        chosen = {"unused_for": str(unused_for), "count_below": str(count_below)}
+
+        def evicted(_: Any) -> Array:
+            gone, error = attempt(self.table.evict, unused_for, count_below, keep)
+            self._agree(Facts(), error)
+            return np.asarray(gone)
+
+        result: Array = self._together("evict", evicted, facts=lambda _: chosen)
+        return result
 
     def flush(self, decay: bool = True) -> None:
         """Apply deferred decay, and write the changes of tables in files, on this rank alone.
@@ -308,13 +306,15 @@ class ShardedEmbeddingTable(Sharded):
             unchanged.
         """
         with self.table.lock, self.table._access.to_read(), self.optimizer.lock:
-            self._begin("save")
-            self._agree(Facts(path=os.fspath(path)), None)
-            write_together(
-                self,
-                path,
-                lambda run: write_rows(path, run, self.rank, self.ranks, self.table),
-                lambda run: write_rows_index(path, run, self.ranks),
+            self._together(
+                "save",
+                lambda _: write_together(
+                    self,
+                    path,
+                    lambda run: write_rows(path, run, self.rank, self.ranks, self.table),
+                    lambda run: write_rows_index(path, run, self.ranks),
+                ),
+                facts=lambda _: {"path": os.fspath(path)},
             )
 
     @classmethod
@@ -447,7 +447,3 @@ def _distinct(bits: Ids) -> tuple[Ids, Numbers, Numbers]:
     unique, first, inverse, times = found
     order = np.argsort(first)
     return unique[order], times[order], np.argsort(order)[inverse]
-
-
-def _nothing() -> None:
-    """Do nothing: all gradients have arrived before the update starts."""

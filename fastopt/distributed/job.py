@@ -8,7 +8,7 @@ from typing import Any
 from fastopt._kernels.threads import start_layer
 from fastopt.distributed.collectives import share_texts
 from fastopt.distributed.communicator import Communicator, attached
-from fastopt.distributed.ranks import Ranks, refuse_forked, time_limit
+from fastopt.distributed.ranks import LIMIT, Ranks, refuse_forked, time_limit
 
 __all__ = ["ENDED", "Node", "leader_first", "private", "threads_of"]
 
@@ -109,8 +109,10 @@ def threads_of(masks: list[str], rank: int) -> int:
 def leader_first(node: Ranks, work: Callable[[], Any]) -> None:
     """Call `work` on the first rank of a node, then on its other ranks; collective.
 
-    The others sleep meanwhile, so that they do not take CPU time from the compilation.
+    The others sleep meanwhile, so that they do not take CPU time from the compilation, whose time
+    does not count: they wait for at least the default limit.
     """
+    node.timeout = max(node.timeout, LIMIT)
     if node.rank == 0:
         work()
     node.wait(node.comm.barrier(), sleep=0.001)

@@ -1,8 +1,7 @@
 """Common base of the sharded tables, in which each row is owned by one rank."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,12 @@ from numpy.typing import ArrayLike
 
 from fastopt._engine.validate import check_index, label, listed
 from fastopt._kernels.layout import kind_of
-from fastopt._kernels.table import launch
 from fastopt.amp import LossScaler
 from fastopt.arguments import choice, count
 from fastopt.checkpoint.placement import Placement
 from fastopt.checkpoint.shards import Saved
 from fastopt.distributed.agreement import Facts, attempt
 from fastopt.distributed.checksum import checksum
-from fastopt.distributed.gate import Stopped
 from fastopt.distributed.resumable import Resumable
 from fastopt.distributed.rows import MOST_ROWS, Owners, Pulled, Routes, Ways
 from fastopt.optimizer import Optimizer
@@ -128,11 +125,10 @@ class Owned(Resumable):
 
     def _pull(self, row_ids: Callable[[], Any]) -> dict[Index, Array]:
         """Return rows of tables by index, for row numbers by index; collective."""
-        self._begin("pull")
-        ids, error = attempt(self._ids, row_ids)
-        self._agree(Facts(self._shapes(ids or {})), error)
-        with self._alone():
-            return self._fetched(ids)
+        result: dict[Index, Array] = self._together(
+            "pull", self._fetched, lambda: self._ids(row_ids), self._shapes
+        )
+        return result
 
     def _fetched(self, ids: Mapping[Index, Array]) -> dict[Index, Array]:
         """Rows of checked row numbers, by index."""
@@ -169,37 +165,28 @@ class Owned(Resumable):
     def _push(self, grads: Callable[[], Any]) -> None:
         """Update rows of tables with gradients by index; collective."""
         with self.optimizer.lock:
-            self._begin("push")
-            given, error = attempt(self._given, grads)
-            gate = self._gate(lambda: [self._facts(given or {})])
-            try:
-                gate.enter(error)
-                assert given is not None
-                tables = [self._rows[index] for index in given]
-                with self._updating(lambda: gate.passed):
-                    pushed = self._sent(tables, [*given.values()])
-                launching = self._launching(
-                    partial(launch, combine=self.shard.sums.combined), _nothing
-                )
-                with self._updating(lambda: gate.launched), launching:
-                    self.shard([*given], pushed, [table.weight for table in tables])
-            except Stopped as stopped:
-                error = stopped.error
-            if error is not None:
-                raise error
+            self._push_together(
+                "push", lambda: self._given(grads), self._facts, self._sent, self._update_rows
+            )
 
-    def _sent(self, tables: Sequence[Rows], grads: Sequence[RowSparse]) -> list[RowSparse]:
+    def _update_rows(self, sent: Mapping[Index, RowSparse]) -> None:
+        """Update this rank's rows with the gradients of all ranks."""
+        self.shard([*sent], [*sent.values()], [self._rows[index].weight for index in sent])
+
+    def _sent(self, given: Mapping[Index, RowSparse]) -> dict[Index, RowSparse]:
         """Send gradients to the owners; return those of all ranks for the rows of this rank."""
-        ids = [grad.indices.astype(np.int64) for grad in grads]
+        tables = [self._rows[index] for index in given]
         ways = Ways(
             self._ranks,
             [table.pulled for table in tables],
-            ids,
+            [grad.indices.astype(np.int64) for grad in given.values()],
             [table.owners for table in tables],
         )
-        values, rows = ways.there([grad.values for grad in grads])
-        triples = zip(values, rows, tables, strict=True)
-        return [RowSparse(came, where, table.weight.shape) for came, where, table in triples]
+        values, rows = ways.there([grad.values for grad in given.values()])
+        return {
+            index: RowSparse(came, where, table.weight.shape)
+            for index, came, where, table in zip(given, values, rows, tables, strict=True)
+        }
 
     def _given(self, grads: Callable[[], Any]) -> dict[Index, RowSparse]:
         return {index: self._listed(index, grad) for index, grad in self._known(grads()).items()}
@@ -250,7 +237,3 @@ def _described(values: Any, dtype: np.dtype[Any]) -> str:
     if callable(values):
         return "a function"
     return f"an array with checksum {checksum(np.asarray(values, dtype)):#x}"
-
-
-def _nothing() -> None:
-    """Do nothing: all gradients have arrived before the update starts."""

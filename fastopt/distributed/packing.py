@@ -7,6 +7,7 @@ from operator import lt
 from typing import Any
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from fastopt._engine.overlap import Addresses, addresses
@@ -15,7 +16,7 @@ from fastopt._kernels.compiling import bind
 from fastopt._kernels.layout import kind_of
 from fastopt._kernels.threads import may_run_parallel, turn
 
-__all__ = ["Runs", "add_up", "adder", "copier", "pack", "unpack"]
+__all__ = ["Runs", "add_up", "adder", "copier", "pack", "rounder", "unpack"]
 
 Array = np.ndarray[Any, Any]
 
@@ -40,6 +41,13 @@ def adder(wire: Any, real: Any, parallel: bool) -> Any:
     return bind(kernel, np.empty((0, 1), np.uint64), np.empty(0, real))
 
 
+@cache
+def rounder(wire: Any) -> Any:
+    """Compiled :func:`fastopt._kernels.copying.convert` from float32."""
+    kernel = copying.convert(types.float32, kind_of(wire))
+    return bind(kernel, np.empty((0, 2), np.uint64), np.empty(0, np.int64))
+
+
 def add_up(received: Array, rank: int, own: Array, total: Array, large: bool) -> None:
     """Sum the parts of all ranks, in rank order, in the dtype of `total`.
 
@@ -58,10 +66,11 @@ def pack(arrays: Sequence[Any], runs: Runs, packed: Array, at: Addresses | None 
 
     `at` has the addresses of all arrays, if all are in place and have the bucket's dtype.
     """
-    if not _copied(arrays, runs, packed, False, at):
-        parts = [_elements(arrays[k])[first:last] for k, first, last, _ in runs.tolist()]
-        with np.errstate(over="ignore"):  # infinities are detected in the sums
-            np.concatenate(parts, out=packed, casting="unsafe")
+    if _copied(arrays, runs, packed, False, at) or _rounded(arrays, runs, packed):
+        return
+    parts = [_elements(arrays[k])[first:last] for k, first, last, _ in runs.tolist()]
+    with np.errstate(over="ignore"):  # infinities are detected in the sums
+        np.concatenate(parts, out=packed, casting="unsafe")
 
 
 def unpack(packed: Array, runs: Runs, arrays: Sequence[Any], at: Addresses | None = None) -> None:
@@ -76,6 +85,28 @@ def _elements(array: Any) -> Any:
     return array.reshape(-1) if isinstance(array, np.ndarray) else array
 
 
+def _rounded(arrays: Sequence[Any], runs: Runs, packed: Array) -> bool:
+    """Round runs of float32 arrays to a bucket of half precision, unless one is not in place."""
+    at = _in_place(arrays, runs, np.dtype(np.float32)) if packed.itemsize == 2 else None
+    if at is None or not may_run_parallel():
+        return False
+    places, first, last, start = runs.T
+    ends = at[places] + 4 * first, packed.ctypes.data + 2 * start
+    with turn():
+        rounder(packed.dtype)(np.stack(ends, axis=1).astype(np.uint64), last - first)
+    return True
+
+
+def _in_place(arrays: Sequence[Any], runs: Runs, dtype: Any) -> Addresses | None:
+    """Addresses of the arrays that runs belong to, or None if one is of another kind or dtype."""
+    named = {k: arrays[k] for k in np.unique(runs[:, 0]).tolist()}
+    if not named or any(type(a) is not np.ndarray or a.dtype != dtype for a in named.values()):
+        return None
+    at = np.zeros(max(named) + 1, np.int64)
+    at[[*named]] = addresses([*named.values()])
+    return at
+
+
 def _copied(
     arrays: Sequence[Any], runs: Runs, packed: Array, back: bool, at: Addresses | None = None
 ) -> bool:
@@ -86,11 +117,9 @@ def _copied(
     if all(map(lt, work, COMPILED_FROM)) or not may_run_parallel():
         return False
     if at is None:
-        named = {k: arrays[k] for k in places.tolist()}
-        if any(type(a) is not np.ndarray or a.dtype != packed.dtype for a in named.values()):
+        at = _in_place(arrays, runs, packed.dtype)
+        if at is None:
             return False
-        at = np.zeros(max(named) + 1, np.int64)
-        at[[*named]] = addresses([*named.values()])
     ends = at[places] + size * first, packed.ctypes.data + size * start
     source, target = reversed(ends) if back else ends
     with turn():

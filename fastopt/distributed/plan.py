@@ -17,10 +17,10 @@ from fastopt.checkpoint.placement import Placement
 from fastopt.distributed.agreement import Facts
 from fastopt.distributed.collectives import MOST
 from fastopt.distributed.guards import Guards
-from fastopt.distributed.packing import Runs, adder
+from fastopt.distributed.packing import Runs, adder, rounder
 from fastopt.optimizer.optimizer import Array, Index
 
-__all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "flat"]
+__all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "Spare", "flat"]
 
 DEPTH = 2
 """Number of buckets in flight: one is packed while another is being sent."""
@@ -235,6 +235,31 @@ def _windows(parts: Sequence[Part], step: int) -> Iterator[list[Part]]:
         yield window
 
 
+class Spare:
+    """Memory of buckets, which the plans of an updater share.
+
+    Attributes
+    ----------
+    memory : list of numpy.ndarray
+        Memory that no bucket in flight uses, each for a bucket of any plan.
+    """
+
+    def __init__(self) -> None:
+        self.memory: list[Array] = []
+        self._room = self._number = 0
+
+    def reserve(self, room: int, number: int) -> None:
+        """Provide memory for `number` buckets of `room` bytes, between calls."""
+        if room > self._room or number > self._number:
+            self._room, self._number = max(room, self._room), max(number, self._number)
+            self.memory = [np.empty(self._room, np.uint8) for _ in range(self._number)]
+
+    def release(self, memory: Array) -> None:
+        """Take back memory of a bucket, unless larger memory has replaced it."""
+        if memory.nbytes == self._room and len(self.memory) < self._number:
+            self.memory.append(memory)
+
+
 class Plan:
     """Plan of a list call on all ranks: slices of weights, their gradients, and buckets.
 
@@ -256,6 +281,8 @@ class Plan:
         Dtype in which gradients are sent. Default: the dtype of the arithmetic.
     backward : bool
         Whether buckets of the last tensors are sent first, in the order of a backward pass.
+    spare : Spare, optional
+        Memory that several plans share.
     """
 
     def __init__(
@@ -269,7 +296,9 @@ class Plan:
         listed: dict[int, str],
         wire: Any = None,
         backward: bool = False,
+        spare: "Spare | None" = None,
     ) -> None:
+        self.key = tuple(indices)
         self.indices, self.weights, self.listed = indices, weights, listed
         self.placements = [placements[index] for index in indices]
         self._addresses = addresses(weights)
@@ -300,8 +329,8 @@ class Plan:
         self.group_of = {place: group for group in self.groups for place in group.places}
         self.work: tuple[Any, ...] = ()  # cache of the exchange
         room = max([b.room(rank) for b in self.buckets], default=0)
-        under_way = min(3 * DEPTH, 3 * len(self.buckets))
-        self._spare = [np.empty(room, np.uint8) for _ in range(under_way)]
+        self._spare = Spare() if spare is None else spare
+        self._spare.reserve(room, min(3 * DEPTH, 3 * len(self.buckets)))
 
     def _grouped(self, ranks: int, limit: int, wire: Any) -> Iterator[Group]:
         """Group whole lines, with up to `limit` bytes of gradients in a group."""
@@ -343,6 +372,8 @@ class Plan:
     def compile(self) -> None:
         """Compile the kernels that sum the gradients of all ranks."""
         for bucket in self.buckets:
+            if bucket.group.wire.itemsize == 2 and bucket.group.dtype.itemsize == 4:
+                rounder(bucket.group.wire)
             adder(bucket.group.wire, bucket.group.real, bucket.large)
 
     def fit(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> Addresses | None:
@@ -406,13 +437,12 @@ class Plan:
 
     def borrow(self, size: int, dtype: Any) -> Array:
         """Borrow memory for `size` elements of a bucket; see :meth:`release`."""
-        memory = self._spare.pop()
-        return memory[: size * dtype.itemsize].view(dtype)
+        return self._spare.memory.pop()[: size * dtype.itemsize].view(dtype)
 
     def release(self, memory: Array) -> None:
         """Return borrowed memory."""
         base: Any = memory.base
-        self._spare.append(base)
+        self._spare.release(base)
 
     def write_back(self) -> None:
         """Copy slices back to weights that are not contiguous."""

@@ -11,7 +11,7 @@ from fastopt._interrupts import uninterrupted
 from fastopt.arguments import number
 from fastopt.distributed.communicator import Communicator, Request
 
-__all__ = ["Ranks", "is_forked", "listing", "refuse_forked", "time_limit"]
+__all__ = ["LIMIT", "Ranks", "is_forked", "listing", "refuse_forked", "time_limit"]
 
 LIMIT = 1800.0
 """Default time limit of waits, in seconds."""

@@ -72,17 +72,26 @@ class Resumable(Sharded):
 
     def _save(self, path: PathLike, weights: Callable[[], Mapping[Index, Array]]) -> None:
         """Save, together with the slices of weights that the function `weights` returns."""
-        with self.optimizer.lock:
-            self._begin("save")
-            slices, error = attempt(weights)
-            facts = Facts(path=os.fspath(path), weights=_listing(slices or ()))
-            self._agree(Facts({**facts, **self._unchecked}), error)
+
+        def write(slices: Mapping[Index, Array]) -> None:
             self._unchecked.clear()
             write_together(
                 self,
                 path,
                 lambda run: write_shard(self, path, run, slices),
                 lambda run: write_index(self, path, run, self._kind, self._masters),
+            )
+
+        with self.optimizer.lock:
+            self._together(
+                "save",
+                write,
+                weights,
+                lambda slices: {
+                    "path": os.fspath(path),
+                    "weights": _listing(slices),
+                    **self._unchecked,
+                },
             )
 
     def load(self, path: PathLike, strict: bool = True) -> Skipped:

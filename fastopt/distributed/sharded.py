@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,12 +19,13 @@ from fastopt._kernels.table import Table, launch
 from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
 from fastopt.amp import LossScaler, StepInfo
+from fastopt.arguments import flag as boolean
 from fastopt.checkpoint.placement import Form, Placement
-from fastopt.distributed.agreement import Fact, Facts, agree, attempt
+from fastopt.distributed.agreement import Fact, Facts, agree, attempt, is_agreed
 from fastopt.distributed.fingerprint import Fingerprint, described
 from fastopt.distributed.gate import Gate, Stopped
 from fastopt.distributed.job import leader_first, private
-from fastopt.distributed.ranks import time_limit
+from fastopt.distributed.ranks import LIMIT, time_limit
 from fastopt.distributed.sums import Sums
 from fastopt.optimizer import Optimizer, Updater
 from fastopt.optimizer.optimizer import Array, Index
@@ -195,6 +196,109 @@ class Sharded(Advised, Spelled):
         common, problem = attempt(self._common)
         agree(self._ranks, [*(common or ()), facts], error or problem)
 
+    def _together(
+        self,
+        call: str,
+        work: Callable[[Any], Any],
+        check: Callable[[], Any] = dict,
+        facts: Callable[[Any], Mapping[str, str]] = dict,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Any:
+        """Make a collective call that changes no weight before the ranks have agreed.
+
+        Parameters
+        ----------
+        call : str
+            Name of the operation, which errors contain.
+        work : callable
+            Work of this rank on the checked arguments, which may be collective; an error in it is
+            reported to the other ranks.
+        check : callable
+            Function that returns the checked arguments; an error is raised on all ranks.
+        facts : callable
+            What must be equal on all ranks, by name, from the checked arguments.
+        around : callable
+            Function that returns a context for all of these.
+        """
+        self._begin(call)
+        with around():
+            found, error = attempt(check)
+            common, problem = attempt(lambda: Facts(facts(found) if error is None else {}))
+            self._agree(common or Facts(), error or problem)
+            with self._updating(lambda: True):
+                return work(found)
+
+    def _push_together(
+        self,
+        call: str,
+        check: Callable[[], Any],
+        facts: Callable[[Any], Facts],
+        send: Callable[[Any], Any],
+        update: Callable[[Any], None],
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Make a collective call that updates rows on the ranks that own them.
+
+        Parameters
+        ----------
+        call, check, facts, around
+            See :meth:`_together`.
+        send : callable
+            Function that sends the checked gradients to the owners, and returns those for this
+            rank.
+        update : callable
+            Function that updates this rank's rows with them.
+        """
+        self._begin(call)
+        launcher = partial(launch, combine=self.shard.sums.combined)
+        with around():
+            given, error = attempt(check)
+            gate = self._gate(lambda: [facts(given)])
+            try:
+                gate.enter(error)
+                with self._updating(lambda: gate.passed):
+                    sent = send(given)
+                with self._updating(lambda: gate.launched), self._launching(launcher, _nothing):
+                    update(sent)
+            except Stopped as stopped:
+                error = stopped.error
+            if error is not None:
+                raise error
+
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is true on any rank; all ranks must call it.
+
+        Handlers of signals set a flag on some ranks, or at other steps on each. With this method
+        all ranks stop at the same step, and can save a checkpoint.
+
+        Parameters
+        ----------
+        flag : bool
+            The flag of this rank.
+
+        Raises
+        ------
+        TypeError
+            `flag` is not a bool on some rank. All ranks raise the error.
+
+        Examples
+        --------
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.distributed import ShardedUpdater
+        >>> updater = ShardedUpdater(optimizer.SGD(), MPI.COMM_WORLD)
+        >>> updater.any(False), updater.any(MPI.COMM_WORLD.rank == 0)
+        (False, True)
+        """
+
+        def largest(checked: bool) -> bool:
+            value = np.array([checked], np.int64)
+            self._ranks.wait(self._ranks.comm.all_reduce_max(value))
+            return bool(value[0])
+
+        found: bool = self._together("any", largest, lambda: boolean("flag", flag))
+        return found
+
     def _gate(self, facts: Callable[[], Sequence[Fact]], active: bool = True) -> Gate:
         """Create the agreement on a call, with `facts` in addition to those of every call."""
 
@@ -230,6 +334,8 @@ class Sharded(Advised, Spelled):
         except Stopped:
             raise
         except Exception as error:
+            if is_agreed(error):
+                raise
             if too_late() or self._ranks.broken:
                 self._ranks.fail(f"failed: {type(error).__name__}: {error}")
                 raise
@@ -238,10 +344,6 @@ class Sharded(Advised, Spelled):
         except BaseException as error:
             self._ranks.fail(f"was interrupted: {type(error).__name__}")
             raise
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """Context after an agreement, in which an error of this rank is reported to the others."""
-        return self._updating(lambda: True)
 
     def _compile(self, kinds: Iterable[tuple[Index, Placement, Any, bool]]) -> None:
         """Compile the kernels of a call on one rank of each node first, then on the others.
@@ -262,6 +364,8 @@ class Sharded(Advised, Spelled):
             for (_, *kind), index in trials.items():
                 self._try_out(index, *kind)
 
+        if trials:
+            self._ranks.timeout = max(self._ranks.timeout, LIMIT)  # nodes may compile in turn
         leader_first(self._node, compile_all)
 
     def _is_coded(self, shape: tuple[int, ...]) -> bool:
@@ -289,3 +393,7 @@ class Sharded(Advised, Spelled):
                 trial = Updater(opt, scaler, clip)
                 trial.planner.launcher = partial(launch, combine=None)  # like calls of a shard
                 trial([index], [grad], [weight])
+
+
+def _nothing() -> None:
+    """Do nothing: all gradients have arrived before the update starts."""

@@ -18,16 +18,16 @@ from fastopt.checkpoint.files import PathLike
 from fastopt.checkpoint.parameters import Skipped
 from fastopt.checkpoint.placement import Form, Placement, line_bytes, placed
 from fastopt.checkpoint.shards import Saved
-from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt
+from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
 from fastopt.distributed.checksum import checksum, summer
-from fastopt.distributed.collectives import gathered
+from fastopt.distributed.collectives import gathered, gathered_together
 from fastopt.distributed.exchange import Exchange
 from fastopt.distributed.gate import Stopped
 from fastopt.distributed.guards import comparer
 from fastopt.distributed.job import leader_first, private
 from fastopt.distributed.listed import Listed
 from fastopt.distributed.packing import copier
-from fastopt.distributed.plan import Plan, flat
+from fastopt.distributed.plan import Plan, Spare, flat
 from fastopt.distributed.resumable import Resumable
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.optimizer import Array, Index
@@ -36,6 +36,9 @@ from fastopt.sparse import HALVES, RowSparse
 __all__ = ["ShardedUpdater"]
 
 Found = tuple[Plan, list[Any], dict[Index, Placement]]
+
+LISTS = 16
+"""Maximum number of lists of several indices whose plans are kept."""
 
 CHECK_EVERY = 100
 """Default of `check_every`."""
@@ -155,6 +158,8 @@ class ShardedUpdater(Resumable):
         self.overlap = bool(overlap)
         self.bucket_bytes = size or line_bytes(self.ranks)
         self.check_every = every
+        self._plans: dict[tuple[Index, ...], Plan] = {}
+        self._spare = Spare()
         self._plan: Plan | None = None
         self._given: Addresses | None = None
         """Addresses of the gradients of the current call, if they fit the plan as they are."""
@@ -302,6 +307,9 @@ class ShardedUpdater(Resumable):
         ValueError
             A rank leaves before its first call while others still make calls, or others call with
             different parameters. All ranks raise the error.
+        RuntimeError
+            Another rank left the context by an error of its own, which the message names. The
+            updater can no longer be used.
 
         Examples
         --------
@@ -317,7 +325,12 @@ class ShardedUpdater(Resumable):
         >>> weight
         array([0.5, 0.5])
         """
-        yield
+        try:
+            yield
+        except BaseException as error:
+            if not is_agreed(error):
+                self._ranks.fail(f"left join() by {type(error).__name__}: {error}")
+            raise
         with self.optimizer.lock:
             while self.ranks > 1 and self._shadow():
                 pass
@@ -389,7 +402,7 @@ class ShardedUpdater(Resumable):
                 if i in new
             )
             leader_first(self._node, plan.compile)
-        if plan is not self._plan:
+        if plan is not self._plans.get(plan.key):
             for index, placement in zip(plan.indices, plan.placements, strict=True):
                 self._slice(index, placement)
         for index in self._masters.keys() & (self.placements | new).keys():
@@ -432,7 +445,10 @@ class ShardedUpdater(Resumable):
             if optimizer.accumulates or not optimizer.native:
                 exchange.receive()  # it may launch kernels with other gradients
             try:
-                self.shard(plan.indices, grads, plan.slices)
+                if len(plan.indices) == 1:
+                    self.shard(plan.indices[0], grads[0], plan.slices[0])
+                else:
+                    self.shard(plan.indices, grads, plan.slices)
             except Exception as error:
                 if not self._is_in_python(error):
                     raise
@@ -459,6 +475,15 @@ class ShardedUpdater(Resumable):
         self._unsure.difference_update(plan.indices)
         self._unchecked.clear()
         self.seconds = exchange.seconds
+        self._keep(plan)
+
+    def _keep(self, plan: Plan) -> None:
+        """Keep the plan of a call; drop the plan of the oldest list if there are too many."""
+        if self._plans.get(plan.key) is not plan:
+            lists = [key for key in self._plans if len(key) > 1 and key != plan.key]
+            if len(lists) >= LISTS:
+                del self._plans[lists[0]]
+            self._plans[plan.key] = plan
         self._plan = self._last = plan
 
     def _is_in_python(self, error: Exception) -> bool:
@@ -597,9 +622,13 @@ class ShardedUpdater(Resumable):
 
         with self.optimizer.lock:
             skipped = self._load(path, strict, check, chosen, error)
-            for index, own in slices.items():  # in the order of the file, on all ranks
-                elements, _ = gathered(self._ranks, own.reshape(-1))
-                chosen[index][...] = elements.reshape(chosen[index].shape)
+            with self._updating(lambda: True):
+                loaded = {index: chosen[index] for index in slices}  # in the order of the file
+                for group in _batches(loaded, self.bucket_bytes):
+                    flats = [slices[index].reshape(-1) for index in group]
+                    elements, _ = gathered_together(self._ranks, flats)
+                    for index, each in zip(group, elements, strict=True):
+                        chosen[index][...] = each.reshape(chosen[index].shape)
         return skipped
 
     def _check_saved(self, index: Index, array: Any) -> None:
@@ -612,6 +641,7 @@ class ShardedUpdater(Resumable):
     def _take_up(self, saved: Saved) -> None:
         super()._take_up(saved)
         self._plan = None
+        self._plans.clear()
         self._unsure.update(self.placements)
 
     def flush(self, index: Any, weight: Array | None = None) -> None:
@@ -632,13 +662,19 @@ class ShardedUpdater(Resumable):
             The parameter was never updated, or `weight` is missing and was not in the last call.
         """
         with self.optimizer.lock:
-            self._begin("flush")
-            found, error = attempt(self._known, index, weight)
-            self._agree(Facts(index=repr(found[0]) if found else ""), error)
-            known, weight, own = found
-            self.shard._flush(known, own)
-            elements, _ = gathered(self._ranks, own.reshape(-1))
-            weight[...] = elements.reshape(weight.shape)
+            self._together(
+                "flush",
+                self._flush,
+                lambda: self._known(index, weight),
+                lambda found: {"index": repr(found[0])},
+            )
+
+    def _flush(self, found: tuple[Index, Array, Array]) -> None:
+        """Apply deferred decay to this rank's slice of a weight, and gather the weight."""
+        index, weight, own = found
+        self.shard._flush(index, own)
+        elements, _ = gathered(self._ranks, own.reshape(-1))
+        weight[...] = elements.reshape(weight.shape)
 
     def _known(self, index: Any, weight: Array | None) -> tuple[Index, Array, Array]:
         """Index, weight and this rank's slice of a parameter that has been updated."""
@@ -661,17 +697,18 @@ class ShardedUpdater(Resumable):
 
         Gradients are flat unless they fit the plan.
         """
-        plan, new = self._plan, dict[Index, Placement]()
+        new = dict[Index, Placement]()
         if isinstance(index, (list, tuple)):
             index, grads, weights = as_lists(index, grad, weight)
-            if plan is not None and plan.has(index):
-                indices = plan.indices
-            else:
-                indices = [check_index(each) for each in index]
         else:
-            indices, grads, weights = [check_index(index)], [grad], [weight]
+            index, grads, weights = [index], [grad], [weight]
+        plan = self._plan
+        if plan is None or not plan.has(index):
+            index = [check_index(each) for each in index]
+            plan = self._plans.get(tuple(index))
+        indices = index if plan is None else plan.indices
         self._given = None
-        if plan is not None and indices == plan.indices and not self._copies:
+        if plan is not None and not self._copies:
             self._given = plan.fit(indices, grads, weights)
             if self._given is not None:
                 return plan, grads, new
@@ -687,7 +724,9 @@ class ShardedUpdater(Resumable):
             new = self._placed(indices, weights, listed)
             places, limit = self.placements | new, self.bucket_bytes
             shape = self.rank, self.ranks, limit
-            plan = Plan(indices, weights, places, *shape, listed, self.wire, self.overlap)
+            plan = Plan(
+                indices, weights, places, *shape, listed, self.wire, self.overlap, self._spare
+            )
             for index in new.keys() & self.uncut.keys():
                 self._cut(index, new[index])  # raises if it does not match
         values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
@@ -870,6 +909,18 @@ class ShardedUpdater(Resumable):
 def _by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:
     """Arrays by checked index."""
     return {check_index(index): array for index, array in (weights or {}).items()}
+
+
+def _batches(arrays: Mapping[Index, Array], limit: int) -> Iterator[list[Index]]:
+    """Indices of arrays in order, in groups of at least `limit` bytes."""
+    group: list[Index] = []
+    for index in arrays:
+        group.append(index)
+        if sum(arrays[each].nbytes for each in group) >= limit:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -53,6 +53,29 @@ def test_a_rank_that_does_not_come_is_named():
         run_threads(2, program)
 
 
+def test_an_error_of_one_rank_while_weights_are_loaded_is_reported(tmp_path):
+    """Also those beside the protocol: the others do not wait for the time limit."""
+
+    class Full(np.ndarray):
+        def __setitem__(self, key, value):
+            raise MemoryError("no memory to copy")
+
+    def program(comm):
+        updater, weight = ShardedUpdater(optimizer.SGD(momentum=0.5), comm), ONES.copy()
+        updater(0, ONES, weight)
+        updater.save(tmp_path / "state", {0: weight})
+        target = weight.view(Full) if comm.rank else weight
+
+        def reload():
+            updater.load(tmp_path / "state", weights={0: target})
+            updater(0, ONES, weight)  # the others notice here
+
+        with pytest.raises((MemoryError, RuntimeError), match="no memory to copy"):
+            reload()
+
+    run_threads(2, program)
+
+
 def test_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
     late = threading.Event()
 

@@ -99,6 +99,36 @@ def check_rows_of_ranks_that_have_no_more_batches():
     assert (weight[:, 0] == [-max(comm.size - step, 0) for step in range(6)]).all()
 
 
+def check_an_error_of_one_rank_inside_join_is_an_error_of_all():
+    """It must not take part with the gradients of its next call."""
+    if comm.size == 1:
+        return
+    updater, weight = ShardedUpdater(optimizer.SGD(), comm.Dup()), np.zeros(4, np.float32)
+    updater(0, weight.copy(), weight)
+    with raised((LookupError, RuntimeError), "bad record"):  # noqa: SIM117
+        with updater.join():
+            if LAST:
+                raise LookupError("bad record")
+            updater(0, weight.copy(), weight)
+    with raised(RuntimeError, "no longer in step"):
+        updater(0, weight.copy(), weight)
+
+
+def check_any_rank_may_stop_all():
+    updater = ShardedUpdater(optimizer.SGD(), comm)
+    assert [updater.any(LAST), updater.any(False), updater.any(np.bool_(True))] == [
+        True,
+        False,
+        True,
+    ]
+    with raised(TypeError, "flag must be True or False, got 1"):
+        updater.any(1 if LAST else True)
+    if comm.size > 1:
+        with raised(ValueError, "ranks disagree: for call", "(any)", "(update)"):
+            updater.any(True) if LAST else updater(0, np.ones(2), np.ones(2))
+    assert not updater.any(False)
+
+
 def check_what_join_cannot_do_is_an_error():
     updater, weight = ShardedUpdater(optimizer.SGD(), comm), np.zeros(4, np.float32)
     if comm.size == 1:

@@ -16,7 +16,6 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from unittest import mock
 
 for variable in ("OMP", "OPENBLAS", "MKL", "NUMBA"):  # before the libraries are imported
     os.environ[f"{variable}_NUM_THREADS"] = "1"
@@ -32,40 +31,31 @@ Train = Callable[[], list[float]]
 OWN = "own"
 
 
-class Single:
-    """Mixin for the scikit-learn adapters: one call per parameter."""
-
-    def update_params(self, params, grads):
-        for index, weight, grad in zip(self.indices, params, grads, strict=True):
-            self.updater(index, grad, weight)
-
-
 def scikit_learn() -> Iterator[tuple[str, dict[str, Train]]]:
     import scikit_learn as recipe
+    from sklearn import neural_network
     from sklearn.datasets import load_diabetes
-    from sklearn.neural_network import MLPRegressor
 
-    class SingleAdam(Single, recipe.FastAdam):
-        pass
+    from fastopt import adapters
 
-    ways = {OWN: recipe.AdamOptimizer, "list": recipe.FastAdam, "single": SingleAdam}
     images, digits = recipe.load_digits(return_X_y=True)
     numbers, targets = load_diabetes(return_X_y=True)
     networks = (((64,), 32, 8), ((100,), 200, 40), ((256, 128), 128, 8))
-    data = (recipe.MLPClassifier, images / 16, digits), (MLPRegressor, numbers, targets / 100)
-    for model, x, y in data:
-        for hidden, batch, epochs in networks if model is recipe.MLPClassifier else networks[:2]:
+    data = ("MLPClassifier", images / 16, digits), ("MLPRegressor", numbers, targets / 100)
+    for name, x, y in data:
+        for hidden, batch, epochs in networks if name == "MLPClassifier" else networks[:2]:
             for dtype in ("float32", "float64"):
                 fitting = x.astype(dtype), y if y.dtype.kind == "i" else y.astype(dtype)
-                fit = partial(fitted, model, hidden, batch, epochs, *fitting)
-                what = f"scikit-learn {model.__name__} {hidden}, batch {batch}, {dtype}"
-                yield what, {name: partial(fit, made) for name, made in ways.items()}
+                ways = {
+                    way: partial(fitted, getattr(library, name), hidden, batch, epochs, *fitting)
+                    for way, library in ((OWN, neural_network), ("list", adapters))
+                }
+                yield f"scikit-learn {name} {hidden}, batch {batch}, {dtype}", ways
 
 
-def fitted(model, hidden, batch, epochs, x, y, made) -> list[float]:
-    """Return the losses of a scikit-learn network whose Adam is replaced by `made`."""
+def fitted(model, hidden, batch, epochs, x, y) -> list[float]:
+    """Return the losses of a network of scikit-learn."""
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.neural_network import _multilayer_perceptron
 
     network = model(
         hidden_layer_sizes=hidden,
@@ -76,8 +66,7 @@ def fitted(model, hidden, batch, epochs, x, y, made) -> list[float]:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        with mock.patch.object(_multilayer_perceptron, "AdamOptimizer", made):
-            return network.fit(x, y).loss_curve_
+        return network.fit(x, y).loss_curve_
 
 
 def plain_numpy() -> Iterator[tuple[str, dict[str, Train]]]:

@@ -79,7 +79,12 @@ class Structures:
             read = node.read(grads, weights)
             if read is not None:
                 return paths, read[0], read[1], without
-        walk = _Walk(choice("missing", missing, "raise", "skip") == "skip")
+        skips = choice("missing", missing, "raise", "skip") == "skip"
+        if key in self._known:  # other gradients for the same weights
+            plain = _of_dict(grads, weights, skips)
+            if plain is not None:
+                return plain
+        walk = _Walk(skips)
         try:
             top = walk.node("", grads, weights)
         except RecursionError:
@@ -124,6 +129,31 @@ class Structures:
                     else f"the same unchanged array in {REPEATED + 1} steps with other weights"
                 )
             )
+
+
+def _of_dict(grads: Any, weights: Any, skips: bool) -> Leaves | None:
+    """Return the leaves of plain dictionaries of arrays; None for others, or if they do not match.
+
+    Subsets that differ in each step, such as those of experts, are read in this way.
+    """
+    if type(grads) is not dict or type(weights) is not dict:
+        return None
+    paths, own, arrays, left = [], [], [], []
+    for name, weight in weights.items():
+        if type(weight) is not np.ndarray or type(name) is not str or not (skips or name in grads):
+            return None
+        grad = grads.get(name)
+        if grad is None:
+            left.append(name)
+        elif type(grad) is np.ndarray:
+            paths.append(name)
+            own.append(grad)
+            arrays.append(weight)
+        else:
+            return None
+    if not grads.keys() <= weights.keys():
+        return None
+    return tuple(paths), own, arrays, tuple(left)
 
 
 Reader = Callable[[Any], tuple[Any, ...]]

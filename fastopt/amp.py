@@ -1,6 +1,6 @@
 """Mixed precision: loss scaling, which keeps small gradients from underflowing to zero."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -128,19 +128,33 @@ class LossScaler(Advised, Spelled):
         self.max_scale = number("max_scale", max_scale, least=self.min_scale, most=_MOST)
         self._scale = self._within("init_scale", init_scale)
         self._good_steps = 0
+        self._awaited: Callable[[], None] | None = None
 
     @property
     def scale(self) -> float:
         """Factor of the loss; may be set to a number between `min_scale` and `max_scale`."""
+        self._settle()
         return self._scale
 
     @scale.setter
     def scale(self, value: float) -> None:
+        self._settle()
         self._scale = self._within("scale", value)
+
+    def _settle(self) -> None:
+        """Wait for the outcomes of steps on a device, which adapt the scale."""
+        if self._awaited is not None:
+            awaited, self._awaited = self._awaited, None
+            awaited()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()
+        return vars(self)
 
     @property
     def good_steps(self) -> int:
         """Consecutive steps without overflow; reset to 0 when the scale grows."""
+        self._settle()
         return self._good_steps
 
     def scale_loss(self, loss: Any) -> Any:
@@ -167,7 +181,7 @@ class LossScaler(Advised, Spelled):
         if isinstance(loss, (np.ndarray, np.generic)) and loss.dtype.itemsize == 2:
             loss = loss.astype(np.float32)
         try:
-            return loss * self._scale
+            return loss * self.scale
         except TypeError as error:
             raise TypeError(f"loss must be a number or an array, got {brief(loss)}") from error
 
@@ -186,6 +200,7 @@ class LossScaler(Advised, Spelled):
         """
         if type(overflow) is not bool:
             overflow = flag("overflow", overflow)
+        self._settle()
         if not self.dynamic:
             return
         self._good_steps = 0 if overflow else self._good_steps + 1
@@ -209,7 +224,7 @@ class LossScaler(Advised, Spelled):
         32768.0
         """
         settings = {name: value for name, value in vars(self).items() if name[0] != "_"}
-        return {"scale": self._scale, "good_steps": self._good_steps, **settings}
+        return {"scale": self.scale, "good_steps": self._good_steps, **settings}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore the state returned by :meth:`state_dict`; on an error nothing changes.
@@ -237,6 +252,7 @@ class LossScaler(Advised, Spelled):
         loaded = LossScaler(settings["min_scale"], **settings)
         loaded.scale = scale
         loaded._good_steps = count("good_steps", good_steps, least=0)
+        self._settle()
         vars(self).update(vars(loaded))
 
     def __repr__(self) -> str:

@@ -426,8 +426,6 @@ def refused(torch):
         "CSR": (matrix.to_sparse_csr(), matrix, TypeError, "gradient must be a dense tensor"),
         "no memory": (one, torch._efficientzerotensor(2), TypeError, "no memory"),
         "shape": (torch.ones(3), torch.ones(2), ValueError, r"gradient must have shape \(2,\)"),
-        "dtype": (one.double(), torch.ones(2), TypeError, "float32, got float64"),
-        "overlap": (matrix[0], matrix[0], ValueError, "share memory"),
     }
 
 

@@ -413,6 +413,26 @@ def test_a_default_dictionary_gets_no_items():
     assert list(grads) == ["a"]
 
 
+@pytest.mark.parametrize("none", [False, True])
+def test_subsets_of_a_dictionary_are_read_without_the_cache(none):
+    names, structures = "abcd", Structures()
+    weights, grads = ({name: ones() for name in names} for _ in range(2))
+    structures.flatten(grads, weights, "skip")
+    for chosen in ("ab", "", "d", "ca"):
+        some = {name: grads[name] for name in chosen}
+        if none:
+            some = {name: some.get(name) for name in names}
+        paths, own, arrays, left = structures.flatten(some, weights, "raise" if none else "skip")
+        assert paths == tuple(sorted(chosen))
+        assert list(map(id, own)) == [id(grads[name]) for name in paths]
+        assert list(map(id, arrays)) == [id(weights[name]) for name in paths]
+        assert {*paths, *left} == set(names)
+    for wrong in ({"a": ones()}, {**grads, "e": ones()}):
+        structures.flatten(grads, weights)
+        with pytest.raises(ValueError, match="has no"):
+            structures.flatten(wrong, weights)
+
+
 def test_few_structures_are_kept():
     structures, many = Structures(), [{f"a{k}": ones()} for k in range(3 * KEPT)]
     for weights in many:

@@ -7,7 +7,7 @@ drawn at random (Rendle et al. 2009, arXiv:1205.2618). A step changes few rows o
 import numpy as np
 from both_times import both_times
 
-from fastopt import optimizer
+import fastopt
 
 USERS, ITEMS, SIZE, BATCH, STEPS, RATE, EPSILON = 50_000, 20_000, 32, 512, 200, 0.1, 1e-7
 
@@ -38,9 +38,9 @@ class AdaGradByHand:
 
 def with_fastopt(tables):
     """Return the same step with an updater, which takes pairs of values and row indices."""
-    adagrad = optimizer.AdaGrad(learning_rate=RATE, eps=EPSILON)
-    updater = optimizer.get_updater(adagrad)
-    return lambda gradients: updater(["users", "items"], gradients, tables)
+    adagrad = fastopt.AdaGrad(lr=RATE, eps=EPSILON)
+    updater = fastopt.Updater(adagrad)
+    return lambda gradients: updater.step(gradients, tables)
 
 
 def train(make_step):

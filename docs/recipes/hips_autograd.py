@@ -6,7 +6,7 @@ from autograd.misc import optimizers
 from both_times import both_times
 from sklearn.datasets import load_breast_cancer
 
-from fastopt import optimizer
+import fastopt
 
 STEPS, BATCH = 200, 64
 
@@ -49,11 +49,10 @@ def theirs(method, **arguments):
 
 def ours(made):
     """Losses before each step of an optimizer of fastopt."""
-    params, losses = start(), []
-    updater, names = optimizer.get_updater(made), ["w1", "b1", "w2", "b2"]
+    params, losses, updater = start(), [], fastopt.Updater(made)
     for step in range(STEPS):
         losses.append(loss(params, X, Y))
-        updater(names, slope(params, step), params)
+        updater.step(slope(params, step), params)
     return losses
 
 
@@ -62,13 +61,13 @@ def loops(name):
     if name == "adam":
         return (
             lambda: theirs(optimizers.adam, step_size=0.01),
-            lambda: ours(optimizer.Adam(lr=0.01, formula="torch")),
+            lambda: ours(fastopt.Adam(lr=0.01, formula="torch")),
         )
     # autograd's sgd averages gradients with weights that sum to 1, so the learning rate is scaled
     # by 1 - mass.
     return (
         lambda: theirs(optimizers.sgd, step_size=0.1, mass=0.9),
-        lambda: ours(optimizer.SGD(learning_rate=0.1 * (1 - 0.9), momentum=0.9)),
+        lambda: ours(fastopt.SGD(lr=0.1 * (1 - 0.9), momentum=0.9)),
     )
 
 

@@ -7,7 +7,7 @@ import optax
 from both_times import both_times
 from sklearn.datasets import load_digits
 
-from fastopt import optimizer
+import fastopt
 
 STEPS, BATCH, WIDTH, RATE = 100, 64, 128, 0.001
 IMAGES, DIGITS = load_digits(return_X_y=True)
@@ -73,11 +73,10 @@ def with_optax_in_jit():
 def with_fastopt():
     """Return the losses with fastopt, which reads JAX's gradients without copying."""
     params, losses = start(), []
-    updater = optimizer.get_updater(optimizer.Adam(learning_rate=RATE))
-    names, weights = list(params), list(params.values())
+    updater = fastopt.Updater(fastopt.Adam(lr=RATE))
     for x, y in batches():
         value, grads = gradient(params, x, y)
-        updater(names, [np.asarray(grads[name]) for name in names], weights)
+        updater.step(grads, params)
         losses.append(float(value))
     return losses
 

@@ -6,7 +6,7 @@ from both_times import both_times
 from mynn.optimizers.adam import Adam
 from sklearn.datasets import load_breast_cancer
 
-from fastopt import optimizer
+import fastopt
 
 STEPS, BATCH = 200, 64
 
@@ -39,11 +39,10 @@ def of_mynn(params):
 
 def of_fastopt(params):
     """Return a step of fastopt's Adam, which updates the arrays of the tensors in place."""
-    updater = optimizer.get_updater(optimizer.Adam(lr=0.01, formula="torch"))
-    indices = list(range(len(params)))
+    updater = fastopt.Updater(fastopt.Adam(lr=0.01, formula="torch"))
 
     def step():
-        updater(indices, [p.grad for p in params], [p.data for p in params])
+        updater.step([p.grad for p in params], [p.data for p in params])
 
     return step
 

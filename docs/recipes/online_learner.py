@@ -64,7 +64,7 @@ class DictionaryByHand:
 
 def with_fastopt():
     """Return a table of weights."""
-    adagrad = fastopt.AdaGrad(learning_rate=RATE, eps=EPSILON, lazy_update=True)
+    adagrad = fastopt.AdaGrad(lr=RATE, eps=EPSILON, lazy_update=True)
     return fastopt.EmbeddingTable(1, adagrad, dtype="float64", init="zeros")
 
 

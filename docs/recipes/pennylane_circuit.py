@@ -4,22 +4,9 @@ import pennylane as qml
 from both_times import both_times
 from pennylane import numpy as np
 
-from fastopt import optimizer
+from fastopt.adapters import PennyLaneOptimizer
 
 STEPS, WIRES, LAYERS = 20, 3, 2
-
-
-class FastAdam(qml.AdamOptimizer):
-    """Adam of fastopt, which updates trainable arguments in place and returns all arguments."""
-
-    def __init__(self, stepsize=0.01, beta1=0.9, beta2=0.99, eps=1e-8):
-        super().__init__(stepsize, beta1, beta2, eps)
-        self.updater = optimizer.get_updater(optimizer.Adam(stepsize, beta1, beta2, eps))
-
-    def apply_grad(self, grad, args):
-        weights = [arg for arg in args if getattr(arg, "requires_grad", False)]
-        self.updater(list(range(len(weights))), list(grad), weights)
-        return list(args)
 
 
 @qml.qnode(qml.device("default.qubit", wires=WIRES))
@@ -60,7 +47,7 @@ def theirs():
 
 def ours():
     """Return the losses with fastopt's Adam."""
-    return train(FastAdam(0.05))
+    return train(PennyLaneOptimizer("adam", stepsize=0.05, beta2=0.99))
 
 
 def curves():

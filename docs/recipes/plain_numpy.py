@@ -4,7 +4,7 @@ import numpy as np
 from both_times import both_times
 from sklearn.datasets import load_digits
 
-from fastopt import optimizer
+import fastopt
 
 EPOCHS, BATCH, RATE = 20, 32, 0.01
 
@@ -28,8 +28,8 @@ class AdamByHand:
 
 def with_fastopt(weights):
     """Return the same step with an updater."""
-    updater = optimizer.get_updater(optimizer.Adam(learning_rate=RATE))
-    return lambda grads: updater(["weight", "bias"], grads, weights)
+    updater = fastopt.Updater(fastopt.Adam(lr=RATE))
+    return lambda grads: updater.step(grads, weights)
 
 
 def train(make_step):

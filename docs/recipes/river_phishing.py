@@ -3,24 +3,7 @@
 from both_times import both_times
 from river import datasets, linear_model, optim, preprocessing
 
-from fastopt import optimizer
-
-
-class FastAdam(optim.base.Optimizer):
-    """Adam of fastopt, for models whose features are the same in every step."""
-
-    def __init__(self, lr=0.1):
-        super().__init__(lr)
-        self.updater = optimizer.get_updater(optimizer.Adam(learning_rate=lr))
-        self.names = None
-
-    def _step_with_vector(self, w, g):
-        if self.names is None:
-            self.names = list(g)
-            self.weights = w.to_numpy(self.names)
-        self.updater("weights", g.to_numpy(self.names), self.weights)
-        w.update(dict(zip(self.names, self.weights.tolist(), strict=True)))
-        return w
+from fastopt.adapters import RiverOptimizer
 
 
 def train(made):
@@ -43,7 +26,7 @@ def theirs():
 
 def ours():
     """Return the losses with fastopt's Adam."""
-    return train(FastAdam(0.1))
+    return train(RiverOptimizer("adam", lr=0.1))
 
 
 def curves():

@@ -1,50 +1,19 @@
 """fastopt in scikit-learn's MLPClassifier on digits: both optimizers train the same network."""
 
 import warnings
-from unittest import mock
 
 from both_times import both_times
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.neural_network import MLPClassifier, _multilayer_perceptron
-from sklearn.neural_network._stochastic_optimizers import AdamOptimizer, SGDOptimizer
+from sklearn.neural_network import MLPClassifier
 
-from fastopt import optimizer
-
-
-class FastAdam(AdamOptimizer):
-    """Adam of fastopt, where scikit-learn expects its own."""
-
-    def __init__(self, params, learning_rate_init, beta_1, beta_2, epsilon):
-        super().__init__([], learning_rate_init, beta_1, beta_2, epsilon)
-        adam = optimizer.Adam(learning_rate_init, beta_1, beta_2, epsilon)
-        self.updater, self.indices = optimizer.get_updater(adam), list(range(len(params)))
-
-    def update_params(self, params, grads):
-        self.updater(self.indices, grads, params)
+from fastopt import adapters
 
 
-class FastSGD(SGDOptimizer):
-    """SGD with momentum of fastopt; scikit-learn still sets `learning_rate`."""
-
-    def __init__(self, params, learning_rate_init, lr_schedule, momentum, nesterov, power_t):
-        super().__init__([], learning_rate_init, lr_schedule, momentum, nesterov, power_t)
-        made = optimizer.NAG if nesterov else optimizer.SGD
-        self.updater = optimizer.get_updater(
-            made(learning_rate=learning_rate_init, momentum=momentum)
-        )
-        self.indices = list(range(len(params)))
-
-    def update_params(self, params, grads):
-        if self.updater.optimizer.learning_rate != self.learning_rate:
-            self.updater.optimizer.set_learning_rate(self.learning_rate)
-        self.updater(self.indices, grads, params)
-
-
-def curve(solver, nesterov=True):
-    """Return the loss after each epoch with scikit-learn's optimizer, or its replacement."""
+def curve(solver, nesterov=True, kind=MLPClassifier):
+    """Return the loss after each epoch of an estimator."""
     x, y = load_digits(return_X_y=True)
-    model = MLPClassifier(
+    model = kind(
         64,
         solver=solver,
         learning_rate_init=0.01,
@@ -59,10 +28,8 @@ def curve(solver, nesterov=True):
 
 
 def fast_curve(solver, nesterov=True):
-    """Return the loss after each epoch with scikit-learn's optimizer replaced by fastopt's."""
-    fast = {"AdamOptimizer": FastAdam, "SGDOptimizer": FastSGD}
-    with mock.patch.multiple(_multilayer_perceptron, **fast):
-        return curve(solver, nesterov)
+    """Return the loss after each epoch of the same estimator of fastopt."""
+    return curve(solver, nesterov, adapters.MLPClassifier)
 
 
 def curves(solver, nesterov=True):

@@ -3,46 +3,11 @@
 import numpy as np
 from both_times import both_times
 from sklearn.datasets import load_digits
-from thinc.api import (
-    Adam,
-    CategoricalCrossentropy,
-    NumpyOps,
-    Relu,
-    Softmax,
-    chain,
-    fix_random_seed,
-)
+from thinc.api import Adam, CategoricalCrossentropy, Relu, Softmax, chain, fix_random_seed
 
-from fastopt import optimizer
+from fastopt.adapters import ThincOptimizer
 
 EPOCHS, BATCH = 10, 128
-
-
-class FastOptimizer:
-    """A fastopt optimizer with the interface that ``Model.finish_update`` of thinc expects.
-
-    Parameters
-    ----------
-    made : fastopt.optimizer.Optimizer
-        The optimizer.
-    grad_clip : float, optional
-        Maximum norm of the gradient of each parameter, as in thinc; 0 means no limit.
-    """
-
-    def __init__(self, made, grad_clip=0.0):
-        self.updater = optimizer.get_updater(made)
-        self.grad_clip, self.ops = grad_clip, NumpyOps()
-        self.scales = {}
-
-    def __call__(self, key, weights, gradient, *, lr_scale=1.0):
-        index = "{}/{}".format(*key)
-        if self.scales.get(index, 1.0) != lr_scale:
-            self.scales[index] = self.updater.optimizer.lr_mult[index] = lr_scale
-        if self.grad_clip:
-            gradient = self.ops.clip_gradient(gradient, self.grad_clip)
-        self.updater(index, gradient, weights)
-        gradient[...] = 0  # thinc adds that of the next batch to it
-        return weights, gradient
 
 
 def train(made):
@@ -73,7 +38,7 @@ def theirs(grad_clip=1.0):
 
 def ours(grad_clip=1.0):
     """Return the losses with fastopt's Adam."""
-    return train(FastOptimizer(optimizer.Adam(learning_rate=0.005), grad_clip))
+    return train(ThincOptimizer("adam", learn_rate=0.005, grad_clip=grad_clip))
 
 
 def curves():

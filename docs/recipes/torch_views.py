@@ -5,7 +5,7 @@ import torch
 from both_times import both_times
 from sklearn.datasets import load_digits
 
-from fastopt import optimizer
+import fastopt
 
 EPOCHS, BATCH, WIDTH, RATE = 10, 64, 512, 0.001
 torch.set_num_threads(1)  # more threads do not help for layers of this size
@@ -24,12 +24,11 @@ def of_torch_fused(params):
 
 def of_fastopt(params):
     """Return fastopt's step: views share the memory of the parameters."""
-    updater = optimizer.get_updater(optimizer.Adam(learning_rate=RATE))
+    updater = fastopt.Updater(fastopt.Adam(lr=RATE))
     weights = [p.detach().numpy() for p in params]
-    indices = list(range(len(weights)))
 
     def step():
-        updater(indices, [p.grad.numpy() for p in params], weights)
+        updater.step([p.grad.numpy() for p in params], weights)
 
     return step
 

@@ -36,7 +36,7 @@ def new_tables(made):
 
 def with_fastopt():
     """Return functions that look up vectors and update them."""
-    made = fastopt.AdaGrad(learning_rate=RATE, eps=EPSILON, lazy_update=True)
+    made = fastopt.AdaGrad(lr=RATE, eps=EPSILON, lazy_update=True)
     tables = new_tables(made)
     return (
         lambda ids: fastopt.table.lookup(tables, ids),

@@ -14,12 +14,9 @@ from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt._kernels.units import clip_units
 from fastopt.sparse import RowSparse
 
-__all__ = ["TINY", "UnitClip"]
+__all__ = ["UnitClip"]
 
 Array = np.ndarray[Any, Any]
-
-TINY = 1e-6
-"""Lower bound of a gradient norm in a division."""
 
 
 class UnitClip:
@@ -89,7 +86,7 @@ class UnitClip:
         units = len(out) if out.ndim > 1 else 1
         kinds = kind_of(weight.dtype), kind_of(grad.dtype), out.dtype.type
         table = np.array([[weight.ctypes.data, grad.ctypes.data, out.ctypes.data]], np.uint64)
-        numbers = factor, self.limit, self.least, TINY
+        numbers = factor, self.limit, self.least
         width = out.size // max(units, 1)
         if out.size >= PARALLEL_FROM and units > 1 and may_run_parallel():
             with turn():

@@ -5,6 +5,7 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 
 from typing import TYPE_CHECKING, Any, cast
 
+from fastopt._engine.device_steps import DeviceSteps, Finish
 from fastopt._engine.plan import Plan
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.layout import DONE
@@ -32,8 +33,28 @@ class DevicePlan(Plan):
             and not self.in_order
             and not self.optimizer.per_index
             and planner.launcher is launch
-            and not (only.layout.sparse or only.copied or only.borrowed)
+            and not (only.layout.sparse or only.copied)
         )
+        self.steps: DeviceSteps | None = None
+        self.defers = DeviceSteps.supports(self)
+
+    def deferred(self, norm: tuple[float, float, float, float], finish: Finish) -> bool:
+        """Launch a step whose norm stays on the device; see :meth:`DeviceSteps.step`.
+
+        Returns False, with nothing changed, if the host must know the norm first.
+        """
+        if not self.defers:
+            return False
+        if self.steps is None:
+            self.steps = DeviceSteps(self)
+        return self.steps.step(norm, finish)
+
+    def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
+        """See :meth:`Plan.step`."""
+        if self.steps is not None:
+            for table in self.tables:
+                cast("CudaTable", table).forget_skip()
+        return super().step(factor, objects, shielded)
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
         """See :meth:`Plan.quick_call`."""

@@ -23,6 +23,7 @@ class PerIndex(MutableMapping[Index, Any]):
         Initial values.
     """
 
+    array: NDArray[Any]
     dtype: Any = np.float64
     first = 0
     """Positions before this one belong to no index."""
@@ -30,7 +31,7 @@ class PerIndex(MutableMapping[Index, Any]):
     def __init__(self, values: Mapping[Index, Any] | None = None) -> None:
         self.changed: Callable[[], None] = _nothing
         self._slots: dict[Index, int] = {}
-        self.array: NDArray[Any] = np.zeros(8, self.dtype)
+        self.array = np.zeros(8, self.dtype)
         self.update(values or {})
 
     def slots(self, indices: Sequence[Index], start: float) -> NDArray[np.int64]:
@@ -115,15 +116,44 @@ class Counts(PerIndex):
     ----------
     values : mapping of int or str to int, optional
         Initial counts.
+
+    Attributes
+    ----------
+    ahead : list of DeviceSteps
+        Steps whose counts are on a device, ahead of these.
+    counted : numpy.ndarray
+        The counts without those steps.
     """
 
     dtype = np.int64
     first = 1
 
+    def __init__(self, values: Mapping[Index, Any] | None = None) -> None:
+        self.ahead: list[Any] = []
+        super().__init__(values)
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The counts, after steps that a device has counted have been counted here too."""
+        if self.ahead:
+            self.settle()
+        return self.counted
+
+    @array.setter
+    def array(self, value: NDArray[Any]) -> None:
+        self.counted = value
+
+    def settle(self) -> None:
+        """Wait for the steps that a device has counted; see :class:`DeviceSteps`."""
+        while self.ahead:
+            self.ahead.pop().settle()
+
     @property
     def largest(self) -> int:
         """The largest update count so far, which is passed to schedules."""
-        return int(self.array.item(0))
+        if self.ahead:
+            self.settle()
+        return int(self.counted.item(0))
 
     @largest.setter
     def largest(self, value: int) -> None:

@@ -411,7 +411,10 @@ class Plan:
         for table in self.tables:
             table.table[0, DONE] = 0
         beyond = ({}, None) if self.direct else self._before()
-        largest, before = optimizer._index_update_count.array.item(0), None
+        counts = optimizer._index_update_count
+        if counts.ahead:
+            counts.settle()
+        largest, before = counts.counted.item(0), None
         try:
             if self.counts_version != optimizer.version:
                 self._find_slots()
@@ -483,7 +486,9 @@ class Plan:
         """Look up the positions of update counts and carried numbers; add new indices."""
         optimizer = self.optimizer
         counts, carried = optimizer._index_update_count, optimizer.carried
-        if self.counts is counts.array and (carried is None or self.carried is carried.array):
+        if counts.ahead:
+            counts.settle()
+        if self.counts is counts.counted and (carried is None or self.carried is carried.array):
             self.counts_version = optimizer.version
             return
         self.new = [index for index in dict.fromkeys(self.indices) if index not in counts]
@@ -495,7 +500,7 @@ class Plan:
             group.tensors[:, CARRIED] = self.carried_slots[group.places]
             group.bound = None
         self.carried = _NOT_CARRIED if carried is None else carried.array
-        self.counts = counts.array  # last, as Ctrl-C may come before
+        self.counts = counts.counted  # last, as Ctrl-C may come before
         self.counts_version = optimizer.version
 
     def _roll_back(self, before: tuple[Any, ...]) -> None:
@@ -527,8 +532,13 @@ class Plan:
 
     # Hyper-parameters
 
-    def _advance(self, groups: Sequence[Group], factor: float = 1.0, objects: int = 0) -> int:
-        """Count the step and compute its hyper-parameters; a small plan also updates."""
+    def _advance(
+        self, groups: Sequence[Group], factor: float = 1.0, objects: int = 0, starts: bool = True
+    ) -> int:
+        """Count the step and compute its hyper-parameters; a small plan also updates.
+
+        With `starts` False, only what does not depend on the count is computed.
+        """
         optimizer, status = self.optimizer, 0
         if factor != 1 and not self.scales:
             rescale_grad = optimizer.rescale_grad
@@ -571,7 +581,7 @@ class Plan:
                 group.values[0, :, -1] = factor
                 if group.table.layout.catch_up:
                     self._add_decay(group, rates)
-        for group in groups:
+        for group in groups if starts else ():
             if group.bound is not self.skips:
                 group.bind(self, self.skips)
             status = group.entry(group.context, objects)

@@ -252,8 +252,7 @@ class Planner:
         kinds: dict[Any, list[int]] = {}
         run, last = 0, None
         for place, table in enumerate(tables):
-            alone = table.layout.sparse or table.borrowed or table.copied
-            kind: Any = place if alone else (table.device, table.stream_handle, table.layout)
+            kind: Any = place if table.alone else (table.device, table.stream_handle, table.layout)
             if self.optimizer.in_list_order and kind != last:
                 run, last = run + 1, kind
             kinds.setdefault((run, kind), []).append(place)
@@ -618,7 +617,7 @@ def _on_device(layout: Layout, arrays: Sequence[Any], parts: int, lead: Any) -> 
     else:
         copies = tuple(map(contiguous, arrays, streams))
     table = CudaTable(layout, copies[:parts], copies[parts:-1], copies[-1])
-    table.of_copies(arrays[:-1], arrays[-1], copies[-1])
-    table.direct = all(map(is_, copies, arrays))
+    table.of_copies(arrays[:-1], copies[-1], copies[-1])
+    table.direct = all(map(is_, copies[:-1], arrays[:-1]))
     table.prepare(lead, arrays[:-1], arrays[-1], copies[-1])
     return table

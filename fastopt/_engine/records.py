@@ -37,7 +37,7 @@ from fastopt._engine.validate import (
     leaves,
 )
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import cpu_addresses, front, measuring
+from fastopt._kernels import clipping, cpu_addresses, front, measuring
 from fastopt._kernels import record_words as w
 from fastopt._kernels.advance import step as corrected_fields
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
@@ -273,11 +273,16 @@ def nesting(state: Any) -> Any:
 
 
 @cache
-def kernels_of(layout: Layout, measured: bool) -> Words:
-    """Return the addresses of the loops of a layout; `measured`: also of sums of squares."""
+def kernels_of(layout: Layout, weight: Any, measured: bool, clipped: bool) -> Words:
+    """Return the addresses of the loops of a layout.
+
+    `measured`: also of sums of squares; `clipped`: also of a clip of units, for weights of the
+    storage type `weight`.
+    """
     rule = layout.rule
     squares = cpu_addresses.squares(layout.grad, layout.real) if measured else 0
-    found = [cpu_addresses.update(layout), squares, len(rule.passes)]
+    units = cpu_addresses.units(weight, layout.real) if clipped else 0
+    found = [cpu_addresses.update(layout), squares, units, len(rule.passes)]
     for step, count in enumerate(rule.sums):
         found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
     return np.array(found, np.int64)
@@ -385,7 +390,7 @@ class Records:
     quick : bool
         Whether a call may be entered before it is checked in Python.
     prepares : bool
-        Whether gradients are accumulated, or clipped by units.
+        Whether gradients are accumulated.
     live : bool
         Whether multipliers are those of the user's objects, which are asked in every call.
     asks : bool
@@ -398,13 +403,17 @@ class Records:
         Whether there are such optimizers.
     norms : bool
         Whether gradients are measured, to undo a loss scale or to clip their global norm.
+    clips : bool
+        Whether gradients are clipped unit by unit.
+    factors : bool
+        Whether gradients are multiplied by a factor, so that rules need ``rescale_grad``.
     """
 
     def __init__(self) -> None:
         self.version = self.mode_version = self.multipliers_version = -1
         self.usable = self.quick = False
         self.live = self.norms = self.prepares = self.asks = self.begins = False
-        self.by_tensor = False
+        self.by_tensor = self.clips = self.factors = False
         self.sums: list[Any] = []
         self.mode: Any = None
         self.rescale: Any = None
@@ -447,7 +456,6 @@ class Records:
         planner = updater.planner
         averages = planner.averages
         plain = updater._on_records and planner.launcher is launch
-        plain = plain and not (planner.measures and not planner.folds)
         plain = plain and updater._plans is planner.plans
         plain = plain and (averages is None or averages.held is None)
         if not plain or numba.config.DISABLE_JIT or not readable():
@@ -489,8 +497,10 @@ class Records:
         if self.usable and self.enter is None:
             self.enter = front.enter()
         self.live = self.usable and any(each.param_dict for each in optimizers)
-        self.prepares = updater._prepares
+        self.prepares, self.clips = updater._windows is not None, updater._units is not None
         self.norms = updater.loss_scaler is not None or updater.clip_global_norm is not None
+        self.factors = self.norms or self.prepares
+        self.passes = self.norms, self.clips, self.factors
         scheduled = any(each.lr_scheduler is not None for each in optimizers)
         timed = not all(hyper_of(each).constant for each in optimizers)
         timed |= self.averages is not None and not self.averages.average.constant
@@ -500,6 +510,7 @@ class Records:
         self.asks = scheduled or timed or self.begins
         words[w.SCHEDULED], words[w.TIMED], words[w.ASKING] = scheduled, timed, self.asks
         words[w.MEASURE] = measuring.measure() if self.usable and self.norms else 0
+        words[w.CLIP] = clipping.clip() if self.usable and self.clips else 0
 
     def forget(self) -> None:
         """Drop all records, since something besides the arguments of calls has changed."""
@@ -602,6 +613,10 @@ class Records:
             norm[w.RESCALE_GRAD] = rescale * share
             norm[w.SCALE] = scale_of(updater.loss_scaler)
             norm[w.LIMIT] = inf if limit is None else limit
+        if self.clips:
+            units, scale = updater._units, scale_of(updater.loss_scaler)
+            norm[w.UNIT_FACTOR] = abs(float(updater.optimizer.rescale_grad) * share * scale)
+            norm[w.UNIT_LIMIT], norm[w.UNIT_LEAST] = units.limit, units.least
 
     def outcome(self, updater: Any, status: int, index: Any, grad: Any) -> StepInfo:
         """Return the outcome of a call, from its status."""
@@ -652,6 +667,7 @@ class Records:
                 threads = thread_count() if may_run_parallel() else 1
                 words[w.RUN] = front.run() if threads > 1 else 0
                 words[w.MEASURE_LARGE] = measuring.run() if threads > 1 and self.norms else 0
+                words[w.CLIP_LARGE] = clipping.run() if threads > 1 and self.clips else 0
             with turn() if threads > 1 else nullcontext():
                 words[w.THREADS] = threads
                 try:
@@ -950,7 +966,7 @@ class Records:
             return False
         kind = type(optimizer), optimizer.multi_precision, optimizer.rounding
         stored = optimizer.state_dtype, optimizer.state_min_size
-        return optimizer.rule, self.norms, kind, stored
+        return optimizer.rule, self.passes, kind, stored
 
     def _enroll_one(
         self, updater: Any, planner: Any, index: Index, grad: Any, weight: Array, known: bool
@@ -1065,7 +1081,7 @@ class Records:
         optimizer, copy = planner.optimizer, planner.copies.get(index)
         order = F_ORDER if is_fortran(weight) else C_ORDER
         same = getattr(grad, "dtype", None) == weight.dtype
-        key: Any = (rule, weight.dtype, weight.shape, order, same, nesting(state), self.norms)
+        key: Any = (rule, weight.dtype, weight.shape, order, same, nesting(state), self.passes)
         key += (type(optimizer), optimizer.multi_precision, optimizer.rounding)
         form = FORMS.get(key) if known and copy is None else None
         if form is None:
@@ -1101,11 +1117,13 @@ class Records:
         check_apart(context, dict(zip(names, others, strict=True)))
         parts = len(exact)
         kinds = [state_kind(array.dtype) for array in (*exact, *arrays)]
+        real, scaled = real_of(exact[0].dtype), self.factors and rule.rescale < 0
+        wide = scaled or self.clips  # gradients are changed before the update
         layout = Layout(
             rule,
-            real_of(exact[0].dtype),
+            real,
             tuple(kinds[:parts]) if exact[-1].dtype != np.uint16 else SPLIT,
-            np.float32 if is_half(weight) and not same else kind_of(weight.dtype),
+            real if wide or (is_half(weight) and not same) else kind_of(weight.dtype),
             tuple(kinds[parts : parts + len(rule.state)]),
             rounded_sums=optimizer.rounded_sums and parts == 2 and copy is None,
             dither=optimizer.rounding == "stochastic" and is_half(exact[0]) and parts == 1,
@@ -1118,11 +1136,13 @@ class Records:
             if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
                 return None
         with planner.compiling(index):
-            kernels = kernels_of(layout, self.norms)
+            kernels = kernels_of(layout, kind_of(weight.dtype), self.norms, self.clips)
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
         places = {id(array): k for k, array in enumerate([*leaves(state), *average])}
         positions = [places[id(array)] for array in others if id(array) in places]
-        return form_of(layout, kernels, weight, others, order, column, positions)
+        form = form_of(layout, kernels, weight, others, order, column, positions)
+        form.block[w.SCALED] = scaled
+        return form
 
     def _write(
         self, planner: Any, index: Index, form: Form, shared: Shared, arrays: Sequence[Array]

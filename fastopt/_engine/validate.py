@@ -121,13 +121,11 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
     ValueError
         The shapes differ, `weight` is read-only, or the two share memory.
     RuntimeError
-        The stream of `weight` is being captured for a CUDA graph.
+        The stream of an array is being captured for a CUDA graph.
     """
     weight = described(context, "weight", weight)
     if isinstance(weight, Header):
-        from fastopt._kernels.cuda_driver import refuse_capture
-
-        refuse_capture(weight.stream)
+        _refuse_capture(weight)
     _check_array(context, "weight", weight, np.ndarray)
     if kind_of(weight.dtype) is None:
         order = "" if weight.dtype.isnative else " in another byte order"
@@ -165,7 +163,17 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         raise ValueError(f"{context}: gradient must have shape {weight.shape}, got {shape}")
     check_together(context, {"weight": weight, "gradient": values})
     check_apart(context, {"weight": weight, "gradient": values})
+    parts = (values, header(grad.indices)) if isinstance(grad, RowSparse) else (values,)
+    _refuse_capture(*parts)
     return np.asarray(grad) if isinstance(grad, np.generic) else grad
+
+
+def _refuse_capture(*arrays: Any) -> None:
+    """Raise if the stream of an array on a device is being captured for a CUDA graph."""
+    if streams := {array.stream for array in arrays if isinstance(array, Header)}:
+        from fastopt._kernels.cuda_driver import refuse_capture
+
+        refuse_capture(*streams)
 
 
 def _converted(context: str, grad: Any, dtype: Any, weight: Array, takes: Sequence[str]) -> Any:

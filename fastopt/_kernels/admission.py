@@ -8,12 +8,13 @@ Tests: ``tests/engine/test_records.py``.
 from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
 from fastopt._kernels.layout import ADDRESS
-from fastopt._kernels.numpy_abi import ALIGNED, FIRST, WRITEABLE
+from fastopt._kernels.numpy_abi import ALIGNED, F_ORDER, FIRST, WRITEABLE
 from fastopt._kernels.objects import after, dictionary_item, long_value, new_int, release, words
 from fastopt._kernels.strided import rounded, size_of
 from fastopt.kernels.rule import scalar
 
 __all__ = ["admit", "admit_list", "column_of", "items_of", "scratch_of", "tensor_of"]
+__all__ += ["units_scratch_of"]
 
 
 @scalar
@@ -143,7 +144,7 @@ def admit_grad(x, tensor, record, grad):
     code = code_of_array(x, array) if is_array else code_of_number(x, array[w.TYPE])
     if code == 0 or (code != wanted and size_of(wanted) == 2):
         return w.REFUSED
-    copied, size = code != wanted, size_of(code)
+    copied, size = code != wanted or record[w.SCALED] != 0, size_of(code)
     if is_array:
         if not has_shape(array, record) or array[w.FLAGS] & ALIGNED == 0:
             return w.REFUSED
@@ -197,10 +198,21 @@ def record_of(x, index, guess):
 
 
 @scalar
-def scratch_of(tensor):
+def units_scratch_of(record):
+    """Return the bytes of scratch memory in which the units of a gradient are clipped."""
+    size = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+    if record[w.ORDER] == F_ORDER:
+        size += size + rounded(8 * w.RECORD)
+    return size + rounded(record[w.BYTES])
+
+
+@scalar
+def scratch_of(x, tensor):
     """Return the bytes of scratch memory that a tensor needs."""
     record, size = words(tensor[w.T_RECORD]), 0
-    if tensor[w.T_GRAD_COPIED]:
+    if x[w.CLIP]:
+        size = units_scratch_of(record)
+    elif tensor[w.T_GRAD_COPIED]:
         size = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
     return size + rounded(record[w.BYTES]) if tensor[w.T_COPIED] else size
 
@@ -226,7 +238,7 @@ def admit(x, k, index, grad, weight):
         tensor[w.T_RECORD] = 0
         return found
     record = words(found)
-    tensor[w.T_RECORD] = found
+    tensor[w.T_RECORD], tensor[w.T_GRAD_ID], tensor[w.T_WEIGHT_ID] = found, grad, weight
     status = admit_weight(x, tensor, record, weight)
     if status == w.OK:
         status = admit_grad(x, tensor, record, grad)

@@ -15,7 +15,7 @@ from fastopt._kernels.layout import DONE, KEY
 from fastopt._kernels.noise import stream_key
 from fastopt.kernels.rule import scalar
 
-__all__ = ["CARRIED", "COUNT", "GROUP", "NUMBER", "SEED", "SLOTS", "advance", "step"]
+__all__ = ["CARRIED", "COUNT", "GROUP", "NUMBER", "SEED", "SLOTS", "advance", "advance_one", "step"]
 
 COUNT, GROUP, CARRIED, NUMBER, SEED, SLOTS = range(6)
 """Columns of ``slots``, which has a row for each tensor: position of its update count (-1 if it is
@@ -85,9 +85,42 @@ def advance(
         if correct is not None and renewed(groups, slots[k, GROUP], t, carries):
             h = record_of(groups, slots[k, GROUP], dtype)
             correct(np.float64(t), h, carried_by(carried, slots, k))
-        hand_over(fields, groups, slots, k, correct is not None, rescale)
+        group, source = slots[k, GROUP], np.int64(correct is not None)
+        factor = groups[0, group, groups.shape[2] - 1]
+        hand_over(fields, k, groups, source, group, factor, rescale)
         if keyed:
             table[k, KEY] = stream_key(slots[k, SEED], slots[k, NUMBER], t)
+
+
+@scalar
+def advance_one(
+    table: Any,
+    arrays: Any,
+    k: Any,
+    factor: Any,
+    correct: Any,
+    dtype: Any,
+    keyed: Any,
+    rescale: Any,
+) -> Any:
+    """Like :func:`advance` for tensor `k` alone, with arrays of which each tensor has its own row.
+
+    Its update count and the number that it carries are in row `k`, and so are its corrected
+    hyper-parameters: threads that advance other tensors do not meet this one.
+    """
+    fields, slots, counts, groups, carried = arrays
+    group, source = slots[k, GROUP], np.int64(correct is not None)
+    t = counts[k] + 1
+    counts[k] = t
+    row = group
+    if correct is not None:
+        row = k
+        for f in range(groups.shape[2]):
+            groups[1, k, f] = groups[0, group, f]
+        correct(np.float64(t), record_of(groups, k, dtype), carried[k : k + 1])
+    hand_over(fields, k, groups, source, row, factor, rescale)
+    if keyed:
+        table[k, KEY] = stream_key(slots[k, SEED], slots[k, NUMBER], t)
 
 
 # The following functions do not depend on the rule, so they are compiled once for all rules.
@@ -125,14 +158,14 @@ def carried_by(carried: Any, slots: Any, k: Any) -> Any:
 
 
 @scalar
-def hand_over(fields: Any, groups: Any, slots: Any, k: Any, source: Any, rescale: Any) -> Any:
-    """Write the fields of tensor `k`, uncorrected or corrected."""
-    group, source = slots[k, GROUP], np.int64(source)
+def hand_over(
+    fields: Any, k: Any, groups: Any, source: Any, row: Any, factor: Any, rescale: Any
+) -> Any:
+    """Write the fields of tensor `k`, uncorrected or corrected, with the factor of its gradient."""
     for f in range(fields.shape[1]):
-        fields[k, f] = groups[source, group, f]
+        fields[k, f] = groups[source, row, f]
     if rescale >= 0:
-        factor = groups[0, group, groups.shape[2] - 1]
-        fields[k, rescale] = groups[source, group, rescale] * factor
+        fields[k, rescale] = groups[source, row, rescale] * factor
 
 
 def step(

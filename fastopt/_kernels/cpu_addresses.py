@@ -19,9 +19,10 @@ from fastopt._kernels.cpu_rows import row_loop
 from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
 from fastopt._kernels.layout import Layout
 from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigned, words
+from fastopt._kernels.units import unit_loop
 from fastopt.kernels.rule import scalar
 
-__all__ = ["finish", "prepare", "squares", "sums", "update"]
+__all__ = ["finish", "prepare", "squares", "sums", "units", "update"]
 
 ON_CHUNKS = types.void(*[types.int64] * 5)
 """Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
@@ -64,6 +65,23 @@ def squares(kind: Any, real: Any) -> int:
         loop(listed, carray(unsigned(row), (1, 1)), carray(doubles(partial), (count,)))
 
     return address_of(on_chunks, ON_CHUNKS, None)
+
+
+@cache
+def units(weight: Any, real: Any) -> int:
+    """Return the address of the function that clips units of gradients in the dtype `real`.
+
+    Its arguments are the first unit, the number of units, the addresses of three words, which are
+    the addresses of weight, gradient and result, and of three numbers, and the width of a unit.
+    """
+    loop = unit_loop(weight, real, real)
+
+    def on_units(first, count, row, numbers, width):
+        table, values = carray(unsigned(row), (1, 3)), doubles(numbers)
+        for unit in range(first, first + count):
+            loop(table, unit, width, values[0], values[1], values[2])
+
+    return address_of(on_units, ON_CHUNKS, None)
 
 
 @cache

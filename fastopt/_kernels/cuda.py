@@ -21,7 +21,17 @@ from fastopt._kernels.cuda_driver import SIMULATED, launch
 from fastopt._kernels.cuda_packs import ALIGNMENT, begin_pack, end_pack, pack_size
 from fastopt._kernels.elements import element_step, keep, keep_state, mark_applied, pending_decay
 from fastopt._kernels.lanes import BLOCK, LANES, plus
-from fastopt._kernels.layout import ADDRESS, KEY, OFFSET, ROWS, SEGMENTS, WIDTH, Layout, wide_of
+from fastopt._kernels.layout import (
+    ADDRESS,
+    DONE,
+    KEY,
+    OFFSET,
+    ROWS,
+    SEGMENTS,
+    WIDTH,
+    Layout,
+    wide_of,
+)
 from fastopt._kernels.noise import dither_run, run
 from fastopt._kernels.segments import listed, scattered, summed
 from fastopt._kernels.storage import given, load, locate, private, store
@@ -124,6 +134,13 @@ def warp_sum(value):
     return value
 
 
+@scalar
+def chunk_of(chunks, c, table):
+    """Return the tensor of a chunk, its first item and the number of items, 0 in a skipped step."""
+    tensor = chunks[c, 0]
+    return tensor, chunks[c, 1], np.int64(0) if table[tensor, DONE] else chunks[c, 2]
+
+
 @cache
 def dense(layout: Layout) -> Callable:
     """Kernel ``(chunks, table, hyper)`` that applies the rule to every element in place.
@@ -138,11 +155,11 @@ def dense(layout: Layout) -> Callable:
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
-    addresses = (*range(ADDRESS, first_state + slots), first_grad)
+    addresses, reads = (*range(ADDRESS, first_state + slots), first_grad), layout.read_weights
 
     def dense(chunks, table, hyper):
         c, t, across = cuda.blockIdx.x, np.int64(cuda.threadIdx.x), np.int64(cuda.blockDim.x)
-        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        tensor, start, size = chunk_of(chunks, c, table)
         weights = locate(table, tensor, ADDRESS, start, kinds)
         states = locate(table, tensor, first_state, start, state_kinds)
         grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
@@ -158,9 +175,9 @@ def dense(layout: Layout) -> Callable:
         if not sparse and is_aligned(table, tensor, addresses):
             done = size // pack * pack
             for i in range(t * pack, done, across * pack):
-                own = begin_pack(weights, i, pack, False)
-                slot = begin_pack(states, i, pack, True)
-                source = begin_pack(grads, i, pack, True)
+                own = begin_pack(weights, i, pack, False, reads)
+                slot = begin_pack(states, i, pack, True, slots)
+                source = begin_pack(grads, i, pack, True, 1)
                 rounding = dither_run(key, element + i)
                 for k in range(pack):
                     weight, state, grad = read_weight(own, k), load(slot, k), load(source, k)[0]
@@ -194,7 +211,7 @@ def lazy(layout: Layout) -> Callable:
 
     def lazy(chunks, table, hyper):
         c, t, across = cuda.blockIdx.x, np.int64(cuda.threadIdx.x), np.int64(cuda.blockDim.x)
-        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        tensor, start, size = chunk_of(chunks, c, table)
         width: Any = np.int64(table[tensor, WIDTH])
         h, key = given(hyper, tensor, record), table[tensor, KEY]
         offset = np.int64(table[tensor, OFFSET])
@@ -267,7 +284,7 @@ def rows(layout: Layout) -> Callable:
     def rows(chunks, table, hyper):
         held = cuda.local.array(HELD, grad_real)
         c, lane, warp = cuda.blockIdx.x, cuda.threadIdx.x, cuda.threadIdx.y
-        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        tensor, start, size = chunk_of(chunks, c, table)
         width: Any = np.int64(table[tensor, WIDTH])
         h, key = given(hyper, tensor, record), table[tensor, KEY]
         offset = np.int64(table[tensor, OFFSET])
@@ -347,7 +364,7 @@ def mark_decay(sparse: bool) -> Callable:
 
     def mark_decay(chunks, table):
         c = cuda.blockIdx.x
-        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        tensor, start, size = chunk_of(chunks, c, table)
         if sparse:
             size = min(size, np.int64(table[tensor, SEGMENTS]) - start)
         first = cuda.threadIdx.x + cuda.threadIdx.y * cuda.blockDim.x
@@ -440,7 +457,7 @@ def finish(layout: Layout, step: int) -> Callable:
 
     def finish(table, hyper, total):
         tensor = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if tensor < len(hyper):
+        if tensor < len(hyper) and not table[tensor, DONE]:
             if keeps:
                 numbers = locate(table, tensor, first_kept, 0, kinds)
                 store(numbers, 0, fill(total[tensor], hyper[tensor], load(numbers, 0)))
@@ -479,26 +496,28 @@ def squares(kind: Any, column: int, sparse: bool) -> Callable:
 
 
 @cache
-def copy() -> Callable:
-    """Kernel ``(addresses, layout, size, itemsize)`` that copies an array with any strides.
+def copy(kind: Any, index: Any) -> Callable:
+    """Kernel ``(addresses, layout, size)`` that copies an array with any strides.
 
-    `addresses` has the addresses of target and source. `layout` has three rows: the lengths of the
-    axes, and the strides of target and source in bytes.
+    `addresses` has the addresses of target and source, whose elements have the unsigned type
+    `kind`. `layout` has three rows: the lengths of the axes, and the strides of target and source
+    in elements. `index` is an unsigned type for the numbers of elements.
     """
-    byte = (np.uint8,)
+    kinds = (kind,)
 
-    def copy(addresses, layout, size, itemsize):
-        stride = cuda.blockDim.x * cuda.gridDim.x
-        for element in range(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x, size, stride):
-            rest, to, of = element, np.int64(0), np.int64(0)
+    def copy(addresses, layout, size):
+        stride = np.int64(cuda.blockDim.x) * cuda.gridDim.x
+        first = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        for element in range(first, size, stride):
+            rest, to, of = index(element), np.int64(0), np.int64(0)
             for back in range(layout.shape[1]):
                 axis = layout.shape[1] - 1 - back
-                at = rest % layout[0, axis]
-                rest //= layout[0, axis]
+                length = index(layout[0, axis])
+                at = np.int64(rest % length)
+                rest = index(rest // length)
                 to += at * layout[1, axis]
                 of += at * layout[2, axis]
-            target, source = locate(addresses, 0, 0, to, byte), locate(addresses, 0, 1, of, byte)
-            for k in range(itemsize):
-                store(target, k, load(source, k))
+            source = locate(addresses, 0, 1, of, kinds)[0]
+            locate(addresses, 0, 0, to, kinds)[0][0] = source[0]
 
     return compiled(copy, None)

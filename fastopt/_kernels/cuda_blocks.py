@@ -26,7 +26,15 @@ from fastopt._kernels.blocks import (
     lowest,
     rooted,
 )
-from fastopt._kernels.cuda import SIMULATED, WARPS, compiled, exchange, is_aligned, meet
+from fastopt._kernels.cuda import (
+    SIMULATED,
+    WARPS,
+    chunk_of,
+    compiled,
+    exchange,
+    is_aligned,
+    meet,
+)
 from fastopt._kernels.cuda_packs import begin_pack, end_pack
 from fastopt._kernels.elements import element_step, keep, pending_decay
 from fastopt._kernels.lanes import LANES, scratch
@@ -139,11 +147,11 @@ def blocks(layout: Layout) -> Callable:
     kinds, state_kinds, grad_kinds = layout.weight, layout.state, (layout.grad,)
     scale_kinds, record = layout.scales, layout.record
     first_state, first_scale, first_grad = layout.first_state, layout.first_scale, layout.first_grad
-    addresses = (*range(ADDRESS, first_state + slots), first_grad)
+    addresses, reads = (*range(ADDRESS, first_state + slots), first_grad), layout.read_weights
 
     def blocks(chunks, table, hyper):
         c, lane, warp = cuda.blockIdx.x, np.int64(cuda.threadIdx.x), cuda.threadIdx.y
-        tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+        tensor, start, size = chunk_of(chunks, c, table)
         width: Any = np.int64(table[tensor, WIDTH])
         in_row: Any = blocks_of(width)
         h, aligned = given(hyper, tensor, record), is_aligned(table, tensor, addresses)
@@ -166,9 +174,9 @@ def blocks(layout: Layout) -> Callable:
                 source = locate(table, tensor, first_grad, 0 if sparse else begin, grad_kinds)
                 before = load(scales, 0)
                 if whole and not sparse:
-                    own = begin_pack(weights, 0, EACH, False)
-                    codes = begin_pack(states, 0, EACH, True)
-                    pointers = own, codes, begin_pack(source, 0, EACH, True), new
+                    own = begin_pack(weights, 0, EACH, False, reads)
+                    codes = begin_pack(states, 0, EACH, True, slots)
+                    pointers = own, codes, begin_pack(source, 0, EACH, True, 1), new
                     tops = update_lane(table, tensor, place, pointers, before, EACH, h, factor)
                     encode(codes, scales, new, EACH, tops)
                     end_pack(weights, 0, EACH, False, own)

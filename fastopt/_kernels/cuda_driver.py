@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from ctypes import memmove
 from functools import cache
+from math import prod
 from struct import Struct
 from threading import Lock, local
 from typing import Any
@@ -28,11 +29,14 @@ from fastopt._kernels.devices import cuda_target
 __all__ = [
     "SIMULATED",
     "Memory",
+    "Report",
     "Values",
+    "clear",
     "copy_word",
     "download",
     "entered",
     "hold",
+    "is_captured",
     "launch",
     "order",
     "refuse_capture",
@@ -112,6 +116,24 @@ class Memory:
     def argument(self) -> Any:
         """Argument of a launch in the simulator."""
         return self.array
+
+    def part(self, shape: tuple[int, ...], dtype: Any = None, first: int = 0) -> "Memory":
+        """Return an array of this shape and dtype in the same memory, from row `first` on."""
+        made = Memory.__new__(Memory)
+        made.shape, made.dtype = shape, np.dtype(dtype or self.dtype)
+        made.nbytes = prod(shape) * made.dtype.itemsize
+        if SIMULATED:
+            row = self.array[first : first + shape[0]] if dtype is None else self.array
+            made.array = row if dtype is None else row.view(made.dtype).reshape(shape)
+            return made
+        made.array = self.array
+        made.type = _array_type(made.dtype, len(shape))
+        made.key = id(made.type)
+        made.address = self.address + first * self.array.strides[0]
+        strides = [prod(shape[k + 1 :]) * made.dtype.itemsize for k in range(len(shape))]
+        head = 0, 0, prod(shape), made.dtype.itemsize, made.address
+        made.words = [*head, *shape, *strides]
+        return made
 
 
 @cache
@@ -232,20 +254,25 @@ def entered(device: int) -> Any:
 _PRESENT = nullcontext()
 
 
-def refuse_capture(stream: int) -> None:
-    """Raise if a stream is being captured for a CUDA graph.
+def is_captured(stream: int) -> bool:
+    """Whether a stream is being captured for a CUDA graph."""
+    if SIMULATED:
+        return False
+    cuda_target()
+    error, status = _driver().cuStreamIsCapturing(stream)
+    return error in CAPTURES or bool(not error and status)
+
+
+def refuse_capture(*streams: int) -> None:
+    """Raise if one of the streams is being captured for a CUDA graph.
 
     Raises
     ------
     RuntimeError
-        The stream is being captured: a graph would repeat the step with the current update counts
+        A stream is being captured: a graph would repeat the step with the current update counts
         and learning rates.
     """
-    if SIMULATED:
-        return
-    cuda_target()
-    error, status = _driver().cuStreamIsCapturing(stream)
-    if error in CAPTURES or (not error and status):
+    if any(map(is_captured, streams)):
         raise RuntimeError(
             "the stream is being captured for a CUDA graph, which would repeat this step with the "
             "present update count and learning rate: call the updater outside of the capture"
@@ -295,6 +322,7 @@ class _Device:
         self.lock = Lock()
         self.buffers: dict[int, deque[_Buffer]] = {}
         self.held: deque[tuple[Any, Any]] = deque()
+        self.free: list[_Buffer] = []
 
     def buffer(self, size: int) -> _Buffer:
         """Return a free buffer of at least `size` bytes; the caller holds the lock."""
@@ -360,6 +388,44 @@ def download(memory: Memory, stream: int) -> NDArray[Any]:
     return found
 
 
+class Report:
+    """Copy of `memory` to the host that is read later.
+
+    The copy follows the earlier work on a stream, for which only :meth:`read` waits.
+    """
+
+    def __init__(self, memory: Memory, stream: int) -> None:
+        self.shape, self.dtype, self.nbytes = memory.shape, memory.dtype, memory.nbytes
+        if SIMULATED:
+            self.copied = download(memory, stream)
+            return
+        self.device, driver = _device(_context()), _driver()
+        with self.device.lock:
+            free = self.device.free
+            self.buffer = free.pop() if free else _Buffer(SMALLEST)
+        result = driver.cuMemcpyDtoHAsync(
+            self.buffer.address, memory.address, memory.nbytes, stream
+        )
+        _checked(result, "cuMemcpyDtoHAsync")
+        _checked(driver.cuEventRecord(self.buffer.handle, stream), "cuEventRecord")
+
+    def ready(self) -> bool:
+        """Whether :meth:`read` does not wait."""
+        return SIMULATED or not _driver().cuEventQuery(self.buffer.handle)[0]
+
+    def read(self) -> NDArray[Any]:
+        """Return the copy, at the first call after it has arrived."""
+        if SIMULATED:
+            return self.copied
+        driver = _driver()
+        if not self.ready():
+            _checked(driver.cuEventSynchronize(self.buffer.handle), "cuEventSynchronize")
+        found = self.buffer.array[: self.nbytes].view(self.dtype).reshape(self.shape).copy()
+        with self.device.lock:
+            self.device.free.append(self.buffer)
+        return found
+
+
 def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> None:
     """Copy word `of` of `source` to word `to` of `target`, both of 8-byte words, on a stream."""
     if SIMULATED:
@@ -367,6 +433,11 @@ def copy_word(target: Memory, to: int, source: Memory, of: int, stream: int) -> 
         return
     addresses = target.address + 8 * to, source.address + 8 * of
     _checked(_driver().cuMemcpyDtoDAsync(*addresses, 8, stream), "cuMemcpyDtoDAsync")
+
+
+def clear(address: int, size: int, stream: int) -> None:
+    """Fill memory with zeros, on a stream."""
+    _checked(_driver().cuMemsetD8Async(address, 0, size, stream), "cuMemsetD8Async")
 
 
 def hold(objects: Any, stream: int) -> None:

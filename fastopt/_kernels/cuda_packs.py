@@ -35,11 +35,12 @@ def pack_size(layout: Layout) -> int:
     return ALIGNMENT // min(np.dtype(kind).itemsize for kind in kinds)
 
 
-def begin_pack(pointers: Any, i: Any, size: Any, streamed: Any) -> Any:
+def begin_pack(pointers: Any, i: Any, size: Any, streamed: Any, read: Any) -> Any:
     """Copy `size` elements from element `i` on at each pointer; return pointers to the copies.
 
-    `size` and `streamed`, whether the arrays are not used again soon, are constants. In plain
-    Python there are no copies.
+    Of the first `read` pointers: the copies of the others are only written. `size`, `read`, and
+    `streamed`, whether the arrays are not used again soon, are constants. In plain Python there are
+    no copies.
     """
     return tuple(
         ctypes.cast(ctypes.byref(pointer.contents, int(i) * ctypes.sizeof(pointer._type_)), kind)
@@ -52,8 +53,10 @@ def end_pack(pointers: Any, i: Any, size: Any, streamed: Any, copies: Any) -> No
 
 
 @overload(begin_pack, prefer_literal=True, inline="always")  # allocates on the caller's stack
-def _begin_pack(pointers, i, size, streamed):
-    return lambda pointers, i, size, streamed: _begin_intrinsic(pointers, i, size, streamed)
+def _begin_pack(pointers, i, size, streamed, read):
+    return lambda pointers, i, size, streamed, read: _begin_intrinsic(
+        pointers, i, size, streamed, read
+    )
 
 
 @overload(end_pack, prefer_literal=True)
@@ -64,23 +67,24 @@ def _end_pack(pointers, i, size, streamed, copies):
 
 
 @intrinsic(prefer_literal=True)
-def _begin_intrinsic(typingctx, pointers, i, size, streamed):
+def _begin_intrinsic(typingctx, pointers, i, size, streamed, read):
     kinds = [pointer.dtype for pointer in pointers]
     accesses = [_Access(kind, size.literal_value, streamed.literal_value) for kind in kinds]
 
     def codegen(context, builder, signature, args):
-        copies = []
+        copies: list[Any] = []
         for pointer, access, base in zip(
             pointers, accesses, cgutils.unpack_tuple(builder, args[0], len(kinds)), strict=True
         ):
             element = context.get_value_type(pointer).pointee
             copy = cgutils.alloca_once(builder, ir.ArrayType(element, size.literal_value))
             copy.align = ALIGNMENT
-            access.read(builder, builder.gep(base, [args[1]]), copy)
+            if len(copies) < read.literal_value:
+                access.read(builder, builder.gep(base, [args[1]]), copy)
             copies.append(builder.bitcast(copy, element.as_pointer()))
         return context.make_tuple(builder, signature.return_type, copies)
 
-    return types.Tuple(list(pointers))(pointers, types.int64, size, streamed), codegen
+    return types.Tuple(list(pointers))(pointers, types.int64, size, streamed, read), codegen
 
 
 @intrinsic(prefer_literal=True)

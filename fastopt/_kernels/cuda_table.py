@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, final
 from weakref import ref
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._kernels import cpu_calls
 from fastopt._kernels.chunks import Chunks, chunks_of
 from fastopt._kernels.compiling import bind
-from fastopt._kernels.device_memory import contiguous, move
+from fastopt._kernels.device_memory import Copy, contiguous, move
 from fastopt._kernels.devices import (
     Header,
     Reading,
@@ -112,6 +113,12 @@ class CudaTable(Table):
         self._seen: list[int] = []
         self._alive: list[Any] = []
         self._dead: list[Any] = []
+        self.strided: _Strided | None = None
+
+    @property
+    def alone(self) -> bool:
+        """See :meth:`Table.alone`."""
+        return super().alone or self.strided is not None
 
     def watch(self, arrays: Sequence[Header]) -> None:
         """Record the arrays that their owners might move; numba's never move."""
@@ -158,7 +165,10 @@ class CudaTable(Table):
         self._streams = set() if self.layout.sparse else {values.stream}
         of = grad.array() if grad.kept is None else None
         self.grad_kinds = [None] if of is None else readings([of]).kinds
-        self.driver.refuse_capture(self.stream_handle)
+        if values is not grad and not self.layout.sparse:
+            with self.driver.entered(self.device.device_id):
+                self.strided = _Strided(values, grad)
+        self.driver.refuse_capture(self.stream_handle, *self._streams - {self.stream_handle})
 
     @cached_property
     def _moving(self) -> list[Any]:
@@ -206,25 +216,34 @@ class CudaTable(Table):
         """
         if self.watched and not self._unmoved():
             return False
-        self.driver.refuse_capture(self.stream_handle)
+        handle = self.stream_handle
+        self.driver.refuse_capture(handle)
         if self.layout.sparse:
             return True
         ids = list(map(id, grads))
         again = ids == self._seen
         if again and self._alive and not self._dead:  # the same numba arrays
-            self._streams = set(handles_of(grads))
-            return True
+            return self._use(handles_of(grads), handle)
         try:
             found = readings(grads)
         except UNREADABLE:
             return False
-        if found.kinds != self.grad_kinds or not self._enter(found, written):
+        if found.kinds != self.grad_kinds:
             return False
-        self._streams = set(found.streams)
+        self._use(found.streams, handle)
+        if not self._enter(found, written):
+            return False
         self._seen, self._alive, self._dead = ids, [], []
         if again and all(map(stays, grads)):
             died = self._dead.append
             self._alive = [ref(grad, died) for grad in grads]
+        return True
+
+    def _use(self, streams: Sequence[int], handle: int) -> bool:
+        """Record the streams of gradients, none of which is captured, besides the table's own."""
+        self._streams = set(streams)
+        if self._streams != {handle}:
+            self.driver.refuse_capture(*self._streams - {handle})
         return True
 
     def _enter(self, found: Reading, written: NDArray[np.uint64]) -> bool:
@@ -232,10 +251,20 @@ class CudaTable(Table):
         first = np.array(found.addresses, np.uint64)
         itemsize = np.dtype(self.layout.grad).itemsize
         arguments = self.table, written, self.grad_bytes, itemsize, first
+        if self.strided is not None:
+            arguments = self.strided.arguments(written, first)
         if self._take is None:
             self._take = bind(cpu_calls.take_addresses(), *arguments)
         taken: bool = self._take(*arguments)
+        if taken and self.strided is not None:
+            self.strided.source = found.addresses[0]
         return taken
+
+    def read(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """See :meth:`Table.read`; gradients that are copied are read where they are."""
+        if self.strided is None:
+            return super().read()
+        return self.strided.bounds()
 
     def _grad_bytes(self) -> NDArray[np.uint64]:
         return self.grad_bytes
@@ -279,10 +308,11 @@ class CudaTable(Table):
     def _send_entry(self) -> Any:
         """Return device memory with the table, uploaded if it has changed."""
         memory = self._space("entry", self.table.shape, self.table.dtype)
-        content = self.table.tobytes()[DONE_BYTES:]  # kernels do not read DONE
+        content = self.table.tobytes()[DONE_BYTES:]
         if content != self.uploaded:
-            self.uploaded = None
-            self.driver.upload(memory, self.table, self.stream_handle)
+            self.uploaded, sent = None, self.table.copy()
+            sent[:, DONE] = 0  # on the device, whether the step is skipped
+            self.driver.upload(memory, sent, self.stream_handle)
             self.uploaded = content
         if self._segments is not None:
             self.driver.copy_word(memory, SEGMENTS, self._segments, 2, self.stream_handle)
@@ -337,7 +367,8 @@ class CudaTable(Table):
         if not on_host and device_of(indices) != self.device:
             raise ValueError(f"{context}: indices of rows must be on {self.device}, as values are")
         rows, order = _surveyed(context, indices, height) if on_host else (indices, None)
-        self._streams = {values.stream} if on_host else {values.stream, indices.stream}
+        streams = [values.stream] if on_host else [values.stream, indices.stream]
+        self._use(streams, self.stream_handle)
         with self._on_device():
             made = contiguous(values, values.stream)
             if on_host:
@@ -426,26 +457,37 @@ class CudaTable(Table):
 
     def squares(self) -> NDArray[np.float64]:
         """See :meth:`Table.squares`; each indexed row is one chunk."""
-        layout, column = self.layout, self.table.shape[1] - 1
         with self._on_device():
-            entry = self._send_entry()
-            kernel = self.kernels.squares(layout.grad, column, layout.sparse)
-            if layout.sparse:
-                total = self._added(kernel, 1, _single(int(self.table[0, SEGMENTS])), entry)
-            else:
-                total = self._added(kernel, 1, self._blocks, entry)
+            total = self._space("total", (len(self.sizes), 1))
+            self._add_squares(total)
             return np.asarray(self._fetch(total)[:, 0])
+
+    def add_squares(self, total: Any) -> None:
+        """Write the sum of squares of each gradient to device memory, like :meth:`squares`."""
+        with self._on_device():
+            self._add_squares(total)
+
+    def _copy_grad(self, again: bool) -> None:
+        """Copy a gradient whose elements do not lie like the weight's, once in a step."""
+        if self.strided is not None:
+            self.strided.copy(self.stream_handle, again)
+
+    def _add_squares(self, total: Any) -> None:
+        self._copy_grad(again=True)
+        layout, column = self.layout, self.table.shape[1] - 1
+        kernel = self.kernels.squares(layout.grad, column, layout.sparse)
+        chunks = _single(int(self.table[0, SEGMENTS])) if layout.sparse else self._blocks
+        self._add(kernel, chunks, total, self._send_entry())
 
     @cached_property
     def _blocks(self) -> NDArray[np.int64]:
         """Chunks of BLOCK elements."""
         return chunks_of(*[(size, 1) for size in self.sizes], size=BLOCK)[0]
 
-    def _added(self, kernel: Any, count: int, chunks: NDArray[np.int64], *arguments: Any) -> Any:
-        """Launch a summing kernel; return device memory with `count` totals for each tensor."""
-        tensors = len(self.sizes)
+    def _add(self, kernel: Any, chunks: NDArray[np.int64], total: Any, *arguments: Any) -> None:
+        """Launch a summing kernel, whose totals for each tensor are written to `total`."""
+        tensors, count = total.shape
         partial = self._grown("partial", max(len(chunks), 1), np.float64, count)
-        total = self._space("total", (tensors, count))
         grid, warps = -(-len(chunks) // self.kernels.WARPS), self.kernels.WARPS
         if len(chunks):
             sent = self._send_chunks(chunks)
@@ -453,7 +495,6 @@ class CudaTable(Table):
         firsts = self._firsts(chunks)
         adding = self.kernels.totals(count)
         self._launch(adding, tensors, self.kernels.THREADS, firsts, partial, total)
-        return total
 
     def _firsts(self, chunks: NDArray[np.int64]) -> Any:
         """Return device memory with the first chunk of each tensor, then the number of chunks."""
@@ -479,23 +520,46 @@ class CudaTable(Table):
         """See :meth:`Table.run`; it returns before the device has finished."""
         if combine is not None:
             raise TypeError("slices of tensors are updated in main memory only")
-        rule, layout, kernels = self.layout.rule, self.layout, self.kernels
         with self._on_device():
-            entry, hyper = self._send_entry(), self._send_hyper()
-            for step, count in enumerate(rule.sums):
-                adding = kernels.sums(layout, step)
-                total = self._added(adding, count, self._blocks, entry, hyper)
-                threads = kernels.THREADS
-                grid = -(-len(self.sizes) // threads)
-                self._launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
-            if self.total:
-                by_warp = rule.row or layout.coded
-                threads = (LANES, kernels.WARPS) if by_warp else self._threads
-                chunks, kernel = self._send_chunks(self.chunks), self._update_kernel
-                self._launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
-                if layout.catch_up:
-                    self._launch(kernels.mark_decay(True), len(self.chunks), threads, chunks, entry)
-            self.table[0, DONE] = 1
+            self._update(self._send_entry(), self._send_hyper())
+        self._end()
+
+    def run_counted(self, begin: Any, hyper: Any, arguments: Sequence[Any]) -> None:
+        """Like :meth:`run`, with hyper-parameters that a kernel has written to `hyper`.
+
+        The kernel `begin` counts the step; `arguments` are those after the table.
+        """
+        with self._on_device():
+            entry = self._send_entry()
+            self._launch(begin, 1, self.kernels.THREADS, entry, *arguments)
+            self._update(entry, hyper)
+        self._end()
+
+    def forget_skip(self) -> None:
+        """Let the next update run even if the last one counted on the device was skipped."""
+        self.uploaded = None
+
+    def _update(self, entry: Any, hyper: Any) -> None:
+        """Launch the kernels of every reduction and of the update."""
+        rule, layout, kernels = self.layout.rule, self.layout, self.kernels
+        self._copy_grad(again=False)
+        for step, count in enumerate(rule.sums):
+            total = self._space("total", (len(self.sizes), count))
+            self._add(kernels.sums(layout, step), self._blocks, total, entry, hyper)
+            threads = kernels.THREADS
+            grid = -(-len(self.sizes) // threads)
+            self._launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)
+        if self.total:
+            by_warp = rule.row or layout.coded
+            threads = (LANES, kernels.WARPS) if by_warp else self._threads
+            chunks, kernel = self._send_chunks(self.chunks), self._update_kernel
+            self._launch(kernel, len(self.chunks), threads, chunks, entry, hyper)
+            if layout.catch_up:
+                self._launch(kernels.mark_decay(True), len(self.chunks), threads, chunks, entry)
+        self.table[0, DONE] = 1
+
+    def _end(self) -> None:
+        """Do what follows the launches of an update."""
         if self.watched:
             mark_written([array() for array in self._tensors])
         if self.at_once:
@@ -527,6 +591,42 @@ class CudaTable(Table):
             threads = self._threads
             self._launch(self.kernels.flush_decay(self.layout), len(chunks), threads, sent, entry)
             self._launch(self.kernels.mark_decay(False), len(chunks), threads, sent, entry)
+
+
+class _Strided:
+    """A dense gradient that is copied in each step, as its elements do not lie like the weight's.
+
+    Parameters
+    ----------
+    values : Header
+        The copy, which kernels read.
+    grad : Header
+        The gradient.
+    """
+
+    def __init__(self, values: Header, grad: Header) -> None:
+        self.values, self.source = values, grad.ctypes.data
+        first, last = byte_bounds(grad)
+        self.before = np.array([self.source - first], np.uint64)
+        self.size = np.array([last - first], np.uint64)
+        self.table = np.zeros((1, 1), np.uint64)
+        self.copies = Copy(values, grad)
+        self.fresh = False
+
+    def arguments(self, written: NDArray[np.uint64], first: NDArray[np.uint64]) -> tuple[Any, ...]:
+        """Return the arguments with which the address of a gradient is checked."""
+        return self.table, written, self.size, self.copies.unit, first - self.before
+
+    def bounds(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the start and end addresses of the gradient."""
+        first = np.array([self.source], np.uint64) - self.before
+        return first, first + self.size
+
+    def copy(self, stream: int, again: bool) -> None:
+        """Copy the gradient unless it is fresh; `again` if more kernels of the step follow."""
+        if again or not self.fresh:
+            self.copies.run(self.source, stream)
+        self.fresh = again
 
 
 def _surveyed(context: str, indices: Array, height: int) -> tuple[Array, int]:

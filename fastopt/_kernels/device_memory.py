@@ -4,10 +4,12 @@ Tests: ``tests/gpu/test_cuda_streams.py``.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from math import prod
 from operator import is_
+from threading import local
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -17,6 +19,8 @@ from fastopt._kernels.devices import Header, cuda_target, header, is_cuda
 from fastopt.device import Device
 
 __all__ = [
+    "Copy",
+    "allocated_together",
     "arranged",
     "assign",
     "contiguous",
@@ -41,22 +45,86 @@ def like(of: Any, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "
     """Return zeros on the device of `of`: a NumPy array, or a numba device array.
 
     With order "K", for which `of` must be a dense array on a device, its elements lie in memory in
-    the order of those of `of`, if that has this shape.
+    the order of those of `of`, if that has this shape. It is for use on the stream of `of`, which
+    fills it with zeros. Within :func:`allocated_together`, it has no memory until the end of that.
     """
     if not isinstance(of, Header):
         return np.zeros(shape, dtype, cast("Any", order))
-    array = _empty(of, shape, np.dtype(dtype), order)
-    zero(array)
+    dtype = np.dtype(dtype)
+    if _arena.requests is not None and 0 not in shape:
+        return _arena.add(of, shape, dtype, _strides(of, shape, dtype, order))
+    array = _empty(of, shape, dtype, order)
+    zero(array, of.stream)
     return array
+
+
+class _Arena(local):
+    """Arrays that are allocated together, by device, stream, and whether torch allocates them."""
+
+    requests: dict[Any, list[tuple[Any, Header]]] | None = None
+
+    def add(self, of: Header, shape: tuple[int, ...], dtype: Any, strides: Any) -> Any:
+        """Return a numba device array without memory."""
+        devicearray = import_module("numba.cuda.cudadrv.devicearray")
+        if strides is None:
+            strides = tuple(prod(shape[k + 1 :]) * dtype.itemsize for k in range(len(shape)))
+        array = devicearray.DeviceNDArray(shape, strides, dtype, gpu_data=_NOWHERE)
+        assert self.requests is not None
+        key = of.place.device_id, of.stream, _is_of_torch(of.array())
+        self.requests.setdefault(key, []).append((array, of))
+        return array
+
+    def allocate(self) -> None:
+        """Give memory to all arrays, filled with zeros."""
+        requests, self.requests = self.requests, None
+        for several in (requests or {}).values():
+            sizes = [-(-array.nbytes // APART) * APART for array, _ in several]
+            of = several[0][1]
+            whole, first = _empty(of, (sum(sizes),), np.dtype(np.uint8), "C"), 0
+            zero(whole, of.stream)
+            for (array, _), size in zip(several, sizes, strict=True):
+                array.gpu_data = whole.gpu_data.view(first, first + array.nbytes)
+                first += size
+
+
+_arena, _NOWHERE = _Arena(), object()
+
+APART = 256
+"""Bytes between the beginnings of arrays that are allocated together are multiples of this."""
+
+
+@contextmanager
+def allocated_together() -> Iterator[None]:
+    """Context in which :func:`like` allocates all arrays of a device at the end, at once.
+
+    Until then they have no memory: nothing may be done with them. If an error is raised, they have
+    none for good.
+    """
+    if config.ENABLE_CUDASIM or _arena.requests is not None:
+        yield
+        return
+    _arena.requests = {}
+    try:
+        yield
+        _arena.allocate()
+    finally:
+        _arena.requests = None
+
+
+def _strides(
+    of: Header, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"]
+) -> tuple[int, ...] | None:
+    """Return the strides of an array like :func:`like`; None for those of C order."""
+    if order == "K" and shape == of.shape:
+        return tuple(stride // of.itemsize * dtype.itemsize for stride in of.strides)
+    if order == "F":
+        return tuple(np.cumprod([dtype.itemsize, *shape]).tolist()[: len(shape)])
+    return None
 
 
 def _empty(of: Header, shape: tuple[int, ...], dtype: Any, order: Literal["C", "F", "K"]) -> Any:
     """Return an array like :func:`like`, whose elements are undefined."""
-    strides = None
-    if order == "K" and shape == of.shape:
-        strides = tuple(stride // of.itemsize * dtype.itemsize for stride in of.strides)
-    elif order == "F":
-        strides = tuple(np.cumprod([dtype.itemsize, *shape]).tolist()[: len(shape)])
+    strides = _strides(of, shape, dtype, order)
     cuda = cuda_target()
     with cuda.gpus[of.place.device_id]:
         array = _of_torch(of.array(), shape, dtype, strides)
@@ -73,12 +141,11 @@ def _of_torch(
     The array is then included in ``torch.cuda.memory_allocated()``, and torch releases cached
     memory if there is too little.
     """
-    torch = sys.modules.get("torch")
     size = prod(shape) * dtype.itemsize
-    owner = getattr(getattr(of, "gpu_data", None), "owner", of)  # of a state, the tensor below
-    if torch is None or not isinstance(owner, torch.Tensor) or not size or config.ENABLE_CUDASIM:
+    if not size or config.ENABLE_CUDASIM or not _is_of_torch(of):
         return None
-    memory = torch.empty(size, dtype=torch.uint8, device=owner.device)
+    torch = sys.modules["torch"]
+    memory = torch.empty(size, dtype=torch.uint8, device=_owner(of).device)
     described = {
         "shape": shape,
         "strides": strides,
@@ -89,17 +156,27 @@ def _of_torch(
     return cuda_target().from_cuda_array_interface(described, owner=memory, sync=False)
 
 
-def zero(array: Any) -> None:
-    """Fill a numba device array with zeros, after all earlier work on the device."""
-    cuda = cuda_target()
+def _owner(array: Any) -> Any:
+    """Return the object that owns the memory of an array: of a state, the tensor below."""
+    return getattr(getattr(array, "gpu_data", None), "owner", array)
+
+
+def _is_of_torch(array: Any) -> bool:
+    """Whether torch has allocated an array."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(_owner(array), torch.Tensor)
+
+
+def zero(array: Any, stream: int) -> None:
+    """Fill a new numba device array with zeros, on a stream."""
     if config.ENABLE_CUDASIM:
         array[...] = 0
     elif array.nbytes:
-        driver = import_module("numba.cuda.cudadrv.driver")
-        with cuda.gpus[header(array).place.device_id]:
-            cuda.synchronize()
-            driver.device_memset(array, 0, array.nbytes)
-            wait_for(0)  # it may be used on a stream that does not wait for stream 0
+        from fastopt._kernels.cuda_driver import clear, entered
+
+        described = header(array)
+        with entered(described.place.device_id):
+            clear(described.ctypes.data, array.nbytes, stream)
 
 
 def sent(array: Array, stream: Any, of: Any = None) -> Any:
@@ -223,22 +300,80 @@ def move(target: Header, source: Header) -> None:
 
     The copy runs on the stream of the target, or of the source if :func:`contiguous` made that.
     """
-    from fastopt._kernels import cuda as kernels
     from fastopt._kernels import cuda_driver as driver
 
     if not target.size:
         return
-    addresses = np.array([[array.ctypes.data for array in (target, source)]], np.uint64)
-    axes = np.array([target.shape, target.strides, source.strides], np.int64)
     with cuda_target().gpus[target.place.device_id]:
         handle = (target if source.kept is None else source).stream
-        table, layout = (driver.Memory(array.shape, array.dtype) for array in (addresses, axes))
-        driver.upload(table, addresses, handle)
-        driver.upload(layout, axes, handle)
-        blocks = min(-(-target.size // kernels.THREADS), 1 << 16)
-        arguments = table, layout, target.size, target.itemsize
-        kernels.launch(kernels.copy(), blocks, kernels.THREADS, handle, *arguments)
-        driver.hold((table, layout), handle)
+        copy = Copy(target, source)
+        copy.run(source.ctypes.data, handle)
+        driver.hold(copy, handle)
+
+
+class Copy:
+    """Copies of arrays with one shape and strides to an array on the current device.
+
+    Parameters
+    ----------
+    target, source : Header
+        Arrays of the same shape and dtype, with elements.
+
+    Attributes
+    ----------
+    unit : int
+        Bytes that a thread copies at once; addresses must be multiples of it.
+    """
+
+    def __init__(self, target: Header, source: Header) -> None:
+        from fastopt._kernels import cuda as kernels
+        from fastopt._kernels import cuda_driver as driver
+
+        self.kernels, self.driver, self.target = kernels, driver, target.ctypes.data
+        self.unit, axes = _merged_axes(target, source)
+        self.axes = np.array(axes, np.int64).reshape(-1, 3).T.copy()
+        self.size = prod(self.axes[0].tolist())
+        self.addresses = np.zeros((1, 2), np.uint64)
+        self.memories = [
+            driver.Memory(each.shape, each.dtype) for each in (self.addresses, self.axes)
+        ]
+        index: Any = np.uint32 if self.size < 1 << 32 else np.uint64
+        kind: Any = np.dtype(f"u{self.unit}").type
+        self.kernel = kernels.copy(kind, index)
+
+    def run(self, source: int, stream: int) -> None:
+        """Copy from the address of a source, on a stream."""
+        addresses, axes = self.memories
+        if self.addresses[0, 1] != source:
+            if not self.addresses[0, 0]:
+                self.driver.upload(axes, self.axes, stream)
+            self.addresses[:] = 0, 0
+            self.driver.upload(addresses, np.array([[self.target, source]], np.uint64), stream)
+            self.addresses[:] = self.target, source
+        threads = self.kernels.THREADS
+        blocks = min(-(-self.size // threads), 1 << 16)
+        self.kernels.launch(self.kernel, blocks, threads, stream, addresses, axes, self.size)
+
+
+def _merged_axes(target: Header, source: Header) -> tuple[int, list[tuple[int, int, int]]]:
+    """Return bytes that are copied at once, and the length and strides of each axis in these.
+
+    Axes that lie like one in both arrays are one.
+    """
+    axes = list(zip(target.shape, target.strides, source.strides, strict=True))
+    unit = target.itemsize
+    places = [target.ctypes.data, source.ctypes.data, *target.strides, *source.strides]
+    if any(place % unit for place in places):
+        axes.append((unit, 1, 1))
+        unit = 1
+    merged: list[tuple[int, int, int]] = []
+    for length, *strides in axes:
+        to, of = (stride // unit for stride in strides)
+        if merged and merged[-1][1:] == (length * to, length * of):
+            length *= merged.pop()[0]
+        if length > 1 or not merged:
+            merged.append((length, to, of))
+    return unit, merged
 
 
 def assign(target: Array, values: Array) -> None:

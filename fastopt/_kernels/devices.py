@@ -18,7 +18,7 @@ from weakref import ref
 import numpy as np
 from numba.core import config
 
-from fastopt._kernels.dlpack import device_number, interface_of
+from fastopt._kernels.dlpack import device_number, interface_of, on_host
 from fastopt._kernels.layout import bfloat16
 from fastopt.device import Device
 
@@ -128,6 +128,8 @@ def is_cuda(array: Any) -> bool:
         return False
     if stays(array):  # numba takes microseconds to create the interface
         return hasattr(type(array), "__cuda_ndarray__")
+    if not hasattr(type(array), "is_cuda") and on_host(array):
+        return False
     flag = getattr(array, "is_cuda", None)  # torch tensors may refuse to return an interface
     if isinstance(flag, bool):
         return flag

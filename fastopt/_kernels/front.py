@@ -101,7 +101,18 @@ def advance(x, tensor):
 
 
 @scalar
-def begin(tensor):
+def scale(code, place, count, factor):
+    """Multiply numbers by a factor, in their own precision."""
+    if code == w.FLOAT64:
+        for k in range(count):
+            doubles(place)[k] *= factor
+    else:
+        for k in range(count):
+            singles(place)[k] *= np.float32(factor)
+
+
+@scalar
+def begin(x, tensor):
     """Copy the arrays that are not in the record's order, and enter all addresses."""
     record = words(tensor[w.T_RECORD])
     row, grad, weight = words(record[w.ROW]), tensor[w.T_GRAD], tensor[w.T_WEIGHT]
@@ -110,6 +121,8 @@ def begin(tensor):
         strides, code = after(tensor, w.T_GRAD_STRIDES), tensor[w.T_GRAD_CODE]
         copy_strided(record, strides, grad, code, scratch, record[w.GRAD_CODE], False)
         grad, own = scratch, scratch + rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+    if record[w.SCALED] and doubles(x[w.NORM])[w.FACTOR] != 1:
+        scale(record[w.GRAD_CODE], grad, record[w.SIZE], doubles(x[w.NORM])[w.FACTOR])
     if tensor[w.T_COPIED]:
         strides, code = after(tensor, w.T_STRIDES), record[w.WEIGHT_CODE]
         copy_strided(record, strides, weight, code, own, code, False)
@@ -158,7 +171,7 @@ def update(x, k):
     """Count and update one tensor."""
     tensor = tensor_of(x, k)
     advance(x, tensor)
-    begin(tensor)
+    begin(x, tensor)
     record = words(tensor[w.T_RECORD])
     kernels = words(record[w.KERNELS])
     for step in range(kernels[w.PASSES]):
@@ -169,70 +182,95 @@ def update(x, k):
     end(tensor)
 
 
-def enter_call(context, index, grad, weight):
-    """Update the tensors of a call; return a status."""
-    x, index, grad, weight = words(context), address(index), address(grad), address(weight)
-    n, own = 1, items_of(x, index)
-    x[w.CALL_NUMBER] += 1
-    x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
-    if own == 0:
-        status = admit(x, 0, index, grad, weight)
-    else:
-        n, status = words(index)[w.LENGTH], admit_list(x, index, grad, weight)
-    if status < 0:
-        return status
+@scalar
+def admit_call(x, index, grad, weight):
+    """Check the arguments of a call; return the number of its tensors and a status."""
+    if items_of(x, index) == 0:
+        return 1, admit(x, 0, index, grad, weight)
+    return words(index)[w.LENGTH], admit_list(x, index, grad, weight)
+
+
+@scalar
+def divide_scratch(x, n):
+    """Divide scratch memory among the tensors of a call; return a status."""
     total, need, largest = 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
-        record = words(tensor[w.T_RECORD])
         if words(tensor[w.T_HYPER])[w.VALID] == 0 and (x[w.ASKED] or not x[w.ASKING]):
             return w.REFUSED
-        total += record[w.SIZE]
-        if tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]:
-            size = scratch_of(tensor)
-            tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
-            need, largest = need + size, max(largest, size)
-    large = total >= x[w.LARGE_FROM]
-    x[w.NEED] = need if large else largest
+        total += words(tensor[w.T_RECORD])[w.SIZE]
+        size = scratch_of(x, tensor)
+        tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
+        need, largest = need + size, max(largest, size)
+    x[w.LARGE] = total >= x[w.LARGE_FROM]
+    apart = x[w.LARGE] or x[w.CLIP]
+    x[w.NEED] = need if apart else largest
     if x[w.NEED] > x[w.ROOM]:
         return w.NO_ROOM
-    if x[w.CHECKS]:
-        return w.OK
-    if large and x[w.THREADS] == 0:
-        return w.IS_LARGE
-    if not large:
-        for k in range(n):
-            tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
-    grads, weights = items_of(x, grad), items_of(x, weight)
-    for k in range(n if large else 0):
+    for k in range(0 if apart else n):
+        tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
+    if x[w.CLIP] and x[w.REPEATS]:
+        return w.REFUSED
+    return w.IS_LARGE if x[w.LARGE] and x[w.THREADS] == 0 and not x[w.CHECKS] else w.OK
+
+
+@scalar
+def hold(x, n, held):
+    """Keep the arrays of a call alive, or release them."""
+    for k in range(n):
         tensor = tensor_of(x, k)
-        tensor[w.T_GRAD_ID] = grad if own == 0 else words(grads)[k]
-        tensor[w.T_WEIGHT_ID] = weight if own == 0 else words(weights)[k]
-        keep_alive(tensor[w.T_GRAD_ID])
-        keep_alive(tensor[w.T_WEIGHT_ID])
-    thread = release_gil() if large else 0
+        if held:
+            keep_alive(tensor[w.T_GRAD_ID])
+            keep_alive(tensor[w.T_WEIGHT_ID])
+        else:
+            release(tensor[w.T_GRAD_ID])
+            release(tensor[w.T_WEIGHT_ID])
+
+
+@scalar
+def perform(x, context, n):
+    """Clip and measure the gradients of a call, and update; return a status."""
+    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not x[w.ASKED] and n > 0
+    if asks and not x[w.MEASURE]:
+        return w.ASKS
+    if x[w.CLIP]:
+        call(x[w.CLIP_LARGE if shared else w.CLIP], context, n, x[w.THREADS], 0, 0)
     if x[w.MEASURE] and not x[w.ASKED]:
-        shared = large and x[w.RUN] != 0
         call(x[w.MEASURE_LARGE if shared else w.MEASURE], context, n, x[w.THREADS], 0, 0)
         if not math.isfinite(doubles(x[w.NORM])[w.GLOBAL_NORM]):
-            status = w.SKIPPED
-    if status == w.SKIPPED:
-        pass
-    elif x[w.ASKING] and n > 0 and not x[w.ASKED]:
-        status = w.ASKS
-    elif large and x[w.RUN] != 0:
+            return w.SKIPPED
+    if asks:
+        return w.ASKS
+    if shared:
         call(x[w.RUN], context, n, x[w.THREADS], 0, 0)
     else:
         for k in range(n):
             update(x, k)
-    if large:
+    return w.OK
+
+
+def enter_call(context, index, grad, weight):
+    """Update the tensors of a call; return a status."""
+    x = words(context)
+    x[w.CALL_NUMBER] += 1
+    x[w.REPEATS] = x[w.UNEVEN] = x[w.DONE] = 0
+    n, status = admit_call(x, address(index), address(grad), address(weight))
+    if status < 0:
+        return status
+    refusal = divide_scratch(x, n)
+    if refusal != w.OK or x[w.CHECKS]:
+        return refusal
+    thread = 0
+    if x[w.LARGE]:
+        hold(x, n, True)
+        thread = release_gil()
+    outcome = perform(x, context, n)
+    if x[w.LARGE]:
         restore_gil(thread)
-        for k in range(n):
-            release(tensor_of(x, k)[w.T_GRAD_ID])
-            release(tensor_of(x, k)[w.T_WEIGHT_ID])
-    x[w.DONE] = status == w.OK or status == w.MOVED
-    if x[w.DONE]:
-        x[w.ASKED] = x[w.EACH] = 0
+        hold(x, n, False)
+    if outcome != w.OK:
+        return outcome
+    x[w.DONE], x[w.ASKED], x[w.EACH] = 1, 0, 0
     return status
 
 
@@ -310,7 +348,7 @@ def share_of(x, phase, first, last, share, shares):
     if phase in (COPY, FINISH_COPY):
         for k in range(first + share, last, shares):
             if phase == COPY:
-                begin(tensor_of(x, k))
+                begin(x, tensor_of(x, k))
             else:
                 end(tensor_of(x, k))
         return
@@ -352,7 +390,7 @@ def run_call(context, n, threads, _, __):
             passes = max(passes, words(record[w.KERNELS])[w.PASSES])
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
-                begin(tensor)
+                begin(x, tensor)
         for number in range(passes + 3):
             # In order: copies, reductions, updates, copies back.
             phase = COPY if number == 0 else REDUCTIONS + number - 1

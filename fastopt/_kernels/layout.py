@@ -42,7 +42,8 @@ DONE, KEY, OFFSET, WIDTH, ROWS, STARTS, ORDER, SEGMENTS, APPLIED, DECAY, PITCH, 
 )
 """Columns of a table of tensors, which has a row for each tensor.
 
-DONE is set in the first row by the kernel that has updated all tensors. KEY is the key of the
+DONE is set in the first row by the kernel that has updated all tensors; on a device it is set in
+all rows of a step that is skipped. KEY is the key of the
 tensor's random numbers; OFFSET is the number of its first element in the random stream, if the
 tensor is a slice; WIDTH is the number of elements in a row. A row-sparse gradient has SEGMENTS
 unique rows, in ascending order at address ROWS; the values of the k-th one are at positions
@@ -144,6 +145,11 @@ class Layout:
     catch_up: bool = False
     rounded_sums: bool = False
     pitched: bool = False
+
+    @property
+    def read_weights(self) -> int:
+        """Number of the weight's arrays that an update reads: a rounded copy is only written."""
+        return len(SPLIT) if self.weight == SPLIT else 1
 
     @property
     def first_state(self) -> int:

@@ -20,15 +20,16 @@ KIND = numpy_abi.KIND // 8
 LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFFF
 
 # Words of a record. Addresses are those of arrays that the owner of the records keeps alive.
-# RESTING is that of the record that is used in steps that do not average the weight, else 0.
+# RESTING is that of the record that is used in steps that do not average the weight, else 0. SCALED
+# says that gradients are multiplied by FACTOR, as the rule has no ``rescale_grad``.
 (KERNELS, COUNT, CARRIED, HYPER, FIELDS, SUMS, ROW, GUARDS, GUARDED, GUARD_WIDTH, WEIGHT_COLUMN,
  GRAD_COLUMN, WEIGHT_DTYPE, WEIGHT_CODE, GRAD_CODE, ORDER, NDIMS, SIZE, BYTES, ITEM_COUNT, CHUNKS,
  FLAT, FLAT_COUNT, KEYED, NUMBER, SEED, MARK, INDEX_ID, WEIGHT_ID, CLEAR_WEIGHT, CLEAR_GRAD,
- RESTING, LENGTHS) = range(33)  # fmt: skip
+ RESTING, SCALED, LENGTHS) = range(34)  # fmt: skip
 RECORD = LENGTHS + AXES
 
 # Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
-UPDATE, SQUARES, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 3
+UPDATE, SQUARES, UNITS, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 3
 
 # Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
 # the step that they are corrected for, the values before the correction, and those after it;
@@ -38,10 +39,12 @@ UPDATE, SQUARES, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 3
 (PREPARE, CARRIES, NAMES, OWN, RESCALE, WIDE, VALUES, CARRIED_NUMBERS, VALID, AHEAD, RESTS, SKIPS,
  HYPER_WORDS) = range(13)  # fmt: skip
 
-# Words of a tensor of a call. T_COUNT is its update count if Python has counted, else -1.
+# Words of a tensor of a call. T_UNIT_WEIGHT to T_UNIT_OUT are addresses of arrays in C order, from
+# which gradients with clipped units are computed. T_COUNT is its update count if Python has
+# counted, else -1.
 (T_RECORD, T_HYPER, T_COUNT, T_WEIGHT, T_COPIED, T_LOW, T_HIGH, T_GRAD, T_GRAD_CODE,
  T_GRAD_COPIED, T_GRAD_LOW, T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_MEASURED,
- T_STRIDES) = range(17)  # fmt: skip
+ T_UNIT_WEIGHT, T_UNIT_GRAD, T_UNIT_OUT, T_STRIDES) = range(20)  # fmt: skip
 T_GRAD_STRIDES = T_STRIDES + AXES
 TENSOR = T_GRAD_STRIDES + AXES
 
@@ -50,17 +53,21 @@ TENSOR = T_GRAD_STRIDES + AXES
 # step; SCHEDULED and TIMED say that they depend on the number of the update, and on the tensors'
 # counts: those of the call are UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and
 # with EACH for each tensor. NOTHING is a record without elements. CHECKS: only check the call.
-(SLOTS, TENSORS, CAPACITY, COUNTS, NORM, MEASURE, MEASURE_LARGE, SCRATCH, ROOM, NEED, ASKING,
+(SLOTS, TENSORS, CAPACITY, COUNTS, NORM, CLIP, CLIP_LARGE, MEASURE, MEASURE_LARGE, LARGE, SCRATCH,
+ ROOM, NEED, ASKING,
  SCHEDULED, TIMED, UPDATE_NUMBER, TIME, UNEVEN, ASKED, EACH, NOTHING, LARGE_FROM, RUN,
  THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE, INT, INT64, STR, FLOAT, CHECKS,
- DONE) = range(34)  # fmt: skip
+ DONE) = range(37)  # fmt: skip
 DTYPES = DONE + 1
 NUMBERS = DTYPES + 4
 CONTEXT = NUMBERS + 3
 
-RESCALE_GRAD, SCALE, LIMIT, FACTOR, GLOBAL_NORM, SHARE, NORM_NUMBERS = range(7)
+(RESCALE_GRAD, SCALE, LIMIT, FACTOR, GLOBAL_NORM, SHARE, UNIT_FACTOR, UNIT_LIMIT, UNIT_LEAST,
+ NORM_NUMBERS) = range(10)  # fmt: skip
 """Numbers of a measured call, in float64: ``rescale_grad``, the other factor of the gradients, the
-maximum global norm, the factor after clipping, the norm before clipping, and a last factor."""
+maximum global norm, the factor after clipping, the norm before clipping, and a last factor. Units
+are clipped with the magnitude of all factors, the maximum ratio of the norms of gradient and
+weight, and the lower bound of the latter."""
 
 FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
 """Codes of dtypes."""

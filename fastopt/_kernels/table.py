@@ -145,6 +145,11 @@ class Table(ABC):
         if grad is not copy:
             self.borrowed = grad, copy
 
+    @property
+    def alone(self) -> bool:
+        """Whether the table must not be joined with others."""
+        return bool(self.layout.sparse or self.borrowed or self.copied)
+
     def renew(self) -> None:
         """Refresh the copies, after other tensors have been updated."""
         for original, copy in self.copied:

@@ -14,55 +14,68 @@ from numba import prange
 from fastopt._kernels.compiling import bind, compiled
 from fastopt._kernels.lanes import BLOCK, LANES, PART, add_squares, scratch, total
 from fastopt._kernels.storage import load, locate, store
+from fastopt.kernels.rule import scalar
 
-__all__ = ["GRAD", "OUT", "WEIGHT", "clip_units"]
+__all__ = ["GRAD", "OUT", "TINY", "WEIGHT", "clip_units", "unit_loop"]
+
+TINY = 1e-6
+"""Lower bound of a gradient norm in a division."""
 
 WEIGHT, GRAD, OUT = range(3)
 """Columns of the table of addresses."""
 
 
-@cache
-def clip_units(weight: Any, grad: Any, real: Any, parallel: bool) -> Callable:
-    """Kernel ``(table, units, width, factor, limit, least, tiny)`` for arrays of these types.
+def unit_loop(weight: Any, grad: Any, real: Any) -> Callable:
+    """Return ``(table, unit, width, factor, limit, least)`` for arrays of these types.
 
-    For each unit of `width` consecutive elements, it computes
-    ``out = grad * min(1, limit * max(|w|, least) / max(|factor * grad|, tiny))``, with norms that
+    For a unit of `width` consecutive elements, it computes
+    ``out = grad * min(1, limit * max(|w|, least) / max(|factor * grad|, TINY))``, with norms that
     are summed in an order that depends only on `width`.
     """
     weights, grads, outs = (weight,), (grad,), (real,)
 
-    def clip_units(table, units, width, factor, limit, least, tiny):
+    def clip_unit(table, unit, width, factor, limit, least):
         def add_part(pointers, first, n, terms, lanes):
             for i in range(n):
                 store(terms, i, load(pointers, first + i))
             add_squares(lanes, terms, n)
 
+        w = locate(table, 0, WEIGHT, unit * width, weights)
+        g = locate(table, 0, GRAD, unit * width, grads)
+        out = locate(table, 0, OUT, unit * width, outs)
+        terms, lanes = scratch(1, PART, real), scratch(1, LANES, np.float64)
+        of_weight, of_grad = 0.0, 0.0
+        for first in range(0, width, BLOCK):
+            for part in range(first, min(first + BLOCK, width), PART):
+                if width - part >= PART:
+                    add_part(w, part, PART, terms, lanes)
+                else:
+                    add_part(w, part, width - part, terms, lanes)
+            of_weight += total(lanes)[0]
+            for part in range(first, min(first + BLOCK, width), PART):
+                if width - part >= PART:
+                    add_part(g, part, PART, terms, lanes)
+                else:
+                    add_part(g, part, width - part, terms, lanes)
+            of_grad += total(lanes)[0]
+        norm, most = math.sqrt(of_grad) * factor, limit * max(math.sqrt(of_weight), least)
+        scale = real(1)
+        if not norm <= most:  # NaN stays NaN
+            scale = real(most / max(norm, TINY))
+        for i in range(width):
+            store(out, i, (load(g, i)[0] * scale,))
+
+    return scalar(clip_unit)
+
+
+@cache
+def clip_units(weight: Any, grad: Any, real: Any, parallel: bool) -> Callable:
+    """Kernel ``(table, units, width, factor, limit, least)``; see :func:`unit_loop`."""
+    loop = unit_loop(weight, grad, real)
+
+    def clip_units(table, units, width, factor, limit, least):
         for unit in prange(units):
-            w = locate(table, 0, WEIGHT, unit * width, weights)
-            g = locate(table, 0, GRAD, unit * width, grads)
-            out = locate(table, 0, OUT, unit * width, outs)
-            terms, lanes = scratch(1, PART, real), scratch(1, LANES, np.float64)
-            of_weight, of_grad = 0.0, 0.0
-            for first in range(0, width, BLOCK):
-                for part in range(first, min(first + BLOCK, width), PART):
-                    if width - part >= PART:
-                        add_part(w, part, PART, terms, lanes)
-                    else:
-                        add_part(w, part, width - part, terms, lanes)
-                of_weight += total(lanes)[0]
-                for part in range(first, min(first + BLOCK, width), PART):
-                    if width - part >= PART:
-                        add_part(g, part, PART, terms, lanes)
-                    else:
-                        add_part(g, part, width - part, terms, lanes)
-                of_grad += total(lanes)[0]
-            norm, most = math.sqrt(of_grad) * factor, limit * max(math.sqrt(of_weight), least)
-            scale = real(1)
-            if not norm <= most:  # NaN stays NaN
-                scale = real(most / max(norm, tiny))
-            for i in range(width):
-                store(out, i, (load(g, i)[0] * scale,))
+            loop(table, unit, width, factor, limit, least)
 
     kernel = compiled(clip_units, None, parallel)
-    table = np.zeros((1, 3), np.uint64)
-    return bind(kernel, table, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    return bind(kernel, np.zeros((1, 3), np.uint64), 0, 0, 0.0, 0.0, 0.0)

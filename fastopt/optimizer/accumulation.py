@@ -95,8 +95,8 @@ class Adder:
         Whether to add to the sums; otherwise gradients start new sums.
     """
 
-    loss_scaler = clip_global_norm = None
-    _on_records, _prepares = True, False
+    loss_scaler = clip_global_norm = _windows = _units = None
+    _on_records = True
 
     def __init__(self, keep: bool) -> None:
         self.planner = Sums(Sum(keep=keep))
@@ -173,6 +173,10 @@ class Windows:
     def open_sums(self) -> dict[Index, Any]:
         """Return the incomplete sums, on the host."""
         return {index: _on_host(self.sums[index]) for index in self.calls}
+
+    def clear(self) -> None:
+        """Drop all incomplete sums; their memory is used again."""
+        self.calls = {}
 
     def is_last(self, index: Index) -> bool:
         """Whether the next call of an index updates it."""

@@ -1,7 +1,7 @@
 """LBSGD: gradient descent with emulated large batches."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -160,6 +160,12 @@ class LBSGD(MomentumFamily):
         """Rule for the warm-up strategy, with or without a momentum buffer."""
         forms = (lbsgd, lbsgd_momentum) if self.warmup_strategy == "lars" else SGD.forms
         return forms[self.momentum != 0]
+
+    def restart(self, indices: Collection[Index]) -> None:
+        """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""
+        super().restart(indices)
+        for index in indices:
+            self.cumgrads.pop(index, None)
 
     def create_state(self, index: Index, weight: Array) -> Any:
         """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`.

@@ -1,7 +1,7 @@
 """Nadam: Adam with Nesterov momentum."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -233,6 +233,12 @@ class Nadam(CoupledVariants, AdamFamily):
         if self.in_list_order:
             return np.zeros(len(indices), np.int64)
         return self._m_schedules.slots(indices, 1.0)
+
+    def restart(self, indices: Collection[Index]) -> None:
+        """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""
+        super().restart(indices)
+        if self.num_update == self.begin_num_update:
+            self.m_schedule = 1.0
 
     @property
     def in_list_order(self) -> bool:

@@ -1178,6 +1178,27 @@ class Optimizer(Checked):
             setattr(self, name, saved[name][0])
         self._changed_tables()
 
+    def restart(self, indices: Collection[Index]) -> None:
+        """Forget the updates of some parameters, so that their next one is their first.
+
+        The updater calls it in :meth:`~fastopt.Updater.reset`. A class that keeps more than update
+        counts for its parameters, outside of their states, overrides it.
+
+        Parameters
+        ----------
+        indices : collection of int or str
+            The parameters.
+        """
+        counts = self._index_update_count
+        for index in indices:
+            self.row_decay.pop(index, None)
+            self.masters_given.pop(index, None)
+            if self.carried is not None:
+                self.carried.pop(index, None)
+            if index in counts:  # it keeps its position, which records know
+                counts[index] = self.begin_num_update
+        counts.largest = max([self.begin_num_update, *counts.values()])
+
     # Counts
 
     @property

@@ -1,7 +1,7 @@
 """Prodigy: Adam with a learning rate estimated from the distance to a solution."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 from fastopt._engine.averaging import exact_copy
@@ -232,6 +232,12 @@ class Prodigy(Varied, AdamFamily):
         """See :meth:`Optimizer.create_state <fastopt.optimizer.Optimizer.create_state>`."""
         mean, var, total, _, *numbers = super().create_state(index, weight)
         return mean, var, total, exact_copy((header(weight),)), *numbers
+
+    def restart(self, indices: Collection[Index]) -> None:
+        """See :meth:`Optimizer.restart <fastopt.optimizer.Optimizer.restart>`."""
+        super().restart(indices)
+        if self.num_update == self.begin_num_update:
+            self.estimate, self.shares = {}, {}
 
     def multiplier(self, index: Index, table: Mapping[Any, float], attribute: str) -> float:
         """See :meth:`Optimizer.multiplier`; learning rate multipliers must be 0 or 1."""

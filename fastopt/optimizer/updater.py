@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import is_
 from typing import Any, Literal, overload
@@ -14,6 +14,7 @@ from fastopt._arrays import Gradient, Weight
 from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.clip import STEPPED, measured, overflow, scale_of, squares, times
 from fastopt._engine.clip_adaptive import UnitClip
+from fastopt._engine.device_plan import DevicePlan
 from fastopt._engine.mixed_precision import has_master, set_master, split_state
 from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Call, Planner
@@ -24,11 +25,21 @@ from fastopt._engine.validate import as_lists, check, check_index, is_listed, la
 from fastopt._foreign import as_gradient, as_weight, latest
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.cpu_calls import LENGTH, LIMIT, RESCALE, SCALE, SKIPPED
-from fastopt._kernels.device_memory import host, placed
+from fastopt._kernels.device_memory import allocated_together, host, placed
 from fastopt._kernels.devices import header, is_cuda, mark_written
 from fastopt._kernels.numpy_abi import warn_of_layouts
 from fastopt._kernels.pages import small_pages
-from fastopt._kernels.record_words import DONE, FACTOR, MOVED, OK, REPEATS, UNKNOWN
+from fastopt._kernels.record_words import (
+    BFLOAT16,
+    DONE,
+    FACTOR,
+    FLOAT16,
+    MOVED,
+    OK,
+    REPEATS,
+    UNKNOWN,
+    WEIGHT_CODE,
+)
 from fastopt._naming import constructs
 from fastopt._structure import copied, mapped
 from fastopt.amp import LossScaler, StepInfo
@@ -45,6 +56,9 @@ __all__ = ["Updater", "get_updater"]
 
 OURS = {np.ndarray, RowSparse}
 """Array types that are used without a view."""
+
+CREATE = "create_state", "create_state_multi_precision"
+"""Methods that create states."""
 
 ACCUMULATED = StepInfo(stepped=False, skipped=False)
 """Outcome of a call that only accumulated its gradients."""
@@ -200,6 +214,7 @@ class Updater(Resumable):
     @property
     def info(self) -> StepInfo:
         """Outcome of the last call, with Prodigy including its distance estimate."""
+        self._settle()
         sums, info = self.optimizer.step_sums, self._info
         return info if sums is None else info._replace(d=sums.d)
 
@@ -294,6 +309,7 @@ class Updater(Resumable):
             return self._attributes()
 
     def _attributes(self) -> dict[str, Any]:
+        self._settle()
         hidden = {"planner", "_plans", "_records", "_units"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
@@ -362,7 +378,7 @@ class Updater(Resumable):
                         ready = records.ask(self.planner, index)
                     ready = ready and records.version == optimizer.version  # they may change it
                 if ready:
-                    if records.norms or records.prepares:
+                    if records.norms or records.clips or records.prepares:
                         if self._enter_measured(index, grad, weight):
                             return
                     else:
@@ -424,21 +440,11 @@ class Updater(Resumable):
 
     def _enter_measured(self, index: Any, grad: Any, weight: Any) -> bool:
         """Accumulate, scale and clip the gradients and update, if the arrays have records."""
-        records, windows, listed = self._records, self._windows, type(index) in (list, tuple)
+        windows = self._windows
         with uninterrupted, self.optimizer.updating:
             if windows is not None:
                 return self._enter_window(windows, index, grad, weight)
-            if self._units is not None:
-                if not records.admits(index, grad, weight) or records.words[REPEATS]:
-                    return False
-                if not listed:
-                    index, grad, weight = [index], [grad], [weight]
-                for each, own in zip(grad, weight, strict=True):
-                    if type(each) is not np.ndarray or each.dtype != own.dtype:
-                        return False
-                info = self._enter_clipped(index, grad, weight, listed)
-            else:
-                info = self._enter_scaled(index, grad, weight)
+            info = self._enter_scaled(index, grad, weight)
             if info is not None:
                 self._report(info)
             return info is not None
@@ -446,7 +452,7 @@ class Updater(Resumable):
     def _enter_window(self, windows: Windows, index: Any, grad: Any, weight: Any) -> bool:
         """Add gradients to their sums; when these are complete, update."""
         records, listed = self._records, type(index) in (list, tuple)
-        indices, weights = (index, weight) if listed else ([index], [weight])
+        indices = index if listed else [index]
         if not indices or not {*map(type, indices)} <= {int, str}:
             return False
         phase, sums = windows.phase(indices), [windows.sums.get(each) for each in indices]
@@ -455,7 +461,7 @@ class Updater(Resumable):
             return False
         adder, last = windows.adders[phase > 0], phase + 1 == windows.every
         finish = partial(windows.finish, indices, windows.after(indices))
-        steady = not last or (self._units is None and not records.asks)
+        steady = not last or not records.asks
         before = {} if steady else windows.before(indices)
         share, info = 1 / windows.every, ACCUMULATED
         records.words[DONE], adder.done = 0, False
@@ -463,7 +469,7 @@ class Updater(Resumable):
             if not adder.call_again(index, grad, summed):
                 return False
             if last:
-                outcome = self._enter_clipped(indices, sums, weights, listed, share)
+                outcome = self._enter_scaled(index, summed, weight, share)
                 if outcome is None:
                     windows.put_back(before)
                     return False
@@ -472,7 +478,7 @@ class Updater(Resumable):
         except BaseException:
             done = bool(records.words[DONE]) or (adder.done and not last)
             if steady and adder.done and not done:  # complete the call, which may be skipped
-                done = self._enter_clipped(indices, sums, weights, listed, share) is not None
+                done = self._enter_scaled(index, summed, weight, share) is not None
             if done:
                 finish()
             else:
@@ -484,23 +490,13 @@ class Updater(Resumable):
             self._info = info
         return True
 
-    def _enter_clipped(
-        self, indices: Any, grads: Any, weights: Any, listed: bool, share: float = 1.0
-    ) -> StepInfo | None:
-        """Clip the units of gradients, multiply them by `share`, and update.
-
-        If the result is None, records do not support the call, and nothing has changed.
-        """
-        if self._units is not None:
-            grads = self._clipped_units(indices, weights, grads, share)
-        if listed:
-            return self._enter_scaled(indices, grads, weights, share)
-        return self._enter_scaled(indices[0], grads[0], weights[0], share)
-
     def _enter_scaled(
         self, index: Any, grad: Any, weight: Any, share: float = 1.0
     ) -> StepInfo | None:
-        """Scale gradients, clip their global norm, and update; see :meth:`_enter_clipped`."""
+        """Clip the units of gradients, scale them by `share`, clip their global norm, and update.
+
+        If the result is None, records do not support the call, and nothing has changed.
+        """
         records = self._records
         try:
             records.set_norm(self, share)
@@ -770,12 +766,49 @@ class Updater(Resumable):
 
     def _step_again(self, plan: Plan, share: float = 1.0) -> None:
         """Update with a plan whose array arguments are set, and gradients times `share`."""
+        if isinstance(plan, DevicePlan) and self._deferred(plan, share):
+            return
         info, factor = self._measured(lambda: self._squares(plan, ()), plan.indices, share)
         if info.stepped:
             plan.step(factor * share)
         else:
             plan.release()
         self._report(info)
+
+    def _deferred(self, plan: DevicePlan, share: float) -> bool:
+        """Update on a device without waiting for the norm, whose outcome is reported later.
+
+        Returns False, with nothing changed, if the host must know the norm first.
+        """
+        scaler, limit, names = self.loss_scaler, self.clip_global_norm, self.optimizer.idx2name
+        if scaler is None and limit is None:
+            return False
+        indices, awaited = plan.indices, StepInfo(stepped=False, skipped=False)
+
+        def finish(norm: float, sums: Callable[[], Any] | None) -> None:
+            info = StepInfo(stepped=True, skipped=False, global_norm=norm)
+            if not math.isfinite(norm):
+                info = overflow(sums() if sums else np.empty(0), indices, names, norm)
+            if self._info is awaited:
+                vars(self)["_info"] = info
+            if scaler is not None:
+                scaler.update(overflow=info.skipped)
+
+        rescale_grad = as_float("rescale_grad", self.optimizer.rescale_grad)
+        bound = math.inf if limit is None else limit
+        if not plan.deferred((rescale_grad * share, scale_of(scaler), bound, share), finish):
+            return False
+        vars(self)["_info"] = awaited
+        if scaler is not None:
+            scaler._awaited = self._settle
+        return True
+
+    def _settle(self) -> None:
+        """Wait for the outcomes of steps that a device has counted."""
+        counts = self.optimizer._index_update_count
+        if counts.ahead:
+            with self.optimizer.lock:
+                counts.settle()
 
     def _add_again(self, windows: Windows, plan: Any, index: Any, grad: Any, weight: Any) -> bool:
         """Accumulate gradients with one plan; when the sums are complete, update with another."""
@@ -851,7 +884,7 @@ class Updater(Resumable):
 
         When gradients are accumulated, only parameters whose sums are complete are updated.
         """
-        if not self._prepares:
+        if self._windows is None:
             info = self._records.take(self, indices, grads, weights, single)
             if info is not None:
                 self._report(info)
@@ -912,10 +945,10 @@ class Updater(Resumable):
         """Scale and clip gradients, multiply them by `share`, and update; then call `finish`."""
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
         weights, grads = [weight for _, weight, _ in entries], [grad for *_, grad in entries]
-        if self._units is not None and entries:
-            grads = self._clipped_units(indices, weights, grads, share)
         if self._take(indices, grads, weights, single, share, finish):
             return
+        if self._units is not None and entries:
+            grads = self._clipped_units(indices, weights, grads, share)
         calls = self._with_states(list(zip(indices, weights, grads, strict=True)))
         plan = self.planner.prepare(calls, single) if calls and self.planner.folds else None
         info, factor = self._measured(lambda: self._squares(plan, calls), indices, share)
@@ -1037,9 +1070,14 @@ class Updater(Resumable):
     def _with_states(self, checked: Sequence[Entry]) -> list[Call]:
         """Return the calls with states, which are created for new indices."""
         states: dict[Index, Any] = {}
-        for index, weight, grad in checked:
-            if index not in states:
-                states[index] = self._state(index, weight, isinstance(grad, RowSparse))
+        kinds = set(map(type, self.planner.optimizers()))
+        plain = all(  # nothing is done with new arrays
+            getattr(kind, name) is getattr(Optimizer, name) for kind in kinds for name in CREATE
+        )
+        with allocated_together() if plain else nullcontext():
+            for index, weight, grad in checked:
+                if index not in states:
+                    states[index] = self._state(index, weight, isinstance(grad, RowSparse))
         return [(index, weight, grad, states[index]) for index, weight, grad in checked]
 
     def _state(self, index: Index, weight: Array, sparse: bool = False) -> Any:
@@ -1176,6 +1214,71 @@ class Updater(Resumable):
                 raise
             dict.update(self.states, states)
             self._forget_plans()
+
+    def reset(self) -> None:
+        """Start again, as with a new updater: states are zero and no update is counted.
+
+        What the updater knows of the form of its parameters stays, so that the next call costs no
+        more than any other; use it for the episodes of meta-learning or the trials of a search,
+        with the same or other weights of these shapes. Arrays of :attr:`states` are set to zero in
+        place. Where states do not start at zero (masters of half-precision weights, averages,
+        :meth:`~fastopt.optimizer.Optimizer.create_state` of the user), the next update of an index
+        creates its state again from the weight. Schedules start at the first update. Incomplete
+        sums of `accumulate` and pending deferred decay are dropped: call :meth:`flush` before if
+        the weights are still needed. Settings, hyper-parameters, the weights, their half-precision
+        copies and the loss scaler do not change.
+
+        An optimizer that several updaters share counts the updates of the indices of this one from
+        the start.
+
+        Raises
+        ------
+        RuntimeError
+            The call comes from inside an update, for example from a signal handler; or the weights
+            hold their averages.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.get_updater(optimizer.Adam(learning_rate=0.1))
+        >>> for episode in range(2):
+        ...     updater.reset()
+        ...     weight = np.zeros(2)
+        ...     for _ in range(3):
+        ...         updater(0, np.array([1.0, -2.0]), weight)
+        ...     print(weight.round(6), updater.optimizer.num_update)
+        [-0.3  0.3] 3
+        [-0.3  0.3] 3
+        """
+        planner, records = self.planner, self._records
+        with between_updates(self.optimizer.lock, "reset()"), uninterrupted:
+            if self._averages is not None:
+                self._averages.check_free()
+                self._averages.arrays.clear()
+            known = {*self.states, *records.kept, *(self._windows.calls if self._windows else ())}
+            planner.plans.clear()
+            for index, state in list(self.states.items()):
+                if self._restarts_at_zero(index):
+                    for array in leaves(state):
+                        array.fill(0)
+                else:
+                    dict.pop(self.states, index)
+                    dict.pop(self.states_synced, index, None)
+                    records.drop(index)
+            if self._windows is not None:
+                self._windows.clear()
+            for optimizer in planner.optimizers():
+                optimizer.restart(known)
+            self._info = StepInfo(stepped=False, skipped=False)
+
+    def _restarts_at_zero(self, index: Index) -> bool:
+        """Whether a new state of a parameter consists of zeros in the memory of the present one."""
+        kept, optimizer = self._records.kept.get(index), self.planner.of(index).optimizer
+        if kept is None or self._averages is not None or not optimizer.starts_at_zero:
+            return False
+        is_half = kept.words[WEIGHT_CODE] in (FLOAT16, BFLOAT16)
+        return not (optimizer.multi_precision and is_half) and index not in optimizer.row_decay
 
     def set_copy(self, index: Any, array: Array | None) -> None:
         """Set a half-precision copy of a float32 weight, which every update writes too.
@@ -1340,11 +1443,6 @@ class Updater(Resumable):
                     vars(self)["_averages"] = before
                     vars(self)["_plans"] = self.planner.plans
                     self.planner.records.forget()
-
-    @property
-    def _prepares(self) -> bool:
-        """Whether gradients are accumulated, or clipped unit by unit, before an update."""
-        return self._windows is not None or self._units is not None
 
     @property
     def _evaluates(self) -> bool:

@@ -59,7 +59,7 @@ class DeviceGradient(Gradient):
         if self.row_sparse:
             self.buffers[0] = self._zeros()
         else:
-            zero(self.buffers[0])
+            zero(self.buffers[0], 0)  # on the stream of all its work
 
     def _cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
         return self._own(super()._cast(host(array), dtype))

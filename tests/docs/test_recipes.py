@@ -81,24 +81,9 @@ def test_the_formula_of_mxnet_is_told_apart_from_that_of_torch(recipe):
     """So the comparison would notice a wrong choice."""
     autograd = recipe("hips_autograd")
     theirs, ours = autograd.curves("adam")
-    short = autograd.ours(autograd.optimizer.Adam(learning_rate=0.01))
+    short = autograd.ours(autograd.fastopt.Adam(lr=0.01))
     assert np.max(np.abs(np.divide(short, theirs) - 1)) > 1e-6
     assert np.max(np.abs(np.divide(ours, theirs) - 1)) < 1e-12
-
-
-def test_scikit_learn_has_its_own_classes_back(recipe):
-    script = recipe("scikit_learn")
-    script.curves("adam")
-    assert script._multilayer_perceptron.AdamOptimizer is script.AdamOptimizer
-
-
-def test_rates_of_thincs_shims_scale_the_step(recipe):
-    script = recipe("thinc_digits")
-    fast = script.FastOptimizer(script.optimizer.SGD(learning_rate=0.5))
-    weight, gradient = np.ones(2, np.float32), np.full(2, 2, np.float32)
-    fast((3, "W"), weight, gradient, lr_scale=0.1)
-    np.testing.assert_allclose(weight, 0.9)
-    assert not gradient.any()
 
 
 @pytest.mark.parametrize("script", exhaustive(*SCRIPTS))
@@ -126,28 +111,3 @@ def test_the_page_links_every_script():
     names = {path.stem for path in RECIPES.glob("*.py")} - SHARED
     assert names == set(SCRIPTS)
     assert all(f"](recipes/{name}.py)" in text for name in names)
-
-
-def test_schedules_of_scikit_learn_are_followed(recipe, monkeypatch):
-    script = recipe("scikit_learn")
-    images, digits = script.load_digits(return_X_y=True)
-
-    def trained():
-        model = script.MLPClassifier(
-            16,
-            solver="sgd",
-            learning_rate="adaptive",
-            learning_rate_init=0.2,
-            nesterovs_momentum=False,
-            tol=0.05,
-            n_iter_no_change=1,
-            max_iter=100,
-            random_state=0,
-        ).fit(images[:200] / 16, digits[:200])
-        return model.loss_curve_, model._optimizer
-
-    theirs, _ = trained()
-    monkeypatch.setattr(script._multilayer_perceptron, "SGDOptimizer", script.FastSGD)
-    ours, made = trained()
-    assert made.updater.optimizer.learning_rate < 0.01
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)

@@ -25,6 +25,9 @@ def imported(module):
         pytest.importorskip("mpi4py.MPI", exc_type=(ImportError, RuntimeError))
     if module == "fastopt.torch":
         pytest.importorskip("torch")
+    if module == "fastopt.adapters":
+        for library in ("pennylane", "river", "sklearn", "thinc"):
+            pytest.importorskip(library)
     return importlib.import_module(module)
 
 

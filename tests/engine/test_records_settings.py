@@ -305,3 +305,30 @@ def test_a_failed_call_changes_nothing(setting):
         with pytest.raises(TypeError):
             updater([0], [np.ones(3, np.int64)], weights)
         assert everything(updater, weights) == before
+
+
+class Unscaled(optimizer.Optimizer):
+    """Its rule has no rescale_grad, so that the gradients themselves are scaled."""
+
+    @fastopt.rule(hyper=("lr",))
+    def rule(weight, grad, state, h):
+        return weight - h.lr * grad, ()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("setting", ["scaler and clip", "accumulate", "clip_adaptive"])
+def test_gradients_of_rules_without_rescale_grad_are_scaled(setting, dtype, monkeypatch):
+    ends = []
+    for planned in (False, True):
+        if planned:
+            monkeypatch.setattr("fastopt._engine.records.Records.serves", lambda *_: False)
+        updater = fastopt.Updater(
+            Unscaled(learning_rate=0.1, multi_precision=True), **SETTINGS[setting]()
+        )
+        weights = [normal(9, shape, dtype) for shape in SHAPES]
+        for step in range(6):
+            grads = [normal(step + k, shape, dtype) for k, shape in enumerate(SHAPES)]
+            updater([*range(len(SHAPES))], grads, weights)
+        assert bool(updater._records.slots) != planned
+        ends.append([weight.tobytes() for weight in weights])
+    assert ends[0] == ends[1]

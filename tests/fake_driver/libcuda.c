@@ -3,7 +3,8 @@
 Memory of the device is memory of the host, checked by ../ptx/executor.c. Kernels do not run, unless
 their code is the path of a library that ../ptx/executor.py made from PTX: these run in the launch.
 Calls are written to a log, one line each. Where work is deferred, launches and copies are pending
-until something waits for them: a copy whose source was changed before counts as torn. The interface
+until something waits for them: a copy whose source was changed before counts as torn. The work of a
+stream that is captured goes to a graph, which a launch of it repeats. The interface
 is that of cuda.h; its types are spelled as integers, since no header of CUDA is needed to build this
 file. */
 
@@ -21,6 +22,7 @@ typedef unsigned long long Handle;
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_IMAGE = 200, INVALID_CONTEXT = 201,
     NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801,
+    CAPTURED = 900, LEGACY_IN_CAPTURE = 906,
 };
 enum { CONTEXT = 0x1000, LEGACY = 1, PER_THREAD = 2 };
 
@@ -28,7 +30,7 @@ enum { CONTEXT = 0x1000, LEGACY = 1, PER_THREAD = 2 };
 
 static char *text;
 static size_t used, room;
-static int logging, capturing;
+static int logging;
 static unsigned deferring; /* 0, or the state of random numbers */
 static long torn;
 
@@ -52,7 +54,6 @@ void fake_log(int on) {
         text[0] = 0;
 }
 const char *fake_text(void) { return text ? text : ""; }
-void fake_capture(int status) { capturing = status; }
 /* Defer work, in a random order that `seed` chooses; 0 ends this. */
 void fake_defer(int seed) { deferring = (unsigned)seed; }
 long fake_torn(void) { return torn; }
@@ -77,7 +78,7 @@ static int is_pinned(const void *address) {
 /* Work of the device. Deferred work is done in a random order that streams and events allow. */
 
 enum { UPLOAD, DOWNLOAD, COPY, SET, LAUNCH, WAIT };
-typedef struct { Handle stream; long number; } Event; /* all work of a stream up to a number */
+typedef struct { Handle stream; long number; void *graph; } Event; /* work of a stream up to a number */
 typedef struct {
     int kind;
     Handle stream;
@@ -179,7 +180,45 @@ static Result finish_all(void) {
     return failure;
 }
 
+/* Captures: the graph of each stream that is captured. */
+
+typedef struct { Work *works; int count, room; } Graph;
+static struct { Handle stream; Graph *graph; } captures[64];
+static int capture_count;
+
+static Graph *graph_of(Handle stream) {
+    for (int k = 0; k < capture_count; k++)
+        if (captures[k].stream == stream)
+            return captures[k].graph;
+    return NULL;
+}
+static void capture(Handle stream, Graph *graph) {
+    if (graph && !graph_of(stream)) {
+        captures[capture_count].stream = stream;
+        captures[capture_count++].graph = graph;
+    }
+}
+static void keep_values(Work *work) {
+    u32 count = work->kernel->params;
+    void **values = malloc(2 * (count + 1) * sizeof *values);
+    for (u32 k = 0; k < count; k++)
+        values[k] = memcpy(values + count + k, work->values[k], sizeof *values);
+    work->values = values;
+}
+
 static Result enqueue(Work work) {
+    Graph *graph = graph_of(work.stream);
+    if (graph && work.kind != WAIT) {
+        if (graph->count == graph->room)
+            graph->works = realloc(graph->works, (graph->room = 2 * graph->room + 8) * sizeof work);
+        if (work.kind == LAUNCH)
+            keep_values(&work);
+        graph->works[graph->count++] = work;
+    }
+    if (graph)
+        return SUCCESS;
+    if (capture_count && (work.stream == 0 || work.stream == LEGACY))
+        return LEGACY_IN_CAPTURE;
     if (!deferring || pending == sizeof queue / sizeof *queue) {
         finish_all();
         return perform(&work);
@@ -187,13 +226,8 @@ static Result enqueue(Work work) {
     work.number = ++number;
     if (work.kind == UPLOAD)
         work.was = memcpy(malloc(work.size + 1), (void *)work.source, work.size);
-    if (work.kind == LAUNCH) {
-        u32 count = work.kernel->params;
-        void **values = malloc(2 * (count + 1) * sizeof *values);
-        for (u32 k = 0; k < count; k++)
-            values[k] = memcpy(values + count + k, work.values[k], sizeof *values);
-        work.values = values;
-    }
+    if (work.kind == LAUNCH)
+        keep_values(&work);
     queue[pending++] = work;
     return SUCCESS;
 }
@@ -282,23 +316,32 @@ Result cuCtxGetDevice(int *device) {
     return SUCCESS;
 }
 Result cuCtxGetId(Handle context, Handle *id) { *id = context ? context : 1; return SUCCESS; }
-Result cuCtxSynchronize(void) { LOG("wait context"); return finish_all(); }
+Result cuCtxSynchronize(void) {
+    LOG("wait context");
+    return capture_count ? CAPTURED : finish_all();
+}
 
 /* Memory. */
 
 Result cuMemGetInfo(size_t *left, size_t *total) { *left = *total = 80ull << 30; return SUCCESS; }
 Result cuMemAlloc(Handle *address, size_t size) {
     LOG("allocate %zu", size);
+    if (capture_count)
+        return CAPTURED;
     *address = executor_allocate(size); /* zeros, so that results of kernels that do not run are 0 */
     return *address ? SUCCESS : OUT_OF_MEMORY;
 }
 Result cuMemFree(Handle address) {
     LOG("free");
+    if (capture_count)
+        return CAPTURED;
     finish_all();
     return executor_free(address) ? SUCCESS : INVALID_VALUE;
 }
 Result cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
     LOG("allocate pinned %zu", size);
+    if (capture_count)
+        return CAPTURED;
     *memory = calloc(1, size ? size : 1);
     pinned[pins].first = *memory;
     pinned[pins++].size = size;
@@ -387,6 +430,8 @@ Result cuStreamCreateWithPriority(Handle *stream, unsigned flags, int priority) 
 Result cuStreamDestroy(Handle stream) { return SUCCESS; }
 Result cuStreamSynchronize(Handle stream) {
     LOG("wait stream %llx", stream);
+    if (graph_of(stream) || (capture_count && !stream))
+        return CAPTURED;
     return finish((Event){stream, number});
 }
 Result cuStreamQuery(Handle stream) {
@@ -409,12 +454,13 @@ Result cuStreamGetFlags(Handle stream, unsigned *flags) { *flags = 0; return SUC
 Result cuStreamGetPriority(Handle stream, int *priority) { *priority = 0; return SUCCESS; }
 Result cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
     LOG("stream waits %llx", stream);
+    capture(stream, ((Event *)event)->graph); /* the stream joins the capture of the event */
     return enqueue((Work){WAIT, stream, .event = *(Event *)event});
 }
 Result cuStreamIsCapturing(Handle stream, int *status) {
-    if (capturing && !stream)
-        return 906; /* capture of another stream forbids the legacy stream */
-    *status = capturing;
+    if (capture_count && !stream)
+        return LEGACY_IN_CAPTURE;
+    *status = graph_of(stream) != NULL;
     return SUCCESS;
 }
 Result cuEventCreate(Handle *event, unsigned flags) {
@@ -422,18 +468,48 @@ Result cuEventCreate(Handle *event, unsigned flags) {
     return SUCCESS;
 }
 Result cuEventRecord(Handle event, Handle stream) {
-    *(Event *)event = (Event){stream, number};
+    *(Event *)event = (Event){stream, number, graph_of(stream)};
     return SUCCESS;
 }
-Result cuEventQuery(Handle event) { return is_done(*(Event *)event) ? failure : NOT_READY; }
+Result cuEventQuery(Handle event) {
+    if (((Event *)event)->graph)
+        return CAPTURED;
+    return is_done(*(Event *)event) ? failure : NOT_READY;
+}
 Result cuEventSynchronize(Handle event) {
     LOG("wait event");
+    if (((Event *)event)->graph)
+        return CAPTURED;
     return finish(*(Event *)event);
 }
 Result cuEventDestroy(Handle event) { free((void *)event); return SUCCESS; }
 Result cuEventElapsedTime(float *milliseconds, Handle first, Handle last) {
     *milliseconds = 1;
     return SUCCESS;
+}
+
+/* Graphs of captured work, in the order of its calls. */
+
+Result cuStreamBeginCapture(Handle stream, int mode) {
+    if (!stream || graph_of(stream))
+        return CAPTURED;
+    capture(stream, calloc(1, sizeof(Graph)));
+    return SUCCESS;
+}
+Result cuStreamEndCapture(Handle stream, Handle *graph) {
+    *graph = (Handle)graph_of(stream);
+    capture_count = 0;
+    return *graph ? SUCCESS : INVALID_VALUE;
+}
+Result cuGraphLaunch(Handle graph, Handle stream) {
+    LOG("launch graph on %llx", stream);
+    Result result = SUCCESS;
+    for (int k = 0; !result && k < ((Graph *)graph)->count; k++) {
+        Work work = ((Graph *)graph)->works[k];
+        work.stream = stream;
+        result = enqueue(work);
+    }
+    return result;
 }
 
 /* Code. */

@@ -17,6 +17,9 @@ from fastopt._kernels.cuda_table import CudaTable
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import CosineScheduler
 
+CAPTURED = [(None, None, 0x5010), (0x5010, 0x5010, 0x5010), (0x5010, 0x5020, 0x5020)]
+"""Streams of the weight and of the gradient, and the one that is captured."""
+
 WARM = 6
 """Calls before the one whose calls of the driver count."""
 
@@ -80,11 +83,12 @@ def channels_last():
     return calls
 
 
-def strided_gradient():
+def strided_gradient(fresh=False):
     """A gradient that is copied, as its elements do not lie like those of the weight."""
     updater, weight = optimizer.get_updater(optimizer.Adam()), on_device(6, 8)
-    grad = Foreign(on_device(6, 16), shape=(6, 8), strides=(64, 8))
-    return warm(lambda: updater(0, grad, weight))
+    arrays = [on_device(6, 16) for _ in range(2 * WARM if fresh else 1)]
+    grads = iter([Foreign(each, shape=(6, 8), strides=(64, 8)) for each in arrays] * 2 * WARM)
+    return warm(lambda: updater(0, next(grads), weight))
 
 
 def many(count, fresh=False, updater=None):
@@ -93,6 +97,14 @@ def many(count, fresh=False, updater=None):
     lists = [[on_device(30) for _ in range(count)] for _ in range(WARM + 2 if fresh else 1)]
     turns = iter(lists * 2 * WARM)
     return warm(lambda: updater(indices, next(turns), weights))
+
+
+def first(count, **kwargs):
+    """The first step of a list, whose states are allocated and filled with zeros."""
+    updater = optimizer.get_updater(optimizer.Adam(**kwargs))
+    weights, grads = ([on_device(30) for _ in range(count)] for _ in range(2))
+    single(shape=(30,))  # compiles
+    return logged(lambda: updater(list(range(count)), grads, weights))
 
 
 def rows(listed, on_host=False, **kwargs):
@@ -128,16 +140,31 @@ def repeated_rows():
         cuda_driver.download = download
 
 
-def two_classes(fresh=False, **kwargs):
+def two_classes(fresh=False, clip_global_norm=None, **kwargs):
     """Every other tensor has no weight decay."""
     names = {k: f"{k}_{'bias' if k % 2 else 'weight'}" for k in range(1000)}
     adam = optimizer.Adam(param_idx2name=names, wd=0.01, **kwargs)
-    return many(1000, fresh, optimizer.get_updater(adam))
+    return many(1000, fresh, optimizer.Updater(adam, clip_global_norm=clip_global_norm))
 
 
 def clipped(name, loss_scaler=None, count=3):
     made = optimizer.create(name)
     return many(count, updater=optimizer.Updater(made, loss_scaler, clip_global_norm=1.0))
+
+
+def clips_ahead():
+    """Calls of 20 steps, and the counts before and after the host asks for the outcome."""
+    lib.fake_defer(1)
+    updater = optimizer.Updater(optimizer.Adam(), clip_global_norm=1.0)
+    counts = updater.optimizer._index_update_count
+    weights, grads = ([on_device(1000) for _ in range(3)] for _ in range(2))
+    updater([0, 1, 2], grads, weights)
+    before = updater.info
+    calls = logged(lambda: [updater([0, 1, 2], grads, weights) for _ in range(20)])
+    counted, infos = int(counts.counted[1]), []
+    asked = logged(lambda: infos.append(updater.info))
+    lib.fake_defer(0)
+    return [calls, counted, asked, [*infos, before], updater.optimizer.num_update]
 
 
 def stochastic():
@@ -159,14 +186,18 @@ def torn():
 
 
 def captured():
-    """A capture is refused by the first call for a weight and by others; nothing has changed."""
+    """A capture is refused by the first call for a weight and by others; nothing has changed.
+
+    The stream of the weight, or of the gradient alone, is captured, or another forbids stream 0.
+    """
     found = []
-    for make in (on_device, lambda *shape: Foreign(on_device(*shape), 0x5010)):
+    for weight_on, grad_on, stream in CAPTURED:
         for calls in (0, WARM):
-            updater, weight, grad = optimizer.get_updater(optimizer.Adam()), make(9), make(9)
+            updater = optimizer.get_updater(optimizer.Adam())
+            weight, grad = Foreign(on_device(9), weight_on), Foreign(on_device(9), grad_on)
             for _ in range(calls):
                 updater(0, grad, weight)
-            lib.fake_capture(1)
+            lib.cuStreamBeginCapture(ctypes.c_uint64(stream), 0)
             lib.fake_log(1)
             try:
                 updater(0, grad, weight)
@@ -174,7 +205,7 @@ def captured():
             except RuntimeError as error:
                 found.append(str(error))
             found.append([lib.fake_text().decode(), updater.optimizer.num_update - calls])
-            lib.fake_capture(0)
+            lib.cuStreamEndCapture(ctypes.c_uint64(stream), ctypes.byref(ctypes.c_uint64()))
             updater(0, grad, weight)
             found.append(updater.optimizer.num_update - calls)
     return found
@@ -269,11 +300,13 @@ STEPS = {
     "single, stochastic rounding": stochastic,
     "channels last": channels_last,
     "strided gradient": strided_gradient,
+    "strided gradient, new": lambda: strided_gradient(fresh=True),
     "list of 1000": lambda: many(1000),
     "list of 200, new gradients": lambda: many(200, fresh=True),
     "list of 1000, two classes": two_classes,
     "list of 1000, two classes, schedule": lambda: two_classes(lr_scheduler=CosineScheduler(100)),
     "list of 1000, two classes, new gradients": lambda: two_classes(fresh=True),
+    "first of 1000": lambda: first(1000),
     "rows": lambda: rows([3, 5, 7]),
     "rows, repeated": repeated_rows,
     "rows, indices on the host": lambda: rows([3, 5, 7], on_host=True),
@@ -283,6 +316,8 @@ STEPS = {
     "LAMB": lambda: many(3, updater=optimizer.get_updater(optimizer.LAMB())),
     "LAMB with clip": lambda: clipped("lamb"),
     "clip": lambda: clipped("adam"),
+    "clip of 1000, two classes": lambda: two_classes(clip_global_norm=1.0),
+    "clips ahead": clips_ahead,
     "loss scaler": lambda: clipped("adam", LossScaler()),
     "GroupAdaGrad": lambda: single(
         shape=(10, 8), updater=optimizer.get_updater(optimizer.GroupAdaGrad())

@@ -7,7 +7,6 @@ from numba import cuda
 from fastopt import optimizer, rule
 from fastopt._kernels import device_memory
 from fastopt._kernels.cuda_driver import SIMULATED
-from fastopt._kernels.cuda_table import CudaTable
 from fastopt._kernels.device_memory import zero
 from fastopt._kernels.devices import header
 from helpers.cases import CASES
@@ -170,19 +169,18 @@ def test_dense_arrays_are_updated_as_they_lie(order, turned, rng, monkeypatch):
     memory, weight = lying(array)
     given = on_device(grad) if turned else lying(grad)[1]
     moved = []
-    move = device_memory.move
+    run = device_memory.Copy.run
 
-    def count(*pair):
-        moved.append(pair)
-        move(*pair)
+    def count(*arguments):
+        moved.append(arguments)
+        run(*arguments)
 
-    monkeypatch.setattr(device_memory, "move", count)
-    monkeypatch.setattr(CudaTable, "move", staticmethod(count))
+    monkeypatch.setattr(device_memory.Copy, "run", count)
     updater, expected = optimizer.get_updater(optimizer.Adam()), optimizer.get_updater("adam")
     for _ in range(3):
         updater(0, given, weight)
         expected(0, grad, array)
-    assert len(moved) == 3 * turned  # the gradient, in each step
+    assert len(moved) == (3 + 1) * turned  # the gradient, in each step, and when it is prepared
     np.testing.assert_allclose(host(memory).transpose(back), array, rtol=2e-6)
     mean = updater.states[0][0]
     assert header(mean).strides == header(weight).strides

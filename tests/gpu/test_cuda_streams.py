@@ -39,7 +39,7 @@ def launched(monkeypatch):
             monkeypatch.setattr(
                 cuda_driver, name, lambda *arguments, call=call: call(*arguments[:-1], 0)
             )
-    monkeypatch.setattr(cuda_driver, "refuse_capture", lambda stream: None)
+    monkeypatch.setattr(cuda_driver, "refuse_capture", lambda *streams: None)
     return streams
 
 

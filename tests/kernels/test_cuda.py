@@ -23,6 +23,7 @@ from numba import cuda
 
 from fastopt._kernels import cuda as kernels
 from fastopt._kernels import cuda_blocks, cuda_order
+from fastopt._kernels.cuda_packs import pack_size
 
 F4, F8 = np.float32, np.float64
 CHUNKS, TABLE, SUMS = types.int64[:, ::1], types.uint64[:, ::1], types.float64[:, ::1]
@@ -130,8 +131,22 @@ def test_a_rule_compiles_without_doubles_and_spills(rule, weights, capability):
         entry = text[text.index(".visible .entry") :].partition("{")[0]
         assert entry.count(".param") == 2 * (5 + 2 * 2) + len(rule.hyper)
     if not layout.sparse and not rule.row:
-        assert "ld.global" in text
-        assert "st.global" in text
+        read = (*layout.weight[: layout.read_weights], *layout.state, layout.grad)
+        written = (*layout.weight, *layout.state)
+        packs = moved(text, "ld") / pack_bytes(layout, read)  # several, as LLVM unrolls the loop
+        assert packs >= 1
+        assert packs == int(packs) == moved(text, "st") / pack_bytes(layout, written)
+
+
+def moved(text, access):
+    """Bytes of the vector loads, or stores, in the code of a kernel."""
+    found = re.findall(rf"{access}\.global(?:\.cs)?\.v(\d)\.[bf](\d+)", text)
+    return sum(int(count) * int(bits) // 8 for count, bits in found)
+
+
+def pack_bytes(layout, kinds):
+    """Bytes of a pack of arrays of these types."""
+    return pack_size(layout) * sum(np.dtype(kind).itemsize for kind in kinds)
 
 
 @pytest.mark.parametrize("weights", ["float32", "float64", "float16 with master", "standard rows"])
@@ -165,7 +180,9 @@ def test_what_belongs_to_no_rule_compiles(capability):
     for kind in (F4, F8, FLOAT16, BFLOAT16):
         check(cuda_order.fold(kind), capability, TABLE, *[types.int64] * 3, doubles=kind == F8)
     check(cuda_order.cut_rows(), capability, TABLE, *[types.int64] * 4, COUNTS, doubles=False)
-    check(kernels.copy(), capability, TABLE, CHUNKS, types.int64, types.int64, doubles=False)
+    for kind in (np.uint8, np.uint16, np.uint32, np.uint64):
+        for index in (np.uint32, np.uint64):
+            check(kernels.copy(kind, index), capability, TABLE, CHUNKS, types.int64, doubles=False)
 
 
 WIDE = {

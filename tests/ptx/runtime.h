@@ -103,9 +103,14 @@ static inline u64 to_f16(f32 v) { _Float16 y = (_Float16)v; u16 x; memcpy(&x, &y
 #ifdef SPLIT_FMA
 #define fused(a, b, c) ((a) * (b) + (c))
 #else
-#define fused(a, b, c) _Generic((a), f32: fmaf, f64: fma)(a, b, c)
+#define fused kept_fused
 #endif
+#define kept_fused(a, b, c) _Generic((a), f32: fmaf, f64: fma)(a, b, c)
 
+/* The upper 32 bits: approximations, which iterations refine, have no others. */
+static inline f64 coarse(f64 v) {
+    return from_f64(to_f64(v) & 0xffffffff00000000ull);
+}
 static inline s32 truncated(f64 v) {
     return v != v ? 0 : v <= INT32_MIN ? INT32_MIN : v >= INT32_MAX ? INT32_MAX : (s32)v;
 }

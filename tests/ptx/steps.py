@@ -16,6 +16,8 @@ import numpy as np
 from numba import cuda
 
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
+from fastopt.amp import LossScaler
+from fastopt.lr_scheduler import CosineScheduler
 from helpers.cases import CASES as FORMS
 from helpers.cases import FIRST, SAMPLE
 from helpers.device_arrays import Foreign, host, leaves, on_device
@@ -66,6 +68,34 @@ def rows(height, width, count, often=0.0):
 def made(name, options=None, **kwargs):
     """A function that makes an updater; `options` are its own, and not the optimizer's."""
     return lambda: optimizer.Updater(optimizer.create(name, **kwargs), **(options or {}))
+
+
+def scheduled():
+    """An updater whose schedule reads the update counts."""
+    adam = optimizer.Adam(lr_scheduler=CosineScheduler(9))
+    return optimizer.Updater(adam, clip_global_norm=1.0)
+
+
+def scaled():
+    """An updater with a loss scaler of its own."""
+    return optimizer.Updater(optimizer.Adam(), LossScaler(4.0))
+
+
+def two_dtypes(rng):
+    """Weights that need two tables, and whose squares are added in the order of the list."""
+    kinds = np.float32, np.float64, np.float32
+
+    def normal():
+        return [rng.normal(size=300 + k).astype(kind) for k, kind in enumerate(kinds)]
+
+    return normal(), [normal() for _ in range(STEPS)]
+
+
+def not_finite(rng):
+    """Gradients of which those of the second step are not finite, which skips it."""
+    weights, grads = dense((30, 41), (700,))(rng)
+    grads[1][1][13] = np.inf
+    return weights, grads
 
 
 def masters(dtype, **kwargs):
@@ -145,6 +175,21 @@ CASES = {
     "clip": {
         "dense": (made("adam", {"clip_global_norm": 1.0}), dense((30, 101), (7,), (2049,))),
         "rows": (made("adam", {"clip_global_norm": 1.0}), rows(900, 8, 300)),
+        "LAMB": (made("lamb", {"clip_global_norm": 1.0}), dense((30, 101), (7,))),
+        "bfloat16 state": (
+            made("adam", {"clip_global_norm": 1.0}, state_dtype="bfloat16"),
+            dense((401,), (7,)),
+        ),
+        "two dtypes": (made("adamw", {"clip_global_norm": 1.0}), two_dtypes),
+        "schedule": (scheduled, dense((301,), (7,))),
+        "not finite": (made("adam", {"clip_global_norm": 1.0}), not_finite),
+        "not finite, LAMB": (made("lamb", {"clip_global_norm": 1.0}), not_finite),
+        "not finite, 8 bits": (
+            made("adam", {"clip_global_norm": 1.0}, state_dtype="int8", state_min_size=1),
+            not_finite,
+        ),
+        "loss scaler": (scaled, not_finite),
+        "streams": (made("adam", {"clip_global_norm": 1.0}), dense((3001,), (70,))),
     },
     "averages": {
         str(average): (made("adam", {"average": average}), dense((30, 101)))
@@ -215,6 +260,13 @@ def different(device, expected):
     )
 
 
+def check_infos(device, expected):
+    """Outcomes are equal; the norm of row-sparse gradients is summed in another order."""
+    norms = [info.global_norm or 0 for info in (device, expected)]
+    assert device._replace(global_norm=None) == expected._replace(global_norm=None)
+    np.testing.assert_allclose(*norms, rtol=1e-14)
+
+
 def run(name, make, arrays):
     """Return the bytes that differ after the steps of a case, or the error."""
     here, there = make(), make()
@@ -233,6 +285,10 @@ def run(name, make, arrays):
             here.flush(0)
             there.flush(0)
         cuda.synchronize()
+        check_infos(there.info, here.info)
+        assert repr(there.loss_scaler) == repr(here.loss_scaler)
+        assert there.optimizer._index_update_count == here.optimizer._index_update_count
+        assert there.optimizer.num_update == here.optimizer.num_update
         averages = [(there.averages[k], here.averages[k]) for k in here.averages]
         states = [(there.states[k], here.states[k]) for k in here.states]
         return sum(different(*pair) for pair in [(devices, weights), *averages, *states])

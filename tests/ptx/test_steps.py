@@ -14,8 +14,18 @@ from ptx.executor import build_driver, environment, needs_numba_cuda
 pytestmark = needs_numba_cuda
 
 KERNELS = {
-    *("blocks", "copy", "count_rows", "cut_rows", "dense", "finish", "flush_decay", "fold", "lazy"),
-    *("mark_decay", "merge", "rows", "sort_tiles", "squares", "sums", "survey", "totals"),
+    *(
+        "begin",
+        "blocks",
+        "copy",
+        "count_rows",
+        "cut_rows",
+        "dense",
+        "finish",
+        "flush_decay",
+        "fold",
+    ),
+    *("lazy", "mark_decay", "merge", "rows", "sort_tiles", "squares", "sums", "survey", "totals"),
 }
 SAMPLE = [
     *("dense/Adam", "dense/strided gradient", "int8/ragged blocks", "reductions/LAMB"),

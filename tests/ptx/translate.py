@@ -3,9 +3,11 @@
 A kernel becomes a function that runs one thread until it ends or waits for others: then it returns,
 and goes on behind a ``case`` when it is called again. A register is an element of an array of 64
 bits, whatever its type: an instruction reads the low bits that its type has, and extends what it
-writes. An instruction without a translation raises :class:`UnknownInstruction`.
+writes. Functions are inlined where they are called. An instruction without a translation raises
+:class:`UnknownInstruction`.
 """
 
+import itertools
 import re
 
 __all__ = ["UnknownInstruction", "translate"]
@@ -23,10 +25,12 @@ OPERATIONS = {
     r"mul\.wide\.u32": ("u64", "{a:u64} * {b:u64}"),
     rf"mad\.lo\.(?P<to>{INTEGER})": "{a} * {b} + {c}",
     rf"fma\.rn\.(?P<to>{REAL})": "fused({a}, {b}, {c})",
+    rf"fma\.kept\.(?P<to>{REAL})": "kept_fused({a}, {b}, {c})",
     rf"div(?:\.rn)?\.(?P<to>{REAL})": "{a} / {b}",
     rf"div\.(?P<to>{INTEGER})": "{b} ? {a} / {b} : -1",
     rf"rem\.(?P<to>{INTEGER})": "{b} ? {a} % {b} : {a}",
     rf"rcp\.rn\.(?P<to>{REAL})": "1 / {a}",
+    r"rcp\.approx\.ftz\.(?P<to>f64)": "coarse(1 / {a})",
     rf"sqrt\.rn\.(?P<to>{REAL})": "sqrt({a})",
     rf"neg\.(?P<to>{INTEGER}|{REAL})": "-{a}",
     rf"abs\.(?P<to>{REAL})": "fabs({a})",
@@ -50,6 +54,7 @@ OPERATIONS = {
     r"cvt\.(?P<to>[su](?:8|16|32|64))\.(?P<of>[su](?:8|16|32|64))": "{a}",
     rf"cvt\.rn\.(?P<to>{REAL})\.(?P<of>{INTEGER})": "{a}",
     r"cvt\.rzi\.(?P<to>s32)\.(?P<of>f32|f64)": "truncated({a})",
+    rf"cvt\.rzi\.(?P<to>{REAL})\.(?P<of>{REAL})": "trunc({a})",
     r"cvt\.(?P<to>f32|f64)\.(?P<of>f16|f32)": "{a}",
     r"cvt\.rn\.(?P<to>f16|f32)\.(?P<of>f32|f64)": "{a}",
     rf"setp\.eq\.(?P<of>{ANY})": ("pred", "{a} == {b}"),
@@ -104,8 +109,8 @@ def translate(text):
     entry = re.search(r"\.entry\s+([$\w]+)\s*\(([^)]*)\)[^{]*\{", text)
     names = re.findall(r"\.param\s+.*?([$\w]+)(?:\[\d+\])?\s*(?:,|$)", entry[2].strip())
     params = {name: k for k, name in enumerate(names)}
-    body = text[entry.end() : text.rindex("}")]
     kernel = _Kernel(params, shared)
+    body = _inlined(_body(text, entry.end()), _functions(text))
     kernel.read(body, 1 + text.count("\n", 0, entry.end()))
     return "\n".join(
         [
@@ -118,6 +123,41 @@ def translate(text):
             f"const Kernel {entry[1]} = {{body, {len(params)}, {len(kernel.registers)}, "
             f"{kernel.local}, {size}}};",
         ]
+    )
+
+
+def _body(text, start):
+    """Return the text up to the brace that ends an entry or a function."""
+    return text[start : text.index("\n}", start) + 1]
+
+
+def _functions(text):
+    """Return the bodies of functions by name; their parameters become registers."""
+    found = {}
+    for head in re.finditer(r"\.func\s+(?:\([^)]*\)\s*)?([$\w]+)\s*\([^)]*\)\s*\{", text):
+        body = re.sub(rf"\b{re.escape(head[1])}_param_", "param", _body(text, head.end()))
+        found[head[1]] = body.replace("func_retval", "retval")
+    return found
+
+
+def _inlined(body, functions):
+    """Replace calls of functions by their bodies, on one line, with registers of their own."""
+    if not functions:
+        return body
+    count = itertools.count()
+
+    def inlined(call):
+        own, number = functions[call[1]], next(count)
+        own = re.sub(r"\$L", f"$L{number}_", re.sub(r"%(?!param|retval)", f"%f{number}_", own))
+        own = own.replace("fma.rn", "fma.kept")  # of the GPU's library, as a CPU's is exact too
+        own = re.sub(r"\bret;", f"bra $LEND{number};", " ".join(own.split()))
+        lines = "\n" * call[0].count("\n")
+        return f"{own} $LEND{number}: {lines}"
+
+    body = re.sub(r"call\.uni\s+(?:\([^)]*\),\s*)?([$\w]+),\s*\([^)]*\)\s*;", inlined, body)
+    body = re.sub(r"st\.param\.(\w+)\s+\[(param\d+|retval\d+)\+0\],", r"mov.\1 %\2,", body)
+    return re.sub(
+        r"ld\.param\.(\w+)\s+([%\w]+),\s*\[(param\d+|retval\d+)(?:\+0)?\]", r"mov.\1 \2, %\3", body
     )
 
 
@@ -158,7 +198,7 @@ class _Kernel:
             found = re.fullmatch(r"\.local (?:\.align \d+ )?\.b8 (\w+)\[(\d+)\]", text)
             self.depots[found[1]] = self.local
             self.local += -(-int(found[2]) // 64) * 64
-        elif text and not text.startswith((".reg", ".pragma")):
+        elif text and not text.startswith((".reg", ".param", ".pragma")):
             guard, opcode, listed = re.fullmatch(r"(?:@(\S+) )?([\w.:]+) ?(.*)", text).groups()
             operands = [part.strip() for part in re.split(r",(?![^{]*\})", listed)]
             code = self.instruction(opcode, operands)

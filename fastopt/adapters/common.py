@@ -1,0 +1,13 @@
+"""What the adapters share."""
+
+import copy
+from typing import Any
+
+from fastopt.optimizer import Optimizer, Updater, create
+
+__all__ = ["new_updater"]
+
+
+def new_updater(optimizer: str | Optimizer, arguments: dict[str, Any], **settings: Any) -> Updater:
+    """Return the updater of a new optimizer, or of a copy of one."""
+    return Updater(copy.deepcopy(create(optimizer, **arguments)), **settings)

@@ -1,0 +1,167 @@
+"""Optimizers for thinc and spaCy."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import thinc.api
+
+from fastopt.adapters.common import new_updater
+from fastopt.averages import EMA
+from fastopt.optimizer import Optimizer
+
+__all__ = ["ThincOptimizer", "configured"]
+
+MAX_DECAY = 0.9999
+"""Decay of thinc's averages."""
+
+Array = np.ndarray[Any, Any]
+
+
+class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
+    r"""An optimizer for thinc models and spaCy pipelines on CPUs.
+
+    It is a ``thinc.api.Optimizer``: ``model.finish_update(optimizer)`` and
+    ``nlp.update(examples, sgd=optimizer)`` update the parameters in place. In configuration files
+    of spaCy its name is ``@optimizers = "fastopt.v1"``; a section ``options`` of that block has the
+    arguments of the optimizer.
+
+    Parameters
+    ----------
+    optimizer : str or Optimizer
+        Name, or an optimizer, which is copied. Default ``"adam"``, whose formula is thinc's.
+    learn_rate : float or iterable of float, optional
+        Learning rate, or a schedule that ``step_schedules()`` advances. Default None: that of the
+        optimizer.
+    grad_clip : float
+        Maximum norm of the gradient of each parameter; 0 for no limit. Gradients that are not
+        finite are skipped, unless it is 0. Default 1.0, as in thinc.
+    use_averages : bool
+        Keep the averages of thinc, with a decay of :math:`\min(0.9999, (1 + t) / (10 + t))`, for
+        ``model.use_params(optimizer.averages)``. Those of spaCy's optimizers are off. They start
+        at the initial weights, and thinc's at zero. Default False.
+    **arguments
+        Arguments of the optimizer, such as ``beta1=0.8``; ``wd`` is thinc's `L2`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is unknown or out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from thinc.api import Linear
+    >>> from fastopt.adapters import ThincOptimizer
+    >>> model = Linear(1, 2).initialize()
+    >>> optimizer = ThincOptimizer("sgd", learn_rate=0.5, grad_clip=0)
+    >>> y, backprop = model.begin_update(np.ones((1, 2), np.float32))
+    >>> _ = backprop(np.ones((1, 1), np.float32))
+    >>> model.finish_update(optimizer)
+    >>> model.get_param("b")
+    array([-0.5], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        optimizer: str | Optimizer = "adam",
+        *,
+        learn_rate: float | Iterable[float] | None = None,
+        grad_clip: float = 1.0,
+        use_averages: bool = False,
+        **arguments: Any,
+    ) -> None:
+        average = EMA(MAX_DECAY, warmup=True) if use_averages else None
+        self.updater = new_updater(
+            optimizer, arguments, average=average, clip_global_norm=grad_clip or None
+        )
+        self.schedules: dict[str, Any] = {}
+        self._indices: dict[tuple[int, str], str] = {}
+        self._scales: dict[str, float] = {}
+        if learn_rate is not None:
+            self._set_attr_or_schedule("learn_rate", learn_rate)
+
+    @property
+    def learn_rate(self) -> float:
+        """Learning rate."""
+        return self.updater.optimizer.learning_rate
+
+    @learn_rate.setter
+    def learn_rate(self, value: float) -> None:
+        self.updater.optimizer.learning_rate = value
+
+    @property
+    def grad_clip(self) -> float:
+        """Maximum norm of a gradient; 0 for no limit."""
+        return self.updater.clip_global_norm or 0.0
+
+    @grad_clip.setter
+    def grad_clip(self, value: float) -> None:
+        self.updater.clip_global_norm = value or None
+
+    @property
+    def averages(self) -> dict[tuple[int, str], Array] | None:
+        """Averages by the key of the parameter, or None without `use_averages`."""
+        if self.updater.average is None:
+            return None
+        return {key: self.updater.averages[index] for key, index in self._indices.items()}
+
+    def __call__(
+        self, key: tuple[int, str], weights: Array, gradient: Array, *, lr_scale: float = 1.0
+    ) -> tuple[Array, Array]:
+        """Update a parameter in place and zero its gradient; `finish_update` of a model calls it.
+
+        Parameters
+        ----------
+        key : tuple
+            Number of the node of the model, and name of the parameter.
+        weights, gradient : numpy.ndarray
+            Parameter and gradient.
+        lr_scale : float
+            Factor of the learning rate.
+
+        Returns
+        -------
+        tuple of numpy.ndarray
+            The two arrays.
+        """
+        index = self._indices.get(key)
+        if index is None:
+            index = self._indices[key] = "/".join(map(str, key))
+        if self._scales.get(index, 1.0) != lr_scale:
+            self._scales[index] = self.updater.optimizer.lr_mult[index] = lr_scale
+        self.updater(index, gradient, weights)
+        gradient.fill(0)  # thinc adds the next gradient to it
+        return weights, gradient
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "schedules": self.schedules}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def configured(
+    optimizer: str = "adam",
+    learn_rate: float | Iterable[float] | None = None,
+    grad_clip: float = 1.0,
+    use_averages: bool = False,
+    options: dict[str, Any] | None = None,
+) -> ThincOptimizer:
+    """Return a ThincOptimizer for a block of a configuration file, which cannot name `**arguments`.
+
+    Parameters
+    ----------
+    optimizer, learn_rate, grad_clip, use_averages
+        See :class:`ThincOptimizer`.
+    options : dict, optional
+        Arguments of the optimizer.
+    """
+    return ThincOptimizer(
+        optimizer,
+        learn_rate=learn_rate,
+        grad_clip=grad_clip,
+        use_averages=use_averages,
+        **(options or {}),
+    )

@@ -1,0 +1,105 @@
+"""RiverOptimizer has the results of river's optimizers, also for features that come and go."""
+
+import copy
+import doctest
+import pickle
+import random
+
+import numpy as np
+import pytest
+from river import linear_model, optim
+from river.utils import VectorDict
+
+import fastopt
+import fastopt.adapters.river
+from fastopt.adapters import RiverOptimizer
+
+
+def examples(seed=0, same=False):
+    """Examples of three features each, of 40 in all or always the same ones."""
+    rng = random.Random(seed)
+    for _ in range(60):
+        names = "abc" if same else rng.sample(range(40), 3)
+        yield {name: rng.uniform(-1, 1) for name in names}, rng.random() < 0.5
+
+
+def trained(optimizer, data, **arguments):
+    model = linear_model.LogisticRegression(optimizer, **arguments)
+    for x, y in data:
+        model.learn_one(x, y)
+    return model.weights
+
+
+PAIRS = {
+    "Adam": (lambda: optim.Adam(0.1), lambda: RiverOptimizer("adam", 0.1)),
+    "SGD": (lambda: optim.SGD(0.1), lambda: RiverOptimizer(fastopt.SGD(lr=0.1))),
+    "AdaGrad": (
+        lambda: optim.AdaGrad(0.1),
+        lambda: RiverOptimizer("adagrad", 0.1, eps=1e-8),
+    ),
+    "scheduler": (
+        lambda: optim.Adam(optim.schedulers.InverseScaling(0.1, 0.5)),
+        lambda: RiverOptimizer("adam", optim.schedulers.InverseScaling(0.1, 0.5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_weights_are_those_of_rivers_optimizer(pair, same):
+    theirs, ours = (trained(make(), examples(same=same)) for make in PAIRS[pair])
+    assert max(map(abs, theirs.values())) > 0.05
+    assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("arguments", [{"l2": 0.1}, {"l1": 0.01}])
+def test_penalties_of_the_model_are_kept(arguments):
+    theirs, ours = (trained(make(), examples(), **arguments) for make in PAIRS["Adam"])
+    assert ours == pytest.approx(theirs)
+
+
+def test_new_features_start_with_the_state_of_their_weights():
+    """The state of Schedule-Free SGD is a copy of the weight."""
+    optimizer, w = RiverOptimizer("schedulefreesgd", 0.1), {"a": 1.0}
+    for names in ("a", "ab", "abc", "ba"):
+        w |= dict.fromkeys(set(names) - set(w), 5.0)
+        optimizer.step(w, dict.fromkeys(names, 0.0))
+    assert w == {"a": 1.0, "b": 5.0, "c": 5.0}
+
+
+def test_gradients_of_minibatches_are_plain_dictionaries():
+    found = []
+    for optimizer in (optim.Adam(0.1), RiverOptimizer("adam", 0.1)):
+        weights = VectorDict({"a": 1.0, "b": 2.0})
+        for g in ({"a": np.float64(1), "b": np.float64(2)}, {}, {"b": np.float64(1)}):
+            optimizer.step(weights, g)
+        found.append(weights.to_dict())
+        assert optimizer.n_iterations == 3
+    assert found[1] == pytest.approx(found[0])
+
+
+def test_clones_start_again_and_copies_continue():
+    optimizer = RiverOptimizer("adam", 0.1, beta1=0.5)
+    first = trained(optimizer, examples())
+    clone = optimizer.clone()
+    assert clone.updater.optimizer.beta1 == 0.5
+    assert trained(clone, examples()) == first
+    w, g = {0: 1.0, "new": 2.0}, {0: 0.5, "new": 1.0}
+    others = [copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
+    expected = optimizer.step(dict(w), g)
+    assert [other.step(dict(w), g) for other in others] == [expected, expected]
+
+
+def test_misuse_is_explained():
+    with pytest.raises(ValueError, match="single features, and Muon updates whole arrays"):
+        RiverOptimizer("muon")
+    optimizer, ones = RiverOptimizer(), np.ones(2)
+    with pytest.raises(TypeError, match="by the names of their features"):
+        optimizer.step(ones, ones)
+    with pytest.raises(TypeError, match="latent factors need an optimizer of river"):
+        optimizer.step({"a": ones}, {"a": ones})
+    assert optimizer.n_iterations == 0
+
+
+def test_the_examples_run():
+    assert doctest.testmod(fastopt.adapters.river).failed == 0

@@ -1,0 +1,128 @@
+"""Perceptrons of scikit-learn with fastopt's updates have scikit-learn's losses."""
+
+import doctest
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from sklearn import neural_network
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import GridSearchCV
+
+import fastopt
+import fastopt.adapters.scikit_learn
+from fastopt import adapters
+
+IMAGES, DIGITS = load_digits(return_X_y=True)
+X, Y = IMAGES[:200] / 16, DIGITS[:200]
+SMALL = {"hidden_layer_sizes": (8, 6), "max_iter": 12, "random_state": 0, "batch_size": 64}
+
+
+def fitted(kind, y=Y, x=X, **arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return kind(**{**SMALL, **arguments}).fit(x, y)
+
+
+CASES = {
+    "adam": {"beta_1": 0.8, "epsilon": 1e-4, "learning_rate_init": 0.01},
+    "sgd": {"solver": "sgd", "learning_rate_init": 0.1, "momentum": 0.5},
+    "no Nesterov": {"solver": "sgd", "nesterovs_momentum": False, "alpha": 0.1},
+    "invscaling": {
+        "solver": "sgd",
+        "learning_rate": "invscaling",
+        "momentum": 0.0,
+        "nesterovs_momentum": False,
+        "learning_rate_init": 0.5,
+    },
+    "adaptive": {
+        "solver": "sgd",
+        "learning_rate": "adaptive",
+        "nesterovs_momentum": False,
+        "tol": 0.05,
+        "n_iter_no_change": 1,
+        "learning_rate_init": 0.2,
+        "max_iter": 100,
+    },
+    "early stopping": {"early_stopping": True, "n_iter_no_change": 2, "tol": 0.1},
+    "lbfgs": {"solver": "lbfgs"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["MLPClassifier", "MLPRegressor"])
+def test_coefficients_are_those_of_scikit_learn(case, name):
+    theirs, ours = (
+        fitted(getattr(library, name), **CASES[case]) for library in (neural_network, adapters)
+    )
+    assert ours.n_iter_ == theirs.n_iter_
+    for array, other in zip(ours.coefs_, theirs.coefs_, strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["lion", fastopt.Lion(lr=0.002)])
+def test_another_optimizer_trains(optimizer):
+    arguments = {"learning_rate_init": 2e-3, "hidden_layer_sizes": 32, "max_iter": 30}
+    model = fitted(adapters.MLPClassifier, optimizer=optimizer, **arguments)
+    made = model._optimizer.updater.optimizer
+    assert type(made) is fastopt.Lion
+    assert made is not optimizer
+    assert made.learning_rate == 0.002
+    assert model.score(X, Y) > 0.9
+
+
+def test_the_schedules_of_the_solver_are_for_any_optimizer():
+    model = fitted(
+        adapters.MLPClassifier, optimizer=fastopt.Adam(lr=0.01), solver="sgd",
+        learning_rate="adaptive", tol=1.0, n_iter_no_change=1, learning_rate_init=0.5,
+    )  # fmt: skip
+    solver = model._optimizer
+    share = solver.updater.optimizer.learning_rate / 0.01
+    assert share == pytest.approx(solver.theirs.learning_rate / 0.5)
+    assert share < 0.1
+
+
+def test_partial_fit_continues_also_after_pickling():
+    theirs = neural_network.MLPClassifier(8, random_state=0)
+    ours = adapters.MLPClassifier(8, random_state=0)
+    for start in (0, 50, 100, 150):
+        for model in (theirs, ours):
+            model.partial_fit(X[start : start + 50], Y[start : start + 50], classes=range(10))
+        ours = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_allclose(ours.coefs_[0], theirs.coefs_[0])
+
+
+def test_estimators_have_the_parameters_of_scikit_learn_and_optimizer():
+    for name in ("MLPClassifier", "MLPRegressor"):
+        theirs, ours = (getattr(library, name)() for library in (neural_network, adapters))
+        assert ours.get_params() == {**theirs.get_params(), "optimizer": None}
+    lion = fastopt.Lion(lr=0.5)
+    copied = clone(adapters.MLPClassifier(optimizer=lion, alpha=0.5))
+    assert (copied.alpha, copied.optimizer.learning_rate) == (0.5, 0.5)
+    search = GridSearchCV(
+        adapters.MLPClassifier(**SMALL), {"optimizer": ["adam", "sgd"]}, cv=2, scoring="accuracy"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        search.fit(X, Y)
+    assert search.best_params_ == {"optimizer": "adam"}
+
+
+def test_float32_data_may_have_float64_targets():
+    model = fitted(adapters.MLPRegressor, Y.astype(float), X.astype(np.float32))
+    assert model.coefs_[0].dtype == np.float32
+    assert model.loss_curve_[-1] < model.loss_curve_[0]
+
+
+def test_misuse_is_explained():
+    with pytest.raises(ValueError, match="Cannot find optimizer 'adamm'"):
+        fitted(adapters.MLPClassifier, optimizer="adamm")
+    with pytest.raises(TypeError, match="optimizer must be an Optimizer or its name"):
+        fitted(adapters.MLPClassifier, optimizer=3)
+
+
+def test_the_examples_run():
+    assert doctest.testmod(fastopt.adapters.scikit_learn).failed == 0

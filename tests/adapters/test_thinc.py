@@ -1,0 +1,118 @@
+"""ThincOptimizer has the results of thinc's optimizers, in place and by their interface."""
+
+import copy
+import doctest
+import pickle
+
+import numpy as np
+import pytest
+from thinc.api import SGD, Adam, Linear, Relu, Softmax, chain, fix_random_seed, registry
+
+import fastopt
+import fastopt.adapters.thinc
+from fastopt.adapters import ThincOptimizer
+
+
+def model():
+    fix_random_seed(0)
+    return chain(Relu(8), Softmax()).initialize(np.ones((2, 5), "f"), np.ones((2, 3), "f"))
+
+
+def trained(optimizer, net=None, steps=30):
+    """Parameters of a network after some steps; the gradients are larger than the clip."""
+    rng, net = np.random.default_rng(0), net or model()
+    for _ in range(steps):
+        x, y = rng.normal(size=(16, 5)).astype("f"), rng.integers(3, size=16)
+        scores, backprop = net.begin_update(x)
+        backprop(4 * (scores - np.eye(3, dtype="f")[y]))
+        net.finish_update(optimizer)
+        optimizer.step_schedules()
+    return np.concatenate(
+        [node.get_param(name).ravel() for node in net.layers for name in node.param_names]
+    )
+
+
+PAIRS = {
+    "adam": (lambda: Adam(0.01, use_averages=False), lambda: ThincOptimizer(learn_rate=0.01)),
+    "no clip": (
+        lambda: Adam(0.01, grad_clip=0, use_averages=False),
+        lambda: ThincOptimizer(learn_rate=0.01, grad_clip=0),
+    ),
+    "sgd": (
+        lambda: SGD(0.1, use_averages=False),
+        lambda: ThincOptimizer(fastopt.SGD(lr=0.1)),
+    ),
+    "schedule": (
+        lambda: Adam([0.1, 0.05, 0.01], use_averages=False),
+        lambda: ThincOptimizer(learn_rate=[0.1, 0.05, 0.01]),
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_parameters_are_those_of_thincs_optimizer(pair):
+    theirs, ours = (trained(make()) for make in PAIRS[pair])
+    assert np.abs(theirs - trained(SGD(0.0))).max() > 0.05
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_averages_are_the_moving_averages_of_the_parameters():
+    net, optimizer = model(), ThincOptimizer(learn_rate=0.01, use_averages=True)
+    assert ThincOptimizer().averages is None
+    expected, key = None, (net.layers[0].id, "W")
+    for t in range(1, 6):
+        before = net.layers[0].get_param("W").copy()
+        trained(optimizer, net, steps=1)
+        decay = (1 + t) / (10 + t)
+        start = before if expected is None else expected
+        expected = decay * start + (1 - decay) * net.layers[0].get_param("W")
+    np.testing.assert_allclose(optimizer.averages[key], expected, rtol=1e-5)
+    with net.use_params(optimizer.averages):
+        np.testing.assert_allclose(net.layers[0].get_param("W"), expected, rtol=1e-5)
+
+
+def test_copies_and_pickles_continue():
+    optimizer = ThincOptimizer(learn_rate=0.01)
+    net = model()
+    trained(optimizer, net, steps=3)
+    others = [copy.deepcopy((net, optimizer)), pickle.loads(pickle.dumps((net, optimizer)))]
+    expected = trained(optimizer, net, steps=3)
+    for one, other in others:
+        np.testing.assert_array_equal(trained(other, one, steps=3), expected)
+
+
+def test_rates_of_shims_scale_the_step():
+    optimizer = ThincOptimizer("sgd", learn_rate=0.5, grad_clip=0)
+    weight, gradient = np.ones(2, "f"), np.full(2, 2, "f")
+    returned = optimizer((3, "W"), weight, gradient, lr_scale=0.1)
+    np.testing.assert_allclose(weight, 0.9)
+    assert not gradient.any()
+    assert returned[0] is weight
+    assert returned[1] is gradient
+
+
+def test_a_gradient_that_is_not_finite_is_skipped():
+    layer, optimizer = Linear(1, 2).initialize(), ThincOptimizer(learn_rate=0.5)
+    layer.set_grad("b", np.array([np.nan], "f"))
+    layer.finish_update(optimizer)
+    assert layer.get_param("b").tolist() == [0]
+    assert layer.get_grad("b").tolist() == [0]
+
+
+def test_configurations_find_it_by_name():
+    config = {"optimizer": {"@optimizers": "fastopt.v1", "optimizer": "lion", "learn_rate": 0.25}}
+    made = registry.resolve(config)["optimizer"]
+    assert type(made) is ThincOptimizer
+    assert type(made.updater.optimizer) is fastopt.Lion
+    assert made.learn_rate == 0.25
+
+
+def test_misuse_is_explained():
+    with pytest.raises(TypeError, match="did you mean beta1"):
+        ThincOptimizer(beta_1=0.8)
+    with pytest.raises(ValueError, match="Cannot find optimizer"):
+        ThincOptimizer("adamm")
+
+
+def test_the_examples_run():
+    assert doctest.testmod(fastopt.adapters.thinc).failed == 0

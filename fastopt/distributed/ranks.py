@@ -198,7 +198,7 @@ class Ranks:
             if message["kind"] == "where":
                 self._tell([source], kind="here", text=self.call)
             elif message["kind"] == "left":
-                self._left[source] = entry
+                self._left.setdefault(source, entry)  # the first reason is the cause
             else:
                 self._here[source] = entry
         self._sent = [request for request in self._sent if not request.Test()]

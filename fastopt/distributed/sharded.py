@@ -57,6 +57,14 @@ class Shard(Updater):
         self.receive()
         return self.sums.added(super()._squares(plan, calls))
 
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """See :class:`Updater`; placements keep each unit on one rank."""
+        self.gate.add()
+        self.receive()
+        return super()._clipped_units(indices, weights, grads, share)
+
     def _update_in_python(self, calls: Sequence[Call]) -> None:
         """See :class:`Updater`; user code sees whole tensors, each on the rank that owns it."""
         for index, weight, *_ in calls:
@@ -102,8 +110,11 @@ class Sharded(Advised, Spelled):
     argument_advice: ClassVar[Mapping[str, str]] = {
         **Updater.argument_advice,
         **dict.fromkeys(
-            ("groups", "accumulate", "average", "clip_adaptive"),
+            ("groups", "average"),
             "it is an argument of fastopt.Updater, which works in one process",
+        ),
+        **dict.fromkeys(
+            ("accumulate", "clip_adaptive"), "it is an argument of ShardedUpdater and of Updater"
         ),
     }
 
@@ -156,6 +167,13 @@ class Sharded(Advised, Spelled):
         """Maximum global norm of the gradients of a call."""
         return self.shard.clip_global_norm
 
+    def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
+        """Return the state of this rank's slice of a parameter in another dtype.
+
+        See :meth:`fastopt.optimizer.Updater.state_as`.
+        """
+        return self.shard.state_as(index, dtype)
+
     @property
     def info(self) -> StepInfo:
         """Information about the last call, the same on all ranks."""
@@ -200,8 +218,8 @@ class Sharded(Advised, Spelled):
         self,
         call: str,
         work: Callable[[Any], Any],
-        check: Callable[[], Any] = dict,
-        facts: Callable[[Any], Mapping[str, str]] = dict,
+        check: Callable[[], Any] = lambda: None,
+        facts: Callable[[Any], Mapping[str, str]] = lambda found: {},
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Any:
         """Make a collective call that changes no weight before the ranks have agreed.

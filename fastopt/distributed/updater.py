@@ -30,7 +30,9 @@ from fastopt.distributed.packing import copier
 from fastopt.distributed.plan import Plan, Spare, flat
 from fastopt.distributed.resumable import Resumable
 from fastopt.optimizer import Optimizer
+from fastopt.optimizer.accumulation import Windows
 from fastopt.optimizer.optimizer import Array, Index
+from fastopt.optimizer.updater import ACCUMULATED
 from fastopt.sparse import HALVES, RowSparse
 
 __all__ = ["ShardedUpdater"]
@@ -98,6 +100,15 @@ class ShardedUpdater(Resumable):
     overlap : bool
         Enable :meth:`begin`, which sends gradients while others are still computed. This uses
         another communicator. Default False.
+    accumulate : int
+        Number of calls per update: gradients of a rank are summed in its memory, and the last call
+        sends the sums and updates with their mean. The other calls send nothing. All parameters of
+        a call must have had as many calls. Default 1.
+    clip_adaptive : float, optional
+        See :class:`~fastopt.optimizer.Updater`. Weights of two dimensions or more are then split
+        between rows, and each of the others is owned by one rank. Set at creation.
+    clip_adaptive_eps : float
+        See :class:`~fastopt.optimizer.Updater`. Default 1e-3.
 
     Attributes
     ----------
@@ -139,9 +150,15 @@ class ShardedUpdater(Resumable):
         check_every: int = CHECK_EVERY,
         wire: Literal["float16", "bfloat16"] | None = None,
         overlap: bool = False,
+        accumulate: int = 1,
+        clip_adaptive: float | None = None,
+        clip_adaptive_eps: float = 1e-3,
     ) -> None:
         size = None if bucket_bytes is None else count("bucket_bytes", bucket_bytes)
         every = count("check_every", check_every, least=0)
+        calls = count("accumulate", accumulate)
+        if calls > 1 and overlap:
+            raise ValueError("accumulate sends gradients once in several calls, without overlap")
         kind = None if wire is None else _half(choice("wire", wire, *HALVES))
         super().__init__(
             optimizer,
@@ -153,7 +170,13 @@ class ShardedUpdater(Resumable):
             check_every=every,
             wire=wire,
             overlap=bool(overlap),
+            accumulate=calls,
+            clip_adaptive=clip_adaptive,
+            clip_adaptive_eps=clip_adaptive_eps,
         )
+        self.shard.clip_adaptive_eps = clip_adaptive_eps
+        self.shard.clip_adaptive = clip_adaptive
+        self._windows = Windows(calls) if calls > 1 else None
         self.wire: Any = kind
         self.overlap = bool(overlap)
         self.bucket_bytes = size or line_bytes(self.ranks)
@@ -200,7 +223,34 @@ class ShardedUpdater(Resumable):
             this error or a TimeoutError the updater can no longer be used.
         """
         with self.optimizer.lock:
-            self._update(index, grad, weight)
+            if self._windows is None:
+                self._update(index, grad, weight)
+            else:
+                self._accumulate(self._windows, index, grad, weight)
+
+    def _accumulate(self, windows: Windows, index: Any, grad: Any, weight: Any) -> None:
+        """Add the gradients of this rank to its sums, and update with them in the last call."""
+        single = not isinstance(index, (list, tuple))
+        lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
+        indices, weights = [check_index(each) for each in lists[0]], lists[2]
+        grads = [self._check(i, g, w) for i, g, w in zip(indices, lists[1], weights, strict=True)]
+        _check_apart(indices, weights, self.optimizer.idx2name)
+        last = {windows.is_last(each) for each in indices}
+        if len(last) > 1:
+            raise ValueError("accumulate takes lists of parameters that had equal numbers of calls")
+        before, after = windows.before(indices), windows.after(indices)
+        try:
+            entries = list(zip(indices, weights, grads, strict=True))
+            windows.add(entries, self.optimizer.idx2name, single)
+            if True in last:
+                sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
+                self._update(indices, sums, weights)
+            else:
+                self.shard._report(ACCUMULATED)
+        except BaseException:
+            windows.put_back(before)
+            raise
+        windows.finish(indices, after)
 
     def begin(self, index: Any, grad: Any) -> None:
         """Start sending the gradient of a parameter while other gradients are still computed.
@@ -561,6 +611,11 @@ class ShardedUpdater(Resumable):
         """
 
         def slices() -> dict[Index, Array]:
+            if self._windows is not None and self._windows.calls:
+                raise ValueError(
+                    f"gradients of {len(self._windows.calls)} parameters wait for their update; "
+                    "save after the last call of accumulate"
+                )
             chosen = _by_index(weights)
             for index, array in chosen.items():
                 self._check_saved(index, array)
@@ -640,6 +695,8 @@ class ShardedUpdater(Resumable):
 
     def _take_up(self, saved: Saved) -> None:
         super()._take_up(saved)
+        if self._windows is not None:
+            self._windows.clear()
         self._plan = None
         self._plans.clear()
         self._unsure.update(self.placements)
@@ -756,6 +813,11 @@ class ShardedUpdater(Resumable):
                 f"{context}: state is kept for shape {placement.shape} and {placement.dtype}, got "
                 f"a weight of shape {weight.shape} and {weight.dtype}"
             )
+        if isinstance(grad, RowSparse) and weight.ndim < 2 and self.shard.clip_adaptive is not None:
+            raise TypeError(
+                f"{context}: clip_adaptive needs a dense gradient of a weight of one dimension, "
+                "which is one unit"
+            )
         if placement and placement.form == "flat" and isinstance(grad, RowSparse):
             raise TypeError(
                 f"{context}: the state was sharded by element, as the first gradient was dense; "
@@ -775,11 +837,13 @@ class ShardedUpdater(Resumable):
         return placed(new, self.ranks)
 
     def _form(self, index: Index, shape: tuple[int, ...], listed: bool) -> Form:
-        coded = self._is_coded(shape)
+        coded, clips = self._is_coded(shape), self.shard.clip_adaptive is not None
+        if clips and len(shape) < 2:
+            return "whole"
         if not self.optimizer.native or (coded and len(shape) < 2):
             return "whole"
         rule = self.optimizer.rule_for(index)
-        return "rows" if listed or coded or (rule and rule.row) else "flat"
+        return "rows" if listed or coded or clips or (rule and rule.row) else "flat"
 
     def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
         """Facts about a call that all ranks must have in common, besides the optimizer."""
@@ -904,6 +968,13 @@ class ShardedUpdater(Resumable):
         context = label(index, self.optimizer.idx2name)
         check_like(context, "copy", array, HALVES, np.shape(array))
         self._copies[index] = array
+
+
+def _times(grad: Any, factor: float) -> Any:
+    """A gradient times a factor."""
+    if isinstance(grad, RowSparse):
+        return RowSparse(grad.values * grad.dtype.type(factor), grad.indices, grad.shape)
+    return grad * grad.dtype.type(factor)
 
 
 def _by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:

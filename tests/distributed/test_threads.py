@@ -15,7 +15,7 @@ ONES = np.ones(4, np.float32)
 
 @pytest.mark.parametrize("ranks", [3])
 @pytest.mark.parametrize(
-    "module", ["updates", "tables", "join", "divergence", *exhaustive("overlap")]
+    "module", ["updates", "settings", "tables", "join", "divergence", *exhaustive("overlap")]
 )
 def test_checks_pass(module, ranks):
     done = run_checks(ranks, f"ranks_{module}", skipped=THREADS_CANNOT)

@@ -5,10 +5,14 @@ import re
 import sys
 from pathlib import Path
 
+from numpydoc.xref import DEFAULT_LINKS
+
 import fastopt
 from fastopt.optimizer import Optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from sphinx_links import OBJECTS
 
 project = "fastopt"
 author = "The fastopt developers"
@@ -20,7 +24,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx_copybutton",
     "sphinx_design",
+    "sphinx_links",
     "sphinx_pictures",
     "sphinx-mathjax-offline",  # MathJax is part of the build and not loaded from a network
 ]
@@ -32,6 +38,18 @@ myst_heading_anchors = 3
 autodoc_mock_imports = ["mpi4py"]  # needs an MPI library
 autodoc_typehints = "none"  # types are in the numpydoc sections
 numpydoc_show_class_members = False
+numpydoc_xref_param_type = True
+numpydoc_xref_ignore = "all"  # but for these
+numpydoc_xref_aliases = {
+    **{name: name for name in DEFAULT_LINKS},  # its own need an inventory from the network
+    **{name: name for name in OBJECTS},
+    "LossScaler": "fastopt.amp.LossScaler",
+    "Optimizer": "fastopt.optimizer.Optimizer",
+    "Parameter": "fastopt.parameter.Parameter",
+    "ParameterDict": "fastopt.parameter.ParameterDict",
+    "RowSparse": "fastopt.sparse.RowSparse",
+    "Updater": "fastopt.optimizer.Updater",
+}
 # No PR04: a parameter without a type is described in the docstring of another class.
 numpydoc_validation_checks = {
     *("GL01", "GL03", "GL05", "GL06", "GL07", "GL08", "GL09", "GL10"),
@@ -50,6 +68,7 @@ html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
 html_css_files = ["fastopt.css"]
 html_title = f"fastopt {release}"
+html_favicon = "_static/favicon.svg"
 html_sidebars = {"**": ["contents.html"]}
 html_theme_options = {
     "navbar_center": [],
@@ -58,6 +77,8 @@ html_theme_options = {
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],
 }
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 html_copy_source = html_show_sourcelink = False
 
 

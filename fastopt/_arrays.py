@@ -35,7 +35,7 @@ class Compressed(Protocol):
 Weight = NDArray[Any] | OnDevice | Exchanged
 """A dense array that is updated in place."""
 
-Rows = tuple[NDArray[Any], NDArray[np.integer[Any]]]
+Rows = tuple[NDArray[Any], NDArray[np.integer[Any]] | list[int] | int]
 """Values of some rows, and their indices."""
 
 Gradient = Weight | RowSparse | Compressed | Rows

@@ -26,12 +26,15 @@ class RowSparse:
     Parameters
     ----------
     values : array_like
-        The indexed rows, of shape ``(k, *shape[1:])``: float16, bfloat16, float32 or float64.
-        Arrays are kept without a copy, whatever their layout. They may be on a CUDA device, with
-        indices there or on the host; methods that compute with the values then raise TypeError.
+        The indexed rows, of shape ``(*indices.shape, *shape[1:])``: float16, bfloat16, float32 or
+        float64. Arrays are kept without a copy, whatever their layout. They may be on a CUDA
+        device, with indices there or on the host; methods that compute with the values then raise
+        TypeError.
     indices : array_like
-        The `k` row indices, from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a
-        copy; other integers are converted to int64.
+        The row indices, from 0 to ``shape[0] - 1``. int32 and int64 arrays are kept without a copy;
+        other integers are converted to int64. They may have any shape on the host, such as
+        ``(batch, length)``; the attributes `values` and `indices` are flattened to one axis of
+        rows.
     shape : int or tuple of int
         Shape of the whole array, with at least one dimension.
 
@@ -73,13 +76,17 @@ class RowSparse:
             _check_order(values, indices)
             self.values = _reals("values", values)
             self.indices = _positions("indices", indices, self.shape[0])
-        count_of_rows = len(header(self.indices))
-        expected, actual = (count_of_rows, *self.shape[1:]), header(self.values).shape
+        listed, actual = header(self.indices).shape, header(self.values).shape
+        expected = (*listed, *self.shape[1:])
         if actual != expected:
+            rows = f"{listed[0]} indices" if len(listed) == 1 else f"indices of shape {listed}"
             raise ValueError(
-                f"values must have shape {expected} for {count_of_rows} indices into "
-                f"shape {self.shape}, got {actual}"
+                f"values must have shape {expected} for {rows} into shape {self.shape}, "
+                f"got {actual}"
             )
+        if len(listed) != 1:
+            self.indices = self.indices.reshape(-1)
+            self.values = self.values.reshape(self.indices.size, *self.shape[1:])
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -249,8 +256,8 @@ def is_row_sparse(grad: Any) -> bool:
     Parameters
     ----------
     grad : object
-        A gradient: a RowSparse, a pair of arrays or a sparse array is row-sparse, a single array
-        is dense.
+        A gradient: a RowSparse, a pair of arrays (the second one may be integers, or a list of
+        them) or a sparse array is row-sparse, a single array is dense.
 
     Examples
     --------
@@ -260,9 +267,13 @@ def is_row_sparse(grad: Any) -> bool:
     (True, False)
     """
     if _is_pair(grad):
+        values, indices = grad
+        if isinstance(indices, (list, Integral)):
+            listed = indices if isinstance(indices, list) else [indices]
+            return isinstance(values, np.ndarray) and all(isinstance(i, Integral) for i in listed)
         return all(isinstance(part, np.ndarray) or is_cuda(part) for part in grad)
-    listed = getattr(grad, "format", None) in ("csr", "coo") and hasattr(grad, "tocsr")
-    return listed or isinstance(grad, RowSparse)
+    is_scipy = getattr(grad, "format", None) in ("csr", "coo") and hasattr(grad, "tocsr")
+    return is_scipy or isinstance(grad, RowSparse)
 
 
 def as_row_sparse(grad: Any, shape: int | tuple[int, ...]) -> RowSparse:
@@ -351,8 +362,6 @@ def _positions(name: str, values: Any, rows: int) -> Array:
         array = array.astype(np.int64)  # an empty list becomes a float array
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {array.dtype}")
-    if array.ndim != 1:
-        raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
     if array.size:
         least, most = array.min(), array.max()
         if least < 0 or most >= rows:

@@ -164,8 +164,14 @@ BAD = {
     "empty floats": (ONE[:0], np.zeros(0), (5, 3), TypeError, "indices must be integers"),
     "flags": (ONE, [False, True], (5, 3), TypeError, "indices must be integers, got bool"),
     "masked indices": (ONE, np.ma.array([0, 1]), (5, 3), TypeError, "indices .* MaskedArray"),
-    "a mask of rows": (ONE, [[0, 1]], (5, 3), ValueError, r"one dimension, got shape \(1, 2\)"),
-    "one number": (ONE, 0, (5, 3), ValueError, r"indices must have one dimension"),
+    "flat values": (
+        ONE,
+        [[0, 1]],
+        (5, 3),
+        ValueError,
+        r"\(1, 2, 3\) for indices of shape \(1, 2\)",
+    ),
+    "two rows": (ONE, 0, (5, 3), ValueError, r"\(3,\) for indices of shape \(\) .* got \(2, 3\)"),
     "negative": (ONE, [0, -1], (5, 3), ValueError, "at least 0 and below 5, got -1"),
     "too large": (ONE, [5, 0], (5, 3), ValueError, "at least 0 and below 5, got 5"),
     "no rows": (ONE, [0, 0], (0, 3), ValueError, "at least 0 and below 0, got 0"),
@@ -186,6 +192,17 @@ def test_what_does_not_fit_is_refused_with_its_name(case):
         RowSparse(values, indices, shape)
     with pytest.raises(error, match=words):
         as_row_sparse((values, indices), shape)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6,)], ids=str)
+@pytest.mark.parametrize("indices", [3, [[1, 2], [5, 1]], [[[]]], [[[0]]]], ids=str)
+def test_indices_may_have_any_shape(indices, shape):
+    indices = np.array(indices, np.int64)
+    values = np.random.default_rng(0).normal(size=(*indices.shape, *shape[1:]))
+    found = RowSparse(values, indices, shape)
+    flat = RowSparse(values.reshape(indices.size, *shape[1:]), indices.ravel(), shape)
+    np.testing.assert_array_equal(found.indices, flat.indices)
+    np.testing.assert_array_equal(found.values, flat.values)
 
 
 def test_other_wrong_arguments_are_refused_with_their_name():

@@ -26,6 +26,7 @@ from fastopt._engine.first_calls import Blank, blank_of, states
 from fastopt._engine.hyper import Hyper, hyper_of, reads_no_rates
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
+from fastopt._engine.record_rows import ATTRIBUTES, apart, as_rows, integer_words, row_layout
 from fastopt._engine.validate import (
     check,
     check_apart,
@@ -37,7 +38,7 @@ from fastopt._engine.validate import (
     leaves,
 )
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import clipping, cpu_addresses, front, measuring
+from fastopt._kernels import clipping, cpu_addresses, front, measuring, row_admission
 from fastopt._kernels import record_words as w
 from fastopt._kernels.advance import step as corrected_fields
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
@@ -59,7 +60,7 @@ from fastopt._kernels.table import items_of, launch
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
-from fastopt.sparse import is_row_sparse
+from fastopt.sparse import RowSparse, as_row_sparse, is_row_sparse
 
 __all__ = ["Records"]
 
@@ -222,8 +223,9 @@ class Form(NamedTuple):
     """Positions in the block of the addresses of these arrays."""
     guards: list[int]
     """Positions in the block of the ids of these arrays."""
-    kernels: Words
-    """Addresses of the loops, whose address is in the block."""
+    kernels: Words | None
+    """Addresses of the loops for dense gradients, whose address is in the block; None if the first
+    gradient is row-sparse."""
     inside: Words
     """1 at words with addresses in the block, else 0."""
     blank: Blank | None = None
@@ -239,6 +241,8 @@ class Kept(NamedTuple):
     layout: Layout
     shared: Shared
     alive: tuple[Any, ...]
+    resting: tuple[Words, Layout] | None = None
+    """The record for steps that do not average the weight, with its layout."""
 
 
 FORMS: dict[Any, Form] = {}
@@ -273,16 +277,23 @@ def nesting(state: Any) -> Any:
 
 
 @cache
-def kernels_of(layout: Layout, weight: Any, measured: bool, clipped: bool) -> Words:
+def kernels_of(
+    layout: Layout, weight: Any, measured: bool, clipped: bool, numbers: bool = False
+) -> Words:
     """Return the addresses of the loops of a layout.
 
     `measured`: also of sums of squares; `clipped`: also of a clip of units, for weights of the
-    storage type `weight`.
+    storage type `weight`. With `numbers`, indexed rows have one number each.
     """
     rule = layout.rule
-    squares = cpu_addresses.squares(layout.grad, layout.real) if measured else 0
-    units = cpu_addresses.units(weight, layout.real) if clipped else 0
-    found = [cpu_addresses.update(layout), squares, units, len(rule.passes)]
+    squares = 0
+    if measured and layout.sparse:
+        squares = cpu_addresses.row_squares(layout)
+    elif measured:
+        squares = cpu_addresses.squares(layout.grad, layout.real)
+    units = cpu_addresses.units(weight, layout.real) if clipped and not layout.sparse else 0
+    found = [cpu_addresses.update(layout, numbers), squares, units]
+    found += [int(layout.by_row), len(rule.passes)]
     for step, count in enumerate(rule.sums):
         found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
     return np.array(found, np.int64)
@@ -290,7 +301,7 @@ def kernels_of(layout: Layout, weight: Any, measured: bool, clipped: bool) -> Wo
 
 def form_of(
     layout: Layout,
-    kernels: Words,
+    kernels: Words | None,
     weight: Array,
     others: tuple[Array, ...],
     order: int,
@@ -315,7 +326,7 @@ def form_of(
         w.SUMS: np.zeros(len(flat) * max(layout.rule.sums, default=1)),
     }
     numbers = {
-        w.KERNELS: kernels.ctypes.data,
+        w.KERNELS: 0 if kernels is None else kernels.ctypes.data,
         w.GUARDED: len(others),
         w.GUARD_WIDTH: guards.shape[1],
         w.WEIGHT_COLUMN: column,
@@ -425,13 +436,14 @@ class Records:
         self.asked: dict[Index, tuple[Any, Any]] = {}
         self.counts: Any = np.empty(0)
         self.scratch = self.counts
+        self.counting: Words = np.empty(0, np.int64)
         self.widest = 4
         self._make_memory()
         self.words[w.SLOTS] = id(self.slots)
-        self.nothing = nothing = np.zeros(w.RECORD + 8, np.int64)
+        self.nothing = nothing = np.zeros(w.RECORD + w.PASS + 4, np.int64)
         self.words[w.NOTHING] = address_of(nothing)
         nothing[w.KERNELS] = address_of(nothing[w.RECORD :])
-        nothing[w.ROW] = address_of(nothing[w.RECORD + 4 :])
+        nothing[w.ROW] = address_of(nothing[w.RECORD + w.PASS :])
         nothing[w.WEIGHT_COLUMN], nothing[w.GRAD_COLUMN] = 2, 3
         self.enter: Any = None
 
@@ -445,7 +457,7 @@ class Records:
         self.norm = memory[w.CONTEXT : first].view(np.float64)
         self.norm[:] = 1.0
         self.tensors, self.spans = memory[first : first + rows], memory[first + rows :]
-        words[w.NORM] = self.context + 8 * w.CONTEXT
+        words[w.SELF], words[w.NORM] = self.context, self.context + 8 * w.CONTEXT
         words[w.TENSORS] = self.context + 8 * first
         words[w.SPANS], words[w.CAPACITY] = self.context + 8 * (first + rows), FEW
 
@@ -627,8 +639,16 @@ class Records:
             return StepInfo(stepped=True, skipped=False, global_norm=norm)
         if type(index) not in (list, tuple):
             index, grad = [index], [grad]
-        sums = squares([(i, None, np.asarray(g), None) for i, g in zip(index, grad, strict=True)])
+        calls = [(i, None, self._whole(i, g), None) for i, g in zip(index, grad, strict=True)]
+        sums = squares(calls)
         return overflow(sums, index, updater.optimizer.idx2name, norm)
+
+    def _whole(self, index: Index, grad: Any) -> Any:
+        """Return a gradient as an array or a RowSparse."""
+        if not is_row_sparse(grad):
+            return np.asarray(grad)
+        words = self.kept[index].record
+        return as_row_sparse(grad, tuple(words[w.LENGTHS :][: words[w.NDIMS]].tolist()))
 
     def admits(self, index: Any, grad: Any, weight: Any) -> bool:
         """Whether a call can be entered, with memory for it; nothing is updated."""
@@ -658,7 +678,7 @@ class Records:
         """Enter a call again with more memory, or on several threads, if its status asks for it."""
         words = self.words
         while status in ROOM:
-            if status == w.NO_ROOM and words[w.NEED] > words[w.ROOM]:
+            if status == w.NO_ROOM and self._lacks_room():
                 self._make_room(int(words[w.NEED]))
             elif status == w.NO_CAPACITY:
                 self._make_capacity(int(words[w.NEED]))
@@ -827,7 +847,11 @@ class Records:
         if self.version != optimizer.version:
             self.refresh(updater)
         exact = {*map(type, indices)} <= {int, str}
-        if not (self.usable and exact) or not indices or any(map(is_row_sparse, grads)):
+        if not (self.usable and exact) or not indices:
+            return None
+        try:
+            grads = as_rows(indices, grads, weights, optimizer.idx2name)
+        except (TypeError, ValueError, AttributeError):  # reported by the full checks
             return None
         status, counted = w.REFUSED, len(optimizer._index_update_count)
         if self.live:
@@ -846,6 +870,8 @@ class Records:
                 if attempt:
                     checked = self._checked(updater, indices, grads, weights)
                 if not self._enroll(updater, new, indices, checked, weights, attempt < 2):
+                    break
+                if not self._provide(planner, indices, checked, weights, attempt > 0):
                     break
                 if self.version != optimizer.version:
                     self.refresh(updater)  # counts may have moved
@@ -876,9 +902,48 @@ class Records:
         """Return the gradients, checked, and copied where kernels cannot read them."""
         checked, names, copies = [], updater.optimizer.idx2name, updater.planner.copies
         for index, grad, weight in zip(indices, grads, weights, strict=True):
-            grad = np.asarray(check(label(index, names), weight, grad, copies.get(index)))
-            checked.append(grad.copy() if np.may_share_memory(grad, weight) else grad)
+            context = label(index, names)
+            grad = check(context, weight, grad, copies.get(index))
+            if isinstance(grad, RowSparse):
+                grad = apart(context, grad)
+            elif np.may_share_memory(grad, weight):
+                grad = grad.copy()
+            checked.append(grad)
         return checked
+
+    def _provide(
+        self,
+        planner: Any,
+        indices: Sequence[Index],
+        grads: Sequence[Any],
+        weights: Sequence[Any],
+        dense: bool,
+    ) -> bool:
+        """Enter the missing loops for row-sparse gradients, and with `dense` for others.
+
+        Returns whether records support all of them.
+        """
+        for index, grad, weight in zip(indices, grads, weights, strict=True):
+            kept, sparse = self.kept.get(index), isinstance(grad, RowSparse)
+            place = w.ROW_KERNELS if sparse else w.KERNELS
+            if sparse and self.clips:  # units are clipped by plans
+                return False
+            if kept is None or not (sparse or dense) or kept.words[place]:
+                continue
+            own = planner.of(index)
+            records: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []
+            for record, layout in (*records, (kept.words, kept.layout)):
+                found = row_layout(own, layout, record) if sparse else layout
+                if found is None:
+                    return False
+                with own.compiling(index):
+                    numbers = sparse and kept.words[w.NDIMS] == 1
+                    kind = kind_of(weight.dtype)
+                    kernels = kernels_of(found, kind, self.norms, self.clips, numbers)
+                    if sparse and not self.words[w.ADMIT_ROWS]:
+                        self.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
+                record[place] = kernels.ctypes.data
+        return True
 
     def _enroll(
         self,
@@ -952,7 +1017,7 @@ class Records:
             common = settings.get(planner)
             if common is None:
                 common = settings[planner] = plain and self._settings(planner.optimizer)
-            if not common or index in copies or index in known:
+            if not common or index in copies or index in known or isinstance(grads[k], RowSparse):
                 forms[planner, k] = [k]
                 continue
             same = getattr(grads[k], "dtype", None) == weight.dtype
@@ -973,7 +1038,7 @@ class Records:
     ) -> tuple[Any, Form] | None:
         """Create the state and the record of a parameter; return None if it is not supported."""
         averages = updater.planner.averages
-        state = updater._state(index, weight)
+        state = updater._state(index, weight, isinstance(grad, RowSparse))
         averaging = averages and AveragingStep(averages, planner.optimizer)
         form = self._create(planner, index, grad, weight, state, averaging, known)
         if form is None:
@@ -1083,6 +1148,7 @@ class Records:
         same = getattr(grad, "dtype", None) == weight.dtype
         key: Any = (rule, weight.dtype, weight.shape, order, same, nesting(state), self.passes)
         key += (type(optimizer), optimizer.multi_precision, optimizer.rounding)
+        key += (isinstance(grad, RowSparse),)
         form = FORMS.get(key) if known and copy is None else None
         if form is None:
             form = self._form(planner, index, grad, weight, state, rule, average)
@@ -1135,8 +1201,10 @@ class Records:
             flags = array.flags
             if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
                 return None
-        with planner.compiling(index):
-            kernels = kernels_of(layout, kind_of(weight.dtype), self.norms, self.clips)
+        kernels = None
+        if not isinstance(grad, RowSparse):
+            with planner.compiling(index):
+                kernels = kernels_of(layout, kind_of(weight.dtype), self.norms, self.clips)
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
         places = {id(array): k for k, array in enumerate([*leaves(state), *average])}
         positions = [places[id(array)] for array in others if id(array) in places]
@@ -1172,7 +1240,8 @@ class Records:
         kept, (block, base, others) = self.kept[index], filled(form, arrays, planner, index)
         block[w.FIELDS] = kept.record[w.FIELDS]
         kept.record[w.RESTING] = base
-        self.kept[index] = kept._replace(alive=(*kept.alive, block, *others, form.kernels))
+        alive = (*kept.alive, *others, form.kernels)
+        self.kept[index] = kept._replace(alive=alive, resting=(block, form.layout))
 
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
@@ -1205,11 +1274,20 @@ class Records:
 
     # Memory
 
+    def _lacks_room(self) -> bool:
+        """Whether the last call needs more scratch memory, or more numbers that count rows."""
+        words = self.words
+        return bool(words[w.NEED] > words[w.ROOM] or words[w.NEED_COUNTED] > words[w.COUNTED])
+
     def _make_room(self, size: int) -> None:
         """Allocate scratch memory."""
         self.scratch = np.empty(size and max(size + 64, 1 << 16), np.uint8)
         self.words[w.SCRATCH] = self.scratch.ctypes.data + (-self.scratch.ctypes.data % 64)
         self.words[w.ROOM] = max(len(self.scratch) - 64, 0)
+        if self.words[w.NEED_COUNTED] > self.words[w.COUNTED]:
+            self.counting = np.arange(max(2 * self.words[w.NEED_COUNTED], 1024))
+            self.words[w.COUNTING] = self.counting.ctypes.data
+            self.words[w.COUNTED] = len(self.counting)
 
     def _make_capacity(self, count: int) -> None:
         """Allocate rows for the tensors of a call, and for the memory ranges that it writes."""
@@ -1247,6 +1325,9 @@ def blank_context() -> Words:
     words[w.NUMBERS : w.NUMBERS + 3] = list(map(id, known))
     for place, kind in enumerate([*known, bfloat16_or_none()], w.DTYPES):
         words[place] = 0 if kind is None else kind_word(np.dtype(kind))
+    words[w.ROW_SPARSE] = id(RowSparse)
+    words[w.VALUES_NAME : w.SHAPE_NAME + 1] = list(map(id, ATTRIBUTES))
+    words[w.INTEGERS : w.CONTEXT] = integer_words()
     return words
 
 

@@ -9,12 +9,20 @@ from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
 from fastopt._kernels.layout import ADDRESS
 from fastopt._kernels.numpy_abi import ALIGNED, F_ORDER, FIRST, WRITEABLE
-from fastopt._kernels.objects import after, dictionary_item, long_value, new_int, release, words
-from fastopt._kernels.strided import rounded, size_of
+from fastopt._kernels.objects import (
+    after,
+    call,
+    dictionary_item,
+    long_value,
+    new_int,
+    release,
+    words,
+)
+from fastopt._kernels.strided import grad_bytes, rounded, size_of
 from fastopt.kernels.rule import scalar
 
-__all__ = ["admit", "admit_list", "column_of", "items_of", "scratch_of", "tensor_of"]
-__all__ += ["units_scratch_of"]
+__all__ = ["admit", "admit_list", "code_of_array", "column_of", "items_of", "meets", "scratch_of"]
+__all__ += ["tensor_of", "units_scratch_of"]
 
 
 @scalar
@@ -137,13 +145,18 @@ def code_of_array(x, array):
 
 
 @scalar
-def admit_grad(x, tensor, record, grad):
-    """Check a gradient, and enter where it lies."""
+def admit_grad(x, k, tensor, record, grad):
+    """Check the gradient of tensor `k`, and enter where it lies."""
     array, wanted, strides = words(grad), record[w.GRAD_CODE], after(tensor, w.T_GRAD_STRIDES)
     is_array = array[w.TYPE] == x[w.NDARRAY]
     code = code_of_array(x, array) if is_array else code_of_number(x, array[w.TYPE])
-    if code == 0 or (code != wanted and size_of(wanted) == 2):
+    if code == 0 and not is_array and x[w.ADMIT_ROWS]:
+        call(x[w.ADMIT_ROWS], x[w.SELF], k, grad, 0, 0)
+        return tensor[w.T_STATUS]
+    if code == 0 or (code != wanted and size_of(wanted) == 2) or record[w.KERNELS] == 0:
         return w.REFUSED
+    tensor[w.T_LISTED], tensor[w.T_KERNELS] = 0, record[w.KERNELS]
+    tensor[w.T_CHUNKS] = record[w.CHUNKS]
     copied, size = code != wanted or record[w.SCALED] != 0, size_of(code)
     if is_array:
         if not has_shape(array, record) or array[w.FLAGS] & ALIGNED == 0:
@@ -213,7 +226,7 @@ def scratch_of(x, tensor):
     if x[w.CLIP]:
         size = units_scratch_of(record)
     elif tensor[w.T_GRAD_COPIED]:
-        size = rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+        size = grad_bytes(tensor, record)
     return size + rounded(record[w.BYTES]) if tensor[w.T_COPIED] else size
 
 
@@ -241,7 +254,7 @@ def admit(x, k, index, grad, weight):
     tensor[w.T_RECORD], tensor[w.T_GRAD_ID], tensor[w.T_WEIGHT_ID] = found, grad, weight
     status = admit_weight(x, tensor, record, weight)
     if status == w.OK:
-        status = admit_grad(x, tensor, record, grad)
+        status = admit_grad(x, k, tensor, record, grad)
     if status == w.OK and not holds_arrays(record):
         status = w.REFUSED
     if x[w.EACH] == 0:

@@ -28,8 +28,10 @@ from fastopt._kernels.layout import (
     DONE,
     KEY,
     OFFSET,
+    ORDER,
     ROWS,
     SEGMENTS,
+    STARTS,
     WIDTH,
     Layout,
 )
@@ -46,7 +48,8 @@ from fastopt._kernels.storage import (
 from fastopt._kernels.vectors import prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
 
-__all__ = ["dense", "element_loop", "flush_decay", "lazy"]
+__all__ = ["dense", "element_loop", "flush_decay", "lazy", "lazy_loop"]
+__all__ += ["number_loop"]
 
 STEP = 128
 """Elements that are prefetched at a time, in updates that draw random numbers: their arithmetic
@@ -111,9 +114,16 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
 
     Chunk starts and sizes are in indexed rows.
     """
-    if layout.coded:
-        return compiled(lazy_blocks(layout), layout.rule, parallel)
-    rule, real, catch_up = layout.rule, layout.real, layout.catch_up
+    return compiled(lazy_loop(layout), layout.rule, parallel)
+
+
+def lazy_loop(layout: Layout) -> Callable:
+    """Return the function of :func:`lazy`, without compiling it."""
+    return lazy_blocks(layout) if layout.coded else _lazy(layout)
+
+
+def _lazy(layout: Layout) -> Callable:
+    real, catch_up = layout.real, layout.catch_up
     update, kinds, gradient_of = element_step(layout), layout.weight, row_gradient(layout)
     dither, draws = layout.dither or None, layout.keyed or None
     first_state = layout.first_state
@@ -147,7 +157,50 @@ def lazy(layout: Layout, parallel: bool) -> Callable:
                     keep_state(states, i, state, rounding, draws)
         table[0, DONE] = 1
 
-    return compiled(lazy, rule, parallel)
+    return lazy
+
+
+NUMBERS_AHEAD = 16
+"""Prefetch distance in rows of one number."""
+
+
+def number_loop(layout: Layout) -> Callable:
+    """Return a loop like that of :func:`lazy` for rows of one number, as weights of one axis have.
+
+    A row has no buffer and no loop over its elements.
+    """
+    real, catch_up = layout.real, layout.catch_up
+    update, kinds, state_kinds = element_step(layout), layout.weight, layout.state
+    dither, draws = layout.dither or None, layout.keyed or None
+    first_state, first_grad, grad_kinds = layout.first_state, layout.first_grad, (layout.grad,)
+
+    def numbers(chunks, table, hyper):
+        for c in prange(len(chunks)):
+            tensor, start, size = chunks[c, 0], chunks[c, 1], chunks[c, 2]
+            h, key = private(hyper, tensor), table[tensor, KEY]
+            offset, last = np.int64(table[tensor, OFFSET]), np.int64(table[tensor, SEGMENTS])
+            values = locate(table, tensor, first_grad, 0, grad_kinds)
+            end = listed(table, tensor, STARTS, start)
+            for k in range(start, start + size):
+                ahead = listed(table, tensor, ROWS, min(k + NUMBERS_AHEAD, last - 1))
+                prefetch(locate(table, tensor, ADDRESS, ahead, kinds), 1, True)
+                prefetch(locate(table, tensor, first_state, ahead, state_kinds), 1, True)
+                begin, end = end, listed(table, tensor, STARTS, k + 1)
+                grad = real(load(values, listed(table, tensor, ORDER, begin))[0])
+                for entry in range(begin + 1, end):
+                    grad += real(load(values, listed(table, tensor, ORDER, entry))[0])
+                row = listed(table, tensor, ROWS, k)
+                weights = locate(table, tensor, ADDRESS, row, kinds)
+                states = locate(table, tensor, first_state, row, state_kinds)
+                rounding, draw = dither_run(key, offset + row), run(key, offset + row)
+                factor = real(take_decay(table, tensor, row)) if catch_up else real(1)
+                weight, state = read_weight(weights, 0), load(states, 0)
+                weight, state = update(weight, grad, state, h, factor, draw, 0)
+                keep(weights, 0, weight, rounding, dither)
+                keep_state(states, 0, state, rounding, draws)
+        table[0, DONE] = 1
+
+    return numbers
 
 
 @cache

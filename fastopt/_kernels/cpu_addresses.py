@@ -14,7 +14,7 @@ import numpy as np
 from numba import carray, types
 
 from fastopt._kernels.compiling import address_of
-from fastopt._kernels.cpu import element_loop
+from fastopt._kernels.cpu import element_loop, lazy_loop, number_loop
 from fastopt._kernels.cpu_rows import row_loop
 from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
 from fastopt._kernels.layout import Layout
@@ -22,7 +22,7 @@ from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigne
 from fastopt._kernels.units import unit_loop
 from fastopt.kernels.rule import scalar
 
-__all__ = ["finish", "prepare", "squares", "sums", "units", "update"]
+__all__ = ["finish", "prepare", "row_squares", "squares", "sums", "units", "update"]
 
 ON_CHUNKS = types.void(*[types.int64] * 5)
 """Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
@@ -33,10 +33,18 @@ ON_STEP = types.void(types.float64, types.int64, types.int64)
 
 
 @cache
-def update(layout: Layout) -> int:
-    """Return the address of the function that applies the rule to chunks."""
-    loop = scalar(row_loop(layout) if layout.rule.row else element_loop(layout))
-    return _on_chunks(layout, "update", loop, 0)
+def update(layout: Layout, numbers: bool = False) -> int:
+    """Return the address of the function that applies the rule to chunks.
+
+    With `numbers`, indexed rows have one number each.
+    """
+    if numbers and layout.lazy and not layout.coded:
+        return _on_chunks(layout, "numbers", scalar(number_loop(layout)), 0)
+    if layout.rule.row:
+        loop = row_loop(layout)
+    else:
+        loop = lazy_loop(layout) if layout.lazy else element_loop(layout)
+    return _on_chunks(layout, "update", scalar(loop), 0)
 
 
 @cache
@@ -65,6 +73,19 @@ def squares(kind: Any, real: Any) -> int:
         loop(listed, carray(unsigned(row), (1, 1)), carray(doubles(partial), (count,)))
 
     return address_of(on_chunks, ON_CHUNKS, None)
+
+
+@cache
+def row_squares(layout: Layout) -> int:
+    """Return the address of the function that sums the squares of indexed rows in each chunk."""
+    columns = layout.first_grad + 1
+    loop = scalar(square_loop((layout.grad,), layout.real, layout.first_grad, True))
+
+    def on_chunks(chunks, count, row, _, partial):
+        table = carray(unsigned(row), (1, columns))
+        loop(carray(words(chunks), (count, 3)), table, carray(doubles(partial), (count,)))
+
+    return address_of(on_chunks, ON_CHUNKS, None, "rows")
 
 
 @cache

@@ -36,7 +36,6 @@ from fastopt._kernels.noise import stream_key
 from fastopt._kernels.objects import (
     Object,
     address,
-    after,
     call,
     doubles,
     keep_alive,
@@ -48,7 +47,8 @@ from fastopt._kernels.objects import (
     unsigned,
     words,
 )
-from fastopt._kernels.strided import copy_strided, rounded, size_of
+from fastopt._kernels.row_admission import enter_rows, row_room, rows_before, work_of
+from fastopt._kernels.strided import copy_grad, copy_weight, grad_bytes, grad_elements
 from fastopt.kernels.rule import scalar
 
 __all__ = ["enter", "run"]
@@ -92,9 +92,12 @@ def advance(x, tensor):
         else:
             singles(record[w.FIELDS])[f] = np.float32(value)
     if hyper[w.SKIPS]:
-        tensor[w.T_RECORD] = x[w.NOTHING]
+        tensor[w.T_RECORD], tensor[w.T_LISTED] = x[w.NOTHING], 0
+        tensor[w.T_KERNELS] = words(x[w.NOTHING])[w.KERNELS]
     elif hyper[w.RESTS] and record[w.RESTING]:
+        resting = words(record[w.RESTING])
         tensor[w.T_RECORD] = record[w.RESTING]
+        tensor[w.T_KERNELS] = resting[w.ROW_KERNELS if tensor[w.T_LISTED] else w.KERNELS]
     if record[w.KEYED]:
         row = unsigned(words(tensor[w.T_RECORD])[w.ROW])
         row[KEY] = stream_key(record[w.SEED], record[w.NUMBER], t)
@@ -118,15 +121,16 @@ def begin(x, tensor):
     row, grad, weight = words(record[w.ROW]), tensor[w.T_GRAD], tensor[w.T_WEIGHT]
     own = scratch = tensor[w.T_SCRATCH]
     if tensor[w.T_GRAD_COPIED]:
-        strides, code = after(tensor, w.T_GRAD_STRIDES), tensor[w.T_GRAD_CODE]
-        copy_strided(record, strides, grad, code, scratch, record[w.GRAD_CODE], False)
-        grad, own = scratch, scratch + rounded(record[w.SIZE] * size_of(record[w.GRAD_CODE]))
+        copy_grad(tensor, record, scratch)
+        grad, own = scratch, scratch + grad_bytes(tensor, record)
     if record[w.SCALED] and doubles(x[w.NORM])[w.FACTOR] != 1:
-        scale(record[w.GRAD_CODE], grad, record[w.SIZE], doubles(x[w.NORM])[w.FACTOR])
+        count = grad_elements(tensor, record)
+        scale(record[w.GRAD_CODE], grad, count, doubles(x[w.NORM])[w.FACTOR])
     if tensor[w.T_COPIED]:
-        strides, code = after(tensor, w.T_STRIDES), record[w.WEIGHT_CODE]
-        copy_strided(record, strides, weight, code, own, code, False)
+        copy_weight(tensor, record, own, False)
         weight = own
+    if tensor[w.T_LISTED]:
+        enter_rows(tensor, row)
     row[record[w.WEIGHT_COLUMN]], row[record[w.GRAD_COLUMN]] = weight, grad
 
 
@@ -135,15 +139,14 @@ def end(tensor):
     """Copy a weight back."""
     record = words(tensor[w.T_RECORD])
     if tensor[w.T_COPIED]:
-        own, code = words(record[w.ROW])[record[w.WEIGHT_COLUMN]], record[w.WEIGHT_CODE]
-        strides = after(tensor, w.T_STRIDES)
-        copy_strided(record, strides, tensor[w.T_WEIGHT], code, own, code, True)
+        copy_weight(tensor, record, words(record[w.ROW])[record[w.WEIGHT_COLUMN]], True)
 
 
 @scalar
-def reduce(record, step, first, count):
+def reduce(tensor, step, first, count):
     """Compute the sums of chunks of a reduction."""
-    kernels, place = words(record[w.KERNELS]), w.PASS + w.PASS_WORDS * step
+    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
+    place = w.PASS + w.PASS_WORDS * step
     each = kernels[place + 2]
     partial = record[w.SUMS] + 8 * each * first
     for k in range(each * count):
@@ -153,9 +156,10 @@ def reduce(record, step, first, count):
 
 
 @scalar
-def finalize(record, step):
+def finalize(tensor, step):
     """Compute the hyper-parameters that follow from the sums of a reduction."""
-    finish = words(record[w.KERNELS])[w.PASS + w.PASS_WORDS * step + 1]
+    record = words(tensor[w.T_RECORD])
+    finish = words(tensor[w.T_KERNELS])[w.PASS + w.PASS_WORDS * step + 1]
     call(
         finish,
         record[w.FLAT],
@@ -172,13 +176,12 @@ def update(x, k):
     tensor = tensor_of(x, k)
     advance(x, tensor)
     begin(x, tensor)
-    record = words(tensor[w.T_RECORD])
-    kernels = words(record[w.KERNELS])
+    record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
     for step in range(kernels[w.PASSES]):
-        reduce(record, step, 0, record[w.FLAT_COUNT])
-        finalize(record, step)
+        reduce(tensor, step, 0, record[w.FLAT_COUNT])
+        finalize(tensor, step)
     if kernels[w.UPDATE]:
-        call(kernels[w.UPDATE], record[w.CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
+        call(kernels[w.UPDATE], tensor[w.T_CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
     end(tensor)
 
 
@@ -192,26 +195,49 @@ def admit_call(x, index, grad, weight):
 
 @scalar
 def divide_scratch(x, n):
-    """Divide scratch memory among the tensors of a call; return a status."""
-    total, need, largest = 0, 0, 0
+    """Divide scratch memory among the tensors of a call; return a status.
+
+    The rows of row-sparse gradients come first. Tensors of small calls share the memory of copies,
+    as they are updated one by one.
+    """
+    total, need, largest, listed, counted = 0, 0, 0, 0, 0
     for k in range(n):
         tensor = tensor_of(x, k)
+        record = words(tensor[w.T_RECORD])
         if words(tensor[w.T_HYPER])[w.VALID] == 0 and (x[w.ASKED] or not x[w.ASKING]):
             return w.REFUSED
-        total += words(tensor[w.T_RECORD])[w.SIZE]
+        total += work_of(tensor, record)
+        if tensor[w.T_LISTED]:
+            tensor[w.T_REGION] = x[w.SCRATCH] + listed
+            listed, counted = listed + row_room(tensor, record), max(counted, tensor[w.T_LENGTH])
         size = scratch_of(x, tensor)
         tensor[w.T_SCRATCH] = x[w.SCRATCH] + need
         need, largest = need + size, max(largest, size)
-    x[w.LARGE] = total >= x[w.LARGE_FROM]
+    x[w.LARGE], x[w.LISTED], x[w.NEED_COUNTED] = total >= x[w.LARGE_FROM], listed, counted + 1
     apart = x[w.LARGE] or x[w.CLIP]
-    x[w.NEED] = need if apart else largest
-    if x[w.NEED] > x[w.ROOM]:
+    x[w.NEED] = listed + (need if apart else largest)
+    if x[w.NEED] > x[w.ROOM] or (listed > 0 and counted >= x[w.COUNTED]):
         return w.NO_ROOM
-    for k in range(0 if apart else n):
-        tensor_of(x, k)[w.T_SCRATCH] = x[w.SCRATCH]
+    for k in range(n if listed > 0 or not apart else 0):
+        tensor = tensor_of(x, k)
+        tensor[w.T_SCRATCH] = listed + (tensor[w.T_SCRATCH] if apart else x[w.SCRATCH])
     if x[w.CLIP] and x[w.REPEATS]:
         return w.REFUSED
-    return w.IS_LARGE if x[w.LARGE] and x[w.THREADS] == 0 and not x[w.CHECKS] else w.OK
+    if x[w.LARGE] and x[w.THREADS] == 0 and not x[w.CHECKS]:
+        return w.IS_LARGE
+    return list_all(x, n) if listed > 0 else w.OK
+
+
+@scalar
+def list_all(x, n):
+    """Copy the row indices of a call; return a status."""
+    for k in range(n):
+        tensor = tensor_of(x, k)
+        if tensor[w.T_LISTED]:
+            call(x[w.LIST_ROWS], x[w.SELF], k, 0, 0, 0)
+            if tensor[w.T_STATUS] != w.OK:
+                return tensor[w.T_STATUS]
+    return w.OK
 
 
 @scalar
@@ -233,6 +259,9 @@ def perform(x, context, n):
     shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not x[w.ASKED] and n > 0
     if asks and not x[w.MEASURE]:
         return w.ASKS
+    for k in range(n if x[w.LISTED] else 0):
+        if tensor_of(x, k)[w.T_LISTED]:
+            call(x[w.ORDER_ROWS], x[w.SELF], k, 0, 0, 0)
     if x[w.CLIP]:
         call(x[w.CLIP_LARGE if shared else w.CLIP], context, n, x[w.THREADS], 0, 0)
     if x[w.MEASURE] and not x[w.ASKED]:
@@ -329,8 +358,11 @@ def are_apart(x, n):
 
 
 @scalar
-def cut(place, record):
-    """Return the number of items before an element, in whole cache lines."""
+def cut(place, tensor):
+    """Return the number of items before some work, in whole cache lines of dense tensors."""
+    record = words(tensor[w.T_RECORD])
+    if tensor[w.T_LISTED] and words(tensor[w.T_KERNELS])[w.BY_ROW]:
+        return rows_before(place, tensor, work_of(tensor, record))
     size, items = record[w.SIZE], record[w.ITEM_COUNT]
     if place <= 0 or place >= size:
         return 0 if place <= 0 else items
@@ -354,26 +386,27 @@ def share_of(x, phase, first, last, share, shares):
         return
     total, before = 0, 0
     for k in range(first, last):
-        record = words(tensor_of(x, k)[w.T_RECORD])
-        total += record[w.SIZE] if phase == UPDATES else record[w.FLAT_COUNT]
+        tensor = tensor_of(x, k)
+        record = words(tensor[w.T_RECORD])
+        total += work_of(tensor, record) if phase == UPDATES else record[w.FLAT_COUNT]
     low, high = total * share // shares, total * (share + 1) // shares
     chunk = np.empty(3, np.int64)
     chunk[0] = 0
     for k in range(first, last):
-        record = words(tensor_of(x, k)[w.T_RECORD])
-        kernels = words(record[w.KERNELS])
+        tensor = tensor_of(x, k)
+        record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
         if phase == UPDATES:
-            chunk[1] = cut(low - before, record)
-            chunk[2] = cut(high - before, record) - chunk[1]
+            chunk[1] = cut(low - before, tensor)
+            chunk[2] = cut(high - before, tensor) - chunk[1]
             if chunk[2] > 0:
                 place = np.int64(chunk.ctypes.data)
                 call(kernels[w.UPDATE], place, 1, record[w.ROW], record[w.FIELDS], 0)
-            before += record[w.SIZE]
+            before += work_of(tensor, record)
         else:
             count, step = record[w.FLAT_COUNT], phase - REDUCTIONS
             start, stop = max(low - before, 0), min(high - before, count)
             if start < stop and step < kernels[w.PASSES]:
-                reduce(record, step, start, stop - start)
+                reduce(tensor, step, start, stop - start)
             before += count
 
 
@@ -386,8 +419,7 @@ def run_call(context, n, threads, _, __):
         for k in range(first, last):
             tensor = tensor_of(x, k)
             advance(x, tensor)
-            record = words(tensor[w.T_RECORD])
-            passes = max(passes, words(record[w.KERNELS])[w.PASSES])
+            passes = max(passes, words(tensor[w.T_KERNELS])[w.PASSES])
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
                 begin(x, tensor)
@@ -401,9 +433,9 @@ def run_call(context, n, threads, _, __):
                     share_of(x, phase, first, last, share, threads)
             if phase >= REDUCTIONS:
                 for k in range(first, last):
-                    record = words(tensor_of(x, k)[w.T_RECORD])
-                    if phase - REDUCTIONS < words(record[w.KERNELS])[w.PASSES]:
-                        finalize(record, phase - REDUCTIONS)
+                    tensor = tensor_of(x, k)
+                    if phase - REDUCTIONS < words(tensor[w.T_KERNELS])[w.PASSES]:
+                        finalize(tensor, phase - REDUCTIONS)
 
 
 @cache

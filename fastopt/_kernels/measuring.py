@@ -15,8 +15,9 @@ from fastopt._kernels.admission import tensor_of
 from fastopt._kernels.compiling import address_of
 from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.cpu_calls import limit_norm
-from fastopt._kernels.objects import after, call, doubles, words
-from fastopt._kernels.strided import copy_strided
+from fastopt._kernels.objects import call, doubles, words
+from fastopt._kernels.row_admission import enter_rows
+from fastopt._kernels.strided import copy_grad
 from fastopt.kernels.rule import scalar
 
 __all__ = ["measure", "run"]
@@ -28,28 +29,44 @@ def gather(tensor):
     record = words(tensor[w.T_RECORD])
     tensor[w.T_MEASURED] = tensor[w.T_GRAD]
     if tensor[w.T_GRAD_COPIED]:
-        strides, code = after(tensor, w.T_GRAD_STRIDES), tensor[w.T_GRAD_CODE]
-        target = tensor[w.T_MEASURED] = tensor[w.T_SCRATCH]
-        copy_strided(record, strides, tensor[w.T_GRAD], code, target, record[w.GRAD_CODE], False)
+        tensor[w.T_MEASURED] = tensor[w.T_SCRATCH]
+        copy_grad(tensor, record, tensor[w.T_SCRATCH])
+    if tensor[w.T_LISTED]:
+        row = words(record[w.ROW])
+        enter_rows(tensor, row)
+        row[record[w.GRAD_COLUMN]] = tensor[w.T_MEASURED]
+
+
+@scalar
+def chunks_of(tensor):
+    """Return the addresses of the chunks of a gradient and of their sums, and their number."""
+    record = words(tensor[w.T_RECORD])
+    if tensor[w.T_LISTED]:
+        return tensor[w.T_CUTS], tensor[w.T_CUT_SUMS], tensor[w.T_CUT_COUNT]
+    return record[w.FLAT], record[w.SUMS], record[w.FLAT_COUNT]
 
 
 @scalar
 def square(x, k, first, count):
     """Sum the squares of chunks of the gradient of tensor `k`."""
-    record = words(tensor_of(x, k)[w.T_RECORD])
-    chunks, partial = record[w.FLAT] + 24 * first, record[w.SUMS] + 8 * first
+    tensor = tensor_of(x, k)
+    chunks, partial, _ = chunks_of(tensor)
+    chunks, partial = chunks + 24 * first, partial + 8 * first
     for c in range(count):
         doubles(partial)[c] = 0.0
     row = x[w.TENSORS] + 8 * (w.TENSOR * k + w.T_MEASURED)
-    call(words(record[w.KERNELS])[w.SQUARES], chunks, count, row, 0, partial)
+    if tensor[w.T_LISTED]:
+        row = words(tensor[w.T_RECORD])[w.ROW]
+    call(words(tensor[w.T_KERNELS])[w.SQUARES], chunks, count, row, 0, partial)
 
 
 @scalar
 def added(tensor):
     """Return the sum of squares of a gradient, from those of its chunks."""
-    record, own = words(tensor[w.T_RECORD]), 0.0
-    for c in range(record[w.FLAT_COUNT]):
-        own += doubles(record[w.SUMS])[c]
+    _, partial, count = chunks_of(tensor)
+    own = 0.0
+    for c in range(count):
+        own += doubles(partial)[c]
     return own
 
 
@@ -65,10 +82,10 @@ def square_share(x, first, last, share, shares):
     """Sum the squares of one share of the chunks of the tensors from `first` to `last`."""
     total, before = 0, 0
     for k in range(first, last):
-        total += words(tensor_of(x, k)[w.T_RECORD])[w.FLAT_COUNT]
+        total += chunks_of(tensor_of(x, k))[2]
     low, high = total * share // shares, total * (share + 1) // shares
     for k in range(first, last):
-        count = words(tensor_of(x, k)[w.T_RECORD])[w.FLAT_COUNT]
+        count = chunks_of(tensor_of(x, k))[2]
         start, stop = max(low - before, 0), min(high - before, count)
         if start < stop:
             square(x, k, start, stop - start)

@@ -23,9 +23,13 @@ __all__ = [
     "Object",
     "address",
     "after",
+    "attribute",
+    "bytes_",
     "call",
+    "clear_error",
     "dictionary_item",
     "doubles",
+    "half_words",
     "halves",
     "keep_alive",
     "long_value",
@@ -36,9 +40,11 @@ __all__ = [
     "release",
     "release_gil",
     "restore_gil",
+    "signed_bytes",
     "singles",
     "small_words",
     "unsigned",
+    "unsigned_words",
     "words",
 ]
 
@@ -88,6 +94,8 @@ def _pointer_to(kind: Any) -> Any:
 words, small_words = _pointer_to(types.int64), _pointer_to(types.int32)
 doubles, singles = _pointer_to(types.float64), _pointer_to(types.float32)
 halves, unsigned = _pointer_to(types.uint16), _pointer_to(types.uint64)
+signed_bytes, bytes_ = _pointer_to(types.int8), _pointer_to(types.uint8)
+half_words, unsigned_words = _pointer_to(types.int16), _pointer_to(types.uint32)
 
 
 @intrinsic
@@ -176,6 +184,21 @@ def long_value(typingctx: Any, number: Any) -> Any:
 def new_int(typingctx: Any, value: Any) -> Any:
     """Return a new Python int, which the caller releases."""
     return types.int64(types.int64), _python("PyLong_FromLongLong", BYTES, WORD)
+
+
+@intrinsic
+def attribute(typingctx: Any, value: Any, name: Any) -> Any:
+    """Return a new reference to an attribute of an object, or 0 with an error set.
+
+    It runs no Python code if the object's class has no properties and no ``__getattr__``.
+    """
+    return types.int64(types.int64, types.int64), _python("PyObject_GetAttr", BYTES, BYTES, BYTES)
+
+
+@intrinsic
+def clear_error(typingctx: Any) -> Any:
+    """Clear the error that a function of CPython has set, if any."""
+    return types.none(), _python("PyErr_Clear", ir.VoidType())
 
 
 @intrinsic

@@ -20,16 +20,18 @@ KIND = numpy_abi.KIND // 8
 LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFFF
 
 # Words of a record. Addresses are those of arrays that the owner of the records keeps alive.
+# KERNELS are the loops for dense gradients, ROW_KERNELS for row-sparse ones, 0 before the first.
 # RESTING is that of the record that is used in steps that do not average the weight, else 0. SCALED
 # says that gradients are multiplied by FACTOR, as the rule has no ``rescale_grad``.
 (KERNELS, COUNT, CARRIED, HYPER, FIELDS, SUMS, ROW, GUARDS, GUARDED, GUARD_WIDTH, WEIGHT_COLUMN,
  GRAD_COLUMN, WEIGHT_DTYPE, WEIGHT_CODE, GRAD_CODE, ORDER, NDIMS, SIZE, BYTES, ITEM_COUNT, CHUNKS,
  FLAT, FLAT_COUNT, KEYED, NUMBER, SEED, MARK, INDEX_ID, WEIGHT_ID, CLEAR_WEIGHT, CLEAR_GRAD,
- RESTING, SCALED, LENGTHS) = range(34)  # fmt: skip
+ RESTING, SCALED, ROW_KERNELS, LENGTHS) = range(35)  # fmt: skip
 RECORD = LENGTHS + AXES
 
 # Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
-UPDATE, SQUARES, UNITS, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 3
+# BY_ROW: chunks of an update consist of indexed rows.
+UPDATE, SQUARES, UNITS, BY_ROW, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 5, 3
 
 # Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
 # the step that they are corrected for, the values before the correction, and those after it;
@@ -41,26 +43,38 @@ UPDATE, SQUARES, UNITS, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 3
 
 # Words of a tensor of a call. T_UNIT_WEIGHT to T_UNIT_OUT are addresses of arrays in C order, from
 # which gradients with clipped units are computed. T_COUNT is its update count if Python has
-# counted, else -1.
+# counted, else -1. Words from T_INDICES on are of row-sparse gradients: the indices, their number,
+# memory for them, whether they ascend, the rows as kernels read them, and the chunks that are
+# measured; see :mod:`fastopt._kernels.row_admission`.
 (T_RECORD, T_HYPER, T_COUNT, T_WEIGHT, T_COPIED, T_LOW, T_HIGH, T_GRAD, T_GRAD_CODE,
  T_GRAD_COPIED, T_GRAD_LOW, T_GRAD_HIGH, T_SCRATCH, T_GRAD_ID, T_WEIGHT_ID, T_MEASURED,
- T_UNIT_WEIGHT, T_UNIT_GRAD, T_UNIT_OUT, T_STRIDES) = range(20)  # fmt: skip
+ T_UNIT_WEIGHT, T_UNIT_GRAD, T_UNIT_OUT, T_KERNELS, T_CHUNKS, T_LISTED, T_STATUS, T_INDICES,
+ T_LENGTH, T_REGION, T_ASCENDS, T_ROWS, T_STARTS, T_ORDER, T_CUTS, T_CUT_COUNT,
+ T_CUT_SUMS, T_CHUNK, _, T_SEGMENTS, T_GRAD_AXES, T_STRIDES) = range(38)  # fmt: skip
 T_GRAD_STRIDES = T_STRIDES + AXES
-TENSOR = T_GRAD_STRIDES + AXES
+T_GRAD_LENGTHS = T_GRAD_STRIDES + AXES
+TENSOR = T_GRAD_LENGTHS + AXES
+
+INTEGER_KINDS = 10
+"""Number of integer dtypes; some have the same size."""
 
 # Words of the context. DTYPES are those of float32, float64, float16 and bfloat16, NUMBERS the
 # types of NumPy's scalars of the first three. With ASKING, Python computes hyper-parameters in each
 # step; SCHEDULED and TIMED say that they depend on the number of the update, and on the tensors'
 # counts: those of the call are UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and
 # with EACH for each tensor. NOTHING is a record without elements. CHECKS: only check the call.
+# SELF is the context's own address, COUNTING that of the numbers from 0 to COUNTED - 1, LISTED the
+# bytes of scratch memory for rows. INTEGERS has the dtypes of row indices with their sizes,
+# negative for signed ones.
 (SLOTS, TENSORS, CAPACITY, COUNTS, NORM, CLIP, CLIP_LARGE, MEASURE, MEASURE_LARGE, LARGE, SCRATCH,
- ROOM, NEED, ASKING,
- SCHEDULED, TIMED, UPDATE_NUMBER, TIME, UNEVEN, ASKED, EACH, NOTHING, LARGE_FROM, RUN,
- THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE, INT, INT64, STR, FLOAT, CHECKS,
- DONE) = range(37)  # fmt: skip
-DTYPES = DONE + 1
+ ROOM, NEED, ASKING, SCHEDULED, TIMED, UPDATE_NUMBER, TIME, UNEVEN, ASKED, EACH, NOTHING,
+ LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE, INT, INT64, STR,
+ FLOAT, CHECKS, DONE, SELF, ADMIT_ROWS, LIST_ROWS, ORDER_ROWS, COUNTING, COUNTED, NEED_COUNTED,
+ LISTED, ROW_SPARSE, VALUES_NAME, INDICES_NAME, SHAPE_NAME) = range(49)  # fmt: skip
+DTYPES = SHAPE_NAME + 1
 NUMBERS = DTYPES + 4
-CONTEXT = NUMBERS + 3
+INTEGERS = NUMBERS + 3
+CONTEXT = INTEGERS + 2 * INTEGER_KINDS
 
 (RESCALE_GRAD, SCALE, LIMIT, FACTOR, GLOBAL_NORM, SHARE, UNIT_FACTOR, UNIT_LIMIT, UNIT_LEAST,
  NORM_NUMBERS) = range(10)  # fmt: skip

@@ -8,10 +8,11 @@ import numpy as np
 from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
 from fastopt._kernels.half import widen_bfloat16, widen_float16
-from fastopt._kernels.objects import doubles, halves, singles
+from fastopt._kernels.objects import after, doubles, halves, singles
 from fastopt.kernels.rule import scalar
 
-__all__ = ["copy_strided", "rounded", "size_of"]
+__all__ = ["copy_grad", "copy_strided", "copy_weight", "grad_bytes", "grad_elements", "rounded"]
+__all__ += ["size_of"]
 
 
 @scalar
@@ -63,26 +64,27 @@ TILE = 64
 
 
 @scalar
-def copy_strided(record, strides, array, code, scratch, wanted, back):
+def copy_form(form, strides, array, code, scratch, wanted, back):
     """Copy a strided array to contiguous scratch memory, or `back`.
 
-    Elements in scratch memory have the order of the record's weight and the dtype `wanted`.
+    `form` is ``(axes, lengths, elements, backward)``; elements in scratch memory are in C order, or
+    in Fortran order if `backward`, and have the dtype `wanted`.
     """
-    ndim, backward = record[w.NDIMS], record[w.ORDER] == numpy_abi.F_ORDER
+    ndim, lengths, elements, backward = form
     size, own = size_of(code), size_of(wanted)
     inner = 0 if backward else ndim - 1  # the fastest axis in scratch memory
     outward = 1 if backward else -1
-    length = record[w.LENGTHS + inner] if ndim > 0 else 1
+    length = lengths[inner] if ndim > 0 else 1
     stride = strides[inner] // size if ndim > 0 else 0
-    height = record[w.LENGTHS + inner + outward] if ndim > 1 else 1
+    height = lengths[inner + outward] if ndim > 1 else 1
     pitch = strides[inner + outward] if ndim > 1 else 0
     across = height > 1 and abs(pitch) < abs(stride) * size
-    for plane in range(record[w.SIZE] // max(length * height, 1)):
+    for plane in range(elements // max(length * height, 1)):
         place, rest = array, plane
         for step in range(2, ndim):
             axis = inner + outward * step
-            place += rest % record[w.LENGTHS + axis] * strides[axis]
-            rest //= record[w.LENGTHS + axis]
+            place += rest % lengths[axis] * strides[axis]
+            rest //= lengths[axis]
         for first in range(0, height, TILE):
             rows = min(TILE, height - first)
             target = scratch + (plane * height + first) * length * own
@@ -97,3 +99,49 @@ def copy_strided(record, strides, array, code, scratch, wanted, back):
                     copy_run(wanted, code, near, step_near, far, step_far, count)
                 else:
                     copy_run(code, wanted, far, step_far, near, step_near, count)
+
+
+@scalar
+def form_of(record):
+    """Return axes, lengths, elements and order of a record's arrays."""
+    backward = record[w.ORDER] == numpy_abi.F_ORDER
+    return record[w.NDIMS], after(record, w.LENGTHS), record[w.SIZE], backward
+
+
+@scalar
+def copy_strided(record, strides, array, code, scratch, wanted, back):
+    """Copy an array of a record's shape to scratch memory in the record's order, or `back`."""
+    copy_form(form_of(record), strides, array, code, scratch, wanted, back)
+
+
+@scalar
+def grad_elements(tensor, record):
+    """Return the number of elements of a gradient, or of the values of a row-sparse one."""
+    if tensor[w.T_LISTED]:
+        return tensor[w.T_LENGTH] * (record[w.SIZE] // max(record[w.LENGTHS], 1))
+    return record[w.SIZE]
+
+
+@scalar
+def grad_bytes(tensor, record):
+    """Return the bytes of scratch memory for the gradient of a tensor."""
+    return rounded(grad_elements(tensor, record) * size_of(record[w.GRAD_CODE]))
+
+
+@scalar
+def copy_grad(tensor, record, scratch):
+    """Copy a gradient to scratch memory, in the record's dtype and order."""
+    grad, code, wanted = tensor[w.T_GRAD], tensor[w.T_GRAD_CODE], record[w.GRAD_CODE]
+    axes, lengths, elements, backward = form_of(record)
+    if tensor[w.T_LISTED]:
+        axes, lengths, backward = tensor[w.T_GRAD_AXES], after(tensor, w.T_GRAD_LENGTHS), False
+        elements = grad_elements(tensor, record)
+    form, strides = (axes, lengths, elements, backward), after(tensor, w.T_GRAD_STRIDES)
+    copy_form(form, strides, grad, code, scratch, wanted, False)
+
+
+@scalar
+def copy_weight(tensor, record, scratch, back):
+    """Copy a weight to scratch memory in the record's order, or `back`."""
+    code, strides = record[w.WEIGHT_CODE], after(tensor, w.T_STRIDES)
+    copy_strided(record, strides, tensor[w.T_WEIGHT], code, scratch, code, back)

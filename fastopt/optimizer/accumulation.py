@@ -105,7 +105,7 @@ class Adder:
         self.states: dict[Index, Any] = {}
         self.states_synced: dict[Index, Any] = {}
 
-    def _state(self, index: Index, weight: Any) -> None:
+    def _state(self, index: Index, weight: Any, sparse: bool = False) -> None:
         """Return the state of a sum: None."""
 
     def add(self, calls: Sequence[Any], single: bool) -> None:

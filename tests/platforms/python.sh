@@ -6,8 +6,6 @@
 #     tests/platforms/python.sh trixie oldest tests/engine   # arguments of pytest
 #
 # It needs root, debootstrap and a network. A root of 1 GB stays in FASTOPT_ROOTS.
-# FASTOPT_PYTHON names another interpreter of the release, such as python3.14t, and the packages
-# that contain it are in FASTOPT_PACKAGES.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -15,8 +13,7 @@ release=${1:?"the name of a Debian release, such as sid"}
 versions=${2:-newest}
 shift $(($# < 2 ? $# : 2))
 root=${FASTOPT_ROOTS:-/var/tmp/fastopt-roots}/$release
-python=${FASTOPT_PYTHON:-python3}
-venv=/venv/$python-$versions
+venv=/venv/$versions
 
 if [[ ! -e $root/complete ]]; then
     debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates,gcc,libc6-dev \
@@ -38,9 +35,6 @@ inside() {
     ' inside "$root" "$@"
 }
 
-if [[ -n ${FASTOPT_PACKAGES:-} ]]; then
-    inside "apt-get update -qq && apt-get install -qq --no-install-recommends $FASTOPT_PACKAGES"
-fi
 rm -rf "$root/fastopt"
 mkdir "$root/fastopt"
 git ls-files -z --cached --others --exclude-standard |
@@ -48,7 +42,7 @@ git ls-files -z --cached --others --exclude-standard |
 
 inside "
     cd /fastopt
-    [[ -x $venv/bin/python ]] || $python -m venv $venv
+    [[ -x $venv/bin/python ]] || python3 -m venv $venv
     $venv/bin/python -m pip install --quiet uv
     : >constraints.txt
     if [[ $versions == oldest ]]; then

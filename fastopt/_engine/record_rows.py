@@ -1,0 +1,73 @@
+"""Row-sparse gradients of parameters that have records: their loops and their forms.
+
+Tests: ``tests/engine/test_records_rows.py``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.per_index import Index
+from fastopt._engine.validate import label, listed
+from fastopt._kernels import record_words as w
+from fastopt._kernels.layout import Layout
+from fastopt._kernels.numpy_abi import C_ORDER, kind_word
+from fastopt.sparse import RowSparse, is_row_sparse
+
+__all__ = ["ATTRIBUTES", "apart", "as_rows", "integer_words", "row_layout"]
+
+ATTRIBUTES = "values", "indices", "shape"
+"""Attributes of a RowSparse that compiled code reads."""
+
+
+def integer_words() -> list[int]:
+    """Return dtype and size of each kind of row indices; the sizes of signed ones are negative."""
+    dtypes = map(np.dtype, "bhilqBHILQ")
+    return [n for d in dtypes for n in (kind_word(d), -d.itemsize if d.kind == "i" else d.itemsize)]
+
+
+def as_rows(
+    indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any], names: dict[Any, str]
+) -> list[Any]:
+    """Return gradients, those of a row-sparse form as a RowSparse.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A gradient cannot be converted, or its weight is no array.
+    """
+    if not any(map(is_row_sparse, grads)):
+        return list(grads)
+    return [
+        listed(label(index, names), grad, weight.shape) if is_row_sparse(grad) else grad
+        for index, grad, weight in zip(indices, grads, weights, strict=True)
+    ]
+
+
+def apart(context: str, grad: RowSparse) -> RowSparse:
+    """Check a gradient again, and return it with values that share memory with no other array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The gradient's arrays were changed after its creation.
+    """
+    return listed(context, (np.array(grad.values, order="C"), grad.indices), grad.shape)
+
+
+def row_layout(planner: Any, layout: Layout, record: Any) -> Layout | None:
+    """Return the layout of row-sparse gradients of a record; None if records do not support them.
+
+    `layout` is that of dense gradients.
+    """
+    optimizer, averages = planner.optimizer, planner.averages
+    lazy = optimizer.lazy_update and layout.rule.row is None
+    if record[w.ORDER] != C_ORDER or record[w.NDIMS] == 0:
+        return None
+    if layout.coded and record[w.NDIMS] < 2:
+        return None  # reported by the plan
+    if lazy and averages is not None and averages.average.alternates:
+        return None
+    return replace(layout, sparse=True, lazy=lazy)

@@ -17,11 +17,12 @@ CHECKS = TESTS / "distributed" / "ranks"
 LIMIT = 120.0
 THREADS_CANNOT = {
     "check_a_path_that_is_another_directory_on_each_rank",
+    "check_accumulated_rows",
     "check_python_of_a_step_does_not_grow_with_tensors",
     "check_rows_of_a_pull_are_not_named_again",
     "check_state_is_shared_out",
 }
-"""Checks that change or measure their process, which therefore is to have one rank."""
+"""Checks that change or measure their process, or whose plain updater must be alone in it."""
 
 
 class World:

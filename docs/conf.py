@@ -12,8 +12,6 @@ from fastopt.optimizer import Optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sphinx_links import OBJECTS
-
 project = "fastopt"
 author = "The fastopt developers"
 version = release = fastopt.__version__
@@ -42,7 +40,6 @@ numpydoc_xref_param_type = True
 numpydoc_xref_ignore = "all"  # but for these
 numpydoc_xref_aliases = {
     **{name: name for name in DEFAULT_LINKS},  # its own need an inventory from the network
-    **{name: name for name in OBJECTS},
     "LossScaler": "fastopt.amp.LossScaler",
     "Optimizer": "fastopt.optimizer.Optimizer",
     "Parameter": "fastopt.parameter.Parameter",

@@ -91,14 +91,16 @@ class ClassLinks(SphinxTransform):
 
 
 class Summaries(SphinxDirective):
-    """Lists the classes and functions of all modules in its content, with a line for each."""
+    """Lists classes and functions, with a line for each: modules in its content, then others."""
 
     has_content = True
 
     def run(self) -> list[nodes.Node]:
         """Read the pages of the modules, and list what they list."""
         folder = Path(self.get_source_info()[0]).parent
-        text = "\n".join(self._of(folder / f"{module}.rst") for module in self.content if module)
+        others = sorted(page.stem for page in folder.glob("fastopt*.rst"))
+        modules = dict.fromkeys([*filter(None, self.content), *others])
+        text = "\n".join(self._of(folder / f"{module}.rst") for module in modules)
         return self.parse_text_to_nodes(text, allow_section_headings=True)
 
     def _of(self, page: Path) -> str:

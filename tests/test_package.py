@@ -105,7 +105,7 @@ def texts():
 
 
 def test_readme_is_short():
-    assert README.count("\n") <= 180
+    assert README.count("\n") <= 150
 
 
 def test_extras_are_those_that_messages_name():

@@ -59,7 +59,8 @@ class AdaGrad(Optimizer):
     eps : float
         :math:`\epsilon`, at least 0. Default 1e-7; the default of torch is 1e-10.
     formula : str
-        'mxnet' or 'torch'. Default 'mxnet'.
+        'mxnet' or 'torch', which most NumPy code by hand has too. The default of `eps` stays the
+        same. Default 'mxnet'.
     **common
         Arguments of :class:`~fastopt.optimizer.Optimizer`.
 

@@ -157,7 +157,7 @@ class AdamW(StableFamily):
         Schedule multiplier of the paper. Default None.
     formula : str
         'mxnet', or 'torch', which supports neither `eta` nor ``correct_bias=False``. Default
-        'mxnet'. The defaults of torch are ``eps=1e-8`` and ``weight_decay=0.01``.
+        'mxnet'. No default changes; those of torch are ``eps=1e-8`` and ``weight_decay=0.01``.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
     cautious : bool

@@ -83,6 +83,9 @@ RATE = Real(least=0)
 COUNTED = ("_update_count", "_get_lr", "_get_wd", "learning_rate")
 """Methods that a class may override to change how updates are counted or rates are computed."""
 
+OF_TORCHS_FORMULA = ("eps", "epsilon", "wd")
+"""Arguments whose defaults are not those of torch, also with its formula."""
+
 TABLES = ("lr_mult", "wd_mult", "idx2name", "param_dict")
 """Attributes that determine the multipliers."""
 
@@ -775,8 +778,12 @@ class Optimizer(Checked):
             )
 
     def __repr__(self) -> str:
-        """Class, learning rate, and all arguments that differ from their default."""
+        """Class, learning rate, and all arguments that differ from their default.
+
+        With torch's formula also epsilon and weight decay, whose defaults are not torch's.
+        """
         own = vars(self)
+        always = OF_TORCHS_FORMULA if own.get("formula") == "torch" else ()
         shown = {} if own.get("lr_scheduler") is not None else {"learning_rate": own.get("lr")}
         for name, parameter in type(self).__signature__.parameters.items():
             attribute, default = _attribute_of(self, name), parameter.default
@@ -784,7 +791,7 @@ class Optimizer(Checked):
                 default = self.lazy_by_default or own.get("sparse_decay") != "touched"
             if attribute not in own or name == "param_dict" or isinstance(default, Same):
                 continue
-            if repr(own[attribute]) != repr(default):
+            if repr(own[attribute]) != repr(default) or name in always:
                 shown[name] = own[attribute]
         for name in ("lr_mult", "wd_mult", "num_update"):
             if "_index_update_count" in own and getattr(self, name):

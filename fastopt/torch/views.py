@@ -16,7 +16,8 @@ __all__ = ["Views", "check_parameter"]
 Array = np.ndarray[Any, Any]
 
 GRAD = attrgetter("grad")
-ADDRESS, IS_CONTIGUOUS = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
+ADDRESS, IS_CONTIGUOUS, SIZE = torch.Tensor.data_ptr, torch.Tensor.is_contiguous, torch.Tensor.size
+DTYPE = torch.Tensor.dtype.__get__
 
 DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
@@ -60,7 +61,7 @@ class Views:
     """Views of parameters, and of their gradients at the addresses of the last step.
 
     A gradient's view does not keep its memory alive. It is used only if the gradient of a step has
-    the same address.
+    the same address, dtype and shape.
 
     Parameters
     ----------
@@ -89,6 +90,7 @@ class Views:
             self.forms.append(Form(param.shape, param.dtype, array.dtype, kind))
         self.grad_addresses: list[int] = [-1] * len(self.arrays)
         self.grads: list[Any] = [None] * len(self.arrays)
+        self.sizes, self.dtypes = list(map(SIZE, params)), list(map(DTYPE, params))
         self.strides = [p.stride() for p in params] if not all(self.contiguous) else None
 
     def fit(self, params: Sequence[torch.Tensor]) -> bool:
@@ -110,19 +112,27 @@ class Views:
             NumPy cannot view a gradient.
         """
         addresses = list(map(ADDRESS, grads))
-        if addresses == self.grad_addresses and all(map(IS_CONTIGUOUS, grads)):
+        if (
+            addresses == self.grad_addresses
+            and list(map(DTYPE, grads)) == self.dtypes
+            and list(map(SIZE, grads)) == self.sizes
+            and all(map(IS_CONTIGUOUS, grads))
+        ):
             return self.grads
         return [self._of(*each) for each in zip(count(), addresses, grads)]
 
     def _of(self, k: int, address: int, grad: torch.Tensor) -> Any:
         """Return the gradient of one parameter."""
-        if not (address and grad.is_contiguous()):
+        form = self.forms[k]
+        if not (
+            address
+            and grad.dtype is form.dtype
+            and grad.shape == form.shape
+            and grad.is_contiguous()
+        ):
             self.grad_addresses[k] = -1
             return self._converted(k, grad)
         if address != self.grad_addresses[k]:
-            form = self.forms[k]
-            if grad.shape != form.shape or grad.dtype is not form.dtype:
-                return self._converted(k, grad)
             memory = form.memory.from_address(address)
             self.grads[k] = np.ndarray(form.shape, form.numpy, memory)
             self.grad_addresses[k] = address

@@ -171,3 +171,10 @@ def test_deferred_decay_of_adamw_is_that_of_each_step(rng):
         updater(0, (rng.normal(size=(1, 2)), np.array([0])), weight)
     updater.flush(0)
     np.testing.assert_allclose(weight[1:], (1 - 0.1 * 0.5) ** 4)
+
+
+def test_the_formula_of_torch_shows_the_defaults_that_are_not_torchs():
+    words = repr(optimizer.AdamW(lr=0.1, formula="torch"))
+    assert words == "AdamW(learning_rate=0.1, epsilon=1e-06, formula='torch', wd=0.0)"
+    assert "eps=1e-07" in repr(optimizer.AdaGrad(formula="torch"))
+    assert "eps" not in repr(optimizer.AdaGrad())

@@ -269,6 +269,27 @@ def test_gradients_of_another_layout_or_at_another_address_are_found():
         assert torch.equal(before - param.detach(), grad)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_gradient_at_a_known_address_may_have_another_dtype_or_shape(others):
+    """As after ``p.grad.data = other``: torch checks assignments to ``grad`` alone."""
+    param = Parameter(torch.zeros(4))
+    rest = [Parameter(torch.zeros(4)) for _ in range(others)]
+    memory, opt = torch.ones(4), fastopt.torch.SGD([param, *rest], lr=1.0)
+    param.grad = memory
+    opt.step()
+    param.grad.data = memory.view(torch.float64).fill_(2.0)
+    with pytest.raises(ValueError, match=r"gradient must have shape \(4,\), got \(2,\)"):
+        opt.step()
+    param.grad.data = memory.view(torch.float16)[::2].contiguous()
+    before = param.detach().clone()
+    opt.step()
+    expected = before - param.grad.detach().float()
+    assert torch.equal(param.detach(), expected)
+    param.grad.data = memory.view(2, 2)
+    with pytest.raises(ValueError, match=r"shape \(4,\), got \(2, 2\)"):
+        opt.step()
+
+
 def test_data_may_be_replaced_by_other_memory():
     param, opt = trained(momentum=0.5)
     opt.step()

@@ -1,0 +1,148 @@
+"""fastopt.torch in programs that take the class or the object of an optimizer."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import fastopt.torch
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
+
+
+def tensors(module):
+    return [param.detach().clone() for param in module.parameters()]
+
+
+def close(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_stable_baselines_trains_a_policy_by_ppo():
+    sb3 = pytest.importorskip("stable_baselines3")
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        model = sb3.PPO(
+            "MlpPolicy",
+            "CartPole-v1",
+            seed=0,
+            n_steps=64,
+            batch_size=32,
+            n_epochs=2,
+            device="cpu",
+            learning_rate=lambda left: 1e-3 * left,
+            policy_kwargs={"optimizer_class": library.Adam, "optimizer_kwargs": {"eps": 1e-5}},
+        )
+        start = tensors(model.policy)
+        found.append(tensors(model.learn(128).policy))
+    assert not torch.equal(start[0], found[1][0])
+    assert type(model.policy.optimizer) is fastopt.torch.Adam
+    close(found[1], found[0])
+
+
+def test_stable_baselines_saves_and_loads_the_state(tmp_path):
+    sb3 = pytest.importorskip("stable_baselines3")
+    policy = {"optimizer_class": fastopt.torch.Adam}
+    options = {"seed": 0, "n_steps": 32, "batch_size": 32, "n_epochs": 1, "device": "cpu"}
+    model = sb3.PPO("MlpPolicy", "CartPole-v1", policy_kwargs=policy, **options).learn(32)
+    model.save(tmp_path / "model")
+    loaded = sb3.PPO.load(tmp_path / "model")
+    states = [each.policy.optimizer.state_dict()["state"] for each in (model, loaded)]
+    assert len(states[0]) == 12
+    torch.testing.assert_close(states[1], states[0])
+
+
+class Regression(torch.nn.Module):
+    """A model with the interface of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+        )
+
+    def forward(self, x, labels):
+        output = self.layers(x)
+        return {"loss": (output - labels).square().mean(), "logits": output}
+
+
+def examples():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(32, 3)).astype(np.float32)
+    return [{"x": each, "labels": each[:1] - 2 * each[1:2]} for each in x]
+
+
+def test_the_trainer_of_transformers_takes_the_class_and_its_scheduler(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        args = transformers.TrainingArguments(
+            str(tmp_path),
+            max_steps=8,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=2,
+            max_grad_norm=0.5,
+            lr_scheduler_type="cosine",
+            learning_rate=0.02,
+            use_cpu=True,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            seed=0,
+        )
+        trainer = transformers.Trainer(
+            Regression(),
+            args,
+            train_dataset=examples(),
+            optimizer_cls_and_kwargs=(library.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
+        )
+        trainer.train()
+        found.append(tensors(trainer.model))
+    opt = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    assert type(opt) is fastopt.torch.AdamW
+    assert opt.updaters[0].optimizer.num_update == 8
+    close(found[1], found[0])
+
+
+def test_lightning_trains_clips_and_resumes(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    class Module(lightning.LightningModule):
+        def __init__(self, library):
+            super().__init__()
+            self.library, self.net = library, Regression()
+
+        def training_step(self, batch):
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            opt = self.library.Adam(self.parameters(), lr=0.02)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+            return {"optimizer": opt, "lr_scheduler": schedule}
+
+    def trained(library, steps, resumed=None):
+        module = Module(library)
+        trainer = lightning.Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            gradient_clip_val=0.5,
+        )
+        loader = torch.utils.data.DataLoader(examples(), batch_size=8)
+        trainer.fit(module, loader, ckpt_path=resumed)
+        return trainer, tensors(module)
+
+    found = []
+    for library in (torch.optim, fastopt.torch):
+        trainer, half = trained(library, 4)
+        trainer.save_checkpoint(tmp_path / "half.ckpt")
+        found.append([*half, *trained(library, 8, tmp_path / "half.ckpt")[1]])
+    close(found[1], found[0])

@@ -179,7 +179,7 @@ def run_threads(
     >>> def program(comm):
     ...     updater = ShardedUpdater(optimizer.SGD(learning_rate=0.1), comm)
     ...     weight = np.ones(3)
-    ...     updater(0, np.full(3, comm.rank), weight)
+    ...     updater(0, np.full(3, float(comm.rank)), weight)
     ...     return weight
     >>> run_threads(2, program)
     [array([0.9, 0.9, 0.9]), array([0.9, 0.9, 0.9])]

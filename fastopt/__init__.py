@@ -84,6 +84,11 @@ _ELSEWHERE = {
     "Momentum": "SGD(lr=..., momentum=...) has momentum",
     "Nesterov": "NAG has Nesterov's momentum",
     "SparseAdam": "Adam updates the indexed rows alone where gradients are row-sparse",
+    **dict.fromkeys(
+        ("clip_grad_norm_", "clip_by_global_norm"),
+        "Updater(optimizer, clip_global_norm=1.0) clips the norm of all gradients",
+    ),
+    "apply_updates": "updater.updated(grads, params) returns the new params",
     "load": "an Updater and a ParameterDict have load()",
     "save": "an Updater and a ParameterDict have save()",
 }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastopt._structure import copied, mapped
+from fastopt._structure import copies
 from fastopt.arguments import brief
 from fastopt.optimizer import Optimizer, Updater, create
 
@@ -83,8 +83,8 @@ class _Pair:
 
     def init(self, params: Any) -> dict[str, Any]:
         """Return the state before the first update."""
-        updater, copies = self._new(), mapped(copied, params)
-        paths, _, arrays, _ = updater.planner.structures.flatten(copies, copies)
+        updater, new = self._new(), copies(params)
+        paths, _, arrays, _ = updater.planner.structures.flatten(new, new)
         trained = [
             (path, array)
             for path, array in zip(paths, arrays, strict=True)

@@ -465,3 +465,27 @@ def test_what_the_method_cannot_do_is_refused(given, words):
         scipy.optimize.minimize(
             square, np.zeros(2), **{"jac": True, "method": scipy_method(), **given}
         )
+
+
+def test_a_packed_network_of_tensors_is_optimized_as_by_scipy():
+    """A vector of real and imaginary parts, jac=True, a callback and bounds, as quimb calls it."""
+    target = np.array([[1 + 1j, 0.5], [-0.5j, 2]])
+    seen = []
+
+    def vectorized(vector):
+        tensor = vector.view(complex).reshape(2, 2)
+        error = tensor @ tensor - target
+        gradient = 2 * (error @ tensor.conj().T + tensor.conj().T @ error)
+        return np.sum(np.abs(error) ** 2), gradient.ravel().view(float)
+
+    result = scipy.optimize.minimize(
+        vectorized,
+        np.eye(2, dtype=complex).ravel().view(float),
+        jac=True,
+        method=fastopt.scipy_method("adam", lr=0.02),
+        bounds=[(-2, 2)] * 8,
+        callback=lambda x: seen.append(x),
+        options={"maxiter": 800},
+    )
+    assert result.fun < 1e-6
+    assert len(seen) == 800

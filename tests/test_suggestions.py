@@ -343,7 +343,7 @@ MISTAKES = {
         "index 'w': weight is None; a call takes index, grad and w",
     ),
     "updater(ones(), 'w', ones())": (TypeError, r"order is updater\(index, grad, weight\)"),
-    "updater('w', (ones(), [0]), ones())": (TypeError, "got tuple of ndarray, list"),
+    "updater('w', (ones(), ['0']), ones())": (TypeError, "got tuple of ndarray, list"),
     "updater('w', None, ones())": (TypeError, "index 'w': .* got None; omit the index"),
     "updater.step({'w': None}, iter([ones()]))": (TypeError, "list_iterator: make a list or dict"),
     "updater.step([ones()], {'w': ones()}.values())": (TypeError, "dict_values: make a list or"),

@@ -38,6 +38,21 @@ class Adam:
         rate = 0.001 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         weight -= rate * mean / (np.sqrt(var) + 1e-8)
 
+    def rows(self, index: Any, grad: tuple[Array, Array], weight: Array) -> None:
+        """Update indexed rows, none of which is repeated."""
+        if index not in self.state:
+            self.state[index] = np.zeros_like(weight), np.zeros_like(weight)
+        t = self.counts[index] = self.counts.get(index, 0) + 1
+        (values, rows), (means, variances) = grad, self.state[index]
+        mean, var = means[rows], variances[rows]
+        mean *= 0.9
+        mean += 0.1 * values
+        var *= 0.999
+        var += 0.001 * (values * values)
+        means[rows], variances[rows] = mean, var
+        rate = 0.001 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        weight[rows] -= rate * mean / (np.sqrt(var) + 1e-8)
+
     def many(self, indices: Any, grads: Any, weights: Any) -> None:
         for each in zip(indices, grads, weights, strict=True):
             self(*each)
@@ -118,6 +133,29 @@ def with_settings(
     return lambda: updater(indices, grads, weights), lambda: plain.many(indices, grads, weights)
 
 
+def rows_of(
+    size: int, shape: tuple[int, ...], tables: int = 1, dtype: Any = np.int64, **settings: Any
+) -> Pair:
+    """Return lists of tables whose gradients have other rows in each call."""
+    rng, indices = np.random.default_rng(0), list(range(tables))
+    ours, plain = fastopt.Updater(fastopt.Adam(), **settings), Adam()
+    weights = [normal(shape) for _ in indices]
+
+    def grad() -> tuple[Array, Array]:
+        rows = rng.choice(shape[0], size, replace=False).astype(dtype)
+        return normal((size, *shape[1:])), rows
+
+    calls = cycle([[grad() for _ in indices] for _ in range(64)])
+
+    def in_numpy() -> None:
+        for each in zip(indices, next(calls), weights, strict=True):
+            plain.rows(*each)
+
+    if tables == 1:
+        return lambda: ours(0, next(calls)[0], weights[0]), in_numpy
+    return lambda: ours(indices, next(calls), weights), in_numpy
+
+
 def first(tensors: int) -> Pair:
     """Return the first call of a new updater."""
     indices = list(range(tensors))
@@ -160,6 +198,16 @@ FORMS: dict[str, Callable[[], Pair]] = {
     "groups, 20": lambda: with_settings(20, groups={"1$": {"wd": 0.1}, "2$": {"lr": 0.1}}),
     "average (EMA), 20": lambda: with_settings(20, average=fastopt.EMA(0.99)),
     "accumulate=2, 20": lambda: with_settings(20, accumulate=2),
+    "16 rows of 20,000 x 32": lambda: rows_of(16, (20_000, 32)),
+    "512 rows of 20,000 x 32": lambda: rows_of(512, (20_000, 32)),
+    "16 rows, indices of int32": lambda: rows_of(16, (20_000, 32), dtype=np.int32),
+    "12 of 20,000 numbers": lambda: rows_of(12, (20_000,)),
+    "256 of 20,000 numbers": lambda: rows_of(256, (20_000,)),
+    "2,500 of 20,000 numbers": lambda: rows_of(2_500, (20_000,)),
+    "3 tables, one row each": lambda: rows_of(1, (20_000, 32), tables=3),
+    "3 tables, 16 rows each, norm clip": (
+        lambda: rows_of(16, (20_000, 32), tables=3, clip_global_norm=1.0)
+    ),
     "first call of a new updater (3)": lambda: first(3),
     "first call of a new updater (1,000)": lambda: first(1_000),
 }

@@ -5,7 +5,7 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 
 from typing import TYPE_CHECKING, Any, cast
 
-from fastopt._engine.device_steps import DeviceSteps, Finish
+from fastopt._engine.device_steps import DeviceSteps, Finish, Norm
 from fastopt._engine.plan import Plan
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.layout import DONE
@@ -37,8 +37,21 @@ class DevicePlan(Plan):
         )
         self.steps: DeviceSteps | None = None
         self.defers = DeviceSteps.supports(self)
+        for table in self.tables:
+            if table.device is not None:
+                cast("CudaTable", table).capturable = self.defers and not table.alone
 
-    def deferred(self, norm: tuple[float, float, float, float], finish: Finish) -> bool:
+    @property
+    def counts_there(self) -> bool:
+        """Whether a step is counted on the device: in a graph, or beside one."""
+        return self.captured or bool(self.steps and self.steps.kept)
+
+    @property
+    def captured(self) -> bool:
+        """Whether the present step becomes part of a graph."""
+        return self.defers and self.only.captured
+
+    def deferred(self, norm: Norm | None = None, finish: Finish | None = None) -> bool:
         """Launch a step whose norm stays on the device; see :meth:`DeviceSteps.step`.
 
         Returns False, with nothing changed, if the host must know the norm first.
@@ -51,6 +64,10 @@ class DevicePlan(Plan):
 
     def step(self, factor: float = 1.0, objects: Any = None, shielded: bool = False) -> int:
         """See :meth:`Plan.step`."""
+        if factor == 1 and self.counts_there and self.deferred():
+            return 0
+        if self.captured:
+            self.only.driver.refuse_capture(self.only.stream_handle)
         if self.steps is not None:
             for table in self.tables:
                 cast("CudaTable", table).forget_skip()
@@ -65,6 +82,8 @@ class DevicePlan(Plan):
             return False
         if not table.take_grads(grads, self.written):
             return False
+        if self.counts_there:
+            return not self.step()
         before, largest = self.counts[self.slots], self.counts.item(0)
         carried = self.carried[self.carried_slots] if self.hyper.carries else None
         with uninterrupted:

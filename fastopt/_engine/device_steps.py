@@ -5,9 +5,10 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 
 from collections import deque
 from collections.abc import Callable
-from math import isfinite
+from contextlib import nullcontext
+from math import inf, isfinite
 from typing import Any, final
-from weakref import WeakSet, proxy
+from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -20,6 +21,9 @@ __all__ = ["DeviceSteps"]
 Finish = Callable[[float, Callable[[], Any] | None], None]
 """Called with the norm of a step, and a function that returns the sums of squares if it was the
 last one."""
+
+Norm = tuple[float, float, float, float]
+NOT_MEASURED = 1.0, 1.0, inf, 1.0
 
 AHEAD = 32
 """Maximum number of steps whose outcomes the host does not know, before it waits for the oldest."""
@@ -67,17 +71,19 @@ class DeviceSteps:
     def __init__(self, plan: Any) -> None:
         from fastopt._kernels import cuda_driver, cuda_steps
 
-        self.plan, self.driver, self.steps = proxy(plan), cuda_driver, cuda_steps
+        self._plan, self.driver, self.steps = ref(plan), cuda_driver, cuda_steps
         self.all_counts = plan.optimizer._index_update_count
-        self.indices = frozenset(plan.indices)
+        self.listed, self.indices = list(plan.indices), frozenset(plan.indices)
         self.apart: WeakSet[Any] = WeakSet()
         self.lead = plan.tables[0]
-        self.pending: deque[tuple[Any, Finish]] = deque()
-        self.counts = self.slots = np.empty(0, np.int64)
-        self.base = np.empty(0, np.int64)
+        self.pending: deque[tuple[Any, Any]] = deque()
+        self.counts = self.slots = self.base = np.empty(0, np.int64)
+        self.entered: Any = None
         self.filled: Any = None
-        self.given: Any = None
-        with self._entered():
+        self.given: Norm | None = None
+        self.sent = False
+        self.kept: list[Any] = []
+        with self._entered(), self._beside():
             self.norm = self.driver.Memory((cuda_steps.NORM_NUMBERS,), np.float64)
             self.sums = self.driver.Memory((len(plan.indices), 1), np.float64)
             self.order = self.driver.Memory((len(plan.indices),), np.int64)
@@ -97,7 +103,7 @@ class DeviceSteps:
         return (
             all(table.device == plan.tables[0].device for table in plan.tables)
             and plan.tables[0].device is not None
-            and not (plan.in_order or optimizer.per_index or optimizer.may_skip)
+            and not (plan.in_order or optimizer.per_index)
             and plan.hyper.constant
             and not plan.hyper.carries
             and plan.averaging is None
@@ -106,31 +112,48 @@ class DeviceSteps:
             and not any(table.layout.catch_up for table in plan.tables)
         )
 
+    def _beside(self) -> Any:
+        """Return a context in which uploads and allocations are not captured."""
+        return self.driver.beside_capture() if self.lead.captured else nullcontext()
+
+    @property
+    def plan(self) -> Any:
+        """The plan, which keeps this object."""
+        return self._plan()
+
     def _entered(self) -> Any:
         return self.driver.entered(self.lead.device.device_id)
 
-    def step(self, norm: tuple[float, float, float, float], finish: Finish) -> bool:
+    def step(self, norm: Norm | None = None, finish: Finish | None = None) -> bool:
         """Launch a step whose gradients have been entered into the tables.
+
+        If the stream is captured, the launches are part of a graph; each replay is one step.
 
         Parameters
         ----------
-        norm : tuple of float
+        norm : tuple of float, optional
             ``rescale_grad``, the inverse of the loss scale, the maximum norm, and a further factor.
-        finish : callable
+            Default: gradients are not measured.
+        finish : callable, optional
             Called when the outcome is known.
 
         Returns
         -------
         bool
-            False, with nothing changed, if the hyper-parameters depend on unequal update counts.
+            False, with nothing changed, if the hyper-parameters depend on unequal counts, or if
+            the step is only counted.
         """
-        if not self._renew():
-            return False
-        with self._entered():
-            self._send(norm)
-            self._measure()
-            for number, row in enumerate(self.rows):
-                self._run(row, number == 0)
+        captured = self.lead.captured
+        with self._entered(), self._beside():
+            if not self._renew():
+                return False
+            self._send(norm, captured)
+            if captured:
+                self._capture(norm is not None)
+                return True
+            self._launch(norm is not None)
+            if norm is None:
+                return True
             report = self.driver.Report(self.norm, self.lead.stream_handle)
         self.pending.append((report, finish))
         while len(self.pending) > AHEAD or (len(self.pending) > 1 and self.pending[0][0].ready()):
@@ -149,6 +172,8 @@ class DeviceSteps:
                     counts.settle()
                     break
                 self.apart.add(other)
+        if optimizer.may_skip and optimizer.skips():
+            return False  # the host counts without an update
         if optimizer.lr_scheduler is not None:
             counts.settle()
         elif plan.filled[:1] == (optimizer.version,) and not optimizer.param_dict:
@@ -166,13 +191,42 @@ class DeviceSteps:
             plan.counts[0] = largest  # a schedule is evaluated ahead of the count
         return True
 
-    def _send(self, norm: tuple[float, float, float, float]) -> None:
+    def _launch(self, measured: bool) -> None:
+        if measured:
+            self._measure()
+        for number, row in enumerate(self.rows):
+            self._run(row, measured and number == 0)
+        if not measured and self not in self.all_counts.graphs:
+            self._count()
+
+    def _capture(self, measured: bool) -> None:
+        """Launch a step that becomes part of a graph, whose memory is kept."""
+        for row in self.rows:
+            row.table.renew_entry()
+        for number, row in enumerate(self.rows):
+            if measured and number == 0:
+                self._measure()
+            self._run(row, measured and number == 0)
+        for row in self.rows:
+            self.kept.append(row.table.memory)
+            row.table.renew_entry()
+        self.kept.append(self.plan)
+        if self not in self.all_counts.graphs:
+            self.all_counts.graphs.append(self)
+
+    def refresh(self) -> None:
+        """Upload hyper-parameters that have changed, for the next replays of graphs."""
+        with self._entered():
+            self._renew()
+            self._send(self.given, False)
+
+    def _send(self, norm: Norm | None, captured: bool) -> None:
         """Upload what has changed."""
         plan, counts = self.plan, self.all_counts
-        stale = self.counts is not counts.counted or self.slots is not plan.slots
+        stale = self.counts is not counts.counted or self.entered is not plan.slots
         if stale or (counts.counted[self.slots] != self.base).any():
             counts.settle()
-            self.counts, self.slots = counts.counted, plan.slots
+            self.counts, self.slots, self.entered = counts.counted, plan.slots, plan.slots
             self.base = self.counts[self.slots]
             for row in self.rows:
                 places = row.group.places
@@ -188,11 +242,11 @@ class DeviceSteps:
                 values[0, : group.values.shape[1]] = group.values[0]
                 row.send("groups", values, self.driver)
             self.filled = plan.filled
-        if norm != self.given:
-            rescale, scale, limit, share = norm
+        if norm != self.given or not self.sent:
+            rescale, scale, limit, share = norm or NOT_MEASURED
             numbers = np.array([rescale, scale, limit, scale, 0.0, share])
             self.driver.upload(self.norm, numbers, self.lead.stream_handle)
-            self.given = norm
+            self.given, self.sent = norm, True
 
     def _measure(self) -> None:
         """Launch the sums of squares of all gradients; the first table's stream waits for all."""
@@ -230,10 +284,30 @@ class DeviceSteps:
         self.pending.popleft()
         length = norm.item(LENGTH)
         if isfinite(length):
-            self.counts[self.slots] += 1
-            self.base += 1
-            self.counts[0] = max(self.counts.item(0), self.base.max())
+            self._count()
         finish(length, sums)
+
+    def _count(self) -> None:
+        """Count a step on the host."""
+        self._add(np.ones(len(self.base), np.int64))
+
+    def _add(self, steps: Any) -> None:
+        """Add to the counts of the tensors on the host."""
+        if self.counts is not self.all_counts.counted:  # other indices came, or went
+            self.counts = self.all_counts.counted
+            self.slots = self.all_counts.positions(self.listed)
+        self.base += steps
+        self.counts[self.slots] += steps
+        self.counts[0] = max(self.counts.item(0), self.counts[self.slots].max())
+
+    def follow_graphs(self) -> None:
+        """Wait for the device, and count the steps that graphs have repeated."""
+        found = np.empty_like(self.base)
+        with self._entered():
+            for row in self.rows:
+                counts = self.driver.download(row.counts, row.table.stream_handle)
+                found[row.group.places] = counts
+        self._add(found - self.base)
 
     def _sums(self) -> Any:
         """Return the sums of squares of the gradients of the last step."""

@@ -10,13 +10,21 @@ from fastopt._engine.validate import label
 from fastopt._kernels.device_memory import like, placed
 from fastopt._kernels.table import Table
 
-__all__ = ["add_decay", "decay_of"]
+__all__ = ["add_decay", "decay_of", "decayed"]
 
 Array = np.ndarray[Any, Any]
 
 
 def add_decay(optimizer: Any, index: Index, table: Table, t: int, lr: float, wd: float) -> None:
-    """Add the decay of step `t` to the accumulated decay of all rows.
+    """Add the decay of step `t` to the accumulated decay of all rows."""
+    rows, before = decay_of(optimizer, index, table.arrays[0])
+    after = decayed(optimizer, index, before, t, lr, wd)
+    table.apply_decay(rows, before, after, at_once=optimizer.sparse_decay == "dense")
+    optimizer.row_decay[index] = rows, after
+
+
+def decayed(optimizer: Any, index: Index, before: float, t: int, lr: float, wd: float) -> float:
+    """Return the accumulated decay after step `t`.
 
     Raises
     ------
@@ -29,10 +37,7 @@ def add_decay(optimizer: Any, index: Index, table: Table, t: int, lr: float, wd:
             f"{label(index, optimizer.idx2name)}: sparse_decay={optimizer.sparse_decay!r} needs "
             f"rate times decay below 1, got {amount}"
         )
-    rows, before = decay_of(optimizer, index, table.arrays[0])
-    after = before + math.log1p(-amount)
-    table.apply_decay(rows, before, after, at_once=optimizer.sparse_decay == "dense")
-    optimizer.row_decay[index] = rows, after
+    return before + math.log1p(-amount)
 
 
 def decay_of(optimizer: Any, index: Index, weight: Array) -> tuple[Any, float]:

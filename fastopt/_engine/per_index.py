@@ -40,6 +40,11 @@ class PerIndex(MutableMapping[Index, Any]):
         new = [index for index in indices if index not in slots]
         if new:
             self._add(dict.fromkeys(new), start)
+        return self.positions(indices)
+
+    def positions(self, indices: Sequence[Index]) -> NDArray[np.int64]:
+        """Return positions in :attr:`array` of indices that have numbers."""
+        slots = self._slots
         return np.array([slots[index] for index in indices], np.int64)
 
     def _add(self, new: Mapping[Index, None], value: Any) -> None:
@@ -121,6 +126,8 @@ class Counts(PerIndex):
     ----------
     ahead : list of DeviceSteps
         Steps whose counts are on a device, ahead of these.
+    graphs : list of DeviceSteps
+        Steps that graphs repeat, as often as they are launched.
     counted : numpy.ndarray
         The counts without those steps.
     """
@@ -130,12 +137,13 @@ class Counts(PerIndex):
 
     def __init__(self, values: Mapping[Index, Any] | None = None) -> None:
         self.ahead: list[Any] = []
+        self.graphs: list[Any] = []
         super().__init__(values)
 
     @property
     def array(self) -> NDArray[Any]:
         """The counts, after steps that a device has counted have been counted here too."""
-        if self.ahead:
+        if self.ahead or self.graphs:
             self.settle()
         return self.counted
 
@@ -147,11 +155,13 @@ class Counts(PerIndex):
         """Wait for the steps that a device has counted; see :class:`DeviceSteps`."""
         while self.ahead:
             self.ahead.pop().settle()
+        for steps in self.graphs:
+            steps.follow_graphs()
 
     @property
     def largest(self) -> int:
         """The largest update count so far, which is passed to schedules."""
-        if self.ahead:
+        if self.ahead or self.graphs:
             self.settle()
         return int(self.counted.item(0))
 

@@ -412,7 +412,7 @@ class Plan:
             table.table[0, DONE] = 0
         beyond = ({}, None) if self.direct else self._before()
         counts = optimizer._index_update_count
-        if counts.ahead:
+        if counts.ahead or counts.graphs:
             counts.settle()
         largest, before = counts.counted.item(0), None
         try:
@@ -486,7 +486,7 @@ class Plan:
         """Look up the positions of update counts and carried numbers; add new indices."""
         optimizer = self.optimizer
         counts, carried = optimizer._index_update_count, optimizer.carried
-        if counts.ahead:
+        if counts.ahead or counts.graphs:
             counts.settle()
         if self.counts is counts.counted and (carried is None or self.carried is carried.array):
             self.counts_version = optimizer.version

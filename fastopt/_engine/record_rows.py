@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from fastopt._engine.lazy_decay import decay_of, decayed
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label, listed
 from fastopt._kernels import record_words as w
-from fastopt._kernels.layout import Layout
+from fastopt._kernels.layout import APPLIED, DECAY, Layout
 from fastopt._kernels.numpy_abi import C_ORDER, kind_word
 from fastopt.sparse import RowSparse, is_row_sparse
 
-__all__ = ["ATTRIBUTES", "apart", "as_rows", "integer_words", "row_layout"]
+__all__ = ["ATTRIBUTES", "Deferred", "apart", "as_rows", "integer_words", "is_by_row", "row_layout"]
 
 ATTRIBUTES = "values", "indices", "shape"
 """Attributes of a RowSparse that compiled code reads."""
@@ -70,4 +71,41 @@ def row_layout(planner: Any, layout: Layout, record: Any) -> Layout | None:
         return None  # reported by the plan
     if lazy and averages is not None and averages.average.alternates:
         return None
-    return replace(layout, sparse=True, lazy=lazy)
+    deferred = lazy and optimizer.sparse_decay != "touched"
+    return replace(layout, sparse=True, lazy=lazy, catch_up=deferred)
+
+
+def is_by_row(planner: Any, index: Index, grad: Any, weight: Any) -> bool:
+    """Whether a gradient is row-sparse, or dense where decay is deferred, with all rows."""
+    if isinstance(grad, RowSparse):
+        return True
+    deferred = planner.optimizer.sparse_decay != "touched" and np.ndim(weight) > 0
+    return deferred and planner.rule_of(index).row is None
+
+
+class Deferred:
+    """Deferred decay of a parameter with a record.
+
+    Parameters
+    ----------
+    record : numpy.ndarray
+        The record.
+    """
+
+    def __init__(self, record: Any) -> None:
+        self.totals, self.rows = np.zeros(2), None
+        first = (int(record[w.ROW]) - record.ctypes.data) // 8
+        self.row = record[first:]
+        self.row[DECAY] = self.totals.ctypes.data
+
+    def begin(
+        self, optimizer: Any, index: Index, weight: Any, t: int, lr: float, wd: float
+    ) -> tuple[Any, float]:
+        """Enter the decay of step `t`; return the optimizer's ``row_decay`` after it."""
+        rows, before = decay_of(optimizer, index, weight)
+        after = decayed(optimizer, index, before, t, lr, wd)
+        if rows is not self.rows:
+            self.rows = rows
+            self.row[APPLIED] = rows.ctypes.data
+        self.totals[:] = before, after
+        return rows, after

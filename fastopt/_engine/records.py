@@ -26,7 +26,15 @@ from fastopt._engine.first_calls import Blank, blank_of, states
 from fastopt._engine.hyper import Hyper, hyper_of, reads_no_rates
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
-from fastopt._engine.record_rows import ATTRIBUTES, apart, as_rows, integer_words, row_layout
+from fastopt._engine.record_rows import (
+    ATTRIBUTES,
+    Deferred,
+    apart,
+    as_rows,
+    integer_words,
+    is_by_row,
+    row_layout,
+)
 from fastopt._engine.validate import (
     check,
     check_apart,
@@ -243,6 +251,8 @@ class Kept(NamedTuple):
     alive: tuple[Any, ...]
     resting: tuple[Words, Layout] | None = None
     """The record for steps that do not average the weight, with its layout."""
+    deferred: Deferred | None = None
+    """Deferred decay of the rows, if the optimizer has it."""
 
 
 FORMS: dict[Any, Form] = {}
@@ -278,12 +288,18 @@ def nesting(state: Any) -> Any:
 
 @cache
 def kernels_of(
-    layout: Layout, weight: Any, measured: bool, clipped: bool, numbers: bool = False
+    layout: Layout,
+    weight: Any,
+    measured: bool,
+    clipped: bool,
+    numbers: bool = False,
+    flushed: bool = False,
 ) -> Words:
     """Return the addresses of the loops of a layout.
 
     `measured`: also of sums of squares; `clipped`: also of a clip of units, for weights of the
-    storage type `weight`. With `numbers`, indexed rows have one number each.
+    storage type `weight`; `flushed`: also of deferred decay of all rows. With `numbers`, indexed
+    rows have one number each.
     """
     rule = layout.rule
     squares = 0
@@ -292,8 +308,9 @@ def kernels_of(
     elif measured:
         squares = cpu_addresses.squares(layout.grad, layout.real)
     units = cpu_addresses.units(weight, layout.real) if clipped and not layout.sparse else 0
-    found = [cpu_addresses.update(layout, numbers), squares, units]
-    found += [int(layout.by_row), len(rule.passes)]
+    by_row = w.EVERY_ROW if layout.catch_up else int(layout.by_row)
+    found = [cpu_addresses.update(layout, numbers), squares, units, by_row]
+    found += [cpu_addresses.flush(layout) if flushed else 0, len(rule.passes)]
     for step, count in enumerate(rule.sums):
         found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
     return np.array(found, np.int64)
@@ -410,8 +427,10 @@ class Records:
         Whether an optimizer overrides counts or rates, which are then asked for each tensor.
     sums : list of Optimizer
         Optimizers that sum over the tensors of each step.
+    defers : bool
+        Whether an optimizer defers the decay of rows.
     begins : bool
-        Whether there are such optimizers.
+        Whether a step begins with what may have to be undone.
     norms : bool
         Whether gradients are measured, to undo a loss scale or to clip their global norm.
     clips : bool
@@ -424,7 +443,7 @@ class Records:
         self.version = self.mode_version = self.multipliers_version = -1
         self.usable = self.quick = False
         self.live = self.norms = self.prepares = self.asks = self.begins = False
-        self.by_tensor = self.clips = self.factors = False
+        self.by_tensor = self.clips = self.factors = self.defers = False
         self.sums: list[Any] = []
         self.mode: Any = None
         self.rescale: Any = None
@@ -518,7 +537,8 @@ class Records:
         timed |= self.averages is not None and not self.averages.average.constant
         self.by_tensor = any(each.per_index for each in optimizers)
         self.sums = [each for each in optimizers if each.step_sums is not None]
-        self.begins = self.by_tensor or bool(self.sums)
+        self.defers = any(each.sparse_decay != "touched" for each in optimizers)
+        self.begins = self.by_tensor or bool(self.sums) or self.defers
         self.asks = scheduled or timed or self.begins
         words[w.SCHEDULED], words[w.TIMED], words[w.ASKING] = scheduled, timed, self.asks
         words[w.MEASURE] = measuring.measure() if self.usable and self.norms else 0
@@ -702,13 +722,15 @@ class Records:
         indices = index if type(index) in (list, tuple) else [index]
         before = counts.item(0)
         undo: list[Callable[[], None]] = []
+        rates: dict[Any, float] = {}
+        decays: list[tuple[Kept, Index, Any]] = []
         try:
             if self.begins:
                 self._begin(indices, undo)
             if self.by_tensor or words[w.UNEVEN]:
                 self._fill_each(updater, indices)
             else:
-                update, rates = words.item(w.UPDATE_NUMBER), {}
+                update = words.item(w.UPDATE_NUMBER)
                 alone = updater.planner.groups is None
                 for of in (updater.optimizer,) if alone else self._optimizers(indices):
                     rates[of] = of.lr
@@ -723,6 +745,10 @@ class Records:
                         shared.fill(rates[shared.optimizer], words.item(w.TIME), again=True)
             if not self.usable:  # the schedule has changed settings
                 return w.REFUSED
+            if self.defers:
+                if words[w.UNEVEN] or words[w.REPEATS]:
+                    return w.REFUSED
+                decays = self._defer(indices, arguments[2], rates)
             words[w.ASKED] = 1
             status: int = self.enter(self.context, *arguments)
             if status in ROOM:
@@ -733,9 +759,28 @@ class Records:
                 counts[0] = before
                 for each in reversed(undo):
                     each()
-            elif self.sums:
-                self._collect(updater.states, indices)
+            else:
+                for kept, index, decay in decays:
+                    kept.shared.optimizer.row_decay[index] = decay
+                if self.sums:
+                    self._collect(updater.states, indices)
         return status
+
+    def _defer(
+        self, indices: Sequence[Index], weights: Any, rates: Mapping[Any, float]
+    ) -> list[tuple[Kept, Index, Any]]:
+        """Enter the deferred decay of a step; return that of each parameter after it."""
+        decays: list[tuple[Kept, Index, Any]] = []
+        weights = weights if type(weights) in (list, tuple) else [weights]
+        for index, weight in zip(indices, weights, strict=True):
+            kept = self.kept[index]
+            optimizer, t = kept.shared.optimizer, self.counts.item(kept.words[w.COUNT]) + 1
+            if kept.deferred is not None:
+                lr_mult, wd_mult = kept.shared.multipliers
+                lr, wd = rates[optimizer] * lr_mult, optimizer.wd * wd_mult
+                after = kept.deferred.begin(optimizer, index, weight, t, lr, wd)
+                decays.append((kept, index, after))
+        return decays
 
     def _begin(self, indices: Sequence[Index], undo: list[Callable[[], None]]) -> None:
         """Begin the step of optimizers that count themselves or sum over the tensors of a step.
@@ -924,13 +969,13 @@ class Records:
         Returns whether records support all of them.
         """
         for index, grad, weight in zip(indices, grads, weights, strict=True):
-            kept, sparse = self.kept.get(index), isinstance(grad, RowSparse)
+            own, kept = planner.of(index), self.kept.get(index)
+            sparse = is_by_row(own, index, grad, weight)
             place = w.ROW_KERNELS if sparse else w.KERNELS
             if sparse and self.clips:  # units are clipped by plans
                 return False
             if kept is None or not (sparse or dense) or kept.words[place]:
                 continue
-            own = planner.of(index)
             records: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []
             for record, layout in (*records, (kept.words, kept.layout)):
                 found = row_layout(own, layout, record) if sparse else layout
@@ -939,9 +984,13 @@ class Records:
                 with own.compiling(index):
                     numbers = sparse and kept.words[w.NDIMS] == 1
                     kind = kind_of(weight.dtype)
-                    kernels = kernels_of(found, kind, self.norms, self.clips, numbers)
+                    flushed = found.catch_up and own.optimizer.sparse_decay == "dense"
+                    passes = self.norms, self.clips, numbers, flushed
+                    kernels = kernels_of(found, kind, *passes)
                     if sparse and not self.words[w.ADMIT_ROWS]:
                         self.words[w.ADMIT_ROWS : w.ORDER_ROWS + 1] = row_admission.addresses()
+                if found.catch_up and kept.deferred is None:
+                    self.kept[index] = kept._replace(deferred=Deferred(kept.record))
                 record[place] = kernels.ctypes.data
         return True
 
@@ -1027,7 +1076,7 @@ class Records:
 
     def _settings(self, optimizer: Any) -> Any:
         """Return what the records of an optimizer depend on; False if each one differs."""
-        if not optimizer.starts_at_zero or optimizer.rule_by_index:
+        if not optimizer.starts_at_zero or optimizer.rule_by_index or self.defers:
             return False
         kind = type(optimizer), optimizer.multi_precision, optimizer.rounding
         stored = optimizer.state_dtype, optimizer.state_min_size
@@ -1148,7 +1197,7 @@ class Records:
         same = getattr(grad, "dtype", None) == weight.dtype
         key: Any = (rule, weight.dtype, weight.shape, order, same, nesting(state), self.passes)
         key += (type(optimizer), optimizer.multi_precision, optimizer.rounding)
-        key += (isinstance(grad, RowSparse),)
+        key += (is_by_row(planner, index, grad, weight),)
         form = FORMS.get(key) if known and copy is None else None
         if form is None:
             form = self._form(planner, index, grad, weight, state, rule, average)
@@ -1202,7 +1251,7 @@ class Records:
             if not (flags.aligned and (flags.c_contiguous, flags.f_contiguous)[order == F_ORDER]):
                 return None
         kernels = None
-        if not isinstance(grad, RowSparse):
+        if not is_by_row(planner, index, grad, weight):
             with planner.compiling(index):
                 kernels = kernels_of(layout, kind_of(weight.dtype), self.norms, self.clips)
         column = ADDRESS + next(k for k, array in enumerate(exact) if array is weight)
@@ -1300,7 +1349,8 @@ class Records:
 
 def is_served(optimizer: Any) -> bool:
     """Whether records support the attributes of an optimizer."""
-    unserved = optimizer.accumulates or optimizer.sparse_decay != "touched"
+    defers = optimizer.sparse_decay != "touched"
+    unserved = optimizer.accumulates or (defers and optimizer.per_index)
     return optimizer.native and not unserved
 
 

@@ -160,7 +160,8 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
             values = grad.values if isinstance(grad, RowSparse) else grad
     shape = grad.shape if isinstance(grad, RowSparse) else values.shape
     if shape != weight.shape:
-        raise ValueError(f"{context}: gradient must have shape {weight.shape}, got {shape}")
+        hint = f"; pass grad.reshape({weight.shape})" if values.size == weight.size > 1 else ""
+        raise ValueError(f"{context}: gradient must have shape {weight.shape}, got {shape}{hint}")
     check_together(context, {"weight": weight, "gradient": values})
     check_apart(context, {"weight": weight, "gradient": values})
     parts = (values, header(grad.indices)) if isinstance(grad, RowSparse) else (values,)
@@ -222,6 +223,8 @@ def _check_array(context: str, role: str, array: Any, kind: Any) -> None:
     if not isinstance(array, kind) or isinstance(array, np.ma.MaskedArray):
         nested = role == "weight" and isinstance(array, (list, tuple, Mapping))
         hint = "; updater.step(grads, weights) takes nested weights" if nested else ""
+        if isinstance(array, np.ma.MaskedArray):
+            hint = "; pass x.filled(0)" if role == "gradient" else "; pass x.data"
         raise TypeError(
             f"{context}: {role} must be a NumPy array, got {type(array).__name__}{hint}"
         )

@@ -150,7 +150,8 @@ def admit_grad(x, k, tensor, record, grad):
     array, wanted, strides = words(grad), record[w.GRAD_CODE], after(tensor, w.T_GRAD_STRIDES)
     is_array = array[w.TYPE] == x[w.NDARRAY]
     code = code_of_array(x, array) if is_array else code_of_number(x, array[w.TYPE])
-    if code == 0 and not is_array and x[w.ADMIT_ROWS]:
+    by_row = record[w.ROW_KERNELS] != 0 and record[w.KERNELS] == 0
+    if x[w.ADMIT_ROWS] and (by_row or (code == 0 and not is_array)):
         call(x[w.ADMIT_ROWS], x[w.SELF], k, grad, 0, 0)
         return tensor[w.T_STATUS]
     if code == 0 or (code != wanted and size_of(wanted) == 2) or record[w.KERNELS] == 0:

@@ -48,8 +48,8 @@ from fastopt._kernels.storage import (
 from fastopt._kernels.vectors import prefer_wide_vectors
 from fastopt._kernels.weights import read_weight
 
-__all__ = ["dense", "element_loop", "flush_decay", "lazy", "lazy_loop"]
-__all__ += ["number_loop"]
+__all__ = ["dense", "element_loop", "flush_decay", "flush_loop", "lazy"]
+__all__ += ["lazy_loop", "number_loop"]
 
 STEP = 128
 """Elements that are prefetched at a time, in updates that draw random numbers: their arithmetic
@@ -209,6 +209,11 @@ def flush_decay(layout: Layout, parallel: bool) -> Callable:
 
     Chunk starts and sizes are in rows.
     """
+    return compiled(flush_loop(layout), layout.rule, parallel)
+
+
+def flush_loop(layout: Layout) -> Callable:
+    """Return the function of :func:`flush_decay`, without compiling it."""
     real, kinds, dither = layout.real, layout.weight, layout.dither or None
     locate_row = row_locator(layout.pitched)
 
@@ -228,4 +233,4 @@ def flush_decay(layout: Layout, parallel: bool) -> Callable:
                     weight = read_weight(weights, i) * factor
                     keep(weights, i, weight, rounding, dither)
 
-    return compiled(flush_decay, layout.rule, parallel)
+    return flush_decay

@@ -14,7 +14,7 @@ import numpy as np
 from numba import carray, types
 
 from fastopt._kernels.compiling import address_of
-from fastopt._kernels.cpu import element_loop, lazy_loop, number_loop
+from fastopt._kernels.cpu import element_loop, flush_loop, lazy_loop, number_loop
 from fastopt._kernels.cpu_rows import row_loop
 from fastopt._kernels.cpu_sums import finish_loop, square_loop, sum_loop
 from fastopt._kernels.layout import Layout
@@ -22,7 +22,7 @@ from fastopt._kernels.objects import doubles, record_at, record_pointer, unsigne
 from fastopt._kernels.units import unit_loop
 from fastopt.kernels.rule import scalar
 
-__all__ = ["finish", "prepare", "row_squares", "squares", "sums", "units", "update"]
+__all__ = ["finish", "flush", "prepare", "row_squares", "squares", "sums", "units", "update"]
 
 ON_CHUNKS = types.void(*[types.int64] * 5)
 """Signature ``(chunks, count, row, fields, sums)``: the addresses of `count` chunks of one tensor,
@@ -58,6 +58,17 @@ def finish(layout: Layout, step: int) -> int:
     """Return the address of the function that finalizes reduction `step`."""
     loop = scalar(finish_loop(layout, step))
     return _on_chunks(layout, f"finish{step}", loop, layout.rule.sums[step])
+
+
+@cache
+def flush(layout: Layout) -> int:
+    """Return the address of the function that applies deferred weight decay to chunks of rows."""
+    loop, columns = scalar(flush_loop(layout)), layout.first_grad + 1
+
+    def on_chunks(chunks, count, row, _, __):
+        loop(carray(words(chunks), (count, 3)), carray(unsigned(row), (1, columns)))
+
+    return address_of(on_chunks, ON_CHUNKS, layout.rule, "flush")
 
 
 @cache

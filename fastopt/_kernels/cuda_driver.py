@@ -9,8 +9,8 @@ numba's simulator has no driver; only the functions of this module differ under 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from ctypes import memmove
 from functools import cache
 from math import prod
@@ -31,6 +31,7 @@ __all__ = [
     "Memory",
     "Report",
     "Values",
+    "beside_capture",
     "clear",
     "copy_word",
     "download",
@@ -57,6 +58,13 @@ BUFFERS = 32
 
 CAPTURES = range(900, 908)
 """Driver errors about a stream that is being captured."""
+
+CAPTURED = (
+    "the stream is being captured for a CUDA graph: call the updater with these arrays twice "
+    "outside of the capture first, with dense gradients that need no copy, and all arrays on one "
+    "stream; see docs/cuda.md for what a graph can repeat"
+)
+"""Error of a call that cannot be part of a graph."""
 
 _MASK = (1 << 64) - 1
 
@@ -255,12 +263,20 @@ _PRESENT = nullcontext()
 
 
 def is_captured(stream: int) -> bool:
-    """Whether a stream is being captured for a CUDA graph."""
+    """Whether a stream is being captured for a CUDA graph.
+
+    Raises
+    ------
+    RuntimeError
+        Another stream is being captured, which forbids the use of this one.
+    """
     if SIMULATED:
         return False
     cuda_target()
     error, status = _driver().cuStreamIsCapturing(stream)
-    return error in CAPTURES or bool(not error and status)
+    if error in CAPTURES:
+        raise RuntimeError(CAPTURED)
+    return bool(not error and status)
 
 
 def refuse_capture(*streams: int) -> None:
@@ -273,10 +289,42 @@ def refuse_capture(*streams: int) -> None:
         and learning rates.
     """
     if any(map(is_captured, streams)):
-        raise RuntimeError(
-            "the stream is being captured for a CUDA graph, which would repeat this step with the "
-            "present update count and learning rate: call the updater outside of the capture"
-        )
+        raise RuntimeError(CAPTURED)
+
+
+@contextmanager
+def beside_capture() -> Iterator[None]:
+    """Context in which a stream is captured, but allocations and uploads are not.
+
+    Uploads are finished at its end.
+    """
+    driver = _driver()
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    mode = _checked(driver.cuThreadExchangeStreamCaptureMode(relaxed), "the capture's mode")
+    try:
+        _beside.stream = _upload_stream(_context())
+        yield
+        _checked(driver.cuStreamSynchronize(_beside.stream), "cuStreamSynchronize")
+    finally:
+        _beside.stream = None
+        driver.cuThreadExchangeStreamCaptureMode(mode)
+
+
+class _Beside(local):
+    """Stream of uploads beside a capture."""
+
+    stream: int | None = None
+
+
+_beside = _Beside()
+
+
+@cache
+def _upload_stream(context: int) -> int:
+    """Return a stream of its own, which waits for no other."""
+    driver = _driver()
+    flags = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    return int(_checked(driver.cuStreamCreate(flags), "cuStreamCreate"))
 
 
 def order(first: int, then: int) -> None:
@@ -362,6 +410,7 @@ def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
     size = array.nbytes
     if not size:
         return
+    stream = stream if _beside.stream is None else _beside.stream
     if SIMULATED:
         part = memory.array[: len(array)] if array.shape != memory.shape else memory.array
         part.copy_to_device(array)

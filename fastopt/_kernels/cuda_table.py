@@ -114,6 +114,7 @@ class CudaTable(Table):
         self._alive: list[Any] = []
         self._dead: list[Any] = []
         self.strided: _Strided | None = None
+        self.captured = self.capturable = False
 
     @property
     def alone(self) -> bool:
@@ -217,7 +218,9 @@ class CudaTable(Table):
         if self.watched and not self._unmoved():
             return False
         handle = self.stream_handle
-        self.driver.refuse_capture(handle)
+        self.captured = self.driver.is_captured(handle)
+        if self.captured and not self.capturable:
+            self.driver.refuse_capture(handle)
         if self.layout.sparse:
             return True
         ids = list(map(id, grads))
@@ -243,6 +246,8 @@ class CudaTable(Table):
         """Record the streams of gradients, none of which is captured, besides the table's own."""
         self._streams = set(streams)
         if self._streams != {handle}:
+            if self.captured:  # the others' work would not be part of the graph
+                self.driver.refuse_capture(handle)
             self.driver.refuse_capture(*self._streams - {handle})
         return True
 
@@ -534,6 +539,16 @@ class CudaTable(Table):
             self._launch(begin, 1, self.kernels.THREADS, entry, *arguments)
             self._update(entry, hyper)
         self._end()
+
+    def renew_entry(self) -> None:
+        """Let the next launches have the table in other memory, as a graph keeps the present."""
+        self._memory.pop(("entry", self.table.shape), None)
+        self.uploaded = None
+
+    @property
+    def memory(self) -> Any:
+        """All device memory that the last launches use."""
+        return dict(self._memory), dict(self._chunks)
 
     def forget_skip(self) -> None:
         """Let the next update run even if the last one counted on the device was skipped."""

@@ -31,7 +31,7 @@ from fastopt._kernels.admission import (
 )
 from fastopt._kernels.chunks import LINE
 from fastopt._kernels.compiling import address_of, bind_to, compiled
-from fastopt._kernels.layout import KEY
+from fastopt._kernels.layout import DECAY, KEY
 from fastopt._kernels.noise import stream_key
 from fastopt._kernels.objects import (
     Object,
@@ -171,6 +171,17 @@ def finalize(tensor, step):
 
 
 @scalar
+def flush(tensor, first, count):
+    """Apply the deferred decay of rows, including this step's."""
+    record, chunk = words(tensor[w.T_RECORD]), np.empty(3, np.int64)
+    chunk[0], chunk[1], chunk[2] = 0, first, count
+    totals = doubles(words(record[w.ROW])[DECAY])
+    totals[0] = totals[1]
+    place = np.int64(chunk.ctypes.data)
+    call(words(tensor[w.T_KERNELS])[w.FLUSH], place, 1, record[w.ROW], record[w.FIELDS], 0)
+
+
+@scalar
 def update(x, k):
     """Count and update one tensor."""
     tensor = tensor_of(x, k)
@@ -182,6 +193,8 @@ def update(x, k):
         finalize(tensor, step)
     if kernels[w.UPDATE]:
         call(kernels[w.UPDATE], tensor[w.T_CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
+    if kernels[w.FLUSH]:
+        flush(tensor, 0, record[w.LENGTHS])
     end(tensor)
 
 
@@ -370,7 +383,7 @@ def cut(place, tensor):
     return place * items // size // line * line
 
 
-COPY, FINISH_COPY, UPDATES, REDUCTIONS = range(4)
+COPY, FINISH_COPY, UPDATES, FLUSHES, REDUCTIONS = range(5)
 """Phases of a large call; reductions are numbered from REDUCTIONS on."""
 
 
@@ -383,6 +396,14 @@ def share_of(x, phase, first, last, share, shares):
                 begin(x, tensor_of(x, k))
             else:
                 end(tensor_of(x, k))
+        return
+    if phase == FLUSHES:
+        for k in range(first, last):
+            tensor = tensor_of(x, k)
+            height = words(tensor[w.T_RECORD])[w.LENGTHS]
+            if words(tensor[w.T_KERNELS])[w.FLUSH]:
+                start, stop = height * share // shares, height * (share + 1) // shares
+                flush(tensor, start, stop - start)
         return
     total, before = 0, 0
     for k in range(first, last):
@@ -415,20 +436,21 @@ def run_call(context, n, threads, _, __):
     x = words(context)
     group = 1 if x[w.REPEATS] or (n > 1 and not are_apart(x, n)) else n
     for first in range(0, n, max(group, 1)):
-        last, passes, copies = first + group, 0, False
+        last, passes, copies, flushes = first + group, 0, False, False
         for k in range(first, last):
             tensor = tensor_of(x, k)
             advance(x, tensor)
             passes = max(passes, words(tensor[w.T_KERNELS])[w.PASSES])
+            flushes = flushes or words(tensor[w.T_KERNELS])[w.FLUSH] != 0
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
                 begin(x, tensor)
-        for number in range(passes + 3):
-            # In order: copies, reductions, updates, copies back.
+        for number in range(passes + 4):
+            # In order: copies, reductions, updates, deferred decay, copies back.
             phase = COPY if number == 0 else REDUCTIONS + number - 1
             if number > passes:
-                phase = UPDATES if number == passes + 1 else FINISH_COPY
-            if phase >= UPDATES or copies:
+                phase = FINISH_COPY if number == passes + 3 else UPDATES + number - passes - 1
+            if phase >= REDUCTIONS or phase == UPDATES or (copies if phase < UPDATES else flushes):
                 for share in prange(threads):
                     share_of(x, phase, first, last, share, threads)
             if phase >= REDUCTIONS:

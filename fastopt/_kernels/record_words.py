@@ -30,8 +30,10 @@ LENGTH, ITEMS, LOW_HALF = numpy_abi.LENGTH // 8, numpy_abi.ITEMS // 8, 0xFFFFFFF
 RECORD = LENGTHS + AXES
 
 # Words of the loops of a layout: addresses, and for each reduction two of them and its sums.
-# BY_ROW: chunks of an update consist of indexed rows.
-UPDATE, SQUARES, UNITS, BY_ROW, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 5, 3
+# BY_ROW: chunks of an update consist of indexed rows, and with EVERY_ROW dense gradients index all
+# rows. FLUSH applies deferred decay to all rows after each update, if it is not 0.
+UPDATE, SQUARES, UNITS, BY_ROW, FLUSH, PASSES, PASS, PASS_WORDS = 0, 1, 2, 3, 4, 5, 6, 3
+EVERY_ROW = 2
 
 # Words of hyper-parameters, which tensors with equal multipliers share. VALUES is the address of
 # the step that they are corrected for, the values before the correction, and those after it;

@@ -58,9 +58,14 @@ def step_of(record):
 @scalar
 def row_room(tensor, record):
     """Return the bytes for the rows of a gradient: indices, their order, chunks and their sums."""
+    return rounded(8 * (own_room(tensor) + 4 * (tensor[w.T_LENGTH] // step_of(record) + 1)))
+
+
+@scalar
+def own_room(tensor):
+    """Return the words for indices and their order; all rows need none."""
     count = tensor[w.T_LENGTH]
-    chunks = count // step_of(record) + 1
-    return rounded(8 * (count + segments.PLACES * (count + 1) + 4 * chunks))
+    return count + segments.PLACES * (count + 1) if tensor[w.T_INDICES] else 0
 
 
 @scalar
@@ -175,8 +180,8 @@ def admit_values(x, tensor, record, values, indices, before):
     for axis in range(axes):
         length = record[w.LENGTHS + 1 + axis - before]
         if axis < before:
-            is_list = words(indices)[w.TYPE] == x[w.LIST]
-            length = tensor[w.T_LENGTH] if is_list else words(words(indices)[w.SHAPE])[axis]
+            is_array = indices != 0 and words(indices)[w.TYPE] == x[w.NDARRAY]
+            length = words(words(indices)[w.SHAPE])[axis] if is_array else tensor[w.T_LENGTH]
         if shape[axis] != length:
             return w.REFUSED
         stride = strides[axis]
@@ -199,14 +204,21 @@ def admit_values(x, tensor, record, values, indices, before):
 @scalar
 def check_rows(x, tensor, record, grad):
     """Check a row-sparse gradient, and enter its arrays."""
-    values, indices = parts(x, record, grad)
     kernels, ordered = record[w.ROW_KERNELS], record[w.ORDER] == C_ORDER
-    if values == 0 or indices == 0 or kernels == 0 or not ordered or x[w.CLIP]:
+    if kernels == 0 or not ordered or x[w.CLIP]:
         return w.REFUSED
     by_row = words(kernels)[w.BY_ROW] != 0
+    every = words(grad)[w.TYPE] == x[w.NDARRAY] and words(kernels)[w.BY_ROW] == w.EVERY_ROW
+    values, indices = grad, 0
+    if not every:
+        values, indices = parts(x, record, grad)
+        if values == 0 or indices == 0:
+            return w.REFUSED
     if words(values)[w.TYPE] != x[w.NDARRAY] or (tensor[w.T_COPIED] and by_row):
         return w.REFUSED
-    before = admit_indices(x, tensor, indices)
+    before, tensor[w.T_LENGTH] = 1, record[w.LENGTHS]
+    if not every:
+        before = admit_indices(x, tensor, indices)
     if before < 0:
         return w.REFUSED
     tensor[w.T_LISTED], tensor[w.T_KERNELS] = 1, kernels
@@ -291,8 +303,10 @@ def list_rows(context, k, _, __, ___):
     tensor = tensor_of(x, k)
     rows, count = words(tensor[w.T_REGION]), tensor[w.T_LENGTH]
     height, last, ascends = words(tensor[w.T_RECORD])[w.LENGTHS], -1, True
+    tensor[w.T_STATUS], tensor[w.T_ASCENDS] = w.OK, 1
+    if tensor[w.T_INDICES] == 0:
+        return
     copy_indices(x, tensor, rows)
-    tensor[w.T_STATUS] = w.OK
     for i in range(count):
         row = rows[i]
         if row < 0 or row >= height:
@@ -331,14 +345,15 @@ def order_rows(context, k, _, __, ___):
     record = words(tensor[w.T_RECORD])
     region, count, step = tensor[w.T_REGION], tensor[w.T_LENGTH], step_of(record)
     places = region + 8 * count
-    cuts = tensor[w.T_CUTS] = places + 8 * segments.PLACES * (count + 1)
+    cuts = tensor[w.T_CUTS] = region + 8 * own_room(tensor)
     tensor[w.T_CUT_SUMS] = cuts + 24 * (count // step + 1)
     by_row, height = words(tensor[w.T_KERNELS])[w.BY_ROW] != 0, record[w.LENGTHS]
     any_order = by_row and x[w.MEASURE] == 0
     if tensor[w.T_ASCENDS] or (
         any_order and are_unique(words(region), count, height, words(places))
     ):
-        tensor[w.T_ROWS], tensor[w.T_SEGMENTS] = region, count
+        tensor[w.T_ROWS] = region if tensor[w.T_INDICES] else x[w.COUNTING]
+        tensor[w.T_SEGMENTS] = count
         tensor[w.T_STARTS] = tensor[w.T_ORDER] = x[w.COUNTING]
         found = (count + step - 1) // step
         for c in range(found):

@@ -162,7 +162,9 @@ ADVICE = {
 STEPS = "an optimizer is called by an updater: Updater(optimizer)(index, grad, weight)"
 STATES = "an updater has the states: Updater(optimizer).state_dict()"
 ELSEWHERE = {
-    **dict.fromkeys(("step", "apply_gradients", "apply", "minimize", "init", "build"), STEPS),
+    **dict.fromkeys(("step", "apply_gradients", "apply", "build"), STEPS),
+    "init": "fastopt.functional(optimizer) returns init and update",
+    "minimize": "fastopt.minimize(fun, x0, optimizer=optimizer) minimizes a function",
     **dict.fromkeys(("states", "save", "load", "get_states", "set_states"), STATES),
     **dict.fromkeys(("state_dict", "load_state_dict", "state"), STATES),
     "zero_grad": "gradients are arguments of each call, so there are none to set to zero",

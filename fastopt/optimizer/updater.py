@@ -41,7 +41,7 @@ from fastopt._kernels.record_words import (
     WEIGHT_CODE,
 )
 from fastopt._naming import constructs
-from fastopt._structure import copied, mapped
+from fastopt._structure import copies
 from fastopt.amp import LossScaler, StepInfo
 from fastopt.arguments import Instance, OrNone, Real, brief, count, number
 from fastopt.averages import Average, check_average
@@ -594,9 +594,9 @@ class Updater(Resumable):
         >>> old["weight"], new["weight"]
         (array([1., 1.]), array([0.9, 0.9]))
         """
-        copies = mapped(copied, weights)
-        self(*self._leaves(grads, copies, missing))
-        return copies
+        new = copies(weights)
+        self(*self._leaves(grads, new, missing))
+        return new
 
     def _leaves(
         self, grads: Any, weights: Any, missing: str
@@ -783,6 +783,11 @@ class Updater(Resumable):
         scaler, limit, names = self.loss_scaler, self.clip_global_norm, self.optimizer.idx2name
         if scaler is None and limit is None:
             return False
+        if scaler is not None and plan.captured:
+            raise RuntimeError(
+                "a loss scaler adapts its scale on the host, which a CUDA graph does not reach: "
+                "call the updater outside of the capture, or scale by a fixed rescale_grad"
+            )
         indices, awaited = plan.indices, StepInfo(stepped=False, skipped=False)
 
         def finish(norm: float, sums: Callable[[], Any] | None) -> None:
@@ -802,6 +807,24 @@ class Updater(Resumable):
         if scaler is not None:
             scaler._awaited = self._settle
         return True
+
+    def refresh_graphs(self) -> None:
+        """Let CUDA graphs with calls of this updater use the present hyper-parameters.
+
+        A graph repeats its calls with the hyper-parameters of the capture, or of the last call of
+        this method. It evaluates a schedule at the update that follows, for which it waits for the
+        device. See ``docs/cuda.md``.
+
+        Examples
+        --------
+        >>> from fastopt import optimizer
+        >>> updater = optimizer.Updater("adam")
+        >>> updater.optimizer.learning_rate = 0.01
+        >>> updater.refresh_graphs()  # before the next replay
+        """
+        with self.optimizer.lock:
+            for steps in self.optimizer._index_update_count.graphs:
+                steps.refresh()
 
     def _settle(self) -> None:
         """Wait for the outcomes of steps that a device has counted."""

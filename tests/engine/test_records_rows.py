@@ -191,6 +191,52 @@ def test_no_call_needs_python_twice(setting, monkeypatch):
     story(optimizer.Adam, SETTINGS[setting], True, watch=watch)
 
 
+@pytest.mark.parametrize("how", ["catch_up", "dense"])
+@pytest.mark.parametrize("name", ["adamw", *exhaustive("adagrad", "lion", "signum")])
+@pytest.mark.parametrize("shape", [(9, 4), (9,), (PARALLEL_FROM // 8, 9)], ids=str)
+@pytest.mark.parametrize("schedule", [lambda: None, scheduled], ids=["rate", "schedule"])
+def test_deferred_decay_has_the_bits_of_plans(schedule, shape, name, how):
+    """Also of dense gradients, which have all rows, and after a flush."""
+    more = {"momentum": 0.0} if name == "signum" else {}
+    ends = []
+    for on_records in (True, False):
+        made = optimizer.create(name, learning_rate=0.1, wd=0.3, sparse_decay=how, **more)
+        made.lr_scheduler = schedule()
+        updater, weights = optimizer.Updater(made), [normal(k, shape, "float32") for k in range(2)]
+        updater._on_records = on_records
+        for step in range(6):
+            rows = rows_of(step, shape[0], shape[0] // 2)
+            grads = [(normal(k, (len(rows), *shape[1:]), "float32"), rows) for k in range(2)]
+            if step % 3 == 1:
+                grads[1] = normal(step, shape, "float64")
+            if step % 2:
+                updater([0, 1], grads, [each[:] for each in weights])
+            else:
+                updater(0, grads[0], weights[0])
+                updater(1, grads[1], weights[1])
+        before = everything(updater, weights)
+        for index, weight in enumerate(weights):
+            updater.flush(index, weight)
+        ends.append((before, everything(updater, weights)))
+        if on_records:
+            served(updater)
+    assert ends[0] == ends[1]
+
+
+def test_a_decay_that_takes_all_changes_nothing():
+    made = optimizer.AdaGrad(learning_rate=0.1, wd=0.1, sparse_decay="catch_up")
+    updater, weights = optimizer.Updater(made), [np.ones((9, 4)), np.ones((9, 4))]
+    grads = [(np.ones((2, 4)), [1, 8])] * 2
+    updater([0, 1], grads, weights)
+    made.learning_rate, before = 10.0, everything(updater, weights)[:2]
+    kept = {index: (rows.copy(), total) for index, (rows, total) in made.row_decay.items()}
+    with pytest.raises(ValueError, match="needs rate times decay below 1, got 1"):
+        updater([0, 1], grads, weights)
+    assert everything(updater, weights)[:2] == before
+    np.testing.assert_equal(made.row_decay, kept)
+    assert made.num_update == made._index_update_count[0] == made._index_update_count[1] == 1
+
+
 PRECISIONS = {
     "masters of float16": ("float16", {"multi_precision": True}),
     "masters of bfloat16": ("bfloat16", {"multi_precision": True}),

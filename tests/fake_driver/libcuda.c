@@ -185,6 +185,8 @@ static Result finish_all(void) {
 typedef struct { Work *works; int count, room; } Graph;
 static struct { Handle stream; Graph *graph; } captures[64];
 static int capture_count;
+static __thread int mode; /* of a capture: 2 allows what is not part of it */
+static int is_forbidden(void) { return capture_count && mode != 2; }
 
 static Graph *graph_of(Handle stream) {
     for (int k = 0; k < capture_count; k++)
@@ -318,7 +320,7 @@ Result cuCtxGetDevice(int *device) {
 Result cuCtxGetId(Handle context, Handle *id) { *id = context ? context : 1; return SUCCESS; }
 Result cuCtxSynchronize(void) {
     LOG("wait context");
-    return capture_count ? CAPTURED : finish_all();
+    return capture_count ? CAPTURED : finish_all(); /* whatever the mode */
 }
 
 /* Memory. */
@@ -326,21 +328,21 @@ Result cuCtxSynchronize(void) {
 Result cuMemGetInfo(size_t *left, size_t *total) { *left = *total = 80ull << 30; return SUCCESS; }
 Result cuMemAlloc(Handle *address, size_t size) {
     LOG("allocate %zu", size);
-    if (capture_count)
+    if (is_forbidden())
         return CAPTURED;
     *address = executor_allocate(size); /* zeros, so that results of kernels that do not run are 0 */
     return *address ? SUCCESS : OUT_OF_MEMORY;
 }
 Result cuMemFree(Handle address) {
     LOG("free");
-    if (capture_count)
+    if (is_forbidden())
         return CAPTURED;
     finish_all();
     return executor_free(address) ? SUCCESS : INVALID_VALUE;
 }
 Result cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
     LOG("allocate pinned %zu", size);
-    if (capture_count)
+    if (is_forbidden())
         return CAPTURED;
     *memory = calloc(1, size ? size : 1);
     pinned[pins].first = *memory;
@@ -430,7 +432,7 @@ Result cuStreamCreateWithPriority(Handle *stream, unsigned flags, int priority) 
 Result cuStreamDestroy(Handle stream) { return SUCCESS; }
 Result cuStreamSynchronize(Handle stream) {
     LOG("wait stream %llx", stream);
-    if (graph_of(stream) || (capture_count && !stream))
+    if (graph_of(stream) || is_forbidden() || (capture_count && !stream))
         return CAPTURED;
     return finish((Event){stream, number});
 }
@@ -472,13 +474,13 @@ Result cuEventRecord(Handle event, Handle stream) {
     return SUCCESS;
 }
 Result cuEventQuery(Handle event) {
-    if (((Event *)event)->graph)
+    if (((Event *)event)->graph || is_forbidden())
         return CAPTURED;
     return is_done(*(Event *)event) ? failure : NOT_READY;
 }
 Result cuEventSynchronize(Handle event) {
     LOG("wait event");
-    if (((Event *)event)->graph)
+    if (((Event *)event)->graph || is_forbidden())
         return CAPTURED;
     return finish(*(Event *)event);
 }
@@ -496,10 +498,19 @@ Result cuStreamBeginCapture(Handle stream, int mode) {
     capture(stream, calloc(1, sizeof(Graph)));
     return SUCCESS;
 }
+Result cuThreadExchangeStreamCaptureMode(int *exchanged) {
+    int before = mode;
+    mode = *exchanged, *exchanged = before;
+    return SUCCESS;
+}
 Result cuStreamEndCapture(Handle stream, Handle *graph) {
     *graph = (Handle)graph_of(stream);
     capture_count = 0;
     return *graph ? SUCCESS : INVALID_VALUE;
+}
+Result cuGraphInstantiateWithFlags(Handle *executable, Handle graph, unsigned long long flags) {
+    *executable = graph;
+    return SUCCESS;
 }
 Result cuGraphLaunch(Handle graph, Handle stream) {
     LOG("launch graph on %llx", stream);
@@ -585,7 +596,8 @@ Result cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t
 
 #define ENTRY(f) {#f, (void *)f}
 static const struct { const char *name; void *function; } entries[] = {
-    ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet),
+    ENTRY(cuStreamBeginCapture), ENTRY(cuStreamEndCapture), ENTRY(cuGraphInstantiateWithFlags),
+    ENTRY(cuGraphLaunch), ENTRY(cuThreadExchangeStreamCaptureMode), ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet),
     ENTRY(cuDeviceGetName), ENTRY(cuDeviceGetUuid), ENTRY(cuDeviceTotalMem),
     ENTRY(cuDeviceGetAttribute), ENTRY(cuDevicePrimaryCtxRetain),
     ENTRY(cuDevicePrimaryCtxRelease), ENTRY(cuDevicePrimaryCtxReset),

@@ -17,11 +17,16 @@ from fastopt._kernels.cuda_table import CudaTable
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import CosineScheduler
 
-CAPTURED = [(None, None, 0x5010), (0x5010, 0x5010, 0x5010), (0x5010, 0x5020, 0x5020)]
-"""Streams of the weight and of the gradient, and the one that is captured."""
-
 WARM = 6
 """Calls before the one whose calls of the driver count."""
+
+CAPTURED = [
+    *((None, None, 0x6010, calls) for calls in (0, WARM)),
+    *((0x6010, 0x6020, 0x6020, calls) for calls in (0, WARM)),
+    *((0x6010, 0x6020, 0x6010, calls) for calls in (0, WARM)),
+    (0x6010, 0x6010, 0x6010, 0),
+]
+"""Streams of the weight and of the gradient, the one that is captured, and earlier calls."""
 
 lib = ctypes.CDLL("libcuda.so.1")
 lib.fake_text.restype = ctypes.c_char_p
@@ -186,28 +191,27 @@ def torn():
 
 
 def captured():
-    """A capture is refused by the first call for a weight and by others; nothing has changed.
+    """A capture is refused by the first call for a weight, and if other streams take part.
 
-    The stream of the weight, or of the gradient alone, is captured, or another forbids stream 0.
+    Nothing has changed then.
     """
     found = []
-    for weight_on, grad_on, stream in CAPTURED:
-        for calls in (0, WARM):
-            updater = optimizer.get_updater(optimizer.Adam())
-            weight, grad = Foreign(on_device(9), weight_on), Foreign(on_device(9), grad_on)
-            for _ in range(calls):
-                updater(0, grad, weight)
-            lib.cuStreamBeginCapture(ctypes.c_uint64(stream), 0)
-            lib.fake_log(1)
-            try:
-                updater(0, grad, weight)
-                found.append("no error")
-            except RuntimeError as error:
-                found.append(str(error))
-            found.append([lib.fake_text().decode(), updater.optimizer.num_update - calls])
-            lib.cuStreamEndCapture(ctypes.c_uint64(stream), ctypes.byref(ctypes.c_uint64()))
+    for weight_on, grad_on, stream, calls in CAPTURED:
+        updater = optimizer.get_updater(optimizer.Adam())
+        weight, grad = Foreign(on_device(9), weight_on), Foreign(on_device(9), grad_on)
+        for _ in range(calls):
             updater(0, grad, weight)
-            found.append(updater.optimizer.num_update - calls)
+        lib.cuStreamBeginCapture(ctypes.c_uint64(stream), 0)
+        lib.fake_log(1)
+        try:
+            updater(0, grad, weight)
+            found.append("no error")
+        except RuntimeError as error:
+            found.append(str(error))
+        found.append([lib.fake_text().decode(), updater.optimizer.num_update - calls])
+        lib.cuStreamEndCapture(ctypes.c_uint64(stream), ctypes.byref(ctypes.c_uint64()))
+        updater(0, grad, weight)
+        found.append(updater.optimizer.num_update - calls)
     return found
 
 

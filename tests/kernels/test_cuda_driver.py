@@ -131,7 +131,7 @@ def test_pinned_memory_is_not_written_to_before_the_device_has_read_it(steps):
 
 def test_a_capture_is_refused_with_the_reason_and_nothing_changes(steps):
     found = steps["captured"]
-    assert len(found) == 6 * 3
+    assert len(found) == 7 * 3
     for words, (calls, counted), counted_then in zip(*[iter(found)] * 3, strict=True):
         assert "is being captured for a CUDA graph" in words
         assert (calls, counted, counted_then) == ("", 0, 1)

@@ -30,6 +30,7 @@ __all__ = [
     "install",
     "needs_compiler",
     "needs_numba_cuda",
+    "record_launches",
 ]
 
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
@@ -52,6 +53,9 @@ needs_numba_cuda = [
 
 executed = set()
 """Names of the kernels that this process has loaded."""
+
+compiled, launched = set(), set()
+"""Kernels that fastopt has made, and those that it has launched: name and rule."""
 
 
 def build_driver(folder):
@@ -100,6 +104,27 @@ def install():
         return ObjectCode.from_cubin(str(library).encode() + b"\0")
 
     codegen.CUDACodeLibrary.get_cubin = get_cubin
+
+
+def record_launches():
+    """Record the kernels that fastopt makes and launches."""
+    from fastopt._kernels import cuda, cuda_blocks, cuda_driver, cuda_order, cuda_steps
+
+    make, launch, rules = cuda.compiled, cuda_driver.launch, {}
+
+    def recorded(kernel, rule):
+        made = make(kernel, rule)
+        rules[id(made)] = kernel.__name__.split("__")[0], rule.name if rule else ""
+        compiled.add(rules[id(made)])
+        return made
+
+    def run(kernel, *arguments):
+        launched.add(rules[id(kernel)])
+        launch(kernel, *arguments)
+
+    for module in (cuda, cuda_blocks, cuda_order, cuda_steps):
+        module.compiled = recorded
+    cuda.launch = run
 
 
 def pytest_configure():

@@ -117,6 +117,41 @@ def row_steps(forms):
     return {str(form): (partial(form.updater, wd=form.wd), rows(300, 5, 90)) for form in forms}
 
 
+KINDS = {
+    "float16 with master": ({"multi_precision": True}, HALVES["float16"]),
+    "bfloat16 with master": ({"multi_precision": True}, HALVES["bfloat16"]),
+    "bfloat16 split": ({"multi_precision": True, "master": "split"}, HALVES["bfloat16"]),
+    "float16 rounded at random": ({"rounding": "stochastic"}, HALVES["float16"]),
+    "bfloat16 state": ({"state_dtype": "bfloat16"}, np.float32),
+    "8 bits": ({"state_dtype": "int8", "state_min_size": 1}, np.float32),
+    "standard rows": ({"lazy_update": False}, None),
+}
+"""What all rules are compiled for besides float32, float64 and lazy rows: arguments of the
+optimizers, and the dtype of weights."""
+
+
+def kind_steps(kind):
+    """Cases of one form of each rule."""
+    kwargs, dtype = KINDS[kind]
+    found = {}
+    for form in {form.make().rule: form for form in FORMS}.values():
+        shape = (17, 31) if form.shape[1:] else (527,)
+        arrays = rows(300, 5, 90) if dtype is None else dense(shape, dtype=dtype)
+        found[str(form)] = partial(form.updater, wd=form.wd, **kwargs), arrays
+    return found
+
+
+def is_refused(make, arrays):
+    """Whether an optimizer does not take such arguments or arrays on a device."""
+    try:
+        weights, grads = arrays(np.random.default_rng(0))
+        moved = [grad_on_device("", grad) for grad in grads[0]]
+        make()(list(range(len(weights))), moved, list(map(on_device, weights)))
+    except (TypeError, ValueError, NotImplementedError, UserWarning):
+        return True
+    return False
+
+
 LATER = [form for form in FORMS if form is not FIRST[form.name]]
 FEW = [form for form in FORMS if str(form) in SAMPLE]
 
@@ -195,6 +230,15 @@ CASES = {
         str(average): (made("adam", {"average": average}), dense((30, 101)))
         for average in (EMA(decay=0.5), SWA(2, 2), Lookahead(2))
     },
+    "graphs": {
+        "graph": (made("adam"), dense((301,), (7,))),
+        "graph of SGD": (made("sgd", momentum=0.9), dense((301,), dtype=np.float64)),
+        "graph of LAMB": (made("lamb"), dense((30, 101), (7,))),
+        "graph, bfloat16 state": (made("adam", state_dtype="bfloat16"), dense((401,))),
+        "graph, clip": (made("adam", {"clip_global_norm": 1.0}), dense((301,), (7,))),
+        "graph, not finite": (made("adam", {"clip_global_norm": 1.0}), not_finite),
+        "graph, two dtypes": (made("adamw", {"clip_global_norm": 1.0}), two_dtypes),
+    },
     "streams": {
         "streams": (made("adam"), dense((3001,), (70,))),
         "streams, rows": (made("adam"), rows(900, 8, 300)),
@@ -207,6 +251,7 @@ CASES = {
     "every optimizer, rows": row_steps(FIRST.values()),
     "other forms": dense_steps(LATER),
     "other forms, rows": row_steps(LATER),
+    **{f"every rule, {kind}": kind_steps(kind) for kind in KINDS},
     "float64": dense_steps(FEW, np.float64),
     "float64, other forms": dense_steps([form for form in FORMS if form not in FEW], np.float64),
 }
@@ -260,6 +305,33 @@ def different(device, expected):
     )
 
 
+class Graph:
+    """Steps, of which those after the second are launches of a graph."""
+
+    def __init__(self, updater, indices, weights):
+        self.updater, self.indices, self.weights = updater, indices, weights
+        self.grads, self.graph, self.steps = [], ctypes.c_uint64(), 0
+
+    def __call__(self, grads):
+        """Update with gradients on the host."""
+        stream = ctypes.c_uint64(WEIGHT)
+        if not self.grads:
+            self.memory = [on_device(grad) for grad in grads]
+            self.grads = [Foreign(each, stream=WEIGHT) for each in self.memory]
+        cuda.synchronize()
+        for memory, grad in zip(self.memory, grads, strict=True):
+            memory.copy_to_device(grad)
+        self.steps += 1
+        if self.steps < 3:
+            self.updater(self.indices, self.grads, self.weights)
+            return
+        if not self.graph:
+            assert driver.cuStreamBeginCapture(stream, 0) == 0
+            self.updater(self.indices, self.grads, self.weights)
+            assert driver.cuStreamEndCapture(stream, ctypes.byref(self.graph)) == 0
+        assert driver.cuGraphLaunch(self.graph, stream) == 0
+
+
 def check_infos(device, expected):
     """Outcomes are equal; the norm of row-sparse gradients is summed in another order."""
     norms = [info.global_norm or 0 for info in (device, expected)]
@@ -272,11 +344,16 @@ def run(name, make, arrays):
     here, there = make(), make()
     weights, grads = arrays(np.random.default_rng(0))
     devices = [weight_on_device(name, weight) for weight in weights]
-    streams = name.startswith("streams")
+    streams = name.startswith(("streams", "graph"))
     targets = [Foreign(weight, stream=WEIGHT) for weight in devices] if streams else devices
     indices = list(range(len(weights)))
     try:
-        for listed in grads:
+        replayed = Graph(there, indices, targets) if name.startswith("graph") else None
+        for listed in grads * 2 if replayed else grads:
+            if replayed is not None:
+                here(indices, listed, weights)
+                replayed(listed)
+                continue
             moved = [grad_on_device(name, grad) for grad in listed]
             here(indices, listed, weights)
             there(indices, moved, targets)
@@ -285,7 +362,8 @@ def run(name, make, arrays):
             here.flush(0)
             there.flush(0)
         cuda.synchronize()
-        check_infos(there.info, here.info)
+        if replayed is None:
+            check_infos(there.info, here.info)
         assert repr(there.loss_scaler) == repr(here.loss_scaler)
         assert there.optimizer._index_update_count == here.optimizer._index_update_count
         assert there.optimizer.num_update == here.optimizer.num_update
@@ -301,9 +379,18 @@ if __name__ == "__main__":
     driver.executor_message.restype = ctypes.c_char_p
     driver.executor_set(1, int(os.environ.get("PTX_REVERSED", "0")))
     executor.install()
-    found = {}
+    executor.record_launches()
+    found, refused = {}, []
     for listed in sys.argv[1:]:
         family, _, name = listed.partition("/")
         for each in [name] if name else CASES[family]:
-            found[f"{family}/{each}"] = run(each, *CASES[family][each])
-    json.dump({"different": found, "kernels": sorted(executor.executed)}, sys.stdout)
+            if family.startswith("every rule") and is_refused(*CASES[family][each]):
+                refused.append(each)
+            else:
+                found[f"{family}/{each}"] = run(each, *CASES[family][each])
+    kernels = {
+        "kernels": sorted(executor.executed),
+        "compiled": sorted(executor.compiled),
+        "launched": sorted(executor.launched),
+    }
+    json.dump({"different": found, "refused": refused, **kernels}, sys.stdout)

@@ -36,9 +36,18 @@ SAMPLE = [
 
 FAMILIES = [
     *("dense", "half", "int8", "reductions", "lists", "rows", "clip", "averages", "accumulation"),
-    *("streams", "every optimizer", "every optimizer, rows", "float64"),
+    *("graphs", "streams", "every optimizer", "every optimizer, rows", "float64"),
     *variants("other forms", "other forms, rows", "float64, other forms"),
 ]
+RULES = [
+    *("every optimizer", "every optimizer, rows", "other forms", "other forms, rows"),
+    *("float64", "float64, other forms", "every rule, float16 with master"),
+    *("every rule, bfloat16 with master", "every rule, bfloat16 split"),
+    *("every rule, float16 rounded at random", "every rule, bfloat16 state"),
+    *("every rule, 8 bits", "every rule, standard rows"),
+]
+"""Families with every rule: dense, rows, lazy, float64, masters, 8 bits; and their sums."""
+
 DEVICES = {"cc90": {}, "cc80, in reverse": {"FAKE_CAPABILITY": "80", "PTX_REVERSED": "1"}}
 """Compute capability, and the order of blocks and threads."""
 
@@ -87,6 +96,34 @@ DEFECTS = {
         "            if t == 0:",
         "reductions/LAMB",
         "race",
+    ),
+    "states that are not filled with zeros": (
+        "device_memory.py",
+        "            zero(whole, of.stream)\n",
+        "",
+        "dense/Adam",
+        "read of memory that was not written",
+    ),
+    "a barrier that is missing between additions": (
+        "cuda_order.py",
+        "        cuda.syncthreads()\n        earlier = ",
+        "        earlier = ",
+        "rows/several tiles",
+        "race",
+    ),
+    "a norm that does not wait for all sums": (
+        "cuda_steps.py",
+        "                cuda.syncthreads()\n                if t == 0:",
+        "                if t == 0:",
+        "clip/dense",
+        "race",
+    ),
+    "a step that is not skipped": (
+        "cuda_steps.py",
+        "np.uint64(skipped)",
+        "np.uint64(0)",
+        "clip/not finite",
+        "differ",
     ),
     "a missing wait": (
         "cuda_driver.py",
@@ -142,6 +179,16 @@ def test_each_kernel_runs_with_the_bits_of_the_cpu(device, folder):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steps_have_the_bits_of_the_cpu(family, folder):
     check_equal(run(folder, family)["different"])
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", RULES)
+def test_what_is_compiled_for_every_rule_is_executed(family, device, folder):
+    """No kernel is made and not launched; optimizers without such kernels refuse the call."""
+    found = run(folder, family, **DEVICES[device])
+    check_equal(found["different"])
+    assert sorted(found["compiled"]) == sorted(found["launched"])
 
 
 @pytest.mark.exhaustive

@@ -1188,7 +1188,8 @@ class Updater(Resumable):
             raise TypeError(f"dtype must be a floating-point type, got {dtype}")
         with self.optimizer.lock:
             of = self.planner.of(index).optimizer
-            return mapped_slots(of, index, self.states[index], lambda _, slot: slot.astype(dtype))
+            convert = lambda slot, numbers: numbers[slot].astype(dtype)  # noqa: E731
+            return mapped_slots(of, index, self.states[index], convert)
 
     def set_state_dtype(self, state_dtype: Literal["bfloat16", "int8"] | None) -> None:
         """Change the precision of the states; existing states are converted.

@@ -188,8 +188,8 @@ def _rates(schedule: schedules.LRScheduler) -> list[float]:
 
 
 LINES = {
-    "m, linear": ("int8", 1),
-    "√v, squares of codes": ("uint8", 2),
+    "m alone, linear": ("int8", 1),
+    "√v, as stored": ("uint8", 2),
 }
 """8-bit state: dtype of the codes, and the power of the plotted value that is stored."""
 

@@ -9,9 +9,34 @@ from fastopt._naming import Spelled
 from fastopt._suggestions import Advised
 from fastopt.arguments import brief, count, flag, number
 
-__all__ = ["LossScaler", "StepInfo"]
+__all__ = ["LossScaler", "SlowCalls", "StepInfo"]
 
 _LEAST, _MOST = 2.0**-126, 2.0**126  # the scale and its inverse are normal float32 numbers
+
+
+class SlowCalls(NamedTuple):
+    """Calls that were not served by compiled code, although their parameters were known.
+
+    Parameters
+    ----------
+    calls : int
+        How many there were.
+    first : tuple of (index, str)
+        Index and reason of the first ten.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastopt
+    >>> updater, weight = fastopt.Updater(fastopt.SGD()), np.ones(2)
+    >>> for _ in range(3):
+    ...     updater("w", weight.astype(">f8"), weight)
+    >>> updater.info.slow.calls, updater.info.slow.first[0]
+    (2, ('w', 'its gradient has dtype >f8'))
+    """
+
+    calls: int = 0
+    first: tuple[tuple[Any, str], ...] = ()
 
 
 class StepInfo(NamedTuple):
@@ -29,12 +54,15 @@ class StepInfo(NamedTuple):
         Names of the parameters with non-finite gradients.
     d : float or None
         Distance estimate that :class:`~fastopt.optimizer.Prodigy` used in this update.
+    slow : SlowCalls
+        Calls of the updater so far that took the slow path through Python, see
+        ``docs/call-costs.md``.
 
     Examples
     --------
     >>> from fastopt.amp import StepInfo
-    >>> StepInfo(stepped=False, skipped=True, culprits=("fc_weight",))
-    StepInfo(stepped=False, skipped=True, global_norm=None, culprits=('fc_weight',), d=None)
+    >>> StepInfo(stepped=False, skipped=True, culprits=("fc_weight",)).culprits
+    ('fc_weight',)
     """
 
     stepped: bool
@@ -42,6 +70,7 @@ class StepInfo(NamedTuple):
     global_norm: float | None = None
     culprits: tuple[str, ...] = ()
     d: float | None = None
+    slow: SlowCalls = SlowCalls()
 
 
 class LossScaler(Advised, Spelled):

@@ -19,7 +19,18 @@ SHAPE = (20, 50)
 ROUNDS = 31
 
 
-class Adam:
+class Plain:
+    """An optimizer in NumPy, in place, for arrays by index."""
+
+    def __call__(self, index: Any, grad: Any, weight: Array) -> None:
+        raise NotImplementedError
+
+    def many(self, indices: Any, grads: Any, weights: Any) -> None:
+        for each in zip(indices, grads, weights, strict=True):
+            self(*each)
+
+
+class Adam(Plain):
     """MXNet's Adam in NumPy, in place, for arrays by index."""
 
     def __init__(self) -> None:
@@ -53,9 +64,28 @@ class Adam:
         rate = 0.001 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         weight[rows] -= rate * mean / (np.sqrt(var) + 1e-8)
 
-    def many(self, indices: Any, grads: Any, weights: Any) -> None:
-        for each in zip(indices, grads, weights, strict=True):
-            self(*each)
+
+class AdaGrad(Plain):
+    """AdaGrad, for dense gradients and pairs of values and rows."""
+
+    def __init__(self) -> None:
+        self.sums: dict[Any, Array] = {}
+
+    def __call__(self, index: Any, grad: Any, weight: Array) -> None:
+        if index not in self.sums:
+            self.sums[index] = np.zeros_like(weight)
+        values, rows = grad if isinstance(grad, tuple) else (grad, slice(None))
+        total = self.sums[index]
+        total[rows] += values * values
+        weight[rows] -= 0.01 * values / np.sqrt(total[rows] + 1e-7)
+
+
+class SGD(Plain):
+    """SGD, for dense gradients and pairs of values and rows."""
+
+    def __call__(self, index: Any, grad: Any, weight: Array) -> None:
+        values, rows = grad if isinstance(grad, tuple) else (grad, slice(None))
+        weight[rows] -= 0.01 * values
 
 
 def normal(shape: tuple[int, ...] = SHAPE, dtype: Any = np.float32) -> Array:
@@ -166,6 +196,50 @@ def first(tensors: int) -> Pair:
     )
 
 
+def trained(tensors: int, steps: int) -> Pair:
+    """Return some steps of a new model."""
+    indices = list(range(tensors))
+    weights, grads = [normal() for _ in indices], [normal() for _ in indices]
+
+    def run(call: Callable[..., None]) -> None:
+        for _ in range(steps):
+            call(indices, grads, weights)
+
+    return lambda: run(fastopt.Updater(fastopt.Adam())), lambda: run(Adam().many)
+
+
+class OfStep(fastopt.Adam):
+    """A hyper-parameter that is computed in Python in each step."""
+
+    def hyper(self, t: int, lr: float, wd: float) -> Any:
+        return {**super().hyper(t, lr, wd), "clip_gradient": 1.0 + 1.0 / t}
+
+
+def of_step() -> Pair:
+    updater, plain, grad, weight = fastopt.Updater(OfStep()), Adam(), normal(), normal()
+    return lambda: updater(0, grad, weight), lambda: plain(0, grad, weight)
+
+
+def rows(count: int) -> Pair:
+    """Return AdaGrad for other elements of a vector of 20,000 in each step."""
+    rng, weight = np.random.default_rng(0), normal((20_000,))
+    listed = [np.sort(rng.choice(20_000, count, replace=False)) for _ in range(8)]
+    grads = cycle([(normal((count,)), own) for own in listed])
+    ours, plain = fastopt.Updater(fastopt.AdaGrad(lr=0.01, lazy_update=True)), AdaGrad()
+    return lambda: ours(0, next(grads), weight), lambda: plain(0, next(grads), weight)
+
+
+def tables() -> Pair:
+    """Return SGD for a row of each of three tables."""
+    rng, weights = np.random.default_rng(0), [normal((500, 16)) for _ in range(3)]
+    steps = [[(normal((1, 16)), rng.integers(0, 500, 1)) for _ in weights] for _ in range(8)]
+    grads, indices = cycle(steps), [0, 1, 2]
+    ours, plain = fastopt.Updater(fastopt.SGD(lr=0.01)), SGD()
+    return lambda: ours(indices, next(grads), weights), lambda: plain.many(
+        indices, next(grads), weights
+    )
+
+
 FORMS: dict[str, Callable[[], Pair]] = {
     "same form, fresh gradient": lambda: single(fresh(normal()), cycle([normal()])),
     "gradient in Fortran order": lambda: fixed(np.asfortranarray(normal())),
@@ -184,9 +258,11 @@ FORMS: dict[str, Callable[[], Pair]] = {
     "list of 50": lambda: lists([list(range(50))]),
     "another 10 of 50 in each call": subsets,
     "20 lists in turn": lambda: lists([list(range(5 * k, 5 * k + 5)) for k in range(20)]),
+    "64 lists in turn": lambda: lists([list(range(k, k + 5)) for k in range(64)]),
     "256 lists in turn": lambda: lists([list(range(k, k + 5)) for k in range(256)]),
     "rate assigned in each step (4)": rates,
     "schedule": scheduled,
+    "hyper() of the step": of_step,
     "norm clip, 4": lambda: with_settings(4, clip_global_norm=1.0),
     "norm clip, 4, gradients in Fortran order": (
         lambda: with_settings(4, order="F", clip_global_norm=1.0)
@@ -208,8 +284,10 @@ FORMS: dict[str, Callable[[], Pair]] = {
     "3 tables, 16 rows each, norm clip": (
         lambda: rows_of(16, (20_000, 32), tables=3, clip_global_norm=1.0)
     ),
+    "a row of each of 3 tables, SGD": tables,
     "first call of a new updater (3)": lambda: first(3),
     "first call of a new updater (1,000)": lambda: first(1_000),
+    "10 steps of a new model (3)": lambda: trained(3, 10),
 }
 
 

@@ -282,7 +282,7 @@ class DeviceSteps:
         report, finish = self.pending[0]
         norm = report.read()
         self.pending.popleft()
-        length = norm.item(LENGTH)
+        length = norm[LENGTH]
         if isfinite(length):
             self._count()
         finish(length, sums)

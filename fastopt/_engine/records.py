@@ -46,7 +46,7 @@ from fastopt._engine.validate import (
     leaves,
 )
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import clipping, cpu_addresses, front, measuring, row_admission
+from fastopt._kernels import clipping, cpu_addresses, front, measuring, row_admission, strided
 from fastopt._kernels import record_words as w
 from fastopt._kernels.advance import step as corrected_fields
 from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
@@ -74,6 +74,8 @@ __all__ = ["Records"]
 
 Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
+
+COUNT, EXPECTED, EXPECTED_TIME, TIMED = w.COUNT, w.EXPECTED, w.EXPECTED_TIME, w.TIMED
 
 CODES = {np.float32: w.FLOAT32, np.float64: w.FLOAT64, FLOAT16: w.FLOAT16}
 CODES[BFLOAT16] = w.BFLOAT16
@@ -131,7 +133,7 @@ class Shared:
         self.words[w.VALUES] = self.values.ctypes.data
         if hyper.correct is not None:
             self.words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
-        self.address = address_of(self.words)
+        self.address, self.words_view = address_of(self.words), self.words.data
         self.carried: Any = None
 
     def find_carried(self) -> None:
@@ -181,6 +183,22 @@ class Shared:
                 values[column] = value
         values[0] = -1.0
         self.words[w.VALID] = 1
+
+    def follow(self, rate: float) -> bool:
+        """Enter a learning rate before multipliers, if nothing else has changed or depends on it.
+
+        Otherwise return False.
+        """
+        lr = rate * self.multipliers[0]
+        if not self.fixed or not 0 <= lr < inf or not self.words_view[w.VALID]:
+            return False
+        values, (own, column, _) = self.view, self.rates
+        if own:
+            values[own] = rate
+        if column:
+            values[column] = lr
+        values[0] = -1.0
+        return True
 
     def _enter(self, rate: float, lr: float, wd: float, given: Mapping[str, float]) -> None:
         """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
@@ -415,6 +433,8 @@ class Records:
         Version of the optimizer for which hyper-parameters are computed.
     usable : bool
         Whether the settings of the updater and its optimizer admit records.
+    steady : bool
+        Whether hyper-parameters change with attributes alone.
     quick : bool
         Whether a call may be entered before it is checked in Python.
     prepares : bool
@@ -441,8 +461,8 @@ class Records:
 
     def __init__(self) -> None:
         self.version = self.mode_version = self.multipliers_version = -1
-        self.usable = self.quick = False
-        self.live = self.norms = self.prepares = self.asks = self.begins = False
+        self.usable = self.quick = self.steady = False
+        self.live = self.norms = self.prepares = self.asks = self.foresees = self.begins = False
         self.by_tensor = self.clips = self.factors = self.defers = False
         self.sums: list[Any] = []
         self.mode: Any = None
@@ -454,6 +474,7 @@ class Records:
         self.rows: dict[Any, Shared] = {}
         self.asked: dict[Index, tuple[Any, Any]] = {}
         self.counts: Any = np.empty(0)
+        self.counts_view: Any = self.counts.data
         self.scratch = self.counts
         self.counting: Words = np.empty(0, np.int64)
         self.widest = 4
@@ -472,6 +493,7 @@ class Records:
         memory = np.zeros(first + rows + 2 * FEW * (1 + self.widest), np.int64)
         self.context = address_of(memory)
         words = self.words = memory[: w.CONTEXT]
+        self.view = words.data
         words[:] = blank_context()
         self.norm = memory[w.CONTEXT : first].view(np.float64)
         self.norm[:] = 1.0
@@ -496,6 +518,11 @@ class Records:
     def refresh(self, updater: Any) -> None:
         """Follow the changes of the attributes of optimizers."""
         planner, optimizer = updater.planner, updater.optimizer
+        if self.steady and self.mode_version == optimizer.mode_version:
+            version, same = optimizer.version, self.rescale == optimizer.rescale_grad
+            if same and all(shared.follow(optimizer.lr) for shared in self.shared.values()):
+                self.version = version
+                return
         if planner.groups is not None:
             planner.groups.sync()
         version, same = optimizer.version, self.mode_version == optimizer.mode_version
@@ -511,8 +538,11 @@ class Records:
                 shared.find_skips()
                 if self.asks:
                     shared.given = shared.fixed = None
-                else:
+                elif not (only_rates and shared.follow(optimizer.lr)):
                     shared.fill(shared.optimizer.lr, again=only_rates)
+        self.words[w.EXPECTED] = 0
+        changes = self.asks or planner.groups is not None or optimizer.may_skip
+        self.steady = self.usable and not changes
         self.quick = self.usable and not optimizer.unchecked
         self.rescale, self.mode_version = optimizer.rescale_grad, optimizer.mode_version
         self.version = version  # last, as an exception may come before
@@ -540,6 +570,9 @@ class Records:
         self.defers = any(each.sparse_decay != "touched" for each in optimizers)
         self.begins = self.by_tensor or bool(self.sums) or self.defers
         self.asks = scheduled or timed or self.begins
+        self.foresees = self.asks and not (self.begins or self.norms or self.prepares or self.clips)
+        self.foresees = self.foresees and planner.groups is None and not self.defers
+        self.foresees = self.foresees and not updater.optimizer.rates_before_count
         words[w.SCHEDULED], words[w.TIMED], words[w.ASKING] = scheduled, timed, self.asks
         words[w.MEASURE] = measuring.measure() if self.usable and self.norms else 0
         words[w.CLIP] = clipping.clip() if self.usable and self.clips else 0
@@ -549,7 +582,7 @@ class Records:
         self.slots.clear()
         self.kept, self.shared, self.rows, self.asked = {}, {}, {}, {}
         self.version = self.mode_version = -1
-        self.quick = False
+        self.quick = self.steady = False
         self.tensors[:] = 0
 
     def _find_slots(self, optimizer: Any) -> None:
@@ -568,7 +601,7 @@ class Records:
         for shared in (*self.shared.values(), *self.rows.values()):
             shared.find_carried()
         self.words[w.COUNTS] = counts.array.ctypes.data
-        self.counts = counts.array
+        self.counts, self.counts_view = counts.array, counts.array.data
 
     def _share_all(self, planner: Any, indices: Sequence[Index]) -> None:
         """Enter the hyper-parameters of records; drop those whose multiplier is no number."""
@@ -705,9 +738,7 @@ class Records:
             threads = 0
             if status == w.IS_LARGE:
                 threads = thread_count() if may_run_parallel() else 1
-                words[w.RUN] = front.run() if threads > 1 else 0
-                words[w.MEASURE_LARGE] = measuring.run() if threads > 1 and self.norms else 0
-                words[w.CLIP_LARGE] = clipping.run() if threads > 1 and self.clips else 0
+                self._spread(threads > 1)
             with turn() if threads > 1 else nullcontext():
                 words[w.THREADS] = threads
                 try:
@@ -715,6 +746,18 @@ class Records:
                 finally:
                     words[w.THREADS] = 0
         return status
+
+    def _spread(self, spreads: bool) -> None:
+        """Enter the functions of calls on several threads, or that there is one."""
+        words = self.words
+        words[w.RUN] = words[w.MEASURE_LARGE] = words[w.CLIP_LARGE] = 0
+        if spreads:
+            words[w.SPREAD] = front.spread()
+            words[w.RUN], words[w.UPDATE_SHARE] = front.run()
+            if self.norms:
+                words[w.MEASURE_LARGE], words[w.MEASURE_SHARE] = measuring.run()
+            if self.clips:
+                words[w.CLIP_LARGE], words[w.CLIP_SHARE] = clipping.run()
 
     def _with_rates(self, updater: Any, arguments: tuple[Any, Any, Any]) -> int:
         """Compute the hyper-parameters of an update, and update."""
@@ -765,6 +808,35 @@ class Records:
                 if self.sums:
                     self._collect(updater.states, indices)
         return status
+
+    def foresee(self, updater: Any, index: Any) -> None:
+        """Compute the hyper-parameters of the update that a call with one index should be.
+
+        If it is another one, the front asks for those.
+        """
+        words, counts, optimizer = self.view, self.counts_view, updater.optimizer
+        try:
+            record = self.kept[index].words
+        except (KeyError, TypeError):  # the front refuses the call
+            return
+        before, time = counts[0], counts[record[COUNT]] + 1
+        update = before if before > time else time
+        rate, schedule = optimizer.lr, optimizer.lr_scheduler
+        try:
+            if schedule is not None:
+                counts[0] = update  # for a schedule or hyper() that asks the optimizer
+                rate = schedule(update)
+                if type(rate) is not float:
+                    rate = optimizer.scheduled(rate)
+                if self.version != optimizer.version:  # the schedule has changed settings
+                    self.refresh(updater)
+                    return
+            for shared in self.shared.values():
+                if not shared.follow(rate):
+                    shared.fill(rate, time, again=True)
+        finally:
+            counts[0] = before
+        words[EXPECTED], words[EXPECTED_TIME] = update, time if words[TIMED] else 0
 
     def _defer(
         self, indices: Sequence[Index], weights: Any, rates: Mapping[Any, float]
@@ -888,7 +960,7 @@ class Records:
             is raised, nothing has changed.
         """
         planner, optimizer = updater.planner, updater.optimizer
-        self.words[w.DONE] = 0
+        self.words[w.DONE] = self.words[w.EXPECTED] = 0
         if self.version != optimizer.version:
             self.refresh(updater)
         exact = {*map(type, indices)} <= {int, str}
@@ -927,6 +999,8 @@ class Records:
                 status = self.enter(self.context, *arguments)
                 if status != w.OK:
                     status = self.resolve(updater, status, *arguments)
+                if status == w.SKIPPED:  # while there are records of row-sparse gradients
+                    return self.outcome(updater, status, indices, checked)
             finally:
                 self.norm[w.FACTOR] = 1.0
                 if not self.words[w.DONE]:
@@ -1330,6 +1404,7 @@ class Records:
 
     def _make_room(self, size: int) -> None:
         """Allocate scratch memory."""
+        self.words[w.COPY] = strided.copy()
         self.scratch = np.empty(size and max(size + 64, 1 << 16), np.uint8)
         self.words[w.SCRATCH] = self.scratch.ctypes.data + (-self.scratch.ctypes.data % 64)
         self.words[w.ROOM] = max(len(self.scratch) - 64, 0)

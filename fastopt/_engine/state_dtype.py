@@ -1,6 +1,6 @@
 """Conversion of states between float32, float64, bfloat16 and 8-bit codes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,14 +8,15 @@ import numpy as np
 from fastopt._engine.mixed_precision import holds_master
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label, leaves
-from fastopt._kernels.codes import decoded, encoded, is_coded
+from fastopt._kernels.codes import encoded, is_coded, numbers_of
 from fastopt._kernels.devices import is_cuda
 from fastopt._kernels.layout import bfloat16, real_of
+from fastopt.kernels.rule import Rule
 
 __all__ = ["in_dtype_of", "mapped_slots"]
 
 Array = np.ndarray[Any, Any]
-Convert = Callable[[str, Array], Any]
+Convert = Callable[[str, Mapping[str, Array]], Any]
 
 
 def in_dtype_of(optimizer: Any, index: Index, state: Any, weight: Any) -> Any:
@@ -23,12 +24,17 @@ def in_dtype_of(optimizer: Any, index: Index, state: Any, weight: Any) -> Any:
     reals = [array.dtype for array in leaves(state) if array.dtype.name in ("float32", "float64")]
     real = real_of(weight.dtype if weight is not None else reals[0] if reals else np.dtype("f4"))
 
-    def convert(slot: str, array: Array) -> Any:
+    rule: Any = optimizer.rule_for(index) if optimizer.native else None
+
+    def convert(slot: str, numbers: Mapping[str, Array]) -> Any:
+        array = numbers[slot]
         exact = array.astype(real)
-        whole = optimizer.whole_shapes.get(index)
-        codes = optimizer.codes_of(optimizer.rule_for(index), array, whole)
+        codes = optimizer.codes_of(rule, array, optimizer.whole_shapes.get(index))
         if slot in codes:
-            return encoded(exact, np.dtype(codes[slot]))
+            by = (
+                numbers[rule.divisor].astype(real) if slot in rule.signed and rule.divisor else None
+            )
+            return encoded(exact, np.dtype(codes[slot]), by)
         compressed = optimizer.state_dtype == "bfloat16" and array.ndim
         return exact.astype(bfloat16()) if compressed else exact
 
@@ -36,7 +42,7 @@ def in_dtype_of(optimizer: Any, index: Index, state: Any, weight: Any) -> Any:
 
 
 def mapped_slots(optimizer: Any, index: Index, state: Any, convert: Convert) -> Any:
-    """Return a state with ``convert(name, decoded array)`` for each slot, and a copied master.
+    """Return a state with ``convert(name, decoded arrays)`` for each slot, and a copied master.
 
     Raises
     ------
@@ -49,19 +55,22 @@ def mapped_slots(optimizer: Any, index: Index, state: Any, convert: Convert) -> 
         raise TypeError(f"{context}: no rule says what the slots of its state are")
     if any(map(is_cuda, leaves(state))):
         raise TypeError(f"{context}: its state is on a device, where slots are not converted")
-    names = iter(rule.slots)
     if not holds_master(rule, state):
-        return _mapped(state, names, convert)
+        return _mapped(rule, state, convert)
     place = int(optimizer.master_last)
-    pair = [_mapped(state[1 - place], names, convert), np.array(state[place])]
+    pair = [_mapped(rule, state[1 - place], convert), np.array(state[place])]
     return type(state)(pair if place else pair[::-1])
 
 
-def _mapped(part: Any, names: Iterator[str], convert: Convert) -> Any:
+def _mapped(rule: Rule, state: Any, convert: Convert) -> Any:
+    numbers = dict(zip(rule.slots, numbers_of(leaves(state)), strict=True))
+    return _like(state, iter(rule.slots), lambda slot: convert(slot, numbers))
+
+
+def _like(part: Any, slots: Iterator[str], converted: Callable[[str], Any]) -> Any:
+    """Return ``converted(slot)`` in the place of each array, or pair of codes and scales."""
     if part is None:
         return None
-    if not isinstance(part, (tuple, list)):
-        return convert(next(names), part)
-    if part and is_coded(part[0]):
-        return convert(next(names), decoded(*part))
-    return type(part)([_mapped(each, names, convert) for each in part])
+    if not isinstance(part, (tuple, list)) or (part and is_coded(part[0])):
+        return converted(next(slots))
+    return type(part)([_like(each, slots, converted) for each in part])

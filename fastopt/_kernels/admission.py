@@ -21,8 +21,8 @@ from fastopt._kernels.objects import (
 from fastopt._kernels.strided import grad_bytes, rounded, size_of
 from fastopt.kernels.rule import scalar
 
-__all__ = ["admit", "admit_list", "code_of_array", "column_of", "items_of", "meets", "scratch_of"]
-__all__ += ["tensor_of", "units_scratch_of"]
+__all__ = ["admit", "admit_list", "code_of_array", "column_of", "copy", "items_of", "meets"]
+__all__ += ["scratch_of", "tensor_of", "units_scratch_of"]
 
 
 @scalar
@@ -174,7 +174,7 @@ def admit_grad(x, k, tensor, record, grad):
     tensor[w.T_GRAD_HIGH] = first + size
     tensor[w.T_GRAD_CODE], tensor[w.T_GRAD_COPIED] = code, copied
     if record[w.SIZE] == 0:
-        tensor[w.T_GRAD_HIGH] = first
+        tensor[w.T_GRAD_HIGH], tensor[w.T_GRAD_COPIED] = first, 0
         return w.OK
     if not copied:
         tensor[w.T_GRAD_HIGH] = first + size * record[w.SIZE]
@@ -271,9 +271,22 @@ def admit(x, k, index, grad, weight):
 
 
 @scalar
+def place_of(x, k):
+    """Return the address of the words of tensor `k` of the call."""
+    return x[w.TENSORS] + 8 * w.TENSOR * k
+
+
+@scalar
+def copy(x, k, what, target):
+    """Copy an array of tensor `k`, see :func:`fastopt._kernels.strided.copy_call`."""
+    if x[w.COPY]:  # there is no scratch memory before, so arrays without elements alone
+        call(x[w.COPY], place_of(x, k), what, target, 0, 0)
+
+
+@scalar
 def tensor_of(x, k):
     """Return the words of tensor `k` of the call."""
-    return words(x[w.TENSORS] + 8 * w.TENSOR * k)
+    return words(place_of(x, k))
 
 
 @scalar

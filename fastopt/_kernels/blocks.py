@@ -1,16 +1,23 @@
 """8-bit state with a scale for each block of elements, decoded and encoded inside kernels.
 
-With a block's scale :math:`s`, a signed number is :math:`c s` for a code :math:`c` of -127 to 127,
-and a nonnegative one is :math:`(c^2 s)^2` for a code of 0 to 255: its fourth root is linear in the
-code. The scale is such that the largest number of the block has the largest code. Blocks do not
-cross rows, the slices along the first axis; the last block of a row may be shorter.
+A signed number is :math:`c s` for a code :math:`c` of -127 to 127 and the block's scale :math:`s`,
+chosen such that the largest number of the block has the largest code. The root of a nonnegative
+number is :math:`f(c) s` for a code of 0 to 255, where :math:`f` grows about exponentially, from
+1.3e-6 to 1, and :math:`-s` is the root of the block's largest number: see :func:`root_value`.
+In a state with nonnegative codes, a signed number is divided by the root of the element's (first)
+nonnegative number, and the quotient is encoded: with a moving average and that of its squares, this
+is a step in learning rates, which has the same size whatever the gradients' scale.
 
-Rounding is to nearest, ties to even, after signed codes have been moved toward zero. A block with a
-non-finite number becomes NaN as a whole. A block becomes zero if the largest magnitude of its
-signed numbers, or the square root of its largest nonnegative number, is below 1e-30.
+Blocks do not cross rows, the slices along the first axis; the last block of a row may be shorter.
+Rounding is to nearest, ties to even. A block with a non-finite number becomes NaN as a whole. A
+block becomes zero if its largest number to encode, or the root, is below 1e-30.
+
+Where the scale of nonnegative codes is positive, the state has an earlier encoding, which
+:func:`fastopt._kernels.codes.renew` converts.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -23,34 +30,34 @@ from fastopt.kernels.rule import scalar
 
 __all__ = [
     "CODE_BLOCK",
-    "NONNEGATIVE",
-    "SIGNED",
+    "LIFT",
     "blocks_of",
     "decode",
     "encode",
     "extent",
     "higher",
+    "inverse_root",
     "lowest",
-    "nonnegative_code",
-    "nonnegative_value",
-    "rooted",
-    "scale_of",
-    "signed_code",
+    "nonnegative_scale",
+    "prepared",
+    "root_value",
+    "signed_scale",
     "signed_value",
+    "squeezed",
+    "stretched",
 ]
 
 CODE_BLOCK = 128
 """Maximum elements of a block."""
 
-SIGNED, NONNEGATIVE = 127, 255 * 255
-"""Largest multiple of the scale, for a signed number and the root of a nonnegative number."""
+SIGNED = 127
+"""Largest code of a signed number."""
 
-INWARD = 0.05
-"""Part of a step by which signed codes are moved toward zero before they are rounded.
+LIFT, TOP = 9, 255 + 9
+"""Float that stands for code 0 and for the largest code; see :func:`root_value`."""
 
-Where the second moment of an element is rounded down while its mean is rounded up, an update is too
-large; this limits the largest to about half, at 0.003 more relative error.
-"""
+SHIFT = 2
+"""Bits by which the bits of a root are shifted in those of its code's float."""
 
 LEAST = 1e-30
 """Threshold below which a block is zero, as the inverse of its scale could overflow."""
@@ -80,89 +87,141 @@ def signed_value(code, scale):
 
 
 @scalar
-def nonnegative_value(code, scale):
-    """Decode a nonnegative code."""
-    root = code * code * scale
-    return root * root
+def root_value(code, scale):
+    r"""Decode the root of a nonnegative number.
 
-
-@scalar
-def signed_code(number, factor):
-    """Encode a number, without rounding to an integer; `factor` is 1 / scale."""
-    return toward_zero(number * factor)
-
-
-def toward_zero(x):
-    """Move a code by INWARD toward zero; codes below INWARD, which become 0, change their sign."""
-    return x - np.copysign(x.dtype.type(INWARD), x)
-
-
-@overload(toward_zero)
-def _toward_zero(x):
-    return lambda x: _toward_zero_intrinsic(x)
-
-
-@intrinsic
-def _toward_zero_intrinsic(typingctx, x):
-    def codegen(context, builder, signature, args):
-        word, real = ir.IntType(x.bitwidth), context.get_value_type(x)
-        sign = builder.and_(builder.bitcast(args[0], word), word(1 << (x.bitwidth - 1)))
-        shift = builder.bitcast(context.get_constant(x, INWARD), word)
-        return builder.fsub(args[0], builder.bitcast(builder.or_(shift, sign), real))
-
-    return x(x), codegen
+    The bits of a float are about linear in its logarithm. Those of ``code + LIFT`` are shifted to
+    the left, which is about the fourth power, such that the largest code stands for 1: an octave
+    has 32 codes down to 1/17, and half as many four octaves further down, to 1.3e-6.
+    """
+    return stretched(code + type(scale)(LIFT)) * (type(scale)(0) - scale)
 
 
 @scalar
 def nonnegative_code(root, factor):
-    """Encode the root of a nonnegative number, without rounding; `factor` is that of 1 / scale."""
-    return root_of(root) * factor
+    """Encode the root of a nonnegative number as ``code + LIFT``, without rounding.
+
+    `factor` is 1 / the largest root of the block.
+    """
+    found, lift = squeezed(root * factor), type(factor)(LIFT)
+    return found if found > lift else lift
+
+
+class _Bits(NamedTuple):
+    """The type of a float's bits, and what is added to them after a shift; sums wrap around."""
+
+    word: Any
+    stretched: Any
+    squeezed: Any
+
+
+def _bits(real, word):
+    one, top = (int(np.array(x, real).view(word)) for x in (1, TOP))
+    most = int(np.iinfo(word).max)
+    return _Bits(word, word((one - (top << SHIFT)) & most), word((top - (one >> SHIFT)) & most))
+
+
+BITS = {np.float32: _bits(np.float32, np.uint32), np.float64: _bits(np.float64, np.uint64)}
+
+
+@np.errstate(over="ignore")
+def stretched(x):
+    """Return about ``(x / TOP) ** 4``, for a float from LIFT to TOP."""
+    bits = BITS[x.dtype.type]
+    return ((x.view(bits.word) << bits.word(SHIFT)) + bits.stretched).view(x.dtype)
+
+
+@np.errstate(over="ignore")
+def squeezed(x):
+    """Return the inverse of :func:`stretched`."""
+    bits = BITS[x.dtype.type]
+    return ((x.view(bits.word) >> bits.word(SHIFT)) + bits.squeezed).view(x.dtype)
+
+
+@overload(stretched)
+def _stretched(x):
+    return lambda x: _stretched_intrinsic(x)
+
+
+@overload(squeezed)
+def _squeezed(x):
+    return lambda x: _squeezed_intrinsic(x)
+
+
+def _shifting(name, field):
+    """Return an intrinsic that shifts bits by the method `name` of a builder, and adds `field`."""
+
+    @intrinsic
+    def shifting(typingctx, x):
+        def codegen(context, builder, signature, args):
+            word = ir.IntType(x.bitwidth)
+            bits = getattr(builder, name)(builder.bitcast(args[0], word), word(SHIFT))
+            bits = builder.add(bits, word(int(getattr(BITS[np.dtype(x.name).type], field))))
+            return builder.bitcast(bits, context.get_value_type(x))
+
+        return x(x), codegen
+
+    return shifting
+
+
+_stretched_intrinsic = _shifting("shl", "stretched")
+_squeezed_intrinsic = _shifting("lshr", "squeezed")
 
 
 @scalar
-def scale_of(top, multiple):
-    """Return the scale of a block with maximum `top`, ``top / multiple``, and its inverse."""
+def signed_scale(top):
+    """Return the scale of a block of signed numbers with maximum `top`, and its inverse."""
     if top >= LEAST and top < math.inf:
-        return top / type(top)(multiple), type(top)(multiple) / top
+        return top / type(top)(SIGNED), type(top)(SIGNED) / top
     return type(top)(0.0 if top < LEAST else math.nan), type(top)(0)
 
 
-def root_of(x):
-    """Return the square root of a nonnegative number, in float32 with relative error below 4e-5.
+@scalar
+def nonnegative_scale(top):
+    """Return the scale of a block of nonnegative numbers and about -1 / scale.
 
-    The divider, which computes square roots, is busy with those of the rule.
+    `top` is the block's largest number.
+    """
+    root = math.sqrt(top)
+    if root >= LEAST and root < math.inf:
+        return -root, inverse_root(top)
+    return type(top)(0.0 if root < LEAST else math.nan), type(top)(0)
+
+
+def inverse_root(x):
+    """Return ``1 / sqrt(x)`` of a nonnegative number, in float32 with relative error below 7e-4.
+
+    That of 0 is finite. The divider, which computes square roots, is busy with those of the rule.
     """
     if x.dtype == np.float64:
-        return np.sqrt(x)
-    return refined_root(x, (_MAGIC - (x.view(np.uint32) >> np.uint32(1))).view(np.float32))
+        return 1 / np.sqrt(np.maximum(x, _TINY))
+    near = (_MAGIC - (x.view(np.uint32) >> np.uint32(1))).view(np.float32)
+    return refined(x, near)
 
 
-@overload(root_of)
-def _root_of(x):
+@overload(inverse_root)
+def _inverse_root(x):
     if x == types.float64:
-        return lambda x: math.sqrt(x)
-    return lambda x: refined_root(x, _inverse_root(x))
+        return lambda x: 1 / math.sqrt(max(x, _TINY))
+    return lambda x: refined(x, _near_inverse_root(x))
 
 
 @scalar
-def refined_root(x, y):
-    """Return ``sqrt(x)``, given `y` such that ``abs(1 - x * y**2) <= 0.07``."""
-    near = x * y
-    rest = _ONE - near * y
-    return near + near * (rest * (_SERIES[0] + rest * _SERIES[1]))
+def refined(x, y):
+    """Return ``1 / sqrt(x)``, given `y` from bits: a step of Newton's, with the least error."""
+    return y * (_NEWTON[0] - _NEWTON[1] * (x * y * y))
 
 
-_MAGIC = np.uint32(0x5F375A86)
+_MAGIC = np.uint32(0x5F1FFFF9)
 """``_MAGIC - bits / 2`` are the bits of about ``1 / sqrt(x)``, with `bits` those of float32 `x`."""
 
-_ONE = np.float32(1)
+_NEWTON = np.float32(1.68191391), np.float32(0.703952253)
 
-_SERIES = tuple(map(np.float32, (0.50109452, 0.37554692)))
-"""Coefficients of ``(1 - rest) ** -0.5`` after 1, fitted at Chebyshev nodes."""
+_TINY = 1e-300
 
 
 @intrinsic
-def _inverse_root(typingctx, x):
+def _near_inverse_root(typingctx, x):
     def codegen(context, builder, signature, args):
         word = ir.IntType(32)
         half = builder.lshr(builder.bitcast(args[0], word), word(1))
@@ -171,21 +230,31 @@ def _inverse_root(typingctx, x):
     return types.float32(types.float32), codegen
 
 
+def first_nonnegative(kinds):
+    """Return the position of the first slot of nonnegative codes, or None."""
+    found = [k for k, kind in enumerate(kinds) if kind in (np.uint8, types.uint8)]
+    return found[0] if found else None
+
+
 def decode(states, i, scales):
     """Return element `i` of each state slot, decoded with `scales`, one for each coded slot."""
-    scales = iter(scales)
-    numbers = []
-    for state, number in zip(states, load(states, i), strict=True):
-        value = _VALUES.get(np.dtype(state._type_).type)
-        if value:
-            scale = next(scales)
-            number = value(type(scale)(number), scale)
-        numbers.append(number)
+    kinds, numbers = list(map(_kind, states)), list(load(states, i))
+    coded = [k for k, kind in enumerate(kinds) if kind in _SCALES]
+    by = first_nonnegative(kinds)
+    for k, scale in zip(coded, scales, strict=True):
+        value = root_value if kinds[k] is np.uint8 else signed_value
+        numbers[k] = value(scale.dtype.type(numbers[k]), scale)
+    for k in coded:
+        if by is not None and kinds[k] is np.int8:
+            numbers[k] = numbers[k] * numbers[by]
+    for k in coded:
+        if kinds[k] is np.uint8:
+            numbers[k] = numbers[k] * numbers[k]
     return tuple(numbers)
 
 
-_VALUES = {np.int8: signed_value, np.uint8: nonnegative_value}
-_COMPILED_VALUES = {types.int8: signed_value, types.uint8: nonnegative_value}
+def _kind(state):
+    return np.dtype(state._type_).type
 
 
 @overload(decode)
@@ -196,16 +265,24 @@ def _decode(states, i, scales):
 @intrinsic
 def _decode_intrinsic(typingctx, states, numbers, scales):
     kinds = [pointer.dtype for pointer in states]
-    result = types.Tuple([scales[0] if kind in _COMPILED_VALUES else kind for kind in kinds])
+    coded = [k for k, kind in enumerate(kinds) if kind in _COMPILED_SCALES]
+    result = types.Tuple([scales[0] if k in coded else kind for k, kind in enumerate(kinds)])
 
     def codegen(context, builder, signature, args):
         values = cgutils.unpack_tuple(builder, args[1], len(kinds))
-        factors = iter(cgutils.unpack_tuple(builder, args[2], len(scales)))
-        for k, kind in enumerate(kinds):
-            if kind in _COMPILED_VALUES:
-                typed = scales[0](scales[0], scales[0])
-                parts = [context.cast(builder, values[k], kind, scales[0]), next(factors)]
-                values[k] = context.compile_internal(builder, _COMPILED_VALUES[kind], typed, parts)
+        scaling = dict(zip(coded, cgutils.unpack_tuple(builder, args[2], len(scales)), strict=True))
+        real, by = scales[0], first_nonnegative(kinds)
+        pair = real(real, real)
+        for k in coded:
+            code = context.cast(builder, values[k], kinds[k], real)
+            function = root_value if kinds[k] == types.uint8 else signed_value
+            values[k] = context.compile_internal(builder, function, pair, [code, scaling[k]])
+        for k in coded:
+            if by is not None and kinds[k] == types.int8:
+                values[k] = builder.fmul(values[k], values[by])
+        for k in coded:
+            if kinds[k] == types.uint8:
+                values[k] = builder.fmul(values[k], values[k])
         return context.make_tuple(builder, result, values)
 
     return result(states, numbers, scales), codegen
@@ -215,7 +292,7 @@ def _decode_intrinsic(typingctx, states, numbers, scales):
 def encode(states, scales, values, count, tops):
     """Write `count` numbers from each pointer of `values` to a block of each state slot.
 
-    The scale of each coded slot is also written. The numbers are those of :func:`rooted`, and
+    The scale of each coded slot is also written. The numbers are those of :func:`prepared`, and
     `tops` their maxima from :func:`higher`.
     """
     factors = write_scales(states, scales, tops)
@@ -223,55 +300,51 @@ def encode(states, scales, values, count, tops):
         store(states, i, codes_of(states, load(values, i), factors))
 
 
-def rooted(states, numbers):
-    """Return the numbers of an element, with roots in place of nonnegative ones that are coded.
+def prepared(states, numbers):
+    """Return the numbers of an element as they are encoded.
 
-    The compiler computes the root once if the rule needs it too.
+    These are the roots of nonnegative numbers, and signed ones divided by the first root.
     """
-    pairs = zip(states, numbers, strict=True)
-    return tuple(np.sqrt(x) if _kind(state) is np.uint8 else x for state, x in pairs)
+    kinds = list(map(_kind, states))
+    by = first_nonnegative(kinds)
+    inverse = None if by is None else inverse_root(numbers[by])
+    found = []
+    for kind, number in zip(kinds, numbers, strict=True):
+        if kind is np.uint8:
+            number = number * inverse_root(number)
+        elif kind is np.int8 and inverse is not None:
+            number = number * inverse
+        found.append(number)
+    return tuple(found)
 
 
-def _kind(state):
-    return np.dtype(state._type_).type
-
-
-@overload(rooted)
-def _rooted(states, numbers):
-    return lambda states, numbers: _rooted_intrinsic(states, numbers)
+@overload(prepared)
+def _prepared(states, numbers):
+    return lambda states, numbers: _prepared_intrinsic(states, numbers)
 
 
 @intrinsic
-def _rooted_intrinsic(typingctx, states, numbers):
+def _prepared_intrinsic(typingctx, states, numbers):
+    kinds = [pointer.dtype for pointer in states]
+
     def codegen(context, builder, signature, args):
-        found = cgutils.unpack_tuple(builder, args[1], len(numbers))
-        for k, kind in enumerate(numbers):
-            if states[k].dtype == types.uint8:
-                found[k] = context.compile_internal(builder, square_root, kind(kind), [found[k]])
+        found, by = cgutils.unpack_tuple(builder, args[1], len(numbers)), first_nonnegative(kinds)
+        inverses = {}
+        for k, kind in enumerate(kinds):
+            if kind == types.uint8:
+                typed = numbers[k](numbers[k])
+                inverses[k] = context.compile_internal(builder, root_below, typed, [found[k]])
+        for k, kind in enumerate(kinds):
+            if kind == types.uint8 or (kind == types.int8 and by is not None):
+                found[k] = builder.fmul(found[k], inverses.get(k, inverses.get(by)))
         return context.make_tuple(builder, numbers, found)
 
     return numbers(states, numbers), codegen
 
 
 @scalar
-def square_root(x):
-    return math.sqrt(x)
-
-
-@scalar
-def signed_scale(top):
-    """Return the scale of a block of signed numbers with maximum `top`, and 1 / scale."""
-    return scale_of(top, SIGNED)
-
-
-@scalar
-def nonnegative_scale(top):
-    """Return the scale of a block of nonnegative numbers, and the root of 1 / scale.
-
-    `top` is the root of the block's maximum.
-    """
-    scale, inverse = scale_of(top, NONNEGATIVE)
-    return scale, math.sqrt(inverse)
+def root_below(x):
+    return inverse_root(x)
 
 
 _SCALES = {np.int8: signed_scale, np.uint8: nonnegative_scale}
@@ -322,25 +395,23 @@ def codes_of(states, numbers, factors):
     """Return the codes of an element's numbers; those of slots that are not coded stay."""
     slots = zip(states, numbers, factors, strict=True)
     return tuple(
-        nearest_byte(_EXACT[_kind(state)](number, factor)) if _kind(state) in _EXACT else number
+        _NEAREST[_kind(state)](number, factor) if _kind(state) in _NEAREST else number
         for state, number, factor in slots
     )
 
 
-_EXACT = {np.int8: signed_code, np.uint8: nonnegative_code}
-
-
 @scalar
 def nearest_signed(number, factor):
-    return nearest_byte(signed_code(number, factor))
+    return nearest_byte(signed_value(number, factor))
 
 
 @scalar
 def nearest_nonnegative(root, factor):
-    return nearest_byte(nonnegative_code(root, factor))
+    return lowered_byte(nonnegative_code(root, factor))
 
 
-_NEAREST = {types.int8: nearest_signed, types.uint8: nearest_nonnegative}
+_NEAREST = {np.int8: nearest_signed, np.uint8: nearest_nonnegative}
+_COMPILED_NEAREST = {types.int8: nearest_signed, types.uint8: nearest_nonnegative}
 
 
 @overload(codes_of)
@@ -350,15 +421,18 @@ def _codes_of(states, numbers, factors):
 
 @intrinsic
 def _codes_intrinsic(typingctx, states, numbers, factors):
-    kinds = [types.int8 if p.dtype in _NEAREST else n for p, n in zip(states, numbers, strict=True)]
+    kinds = [
+        types.int8 if p.dtype in _COMPILED_NEAREST else n
+        for p, n in zip(states, numbers, strict=True)
+    ]
     codes = types.Tuple(kinds)
 
     def codegen(context, builder, signature, args):
         found, scaling = (cgutils.unpack_tuple(builder, arg, len(kinds)) for arg in args[1:])
         for k, real in enumerate(factors):
-            if states[k].dtype in _NEAREST:
+            if states[k].dtype in _COMPILED_NEAREST:
                 typed = types.int8(numbers[k], real)
-                nearest = _NEAREST[states[k].dtype]
+                nearest = _COMPILED_NEAREST[states[k].dtype]
                 found[k] = context.compile_internal(builder, nearest, typed, [found[k], scaling[k]])
         return context.make_tuple(builder, codes, found)
 
@@ -387,35 +461,43 @@ def _lowest_intrinsic(typingctx, values):
     return tops(values), codegen
 
 
-def higher(states, tops, numbers):
-    """Return the maximum of `tops` and magnitudes of `numbers` for each slot; NaN propagates."""
-    pairs = zip(tops, map(abs, numbers), strict=True)
-    return tuple(top if number <= top or top != top else number for top, number in pairs)
+def higher(states, tops, numbers, state):
+    """Return the maximum of `tops` and of each slot's magnitude; NaN propagates.
+
+    These are `numbers`, or those of `state` in slots of nonnegative codes, whose roots are inexact.
+    """
+    found = []
+    for pointer, top, number, exact in zip(states, tops, numbers, state, strict=True):
+        magnitude = exact if _kind(pointer) is np.uint8 else abs(number)
+        found.append(top if magnitude <= top or top != top else magnitude)
+    return tuple(found)
 
 
 @overload(higher)
-def _higher(states, tops, numbers):
-    return lambda states, tops, numbers: _higher_intrinsic(states, tops, numbers)
+def _higher(states, tops, numbers, state):
+    return lambda states, tops, numbers, state: _higher_intrinsic(states, tops, numbers, state)
 
 
 @intrinsic
-def _higher_intrinsic(typingctx, states, tops, numbers):
+def _higher_intrinsic(typingctx, states, tops, numbers, state):
     """Compare magnitudes as integers, which vectorizes; NaN is above infinity."""
     real = types.float32 if tops.dtype == types.uint32 else types.float64
 
     def codegen(context, builder, signature, args):
         word = ir.IntType(real.bitwidth)
         found = cgutils.unpack_tuple(builder, args[1], len(tops))
-        for k, number in enumerate(cgutils.unpack_tuple(builder, args[2], len(tops))):
-            if states[k].dtype in _COMPILED_SCALES:
-                value = context.cast(builder, number, numbers[k], real)
+        found_in = [cgutils.unpack_tuple(builder, arg, len(tops)) for arg in args[2:]]
+        for k, kind in enumerate(pointer.dtype for pointer in states):
+            if kind in _COMPILED_SCALES:
+                exact = kind == types.uint8
+                value = context.cast(builder, found_in[exact][k], (numbers, state)[exact][k], real)
                 bits = builder.bitcast(value, word)
                 magnitude = builder.and_(bits, word(2 ** (word.width - 1) - 1))
                 larger = builder.icmp_unsigned(">", magnitude, found[k])
                 found[k] = builder.select(larger, magnitude, found[k])
         return context.make_tuple(builder, tops, found)
 
-    return tops(states, tops, numbers), codegen
+    return tops(states, tops, numbers, state), codegen
 
 
 def nearest_byte(x):
@@ -423,19 +505,36 @@ def nearest_byte(x):
     return int(np.nan_to_num(np.rint(x))) & 0xFF  # NaN has any code: its scale is NaN
 
 
+def lowered_byte(x):
+    """Return :func:`nearest_byte` of ``x - LIFT``."""
+    return nearest_byte(x - x.dtype.type(LIFT))
+
+
 @overload(nearest_byte)
 def _nearest_byte(x):
     return lambda x: _nearest_byte_intrinsic(x)
 
 
-@intrinsic
-def _nearest_byte_intrinsic(typingctx, x):
-    """Add a number whose last place is 1: the sum is rounded and has `x` in its lowest bits."""
-    mantissa = {types.float32: 23, types.float64: 52}[x]
+@overload(lowered_byte)
+def _lowered_byte(x):
+    return lambda x: _lowered_byte_intrinsic(x)
 
-    def codegen(context, builder, signature, args):
-        shifted = builder.fadd(args[0], context.get_constant(x, 1.5 * 2.0**mantissa))
-        bits = builder.bitcast(shifted, ir.IntType(x.bitwidth))
-        return builder.trunc(bits, ir.IntType(8))
 
-    return types.int8(x), codegen
+def _byte(less):
+    """Return an intrinsic that adds a number whose last place is 1, and takes the lowest bits."""
+
+    @intrinsic
+    def byte(typingctx, x):
+        mantissa = {types.float32: 23, types.float64: 52}[x]
+
+        def codegen(context, builder, signature, args):
+            shifted = builder.fadd(args[0], context.get_constant(x, 1.5 * 2.0**mantissa - less))
+            bits = builder.bitcast(shifted, ir.IntType(x.bitwidth))
+            return builder.trunc(bits, ir.IntType(8))
+
+        return types.int8(x), codegen
+
+    return byte
+
+
+_nearest_byte_intrinsic, _lowered_byte_intrinsic = _byte(0), _byte(LIFT)

@@ -9,8 +9,6 @@ Tests: ``tests/engine/test_clip_adaptive.py``, ``tests/engine/test_records_setti
 
 from functools import cache
 
-from numba import prange
-
 from fastopt._kernels import record_words as w
 from fastopt._kernels.admission import tensor_of, units_scratch_of
 from fastopt._kernels.compiling import address_of
@@ -88,14 +86,15 @@ def finish(tensor):
     tensor[w.T_SCRATCH] += units_scratch_of(record)
 
 
-@scalar
-def do_share(x, n, phase, share, shares):
-    """Do one share of a phase for all tensors."""
+def share_call(context, phase, first, last, share):
+    """Do one share of a phase for the tensors from `first` to `last`."""
+    x = words(context)
+    shares = x[w.THREADS]
     if phase == UNITS:
-        for k in range(n):
+        for k in range(first, last):
             clip_units(x, k, share, shares)
         return
-    for k in range(share, n, shares):
+    for k in range(first + share, last, shares):
         if phase == GATHER:
             gather(tensor_of(x, k))
         else:
@@ -111,12 +110,11 @@ def clip_call(context, n, _, __, ___):
         finish(tensor_of(x, k))
 
 
-def clip_large(context, n, threads, _, __):
+def clip_large(context, n, _, __, ___):
     """Clip the gradients of a large call on several threads."""
     x = words(context)
-    for phase in range(PHASES):  # one loop, as numba would fuse several
-        for share in prange(threads):
-            do_share(x, n, phase, share, threads)
+    for phase in range(PHASES):
+        call(x[w.SPREAD], context, phase, 0, n, x[w.CLIP_SHARE])
 
 
 @cache
@@ -126,6 +124,6 @@ def clip() -> int:
 
 
 @cache
-def run() -> int:
-    """Return the address of :func:`clip_large`."""
-    return address_of(clip_large, ON_CHUNKS, None, parallel=True)
+def run() -> tuple[int, int]:
+    """Return the addresses of :func:`clip_large` and :func:`share_call`."""
+    return address_of(clip_large, ON_CHUNKS, None), address_of(share_call, ON_CHUNKS, None)

@@ -11,14 +11,14 @@ import numpy as np
 
 from fastopt._kernels.blocks import (
     CODE_BLOCK,
-    NONNEGATIVE,
-    SIGNED,
+    LIFT,
     blocks_of,
-    nonnegative_code,
-    nonnegative_value,
-    scale_of,
-    signed_code,
+    inverse_root,
+    nonnegative_scale,
+    signed_scale,
     signed_value,
+    squeezed,
+    stretched,
 )
 from fastopt._kernels.layout import CODES
 
@@ -28,6 +28,7 @@ __all__ = [
     "is_coded",
     "is_worth_codes",
     "numbers_of",
+    "renew",
     "scales_shape",
     "split_scales",
 ]
@@ -87,35 +88,85 @@ def numbers_of(arrays: Sequence[Any]) -> list[Any]:
     """Return the arrays of a state, with codes decoded."""
     rest, scales = split_scales(arrays)
     of = iter(scales)
-    return [decoded(array, next(of)) if is_coded(array) else array for array in rest]
+    pairs = [(array, next(of)) if is_coded(array) else None for array in rest]
+    by = next((pair for pair in pairs if pair and pair[0].dtype == np.uint8), None)
+    return [decoded(*pair, by) if pair else array for pair, array in zip(pairs, rest, strict=True)]
 
 
-def decoded(codes: Array, scales: Array) -> Array:
-    """Decode an array of codes to the dtype of the scales."""
-    value = signed_value if codes.dtype == np.int8 else nonnegative_value
+def decoded(codes: Array, scales: Array, by: tuple[Array, Array] | None = None) -> Array:
+    """Decode an array of codes to the dtype of the scales.
+
+    Signed codes are those of quotients if `by` has the nonnegative codes and scales of the state.
+    The earlier encoding, in which scales are positive, is decoded too.
+    """
+    if codes.dtype == np.uint8:
+        root = _roots(codes, scales)
+        return root * root
     values = np.empty(codes.shape, scales.dtype)
     for (part, target), scale in _parts(scales, np.ascontiguousarray(codes), values):
-        target[...] = value(part.astype(scales.dtype), scale)
+        target[...] = signed_value(part.astype(scales.dtype), scale)
+    if by is None:
+        return values
+    roots = _roots(*by)
+    for (part, root), scale in _parts(by[1], values, roots):
+        part *= np.where(scale > 0, root.dtype.type(1), root)
     return values
 
 
-@np.errstate(invalid="ignore")
-def encoded(numbers: Array, kind: Any) -> tuple[Array, Array]:
-    """Encode float32 or float64 numbers; return codes of type `kind`, int8 or uint8, and scales."""
+def _roots(codes: Array, scales: Array) -> Array:
+    """Return the roots of nonnegative numbers."""
+    values = np.empty(codes.shape, scales.dtype)
+    for (part, target), scale in _parts(scales, np.ascontiguousarray(codes), values):
+        code = part.astype(scales.dtype)
+        present = stretched(code + code.dtype.type(LIFT)) * -scale
+        target[...] = np.where(scale > 0, code * code * scale, present)
+    return values
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def encoded(numbers: Array, kind: Any, by: Array | None = None) -> tuple[Array, Array]:
+    """Encode float32 or float64 numbers; return codes of type `kind`, int8 or uint8, and scales.
+
+    Signed numbers are divided by the roots of `by`, if these are given.
+    """
     signed = kind == np.int8
     codes = np.empty(numbers.shape, kind)
     scales = np.zeros(scales_shape(numbers.shape), numbers.dtype)
-    for (part, target), scale in _parts(scales, np.ascontiguousarray(numbers), codes):
-        part = part if signed else np.sqrt(part)
+    others = () if by is None else (np.ascontiguousarray(by),)
+    scale_of = signed_scale if signed else nonnegative_scale
+    for (part, target, *rest), scale in _parts(
+        scales, np.ascontiguousarray(numbers), codes, *others
+    ):
+        part = part * inverse_root(rest[0]) if rest else part
         tops = np.abs(part).max(axis=-1)
-        pairs = [scale_of(top, SIGNED if signed else NONNEGATIVE) for top in tops.ravel()]
+        pairs = [scale_of(top) for top in tops.ravel()]
         found = np.array(pairs, numbers.dtype).T.reshape(2, *tops.shape, 1)
         scale[...] = found[0]
-        exact = signed_code(part, found[1])
-        if not signed:
-            exact = nonnegative_code(part, np.sqrt(found[1]))
+        if signed:
+            exact = signed_value(part, found[1])
+        else:
+            lift = numbers.dtype.type(LIFT)
+            exact = np.maximum(squeezed(part * inverse_root(part) * found[1]), lift) - lift
         target[...] = np.nan_to_num(np.rint(exact)).astype(np.int16).astype(kind)
     return codes, scales
+
+
+def renew(arrays: Sequence[Any]) -> None:
+    """Convert a state of the earlier encoding in place, if it is on the host."""
+    rest, scales = split_scales(arrays)
+    if not all(isinstance(array, np.ndarray) for array in scales):
+        return
+    of = iter(scales)
+    pairs = [(array, next(of)) if is_coded(array) else (array, None) for array in rest]
+    if not any(codes.dtype == np.uint8 and (s > 0).any() for codes, s in pairs if s is not None):
+        return
+    numbers = numbers_of(arrays)
+    kinds = [codes.dtype for codes, _ in pairs]
+    by = numbers[kinds.index(np.dtype(np.uint8))]
+    for (codes, its), exact in zip(pairs, numbers, strict=True):
+        if its is not None:
+            signed = codes.dtype == np.int8
+            codes[...], its[...] = encoded(exact, codes.dtype, by if signed else None)
 
 
 def _parts(scales: Array, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], Array]]:

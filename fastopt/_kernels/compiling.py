@@ -6,9 +6,12 @@ import inspect
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -106,6 +109,7 @@ def address_of(
 def _specialized(kernel: Any, signature: tuple[Any, ...]) -> Any:
     """Return a kernel that is compiled for these argument types."""
     if signature not in kernel.overloads:
+        defer_blas()
         with garbage_left():
             kernel.compile(signature)
     return kernel.overloads[signature]
@@ -144,6 +148,27 @@ def type_of(argument: Any) -> Any:
     if known is None:
         known = _types[key] = typeof(argument)
     return known
+
+
+@cache
+def defer_blas() -> None:
+    """Load numba's functions of arrays without scipy.linalg, half of the time of a first step.
+
+    Numba imports scipy.linalg there to learn whether there is a BLAS, and again in each function
+    that it compiles to a call of BLAS.
+    """
+    name = "numba.np.arraymath"
+    if name in sys.modules or "scipy.linalg" in sys.modules or find_spec("scipy") is None:
+        return
+    linalg: Any = import_module("numba.np.linalg")
+    ensure = getattr(linalg, "ensure_blas", None)
+    if ensure is None:
+        return
+    try:
+        linalg.ensure_blas = lambda: None
+        vars(import_module(name))["ensure_blas"] = ensure
+    finally:
+        linalg.ensure_blas = ensure
 
 
 @contextmanager

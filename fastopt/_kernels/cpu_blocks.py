@@ -21,7 +21,7 @@ from fastopt._kernels.blocks import (
     extent,
     higher,
     lowest,
-    rooted,
+    prepared,
 )
 from fastopt._kernels.elements import element_step, keep, row_locator, take_decay
 from fastopt._kernels.lanes import scratch
@@ -65,9 +65,12 @@ def _block_update(layout: Layout) -> Callable:
             state = decode(states, i, before)
             weight, state = update(weight, grad, state, h, factor, draw, i)
             keep(weights, i, weight, rounding, dither)
-            roots = rooted(states, state)
-            store(values, i, roots)
-            tops = higher(states, tops, roots)
+            store(values, i, state)
+        for i in range(count):  # apart, so that many roots and quotients of the rule are under way
+            state = load(values, i)
+            numbers = prepared(states, state)
+            store(values, i, numbers)
+            tops = higher(states, tops, numbers, state)
         encode_block(states, scales, values, count, tops)
 
     return inlined(block_update)

@@ -24,7 +24,7 @@ from fastopt._kernels.blocks import (
     extent,
     higher,
     lowest,
-    rooted,
+    prepared,
 )
 from fastopt._kernels.cuda import (
     SIMULATED,
@@ -126,9 +126,9 @@ def _lane_update(layout: Layout) -> Callable[..., Any]:
             state = decode(states, i, before)
             weight, state = update(weight, grad, state, h, factor, draw, i)
             keep(weights, i, weight, rounding, dither)
-            roots = rooted(states, state)
-            store(targets, i, roots)
-            tops = higher(states, tops, roots)
+            numbers = prepared(states, state)
+            store(targets, i, numbers)
+            tops = higher(states, tops, numbers, state)
         found = highest_of_warp(tops)
         meet()  # all lanes have read the scales
         return found

@@ -25,6 +25,7 @@ from fastopt._kernels.admission import (
     admit,
     admit_list,
     column_of,
+    copy,
     items_of,
     scratch_of,
     tensor_of,
@@ -48,7 +49,13 @@ from fastopt._kernels.objects import (
     words,
 )
 from fastopt._kernels.row_admission import enter_rows, row_room, rows_before, work_of
-from fastopt._kernels.strided import copy_grad, copy_weight, grad_bytes, grad_elements
+from fastopt._kernels.strided import (
+    COPY_BACK,
+    COPY_GRAD,
+    COPY_WEIGHT,
+    grad_bytes,
+    grad_elements,
+)
 from fastopt.kernels.rule import scalar
 
 __all__ = ["enter", "run"]
@@ -115,19 +122,20 @@ def scale(code, place, count, factor):
 
 
 @scalar
-def begin(x, tensor):
+def begin(x, k):
     """Copy the arrays that are not in the record's order, and enter all addresses."""
+    tensor = tensor_of(x, k)
     record = words(tensor[w.T_RECORD])
     row, grad, weight = words(record[w.ROW]), tensor[w.T_GRAD], tensor[w.T_WEIGHT]
     own = scratch = tensor[w.T_SCRATCH]
     if tensor[w.T_GRAD_COPIED]:
-        copy_grad(tensor, record, scratch)
+        copy(x, k, COPY_GRAD, scratch)
         grad, own = scratch, scratch + grad_bytes(tensor, record)
     if record[w.SCALED] and doubles(x[w.NORM])[w.FACTOR] != 1:
         count = grad_elements(tensor, record)
         scale(record[w.GRAD_CODE], grad, count, doubles(x[w.NORM])[w.FACTOR])
     if tensor[w.T_COPIED]:
-        copy_weight(tensor, record, own, False)
+        copy(x, k, COPY_WEIGHT, own)
         weight = own
     if tensor[w.T_LISTED]:
         enter_rows(tensor, row)
@@ -135,11 +143,12 @@ def begin(x, tensor):
 
 
 @scalar
-def end(tensor):
+def end(x, k):
     """Copy a weight back."""
-    record = words(tensor[w.T_RECORD])
+    tensor = tensor_of(x, k)
     if tensor[w.T_COPIED]:
-        copy_weight(tensor, record, words(record[w.ROW])[record[w.WEIGHT_COLUMN]], True)
+        record = words(tensor[w.T_RECORD])
+        copy(x, k, COPY_BACK, words(record[w.ROW])[record[w.WEIGHT_COLUMN]])
 
 
 @scalar
@@ -186,7 +195,7 @@ def update(x, k):
     """Count and update one tensor."""
     tensor = tensor_of(x, k)
     advance(x, tensor)
-    begin(x, tensor)
+    begin(x, k)
     record, kernels = words(tensor[w.T_RECORD]), words(tensor[w.T_KERNELS])
     for step in range(kernels[w.PASSES]):
         reduce(tensor, step, 0, record[w.FLAT_COUNT])
@@ -195,7 +204,7 @@ def update(x, k):
         call(kernels[w.UPDATE], tensor[w.T_CHUNKS], 1, record[w.ROW], record[w.FIELDS], 0)
     if kernels[w.FLUSH]:
         flush(tensor, 0, record[w.LENGTHS])
-    end(tensor)
+    end(x, k)
 
 
 @scalar
@@ -207,17 +216,24 @@ def admit_call(x, index, grad, weight):
 
 
 @scalar
+def is_asked(x):
+    """Whether the hyper-parameters of the admitted call have been computed."""
+    expected = x[w.EXPECTED] == x[w.UPDATE_NUMBER] and x[w.EXPECTED_TIME] == x[w.TIME]
+    return x[w.ASKED] != 0 or (expected and x[w.EXPECTED] != 0 and x[w.UNEVEN] == 0)
+
+
+@scalar
 def divide_scratch(x, n):
     """Divide scratch memory among the tensors of a call; return a status.
 
     The rows of row-sparse gradients come first. Tensors of small calls share the memory of copies,
     as they are updated one by one.
     """
-    total, need, largest, listed, counted = 0, 0, 0, 0, 0
+    total, need, largest, listed, counted, asked = 0, 0, 0, 0, 0, is_asked(x)
     for k in range(n):
         tensor = tensor_of(x, k)
         record = words(tensor[w.T_RECORD])
-        if words(tensor[w.T_HYPER])[w.VALID] == 0 and (x[w.ASKED] or not x[w.ASKING]):
+        if words(tensor[w.T_HYPER])[w.VALID] == 0 and (asked or not x[w.ASKING]):
             return w.REFUSED
         total += work_of(tensor, record)
         if tensor[w.T_LISTED]:
@@ -269,7 +285,7 @@ def hold(x, n, held):
 @scalar
 def perform(x, context, n):
     """Clip and measure the gradients of a call, and update; return a status."""
-    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not x[w.ASKED] and n > 0
+    shared, asks = x[w.LARGE] and x[w.RUN], x[w.ASKING] and not is_asked(x) and n > 0
     if asks and not x[w.MEASURE]:
         return w.ASKS
     for k in range(n if x[w.LISTED] else 0):
@@ -312,7 +328,7 @@ def enter_call(context, index, grad, weight):
         hold(x, n, False)
     if outcome != w.OK:
         return outcome
-    x[w.DONE], x[w.ASKED], x[w.EACH] = 1, 0, 0
+    x[w.DONE], x[w.ASKED], x[w.EACH], x[w.EXPECTED] = 1, 0, 0, 0
     return status
 
 
@@ -383,19 +399,20 @@ def cut(place, tensor):
     return place * items // size // line * line
 
 
-COPY, FINISH_COPY, UPDATES, FLUSHES, REDUCTIONS = range(5)
+BEGIN, END, UPDATES, FLUSHES, REDUCTIONS = range(5)
 """Phases of a large call; reductions are numbered from REDUCTIONS on."""
 
 
-@scalar
-def share_of(x, phase, first, last, share, shares):
+def share_call(context, phase, first, last, share):
     """Do one share of a phase for the tensors from `first` to `last`."""
-    if phase in (COPY, FINISH_COPY):
+    x = words(context)
+    shares = x[w.THREADS]
+    if phase in (BEGIN, END):
         for k in range(first + share, last, shares):
-            if phase == COPY:
-                begin(x, tensor_of(x, k))
+            if phase == BEGIN:
+                begin(x, k)
             else:
-                end(tensor_of(x, k))
+                end(x, k)
         return
     if phase == FLUSHES:
         for k in range(first, last):
@@ -431,7 +448,13 @@ def share_of(x, phase, first, last, share, shares):
             before += count
 
 
-def run_call(context, n, threads, _, __):
+def spread_call(context, phase, first, last, function):
+    """Do the shares of a phase on several threads, each by a call of the function."""
+    for share in prange(words(context)[w.THREADS]):
+        call(function, context, phase, first, last, np.int64(share))
+
+
+def run_call(context, n, _, __, ___):
     """Update the admitted tensors of a large call on several threads."""
     x = words(context)
     group = 1 if x[w.REPEATS] or (n > 1 and not are_apart(x, n)) else n
@@ -444,15 +467,14 @@ def run_call(context, n, threads, _, __):
             flushes = flushes or words(tensor[w.T_KERNELS])[w.FLUSH] != 0
             copies = copies or tensor[w.T_COPIED] != 0 or tensor[w.T_GRAD_COPIED] != 0
             if not (tensor[w.T_COPIED] or tensor[w.T_GRAD_COPIED]):
-                begin(x, tensor)
+                begin(x, k)
         for number in range(passes + 4):
             # In order: copies, reductions, updates, deferred decay, copies back.
-            phase = COPY if number == 0 else REDUCTIONS + number - 1
+            phase = BEGIN if number == 0 else REDUCTIONS + number - 1
             if number > passes:
-                phase = FINISH_COPY if number == passes + 3 else UPDATES + number - passes - 1
+                phase = END if number == passes + 3 else UPDATES + number - passes - 1
             if phase >= REDUCTIONS or phase == UPDATES or (copies if phase < UPDATES else flushes):
-                for share in prange(threads):
-                    share_of(x, phase, first, last, share, threads)
+                call(x[w.SPREAD], context, phase, first, last, x[w.UPDATE_SHARE])
             if phase >= REDUCTIONS:
                 for k in range(first, last):
                     tensor = tensor_of(x, k)
@@ -468,6 +490,12 @@ def enter():
 
 
 @cache
-def run():
-    """Return the address of :func:`run_call`."""
-    return address_of(run_call, ON_CALL, None, parallel=True)
+def spread() -> int:
+    """Return the address of :func:`spread_call`."""
+    return address_of(spread_call, ON_CALL, None, parallel=True)
+
+
+@cache
+def run() -> tuple[int, int]:
+    """Return the addresses of :func:`run_call` and :func:`share_call`."""
+    return address_of(run_call, ON_CALL, None), address_of(share_call, ON_CALL, None)

@@ -8,30 +8,31 @@ Tests: ``tests/engine/test_records.py``.
 
 from functools import cache
 
-from numba import carray, prange
+from numba import carray
 
 from fastopt._kernels import record_words as w
-from fastopt._kernels.admission import tensor_of
+from fastopt._kernels.admission import copy, tensor_of
 from fastopt._kernels.compiling import address_of
 from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.cpu_calls import limit_norm
 from fastopt._kernels.objects import call, doubles, words
 from fastopt._kernels.row_admission import enter_rows
-from fastopt._kernels.strided import copy_grad
+from fastopt._kernels.strided import COPY_GRAD
 from fastopt.kernels.rule import scalar
 
 __all__ = ["measure", "run"]
 
 
 @scalar
-def gather(tensor):
+def gather(x, k):
     """Enter where the gradient of a tensor lies, in the order of its record."""
-    record = words(tensor[w.T_RECORD])
+    tensor = tensor_of(x, k)
     tensor[w.T_MEASURED] = tensor[w.T_GRAD]
     if tensor[w.T_GRAD_COPIED]:
         tensor[w.T_MEASURED] = tensor[w.T_SCRATCH]
-        copy_grad(tensor, record, tensor[w.T_SCRATCH])
+        copy(x, k, COPY_GRAD, tensor[w.T_MEASURED])
     if tensor[w.T_LISTED]:
+        record = words(tensor[w.T_RECORD])
         row = words(record[w.ROW])
         enter_rows(tensor, row)
         row[record[w.GRAD_COLUMN]] = tensor[w.T_MEASURED]
@@ -71,13 +72,6 @@ def added(tensor):
 
 
 @scalar
-def gather_share(x, first, last, share, shares):
-    """Gather one share of the gradients of the tensors from `first` to `last`."""
-    for k in range(first + share, last, shares):
-        gather(tensor_of(x, k))
-
-
-@scalar
 def square_share(x, first, last, share, shares):
     """Sum the squares of one share of the chunks of the tensors from `first` to `last`."""
     total, before = 0, 0
@@ -104,24 +98,35 @@ def measure_call(context, n, _, __, ___):
     """Measure the gradients of the admitted tensors."""
     x, total = words(context), 0.0
     for k in range(n):
-        gather(tensor_of(x, k))
+        gather(x, k)
         square_share(x, k, k + 1, 0, 1)
         total += added(tensor_of(x, k))
     conclude(x, total)
 
 
-def measure_large(context, n, threads, _, __):
+GATHER, SQUARE = range(2)
+"""Phases of the measurement of a large call."""
+
+
+def share_call(context, phase, first, last, share):
+    """Do one share of a phase for the tensors from `first` to `last`."""
+    x = words(context)
+    shares = x[w.THREADS]
+    if phase == GATHER:
+        for k in range(first + share, last, shares):
+            gather(x, k)
+    else:
+        square_share(x, first, last, share, shares)
+
+
+def measure_large(context, n, _, __, ___):
     """Measure the gradients of a large call on several threads."""
     x, total = words(context), 0.0
     group = 1 if x[w.REPEATS] else max(n, 1)  # a tensor has one place for the sums of its chunks
     for first in range(0, n, group):
         last = first + group
-        for squares in range(2):  # one loop, as numba would fuse two
-            for share in prange(threads):
-                if squares == 0:
-                    gather_share(x, first, last, share, threads)
-                else:
-                    square_share(x, first, last, share, threads)
+        for phase in (GATHER, SQUARE):
+            call(x[w.SPREAD], context, phase, first, last, x[w.MEASURE_SHARE])
         for k in range(first, last):
             total += added(tensor_of(x, k))
     conclude(x, total)
@@ -134,6 +139,6 @@ def measure() -> int:
 
 
 @cache
-def run() -> int:
-    """Return the address of :func:`measure_large`."""
-    return address_of(measure_large, ON_CHUNKS, None, parallel=True)
+def run() -> tuple[int, int]:
+    """Return the addresses of :func:`measure_large` and :func:`share_call`."""
+    return address_of(measure_large, ON_CHUNKS, None), address_of(share_call, ON_CHUNKS, None)

@@ -64,15 +64,18 @@ INTEGER_KINDS = 10
 # types of NumPy's scalars of the first three. With ASKING, Python computes hyper-parameters in each
 # step; SCHEDULED and TIMED say that they depend on the number of the update, and on the tensors'
 # counts: those of the call are UPDATE_NUMBER and TIME, if not UNEVEN. ASKED: they are computed, and
-# with EACH for each tensor. NOTHING is a record without elements. CHECKS: only check the call.
-# SELF is the context's own address, COUNTING that of the numbers from 0 to COUNTED - 1, LISTED the
-# bytes of scratch memory for rows. INTEGERS has the dtypes of row indices with their sizes,
-# negative for signed ones.
+# with EACH for each tensor; or they are computed for the update EXPECTED, at EXPECTED_TIME, if that
+# is not 0. NOTHING is a record without elements. CHECKS: only check the call. COPY, SPREAD and the
+# SHAREs are addresses of functions that are compiled when they are first needed. SELF is the
+# context's own address, COUNTING that of the numbers from 0 to COUNTED - 1, LISTED the bytes of
+# scratch memory for rows. INTEGERS has the dtypes of row indices with their sizes, negative for
+# signed ones.
 (SLOTS, TENSORS, CAPACITY, COUNTS, NORM, CLIP, CLIP_LARGE, MEASURE, MEASURE_LARGE, LARGE, SCRATCH,
  ROOM, NEED, ASKING, SCHEDULED, TIMED, UPDATE_NUMBER, TIME, UNEVEN, ASKED, EACH, NOTHING,
  LARGE_FROM, RUN, THREADS, CALL_NUMBER, REPEATS, SPANS, NDARRAY, LIST, TUPLE, INT, INT64, STR,
- FLOAT, CHECKS, DONE, SELF, ADMIT_ROWS, LIST_ROWS, ORDER_ROWS, COUNTING, COUNTED, NEED_COUNTED,
- LISTED, ROW_SPARSE, VALUES_NAME, INDICES_NAME, SHAPE_NAME) = range(49)  # fmt: skip
+ FLOAT, CHECKS, DONE, EXPECTED, EXPECTED_TIME, COPY, SPREAD, UPDATE_SHARE, MEASURE_SHARE,
+ CLIP_SHARE, SELF, ADMIT_ROWS, LIST_ROWS, ORDER_ROWS, COUNTING, COUNTED, NEED_COUNTED,
+ LISTED, ROW_SPARSE, VALUES_NAME, INDICES_NAME, SHAPE_NAME) = range(56)  # fmt: skip
 DTYPES = SHAPE_NAME + 1
 NUMBERS = DTYPES + 4
 INTEGERS = NUMBERS + 3

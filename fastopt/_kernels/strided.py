@@ -3,16 +3,23 @@
 Tests: ``tests/engine/test_records.py``.
 """
 
+from functools import cache
+
 import numpy as np
 
 from fastopt._kernels import numpy_abi
 from fastopt._kernels import record_words as w
+from fastopt._kernels.compiling import address_of
+from fastopt._kernels.cpu_addresses import ON_CHUNKS
 from fastopt._kernels.half import widen_bfloat16, widen_float16
-from fastopt._kernels.objects import after, doubles, halves, singles
+from fastopt._kernels.objects import after, doubles, halves, singles, words
 from fastopt.kernels.rule import scalar
 
-__all__ = ["copy_grad", "copy_strided", "copy_weight", "grad_bytes", "grad_elements", "rounded"]
-__all__ += ["size_of"]
+__all__ = ["COPY_BACK", "COPY_GRAD", "COPY_WEIGHT", "copy", "copy_strided", "grad_bytes"]
+__all__ += ["grad_elements", "rounded", "size_of"]
+
+COPY_GRAD, COPY_WEIGHT, COPY_BACK = range(3)
+"""What :func:`copy_call` copies."""
 
 
 @scalar
@@ -145,3 +152,19 @@ def copy_weight(tensor, record, scratch, back):
     """Copy a weight to scratch memory in the record's order, or `back`."""
     code, strides = record[w.WEIGHT_CODE], after(tensor, w.T_STRIDES)
     copy_strided(record, strides, tensor[w.T_WEIGHT], code, scratch, code, back)
+
+
+def copy_call(tensor, what, target, _, __):
+    """Copy an array of a tensor to scratch memory at `target`, or its weight back."""
+    tensor = words(tensor)
+    record = words(tensor[w.T_RECORD])
+    if what == COPY_GRAD:
+        copy_grad(tensor, record, target)
+    else:
+        copy_weight(tensor, record, target, what == COPY_BACK)
+
+
+@cache
+def copy() -> int:
+    """Return the address of :func:`copy_call`."""
+    return address_of(copy_call, ON_CHUNKS, None)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fastopt._engine.validate import label
+from fastopt._engine.validate import label, leaves
+from fastopt._kernels.codes import renew
 from fastopt.arguments import brief, flag, number
 from fastopt.checkpoint.describe import SETTINGS, Stateful
 from fastopt.checkpoint.errors import CheckpointError
@@ -64,6 +65,8 @@ def restore(updater: Stateful, saved: Any, strict: bool) -> Skipped:
             raise
         except Exception as error:  # an invalid checkpoint can raise anything
             raise CheckpointError(f"not the checkpoint of an updater: {error}") from error
+        for state in states.values():
+            renew(leaves(state))
         for message in _left_alone(updater, saved):
             warnings.warn(message, stacklevel=3)
         _restore_scaler(updater, saved["loss_scaler"])

@@ -169,6 +169,11 @@ class Rule:
         return dict.fromkeys(self.signed, "int8") | dict.fromkeys(self.nonnegative, "uint8")
 
     @property
+    def divisor(self) -> str | None:
+        """Slot whose root signed slots are divided by in 8 bits, or None."""
+        return min(self.nonnegative, key=self.state.index, default=None)
+
+    @property
     def elementwise(self) -> bool:
         """Whether an element's update depends only on the numbers at its own position."""
         return not (self.noise or self.passes or self.row)
@@ -293,7 +298,8 @@ def rule(
         functions then take a tuple of them as a third argument, and return the new ones.
     signed, nonnegative : sequence of str
         State slots that ``state_dtype="int8"`` stores in 8 bits, none by default: moving averages
-        of numbers of both signs, and of nonnegative numbers. Other slots keep the dtype of the
+        of numbers of both signs, and of nonnegative numbers, by whose root signed ones are divided
+        before they are stored if a rule has both. Other slots keep the dtype of the
         arithmetic: 8 bits freeze a sum that grows by small steps, and lose the digits that
         differences of weights or of averages need. Cannot be combined with `row`.
 

@@ -39,7 +39,9 @@ class ASGD(Optimizer):
         a &\leftarrow a + (w - a) / \max(1, t - 1 - t_0)
 
     with :math:`\lambda_0` = `lambd`. Inside ``with updater.averaged():`` the weights hold the
-    averages :math:`a`, which equal the weights until step :math:`t_0`. This is torch.optim.ASGD.
+    averages :math:`a`, which equal the weights until step :math:`t_0`. This is torch.optim.ASGD for
+    a constant learning rate; under a schedule, torch computes :math:`\eta_t` from the learning rate
+    of the step before.
 
     Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM
     Journal on Control and Optimization 30(4), 1992.

@@ -1,12 +1,14 @@
 """RAdam: Adam with a rectified adaptive learning rate."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 from fastopt._engine.hyper import corrected
+from fastopt.arguments import Descriptions, Real
 from fastopt.kernels.rule import Hyper, Scalar, State, Step, rule, scalar
 from fastopt.kernels.scalars import moments, rescaled
 from fastopt.optimizer.families import MOMENTS, StableFamily, scaled_ratio
+from fastopt.optimizer.keywords import Rate, StableArguments
 from fastopt.optimizer.optimizer import register
 
 __all__ = ["RAdam", "radam"]
@@ -33,7 +35,7 @@ def rectified(t: Scalar, h: Hyper, carried: Any) -> None:
     limit = 2 / (1 - h.beta2) - 1
     length = limit - 2 * t * (1 - var) / var
     h.rectified = 0.0
-    if length > 4:
+    if length > h.threshold:
         grown = (length - 4) * (length - 2) / length
         h.rectified = math.sqrt(grown * limit / ((limit - 4) * (limit - 2)) * var)
     h.mean_scale = 1 / (1 - h.beta1**t)
@@ -59,12 +61,15 @@ class RAdam(StableFamily):
         l_t &= \begin{cases}
             \sqrt{\dfrac{(\rho_t - 4)(\rho_t - 2) \rho_\infty}
                         {(\rho_\infty - 4)(\rho_\infty - 2) \rho_t}}
-            \dfrac{\sqrt{1 - \beta_2^t}}{\sqrt{v} + \epsilon} & \rho_t > 4 \\
+            \dfrac{\sqrt{1 - \beta_2^t}}{\sqrt{v} + \epsilon} & \rho_t > \rho_0 \\
             1 & \text{otherwise}
         \end{cases} \\
         w &\leftarrow w - \eta \left( \frac{m}{1 - \beta_1^t} l_t + \lambda w \right)
 
-    Weight decay is decoupled. Source: Liu et al., "On the Variance of the Adaptive Learning Rate
+    with :math:`\rho_0` = `threshold`. Weight decay is decoupled. The
+    paper has a threshold of 4, torch.optim.RAdam and optax.radam of 5.
+
+    Source: Liu et al., "On the Variance of the Adaptive Learning Rate
     and Beyond", arXiv:1908.03265.
 
     State: the tuple :math:`(m, v)` of arrays in the weight's shape.
@@ -77,6 +82,8 @@ class RAdam(StableFamily):
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
         :math:`\epsilon`, at least 0. Default 1e-8.
+    threshold : float
+        :math:`\rho_0`, at least 4. Default 4.
     cautious, cautious_decay, stable : bool
         See :class:`~fastopt.optimizer.AdamW`; `stable` has no effect while :math:`l_t = 1`. Default
         False.
@@ -99,11 +106,28 @@ class RAdam(StableFamily):
     array([0.9, 1.5])
     """
 
+    arguments: ClassVar[Descriptions] = {"threshold": Real(least=4)}
+    added: ClassVar[dict[str, Any]] = {"threshold": 4.0}
+
     plain = radam
     ratio = staticmethod(rectified_ratio)
     ratio_fields = ("var_scale",)
 
-    @corrected(rectified, "var_scale")
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        *,
+        threshold: float = 4.0,
+        **common: Unpack[StableArguments],
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **common)
+        self.threshold = threshold
+
+    @corrected(rectified, "var_scale", "threshold")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return {**super().hyper(t, lr, wd), "mean_scale": 1.0, "rectified": 0.0, "var_scale": 1.0}
+        fields = {"mean_scale": 1.0, "rectified": 0.0, "var_scale": 1.0}
+        return {**super().hyper(t, lr, wd), **fields, "threshold": self.threshold}

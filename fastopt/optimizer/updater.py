@@ -19,6 +19,7 @@ from fastopt._engine.mixed_precision import has_master, set_master, split_state
 from fastopt._engine.plan import Plan
 from fastopt._engine.planner import Call, Planner
 from fastopt._engine.records import Records
+from fastopt._engine.slow_calls import SlowCallCounter
 from fastopt._engine.state_dtype import in_dtype_of, mapped_slots
 from fastopt._engine.tracked import Tracked
 from fastopt._engine.validate import as_lists, check, check_index, is_listed, label, leaves
@@ -127,7 +128,8 @@ class Updater(Resumable):
         The optimizer.
     info : fastopt.amp.StepInfo
         Outcome of the last call: whether it updated the weights, the global norm (with a loss
-        scaler or `clip_global_norm`), and the names of parameters with non-finite gradients.
+        scaler or `clip_global_norm`), and the names of parameters with non-finite gradients; and
+        the number of calls that took the slow path through Python, with reasons.
     groups : mapping or None
         The groups, read-only; assign a new mapping to change them.
     states : dict
@@ -210,12 +212,15 @@ class Updater(Resumable):
     _windows: Windows | None = None
     _units: UnitClip | None = None
     _averages: Averages | None = None
+    _slow: SlowCallCounter | None = None
 
     @property
     def info(self) -> StepInfo:
-        """Outcome of the last call, with Prodigy including its distance estimate."""
+        """Outcome of the last call, and the number of slow calls so far."""
         self._settle()
-        sums, info = self.optimizer.step_sums, self._info
+        sums, info, slow = self.optimizer.step_sums, self._info, self._slow
+        if slow is not None:
+            info = info._replace(slow=slow.calls)
         return info if sums is None else info._replace(d=sums.d)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -310,7 +315,7 @@ class Updater(Resumable):
 
     def _attributes(self) -> dict[str, Any]:
         self._settle()
-        hidden = {"planner", "_plans", "_records", "_units"}
+        hidden = {"planner", "_plans", "_records", "_units", "_slow"}
         synced = {
             index: bool(known) and not any(map(is_cuda, leaves(self.states.get(index))))
             for index, known in self.states_synced.items()
@@ -382,6 +387,9 @@ class Updater(Resumable):
                         if self._enter_measured(index, grad, weight):
                             return
                     else:
+                        if records.foresees and type(index) not in (list, tuple):
+                            with optimizer.updating:
+                                records.foresee(self, index)
                         status = records.enter(records.context, index, grad, weight)
                         if status == MOVED:
                             records.note(self.planner, index, weight)
@@ -646,12 +654,17 @@ class Updater(Resumable):
                 if self.planner.groups is not None and not optimizer.unchecked:
                     self.planner.groups.warn_of_unused([*indices, *waiting])
             self._records.quick = self._records.usable and not optimizer.unchecked
+            slow = self._slow or SlowCallCounter()
+            why = slow.reason(self, indices, grads, weights)
             with uninterrupted:
                 if self.planner.measures:
                     self._measured_step(indices, grads, weights, single)
                 else:
                     self._step(indices, grads, weights, single)
                     self._info = STEPPED
+            if why is not None:
+                slow.add(self, *why)
+                vars(self)["_slow"] = slow
 
     def _step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
@@ -1188,7 +1201,8 @@ class Updater(Resumable):
             raise TypeError(f"dtype must be a floating-point type, got {dtype}")
         with self.optimizer.lock:
             of = self.planner.of(index).optimizer
-            return mapped_slots(of, index, self.states[index], lambda _, slot: slot.astype(dtype))
+            convert = lambda slot, numbers: numbers[slot].astype(dtype)  # noqa: E731
+            return mapped_slots(of, index, self.states[index], convert)
 
     def set_state_dtype(self, state_dtype: Literal["bfloat16", "int8"] | None) -> None:
         """Change the precision of the states; existing states are converted.

@@ -11,6 +11,7 @@ from fastopt.kernels.scalars import COMMON, decayed, moments, rescaled
 from fastopt.optimizer.adadelta import AdaDelta
 from fastopt.optimizer.families import MOMENTS, AdamFamily
 from fastopt.optimizer.nag import NAG
+from fastopt.optimizer.radam import rectified
 from fastopt.optimizer.sgd import sgd
 
 __all__ = ["Delta", "HeavyBall", "Rectified"]
@@ -102,18 +103,6 @@ def radam_of_torch(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step
     return weight - h.lr * (step + h.decoupled * weight), (mean, var)
 
 
-def rectified(t: Scalar, h: Hyper, carried: Any) -> None:
-    """Compute the bias correction, and the rectification from a length of 5."""
-    var = 1 - h.beta2**t
-    limit = 2 / (1 - h.beta2) - 1
-    length = limit - 2 * t * (1 - var) / var
-    h.rectified = 0.0
-    if length > 5:
-        grown = (length - 4) * (length - 2) / length
-        h.rectified = math.sqrt(grown * limit / ((limit - 4) * (limit - 2)) * var)
-    h.mean_scale = 1 / (1 - h.beta1**t)
-
-
 class Rectified(AdamFamily):
     """RAdam as in torch: it is rectified one step later, and weight decay is in the gradient."""
 
@@ -124,9 +113,9 @@ class Rectified(AdamFamily):
         super().__init__(**common)
         self.decoupled_weight_decay = False
 
-    @corrected(rectified)
+    @corrected(rectified, "var_scale", "threshold")
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
         coupled, decoupled = (0.0, wd) if self.decoupled_weight_decay else (wd, 0.0)
-        zeros = {"mean_scale": 1.0, "rectified": 0.0}
-        return {**super().hyper(t, lr, wd), **zeros, "coupled": coupled, "decoupled": decoupled}
+        fields = {"mean_scale": 1.0, "rectified": 0.0, "var_scale": 1.0, "threshold": 5.0}
+        return {**super().hyper(t, lr, wd), **fields, "coupled": coupled, "decoupled": decoupled}

@@ -194,3 +194,17 @@ def test_processes_that_save_at_once_never_exchange_kernels(tmp_path):
     KernelFiles._save_data(first, *late[0])
     assert third.load("float64") == 64
     assert third.load("float32") in (None, 32)
+
+
+BLAS = """
+import sys, numba, numpy as np, fastopt
+weight = np.zeros(3)
+fastopt.Updater(fastopt.SGD())(0, np.ones(3), weight)
+assert "scipy.linalg" not in sys.modules
+print(numba.njit(lambda a: np.dot(a, a))(np.full((2, 2), 2.0)).tolist())
+"""
+
+
+def test_a_first_step_does_not_load_scipy_and_numba_has_a_blas(run_python):
+    pytest.importorskip("scipy")
+    assert run_python(BLAS).split("\n")[-1] == "[[8.0, 8.0], [8.0, 8.0]]"

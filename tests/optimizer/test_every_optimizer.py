@@ -186,6 +186,22 @@ def test_agrees_with_the_formula_of_the_paper(name, wd, rng):
         np.testing.assert_allclose(weight, oracle.send(gradient), rtol=1e-12)
 
 
+def test_the_threshold_of_radam_is_the_length_above_which_it_rectifies(rng):
+    gradients = rng.normal(size=(12, 20))
+    steps = []
+    for threshold in (4, 5):
+        updater = optimizer.get_updater(optimizer.RAdam(learning_rate=0.1, threshold=threshold))
+        weights = [np.zeros(20)]
+        for gradient in gradients:
+            weights.append(weights[-1].copy())
+            updater(0, gradient, weights[-1])
+        steps.append(np.diff(weights, axis=0))
+    differ = [t for t in range(1, 13) if not np.allclose(*(each[t - 1] for each in steps))]
+    lengths = {t: 1999 - 2 * t * 0.999**t / (1 - 0.999**t) for t in range(1, 13)}
+    assert differ == [t for t, length in lengths.items() if 4 < length <= 5]
+    assert differ
+
+
 def test_every_registered_optimizer_is_in_the_table():
     library = {
         name

@@ -116,7 +116,7 @@ DEFECTS = {
         "                cuda.syncthreads()\n                if t == 0:",
         "                if t == 0:",
         "clip/dense",
-        "race",
+        "read of memory that was not written",
     ),
     "a step that is not skipped": (
         "cuda_steps.py",

@@ -1,0 +1,114 @@
+"""Slow calls: what needed Python is counted, with index and reason, and reported once."""
+
+import logging
+import pickle
+
+import numba
+import numpy as np
+import pytest
+
+import fastopt
+from fastopt import optimizer
+from fastopt._kernels.numpy_abi import readable
+from fastopt.amp import SlowCalls
+
+pytestmark = pytest.mark.skipif(
+    numba.config.DISABLE_JIT or not readable(), reason="all calls need Python"
+)
+
+
+def interleaved():
+    both = np.ones((4, 2))
+    return both[:, 0], both[:, 1]
+
+
+class Sub(np.ndarray):
+    """A subclass of arrays."""
+
+
+CALLS = {
+    "its weight is a Sub": lambda: (np.ones(4), np.ones(4).view(Sub)),
+    "its gradient is a Sub": lambda: (np.ones(4).view(Sub), np.ones(4)),
+    "its gradient has dtype >f8": lambda: (np.ones(4, ">f8"), np.ones(4)),
+    "interleaved in memory": interleaved,
+    "its weight has more than 6 axes": lambda: (np.ones((1,) * 8), np.ones((1,) * 8)),
+}
+FAST = {
+    "strided": lambda: (np.ones(8)[::2], np.ones(8)[::2]),
+    "scalar": lambda: (np.float32(1), np.ones(())),
+    "float64 for float32": lambda: (np.ones(4), np.ones(4, np.float32)),
+}
+
+
+def after(calls, count):
+    """An updater after steps with such a call between others."""
+    updater, plain = fastopt.Updater(optimizer.Adam()), np.ones(3)
+    for _ in range(count):
+        grad, weight = calls()
+        updater("good", plain, plain.copy())
+        updater(["x", "y"], [plain, grad], [plain.copy(), weight])
+    return updater
+
+
+@pytest.mark.parametrize("reason", CALLS)
+def test_slow_calls_are_counted_with_index_and_reason(reason):
+    slow = after(CALLS[reason], 15).info.slow
+    assert slow.calls in (14, 15)  # of which the first may be a first call
+    assert len(slow.first) == 10
+    for index, why in slow.first[1:]:
+        assert index == "y"
+        assert reason in why
+
+
+@pytest.mark.parametrize("form", FAST)
+def test_calls_in_compiled_code_are_not_slow(form):
+    assert after(FAST[form], 5).info.slow == SlowCalls()
+
+
+def test_a_failed_call_is_not_counted():
+    updater, weight = fastopt.Updater(optimizer.Adam()), np.ones(3)
+    updater(0, weight.copy(), weight)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="must have shape"):
+            updater(0, np.ones(2), weight)
+    assert updater.info.slow.calls == 0
+
+
+def test_optimizers_that_compute_in_python_are_not_slow():
+    class Own(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= grad
+
+    updater, weight = fastopt.Updater(Own()), np.ones(3)
+    for _ in range(3):
+        updater(0, np.ones(3), weight)
+    assert updater.info.slow.calls == 0
+
+
+def test_ten_slow_calls_in_a_row_are_reported_once(caplog):
+    updater, weight = fastopt.Updater(optimizer.Adam()), np.ones(3)
+    with caplog.at_level(logging.WARNING, "fastopt"):
+        for step in range(40):
+            updater("w", np.ones(3, ">f8"), weight)
+            assert len(caplog.records) == (step >= 10)
+    assert (
+        "10 calls of an updater in a row needed Python, the last one for index 'w'" in caplog.text
+    )
+
+
+def test_slow_calls_between_fast_ones_are_not_reported(caplog):
+    updater, weight = fastopt.Updater(optimizer.Adam()), np.ones(3)
+    with caplog.at_level(logging.WARNING, "fastopt"):
+        for _ in range(20):
+            updater("w", np.ones(3, ">f8"), weight)
+            for _ in range(3):
+                updater("w", np.ones(3), weight)
+    assert not caplog.records
+    assert updater.info.slow.calls >= 19
+
+
+def test_a_copy_counts_from_the_start():
+    updater = after(CALLS["its gradient is a Sub"], 3)
+    assert updater.info.slow.calls
+    assert pickle.loads(pickle.dumps(updater)).info.slow.calls == 0

@@ -99,9 +99,10 @@ def probes(comm, size: int, bucket: int):
     """Return work that measures a copy, an exchange and an update, with its element counts."""
 
     from fastopt import optimizer
-    from fastopt.mpi.ranks import Ranks
+    from fastopt.distributed.ranks import Ranks
+    from fastopt.mpi.communicator import MPICommunicator
 
-    wait = Ranks(comm).wait
+    wait = Ranks(MPICommunicator(comm)).wait
     source, target = np.ones((2, size), np.float32)
     share = max(bucket // BYTES // comm.size, 1)
     wholes, parts = np.ones((2, 3, share * comm.size), np.float32)  # three, as exchanges overlap

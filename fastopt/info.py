@@ -187,7 +187,7 @@ def mpi() -> str:
     if not any(name in os.environ for name in STARTERS):
         return f"{found}; not started by mpiexec"
     try:
-        job: str = importlib.import_module("fastopt.mpi.job").describe()
+        job: str = importlib.import_module("fastopt.mpi.communicator").describe()
     except ImportError as error:
         return f"{found}; {_flat(error)}"
     return f"{found} on {job}"

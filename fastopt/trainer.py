@@ -58,7 +58,7 @@ class Trainer(Advised, Spelled):
         Divides gradients by the loss scale, and skips steps in which they overflow.
     clip_global_norm : float, optional
         Maximum norm of all gradients, concatenated.
-    comm : mpi4py communicator, or updater, optional
+    comm : mpi4py communicator, torch process group, or updater, optional
         Communicator among whose ranks the optimizer state is sharded; or an existing updater,
         whose optimizer must be `optimizer`.
 
@@ -103,7 +103,7 @@ class Trainer(Advised, Spelled):
         **dict.fromkeys(HYPER_PARAMETERS, "optimizer_params={name: value} takes it"),
         **dict.fromkeys(
             ("kvstore", "update_on_kvstore", "compression_params"),
-            "comm takes a communicator of mpi4py",
+            "comm takes a communicator of mpi4py or a process group of torch",
         ),
         **dict.fromkeys(
             ("groups", "accumulate", "average", "clip_adaptive"),
@@ -362,8 +362,4 @@ def _updater(optimizer: Optimizer, comm: Any, options: Mapping[str, Any]) -> Any
                 "clip_global_norm are its own"
             )
         return comm
-    try:
-        mpi = import_module("fastopt.mpi")
-    except ImportError as error:
-        raise ValueError(f"comm needs fastopt.mpi, which cannot be imported: {error}") from error
-    return mpi.ShardedUpdater(optimizer, comm, **options)
+    return import_module("fastopt.distributed").ShardedUpdater(optimizer, comm, **options)

@@ -400,7 +400,10 @@ MISTAKES = {
         "Trainer does not take loss_scaller; did you",
     ),
     "fastopt.Trainer([], optimizer_param={})": (TypeError, "did you mean optimizer_params?"),
-    "fastopt.Trainer([], kvstore='device')": (TypeError, "comm takes a communicator of mpi4py"),
+    "fastopt.Trainer([], kvstore='device')": (
+        TypeError,
+        "comm takes a communicator of mpi4py or",
+    ),
     "fastopt.Trainer([], 'sgd', learning_rate=1)": (TypeError, r"optimizer_params={name: value}"),
     "fastopt.Trainer([], groups={})": (TypeError, r"Updater\(optimizer, ...\) with it .* as comm"),
 }

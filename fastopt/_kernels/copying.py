@@ -3,7 +3,7 @@
 Stores of a copy to memory that no cache will hold bypass the caches: the processor then does not
 read the target first, which saves a third of the traffic.
 
-Tests: ``tests/mpi/ranks/mpi_scale.py``.
+Tests: ``tests/distributed/ranks/ranks_scale.py``.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from fastopt._kernels.compiling import compiled
-from fastopt._kernels.storage import load, locate
+from fastopt._kernels.storage import load, locate, store
 from fastopt.kernels.rule import scalar
 
-__all__ = ["add", "copy"]
+__all__ = ["add", "convert", "copy"]
 
 CHUNK = 1 << 20
 """Bytes that a thread copies at a time."""
@@ -137,6 +137,33 @@ def copy() -> Callable:
             fence()
 
     return compiled(copy, None, parallel=True)
+
+
+@cache
+def convert(source: Any, target: Any) -> Callable:
+    """Kernel ``(addresses, sizes)`` that converts segments from one storage type to another.
+
+    `addresses` has a row for each segment, with the addresses of its source and its target, and
+    `sizes` has the number of elements of each.
+    """
+    sources, targets = (source,), (target,)
+
+    def convert(addresses, sizes):
+        ends = np.cumsum(sizes)
+        total = ends[-1] if len(ends) else np.int64(0)
+        for c in prange(-(-total // PART)):
+            at, stop = c * PART, min((c + 1) * PART, total)
+            k = np.searchsorted(ends, at, side="right")
+            while at < stop:
+                first, count = at - (ends[k] - sizes[k]), min(stop, ends[k]) - at
+                read = locate(addresses, k, 0, first, sources)
+                written = locate(addresses, k, 1, first, targets)
+                for i in range(count):
+                    store(written, i, load(read, i))
+                at += count
+                k += 1
+
+    return compiled(convert, None, parallel=True)
 
 
 @cache

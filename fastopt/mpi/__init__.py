@@ -7,8 +7,8 @@ except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py found no MP
         f"fastopt.mpi needs mpi4py and an MPI: pip install mpi4py mpich ({error})"
     ) from error
 
-from fastopt.mpi.embedding import ShardedEmbeddingTable as ShardedEmbeddingTable
-from fastopt.mpi.memory import flat_like as flat_like
-from fastopt.mpi.table import ShardedTable as ShardedTable
-from fastopt.mpi.tables import ShardedTables as ShardedTables
-from fastopt.mpi.updater import ShardedUpdater as ShardedUpdater
+from fastopt.distributed import ShardedEmbeddingTable as ShardedEmbeddingTable
+from fastopt.distributed import ShardedTable as ShardedTable
+from fastopt.distributed import ShardedTables as ShardedTables
+from fastopt.distributed import ShardedUpdater as ShardedUpdater
+from fastopt.distributed import flat_like as flat_like

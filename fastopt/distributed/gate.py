@@ -1,0 +1,81 @@
+"""The point in a call at which all ranks agree, before anything changes."""
+
+from collections.abc import Callable, Sequence
+
+from fastopt._kernels.table import Table
+from fastopt.distributed.agreement import Fact, agree, attempt
+from fastopt.distributed.fingerprint import hyper_of
+from fastopt.distributed.ranks import Ranks
+from fastopt.optimizer.optimizer import Optimizer
+
+__all__ = ["Gate", "Stopped"]
+
+
+class Stopped(Exception):
+    """Raised to end an update that has changed nothing; bypasses the handling of kernel errors.
+
+    Parameters
+    ----------
+    error : Exception or None
+        Error that the call raises; None if no rank has work.
+    """
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Gate:
+    """Agreement on one call, made once, before its first collective operation or kernel launch.
+
+    At a launch, the hyper-parameters are compared as the kernels read them. If another operation
+    comes first, such as sums of norms, a second agreement at the launch compares them. So an error
+    on one rank before the launch always meets an agreement on the others, and all ranks raise it.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The ranks.
+    optimizer : Optimizer
+        The updater's optimizer.
+    facts : callable
+        Function that returns the facts to compare.
+    active : bool
+        Whether this rank has work of its own.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        optimizer: Optimizer,
+        facts: Callable[[], Sequence[Fact]],
+        active: bool = True,
+    ) -> None:
+        self.ranks, self.optimizer, self.facts, self.active = ranks, optimizer, facts, active
+        self.passed = self.added = self.launched = False
+
+    def enter(self, error: Exception | None = None) -> None:
+        """Agree, unless already done; an error on this rank is raised on all ranks."""
+        if not self.passed or error is not None:
+            self._agree((), error)
+
+    def add(self) -> None:
+        """Agree before sums over all ranks, even if already done: a rank may have failed since."""
+        self.added = True
+        self._agree((), None)
+
+    def launch(self, tables: Sequence[Table]) -> None:
+        """Agree on the hyper-parameters of a launch."""
+        self.launched = True
+        if self.ranks.size > 1:
+            self._agree([hyper_of(tables, self.optimizer)], None)
+
+    def _agree(self, more: Sequence[Fact], error: Exception | None) -> None:
+        facts: Sequence[Fact] = ()
+        if not self.passed and self.ranks.size > 1 and error is None:
+            found, error = attempt(self.facts)
+            facts = found or ()
+        goes_on, problem = attempt(agree, self.ranks, [*facts, *more], error, self.active)
+        if problem is not None or not goes_on:
+            raise Stopped(problem)
+        self.passed = True

@@ -1,0 +1,120 @@
+"""Processes of a job: private communicators, threads per rank, and order of compilation."""
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from fastopt._kernels.threads import start_layer
+from fastopt.distributed.collectives import share_texts
+from fastopt.distributed.communicator import Communicator, attached
+from fastopt.distributed.ranks import LIMIT, Ranks, refuse_forked, time_limit
+
+__all__ = ["ENDED", "Node", "leader_first", "private", "threads_of"]
+
+numba: Any = importlib.import_module("numba")
+
+ENDED = "has ended: its program is over, or it was left by sys.exit"
+
+
+class Node:
+    """Private communicators with all ranks of the user's communicator, and with those on this node.
+
+    Attributes
+    ----------
+    ranks : Ranks
+        All ranks.
+    node : Ranks
+        The ranks on this node.
+    updaters : int
+        Number of updaters and tables that use the communicators.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.ranks, self.node = Ranks(comm), Ranks(comm.on_node())
+        self._more: list[Communicator] = []
+        self.updaters = 0
+        masks = share_texts(self.node, " ".join(map(str, _cpus())))
+        threads = threads_of(masks, self.node.rank)
+        start_layer()
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+
+    def another(self) -> Communicator:
+        """Create one more communicator with all ranks; collective."""
+        copy, request = self.ranks.comm.duplicate()
+        self.ranks.wait(request)
+        self._more.append(copy)
+        return copy
+
+    def end(self) -> None:
+        """Notify the other ranks that the program of this one is over."""
+        if self.ranks.size > 1:
+            self.ranks.leave(ENDED)
+
+    def free(self) -> None:
+        """Free the communicators."""
+        for comm in (self.ranks.comm, self.node.comm, *self._more):
+            comm.free()
+
+
+def private(comm: Any, timeout: float | None = None) -> Node:
+    """Return the private communicators of `comm`, created at the first call; collective.
+
+    They are freed together with `comm`. If a call failed while other ranks were waiting in it, new
+    ones are created.
+
+    Raises
+    ------
+    TypeError
+        `comm` is no communicator.
+    TimeoutError
+        Some rank did not take part within the time limit.
+    RuntimeError
+        This process was forked from the one of a rank.
+    """
+    refuse_forked("creation of an updater or table")
+    node: Node = attached(comm, Node, lambda old: not old.ranks.out_of_step(), time_limit(timeout))
+    return node
+
+
+def _cpus() -> list[int]:
+    """Numbers of the CPUs that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+
+
+def threads_of(masks: list[str], rank: int) -> int:
+    """Number of threads of a rank: its CPUs, each divided by the number of ranks that may use it.
+
+    Parameters
+    ----------
+    masks : list of str
+        Numbers of the CPUs that each rank of the node may use.
+    rank : int
+        Rank on the node.
+
+    Examples
+    --------
+    Four ranks on eight CPUs, as MPICH starts them, and bound to one core each:
+
+    >>> from fastopt.distributed.job import threads_of
+    >>> threads_of(["0 1 2 3 4 5 6 7"] * 4, 0), threads_of(["0 1", "2 3", "4 5", "6 7"], 0)
+    (2, 2)
+    """
+    every = [set(mask.split()) for mask in masks]
+    share = sum(1 / sum(cpu in mask for mask in every) for cpu in every[rank])
+    return max(int(share + 1e-9), 1)
+
+
+def leader_first(node: Ranks, work: Callable[[], Any]) -> None:
+    """Call `work` on the first rank of a node, then on its other ranks; collective.
+
+    The others sleep meanwhile, so that they do not take CPU time from the compilation, whose time
+    does not count: they wait for at least the default limit.
+    """
+    node.timeout = max(node.timeout, LIMIT)
+    if node.rank == 0:
+        work()
+    node.wait(node.comm.barrier(), sleep=0.001)
+    if node.rank != 0:
+        work()

@@ -1,0 +1,239 @@
+"""Common base of the sharded tables, in which each row is owned by one rank."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fastopt._engine.validate import check_index, label, listed
+from fastopt._kernels.layout import kind_of
+from fastopt.amp import LossScaler
+from fastopt.arguments import choice, count
+from fastopt.checkpoint.placement import Placement
+from fastopt.checkpoint.shards import Saved
+from fastopt.distributed.agreement import Facts, attempt
+from fastopt.distributed.checksum import checksum
+from fastopt.distributed.resumable import Resumable
+from fastopt.distributed.rows import MOST_ROWS, Owners, Pulled, Routes, Ways
+from fastopt.optimizer import Optimizer
+from fastopt.optimizer.optimizer import Array, Index
+from fastopt.sparse import REALS, RowSparse
+
+__all__ = ["Owned", "Values"]
+
+Values = Callable[[Array], ArrayLike]
+
+
+@dataclass
+class Rows:
+    """Rows of one table that this rank owns."""
+
+    shape: tuple[int, ...]
+    owners: Owners
+    weight: Array
+    pulled: Pulled | None = None
+    """Rows of the last pull; gradients of the same rows reuse its routes."""
+
+
+class Owned(Resumable):
+    """Abstract base of :class:`~fastopt.distributed.ShardedTable` and ``ShardedTables``.
+
+    Parameters
+    ----------
+    shapes : mapping of index to tuple of int
+        Shape of each table.
+    values : mapping of index to numpy.ndarray or callable
+        Initial values of tables. Default: zeros.
+    optimizer, comm, dtype, owners, loss_scaler, clip_global_norm, timeout
+        See :class:`~fastopt.distributed.ShardedTable`.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[Any, Any],
+        optimizer: Optimizer,
+        comm: Any,
+        values: Mapping[Any, Array | Values],
+        dtype: Any,
+        owners: Any,
+        loss_scaler: LossScaler | None,
+        clip_global_norm: float | None,
+        timeout: float | None,
+    ) -> None:
+        super().__init__(optimizer, comm, loss_scaler, clip_global_norm, timeout)
+        self._begin("make a table")
+        kind, self._rows = np.dtype(dtype), dict[Index, Rows]()
+        rows_by_index, error = attempt(
+            lambda: {
+                check_index(index): self._made(shape, values.get(index), kind, owners)
+                for index, shape in shapes.items()
+            }
+        )
+        facts = Facts({"index": str([*shapes]), "dtype": str(kind), "owners": str(owners)})
+        facts |= {f"shape of index {index!r}": str(shape) for index, shape in shapes.items()}
+        described, problem = attempt(
+            lambda: {f"values of index {i!r}": _described(v, kind) for i, v in values.items()}
+        )
+        self._agree(Facts({**facts, **(described or {})}), error or problem)
+        self._rows = rows_by_index
+        for index, rows in rows_by_index.items():
+            width = int(np.prod(rows.shape[1:], dtype=np.int64))
+            share = rows.owners.block * width
+            place = Placement(rows.shape, kind.name, "rows", 0, share)
+            self.placements[index] = place
+            self._slice(index, place)
+        self._compile((index, self.placements[index], kind, True) for index in rows_by_index)
+
+    def _made(self, shape: Any, values: Any, dtype: Any, owners: Any) -> Rows:
+        """Create this rank's rows of a table."""
+        if not isinstance(shape, tuple) or not shape:
+            raise TypeError(f"shape must be a tuple of one length or more, got {shape!r}")
+        lengths = tuple(count("shape", length, least=0) for length in shape)
+        if lengths[0] > MOST_ROWS:
+            raise ValueError(f"shape must have at most {MOST_ROWS} rows, got {lengths[0]}")
+        if kind_of(dtype) is None:
+            raise TypeError(f"dtype must be one of {', '.join(REALS)}, got {dtype}")
+        own = Owners(lengths[0], self.ranks, choice("owners", owners, "block", "hash"))  # type: ignore[arg-type]
+        rows = own.owned(self.rank)
+        weight = np.zeros((len(rows), *lengths[1:]), dtype)
+        if values is not None:
+            given = np.asarray(values(rows) if callable(values) else values)
+            expected = weight.shape if callable(values) else lengths
+            if given.shape != expected:
+                raise ValueError(f"values must have shape {expected}, got {given.shape}")
+            weight[...] = given if callable(values) else given[rows]
+        return Rows(lengths, own, weight)
+
+    def _known(self, given: Any) -> dict[Index, Any]:
+        """Items by the index of a table, in the order of the tables.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `given` is not a mapping, is empty, or has an unknown index.
+        """
+        if not isinstance(given, Mapping):
+            raise TypeError(f"expected a mapping of tables' indices, got {type(given).__name__}")
+        if not given:
+            raise ValueError("expected one table or more, got none")
+        items = {check_index(index): item for index, item in given.items()}
+        for index in items.keys() - self._rows.keys():
+            raise ValueError(f"{label(index, self.optimizer.idx2name)}: there is no such table")
+        return {index: items[index] for index in self._rows if index in items}
+
+    def _pull(self, row_ids: Callable[[], Any]) -> dict[Index, Array]:
+        """Return rows of tables by index, for row numbers by index; collective."""
+        result: dict[Index, Array] = self._together(
+            "pull", self._fetched, lambda: self._ids(row_ids), self._shapes
+        )
+        return result
+
+    def _fetched(self, ids: Mapping[Index, Array]) -> dict[Index, Array]:
+        """Rows of checked row numbers, by index."""
+        tables = [self._rows[index] for index in ids]
+        wanted, positions = [], []
+        for each in ids.values():
+            unique, inverse = np.unique(each, return_inverse=True)
+            wanted.append(unique)
+            positions.append(inverse)
+        routes = Routes(self._ranks, [t.owners.of(w) for t, w in zip(tables, wanted, strict=True)])
+        local = [t.owners.local(w) for t, w in zip(tables, wanted, strict=True)]
+        (rows,) = routes.there(local)
+        back = routes.back([t.weight[r] for t, r in zip(tables, rows, strict=True)])
+        for k, table in enumerate(tables):
+            table.pulled = Pulled(
+                wanted[k], rows[k], routes.orders[k], routes.sent[k], routes.received[k]
+            )
+        pairs = zip(ids, back, positions, strict=True)
+        return {index: pulled[inverse] for index, pulled, inverse in pairs}
+
+    def _shapes(self, given: Mapping[Index, Any]) -> dict[str, str]:
+        """Shapes of the tables of a call, for comparison between ranks."""
+        names = self.optimizer.idx2name
+        return {f"shape of {label(i, names)}": str(self._rows[i].shape) for i in given}
+
+    def _ids(self, row_ids: Callable[[], Any]) -> dict[Index, Array]:
+        found = {}
+        for index, each in self._known(row_ids()).items():
+            nothing = np.empty((np.size(each), 0), np.float32)
+            checked: Array = RowSparse(nothing, each, (self._rows[index].shape[0], 0)).indices
+            found[index] = checked.astype(np.int64)
+        return found
+
+    def _push(self, grads: Callable[[], Any]) -> None:
+        """Update rows of tables with gradients by index; collective."""
+        with self.optimizer.lock:
+            self._push_together(
+                "push", lambda: self._given(grads), self._facts, self._sent, self._update_rows
+            )
+
+    def _update_rows(self, sent: Mapping[Index, RowSparse]) -> None:
+        """Update this rank's rows with the gradients of all ranks."""
+        self.shard([*sent], [*sent.values()], [self._rows[index].weight for index in sent])
+
+    def _sent(self, given: Mapping[Index, RowSparse]) -> dict[Index, RowSparse]:
+        """Send gradients to the owners; return those of all ranks for the rows of this rank."""
+        tables = [self._rows[index] for index in given]
+        ways = Ways(
+            self._ranks,
+            [table.pulled for table in tables],
+            [grad.indices.astype(np.int64) for grad in given.values()],
+            [table.owners for table in tables],
+        )
+        values, rows = ways.there([grad.values for grad in given.values()])
+        return {
+            index: RowSparse(came, where, table.weight.shape)
+            for index, came, where, table in zip(given, values, rows, tables, strict=True)
+        }
+
+    def _given(self, grads: Callable[[], Any]) -> dict[Index, RowSparse]:
+        return {index: self._listed(index, grad) for index, grad in self._known(grads()).items()}
+
+    def _listed(self, index: Index, grad: Any) -> RowSparse:
+        """Check a gradient, and sum its repeated rows unless the sums would be rounded."""
+        context, table = label(index, self.optimizer.idx2name), self._rows[index]
+        given = listed(context, grad, table.shape)
+        if not isinstance(given.values, np.ndarray):
+            raise TypeError(
+                f"{context}: gradient must have NumPy arrays in a sharded table, got "
+                f"{type(given.values).__name__}"
+            )
+        dtype = table.weight.dtype
+        takes = {dtype.name} | ({"float32"} if dtype.itemsize == 2 else set())
+        if given.dtype.name not in takes:
+            expected = " or ".join(sorted(takes))
+            raise TypeError(f"{context}: gradient must have dtype {expected}, got {given.dtype}")
+        return given if given.values.itemsize == 2 else given.coalesce()
+
+    def _facts(self, given: Mapping[Index, RowSparse]) -> Facts:
+        names = self.optimizer.idx2name
+        kinds = {f"the gradient of {label(i, names)}": g.dtype.name for i, g in given.items()}
+        return Facts({**kinds, **self._shapes(given)})
+
+    def _weights(self) -> dict[Index, Array]:
+        return {index: rows.weight for index, rows in self._rows.items()}
+
+    @property
+    def _kind(self) -> str:
+        kinds = {rows.owners.kind for rows in self._rows.values()}
+        return " by ".join([super()._kind, *sorted(kinds)])
+
+    def _take_up(self, saved: Saved) -> None:
+        super()._take_up(saved)
+        for index, rows in self._rows.items():
+            if index in saved.weights:
+                rows.weight[...] = saved.weights[index].reshape(rows.weight.shape)
+
+    def flush(self) -> None:
+        """Apply deferred weight decay to all rows; see :meth:`Updater.flush`."""
+        for index, rows in self._rows.items():
+            self.shard._flush(index, rows.weight)
+
+
+def _described(values: Any, dtype: np.dtype[Any]) -> str:
+    """Describe the initial values of a table, for comparison between ranks."""
+    if callable(values):
+        return "a function"
+    return f"an array with checksum {checksum(np.asarray(values, dtype)):#x}"

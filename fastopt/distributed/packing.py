@@ -1,0 +1,127 @@
+"""Copies between the tensors of a call and buckets, and sums of the parts that ranks receive."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+from operator import lt
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from fastopt._engine.overlap import Addresses, addresses
+from fastopt._kernels import copying
+from fastopt._kernels.compiling import bind
+from fastopt._kernels.layout import kind_of
+from fastopt._kernels.threads import may_run_parallel, turn
+
+__all__ = ["Runs", "add_up", "adder", "copier", "pack", "rounder", "unpack"]
+
+Array = np.ndarray[Any, Any]
+
+Runs = NDArray[np.int64]
+"""Runs of elements, a row for each: position of the tensor in the call, start and stop of its
+elements, and offset in the bucket."""
+
+COMPILED_FROM = 1 << 20, 32
+"""Bytes, and number of runs, from which one kernel with threads is faster than NumPy."""
+
+
+@cache
+def copier() -> Any:
+    """Compiled :func:`fastopt._kernels.copying.copy`."""
+    return bind(copying.copy(), np.empty((0, 3), np.int64))
+
+
+@cache
+def adder(wire: Any, real: Any, parallel: bool) -> Any:
+    """Compiled :func:`fastopt.kernels.copying.add`."""
+    kernel = copying.add(kind_of(wire), real.type, parallel)
+    return bind(kernel, np.empty((0, 1), np.uint64), np.empty(0, real))
+
+
+@cache
+def rounder(wire: Any) -> Any:
+    """Compiled :func:`fastopt._kernels.copying.convert` from float32."""
+    kernel = copying.convert(types.float32, kind_of(wire))
+    return bind(kernel, np.empty((0, 2), np.uint64), np.empty(0, np.int64))
+
+
+def add_up(received: Array, rank: int, own: Array, total: Array, large: bool) -> None:
+    """Sum the parts of all ranks, in rank order, in the dtype of `total`.
+
+    `received` has a row for each rank; the part of this rank is `own` instead. `large` sums are
+    shared by threads.
+    """
+    ranks, parallel = len(received), large and may_run_parallel()
+    at = received.ctypes.data + np.arange(ranks, dtype=np.uint64) * np.uint64(own.nbytes)
+    at[rank] = own.ctypes.data
+    with turn() if parallel else nullcontext():
+        adder(received.dtype, total.dtype, parallel)(at.reshape(-1, 1), total)
+
+
+def pack(arrays: Sequence[Any], runs: Runs, packed: Array, at: Addresses | None = None) -> None:
+    """Copy runs of arrays to a bucket, which they fill in order; convert to its dtype.
+
+    `at` has the addresses of all arrays, if all are in place and have the bucket's dtype.
+    """
+    if _copied(arrays, runs, packed, False, at) or _rounded(arrays, runs, packed):
+        return
+    parts = [_elements(arrays[k])[first:last] for k, first, last, _ in runs.tolist()]
+    with np.errstate(over="ignore"):  # infinities are detected in the sums
+        np.concatenate(parts, out=packed, casting="unsafe")
+
+
+def unpack(packed: Array, runs: Runs, arrays: Sequence[Any], at: Addresses | None = None) -> None:
+    """Copy runs from a bucket to flat arrays of its dtype; for `at` see :func:`pack`."""
+    if not _copied(arrays, runs, packed, True, at):
+        for k, first, last, start in runs.tolist():
+            arrays[k][first:last] = packed[start : start + last - first]
+
+
+def _elements(array: Any) -> Any:
+    """Flat elements of an array in C order; iterators of other arrays are flat already."""
+    return array.reshape(-1) if isinstance(array, np.ndarray) else array
+
+
+def _rounded(arrays: Sequence[Any], runs: Runs, packed: Array) -> bool:
+    """Round runs of float32 arrays to a bucket of half precision, unless one is not in place."""
+    at = _in_place(arrays, runs, np.dtype(np.float32)) if packed.itemsize == 2 else None
+    if at is None or not may_run_parallel():
+        return False
+    places, first, last, start = runs.T
+    ends = at[places] + 4 * first, packed.ctypes.data + 2 * start
+    with turn():
+        rounder(packed.dtype)(np.stack(ends, axis=1).astype(np.uint64), last - first)
+    return True
+
+
+def _in_place(arrays: Sequence[Any], runs: Runs, dtype: Any) -> Addresses | None:
+    """Addresses of the arrays that runs belong to, or None if one is of another kind or dtype."""
+    named = {k: arrays[k] for k in np.unique(runs[:, 0]).tolist()}
+    if not named or any(type(a) is not np.ndarray or a.dtype != dtype for a in named.values()):
+        return None
+    at = np.zeros(max(named) + 1, np.int64)
+    at[[*named]] = addresses([*named.values()])
+    return at
+
+
+def _copied(
+    arrays: Sequence[Any], runs: Runs, packed: Array, back: bool, at: Addresses | None = None
+) -> bool:
+    """Copy large or many runs, unless an array is not in place or is to be converted."""
+    size = packed.itemsize
+    places, first, last, start = runs.T
+    work = size * (last - first).sum(), len(runs)
+    if all(map(lt, work, COMPILED_FROM)) or not may_run_parallel():
+        return False
+    if at is None:
+        at = _in_place(arrays, runs, packed.dtype)
+        if at is None:
+            return False
+    ends = at[places] + size * first, packed.ctypes.data + size * start
+    source, target = reversed(ends) if back else ends
+    with turn():
+        copier()(np.stack([source, target, size * (last - first)], axis=1))
+    return True

@@ -1,0 +1,466 @@
+"""Plan of a call: how its tensors are sliced, packed into buckets and reassembled."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import is_
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
+from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt._kernels.layout import real_of
+from fastopt._kernels.numpy_abi import readable
+from fastopt.checkpoint.placement import Placement
+from fastopt.distributed.agreement import Facts
+from fastopt.distributed.collectives import MOST
+from fastopt.distributed.guards import Guards
+from fastopt.distributed.packing import Runs, adder, rounder
+from fastopt.optimizer.optimizer import Array, Index
+
+__all__ = ["DEPTH", "Bucket", "Group", "Part", "Plan", "Spare", "flat"]
+
+DEPTH = 2
+"""Number of buckets in flight: one is packed while another is being sent."""
+
+LEAST = 10_000
+"""Elements that a call compares between ranks at least: their checksum takes a few microseconds."""
+
+Parts = NDArray[np.int64]
+
+Part = tuple[int, int, int]
+"""Position of a tensor in the call, start and stop of its elements."""
+
+
+def flat(array: Any) -> Any:
+    """Flat elements in C order, to be sliced and assigned to: a view if possible, else `flat`."""
+    array = np.asarray(array)
+    in_place = array.flags.c_contiguous and array.flags.aligned
+    return array.reshape(-1) if in_place else array.flat
+
+
+class Bucket:
+    """Parts of the shares of all ranks that are sent together.
+
+    Parameters
+    ----------
+    group : Group
+        Group of the tensors.
+    parts : numpy.ndarray
+        Parts of all ranks, in order, see :meth:`Group.cut`.
+    counts : numpy.ndarray
+        Number of elements of each rank.
+    first : int
+        Position of its first element in each rank's share.
+    rank : int
+        This rank.
+    keep : collection of int
+        Tensors whose weights are copied back from the bucket on their own rank too.
+    """
+
+    def __init__(
+        self,
+        group: "Group",
+        parts: Parts,
+        counts: Parts,
+        first: int,
+        rank: int,
+        keep: Collection[int],
+    ) -> None:
+        self.group = group
+        self.counts: list[int] = counts.tolist()
+        self.starts = [0, *accumulate(self.counts)]
+        self.large = max(self.counts) * len(self.counts) >= PARALLEL_FROM
+        """Whether threads share the sums of gradients on some rank."""
+        self.first = first
+        mine = parts[:, 0] == rank
+        self.own: list[Part] = [(place, *ends) for place, *ends in parts[mine, 1:4].tolist()]
+        self.slices: list[Array] = []
+        """Views of this rank's slices that are in the bucket."""
+        sizes = parts[:, 3] - parts[:, 2]
+        runs = np.column_stack([parts[:, 1:4], np.cumsum(sizes) - sizes])
+        self.sent = _merged(runs)
+        """Parts of all ranks, in order."""
+        self.received = _merged(runs[~mine | np.isin(runs[:, 0], [*keep])])
+        """Parts to copy to the weights: those of other ranks, and of the tensors `keep`."""
+        self.at = self._in_memory(parts)
+        """Offset of each rank's part if the tensors of the group are contiguous in memory; None if
+        a part is not contiguous even then."""
+
+    def _in_memory(self, parts: Parts) -> list[int] | None:
+        ranks, _, first, last, base = parts.T
+        begins = np.diff(ranks, prepend=-1) != 0
+        if (base[1:] != (base + last - first)[:-1])[~begins[1:]].any():
+            return None
+        found = np.zeros(len(self.counts), np.int64)
+        found[ranks[begins]] = base[begins]
+        offsets: list[int] = found.tolist()
+        return offsets if max(offsets) + max(self.counts) <= MOST else None
+
+    def room(self, rank: int) -> int:
+        """Bytes of the gradients that a rank sends or receives, whichever is larger."""
+        most: int = max(self.starts[-1], self.counts[rank] * len(self.counts))
+        return most * int(self.group.real.itemsize)
+
+    def share(self, rank: int) -> tuple[int, int]:
+        """Start and stop of the bucket in a rank's share."""
+        return self.first, self.first + self.counts[rank]
+
+
+def _merged(runs: Runs) -> Runs:
+    """Merge runs that are consecutive in a tensor and in the bucket."""
+    place, first, last, at = runs.T
+    same = (place[1:] == place[:-1]) & (first[1:] == last[:-1])
+    same &= at[1:] == (at + last - first)[:-1]
+    merged: Runs = runs[~np.insert(same, 0, False)[: len(runs)]]
+    merged[:, 2] = last[~np.append(same, False)[: len(runs)]]
+    return merged
+
+
+class Group:
+    """Tensors of one dtype in one or several lines, with their buckets and this rank's gradients.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+        Dtype of the weights; gradients are summed in the dtype of the arithmetic.
+    wire : dtype or None
+        Dtype in which gradients are sent; None for the dtype of the arithmetic.
+    """
+
+    def __init__(self, dtype: Any, wire: Any) -> None:
+        self.dtype = np.dtype(dtype)
+        self.real = np.dtype(real_of(self.dtype))
+        self.wire = self.real if wire is None else np.dtype(wire)
+        self.places: list[int] = []
+        self.starts: list[int] = []
+        """Offset of each tensor if they are contiguous in memory."""
+        self._filled = np.empty((2, 0), np.int64)
+        self.size = self.room = 0
+        self.grads = np.empty(0, self.real)
+        self.weights: Array | None = None
+
+    def add(self, place: int, size: int) -> None:
+        """Add a tensor."""
+        self.places.append(place)
+        self.starts.append(self.size)
+        self.size += size
+
+    def cut(
+        self,
+        placements: Sequence[Placement],
+        rank: int,
+        ranks: int,
+        limit: int,
+        keep: Collection[int],
+    ) -> None:
+        """Create buckets of about `limit` bytes of gradients, and this rank's gradients.
+
+        Buckets are windows of all shares. A part has a rank, the position of the tensor, start and
+        stop of its elements, and the offset of the first if tensors are contiguous in memory.
+        """
+        found = [
+            (owner, place, first, last, start + first)
+            for place, start in zip(self.places, self.starts, strict=True)
+            for owner, first, last in placements[place].owners(ranks)
+        ]
+        parts = np.array(found, np.int64).reshape(-1, 5)
+        parts = parts[np.argsort(parts[:, 0], kind="stable")]
+        sizes = parts[:, 3] - parts[:, 2]
+        totals = np.bincount(parts[:, 0], sizes, ranks).astype(np.int64)
+        self.grads = np.empty(int(totals[rank]), self.real)
+        filled = np.diff(self.starts, append=self.size) > 0
+        self._filled = np.array([self.places, self.starts])[:, filled]
+        step = max(-(-limit // (ranks * self.real.itemsize)), 1)
+        ends = np.cumsum(sizes) - (np.cumsum(totals) - totals)[parts[:, 0]]  # in each share
+        windows, parts = _split(parts, ends - sizes, ends, step)
+        self.buckets = []
+        for k in range(-(-int(totals.max(initial=0)) // step)):
+            counts = np.clip(totals - k * step, 0, step)
+            self.buckets.append(Bucket(self, parts[windows == k], counts, k * step, rank, keep))
+
+    def joined(
+        self, arrays: Sequence[Any], dtype: np.dtype[Any], at: Addresses | None = None
+    ) -> Array | None:
+        """One array over the arrays of the group's tensors, if they are contiguous in memory.
+
+        None if they are not contiguous or have another dtype. `at` has the addresses of all
+        arrays, if they have the dtype of the weights.
+        """
+        places, starts = self._filled
+        if not len(places) or (at is not None and dtype != self.dtype):
+            return None
+        first = arrays[places[0]]
+        if at is None:
+            chosen = [arrays[place] for place in places.tolist()]
+            if any(not isinstance(a, np.ndarray) or a.dtype != dtype for a in chosen):
+                return None
+            at = addresses(chosen)
+        else:
+            at = at[places]
+        if not np.array_equal(at - at[0], starts * dtype.itemsize):
+            return None
+        return as_strided(first, (self.size,), (dtype.itemsize,))
+
+
+def _split(parts: Parts, starts: Parts, ends: Parts, step: int) -> tuple[Parts, Parts]:
+    """Split parts at multiples of `step` in the shares; return the window and the rows of each."""
+    first = starts // step
+    repeats = (ends - 1) // step - first + 1
+    rows = np.repeat(np.arange(len(parts)), repeats)
+    windows = first[rows] + np.arange(len(rows)) - (np.cumsum(repeats) - repeats)[rows]
+    cut = parts[rows]
+    begin = np.maximum(windows * step - starts[rows], 0)
+    cut[:, 3] -= np.maximum(ends[rows] - (windows + 1) * step, 0)
+    cut[:, 2] += begin
+    cut[:, 4] += begin
+    return windows, cut
+
+
+def _windows(parts: Sequence[Part], step: int) -> Iterator[list[Part]]:
+    """Split consecutive parts into windows of `step` elements."""
+    window: list[Part] = []
+    room = step
+    for place, first, last in parts:
+        while last - first >= room:
+            window.append((place, first, first + room))
+            yield window
+            window, first, room = [], first + room, step
+        if first < last:
+            window.append((place, first, last))
+            room -= last - first
+    if window:
+        yield window
+
+
+class Spare:
+    """Memory of buckets, which the plans of an updater share.
+
+    Attributes
+    ----------
+    memory : list of numpy.ndarray
+        Memory that no bucket in flight uses, each for a bucket of any plan.
+    """
+
+    def __init__(self) -> None:
+        self.memory: list[Array] = []
+        self._room = self._number = 0
+
+    def reserve(self, room: int, number: int) -> None:
+        """Provide memory for `number` buckets of `room` bytes, between calls."""
+        if room > self._room or number > self._number:
+            self._room, self._number = max(room, self._room), max(number, self._number)
+            self.memory = [np.empty(self._room, np.uint8) for _ in range(self._number)]
+
+    def release(self, memory: Array) -> None:
+        """Take back memory of a bucket, unless larger memory has replaced it."""
+        if memory.nbytes == self._room and len(self.memory) < self._number:
+            self.memory.append(memory)
+
+
+class Plan:
+    """Plan of a list call on all ranks: slices of weights, their gradients, and buckets.
+
+    Parameters
+    ----------
+    indices : list of int or str
+        Indices of the parameters, all different.
+    weights : list of numpy.ndarray
+        Weights of the parameters.
+    placements : mapping
+        Placement of each index.
+    rank, ranks : int
+        This rank, and the number of ranks.
+    limit : int
+        Bytes of gradients in a bucket.
+    listed : dict of int to str
+        Dtypes of row-sparse gradients, which are not sent in buckets, by the tensor's position.
+    wire : dtype, optional
+        Dtype in which gradients are sent. Default: the dtype of the arithmetic.
+    backward : bool
+        Whether buckets of the last tensors are sent first, in the order of a backward pass.
+    spare : Spare, optional
+        Memory that several plans share.
+    """
+
+    def __init__(
+        self,
+        indices: list[Index],
+        weights: list[Array],
+        placements: Mapping[Index, Placement],
+        rank: int,
+        ranks: int,
+        limit: int,
+        listed: dict[int, str],
+        wire: Any = None,
+        backward: bool = False,
+        spare: "Spare | None" = None,
+    ) -> None:
+        self.key = tuple(indices)
+        self.indices, self.weights, self.listed = indices, weights, listed
+        self.placements = [placements[index] for index in indices]
+        self._addresses = addresses(weights)
+        self._written = Ranges(*bounds(weights))
+        self._headers = [_header(weight) for weight in weights]
+        self._types = [*map(type, indices)]
+        self._guards: Guards | None = None
+        self.facts: Facts | None = None
+        self.flats = [flat(weight) for weight in weights]
+        self.sizes = [weight.size for weight in weights]
+        self._windows: tuple[int, list[list[Part]]] = (0, [])
+        self.copied = {k for k, each in enumerate(self.flats) if not isinstance(each, np.ndarray)}
+        self.at = None if self.copied else self._addresses
+        """Addresses of the weights, if all are in place."""
+        self.slices = [self._slice(place, rank) for place in range(len(weights))]
+        self.alone = ranks == 1
+        """Whether this is the only rank: gradients are not sent but used in place."""
+        self._flat = all(own.ndim == 1 for own in self.slices)
+        self.groups = [] if self.alone else [*self._grouped(ranks, limit, wire)]
+        self.grads: list[Any] = [None] * len(weights)
+        for group in self.groups:
+            group.cut(self.placements, rank, ranks, limit, self.copied)
+            group.weights = group.joined(self.flats, group.dtype)
+            self._enter(group, rank)
+        order = self.groups[::-1] if backward else self.groups
+        self.buckets = [bucket for group in order for bucket in group.buckets]
+        self.places = {index: place for place, index in enumerate(indices)}
+        self.group_of = {place: group for group in self.groups for place in group.places}
+        self.work: tuple[Any, ...] = ()  # cache of the exchange
+        room = max([b.room(rank) for b in self.buckets], default=0)
+        self._spare = Spare() if spare is None else spare
+        self._spare.reserve(room, min(3 * DEPTH, 3 * len(self.buckets)))
+
+    def _grouped(self, ranks: int, limit: int, wire: Any) -> Iterator[Group]:
+        """Group whole lines, with up to `limit` bytes of gradients in a group."""
+        groups: list[Group] = []
+        last: dict[Any, Group] = {}
+        for place, (weight, placement) in enumerate(
+            zip(self.weights, self.placements, strict=True)
+        ):
+            if place in self.listed:
+                continue
+            group, line = last.get(weight.dtype), 0
+            if placement.position == 0:
+                line = placement.share * ranks * np.dtype(real_of(weight.dtype)).itemsize
+            if group is None or (group.size and line and group.room + line > limit):
+                group = last[weight.dtype] = Group(weight.dtype, wire)
+                groups.append(group)
+            group.room += line
+            group.add(place, weight.size)
+        yield from groups
+
+    def _slice(self, place: int, rank: int) -> Array:
+        """Return this rank's slice of a tensor."""
+        return self.placements[place].slice_of(self.flats[place], rank)
+
+    def _enter(self, group: Group, rank: int) -> None:
+        """Create views of a group's gradients and buckets for the slices of this rank."""
+        position = 0
+        for place in group.places:
+            own = self.slices[place]
+            end = position + own.size
+            self.grads[place] = group.grads[position:end].reshape(own.shape)
+            position = end
+        for bucket in group.buckets:
+            for place, first, last in bucket.own:
+                begin = self.placements[place].cut(rank)
+                elements = self.slices[place].reshape(-1)
+                bucket.slices.append(elements[first - begin : last - begin])
+
+    def compile(self) -> None:
+        """Compile the kernels that sum the gradients of all ranks."""
+        for bucket in self.buckets:
+            if bucket.group.wire.itemsize == 2 and bucket.group.dtype.itemsize == 4:
+                rounder(bucket.group.wire)
+            adder(bucket.group.wire, bucket.group.real, bucket.large)
+
+    def fit(self, indices: list[Any], grads: list[Any], weights: list[Any]) -> Addresses | None:
+        """See :meth:`Guards.fit`; also None if the arrays of calls must be checked in Python."""
+        if self._guards is None:
+            in_python = self.listed or self.copied or not self.weights or not readable()
+            if in_python or not self.is_for(indices, weights):
+                return None
+            self._guards = Guards(self.weights, self._written)
+        return self._guards.fit(indices, grads, weights)
+
+    def gradients(self, given: Sequence[Any], fit: bool) -> list[Any]:
+        """Gradients for the slices of this rank, from those of the call.
+
+        They `fit` the weights, see :meth:`fit`, or are flat.
+        """
+        if not self.alone:
+            return [*self.grads]
+        if fit and self._flat:
+            return [grad.ravel() for grad in given]
+        pairs = enumerate(zip(given, self.slices, strict=True))
+        return [
+            grad
+            if type(grad) is np.ndarray and grad.shape == own.shape and grad.dtype == own.dtype
+            else None
+            if k in self.listed
+            else _like(grad, own)
+            for k, (grad, own) in pairs
+        ]
+
+    def has(self, indices: Sequence[Any]) -> bool:
+        """Whether the plan has exactly these indices, with the same types."""
+        return [*indices] == self.indices and [*map(type, indices)] == self._types
+
+    def is_for(self, indices: list[Index], weights: list[Any]) -> bool:
+        """Whether the plan is for these indices and weights, with the same headers and memory."""
+        return (
+            indices == self.indices
+            and all(map(is_, weights, self.weights))
+            and [_header(weight) for weight in weights] == self._headers
+            and np.array_equal(addresses(weights), self._addresses)
+        )
+
+    def shared(self, grads: Sequence[Array]) -> tuple[int, int] | None:
+        """Positions of a gradient and a weight that share memory, or None.
+
+        Such a gradient could change before it is packed.
+        """
+        for place, other in self._written.meeting(*bounds(grads)):
+            if np.shares_memory(grads[place], self.weights[other]):
+                return place, other
+        return None
+
+    def windows(self, count: int) -> list[list[Part]]:
+        """Parts of all weights, in at most `count` windows of equal size, LEAST or more."""
+        if self._windows[0] != count:
+            step = max(-(-sum(self.sizes) // count), LEAST)
+            whole = [(place, 0, size) for place, size in enumerate(self.sizes)]
+            self._windows = count, list(_windows(whole, step))
+        return self._windows[1]
+
+    def borrow(self, size: int, dtype: Any) -> Array:
+        """Borrow memory for `size` elements of a bucket; see :meth:`release`."""
+        return self._spare.memory.pop()[: size * dtype.itemsize].view(dtype)
+
+    def release(self, memory: Array) -> None:
+        """Return borrowed memory."""
+        base: Any = memory.base
+        self._spare.release(base)
+
+    def write_back(self) -> None:
+        """Copy slices back to weights that are not contiguous."""
+        for place in self.copied:
+            self.flats[place][:] = self.slices[place].reshape(-1)
+
+    def refresh(self, rank: int) -> None:
+        """Update the slices of weights that are not contiguous, which are copies."""
+        for place in self.copied:
+            self.slices[place][...] = self._slice(place, rank)
+
+
+def _header(weight: Array) -> tuple[Any, ...]:
+    return weight.shape, weight.strides, weight.dtype, weight.flags.writeable
+
+
+def _like(grad: Any, weight: Array) -> Array:
+    """Flat gradient in the shape of a weight; other dtypes are converted to the arithmetic's."""
+    real = np.dtype(real_of(weight.dtype))
+    array = np.asarray(grad).reshape(weight.shape)
+    return array if array.dtype in (weight.dtype, real) else array.astype(real)

@@ -1,0 +1,232 @@
+"""Saving and loading of sharded updaters and tables."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fastopt._engine.validate import label
+from fastopt.checkpoint.describe import Stateful
+from fastopt.checkpoint.files import PathLike
+from fastopt.checkpoint.parameters import Skipped, keys_of, match, names_of
+from fastopt.checkpoint.placement import Placement
+from fastopt.checkpoint.restore import restore
+from fastopt.checkpoint.shards import Saved, cut_state, read_saved
+from fastopt.distributed.agreement import Facts, attempt
+from fastopt.distributed.checkpoint import arrays_by_index, write_index, write_shard, write_together
+from fastopt.distributed.sharded import Sharded
+from fastopt.optimizer.optimizer import Array, Index
+
+__all__ = ["Resumable"]
+
+
+class Trial(Stateful):
+    """Temporary updater, with this rank's parameters, into which a checkpoint is restored first."""
+
+    def __init__(self, sharded: Sharded) -> None:
+        self.optimizer = sharded.optimizer
+        self.loss_scaler, self.clip_global_norm = sharded.loss_scaler, sharded.clip_global_norm
+        self.states = {index: sharded.states.get(index) for index in sharded.placements}
+        self.states_synced = {}
+
+
+class Resumable(Sharded):
+    """Abstract base of sharded updaters and tables that saves and loads their states."""
+
+    def save(self, path: PathLike) -> None:
+        """Write a checkpoint from which a later run can continue; all ranks must call it.
+
+        Each rank writes its own shard next to `path`. The index file `path`, which lists the
+        shards, is written last and replaces an older one, whose shards are then removed. A crash at
+        any moment leaves either the old checkpoint or the new one. See :meth:`load`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A safetensors file in a directory that all ranks can write to, the same on all ranks.
+
+        Raises
+        ------
+        TypeError
+            See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
+        OSError
+            A file cannot be written on some rank. All ranks raise the error; the old checkpoint is
+            unchanged.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> old, new = (ShardedUpdater(optimizer.Adam(), MPI.COMM_WORLD) for _ in range(2))
+        >>> old(0, np.ones(2), np.ones(2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     old.save(f"{folder}/adam.safetensors")
+        ...     new.load(f"{folder}/adam.safetensors")
+        Skipped(missing=[], extra=[])
+        >>> new.states[0]
+        (array([0.1, 0.1]), array([0.001, 0.001]))
+        """
+        self._save(path, self._weights)
+
+    def _save(self, path: PathLike, weights: Callable[[], Mapping[Index, Array]]) -> None:
+        """Save, together with the slices of weights that the function `weights` returns."""
+
+        def write(slices: Mapping[Index, Array]) -> None:
+            self._unchecked.clear()
+            write_together(
+                self,
+                path,
+                lambda run: write_shard(self, path, run, slices),
+                lambda run: write_index(self, path, run, self._kind, self._masters),
+            )
+
+        with self.optimizer.lock:
+            self._together(
+                "save",
+                write,
+                weights,
+                lambda slices: {
+                    "path": os.fspath(path),
+                    "weights": _listing(slices),
+                    **self._unchecked,
+                },
+            )
+
+    def load(self, path: PathLike, strict: bool = True) -> Skipped:
+        """Restore a checkpoint written on any number of ranks; all ranks must call it.
+
+        A :class:`ShardedUpdater` also loads checkpoints of :meth:`fastopt.optimizer.Updater.save`;
+        each rank then keeps the whole state of a weight until its first update.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            File written by :meth:`save`.
+        strict : bool
+            Raise an error if the checkpoint lacks parameters of this updater or has additional
+            ones. Otherwise missing parameters start from scratch, and additional ones are ignored.
+            Default True.
+
+        Returns
+        -------
+        fastopt.checkpoint.Skipped
+            Names or indices of the parameters ``missing`` in the checkpoint, and of the ``extra``
+            ones.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError, OSError
+            On some rank, a file is missing, damaged, of another run, or cannot be read. All ranks
+            raise the error, and nothing changes.
+        """
+        return self._load(path, strict, _nothing_more)
+
+    def _load(
+        self,
+        path: PathLike,
+        strict: bool,
+        check: Callable[[Saved], None],
+        weights: Iterable[Index] = (),
+        error: Exception | None = None,
+    ) -> Skipped:
+        """Load a checkpoint for which the function `check` does not raise an error.
+
+        `weights` are the indices of the weights to load, or there is an `error` in them.
+        """
+        facts = Facts(path=os.fspath(path), strict=str(strict), weights=_listing(weights))
+        with self.optimizer.lock:
+            self._begin("load")
+            found: Any = None
+            if error is None:
+                found, error = attempt(read_saved, self, path, self._kind)
+            self._agree(Facts({**facts, "run": found[0] if found else ""}), error)
+            saved: Saved = found[1]
+            before, trial = self._snapshot(), Trial(self)
+            skipped, error = attempt(self._restored, trial, saved, strict)
+            _, problem = attempt(check, saved)
+            error = error or problem
+            try:
+                self._agree(facts, error)
+            except BaseException:
+                self._put_back(*before)
+                raise
+            known = self.placements.keys() | saved.placements.keys()
+            self.uncut = {}
+            for index in [index for index in trial.states if index not in known]:
+                self.uncut[index] = {"states": trial.states.pop(index)}
+                del trial.states_synced[index]
+                for name, table in arrays_by_index(vars(self.optimizer)).items():
+                    if index in table:
+                        self.uncut[index][name] = table.pop(index)
+            for name, value in vars(trial).items():
+                setattr(self.shard, name, value)
+            self._take_up(saved)
+            result: Skipped = skipped
+            return result
+
+    def _restored(self, trial: Trial, saved: Saved, strict: bool) -> Skipped:
+        """Restore a checkpoint into `trial`, slicing whole states if their placement is known."""
+        optimizer, tree = self.optimizer, saved.updater
+        if isinstance(tree, dict) and isinstance(tree.get("parameters"), dict):
+            keys = tree["parameters"]
+            found = match(keys, keys_of(names_of(optimizer), self.placements)).index
+            for key, index in keys.items():
+                placement = self.placements.get(found.get(index, index))
+                if placement is None or key in saved.cut:
+                    continue
+                context = f"parameter {key!r}"
+                for table, name in [
+                    (tree["states"], key),
+                    *((t, index) for t in arrays_by_index(tree["attributes"]).values()),
+                ]:
+                    if isinstance(table, dict) and name in table:
+                        value = table.pop(name)
+                        if placement.has_state(self.rank):
+                            table[name] = cut_state(value, placement, self.rank, context)
+            saved.masters = {found.get(i, i): array for i, array in saved.masters.items()}
+        return restore(trial, tree, strict)
+
+    def _cut(self, index: Index, placement: Placement) -> dict[str, Any]:
+        """Slices of the loaded state of a whole weight, and of attributes that contain arrays."""
+        context = label(index, self.optimizer.idx2name)
+        return {
+            name: cut_state(value, placement, self.rank, context)
+            for name, value in self.uncut[index].items()
+            if placement.has_state(self.rank)
+        }
+
+    @property
+    def _kind(self) -> str:
+        """Kind of object that is saved, as recorded in the index file."""
+        return type(self).__name__
+
+    def _weights(self) -> dict[Index, Array]:
+        """Weights that only this rank has."""
+        return {}
+
+    def _take_up(self, saved: Saved) -> None:
+        """Restore the parts of a checkpoint other than the states."""
+        self.placements.update(saved.placements)
+        self._masters = saved.masters
+        self._unchecked.clear()
+
+    def _snapshot(self) -> tuple[Any, ...]:
+        """Snapshot of what :meth:`load` changes before the ranks have agreed."""
+        scaler = self.loss_scaler
+        return self.optimizer.snapshot(), scaler.state_dict() if scaler else None
+
+    def _put_back(self, optimizer: Any, scale: Any) -> None:
+        self.optimizer.put_back(optimizer)
+        if self.loss_scaler:
+            self.loss_scaler.load_state_dict(scale)
+
+
+def _listing(indices: Iterable[Index]) -> str:
+    """Indices in an order that does not depend on that of a dictionary, for comparison."""
+    return ", ".join(sorted(map(repr, indices))) or "none"
+
+
+def _nothing_more(saved: Saved) -> None:
+    """Accept every checkpoint."""

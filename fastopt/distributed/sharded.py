@@ -1,0 +1,417 @@
+"""Common base of sharded updaters and tables."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fastopt._engine.plan import Plan
+from fastopt._engine.planner import Call
+from fastopt._kernels.blocks import CODE_BLOCK
+from fastopt._kernels.chunks import PARALLEL_FROM
+from fastopt._kernels.codes import is_worth_codes
+from fastopt._kernels.layout import real_of
+from fastopt._kernels.table import Table, launch
+from fastopt._naming import Spelled
+from fastopt._suggestions import Advised
+from fastopt.amp import LossScaler, StepInfo
+from fastopt.arguments import flag as boolean
+from fastopt.checkpoint.placement import Form, Placement
+from fastopt.distributed.agreement import Fact, Facts, agree, attempt, is_agreed
+from fastopt.distributed.fingerprint import Fingerprint, described
+from fastopt.distributed.gate import Gate, Stopped
+from fastopt.distributed.job import leader_first, private
+from fastopt.distributed.ranks import LIMIT, time_limit
+from fastopt.distributed.sums import Sums
+from fastopt.optimizer import Optimizer, Updater
+from fastopt.optimizer.optimizer import Array, Index
+from fastopt.sparse import RowSparse
+
+__all__ = ["Shard", "Sharded"]
+
+
+class Shard(Updater):
+    """Updater of the slices of one rank.
+
+    Attributes
+    ----------
+    sums : Sums
+        Sums over the ranks.
+    gate : Gate
+        Agreement of the ranks on the current call.
+    receive : callable
+        Function that completes the gradients of the current call.
+    """
+
+    sums: Sums
+    gate: Gate
+    receive: Callable[[], None]
+    _on_records = False
+
+    def _squares(self, plan: Plan | None, calls: Sequence[Call]) -> Array:
+        self.gate.add()
+        self.receive()
+        return self.sums.added(super()._squares(plan, calls))
+
+    def _clipped_units(
+        self, indices: Sequence[Index], weights: Sequence[Any], grads: Sequence[Any], share: float
+    ) -> list[Any]:
+        """See :class:`Updater`; placements keep each unit on one rank."""
+        self.gate.add()
+        self.receive()
+        return super()._clipped_units(indices, weights, grads, share)
+
+    def _update_in_python(self, calls: Sequence[Call]) -> None:
+        """See :class:`Updater`; user code sees whole tensors, each on the rank that owns it."""
+        for index, weight, *_ in calls:
+            if not weight.size:
+                self.optimizer._update_count(index)
+        super()._update_in_python([call for call in calls if call[1].size])
+
+
+class Sharded(Advised, Spelled):
+    """Abstract base of objects whose methods all ranks of a communicator call together.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The optimizer.
+    comm : mpi4py.MPI.Comm, torch.distributed.ProcessGroup or Communicator
+        Communicator of the ranks.
+    loss_scaler, clip_global_norm
+        See :class:`~fastopt.optimizer.Updater`.
+    timeout : float, optional
+        Seconds that a rank waits for the others.
+    **arguments
+        Other arguments of the constructor, which must be equal on all ranks.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **Updater.elsewhere,
+        **dict.fromkeys(
+            ("step", "update", "apply_gradients", "apply", "minimize"),
+            "call the updater: updater(index, grad, weight), or with lists of them",
+        ),
+        **dict.fromkeys(
+            ("param_groups", "add_param_group", "groups"),
+            "updater.optimizer has the hyper-parameters; its set_lr_mult() and set_wd_mult() set "
+            "those of single parameters",
+        ),
+    }
+    argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **Updater.argument_names,
+        **dict.fromkeys(("communicator", "ranks", "process_group"), ("comm",)),
+        **dict.fromkeys(("bucket_size", "bucket_cap_mb"), ("bucket_bytes",)),
+    }
+    argument_advice: ClassVar[Mapping[str, str]] = {
+        **Updater.argument_advice,
+        **dict.fromkeys(
+            ("groups", "average"),
+            "it is an argument of fastopt.Updater, which works in one process",
+        ),
+        **dict.fromkeys(
+            ("accumulate", "clip_adaptive"), "it is an argument of ShardedUpdater and of Updater"
+        ),
+    }
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        comm: Any,
+        loss_scaler: LossScaler | None,
+        clip_global_norm: float | None,
+        timeout: float | None,
+        **arguments: Any,
+    ) -> None:
+        self.timeout = time_limit(timeout)
+        self.shard = Shard(optimizer, loss_scaler, clip_global_norm)
+        node = private(comm, self.timeout)
+        self._ranks, self._node = node.ranks, node.node
+        self.rank, self.ranks = self._ranks.rank, self._ranks.size
+        self._number, self._calls = node.updaters, 0
+        call = f"creation of updater {self._number} ({type(self).__name__})"
+        for ranks in (self._ranks, self._node):
+            ranks.begin(call, self.timeout)
+        values = {name: str(value) for name, value in arguments.items()}
+        agree(self._ranks, [Facts({"call": call, **values})])
+        node.updaters += 1
+        self._fingerprint = Fingerprint(self.optimizer)
+        self.shard.sums = Sums(self._ranks)
+        self.placements: dict[Index, Placement] = {}
+        self._masters: dict[Index, Array] = {}
+        self._unchecked: dict[str, str] = {}
+        """Checksums of arrays set on this rank, which ranks compare in the next update or save."""
+        self.uncut: dict[Index, Any] = {}
+        """States and attributes that were loaded whole, until the weights are known."""
+
+    def __repr__(self) -> str:
+        ranks = f"rank={self.rank}, ranks={self.ranks}, states={len(self.states)}"
+        return f"{type(self).__name__}({self.optimizer!r}, {ranks})"
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        return self.shard.optimizer
+
+    @property
+    def loss_scaler(self) -> LossScaler | None:
+        """The loss scaler."""
+        return self.shard.loss_scaler
+
+    @property
+    def clip_global_norm(self) -> float | None:
+        """Maximum global norm of the gradients of a call."""
+        return self.shard.clip_global_norm
+
+    def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
+        """Return the state of this rank's slice of a parameter in another dtype.
+
+        See :meth:`fastopt.optimizer.Updater.state_as`.
+        """
+        return self.shard.state_as(index, dtype)
+
+    @property
+    def info(self) -> StepInfo:
+        """Information about the last call, the same on all ranks."""
+        return self.shard.info
+
+    @property
+    def states(self) -> dict[Index, Any]:
+        """State of this rank's slice of each parameter."""
+        return self.shard.states
+
+    def _slice(self, index: Index, placement: Placement) -> None:
+        """Inform the shard about the position of this rank's slice, and the shape of the tensor."""
+        self.shard.planner.offsets[index] = placement.cut(self.rank)
+        self.optimizer.whole_shapes[index] = placement.shape
+
+    def _begin(self, call: str) -> None:
+        """Record the start of a collective call."""
+        self._calls += 1
+        self._call = f"call {self._calls} of updater {self._number} ({call})"
+        for ranks in (self._ranks, self._node):
+            ranks.begin(self._call, self.timeout)
+
+    def _common(self) -> list[Fact]:
+        """Facts that ranks must have in common in every call."""
+        scaler, clip = self.loss_scaler, self.clip_global_norm
+        scale = {} if scaler is None else {f"loss scaler's {k}": v for k, v in vars(scaler).items()}
+        limits = {"call": self._call, **scale, "clip_global_norm": clip}
+        if self._fingerprint.optimizer is not self.optimizer:
+            self._fingerprint = Fingerprint(self.optimizer)
+        facts = Facts({name: str(described(value)) for name, value in limits.items()})
+        return [facts, *self._fingerprint.facts()]
+
+    def _agree(self, facts: Facts, error: Exception | None) -> None:
+        """Raise on all ranks if one has an error, or if calls or facts of the ranks differ."""
+        if self.ranks == 1:
+            agree(self._ranks, (), error)
+            return
+        common, problem = attempt(self._common)
+        agree(self._ranks, [*(common or ()), facts], error or problem)
+
+    def _together(
+        self,
+        call: str,
+        work: Callable[[Any], Any],
+        check: Callable[[], Any] = lambda: None,
+        facts: Callable[[Any], Mapping[str, str]] = lambda found: {},
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Any:
+        """Make a collective call that changes no weight before the ranks have agreed.
+
+        Parameters
+        ----------
+        call : str
+            Name of the operation, which errors contain.
+        work : callable
+            Work of this rank on the checked arguments, which may be collective; an error in it is
+            reported to the other ranks.
+        check : callable
+            Function that returns the checked arguments; an error is raised on all ranks.
+        facts : callable
+            What must be equal on all ranks, by name, from the checked arguments.
+        around : callable
+            Function that returns a context for all of these.
+        """
+        self._begin(call)
+        with around():
+            found, error = attempt(check)
+            common, problem = attempt(lambda: Facts(facts(found) if error is None else {}))
+            self._agree(common or Facts(), error or problem)
+            with self._updating(lambda: True):
+                return work(found)
+
+    def _push_together(
+        self,
+        call: str,
+        check: Callable[[], Any],
+        facts: Callable[[Any], Facts],
+        send: Callable[[Any], Any],
+        update: Callable[[Any], None],
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Make a collective call that updates rows on the ranks that own them.
+
+        Parameters
+        ----------
+        call, check, facts, around
+            See :meth:`_together`.
+        send : callable
+            Function that sends the checked gradients to the owners, and returns those for this
+            rank.
+        update : callable
+            Function that updates this rank's rows with them.
+        """
+        self._begin(call)
+        launcher = partial(launch, combine=self.shard.sums.combined)
+        with around():
+            given, error = attempt(check)
+            gate = self._gate(lambda: [facts(given)])
+            try:
+                gate.enter(error)
+                with self._updating(lambda: gate.passed):
+                    sent = send(given)
+                with self._updating(lambda: gate.launched), self._launching(launcher, _nothing):
+                    update(sent)
+            except Stopped as stopped:
+                error = stopped.error
+            if error is not None:
+                raise error
+
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is true on any rank; all ranks must call it.
+
+        Handlers of signals set a flag on some ranks, or at other steps on each. With this method
+        all ranks stop at the same step, and can save a checkpoint.
+
+        Parameters
+        ----------
+        flag : bool
+            The flag of this rank.
+
+        Raises
+        ------
+        TypeError
+            `flag` is not a bool on some rank. All ranks raise the error.
+
+        Examples
+        --------
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.distributed import ShardedUpdater
+        >>> updater = ShardedUpdater(optimizer.SGD(), MPI.COMM_WORLD)
+        >>> updater.any(False), updater.any(MPI.COMM_WORLD.rank == 0)
+        (False, True)
+        """
+
+        def largest(checked: bool) -> bool:
+            value = np.array([checked], np.int64)
+            self._ranks.wait(self._ranks.comm.all_reduce_max(value))
+            return bool(value[0])
+
+        found: bool = self._together("any", largest, lambda: boolean("flag", flag))
+        return found
+
+    def _gate(self, facts: Callable[[], Sequence[Fact]], active: bool = True) -> Gate:
+        """Create the agreement on a call, with `facts` in addition to those of every call."""
+
+        def every() -> Sequence[Fact]:
+            call, *optimizer = self._common()
+            return [call, *facts(), *optimizer]
+
+        self.shard.gate = Gate(self._ranks, self.optimizer, every, active)
+        return self.shard.gate
+
+    @contextmanager
+    def _launching(
+        self, launcher: Callable[[Sequence[Table]], None], receive: Callable[[], None]
+    ) -> Iterator[None]:
+        """Context in which kernels are launched by `launcher`, after the ranks have agreed."""
+
+        def launch_together(tables: Sequence[Table]) -> None:
+            self.shard.gate.launch(tables)
+            launcher(tables)
+
+        self.shard.receive = receive
+        self.shard.planner.launcher = launch_together
+        try:
+            yield
+        finally:
+            self.shard.planner.launcher = launch
+
+    @contextmanager
+    def _updating(self, too_late: Callable[[], bool]) -> Iterator[None]:
+        """Context that raises errors of one rank on all ranks, or reports them if `too_late()`."""
+        try:
+            yield
+        except Stopped:
+            raise
+        except Exception as error:
+            if is_agreed(error):
+                raise
+            if too_late() or self._ranks.broken:
+                self._ranks.fail(f"failed: {type(error).__name__}: {error}")
+                raise
+            self.shard.gate.enter(error)
+            raise
+        except BaseException as error:
+            self._ranks.fail(f"was interrupted: {type(error).__name__}")
+            raise
+
+    def _compile(self, kinds: Iterable[tuple[Index, Placement, Any, bool]]) -> None:
+        """Compile the kernels of a call on one rank of each node first, then on the others.
+
+        `kinds` yields index, placement, dtype, and whether the gradient is row-sparse, for each new
+        tensor.
+        """
+        if self.ranks == 1 or not self.optimizer.native:
+            return
+        trials: dict[tuple[Any, ...], Index] = {}
+        for index, placement, dtype, sparse in kinds:
+            large = placement.share >= PARALLEL_FROM
+            coded = self._is_coded(placement.shape)
+            key = self.optimizer.rule_for(index), dtype, placement.form, sparse, large, coded
+            trials.setdefault(key, index)
+
+        def compile_all() -> None:
+            for (_, *kind), index in trials.items():
+                self._try_out(index, *kind)
+
+        if trials:
+            self._ranks.timeout = max(self._ranks.timeout, LIMIT)  # nodes may compile in turn
+        leader_first(self._node, compile_all)
+
+    def _is_coded(self, shape: tuple[int, ...]) -> bool:
+        """Whether the state of a weight of this shape is stored in 8 bits, in blocks of rows."""
+        optimizer = self.optimizer
+        return optimizer.state_dtype == "int8" and is_worth_codes(shape, optimizer.state_min_size)
+
+    def _try_out(
+        self, index: Index, dtype: Any, form: Form, sparse: bool, large: bool, coded: bool
+    ) -> None:
+        """Compile by updating small tensors; ignore errors, which the update itself will raise."""
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for height in (1, PARALLEL_FROM)[: 1 + large]:
+                opt = copy.deepcopy(self.optimizer)
+                opt._index_update_count.clear()
+                opt.masters_given.clear()
+                opt.state_min_size = 1 if coded else None
+                width = CODE_BLOCK if coded else 2
+                weight = np.zeros((2 * height,) if form == "flat" else (height, width), dtype)
+                grad: Any = np.zeros(weight.shape, dtype if sparse else real_of(dtype))
+                if sparse:
+                    grad = RowSparse(grad, np.arange(height)[::-1], weight.shape)
+                scaler, clip = copy.deepcopy(self.loss_scaler), self.clip_global_norm
+                trial = Updater(opt, scaler, clip)
+                trial.planner.launcher = partial(launch, combine=None)  # like calls of a shard
+                trial([index], [grad], [weight])
+
+
+def _nothing() -> None:
+    """Do nothing: all gradients have arrived before the update starts."""

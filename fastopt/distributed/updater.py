@@ -1,0 +1,1033 @@
+"""Sharded updater: data-parallel training with one copy of the state, split over all ranks."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from fastopt._engine.mixed_precision import check_copy, round_into
+from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
+from fastopt._engine.validate import as_lists, check, check_index, check_like, label
+from fastopt._kernels.layout import bfloat16
+from fastopt.amp import LossScaler
+from fastopt.arguments import choice, count
+from fastopt.checkpoint.errors import CheckpointError
+from fastopt.checkpoint.files import PathLike
+from fastopt.checkpoint.parameters import Skipped
+from fastopt.checkpoint.placement import Form, Placement, line_bytes, placed
+from fastopt.checkpoint.shards import Saved
+from fastopt.distributed.agreement import Fact, Facts, Numbers, agree, attempt, is_agreed
+from fastopt.distributed.checksum import checksum, summer
+from fastopt.distributed.collectives import gathered, gathered_together
+from fastopt.distributed.exchange import Exchange
+from fastopt.distributed.gate import Stopped
+from fastopt.distributed.guards import comparer
+from fastopt.distributed.job import leader_first, private
+from fastopt.distributed.listed import Listed
+from fastopt.distributed.packing import copier
+from fastopt.distributed.plan import Plan, Spare, flat
+from fastopt.distributed.resumable import Resumable
+from fastopt.optimizer import Optimizer
+from fastopt.optimizer.accumulation import Windows
+from fastopt.optimizer.optimizer import Array, Index
+from fastopt.optimizer.updater import ACCUMULATED
+from fastopt.sparse import HALVES, RowSparse
+
+__all__ = ["ShardedUpdater"]
+
+Found = tuple[Plan, list[Any], dict[Index, Placement]]
+
+LISTS = 16
+"""Maximum number of lists of several indices whose plans are kept."""
+
+CHECK_EVERY = 100
+"""Default of `check_every`."""
+
+
+class ShardedUpdater(Resumable):
+    r"""Updater for data-parallel training over MPI, with optimizer state sharded over the ranks.
+
+    All ranks have all weights, and gradients of their own part of a batch. In a call
+
+    .. math::
+        g &= \textstyle\sum_r g_r \\
+        (w_r, s_r) &\leftarrow \mathrm{update}(w_r, g_{(r)}, s_r)
+
+    the gradients of all ranks are summed in rank order, each rank updates its slices :math:`w_r` of
+    the weights with its shard :math:`s_r` of the state, and all ranks receive the new weights. Sums
+    have the precision of the arithmetic: float32 for half-precision weights. Their bits depend
+    neither on the MPI library nor on the buckets. To divide by the batch size, set the optimizer's
+    `rescale_grad` to one over the number of examples on all ranks together.
+
+    Tensors of one dtype are laid out in lines of about one bucket, and each line is split into
+    equal shares, one per rank. With GroupAdaGrad and 8-bit state, tensors are split only between
+    rows; with an ``update()`` in NumPy, they are not split, and each is owned by one rank.
+    Gradients are sent in buckets: while one bucket is summed, another is packed and a third is
+    updated. The update waits for all buckets if it needs all gradients first, for the norms of
+    LARS, LAMB and LANS, `clip_global_norm` or `loss_scaler`, and for 8-bit state. Arrays from
+    :func:`~fastopt.distributed.flat_like` are not packed.
+
+    Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models", SC 2020, arXiv:1910.02054, stage 1.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The optimizer, the same on all ranks.
+    comm : mpi4py.MPI.Comm, torch.distributed.ProcessGroup or Communicator
+        Communicator. All of its ranks must create and call the updater together.
+    loss_scaler : fastopt.amp.LossScaler, optional
+        See :class:`~fastopt.optimizer.Updater`; a step is skipped on all ranks or on none.
+    clip_global_norm : float, optional
+        Maximum global norm of the summed gradients.
+    bucket_bytes : int, optional
+        Bytes of gradients in a bucket. Default 4 MiB, or 256 KiB per rank if that is more, and at
+        most 1 GiB.
+    timeout : float, optional
+        Seconds that a rank waits for others before it raises an error. Default: the environment
+        variable ``FASTOPT_MPI_TIMEOUT``, or 1800.
+    check_every : int
+        Number of calls in which every weight is compared between ranks once: each call compares
+        a checksum of a fraction of the weights, at least 10,000 elements. 0 compares only new and
+        loaded weights. Default 100.
+    wire : {'float16', 'bfloat16'}, optional
+        Dtype to which dense gradients are rounded before they are sent, which halves the bytes of
+        float32 gradients; they are still summed in the precision of the arithmetic. float16
+        gradients beyond 65,504 become infinite, so use a `loss_scaler` with it. Default: the dtype
+        of the arithmetic.
+    overlap : bool
+        Enable :meth:`begin`, which sends gradients while others are still computed. This uses
+        another communicator. Default False.
+    accumulate : int
+        Number of calls per update: gradients of a rank are summed in its memory, and the last call
+        sends the sums and updates with their mean. The other calls send nothing. All parameters of
+        a call must have had as many calls. Default 1.
+    clip_adaptive : float, optional
+        See :class:`~fastopt.optimizer.Updater`. Weights of two dimensions or more are then split
+        between rows, and each of the others is owned by one rank. Set at creation.
+    clip_adaptive_eps : float
+        See :class:`~fastopt.optimizer.Updater`. Default 1e-3.
+
+    Attributes
+    ----------
+    info : fastopt.amp.StepInfo
+        Information about the last call, the same on all ranks.
+    states : dict
+        State of this rank's slice of each parameter.
+    seconds : dict
+        Time that the last call spent on ``packing``, ``communication`` and ``update``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is invalid.
+
+    Examples
+    --------
+    On one rank; ``mpiexec -n 4`` distributes the work over four.
+
+    >>> import numpy as np
+    >>> from mpi4py import MPI
+    >>> from fastopt import optimizer
+    >>> from fastopt.mpi import ShardedUpdater
+    >>> updater = ShardedUpdater(optimizer.SGD(learning_rate=0.1), MPI.COMM_WORLD)
+    >>> weight = np.ones(3, np.float32)
+    >>> updater(0, np.full(3, 2, np.float32), weight)
+    >>> weight
+    array([0.8, 0.8, 0.8], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        comm: Any,
+        loss_scaler: LossScaler | None = None,
+        clip_global_norm: float | None = None,
+        bucket_bytes: int | None = None,
+        timeout: float | None = None,
+        check_every: int = CHECK_EVERY,
+        wire: Literal["float16", "bfloat16"] | None = None,
+        overlap: bool = False,
+        accumulate: int = 1,
+        clip_adaptive: float | None = None,
+        clip_adaptive_eps: float = 1e-3,
+    ) -> None:
+        size = None if bucket_bytes is None else count("bucket_bytes", bucket_bytes)
+        every = count("check_every", check_every, least=0)
+        calls = count("accumulate", accumulate)
+        if calls > 1 and overlap:
+            raise ValueError("accumulate sends gradients once in several calls, without overlap")
+        kind = None if wire is None else _half(choice("wire", wire, *HALVES))
+        super().__init__(
+            optimizer,
+            comm,
+            loss_scaler,
+            clip_global_norm,
+            timeout,
+            bucket_bytes=size,
+            check_every=every,
+            wire=wire,
+            overlap=bool(overlap),
+            accumulate=calls,
+            clip_adaptive=clip_adaptive,
+            clip_adaptive_eps=clip_adaptive_eps,
+        )
+        self.shard.clip_adaptive_eps = clip_adaptive_eps
+        self.shard.clip_adaptive = clip_adaptive
+        self._windows = Windows(calls) if calls > 1 else None
+        self.wire: Any = kind
+        self.overlap = bool(overlap)
+        self.bucket_bytes = size or line_bytes(self.ranks)
+        self.check_every = every
+        self._plans: dict[tuple[Index, ...], Plan] = {}
+        self._spare = Spare()
+        self._plan: Plan | None = None
+        self._given: Addresses | None = None
+        """Addresses of the gradients of the current call, if they fit the plan as they are."""
+        self._turns: dict[Index, int] = {}
+        self._unsure: set[Index] = set()
+        self._copies: dict[Index, Array] = {}
+        leader_first(self._node, lambda: (addresses([]), copier(), comparer(), summer()))
+        self.seconds: dict[str, float] = {}
+        self._gradient_comm: Any = private(comm).another() if self.overlap else None
+        self._exchanging: Exchange | None = None
+        self._begun: dict[int, Array] = {}
+        self._last: Plan | None = None
+
+    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
+        """Update weights with the gradients of all ranks, summed; all ranks must call it.
+
+        Parameters
+        ----------
+        index : int, str or bytes, or a list of them
+            Indices of the parameters, the same on all ranks.
+        grad : numpy.ndarray, or a list of them
+            Gradients of this rank; they are not changed. Row-sparse gradients, in the forms that
+            :class:`~fastopt.optimizer.Updater` accepts, are sent to the ranks that own the rows'
+            state: each rank first sums its repeated rows, and the owners add these sums in rank
+            order. Half-precision rows are only summed by the owners, in float32.
+        weight : numpy.ndarray, or a list of them
+            Weights, equal on all ranks, updated in place.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Arguments are inconsistent on some rank, differ between ranks, or contain an index
+            twice. All ranks raise the error, and no weight, state or count changes.
+        TimeoutError
+            Other ranks did not make the call within `timeout`; the message names them.
+        RuntimeError
+            Another rank ended, or failed after the ranks had agreed; the message names it. After
+            this error or a TimeoutError the updater can no longer be used.
+        """
+        with self.optimizer.lock:
+            if self._windows is None:
+                self._update(index, grad, weight)
+            else:
+                self._accumulate(self._windows, index, grad, weight)
+
+    def _accumulate(self, windows: Windows, index: Any, grad: Any, weight: Any) -> None:
+        """Add the gradients of this rank to its sums, and update with them in the last call."""
+        single = not isinstance(index, (list, tuple))
+        lists = ([index], [grad], [weight]) if single else as_lists(index, grad, weight)
+        indices, weights = [check_index(each) for each in lists[0]], lists[2]
+        grads = [self._check(i, g, w) for i, g, w in zip(indices, lists[1], weights, strict=True)]
+        _check_apart(indices, weights, self.optimizer.idx2name)
+        last = {windows.is_last(each) for each in indices}
+        if len(last) > 1:
+            raise ValueError("accumulate takes lists of parameters that had equal numbers of calls")
+        before, after = windows.before(indices), windows.after(indices)
+        try:
+            entries = list(zip(indices, weights, grads, strict=True))
+            windows.add(entries, self.optimizer.idx2name, single)
+            if True in last:
+                sums = [_times(windows.sums[each], 1 / windows.every) for each in indices]
+                self._update(indices, sums, weights)
+            else:
+                self.shard._report(ACCUMULATED)
+        except BaseException:
+            windows.put_back(before)
+            raise
+        windows.finish(indices, after)
+
+    def begin(self, index: Any, grad: Any) -> None:
+        """Start sending the gradient of a parameter while other gradients are still computed.
+
+        Afterwards, call the updater with the same list of parameters as in the previous call and
+        all gradients, including those passed here. Gradients of neighbours in the list are sent
+        together once all of them are ready, starting with the last parameters of the list. The
+        method does not wait and changes no weight. Before the first call, and on a single rank,
+        nothing is sent.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            Index of a parameter of the last call.
+        grad : numpy.ndarray
+            Its gradient, which must not be modified before the updater is called. A row-sparse
+            gradient is sent by that call.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The updater was created without `overlap`, the parameter was not in the last call, or
+            its gradient is invalid or was passed before. Only this rank raises the error, and the
+            updater can still be called.
+        RuntimeError
+            An earlier call failed on some ranks while others were waiting.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> updater = ShardedUpdater(optimizer.SGD(learning_rate=0.5), MPI.COMM_WORLD, overlap=True)
+        >>> weights = [np.ones(2), np.ones(3)]
+        >>> for step in range(2):
+        ...     grads = [np.ones_like(w) / MPI.COMM_WORLD.size for w in weights]
+        ...     for index in (1, 0):  # as a backward pass computes them
+        ...         updater.begin(index, grads[index])
+        ...     updater([0, 1], grads, weights)
+        >>> weights
+        [array([0., 0.]), array([0., 0., 0.])]
+        """
+        if not self.overlap:
+            raise ValueError("begin() needs an updater with overlap=True")
+        with self.optimizer.lock:
+            self._ranks.begin(f"begin() of updater {self._number}", self.timeout)
+            index, plan = check_index(index), self._plan
+            if plan is None:
+                return
+            context, place = label(index, self.optimizer.idx2name), plan.places.get(index)
+            if place is None:
+                raise ValueError(f"{context}: begin() accepts only parameters of the previous call")
+            if place in self._begun:
+                raise ValueError(f"{context}: begin() was called twice in a step")
+            checked = self._check(index, grad, plan.weights[place])
+            if place not in plan.group_of or isinstance(checked, RowSparse):
+                return
+            self._begun[place] = grad
+            if self._exchanging is None:
+                self._exchanging = Exchange(self.shard.sums, plan, self._gradient_comm)
+            self._exchanging.put(place, flat(checked))
+
+    def _check_begun(self, plan: Plan, grads: Any) -> None:
+        """Raise ValueError unless a call has the gradients that :meth:`begin` has sent."""
+        if not self._begun:
+            return
+        if self._exchanging is None or plan is not self._exchanging.plan:
+            raise ValueError(
+                "begin() was called for the parameters of the previous call, not for these"
+            )
+        given = [*grads] if isinstance(grads, (list, tuple)) else [grads]
+        for place, grad in self._begun.items():
+            if not _is_same(grad, given[place]):
+                context = label(plan.indices[place], self.optimizer.idx2name)
+                raise ValueError(f"{context}: the gradient is not the one passed to begin()")
+
+    def _discard(self) -> None:
+        """Complete the buckets that any rank has started to send for a call that has failed."""
+        if self._ranks.broken:  # pending operations still use their memory
+            return
+        exchange, self._exchanging = self._exchanging, None
+        self._begun = {}
+        if self._gradient_comm is None or self.ranks == 1:
+            return
+        begun = np.array([exchange.begun if exchange else 0])
+        self._ranks.wait(self._ranks.comm.all_reduce_max(begun))
+        if begun[0]:
+            if exchange is None or not exchange.begun:
+                plan = cast(Plan, self._last)
+                exchange = Exchange(self.shard.sums, plan, self._gradient_comm)
+            exchange.discard(int(begun[0]))
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Context for a loop in which some ranks make fewer calls than others.
+
+        A rank that leaves the context takes part in the remaining calls of other ranks with zero
+        gradients, until all ranks have left. All calls in the context must be calls of this updater
+        with the same list of parameters.
+
+        Raises
+        ------
+        ValueError
+            A rank leaves before its first call while others still make calls, or others call with
+            different parameters. All ranks raise the error.
+        RuntimeError
+            Another rank left the context by an error of its own, which the message names. The
+            updater can no longer be used.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> updater = ShardedUpdater(optimizer.SGD(learning_rate=0.5), MPI.COMM_WORLD)
+        >>> weight, batches = np.ones(2), [np.ones(2)] * (1 + MPI.COMM_WORLD.rank)
+        >>> with updater.join():
+        ...     for grad in batches:
+        ...         updater(0, grad, weight)
+        >>> weight
+        array([0.5, 0.5])
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not is_agreed(error):
+                self._ranks.fail(f"left join() by {type(error).__name__}: {error}")
+            raise
+        with self.optimizer.lock:
+            while self.ranks > 1 and self._shadow():
+                pass
+
+    def _shadow(self) -> bool:
+        """Take part in a call of other ranks; return False if no rank makes one."""
+        plan = self._plan
+        if plan is None:
+            return self._update(None, None, None, active=False)
+        grads: list[Any] = [
+            RowSparse(
+                np.zeros((0, *weight.shape[1:]), plan.listed[k]),
+                np.empty(0, np.int64),
+                weight.shape,
+            )
+            if k in plan.listed
+            else np.zeros(weight.shape, weight.dtype)
+            for k, weight in enumerate(plan.weights)
+        ]
+        return self._update(plan.indices, grads, plan.weights, active=False)
+
+    def _update(self, index: Any, grad: Any, weight: Any, active: bool = True) -> bool:
+        """Update like :meth:`__call__`; return False if no rank has work of its own."""
+        self._begin("update")
+        if index is None and not active:
+            error: Exception | None = ValueError("join() ends here, before the first update")
+            found = None
+        else:
+            found, error = attempt(self._planned, index, grad, weight)
+            if found is not None and self._begun:
+                _, error = attempt(self._check_begun, found[0], grad)
+        plan, grads, new = cast(Found, found or (None, [], {}))
+        gate = self._gate(lambda: self._facts(plan, new), active)
+        try:
+            if error is not None or self._needs_early(plan, new):
+                gate.enter(error)
+            with self._updating(lambda: gate.passed):
+                self._prepare(plan, new)
+                exchange = self._exchanging or Exchange(self.shard.sums, plan, self._gradient_comm)
+                exchange.grads, exchange.at = grads, self._given
+                self._exchanging = exchange
+                rows = self._listed(plan, grads)
+            self._exchange(exchange, plan, grads, new, rows)
+            gate.enter()
+        except Stopped as stopped:
+            if stopped.error is None:
+                return False
+            error = stopped.error
+        if error is not None:
+            self._discard()
+            raise error
+        return True
+
+    def _needs_early(self, plan: Plan, new: dict[Index, Placement]) -> bool:
+        """Whether the ranks must agree before the update starts, not at its first operation."""
+        optimizer = self.optimizer
+        in_python = optimizer.accumulates or not optimizer.native
+        skips = optimizer.may_skip and optimizer.skips()
+        early = new or plan.listed or self._masters or in_python or skips or not plan.indices
+        return bool(early)
+
+    def _prepare(self, plan: Plan, new: dict[Index, Placement]) -> None:
+        """Compile new kernels, and slice masters and states that were given or loaded whole."""
+        optimizer = self.optimizer
+        if new:
+            self._compile(
+                (i, plan.placements[k], plan.weights[k].dtype, k in plan.listed)
+                for k, i in enumerate(plan.indices)
+                if i in new
+            )
+            leader_first(self._node, plan.compile)
+        if plan is not self._plans.get(plan.key):
+            for index, placement in zip(plan.indices, plan.placements, strict=True):
+                self._slice(index, placement)
+        for index in self._masters.keys() & (self.placements | new).keys():
+            optimizer.masters_given[index] = (self.placements | new)[index].slice_of(
+                flat(self._masters[index]), self.rank
+            )
+        for index in new.keys() & self.uncut.keys():
+            for name, value in self._cut(index, new[index]).items():
+                if name == "states":
+                    self.shard.states[index] = value
+                    self.shard.states_synced[index] = False
+                else:
+                    vars(optimizer)[name][index] = value
+        plan.refresh(self.rank)
+
+    def _listed(self, plan: Plan, grads: list[Any]) -> Listed | None:
+        """Send row-sparse gradients to the owners of their rows."""
+        if not plan.listed:
+            return None
+        places = [*plan.listed]
+        return Listed(self._ranks, [plan.placements[k] for k in places], [grads[k] for k in places])
+
+    def _exchange(
+        self,
+        exchange: Exchange,
+        plan: Plan,
+        given: list[Any],
+        new: dict[Index, Placement],
+        rows: Listed | None,
+    ) -> None:
+        """Sum gradients, update the slices of this rank, and gather the new weights."""
+        optimizer, gate, problem = self.optimizer, self.shard.gate, None
+        grads = plan.gradients(given, self._given is not None)
+        if rows:
+            for k, grad in zip(plan.listed, rows.grads, strict=True):
+                grads[k] = grad
+        before = None if optimizer.native else self._snapshot()
+        launching = self._launching(exchange.launch, exchange.receive)
+        with self._updating(lambda: gate.launched), launching:
+            if optimizer.accumulates or not optimizer.native:
+                exchange.receive()  # it may launch kernels with other gradients
+            try:
+                if len(plan.indices) == 1:
+                    self.shard(plan.indices[0], grads[0], plan.slices[0])
+                else:
+                    self.shard(plan.indices, grads, plan.slices)
+            except Exception as error:
+                if not self._is_in_python(error):
+                    raise
+                problem = error  # raised by user code, on the rank that owns the tensor
+            gate.launched = True
+            exchange.receive()
+            self._exchanging, self._begun = None, {}
+            self.placements.update(new)
+            for index in new.keys() & self.uncut.keys():
+                del self.uncut[index]
+            if problem or self.info.stepped:
+                exchange.finish()
+                self._spread(plan, rows)
+        if before is not None and self.ranks > 1:
+            try:
+                agree(self._ranks, (), problem)
+            except BaseException:
+                self._put_back(*before)
+                raise
+        elif problem is not None:
+            raise problem
+        for index in plan.indices[:1]:
+            self._turns[index] = self._turns.get(index, 0) + 1
+        self._unsure.difference_update(plan.indices)
+        self._unchecked.clear()
+        self.seconds = exchange.seconds
+        self._keep(plan)
+
+    def _keep(self, plan: Plan) -> None:
+        """Keep the plan of a call; drop the plan of the oldest list if there are too many."""
+        if self._plans.get(plan.key) is not plan:
+            lists = [key for key in self._plans if len(key) > 1 and key != plan.key]
+            if len(lists) >= LISTS:
+                del self._plans[lists[0]]
+            self._plans[plan.key] = plan
+        self._plan = self._last = plan
+
+    def _is_in_python(self, error: Exception) -> bool:
+        """Whether an error comes from an ``update()`` in NumPy, after all sums over the ranks."""
+        if self.optimizer.native or isinstance(error, Stopped) or self._ranks.broken:
+            return False
+        return self.shard.gate.added or not self.shard.planner.measures
+
+    def _spread(self, plan: Plan, rows: Listed | None) -> None:
+        """Send the rows that row-sparse gradients changed to all ranks, and update the copies."""
+        if rows:
+            weights, slices = (
+                [each[k] for k in plan.listed] for each in (plan.weights, plan.slices)
+            )
+            rows.spread(weights, slices, [self._touches_all(plan.indices[k]) for k in plan.listed])
+        self._follow(plan)
+
+    def _touches_all(self, index: Index) -> bool:
+        """Whether an update changes rows that its gradient does not index."""
+        optimizer, rule = self.optimizer, self.optimizer.rule_for(index)
+        lazy = optimizer.lazy_update or bool(rule and rule.row)
+        return not lazy or optimizer.sparse_decay == "dense"
+
+    def _follow(self, plan: Plan) -> None:
+        """Round the weights to their copies, and drop masters that are part of the state now."""
+        for index in self._masters.keys() & self.states.keys():
+            del self._masters[index]
+        for index in self._copies.keys() & set(plan.indices):
+            round_into(self._copies[index], plan.weights[plan.indices.index(index)])
+
+    def save(self, path: PathLike, weights: Mapping[Any, Array] | None = None) -> None:
+        """Write a checkpoint from which a later run can continue; all ranks must call it.
+
+        Each rank writes its own shard next to `path`. The index file `path`, which lists the
+        shards, is written last and replaces an older one, whose shards are then removed. A crash at
+        any moment leaves either the old checkpoint or the new one; a failed save leaves the old
+        one. See :meth:`load`.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A safetensors file in a directory that all ranks share, the same on all ranks.
+        weights : mapping of index to numpy.ndarray, optional
+            Weights to save together with the states, so that they belong to the same step. They
+            must have been updated by this updater. Each rank writes its slices; all ranks must pass
+            the same indices.
+
+        Raises
+        ------
+        TypeError
+            See :meth:`Updater.save <fastopt.optimizer.Updater.save>`.
+        ValueError
+            A weight was not updated yet, or has another shape or dtype, or ranks disagree.
+        OSError
+            A file cannot be written on some rank, or rank 0 does not see the files of other ranks.
+            All ranks raise the error; the old checkpoint is unchanged, unless only the directory
+            could not be synced: then `path` is the new one, and the files of both are kept.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> old, new = (ShardedUpdater(optimizer.Adam(), MPI.COMM_WORLD) for _ in range(2))
+        >>> weight, other = np.ones(2), np.zeros(2)
+        >>> old(0, np.ones(2), weight)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     old.save(f"{folder}/adam.safetensors", {0: weight})
+        ...     new.load(f"{folder}/adam.safetensors", weights={0: other})
+        Skipped(missing=[], extra=[])
+        >>> other
+        array([0.999, 0.999])
+        """
+
+        def slices() -> dict[Index, Array]:
+            if self._windows is not None and self._windows.calls:
+                raise ValueError(
+                    f"gradients of {len(self._windows.calls)} parameters wait for their update; "
+                    "save after the last call of accumulate"
+                )
+            chosen = _by_index(weights)
+            for index, array in chosen.items():
+                self._check_saved(index, array)
+            return {
+                index: np.ascontiguousarray(self.placements[index].slice_of(flat(array), self.rank))
+                for index, array in chosen.items()
+            }
+
+        self._save(path, slices)
+
+    def load(
+        self, path: PathLike, strict: bool = True, weights: Mapping[Any, Array] | None = None
+    ) -> Skipped:
+        """Restore a checkpoint written on any number of ranks; all ranks must call it.
+
+        Checkpoints of :meth:`fastopt.optimizer.Updater.save` can be loaded too; each rank then
+        keeps the whole state of a weight until its first update. Conversely,
+        :meth:`fastopt.optimizer.Updater.load` reads sharded checkpoints. The first update after a
+        load compares the weights between ranks.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            File written by :meth:`save`.
+        strict : bool
+            Raise an error if the checkpoint lacks parameters of this updater or has additional
+            ones. Otherwise missing parameters start from scratch, and additional ones are ignored.
+            Default True.
+        weights : mapping of index to numpy.ndarray, optional
+            Arrays to which the weights of the checkpoint are written, with the same indices on all
+            ranks.
+
+        Returns
+        -------
+        fastopt.checkpoint.Skipped
+            Names or indices of the parameters ``missing`` in the checkpoint, and of the ``extra``
+            ones.
+
+        Raises
+        ------
+        fastopt.checkpoint.CheckpointError, OSError
+            On some rank, a file is missing, damaged, of another run, or cannot be read, or lacks
+            one of `weights`. All ranks raise the error, and nothing changes.
+        ValueError
+            Ranks disagree, such as on the indices of `weights`.
+        """
+        found, error = attempt(_by_index, weights)
+        chosen: dict[Index, Array] = found or {}
+        slices: dict[Index, Array] = {}
+
+        def check(saved: Saved) -> None:
+            slices.update((i, own) for i, own in saved.weights.items() if i in chosen)
+            for index, array in chosen.items():
+                context = label(index, self.optimizer.idx2name)
+                if index not in saved.weights or index not in saved.placements:
+                    raise CheckpointError(f"{os.fspath(path)}: it has no weight of {context}")
+                placement = saved.placements[index]
+                check_like(context, "weight", array, (placement.dtype,), placement.shape)
+
+        with self.optimizer.lock:
+            skipped = self._load(path, strict, check, chosen, error)
+            with self._updating(lambda: True):
+                loaded = {index: chosen[index] for index in slices}  # in the order of the file
+                for group in _batches(loaded, self.bucket_bytes):
+                    flats = [slices[index].reshape(-1) for index in group]
+                    elements, _ = gathered_together(self._ranks, flats)
+                    for index, each in zip(group, elements, strict=True):
+                        chosen[index][...] = each.reshape(chosen[index].shape)
+        return skipped
+
+    def _check_saved(self, index: Index, array: Any) -> None:
+        """Raise an error unless a weight to save was updated and still has its shape and dtype."""
+        context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
+        if placement is None:
+            raise ValueError(f"{context}: a weight is saved after its first update")
+        check_like(context, "weight", array, (placement.dtype,), placement.shape, written=False)
+
+    def _take_up(self, saved: Saved) -> None:
+        super()._take_up(saved)
+        if self._windows is not None:
+            self._windows.clear()
+        self._plan = None
+        self._plans.clear()
+        self._unsure.update(self.placements)
+
+    def flush(self, index: Any, weight: Array | None = None) -> None:
+        """Apply deferred weight decay to all rows of a weight; all ranks must call it.
+
+        See :meth:`fastopt.optimizer.Updater.flush`.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            Index of the parameter.
+        weight : numpy.ndarray, optional
+            Its weight. Default: the weight in the last call.
+
+        Raises
+        ------
+        ValueError
+            The parameter was never updated, or `weight` is missing and was not in the last call.
+        """
+        with self.optimizer.lock:
+            self._together(
+                "flush",
+                self._flush,
+                lambda: self._known(index, weight),
+                lambda found: {"index": repr(found[0])},
+            )
+
+    def _flush(self, found: tuple[Index, Array, Array]) -> None:
+        """Apply deferred decay to this rank's slice of a weight, and gather the weight."""
+        index, weight, own = found
+        self.shard._flush(index, own)
+        elements, _ = gathered(self._ranks, own.reshape(-1))
+        weight[...] = elements.reshape(weight.shape)
+
+    def _known(self, index: Any, weight: Array | None) -> tuple[Index, Array, Array]:
+        """Index, weight and this rank's slice of a parameter that has been updated."""
+        index, plan = check_index(index), self._plan
+        context = label(index, self.optimizer.idx2name)
+        if weight is None and plan is not None and index in plan.indices:
+            weight = plan.weights[plan.indices.index(index)]
+        if weight is None or index not in self.placements:
+            raise ValueError(f"{context}: flush needs the weight, and an update before it")
+        self._check(index, np.zeros_like(weight), weight)
+        own = self.placements[index].slice_of(flat(weight), self.rank)
+        return index, weight, np.ascontiguousarray(own)
+
+    # Planning of a call
+
+    def _planned(
+        self, index: Any, grad: Any, weight: Any
+    ) -> tuple[Plan, list[Any], dict[Index, Placement]]:
+        """Return the plan, gradients, and placements of new indices.
+
+        Gradients are flat unless they fit the plan.
+        """
+        new = dict[Index, Placement]()
+        if isinstance(index, (list, tuple)):
+            index, grads, weights = as_lists(index, grad, weight)
+        else:
+            index, grads, weights = [index], [grad], [weight]
+        plan = self._plan
+        if plan is None or not plan.has(index):
+            index = [check_index(each) for each in index]
+            plan = self._plans.get(tuple(index))
+        indices = index if plan is None else plan.indices
+        self._given = None
+        if plan is not None and not self._copies:
+            self._given = plan.fit(indices, grads, weights)
+            if self._given is not None:
+                return plan, grads, new
+        known = plan is not None and plan.is_for(indices, weights)
+        quick = known and not self._copies
+        grads = [
+            grad if quick and _fits(grad, weight) else self._check(index, grad, weight)
+            for index, grad, weight in zip(indices, grads, weights, strict=True)
+        ]
+        listed = {k: g.dtype.name for k, g in enumerate(grads) if isinstance(g, RowSparse)}
+        if plan is None or not known or plan.listed != listed:
+            _check_apart(indices, weights, self.optimizer.idx2name)
+            new = self._placed(indices, weights, listed)
+            places, limit = self.placements | new, self.bucket_bytes
+            shape = self.rank, self.ranks, limit
+            plan = Plan(
+                indices, weights, places, *shape, listed, self.wire, self.overlap, self._spare
+            )
+            for index in new.keys() & self.uncut.keys():
+                self._cut(index, new[index])  # raises if it does not match
+        values = [g.values if isinstance(g, RowSparse) else np.asarray(g) for g in grads]
+        self._check_not_shared(plan, values)
+        return plan, [g if k in listed else flat(g) for k, g in enumerate(grads)], new
+
+    def _check_not_shared(self, plan: Plan, values: Sequence[Array]) -> None:
+        """Raise ValueError if a gradient shares memory with a weight."""
+        if shared := plan.shared(values):
+            one, other = (label(plan.indices[k], self.optimizer.idx2name) for k in shared)
+            raise ValueError(f"{one}: gradient shares memory with the weight of {other}")
+
+    def _check(self, index: Index, grad: Any, weight: Any) -> Any:
+        """Return the checked gradient; raise TypeError or ValueError for an invalid tensor."""
+        context, copy = label(index, self.optimizer.idx2name), self._copies.get(index)
+        _check_numpy(context, "weight", weight)
+        grad = check(context, weight, grad, copy)
+        _check_numpy(context, "gradient", grad.values if isinstance(grad, RowSparse) else grad)
+        if isinstance(grad, RowSparse) and not self.optimizer.native:
+            grad = self.optimizer.dense_gradient(index, weight, grad)
+            grad = grad.to_dense() if isinstance(grad, RowSparse) else grad
+        if copy is not None:
+            check_copy(context, weight, copy)
+        placement = self.placements.get(index)
+        if placement and (placement.shape, placement.dtype) != (weight.shape, weight.dtype.name):
+            raise ValueError(
+                f"{context}: state is kept for shape {placement.shape} and {placement.dtype}, got "
+                f"a weight of shape {weight.shape} and {weight.dtype}"
+            )
+        if isinstance(grad, RowSparse) and weight.ndim < 2 and self.shard.clip_adaptive is not None:
+            raise TypeError(
+                f"{context}: clip_adaptive needs a dense gradient of a weight of one dimension, "
+                "which is one unit"
+            )
+        if placement and placement.form == "flat" and isinstance(grad, RowSparse):
+            raise TypeError(
+                f"{context}: the state was sharded by element, as the first gradient was dense; "
+                "pass a row-sparse gradient first if later ones can be row-sparse"
+            )
+        return grad
+
+    def _placed(
+        self, indices: Sequence[Index], weights: Sequence[Array], listed: dict[int, str]
+    ) -> dict[Index, Placement]:
+        """Placements of the indices that do not have one yet."""
+        new = (
+            (index, weight.shape, weight.dtype.name, self._form(index, weight.shape, k in listed))
+            for k, (index, weight) in enumerate(zip(indices, weights, strict=True))
+            if index not in self.placements
+        )
+        return placed(new, self.ranks)
+
+    def _form(self, index: Index, shape: tuple[int, ...], listed: bool) -> Form:
+        coded, clips = self._is_coded(shape), self.shard.clip_adaptive is not None
+        if clips and len(shape) < 2:
+            return "whole"
+        if not self.optimizer.native or (coded and len(shape) < 2):
+            return "whole"
+        rule = self.optimizer.rule_for(index)
+        return "rows" if listed or coded or clips or (rule and rule.row) else "flat"
+
+    def _facts(self, plan: Plan, new: dict[Index, Placement]) -> list[Fact]:
+        """Facts about a call that all ranks must have in common, besides the optimizer."""
+        if plan.facts is None:
+            names = self.optimizer.idx2name
+            wire = None if self.wire is None else self.wire.name
+            compared = {
+                "tensors": str(len(plan.indices)),
+                "bucket_bytes": str(self.bucket_bytes),
+                "wire": str(wire),
+                "overlap": str(self.overlap),
+            }
+            for k, (index, placement) in enumerate(zip(plan.indices, plan.placements, strict=True)):
+                description = (
+                    f"{label(index, names)} of shape {placement.shape} and {placement.dtype}"
+                )
+                listed = plan.listed.get(k)
+                rows = f", with a gradient that lists rows of {listed}" if listed else ""
+                compared[f"tensor {k}"] = description + rows
+            plan.facts = Facts(compared)
+        facts: list[Fact] = [plan.facts, self._values(plan, new)]
+        if self._unchecked:
+            facts.append(Facts(self._unchecked))
+        if not self.optimizer.native:
+            facts.append(self._fingerprint.rates(plan.indices))
+        return facts
+
+    def _values(self, plan: Plan, new: dict[Index, Placement]) -> Numbers:
+        """Checksums of new and loaded weights, and of a fraction of the other weights."""
+        unsure = new.keys() | self._unsure
+        indices = plan.indices if unsure else []
+        parts = [(k, 0, plan.sizes[k]) for k, i in enumerate(indices) if i in unsure]
+        if self.check_every:
+            windows = plan.windows(self.check_every)
+            turn = self._turns.get(plan.indices[0], 0) if windows else 0
+            parts += windows[turn % len(windows)] if windows else []
+        sums = [checksum(plan.flats[k][first:last]) for k, first, last in parts]
+
+        def in_words() -> dict[str, str]:
+            names = self.optimizer.idx2name
+            return {
+                f"checksum of values {first} to {last} of {label(plan.indices[k], names)}": hex(
+                    found
+                )
+                for (k, first, last), found in zip(parts, sums, strict=True)
+            }
+
+        return Numbers([np.array(sums, np.uint64)], in_words)
+
+    # Masters and copies
+
+    def set_master(self, index: Any, array: Array) -> None:
+        """Set the float32 master of a half-precision weight; call it on all ranks.
+
+        See :meth:`fastopt.optimizer.Updater.set_master`.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            Index of the parameter. The optimizer must have ``multi_precision=True``.
+        array : numpy.ndarray
+            Exact values of the whole weight, float32, equal on all ranks; they are copied. The next
+            update or save compares them between ranks.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The optimizer keeps no masters, or the array does not match. Nothing changes.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from fastopt import optimizer
+        >>> from fastopt.mpi import ShardedUpdater
+        >>> sgd = optimizer.SGD(learning_rate=1.0, multi_precision=True)
+        >>> updater, exact = ShardedUpdater(sgd, MPI.COMM_WORLD), np.full(2, 0.1, np.float32)
+        >>> updater.set_master(0, exact)
+        >>> updater(0, np.zeros(2, np.float16), exact.astype(np.float16))
+        >>> updater.states[0][1]
+        array([0.1, 0.1], dtype=float32)
+        """
+        index = check_index(index)
+        context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
+        check_like(context, "master", array, ("float32",), np.shape(array), written=False)
+        if placement is None or index not in self.states:
+            if not self.optimizer.multi_precision:
+                raise ValueError(
+                    f"{context}: a master needs an optimizer with multi_precision=True"
+                )
+            self._masters[index] = array.copy()
+        elif array.shape != placement.shape:
+            raise ValueError(
+                f"{context}: master must have shape {placement.shape}, got {array.shape}"
+            )
+        else:
+            self.shard.set_master(index, placement.slice_of(flat(array), self.rank))
+        self._unchecked[f"checksum of the master of {context}"] = f"{checksum(array):#x}"
+
+    def set_copy(self, index: Any, array: Array | None) -> None:
+        """Set a half-precision copy of a float32 weight that each update on this rank writes too.
+
+        See :meth:`fastopt.optimizer.Updater.set_copy`.
+
+        Parameters
+        ----------
+        index : int, str or bytes
+            Index of the parameter.
+        array : numpy.ndarray or None
+            The copy, float16 or bfloat16, in the weight's shape. None removes it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `array` has another type or dtype, or is read-only; or, at the next update, its shape is
+            not that of the weight.
+        """
+        index = check_index(index)
+        if array is None:
+            self._copies.pop(index, None)
+            return
+        context = label(index, self.optimizer.idx2name)
+        check_like(context, "copy", array, HALVES, np.shape(array))
+        self._copies[index] = array
+
+
+def _times(grad: Any, factor: float) -> Any:
+    """A gradient times a factor."""
+    if isinstance(grad, RowSparse):
+        return RowSparse(grad.values * grad.dtype.type(factor), grad.indices, grad.shape)
+    return grad * grad.dtype.type(factor)
+
+
+def _by_index(weights: Mapping[Any, Array] | None) -> dict[Index, Array]:
+    """Arrays by checked index."""
+    return {check_index(index): array for index, array in (weights or {}).items()}
+
+
+def _batches(arrays: Mapping[Index, Array], limit: int) -> Iterator[list[Index]]:
+    """Indices of arrays in order, in groups of at least `limit` bytes."""
+    group: list[Index] = []
+    for index in arrays:
+        group.append(index)
+        if sum(arrays[each].nbytes for each in group) >= limit:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two gradients are the same array or views of the same elements."""
+    if one is other:
+        return True
+    one, other = np.asarray(one), np.asarray(other)
+    places = [each.__array_interface__["data"] for each in (one, other)]
+    header = (one.shape, one.dtype, one.strides) == (other.shape, other.dtype, other.strides)
+    return header and places[0] == places[1]
+
+
+def _half(name: str) -> np.dtype[Any]:
+    """Half-precision dtype with a name."""
+    return np.dtype(np.float16) if name == "float16" else np.dtype(bfloat16())
+
+
+def _check_numpy(context: str, role: str, array: Any) -> None:
+    """Raise TypeError for arrays of other libraries, such as those on CUDA devices."""
+    if not isinstance(array, (np.ndarray, np.generic)):
+        kind = type(array).__name__
+        raise TypeError(f"{context}: {role} must be a NumPy array in a sharded updater, got {kind}")
+
+
+def _fits(grad: Any, weight: Array) -> bool:
+    """Whether a gradient certainly matches a known weight."""
+    return type(grad) is np.ndarray and grad.dtype is weight.dtype and grad.shape == weight.shape
+
+
+def _check_apart(indices: Sequence[Index], weights: Sequence[Array], names: dict[Any, str]) -> None:
+    """Raise ValueError if an index is repeated or two weights share memory."""
+    seen: set[Index] = set()
+    for index in indices:
+        if index in seen:
+            raise ValueError(f"{label(index, names)} is in the list twice")
+        seen.add(index)
+    for k, other in Ranges(*bounds(weights)).overlapping():
+        if np.shares_memory(weights[k], weights[other]):
+            raise ValueError(f"{label(indices[other], names)} shares memory with {indices[k]!r}")

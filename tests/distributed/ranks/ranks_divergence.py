@@ -1,0 +1,381 @@
+"""Checks of ranks that are about to do different things: one error on all, and nothing changes."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from ranks_common import comm, told
+
+from fastopt import Parameter, RowSparse, Trainer, optimizer
+from fastopt.amp import LossScaler
+from fastopt.distributed import ShardedTable, ShardedUpdater
+from fastopt.distributed.fingerprint import Fingerprint
+from fastopt.lr_scheduler import LRScheduler, MultiFactorScheduler
+from helpers.tensor_lists import everything
+
+LAST = comm.rank == comm.size - 1
+ONES = np.ones(8, np.float32)
+
+
+def refused(made, weight, *words):
+    """Check that a call raises on all ranks and changes nothing."""
+    before = everything(made.shard, [weight])
+    with told(*words):
+        made(0, ONES, weight)
+    assert everything(made.shard, [weight]) == before
+
+
+def both_ways(make, *words):
+    """The divergence is met whether or not sums of norms come before the launch."""
+    for options in ({}, {"clip_global_norm": 1.0}, {"loss_scaler": LossScaler(8.0)}):
+        refused(ShardedUpdater(make(), comm, **options), np.zeros(8, np.float32), *words)
+
+
+def check_steps_of_a_schedule():
+    def make():
+        steps = [1, 2] if LAST else [100, 200]
+        return optimizer.SGD(lr_scheduler=MultiFactorScheduler(step=steps, base_lr=1.0))
+
+    both_ways(make, "lr_scheduler", "step: [1, 2]")
+
+
+def check_a_schedule_of_the_user():
+    class Table(LRScheduler):
+        def __init__(self):
+            super().__init__(base_lr=1.0)
+            self.table = [0.5 if LAST else 0.1]
+
+        def __call__(self, number):
+            return self.table[0]
+
+    both_ways(lambda: optimizer.SGD(lr_scheduler=Table()), "lr_scheduler", "[0.5]")
+
+
+def check_arguments_of_an_updater():
+    """Its creation fails on all ranks, and the next one works."""
+    for name, value in (
+        ("wire", "float16"),
+        ("overlap", True),
+        ("bucket_bytes", 4096),
+        ("check_every", 7),
+    ):
+        with told(f"for {name}", str(value)):
+            ShardedUpdater(optimizer.SGD(), comm, **({name: value} if LAST else {}))
+    with told("for call", "(ShardedTable)", "(ShardedUpdater)"):
+        if LAST:
+            ShardedTable((4, 1), optimizer.SGD(), comm)
+        else:
+            ShardedUpdater(optimizer.SGD(), comm)
+    made, weight = ShardedUpdater(optimizer.SGD(), comm), np.zeros(8, np.float32)
+    with told("for call", "creation of updater", "(update)"):
+        made(0, ONES, weight) if LAST else ShardedUpdater(optimizer.SGD(), comm)
+    ShardedUpdater(optimizer.SGD(), comm)(0, ONES, weight)
+
+
+def check_masters():
+    """Whether one rank sets none or another one, before the first update or later."""
+    grad = np.ones(8, np.float16)
+    for later in (False, True):
+        for other in (2.0, None):
+            made = ShardedUpdater(optimizer.SGD(multi_precision=True), comm)
+            weight = np.ones(8, np.float16)
+            if later:
+                made(0, grad, weight)
+            if not LAST or other:
+                made.set_master(0, np.full(8, other if LAST else 1.0, np.float32))
+            before = weight.tobytes()
+            for _ in range(2):
+                with told("checksum of the master of index 0"):
+                    made(0, grad, weight)
+            with told("checksum of the master of index 0"):
+                made.save("nowhere")
+            assert weight.tobytes() == before
+            made.set_master(0, np.ones(8, np.float32))
+            made(0, grad, weight)
+
+
+def check_initial_values_of_tables():
+    values = np.arange(8, dtype=np.float32).reshape(4, 2)
+    for other in (values[::-1], None, lambda rows: values[rows]):
+        with told("for values of index 0"):
+            ShardedTable((4, 2), optimizer.SGD(), comm, values=other if LAST else values)
+    made = ShardedTable((4, 2), optimizer.SGD(), comm, values=values.astype("f8" if LAST else "f4"))
+    assert (made.pull(range(4)) == values).all()
+
+
+def check_a_function_as_schedule():
+    """Only what kernels read tells these apart."""
+    rate = 0.5 if LAST else 0.25
+    both_ways(lambda: optimizer.SGD(lr_scheduler=lambda n: rate), "for lr of index 0", "0.5")
+
+
+def check_a_schedule_that_differs_later():
+    made = ShardedUpdater(
+        optimizer.SGD(lr_scheduler=lambda n: 0.5 if n > 2 and LAST else 0.25), comm
+    )
+    weight = np.zeros(8, np.float32)
+    for _ in range(2):
+        made(0, ONES, weight)
+    refused(made, weight, "for lr of index 0")
+
+
+def check_a_rate_that_is_a_numpy_scalar():
+    def make():
+        made = optimizer.SGD(learning_rate=1.0)
+        made.lr = np.float32(0.5 if LAST else 0.25)
+        return made
+
+    both_ways(make, "for lr", "0.5")
+
+
+def check_multipliers_of_parameters():
+    parameter = Parameter("w", shape=(8,), init="zeros")
+    parameter.initialize()
+    trainer = Trainer([parameter], "sgd", {"learning_rate": 1.0}, comm=comm)
+    for multiplier in (1.0, 0.5):
+        parameter.lr_mult = multiplier if LAST else 1.0
+        parameter.add_grad(ONES)
+        if multiplier == 1.0:
+            trainer.step(1)
+            before = parameter.data().copy()
+            continue
+        with told("for lr of index 0 (w)", "0.5"):
+            trainer.step(1)
+    np.testing.assert_array_equal(parameter.data(), before)
+
+
+def check_attributes_that_are_containers():
+    for ours, theirs in (([1, 2], [3]), ({"a": (1, 2)}, {"a": (1, 3)}), ({1}, {2})):
+
+        def make(ours=ours, theirs=theirs):
+            made = optimizer.SGD(learning_rate=1.0)
+            made.layers = ours if LAST else theirs
+            return made
+
+        both_ways(make, "for layers")
+    made = ShardedUpdater(make(), comm)
+    made.optimizer.layers = [1]
+    weight = np.zeros(8, np.float32)
+    made(0, ONES, weight)
+    if LAST:
+        made.optimizer.layers.append(2)
+    refused(made, weight, "for layers", "[1, 2]")
+
+
+def check_arrays_among_the_attributes():
+    made = ShardedUpdater(optimizer.SGD(), comm)
+    for scales in (np.arange(3.0) + LAST, np.array(["a", LAST], object), np.ones((int(LAST), 2))):
+        made.optimizer.scales = scales
+        refused(made, np.zeros(8, np.float32), "for scales")
+
+
+def check_an_update_in_python():
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= self._get_lr(index) * grad
+
+    rate = 0.5 if LAST else 0.25
+    both_ways(lambda: Plain(lr_scheduler=lambda n: rate), "learning rate of index 0", "0.5")
+
+
+def check_hyper_parameters_of_a_table():
+    rate = 0.5 if LAST else 0.25
+    table = ShardedTable((8, 1), optimizer.SGD(lr_scheduler=lambda n: rate), comm)
+    grad = RowSparse(np.ones((1, 1), np.float32), np.array([3]), (8, 1))
+    before = everything(table.shard, [table.weight])
+    with told("for lr of index 0", "0.5"):
+        table.push(grad)
+    assert everything(table.shard, [table.weight]) == before
+
+
+def check_settings_of_the_loss_scaler():
+    scaler = LossScaler(8.0, growth_interval=1 if LAST else 5)
+    made = ShardedUpdater(optimizer.SGD(), comm, loss_scaler=scaler)
+    refused(made, np.zeros(8, np.float32), "growth_interval")
+
+
+def check_objects_among_the_attributes_of_a_loss_scaler():
+    """Their addresses are not compared, but the items of containers are."""
+
+    class Own(LossScaler):
+        def __init__(self, history):
+            super().__init__(8.0)
+            self.owner, self.history = object(), history
+
+    ShardedUpdater(optimizer.SGD(), comm, loss_scaler=Own([1]))(0, ONES, np.zeros(8, np.float32))
+    made = ShardedUpdater(optimizer.SGD(), comm, loss_scaler=Own([int(LAST)]))
+    refused(made, np.zeros(8, np.float32), "loss scaler's history", "[1]")
+
+
+def check_weights_that_differ_after_a_load():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(comm.bcast(folder), "state")
+        made, weight = ShardedUpdater(optimizer.SGD(momentum=0.5), comm), np.ones(8, np.float32)
+        made(0, ONES, weight)
+        made.save(path)
+        other = ShardedUpdater(optimizer.SGD(momentum=0.5), comm, check_every=0)
+        other.load(path)
+        refused(other, np.full(8, 100.0 * LAST, np.float32), "checksum of values 0 to 8 of index 0")
+        other(0, ONES, weight)
+        comm.Barrier()
+
+
+def check_weights_that_change_between_steps():
+    """In the next step where all weights or few change; else in `check_every` steps."""
+    for size, changed in ((8, 3), (101, 100), (9999, 0), (30_000, slice(None))):
+        made, weight = ShardedUpdater(optimizer.SGD(), comm), np.ones(size, np.float32)
+        grad = np.ones(size, np.float32)
+        for _ in range(3):
+            made(0, grad, weight)
+        weight[changed] += LAST
+        with told("checksum of values"):
+            made(0, grad, weight)
+    for place in range(0, 50_000, 9_000):
+        made = ShardedUpdater(optimizer.SGD(), comm, check_every=4)
+        weight = np.ones(50_000, np.float32)
+        grad = weight.copy()
+        made(0, grad, weight)
+
+        def four_steps(made=made, weight=weight, place=place, grad=grad):
+            for _ in range(4):
+                weight[place] = 3.0 if LAST else 1.0  # written again after each step
+                made(0, grad, weight)
+
+        with told("checksum of values"):
+            four_steps()
+
+
+def check_weights_that_start_in_another_order_or_with_other_signs():
+    rows = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
+    signs = np.ones(8)
+    signs[-2:] = -1
+    for ours, theirs in ((rows, rows[[0, *range(15, 0, -1)]]), (np.ones(8), signs)):
+        made, weight = ShardedUpdater(optimizer.SGD(), comm), (ours if LAST else theirs).copy()
+        with told("checksum of values"):
+            made(0, np.ones_like(weight), weight)
+
+
+def check_indices_of_weights_that_are_saved_or_loaded():
+    """Nothing is written, and nothing changes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(comm.bcast(folder), "state")
+        made, weights = ShardedUpdater(optimizer.SGD(momentum=0.5), comm), [ONES.copy(), 2 * ONES]
+        made([0, 1], [ONES, ONES], weights)
+        made.save(path, dict(enumerate(weights)))
+        before = path.read_bytes()
+        for chosen in (None, {0: weights[0]}, {}):
+            with told("for weights", "has 0, 1"):
+                made.save(path, dict(enumerate(weights)) if LAST else chosen)
+            comm.Barrier()
+            assert path.read_bytes() == before
+            state = everything(made.shard, weights)
+            with told("for weights", "has 0, 1"):
+                made.load(path, weights=dict(enumerate(weights)) if LAST else chosen)
+            assert everything(made.shard, weights) == state
+        with np.testing.assert_raises_regex((TypeError, RuntimeError), f"rank {comm.size - 1}: "):
+            made.load(path, weights={2.5: weights[0]} if LAST else {0: weights[0]})
+        loaded = [0 * ONES, 0 * ONES]
+        made.load(path, weights=dict([*enumerate(loaded)][:: -1 if LAST else 1]))
+        assert [a.tobytes() for a in loaded] == [a.tobytes() for a in weights]
+        comm.Barrier()
+
+
+def check_updaters_that_are_called_in_another_order():
+    first, second = (ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm) for _ in range(2))
+    one, two = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    for made, weight in ((first, one), (second, two)):
+        made(0, ONES, weight)
+    before = everything(first.shard, [one]), everything(second.shard, [two])
+    made, weight = (second, two) if LAST else (first, one)
+    with told("for call", f"call 2 of updater {made._number} (update)"):
+        made(0, ONES, weight)
+    assert (everything(first.shard, [one]), everything(second.shard, [two])) == before
+
+
+def check_counts_of_updates():
+    made, weight = ShardedUpdater(optimizer.Adam(), comm), np.ones(8, np.float32)
+    made(0, ONES, weight)
+    made.optimizer._index_update_count[0] = 5 if LAST else 1
+    refused(made, weight, "_index_update_count of index 0", "6")
+
+
+def check_a_path_that_is_another_directory_on_each_rank():
+    """Nothing is left of the new checkpoint, and the old one is whole."""
+    with tempfile.TemporaryDirectory() as folder:
+        common = comm.bcast(folder)
+        mine = Path(common, f"rank{comm.rank}")
+        mine.mkdir()
+        path = Path(common, "state")
+        made, weight = ShardedUpdater(optimizer.Adam(), comm), np.ones(8, np.float32)
+        made(0, ONES, weight)
+        made.save(path)
+        before = sorted(p.name for p in Path(common).iterdir())
+        comm.Barrier()
+        here = Path.cwd()
+        os.chdir(mine if LAST else common)
+        try:
+            with np.testing.assert_raises_regex(OSError, f"the shards of rank {comm.size - 1} in"):
+                made.save("state")
+        finally:
+            os.chdir(here)
+        comm.Barrier()
+        assert sorted(p.name for p in Path(common).iterdir()) == before
+        assert [*mine.iterdir()] == []
+        ShardedUpdater(optimizer.Adam(), comm).load(path)
+        comm.Barrier()
+
+
+def check_a_function_that_fails_on_one_rank_before_the_launch():
+    """All ranks raise its error, whatever came before, and can go on."""
+
+    def rate(number):
+        if LAST and number == 2:
+            raise LookupError("no rate")
+        return 1.0
+
+    for options in ({}, {"clip_global_norm": 1e9}, {"loss_scaler": LossScaler(1.0)}):
+        made = ShardedUpdater(optimizer.SGD(lr_scheduler=rate), comm, **options)
+        weight = np.zeros(8, np.float32)
+        made(0, ONES, weight)
+        before = everything(made.shard, [weight])
+        with np.testing.assert_raises_regex(RuntimeError, f"rank {comm.size - 1}: no rate"):
+            made(0, ONES, weight)
+        assert everything(made.shard, [weight]) == before
+
+
+def check_a_schedule_is_called_once_in_a_step():
+    asked = []
+    made = ShardedUpdater(optimizer.SGD(lr_scheduler=lambda n: asked.append(n) or 1.0), comm)
+    weight = np.zeros(8, np.float32)
+    for _ in range(3):
+        made(0, ONES, weight)
+        comm.Barrier()
+    assert asked[-2:] == [2, 3]
+
+
+def check_attributes_are_read_again_only_when_they_may_have_changed():
+    made = optimizer.Adam()
+    made.set_lr_mult({f"p{k}": 1.0 for k in range(1000)})
+    fingerprint = Fingerprint(made)
+
+    def digests():
+        return [fact.digest for fact in fingerprint.facts()]
+
+    first, before = digests(), (fingerprint._fixed, fingerprint._tables)
+    assert digests() == first
+    for now, then in zip((fingerprint._fixed, fingerprint._tables), before, strict=True):
+        assert now is then
+    seen = {tuple(first)}
+    for change in (
+        lambda: made.lr_mult.update(p3=0.5),
+        lambda: setattr(made, "beta1", 0.5),
+        lambda: setattr(made, "more", [1]),
+        lambda: made.more.append(2),
+        lambda: made._index_update_count.update({0: 3}),
+        lambda: made.idx2name.update({0: "w"}),
+    ):
+        change()
+        assert tuple(digests()) not in seen
+        seen.add(tuple(digests()))

@@ -1,0 +1,281 @@
+"""Checks of embedding tables by id over ranks, on any number of ranks."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from ranks_common import comm, exact, raised
+
+import fastopt
+from fastopt import checkpoint, optimizer
+from fastopt.checkpoint import CheckpointError
+from fastopt.distributed import ShardedEmbeddingTable
+from fastopt.distributed.embedding import owners_of
+from helpers.tensor_lists import frozen
+
+KINDS = {
+    "momentum": (partial(optimizer.SGD, momentum=0.9, lazy_update=True), {}),
+    "adam": (optimizer.Adam, {}),
+    "decay": (partial(optimizer.AdamW, sparse_decay="catch_up", wd=0.1), {"half_life": 3.0}),
+    "half": (partial(optimizer.Adam, multi_precision=True), {"dtype": "bfloat16"}),
+    "int8": (partial(optimizer.Adam, state_dtype="int8", state_min_size=1), {"dim": 128}),
+    "rare": (partial(optimizer.AdaGrad, lazy_update=True), {"min_count": 3}),
+}
+
+
+def table_of(kind, **more):
+    make, options = KINDS[kind]
+    init = fastopt.initializer.Uniform(0.5, rng=np.random.default_rng(0))
+    return fastopt.EmbeddingTable(
+        **{"dim": 3, "optimizer": make(), "init": init, **options, **more}
+    )
+
+
+def batches(step, dim, parts):
+    """Ids and gradients of a step, in so many parts; the second part is empty."""
+    rng = np.random.default_rng(step)
+    ids = rng.integers(0, 60, 24) * 0x123456789ABCDEF - 2**62
+    grads = exact(step, (24, dim), "float32")
+    cuts = np.sort(rng.integers(0, 25, parts - 1))
+    if parts > 1:
+        cuts[0] = cuts[min(1, parts - 2)]
+    return [*zip(np.split(ids, cuts), np.split(grads, cuts), strict=True)]
+
+
+def contents(table):
+    """Everything that a table has, as bytes."""
+    described = table._described()
+    made = described.pop("optimizer").__getstate__()
+    return checkpoint.dumps([described, sorted(made.items())])
+
+
+def together(table, array):
+    """Items of all ranks, in the order of the ids."""
+    ids = np.concatenate(comm.allgather(table.table.ids()))
+    return np.concatenate(comm.allgather(array))[np.argsort(ids)]
+
+
+def same(table, alone):
+    """Whether rows, counts and last uses are those of a table in one process."""
+    order = np.argsort(alone.ids())
+    ids = np.sort(alone.ids())
+    assert frozen(together(table, table.table.ids())) == frozen(ids)
+    assert frozen(together(table, table.table.to_arrays()[1])) == frozen(
+        alone.to_arrays()[1][order]
+    )
+    np.testing.assert_allclose(
+        together(table, table.table.counts()), alone.counts()[order], rtol=1e-6
+    )
+    assert frozen(together(table, table.table.last_used())) == frozen(alone.last_used()[order])
+    assert (owners_of(table.table.ids(), comm.size) == comm.rank).all()
+    return True
+
+
+def check_the_table_is_that_of_one_process(folder):
+    for kind in KINDS:
+        table, alone = ShardedEmbeddingTable(table_of(kind), comm), table_of(kind)
+        for step in range(6):
+            parts = batches(step, alone.dim, comm.size)
+            ids, grads = parts[comm.rank]
+            every = np.concatenate([part for part, _ in parts])
+            found = table.lookup(ids.reshape(1, -1))
+            expected = alone.lookup(every)
+            first = sum(len(part) for part, _ in parts[: comm.rank])
+            assert frozen(found[0]) == frozen(expected[first : first + len(ids)]), (kind, step)
+            table.update(ids, grads)
+            alone.update(every, np.concatenate([part for _, part in parts]))
+            assert same(table, alone), (kind, step)
+            if step == 3:
+                gone = np.concatenate(comm.allgather(table.evict(unused_for=2, count_below=5)))
+                assert frozen(np.sort(gone)) == frozen(
+                    np.sort(alone.evict(unused_for=2, count_below=5))
+                )
+                assert len(gone), kind
+        before = contents(table.table)
+        assert not table.lookup([1 - comm.rank], create=False).any()
+        assert contents(table.table) == before
+        table.flush()
+        alone.flush()
+        assert same(table, alone)
+
+
+def check_sums_over_all_rows_are_those_of_all_ranks(folder):
+    """LAMB needs the norm of the whole table."""
+    make = partial(optimizer.LAMB, lazy_update=True)
+    init = fastopt.initializer.Uniform(0.5, rng=0)
+    alone = fastopt.EmbeddingTable(3, make(), init=init)
+    own = fastopt.EmbeddingTable(3, make(), init=fastopt.initializer.Uniform(0.5, rng=0))
+    table = ShardedEmbeddingTable(own, comm)
+    for step in range(4):
+        parts = batches(step, 3, comm.size)
+        table.update(*parts[comm.rank])
+        alone.update(*map(np.concatenate, zip(*parts, strict=True)))
+    order = np.argsort(alone.ids())
+    np.testing.assert_allclose(
+        together(table, table.table.to_arrays()[1]), alone.to_arrays()[1][order], rtol=1e-5
+    )
+
+
+def check_initial_values_have_one_seed(folder):
+    """Every rank draws a seed of its own, and that of rank 0 is used."""
+    table = ShardedEmbeddingTable(fastopt.EmbeddingTable(2, "adam", init="normal"), comm)
+    rows = comm.allgather(table.lookup(np.arange(20)))
+    assert all(frozen(each) == frozen(rows[0]) for each in rows)
+    assert len(np.unique(rows[0])) == 40
+
+
+def check_ranks_draw_different_noise(folder):
+    sgld = optimizer.SGLD(learning_rate=0.1, lazy_update=True)
+    table = ShardedEmbeddingTable(fastopt.EmbeddingTable(4, sgld, init="zeros"), comm)
+    table.update(np.arange(40), np.zeros((40, 4), np.float32))
+    assert len(np.unique(table.lookup(np.arange(40)))) == 160
+
+
+def check_ids_have_one_dtype(folder):
+    largest = 2**64 - 1
+    table = ShardedEmbeddingTable(fastopt.EmbeddingTable(2, "adam"), comm)
+    with raised(TypeError, "ids must be integers"):
+        table.lookup([0.5])
+    assert table.table._keys is None
+    table.lookup(np.array([largest] if comm.rank == comm.size - 1 else [], np.uint64))
+    assert table.table.id_dtype == np.uint64
+    assert np.concatenate(comm.allgather(table.table.ids())).tolist() == [largest]
+    with raised(ValueError, "must fit into the table's uint64, got -1"):
+        table.lookup(np.array([-1]))
+
+
+def check_ids_of_a_reopened_table_have_the_dtype_that_any_rank_knows(folder):
+    own = table_of("adam")
+    ids = np.arange(40, dtype=np.uint64)
+    if comm.rank == 0:
+        own.lookup(ids[owners_of(ids.view(np.int64), comm.size) == 0])
+    table = ShardedEmbeddingTable(own, comm)
+    assert table.table.id_dtype == np.uint64
+    assert table.lookup(ids).shape == (40, 3)
+
+
+def check_a_call_that_fails_changes_nothing(folder):
+    last = comm.rank == comm.size - 1
+    table = ShardedEmbeddingTable(table_of("adam", capacity=30), comm)
+    ids, grads = batches(0, 3, comm.size)[comm.rank]
+    table.lookup(ids)
+    table.update(ids, grads)
+    before = contents(table.table)
+    where = f"rank {comm.size - 1}: " if comm.size > 1 else ""
+    with raised(TypeError, where, "ids must be integers"):
+        table.lookup(["a"] if last else [1])
+    with raised(ValueError, where, "grads must have shape (1, 3), got (1, 2)"):
+        table.update([5], np.ones((1, 2 if last else 3), np.float32))
+    mine = np.arange(10**6, 10**6 + 40 * comm.size)
+    mine = mine[owners_of(mine, comm.size) == comm.size - 1]
+    many = mine if comm.rank == 0 else mine[:0]
+    with raised(ValueError, where, "and capacity is 30"):
+        table.update(many, np.ones((len(many), 3), np.float32))
+    if comm.size > 1:
+        with raised(ValueError, "ranks disagree: for create"):
+            table.lookup([5], create=last)
+        with raised(ValueError, "ranks disagree"):
+            table.table.optimizer.lr = 0.5 if last else 0.001
+            table.update([5], np.ones((1, 3), np.float32))
+        table.table.optimizer.lr = 0.001
+    assert contents(table.table) == before
+    with raised(ValueError, where, "and capacity is 30"):
+        table.lookup(many)
+    weights = {i: table.table._storage.weight[r] for i, r in zip(*_rows(before), strict=True)}
+    assert all((table.table.lookup(i, create=False) == w).all() for i, w in weights.items())
+    assert table.table.step == 1
+    table.update(ids, grads)
+
+
+def _rows(saved):
+    described, _ = checkpoint.loads(saved)
+    return described["ids"][0].tolist(), range(len(described["ids"][0]))
+
+
+def check_what_does_not_fit_is_refused(folder):
+    with raised(TypeError, "table must be an EmbeddingTable"):
+        ShardedEmbeddingTable(3, comm)
+    if comm.size == 1:
+        return
+    with raised(ValueError, "ranks disagree: for dim"):
+        ShardedEmbeddingTable(table_of("adam", dim=2 + (comm.rank == 0)), comm)
+    other = table_of("adam")
+    other.lookup(np.arange(50))
+    with raised(ValueError, "rank 0: table 'embedding' has id ", "owns"):
+        ShardedEmbeddingTable(other, comm)
+
+
+def check_a_table_in_files_is_reopened(folder):
+    path = Path(folder, f"files-{comm.size}-{comm.rank}")
+    table = ShardedEmbeddingTable(table_of("adam", path=path), comm)
+    alone = table_of("adam")
+    for step in range(4):
+        parts = batches(step, 3, comm.size)
+        table.update(*parts[comm.rank])
+        alone.update(*map(np.concatenate, zip(*parts, strict=True)))
+        if step == 1:
+            table.table.close()
+            table = ShardedEmbeddingTable(fastopt.EmbeddingTable.open(path), comm)
+    assert same(table, alone)
+    table.table.close()
+
+
+def check_tables_of_jobs_of_every_size_are_loaded(folder):
+    """The first job saves after 3 of 6 steps, and the others continue as it does."""
+    for kind in KINDS:
+        path = Path(folder, f"table-{kind}")
+        known = path.exists()
+        alone = table_of(kind)
+        comm.Barrier()
+        if known:
+            used = table_of(kind).optimizer
+            table = ShardedEmbeddingTable.load(path, comm, used if kind == "adam" else None)
+            assert kind != "adam" or table.optimizer is used
+        else:
+            table = ShardedEmbeddingTable(table_of(kind), comm)
+        for step in range(6):
+            parts = batches(step, alone.dim, comm.size)
+            ids, grads = map(np.concatenate, zip(*parts, strict=True))
+            alone.lookup(ids)
+            alone.update(ids, grads)
+            if step == 3:
+                alone.evict(count_below=2)
+            if not known and step == 3:
+                table.save(path)
+            if not known or step >= 3:
+                table.lookup(parts[comm.rank][0])
+                table.update(*parts[comm.rank])
+                if step == 3:
+                    table.evict(count_below=2)
+        assert same(table, alone), kind
+        one = Path(folder, f"one-{kind}-{comm.size}")
+        if comm.rank == 0:
+            alone.save(one)
+        comm.Barrier()
+        assert same(ShardedEmbeddingTable.load(one, comm), alone), kind
+    kept = ShardedEmbeddingTable.load(path, comm)
+    with raised(CheckpointError, "not a checkpoint of ranks"):
+        fastopt.distributed.ShardedUpdater(kept.optimizer, comm).load(path)
+    with raised(CheckpointError, "it was saved with AdaGrad, optimizer is SGD"):
+        ShardedEmbeddingTable.load(path, comm, fastopt.SGD(lazy_update=True))
+    damaged = Path(folder, f"damaged-{comm.size}")
+    kept.save(damaged)
+    if comm.rank == 0:
+        next(damaged.parent.glob(f"{damaged.name}.*.{comm.size - 1}-of-{comm.size}")).unlink()
+    comm.Barrier()
+    with raised(CheckpointError, f"shard {comm.size - 1} of {comm.size} is missing"):
+        ShardedEmbeddingTable.load(damaged, comm)
+
+
+def check_operations_of_a_call_are_few(folder):
+    table = ShardedEmbeddingTable(table_of("adam"), comm)
+    ids = np.arange(comm.rank, 30)
+    for _ in range(2):
+        table.lookup(ids)
+        before = table._ranks.waits
+        table.lookup(ids)
+        looked = table._ranks.waits
+        table.update(ids, np.ones((len(ids), 3), np.float32))
+        updated = table._ranks.waits
+    assert looked - before <= 5
+    assert updated - looked <= 4

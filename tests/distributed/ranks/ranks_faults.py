@@ -1,0 +1,167 @@
+"""Checks of ranks that do not agree: one clear error on every rank, and no rank that waits."""
+
+import io
+import os
+import sys
+import threading
+import warnings
+
+import numpy as np
+from ranks_common import comm, raised, told
+
+from fastopt import EmbeddingTable, optimizer
+from fastopt.distributed import (
+    ShardedEmbeddingTable,
+    ShardedTable,
+    ShardedUpdater,
+    embedding,
+    owned,
+)
+from fastopt.lr_scheduler import FactorScheduler
+from fastopt.mpi.communicator import _say_farewell, await_reader
+
+LAST = comm.rank == comm.size - 1
+
+
+def updater(**arguments):
+    return ShardedUpdater(optimizer.SGD(**arguments), comm)
+
+
+def check_a_master_that_is_no_array_is_refused_before_an_update_and_after():
+    made = updater(multi_precision=True)
+    for _ in range(2):
+        with raised(TypeError, "master must be a NumPy array, got list"):
+            made.set_master(0, [1.0, 2.0, 3.0])
+        made(0, np.zeros(3, np.float16), np.ones(3, np.float16))
+
+
+def check_ranks_that_disagree():
+    ones, odd = np.ones((3, 2), np.float32), np.ones((2, 3), np.float32)
+    weight = odd if LAST else ones
+    with told("index 0 of shape (3, 2) and float32", "index 0 of shape (2, 3)"):
+        updater()(0, np.ones_like(weight), weight.copy())
+    weight = ones.astype(np.float64) if LAST else ones.copy()
+    with told("float64"):
+        updater()(0, np.ones_like(weight), weight)
+    with told("index 1"):
+        updater()(1 if LAST else 0, ones, ones.copy())
+    with told("for tensors", "has 2"):
+        number = 2 if LAST else 1
+        updater()([*range(number)], [ones] * number, [ones.copy() for _ in range(number)])
+    with told("for lr", "0.5"):
+        updater(learning_rate=0.5 if LAST else 0.1)(0, ones, ones.copy())
+    with told("for optimizer", "NAG"):
+        made = optimizer.NAG() if LAST else optimizer.SGD()
+        ShardedUpdater(made, comm)(0, ones, ones.copy())
+    with told("for lr_scheduler", "0.25"):
+        rate = 0.25 if LAST else 0.5
+        updater(lr_scheduler=FactorScheduler(step=1, base_lr=rate))(0, ones, ones.copy())
+    with told("for clip_global_norm"):
+        ShardedUpdater(optimizer.SGD(), comm, clip_global_norm=1.0 if LAST else None)(
+            0, ones, ones.copy()
+        )
+    with told("checksum"):  # weights that do not start equal
+        updater()(0, ones, ones * (1 + LAST))
+    with told("for call", "update", "save"):
+        made = updater()
+        made.save("nowhere") if LAST else made(0, ones, ones.copy())
+    with told("for shape"):
+        ShardedTable((4 if LAST else 5, 1), optimizer.SGD(), comm)
+
+
+def check_a_call_after_an_error_works():
+    made, weight = updater(learning_rate=1.0), np.zeros(4, np.float32)
+    with raised(ValueError):
+        made(0, np.ones(3 if LAST else 4, np.float32), weight)
+    with told():
+        made(1 if LAST else 0, np.ones(4, np.float32), weight)
+    made(0, np.ones(4, np.float32), weight)
+    assert (weight == -comm.size).all()
+
+
+def check_errors_of_other_kinds_are_told_too():
+    class Odd(float):
+        def __str__(self):
+            raise LookupError("cannot be told")
+
+    made = optimizer.SGD()
+    made.odd = Odd(1) if LAST else 1.0
+    with raised(RuntimeError, f"rank {comm.size - 1}: cannot be told"):
+        ShardedUpdater(made, comm)(0, np.ones(2), np.ones(2))
+
+
+def check_a_forked_process_takes_no_part_as_its_rank():
+    """Its calls are errors, its errors do not end the job, and its end is no end of the rank."""
+    made, weight = updater(learning_rate=1.0), np.zeros(4, np.float32)
+    made(0, np.ones(4, np.float32), weight)
+    comm.Barrier()
+    if LAST:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other threads
+            child = os.fork()
+        if not child:
+            status = 1
+            try:
+                for call in (lambda: made(0, 9 * weight, weight), updater):
+                    with raised(RuntimeError, "this process was forked from a rank"):
+                        call()
+                sys.stderr = io.StringIO()
+                sys.excepthook(LookupError, LookupError("of the child"), None)
+                _say_farewell()
+                status = 0 if "of the child" in sys.stderr.getvalue() else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+    made(0, np.ones(4, np.float32), weight)
+    assert (weight == -2 * comm.size).all()
+
+
+def check_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
+    other = comm.Dup()
+    if not LAST:
+        with raised(TimeoutError, "waited 0.2 s for others to create their first updater"):
+            ShardedUpdater(optimizer.SGD(), other, timeout=0.2)
+    comm.Barrier()
+    if LAST:
+        other.Idup()[1].Wait()  # ends the operation of the others
+    comm.Barrier()
+
+
+def check_an_error_of_one_rank_in_a_lookup_or_pull_is_reported_to_the_others():
+    class Failing:
+        def __init__(self, *arguments):
+            raise MemoryError("no memory for the routes")
+
+    for module in (owned, embedding):
+        other = comm.Dup()
+        if module is owned:
+            call = ShardedTable((9, 2), optimizer.SGD(), other, timeout=30).pull
+        else:
+            own = EmbeddingTable(2, optimizer.SGD(lazy_update=True), init="ones")
+            call = ShardedEmbeddingTable(own, other, timeout=30).lookup
+        call([1, 2])
+        routes = module.Routes
+        module.Routes = Failing if LAST else routes
+        try:
+            with raised((MemoryError, RuntimeError), "MemoryError: " * (not LAST), "no memory for"):
+                call([1, 2])
+        finally:
+            module.Routes = routes
+        comm.Barrier()
+
+
+def check_words_in_a_pipe_wait_for_their_reader():
+    read, write = os.pipe()
+    with open(write, "w") as file:
+        file.write("an error")
+        waiting = threading.Thread(target=await_reader, args=(file,))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        assert os.read(read, 100) == b"an error"
+        waiting.join()
+        file.write("an error that nobody reads")
+        await_reader(file, limit=0.1)
+    os.close(read)
+    await_reader(io.StringIO())
+    await_reader(file)  # closed

@@ -1,0 +1,202 @@
+"""Checks of gradients that are sent while others are computed, and of memory that is not packed."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from ranks_common import Pair, comm, exact, raised, told
+
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+from fastopt.checkpoint import placement
+from fastopt.distributed import ShardedUpdater, flat_like
+from helpers.tensor_lists import everything, frozen, normal
+
+LAST = comm.rank == comm.size - 1
+SHAPES = [(70,), (900, 40), (0, 3), (2000, 300), (301,), (1200, 900), (7,)]
+"""Three lines or more, one of them of a single tensor."""
+
+
+class Eager:
+    """Updater that begins with each gradient of a list, in some order, before it is called."""
+
+    def __init__(self, updater, order, some=lambda place: True):
+        self.updater, self.order, self.some = updater, order, some
+        self.begun = 0
+
+    def __call__(self, indices, grads, weights):
+        for place in self.order:
+            if self.some(place):
+                self.updater.begin(indices[place], grads[place])
+        exchange = self.updater._exchanging
+        self.begun += exchange.begun if exchange else 0
+        self.updater(indices, grads, weights)
+
+    def __getattr__(self, name):
+        return getattr(self.updater, name)
+
+
+def check_the_bits_are_those_of_one_updater():
+    """With gradients that become ready in any order, on some ranks only, for any buckets."""
+    backward, shuffled = range(len(SHAPES))[::-1], np.random.default_rng(comm.rank).permutation(7)
+    some_ranks = lambda place: comm.rank != 1  # noqa: E731
+    some_tensors = lambda place: place != 5 - comm.rank % 2  # noqa: E731
+    for order, some, size in (
+        (backward, lambda place: True, None),
+        (shuffled, lambda place: True, 100_000),
+        (backward, some_ranks, 1 << 26),
+        (shuffled, some_tensors, None),
+    ):
+        for options in ({}, {"clip_global_norm": 1e9}):
+            weights = [normal(k, s, "float32") for k, s in enumerate(SHAPES)]
+            pair = Pair(lambda: optimizer.Adam(wd=0.1), weights, **options)
+            made = optimizer.Adam(wd=0.1)
+            sharded = ShardedUpdater(made, comm, overlap=True, bucket_bytes=size, **options)
+            pair.sharded = Eager(sharded, order, some)
+            for step in range(3):
+                slopes = lambda k, r, s=step: exact(9 * s + r + k, SHAPES[k], np.float32)  # noqa: E731
+                pair.step([*range(len(SHAPES))], slopes)
+            if options:
+                pair.close(rtol=1e-5, atol=1e-6)
+            else:
+                assert pair.same()
+            begins = comm.size > 1 and order is backward and some(0) and some(5)
+            assert pair.sharded.begun or not begins
+
+
+def check_memory_in_one_piece_is_not_packed():
+    """Bits are the same whether gradients, weights, both or none are."""
+    found = []
+    for place in range(4):
+        weights = [normal(k, s, "float32") for k, s in enumerate(SHAPES)]
+        grads = [normal(9 * comm.rank + k, s, "float32") for k, s in enumerate(SHAPES)]
+        for arrays, one in ((weights, place & 1), (grads, place & 2)):
+            if one:
+                for flat, array in zip(pieces := flat_like(arrays), arrays, strict=True):
+                    flat[...] = array
+                arrays[:] = pieces
+        updater = ShardedUpdater(optimizer.SGD(momentum=0.9), comm, bucket_bytes=1 << 20)
+        for _ in range(3):
+            updater([*range(len(SHAPES))], grads, weights)
+        found.append(frozen(weights))
+        if comm.size > 1:
+            together = [group.weights is not None for group in updater._plan.groups]
+            assert all(together) == bool(place & 1)
+    assert all(each == found[0] for each in found)
+
+
+def check_calls_that_fail_after_begin_change_nothing():
+    """All ranks raise, what was sent is forgotten, and the next step works."""
+    weights = [normal(k, s, "float32") for k, s in enumerate(SHAPES)]
+    indices = [*range(len(SHAPES))]
+    grads = [np.ones_like(w) for w in weights]
+    wrong = [*grads[:-1], np.ones(3, np.float32)]
+    for options in ({}, {"clip_global_norm": 1.0}, {"loss_scaler": LossScaler(2.0)}):
+        updater = ShardedUpdater(optimizer.Adam(), comm, overlap=True, **options)
+        updater([0, 1], grads[:2], weights[:2])
+        updater(indices, grads, weights)
+        before = everything(updater.shard, weights)
+
+        def begin(updater=updater, ranks=range(comm.size)):
+            for place in indices[::-1] if comm.rank in ranks else ():
+                updater.begin(place, grads[place])
+
+        for ranks in (range(comm.size), [0], [comm.size - 1]):
+            begin(ranks=ranks)
+            with raised(ValueError, "gradient must have shape (7,), got (3,)"):
+                updater(indices, wrong if LAST else grads, weights)
+            if comm.size > 1:
+                begin(ranks=ranks)
+                updater.optimizer.lr = 0.5 if LAST else 0.001
+                with told("for lr"):
+                    updater(indices, grads, weights)
+                updater.optimizer.lr = 0.001
+                begin(ranks=ranks)
+                with raised(ValueError, "begin() was called for the parameters"):
+                    updater([1], grads[1:2], weights[1:2])
+                begin(ranks=ranks)
+                with raised(ValueError, "index 1: the gradient is not the one passed to begin()"):
+                    updater(indices, [grads[0], grads[1].copy(), *grads[2:]], weights)
+        assert everything(updater.shard, weights) == before
+        begin()
+        updater(indices, grads, weights)
+        assert everything(updater.shard, weights) != before
+
+
+def check_errors_of_begin_are_of_one_rank():
+    weights = [np.zeros(5, np.float32), np.zeros((3, 2), np.float32)]
+    grads = [np.ones_like(w) for w in weights]
+    with raised(ValueError, "begin() needs an updater with overlap=True"):
+        ShardedUpdater(optimizer.SGD(), comm).begin(0, grads[0])
+    updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm, overlap=True)
+    updater.begin(0, grads[0])  # nothing is known yet
+    updater([0, "b"], grads, weights)
+    if LAST:
+        with raised(ValueError, "index 3: begin() accepts only parameters of the previous call"):
+            updater.begin(3, grads[0])
+        with raised(ValueError, "gradient must have shape (3, 2), got (5,)"):
+            updater.begin("b", grads[0])
+        updater.begin("b", grads[1])
+        if comm.size > 1:
+            with raised(ValueError, "begin() was called twice in a step"):
+                updater.begin("b", grads[1])
+    updater([0, "b"], grads, weights)
+    assert (weights[1] == -2 * comm.size).all()
+
+
+def check_rows_and_whole_tensors_may_begin():
+    """Row-sparse gradients go with the call; an update() in NumPy sees whole sums."""
+
+    class Plain(optimizer.Optimizer):
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            weight -= grad
+
+    table, dense = np.zeros((9, 2), np.float32), np.zeros(6, np.float32)
+    grads = [(np.ones((1, 2), np.float32), np.array([4])), np.ones(6, np.float32)]
+    updater = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm, overlap=True)
+    for _ in range(2):
+        for place in (1, 0):
+            updater.begin(place, grads[place])
+        updater([0, 1], grads, [table, dense])
+    assert (dense == -2 * comm.size).all()
+    assert (table[4] == -2 * comm.size).all()
+    assert not table[:4].any()
+    plain, weights = ShardedUpdater(Plain(), comm, overlap=True), [np.zeros(6), np.zeros((2, 2))]
+    for _ in range(2):
+        slopes = [np.ones(6), np.ones((2, 2))]
+        plain.begin(1, slopes[1])
+        plain([0, 1], slopes, weights)
+    assert all((w == -2 * comm.size).all() for w in weights)
+
+
+def check_state_in_one_line_is_loaded_and_goes_on():
+    """As checkpoints have it whose tensors of a dtype were all cut as one."""
+    lines = placement.LINE, placement.LINE_OF_RANK
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(comm.bcast(folder), "state")
+        weights = [normal(k, s, "float32") for k, s in enumerate(SHAPES)]
+        straight = [w.copy() for w in weights]
+        grads, indices = [np.ones_like(w) for w in weights], [*range(len(SHAPES))]
+        placement.LINE = placement.MOST
+        try:
+            old = ShardedUpdater(optimizer.Adam(), comm)
+            old(indices, grads, weights)
+            old.save(path)
+        finally:
+            placement.LINE, placement.LINE_OF_RANK = lines
+        new = ShardedUpdater(optimizer.Adam(), comm, overlap=True)
+        new.load(path)
+        assert new.placements == old.placements
+        for _ in range(2):
+            for place in indices[::-1]:
+                if new._plan:
+                    new.begin(place, grads[place])
+            new(indices, grads, weights)
+        other = ShardedUpdater(optimizer.Adam(), comm)
+        for _ in range(3):
+            other(indices, grads, straight)
+        assert frozen(weights) == frozen(straight)
+        if comm.size > 1:
+            assert other.placements != new.placements
+        comm.Barrier()

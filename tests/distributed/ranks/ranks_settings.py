@@ -1,0 +1,145 @@
+"""Checks of settings of one process on ranks: accumulated and clipped gradients, several lists."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from ranks_common import Pair, comm, exact, raised
+
+from fastopt import optimizer
+from fastopt.amp import LossScaler
+from fastopt.distributed import ShardedUpdater
+from helpers.tensor_lists import everything, normal
+
+SHAPES = [(40, 7), (1,), (0, 3), (), (33,), (3, 5)]
+INDICES = [*range(len(SHAPES))]
+LAST = comm.rank == comm.size - 1
+FORMS = [
+    (optimizer.Adam, "float32", {}),
+    (optimizer.Adam, "float32", {"loss_scaler": LossScaler, "clip_global_norm": 1e9}),
+    (optimizer.LAMB, "float32", {}),
+    (lambda: optimizer.SGD(multi_precision=True), "float16", {}),
+]
+
+
+def started(make, dtype, **options):
+    """A pair with weights of all shapes."""
+    weights = [np.asarray(normal(k, s, "float64"), dtype) for k, s in enumerate(SHAPES)]
+    return Pair(make, weights, options.pop("loss_scaler", None), **options)
+
+
+def slopes(step, dtype):
+    """Gradients of a step by tensor and rank."""
+    return lambda k, rank: exact(90 * step + 9 * k + rank, SHAPES[k], dtype)
+
+
+def same_or_close(pair, make):
+    """Sums over tensors are added in another order on several ranks."""
+    if make is optimizer.LAMB:
+        pair.close(rtol=1e-5, atol=1e-6)
+    else:
+        assert pair.same()
+
+
+def check_accumulated_gradients_are_applied_like_in_one_process():
+    for make, dtype, options in FORMS:
+        pair = started(make, dtype, accumulate=2, **options)
+        for step in range(6):
+            before = pair.sharded._ranks.waits
+            pair.step(INDICES, slopes(step, dtype))
+            same_or_close(pair, make)
+            assert pair.sharded.info == pair.alone.info
+            if step % 2 == 0:
+                assert pair.sharded._ranks.waits == before
+        counts = pair.sharded.optimizer._index_update_count
+        assert dict(counts) == dict(pair.alone.optimizer._index_update_count)
+
+
+def check_accumulated_rows():
+    for lazy in (True, False):
+        make = lambda lazy=lazy: optimizer.Adam(lazy_update=lazy)  # noqa: E731
+        ours, theirs = (np.ones((9, 2), np.float32) for _ in "ab")
+        sharded = ShardedUpdater(make(), comm, accumulate=2)
+        alone = optimizer.Updater(make(), accumulate=2)
+        for step in range(4):
+            rows = [
+                (np.full((2, 2), r + 1, np.float32), np.array([step, step + r % 3]))
+                for r in range(comm.size)
+            ]
+            sharded("w", rows[comm.rank], ours)
+            whole = [np.concatenate(parts) for parts in zip(*rows, strict=True)]
+            alone("w", (whole[0], whole[1]), theirs)
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def check_a_window_that_fails_is_repeated():
+    sharded, weight = ShardedUpdater(optimizer.SGD(momentum=0.5), comm, accumulate=2), np.zeros(8)
+    ones = np.ones(8)
+    sharded(0, ones, weight)
+    before = everything(sharded.shard, [weight])
+    if comm.size > 1:
+        sharded.optimizer.lr = 0.5 if LAST else 0.25
+        with raised(ValueError, "ranks disagree: for lr"):
+            sharded(0, ones, weight)
+        sharded.optimizer.lr = 0.01
+        assert everything(sharded.shard, [weight]) == before
+    with raised(ValueError, "gradients of 1 parameters wait for their update"):
+        sharded.save("nowhere")
+    with raised(ValueError, "equal numbers of calls"):
+        sharded([0, 1], [ones, ones], [weight, np.zeros(8)])
+    sharded(0, ones, weight)
+    np.testing.assert_allclose(weight, -0.01 * comm.size, rtol=1e-12)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(comm.bcast(folder), "state")
+        sharded.save(path)
+        sharded(0, ones, weight)
+        sharded.load(path)  # drops the open window
+        sharded.save(path)
+        comm.Barrier()
+    with raised(ValueError, "accumulate sends gradients once in several calls"):
+        ShardedUpdater(optimizer.SGD(), comm, accumulate=2, overlap=True)
+
+
+def check_units_are_clipped_like_in_one_process():
+    for make, dtype, options in FORMS:
+        for more in ({}, {"accumulate": 2}):
+            pair = started(make, dtype, clip_adaptive=0.01, **options, **more)
+            for step in range(4):
+                pair.step(INDICES, slopes(step, dtype))
+                same_or_close(pair, make)
+    weight, rows = np.ones((9, 2), np.float32), np.array([1, 4])
+    ours, theirs = weight.copy(), weight.copy()
+    sharded = ShardedUpdater(optimizer.SGD(lazy_update=True), comm, clip_adaptive=0.01)
+    alone = optimizer.Updater(optimizer.SGD(lazy_update=True), clip_adaptive=0.01)
+    grad = np.full((2, 2), 8, np.float32)
+    sharded(0, (grad if comm.rank == 0 else 0 * grad, rows), ours)
+    alone(0, (grad, rows), theirs)
+    assert ours.tobytes() == theirs.tobytes()
+    with raised(TypeError, "clip_adaptive needs a dense gradient"):
+        sharded(1, (np.ones(1), np.array([0])), np.ones(4))
+
+
+def check_state_of_a_slice_in_another_dtype():
+    sharded = ShardedUpdater(optimizer.Adam(state_dtype="bfloat16"), comm)
+    sharded(0, np.ones(6, np.float32), np.ones(6, np.float32))
+    for own, other in zip(sharded.state_as(0), sharded.states[0], strict=True):
+        assert own.dtype == np.float32
+        assert own.shape == other.shape
+
+
+def check_plans_of_several_lists_are_kept():
+    """Also those of single parameters, in any order; a warm call makes no plan."""
+    pair = started(optimizer.Adam, "float32", bucket_bytes=1 << 12)
+    lists = [INDICES, INDICES[:3], INDICES[3:], INDICES[::-1], *([k] for k in INDICES)]
+    weights = pair.ours, pair.theirs
+    for step in range(3):
+        kept = [*pair.sharded._plans.values()]
+        for indices in lists:
+            pair.ours, pair.theirs = ([each[k] for k in indices] for each in weights)
+            pair.step(indices, lambda k, r, i=indices, s=step: slopes(s, np.float32)(i[k], r))
+            assert pair.same()
+        found = [*pair.sharded._plans.values()]
+        assert len(found) == len(lists)
+        assert step == 0 or all(a is b for a, b in zip(found, kept, strict=True))
+    rooms = {memory.nbytes for memory in pair.sharded._spare.memory}
+    assert len(rooms) == (comm.size > 1)

@@ -1,0 +1,288 @@
+"""Checks of sharded tables, on any number of ranks."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from ranks_common import comm, raised, state_bytes
+
+from fastopt import RowSparse, optimizer
+from fastopt.distributed import ShardedTable, ShardedTables, collectives
+from fastopt.distributed import rows as ways
+from fastopt.distributed.job import private
+from helpers.tensor_lists import dtype_of, everything, frozen, normal
+
+OPTIMIZERS = {
+    "sgd": {"momentum": 0.9},
+    "adam": {},
+    "adagrad": {"wd": 0.1},
+    "adamw": {"sparse_decay": "catch_up", "wd": 0.1},
+    "ftrl": {},
+    "groupadagrad": {},
+    "nag": {},  # not lazy: all rows are updated
+}
+
+
+def lists(rng, rows, dtype="float32", width=3):
+    """For each rank, values and row numbers, some of them repeated; one rank lists none."""
+    made = []
+    for rank in range(comm.size):
+        number = 0 if rank == 1 or not rows else int(rng.integers(1, 30))
+        values = rng.normal(size=(number, width)).astype(dtype_of(dtype))
+        made.append((values, rng.integers(0, max(rows, 1), number)))
+    return made
+
+
+def together(parts, shape):
+    """The lists of all ranks, with the rows of each summed unless that would round."""
+    lists = [RowSparse(*part, shape) for part in parts]
+    lists = [part if part.dtype.itemsize == 2 else part.coalesce() for part in lists]
+    pairs = [(part.values, part.indices) for part in lists]
+    values, rows = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    return RowSparse(values, rows, shape)
+
+
+def check_tables_are_updated_as_one():
+    """The bits of one updater that is given all lists; also with fewer rows than ranks."""
+    for owners in ("block", "hash"):
+        for rows in (101, 3, 1, 0):
+            for name, arguments in OPTIMIZERS.items():
+                rng, shape = np.random.default_rng(rows), (rows, 3)
+                whole = normal(1, shape, "float32")
+                table = ShardedTable(
+                    shape, optimizer.create(name, **arguments), comm, values=whole, owners=owners
+                )
+                alone = optimizer.get_updater(optimizer.create(name, **arguments))
+                for _ in range(3):
+                    parts = lists(rng, rows)
+                    table.push(parts[comm.rank])
+                    alone(0, together(parts, shape), whole)
+                    mine = np.random.default_rng(comm.rank)
+                    ids = mine.integers(0, rows, 9 + comm.rank) if rows else []
+                    pulled = table.pull(ids)
+                    assert pulled.tobytes() == whole[np.asarray(ids, int)].tobytes(), (name, rows)
+                if "sparse_decay" in arguments and rows:
+                    table.flush()
+                    alone.flush(0, whole)
+                assert table.weight.tobytes() == whole[table.rows].tobytes()
+
+
+def check_norms_are_those_of_the_whole_table():
+    shape = (60, 4)
+    for name in ("lars", "lamb"):
+        whole = normal(1, shape, "float32")
+        table = ShardedTable(shape, optimizer.create(name), comm, values=whole, owners="hash")
+        alone = optimizer.get_updater(optimizer.create(name))
+        rng = np.random.default_rng(5)
+        for _ in range(3):
+            parts = lists(rng, 60, width=4)
+            table.push(parts[comm.rank])
+            alone(0, together(parts, shape), whole)
+        np.testing.assert_allclose(table.pull(np.arange(60)), whole, rtol=1e-5)
+
+
+def check_rows_of_many_kinds():
+    """Halves with masters, random rounding, float64, rows of any shape, functions of rows."""
+    forms = (
+        ("float16", {"multi_precision": True}, "float16"),
+        ("float16", {"multi_precision": True}, "float32"),
+        ("bfloat16", {"rounding": "stochastic"}, "bfloat16"),
+        ("float64", {}, "float64"),
+    )
+    for dtype, arguments, slopes in forms:
+        shape = (30, 3)
+        whole = normal(1, shape, dtype)
+        made = optimizer.Adam(learning_rate=0.1, **arguments)
+        table = ShardedTable(
+            shape, made, comm, values=lambda rows, w=whole: w[rows], dtype=dtype_of(dtype)
+        )
+        alone = optimizer.get_updater(optimizer.Adam(learning_rate=0.1, **arguments))
+        rng = np.random.default_rng(2)
+        for _ in range(2):
+            parts = lists(rng, 30, slopes)
+            table.push(parts[comm.rank])
+            alone(0, together(parts, shape), whole)
+        assert table.pull(range(30)).tobytes() == whole.tobytes()
+    deep = ShardedTable((5, 2, 2), optimizer.SGD(learning_rate=1.0), comm, index="deep")
+    ones = np.ones((1, 2, 2), np.float32)
+    deep.push(RowSparse(ones, np.array([4]), (5, 2, 2)))
+    assert (deep.pull([4, 0])[:, 0, 0] == [-comm.size, 0]).all()
+
+
+def check_work_is_spread():
+    """Each rank has its share of rows and state; hashing spreads what is used together."""
+    table = ShardedTable((10_000, 8), optimizer.Adam(), comm, owners="hash")
+    table.push((np.ones((1, 8), np.float32), np.array([comm.rank])))
+    assert abs(len(table.rows) - 10_000 / comm.size) <= comm.size
+    assert state_bytes(table.states) == 2 * len(table.rows) * 8 * 4
+    for stride in (1, 2, 16):
+        owners = table.owners.of(np.arange(0, 3200, stride))
+        counts = np.bincount(owners, minlength=comm.size)
+        assert counts.max() <= 1.2 * len(owners) / comm.size + 2
+
+
+def check_clip_and_overflow_are_agreed():
+    made = optimizer.SGD(learning_rate=1.0)
+    table = ShardedTable((20, 1), made, comm, clip_global_norm=1.0)
+    table.push((np.full((1, 1), 3, np.float32), np.array([comm.rank])))
+    np.testing.assert_allclose(table.info.global_norm, 3 * comm.size**0.5)
+    np.testing.assert_allclose(table.pull([0]), -1 / comm.size**0.5, rtol=1e-6)
+    before = everything(table.shard, [table.weight])
+    last = comm.rank == comm.size - 1
+    table.push((np.full((1, 1), np.nan if last else 1, np.float32), np.array([0])))
+    assert table.info.skipped
+    assert everything(table.shard, [table.weight]) == before
+
+
+def check_calls_that_fail_change_nothing():
+    table = ShardedTable((9, 2), optimizer.Adam(), comm, values=normal(0, (9, 2), "float32"))
+    good = np.ones((1, 2), np.float32), np.array([3])
+    table.push(good)
+    before = everything(table.shard, [table.weight])
+    last = comm.rank == comm.size - 1
+    with raised(ValueError, "below 9, got 9"):
+        table.push((good[0], np.array([9])) if last else good)
+    with raised(ValueError, "below 9, got -1"):
+        table.pull([-1] if last else [1])
+    with raised(TypeError, "gradient must have dtype float32, got float64"):
+        table.push((good[0].astype(np.float64), good[1]) if last else good)
+    with raised(TypeError, "gradient must be a RowSparse"):
+        table.push(np.ones((9, 2), np.float32))
+    with raised(ValueError, "values must have shape (9, 2), got (8, 2)"):
+        ShardedTable((9, 2), optimizer.Adam(), comm, values=np.zeros((8, 2)))
+    with raised(ValueError, "owners must be"):
+        ShardedTable((9, 2), optimizer.Adam(), comm, owners="mine")
+    with raised(TypeError, "shape must be"):
+        ShardedTable(9, optimizer.Adam(), comm)
+    assert everything(table.shard, [table.weight]) == before
+    assert frozen(table.pull([])) == ("float32", (0, 2), b"")
+
+
+def check_what_is_gathered_beyond_the_largest_count_comes_in_parts():
+    arrays = [normal(comm.rank, (50 + comm.rank, 3), "float32"), np.arange(comm.rank * 4)]
+    ranks = private(comm).ranks
+    expected, counts = collectives.gathered_together(ranks, arrays)
+    most, before, collectives.MOST = collectives.MOST, ranks.waits, 7
+    try:
+        found, again = collectives.gathered_together(ranks, arrays)
+    finally:
+        collectives.MOST = most
+    assert ranks.waits - before > 2
+    assert frozen(found) == frozen(expected)
+    assert frozen(again) == frozen(counts)
+    whole = np.concatenate([normal(rank, (50 + rank, 3), "float32") for rank in range(comm.size)])
+    assert frozen(found[0]) == frozen(whole)
+
+
+def check_rows_of_several_kinds_reach_their_ranks():
+    """Segments of any number of bytes, also of none, to any rank."""
+    ranks = private(comm).ranks
+    kinds = [("float32", (3,)), ("int64", ()), ("float16", (5,)), ("float64", (0,))]
+    every = np.random.default_rng(0).integers(0, 40, (len(kinds), comm.size, comm.size))
+    every[:, 0] = 0  # rank 0 sends nothing
+    arrays = {
+        (k, source, target): normal(9 * k + 3 * source + target, (count, *shape), dtype)
+        for k, (dtype, shape) in enumerate(kinds)
+        for (source, target), count in np.ndenumerate(every[k])
+    }
+    here = range(comm.size)
+    sent = [np.concatenate([arrays[k, comm.rank, r] for r in here]) for k in range(len(kinds))]
+    came = [np.concatenate([arrays[k, r, comm.rank] for r in here]) for k in range(len(kinds))]
+    for some in (slice(None), slice(1), slice(1, 3), slice(3, 4)):
+        counts = every[some, comm.rank], every[some, :, comm.rank]
+        found = collectives.exchanged(ranks, sent[some], *counts)
+        assert frozen(found) == frozen(came[some])
+
+
+def check_several_tables_are_updated_as_one_list():
+    """Whether gradients are of the rows pulled before, on all ranks, on some, or on none."""
+    shapes = {"a": (40, 3), "b": (7, 2), "none": (0, 2), "c": (25,)}
+    whole = {i: normal(k, s, "float32") for k, (i, s) in enumerate(shapes.items())}
+    tables = ShardedTables(
+        shapes,
+        optimizer.Adam(learning_rate=0.1),
+        comm,
+        values={i: w if i == "a" else lambda rows, w=w: w[rows] for i, w in whole.items()},
+        owners="hash",
+    )
+    alone = optimizer.get_updater(optimizer.Adam(learning_rate=0.1))
+    for step, (chosen, pulling) in enumerate(
+        [("ab", ()), ("ab", range(9)), ([*shapes], [0]), ("cb", [1, 3]), ([*shapes], range(9))]
+    ):
+        ids, every = {}, {index: [] for index in chosen}
+        for rank in range(comm.size):
+            rng = np.random.default_rng((step, rank))
+            for index in chosen:
+                height, *width = shapes[index]
+                rows = rng.integers(0, max(height, 1), 9 if height else 0)
+                every[index].append((rng.normal(size=(len(rows), *width)).astype("f"), rows))
+        ids = {index: every[index][comm.rank][1] for index in chosen}
+        other = {index: rows[:3] for index, rows in ids.items()}
+        found = tables.pull(ids if comm.rank in pulling else other)
+        for index, rows in (ids if comm.rank in pulling else other).items():
+            assert found[index].tobytes() == whole[index][rows].tobytes()
+        tables.push({index: every[index][comm.rank] for index in chosen})
+        joined = [
+            together(every[index], shapes[index]) for index in tables.weights if index in chosen
+        ]
+        order = [index for index in tables.weights if index in chosen]
+        alone(order, joined, [whole[index] for index in order])
+        for index, weight in tables.weights.items():
+            assert weight.tobytes() == whole[index][tables.owned(index)].tobytes(), (step, index)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(comm.bcast(folder), "tables")
+        tables.save(path)
+        again = ShardedTables(shapes, optimizer.Adam(learning_rate=0.1), comm, owners="hash")
+        again.load(path)
+        assert frozen((again.weights, again.states)) == frozen((tables.weights, tables.states))
+        comm.Barrier()
+    before = everything(tables.shard, [*tables.weights.values()])
+    good = np.ones((1, 3), np.float32), np.array([3])
+    last = comm.rank == comm.size - 1
+    with raised(ValueError, "below 7, got 7"):
+        wrong = np.ones((1, 2), np.float32), np.array([7 if last else 1])
+        tables.push({"a": good, "b": wrong})
+    with raised(ValueError, "there is no such table"):
+        tables.pull({"a": [1], "d": [1]})
+    with raised(ValueError, "expected one table or more, got none"):
+        tables.push({})
+    with raised(TypeError, "expected a mapping of tables' indices, got list"):
+        tables.pull([1])
+    if comm.size > 1:
+        with raised(ValueError, "ranks disagree"):
+            tables.push({"a": good} if last else {"c": (np.ones(1, np.float32), np.array([2]))})
+    assert everything(tables.shard, [*tables.weights.values()]) == before
+
+
+def check_operations_do_not_grow_with_tables():
+    found = set()
+    for number in (1, 6):
+        shapes = {k: (12, 1 + k) for k in range(number)}
+        tables = ShardedTables(shapes, optimizer.Adam(), comm)
+        rows = np.array([comm.rank, 7])
+        for _ in range(2):
+            before = tables._ranks.waits
+            tables.pull(dict.fromkeys(shapes, rows))
+            tables.push({k: (np.ones((2, w), np.float32), rows) for k, (_, w) in shapes.items()})
+        found.add(tables._ranks.waits - before)
+    assert len(found) == 1
+    assert max(found) <= 8
+
+
+def check_rows_of_a_pull_are_not_named_again():
+    table = ShardedTable((50, 2), optimizer.SGD(), comm)
+    sent, exchanged = [], collectives.exchanged
+    ids = np.array([3, 40, 3, 9])
+
+    def counted(ranks, arrays, *counts):
+        sent.append(sum(array.nbytes for array in arrays))
+        return exchanged(ranks, arrays, *counts)
+
+    table.pull(ids)
+    ways.exchanged = counted
+    try:
+        table.push((np.ones((4, 2), np.float32), ids))
+        table.push((np.ones((4, 2), np.float32), ids + 1))
+    finally:
+        ways.exchanged = exchanged
+    assert sent == [3 * 2 * 4, 3 * 2 * 4 + 3 * 8]

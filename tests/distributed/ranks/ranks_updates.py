@@ -1,0 +1,518 @@
+"""Checks of sharded updates, on any number of ranks."""
+
+import sys
+import tracemalloc
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from ranks_common import Pair, comm, exact, raised, state_bytes, summed
+
+from fastopt import RowSparse, Updater, optimizer
+from fastopt._engine.validate import leaves
+from fastopt._kernels.codes import is_worth_codes
+from fastopt.amp import LossScaler
+from fastopt.distributed import ShardedTable, ShardedUpdater
+from helpers.cases import CASES
+from helpers.tensor_lists import Tensor, dtype_of, everything, frozen, laid, normal, tensors_of
+
+NORMS = ("lars", "lamb", "lans", "lbsgd")
+
+
+def dense_of(case):
+    """Tensors with dense gradients."""
+    chosen = tensors_of(case).items()
+    return {index: t for index, t in chosen if t.gradient not in ("rows", "pair")}
+
+
+def slope(tensor, seed):
+    """Gradient of a tensor whose sum over ranks is exact."""
+    dtype = "float32" if tensor.gradient == "single" else tensor.dtype
+    return exact(seed, tensor.shape, dtype_of(dtype))
+
+
+def check_every_optimizer():
+    """One rank: the bits of the plain updater; several: those too, but for sums of norms."""
+    for case in CASES:
+        if case.recorded:
+            continue
+        tensors = dense_of(case)
+        kinds = [*tensors.values()]
+
+        def make(case=case):
+            return case.make(wd=case.wd, rounding="stochastic")
+
+        pair = Pair(make, [t.make(1) for t in kinds], bucket_bytes=20_000)
+        for step in range(3):
+            pair.step([*tensors], lambda k, r, s=step, t=kinds: slope(t[k], 100 * s + 10 * r + k))
+        if comm.size == 1:
+            theirs = {i: [a.ravel() for a in leaves(s)] for i, s in pair.alone.states.items()}
+            ours = {i: [a.ravel() for a in leaves(s)] for i, s in pair.sharded.states.items()}
+            assert frozen(ours) == frozen(theirs), case
+        if comm.size == 1 or case.name not in NORMS:
+            assert pair.same(), case
+        else:
+            pair.close(rtol=2e-3, atol=1e-5)
+        ours, theirs = pair.sharded.optimizer, pair.alone.optimizer
+        assert dict(ours._index_update_count) == dict(theirs._index_update_count)
+        assert ours.num_update == theirs.num_update
+
+
+def check_halves():
+    """Masters, split masters and bfloat16 state; gradients are reduced in float32."""
+    forms = (
+        ("float16", {"multi_precision": True}),
+        ("bfloat16", {"multi_precision": True, "master": "split"}),
+        ("bfloat16", {"rounding": "stochastic", "state_dtype": "bfloat16"}),
+        ("float32", {"state_dtype": "bfloat16"}),
+    )
+    for dtype, arguments in forms:
+        kinds = [Tensor((40, 9), dtype), Tensor((3,), dtype), Tensor((500,), dtype)]
+
+        def make(arguments=arguments):
+            return optimizer.Adam(learning_rate=0.01, **arguments)
+
+        pair = Pair(make, [t.make(1) for t in kinds], bucket_bytes=256)
+        if arguments.get("master") is None and arguments.get("multi_precision"):
+            master = normal(7, (40, 9), "float32")
+            pair.sharded.set_master("a", master)
+            pair.alone.set_master("a", master)
+        for step in range(3):
+            slopes = lambda k, r, s=step, t=kinds: slope(t[k], 9 * s + 3 * r + k)  # noqa: E731
+            pair.step(["a", "b", "c"], slopes)
+        assert pair.same(), (dtype, arguments)
+
+
+def check_large_values_do_not_overflow_in_float16():
+    weight = np.ones(40, np.float16)
+    updater = ShardedUpdater(optimizer.SGD(learning_rate=1e-6, multi_precision=True), comm)
+    updater(0, np.full(40, 60_000, np.float16), weight)
+    expected = np.float32(1) - np.float32(1e-6) * np.float32(60_000 * comm.size)
+    np.testing.assert_allclose(updater.states[0][1], np.float32(expected), rtol=1e-6)
+
+
+def check_copies():
+    make = lambda: optimizer.Adam(learning_rate=0.1)  # noqa: E731
+    pair = Pair(make, [normal(0, (30,), "float32")])
+    ours, theirs = (w[0].astype(np.float16) for w in (pair.ours, pair.theirs))
+    pair.sharded.set_copy(0, ours)
+    pair.alone.set_copy(0, theirs)
+    pair.step([0], lambda k, r: exact(r, (30,), np.float16))
+    assert pair.same()
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def check_calls_of_other_lists():
+    """Slices stay those of the first call, whatever lists come later."""
+    shapes = [(70,), (5, 8), (300,), (1,)]
+    pair = Pair(
+        lambda: optimizer.Adam(wd=0.1), [normal(k, s, "float32") for k, s in enumerate(shapes)]
+    )
+    ours, theirs = pair.ours, pair.theirs
+    for step, chosen in enumerate([(0, 1), (1,), (3, 2, 0), (2,), (0, 1, 2, 3)]):
+        pair.ours, pair.theirs = ([w[i] for i in chosen] for w in (ours, theirs))
+        slopes = lambda k, r, s=step, c=chosen: exact(7 * s + r, shapes[c[k]], np.float32)  # noqa: E731
+        pair.step([*chosen], slopes)
+        assert frozen(ours) == frozen(theirs)
+    pair.sharded(1, exact(comm.rank, shapes[1], np.float32), ours[1])
+    grads = [exact(rank, shapes[1], np.float32) for rank in range(comm.size)]
+    pair.alone(1, sum(grads[1:], grads[0]), theirs[1])
+    assert frozen(ours) == frozen(theirs)
+    again = [w.copy() for w in ours]  # other arrays under the same indices
+    grads = [np.ones_like(w) for w in ours]
+    pair.sharded([0, 1, 2, 3], grads, again)
+    pair.alone([0, 1, 2, 3], [g * comm.size for g in grads], theirs)
+    assert frozen(again) == frozen(theirs)
+
+
+def check_a_weight_may_move_in_memory():
+    made, weight = ShardedUpdater(optimizer.SGD(learning_rate=1.0), comm), np.zeros(8, np.float32)
+    for size in (1 << 20, 8):
+        made(0, np.ones_like(weight), weight)
+        weight.resize(size, refcheck=False)
+        weight.resize(8, refcheck=False)
+    made(0, np.ones_like(weight), weight)
+    assert (weight == -3 * comm.size).all()
+
+
+def check_gradients_may_have_another_layout_in_each_step():
+    """Also ones that no compiled check accepts, and lists of other kinds."""
+    shapes = [(30, 20), (7,), (1,), (3, 0)]
+    pair = Pair(lambda: optimizer.Adam(), [normal(k, s, "float32") for k, s in enumerate(shapes)])
+    for step, layout in enumerate(("c", "c", "fortran", "c", "strided")):
+        slopes = lambda k, r, s=step, a=layout: laid(exact(9 * s + r, shapes[k], np.float32), a)  # noqa: E731
+        pair.step([*range(4)], slopes)
+        assert pair.same()
+    grads = [exact(comm.rank, s, np.float32) for s in shapes]
+    pair.sharded((0, 1, 2, 3), tuple(grads), tuple(pair.ours))
+    every = [[exact(rank, s, np.float32) for rank in range(comm.size)] for s in shapes]
+    pair.alone([0, 1, 2, 3], [summed(each) for each in every], pair.theirs)
+    assert pair.same()
+
+
+def check_python_of_a_step_does_not_grow_with_tensors():
+    """Functions that a warm call enters; waiting takes any number."""
+
+    def entered(call):
+        names = []
+        sys.setprofile(lambda frame, event, _: names.append(frame.f_code) if event == "call" else 0)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+        return [code.co_name for code in names if not code.co_filename.endswith("ranks.py")]
+
+    found = []
+    for tensors in (100, 500):
+        weights = [np.zeros((3, 5), np.float32) for _ in range(tensors)]
+        grads = [np.ones_like(w) for w in weights]
+        updater = ShardedUpdater(optimizer.Adam(), comm, check_every=0)
+        call = partial(updater, [*range(tensors)], grads, weights)
+        for _ in range(3):
+            call()
+        found.append(entered(call))
+    assert found[0] == found[1]
+
+
+def check_schedules_and_multipliers():
+    from fastopt.lr_scheduler import CosineScheduler
+
+    names = {0: "fc_weight", 1: "fc_bias"}
+
+    def make():
+        made = optimizer.SGD(
+            momentum=0.9,
+            wd=0.1,
+            rescale_grad=0.25,
+            clip_gradient=0.3,
+            param_idx2name=names,
+            lr_scheduler=CosineScheduler(max_update=9, base_lr=0.5),
+        )
+        made.set_lr_mult({"fc_bias": 2.0})
+        return made
+
+    pair = Pair(make, [normal(0, (9, 4), "float32"), normal(1, (4,), "float32")])
+    for step in range(4):
+        slopes = lambda k, r, s=step: exact(4 * s + r, [(9, 4), (4,)][k], np.float32)  # noqa: E731
+        pair.step([0, 1], slopes)
+    assert pair.same()
+
+
+def check_gradients_that_list_rows():
+    """Beside dense ones; the bits of one updater that is given all lists one after the other."""
+    shapes = {"table": (23, 3), "fc": (40,), "few": (1, 2), "none": (0, 2)}
+    forms = (
+        ("adam", {}, "float32"),
+        ("adagrad", {"wd": 0.1}, "float32"),
+        ("nag", {"momentum": 0.9}, "float32"),  # not lazy: all rows change
+        ("adamw", {"sparse_decay": "catch_up", "wd": 0.1}, "float32"),
+        ("sgd", {"sparse_decay": "dense", "wd": 0.1, "multi_precision": True}, "float16"),
+    )
+    for name, arguments, dtype in forms:
+        weights = [normal(k, s, dtype) for k, s in enumerate(shapes.values())]
+        sharded = ShardedUpdater(optimizer.create(name, **arguments), comm)
+        alone = optimizer.get_updater(optimizer.create(name, **arguments))
+        ours, theirs = ([w.copy() for w in weights] for _ in range(2))
+        ours[0], theirs[0] = (np.asfortranarray(w[0]) for w in (ours, theirs))
+
+        def lists(step, rank, height, width, dtype=dtype):
+            rng = np.random.default_rng((step, rank))
+            number = 0 if rank == 1 or not height else 6
+            rows = rng.integers(0, max(height, 1), number)
+            return exact(step + rank, (number, width), dtype_of(dtype)), rows
+
+        for step in range(3):
+            every = []
+            for rank in range(comm.size):
+                grads = [lists(step, rank, *shape) for shape in shapes.values() if len(shape) == 2]
+                grads.insert(1, exact(step + rank, (40,), dtype_of(dtype)))
+                every.append(grads)
+            sharded([*shapes], every[comm.rank], ours)
+            joined = []
+            for k, parts in enumerate(zip(*every, strict=True)):
+                pairs = zip(*parts, strict=True)
+                joined.append(summed(parts) if k == 1 else tuple(map(np.concatenate, pairs)))
+            alone([*shapes], joined, theirs)
+            assert frozen(ours) == frozen(theirs), name
+        if "sparse_decay" in arguments:
+            sharded.flush("table")
+            alone.flush("table", theirs[0])
+            assert frozen(ours) == frozen(theirs), name
+            with raised(ValueError, "flush needs the weight"):
+                sharded.flush("other")
+        if name == "adam":
+            elements = sum(w.size for w in weights)
+            assert state_bytes(sharded.states) <= 2 * 4 * (elements / comm.size + 3)
+
+
+def check_norm_and_overflow_are_agreed():
+    shapes = [(40, 30), (7,)]
+    pair = Pair(
+        lambda: optimizer.Adam(learning_rate=0.1),
+        [normal(k, s, "float32") for k, s in enumerate(shapes)],
+        scaler=lambda: LossScaler(init_scale=1024),
+        clip_global_norm=0.01,
+        bucket_bytes=512,
+    )
+    for step in range(3):
+        slopes = lambda k, r, s=step: exact(5 * s + r, shapes[k], np.float32)  # noqa: E731
+        pair.step([0, 1], slopes)
+        ours, theirs = pair.sharded.info.global_norm, pair.alone.info.global_norm
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    pair.close(rtol=1e-6)
+    before = frozen((pair.ours, pair.sharded.states))
+    last = comm.size - 1
+    slopes = lambda k, r: np.full(shapes[k], np.inf if r == last and k else 1.0, np.float32)  # noqa: E731
+    pair.step([0, 1], slopes)
+    assert pair.sharded.info.skipped
+    assert pair.sharded.info.culprits == ("1",)
+    assert frozen((pair.ours, pair.sharded.states)) == before
+    assert pair.sharded.loss_scaler.scale == pair.alone.loss_scaler.scale == 512
+    pair.step([0, 1], lambda k, r: exact(r, shapes[k], np.float32))
+    assert not pair.sharded.info.skipped
+    pair.close(rtol=1e-6)
+
+
+def check_optimizers_written_in_numpy_see_whole_tensors():
+    class Normalized(optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return np.zeros_like(weight)
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            state += grad
+            weight -= self._get_lr(index) * state / np.linalg.norm(state)
+
+    shapes = [(4, 3), (50,), (2, 2, 2), (6,)]
+    for scaler in (None, LossScaler):
+        weights = [normal(k, s, "float64") for k, s in enumerate(shapes)]
+        pair = Pair(lambda: Normalized(learning_rate=0.1), weights, scaler=scaler)
+        for step in range(2):
+            slopes = lambda k, r, s=step: exact(3 * s + r, shapes[k], np.float64)  # noqa: E731
+            pair.step([*range(4)], slopes)
+        assert pair.same()
+        ours, theirs = pair.sharded.optimizer, pair.alone.optimizer
+        assert dict(ours._index_update_count) == dict(theirs._index_update_count)
+
+
+def check_each_matrix_is_updated_by_one_rank():
+    """And weights of the fallback too; a row-sparse gradient of a matrix is an error."""
+    shapes = [(4, 3), (50,), (3, 8), (6,)]
+    weights = [normal(k, s, "float32") for k, s in enumerate(shapes)]
+    common = {"learning_rate": 0.1, "fallback": "sgd"}
+    for klass, arguments in (
+        (optimizer.Muon, {"cautious": True}),
+        (optimizer.SOAP, {}),
+        (optimizer.Shampoo, {"precondition_frequency": 2}),
+    ):
+        pair = Pair(lambda made=klass, more=arguments: made(**common, **more), weights)
+        for step in range(3):
+            slopes = lambda k, r, s=step: exact(3 * s + r, shapes[k], np.float32)  # noqa: E731
+            pair.step([*range(4)], slopes)
+        assert pair.same()
+        assert dict(pair.sharded.optimizer._index_update_count) == dict.fromkeys(range(4), 3)
+        rows = np.ones((1, 3), np.float32), np.array([0])
+        with raised(TypeError, f"index 0: {klass.__name__} takes dense gradients of matrices"):
+            pair.sharded(0, rows, pair.ours[0])
+
+
+def check_state_is_shared_out():
+    """Memory of state, and of all that the updater allocates, falls as one over the ranks."""
+    weights = [np.zeros((1000, 300), np.float32), np.zeros(4001, np.float32)]
+    total = sum(w.nbytes for w in weights)
+    made = ShardedUpdater(optimizer.Adam(), comm, bucket_bytes=1 << 16)
+    made([0, 1], [np.ones_like(w) for w in weights], weights)
+    del made
+    grads = [np.ones_like(w) for w in weights]
+    updater = ShardedUpdater(optimizer.Adam(), comm, bucket_bytes=1 << 16)
+    tracemalloc.start()
+    updater([0, 1], grads, weights)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert abs(state_bytes(updater.states) - 2 * total / comm.size) < 16 * comm.size
+    summed = total / comm.size if comm.size > 1 else 0  # the gradients of this rank's slices
+    assert 0 < held - state_bytes(updater.states) - summed < 7 * (1 << 16) + 150_000, held
+
+
+def check_operations_of_a_step_are_two_a_bucket_and_one():
+    """Two more where a norm is needed first: its agreement and its sum."""
+    for more, options in ((1, {}), (3, {"clip_global_norm": 1.0})):
+        weights = [np.zeros(1000, np.float32), np.zeros((20, 30), np.float32)]
+        made = ShardedUpdater(optimizer.Adam(), comm, bucket_bytes=1000, **options)
+        for _ in range(3):
+            before = made._ranks.waits
+            made([0, 1], [np.ones_like(w) for w in weights], weights)
+            found = made._ranks.waits - before
+        if comm.size > 1:
+            assert found == 2 * len(made._plan.buckets) + more
+    assert ShardedUpdater(optimizer.Adam(), comm).bucket_bytes == 1 << 22
+
+
+def check_operations_for_rows_do_not_grow_with_tensors():
+    for tensors in (1, 9):
+        made = ShardedUpdater(optimizer.Adam(), comm)
+        weights = [np.zeros((12, 1 + k % 3), np.float32) for k in range(tensors)]
+        for step in range(3):
+            before = made._ranks.waits
+            grads = [(np.ones((2, w.shape[1]), np.float32), np.array([step, 7])) for w in weights]
+            made([*range(tensors)], grads, weights)
+        assert made._ranks.waits - before <= 8
+
+
+def check_sums_are_in_the_order_of_the_ranks():
+    """And so have the same bits with any MPI library and any buckets."""
+    shapes = [(40, 30), (7,), (301,)]
+    for size in (64, 1000, 1 << 20):
+        weights = [normal(k, s, "float32") for k, s in enumerate(shapes)]
+        pair = Pair(lambda: optimizer.SGD(momentum=0.9), weights, bucket_bytes=size)
+        for step in range(2):
+            slopes = lambda k, r, s=step: normal(9 * s + r, shapes[k], "float32")  # noqa: E731
+            pair.step([*range(3)], slopes)
+        assert pair.same()
+
+
+def check_gradients_may_travel_in_half_precision():
+    """Each is rounded once; one rank sends nothing."""
+    shapes = [(40, 30), (7,)]
+    for wire in ("float16", "bfloat16"):
+        half = dtype_of(wire)
+        for dtype in ("float32", "float64", "float16"):
+            weights = [normal(k, s, dtype) for k, s in enumerate(shapes)]
+            ours, theirs = ([w.copy() for w in weights] for _ in range(2))
+            sharded = ShardedUpdater(optimizer.SGD(multi_precision=True), comm, wire=wire)
+            alone = optimizer.get_updater(optimizer.SGD(multi_precision=True))
+            for step in range(2):
+                every = [[normal(9 * step + r, s, dtype) for r in range(comm.size)] for s in shapes]
+                sharded([0, 1], [grads[comm.rank] for grads in every], ours)
+                if comm.size > 1:
+                    real = np.result_type(dtype, "float32")
+                    every = [[g.astype(half).astype(real) for g in grads] for grads in every]
+                alone([0, 1], [summed(grads) for grads in every], theirs)
+            assert frozen(ours) == frozen(theirs), (wire, dtype)
+    scaler = LossScaler(init_scale=8.0)
+    sharded = ShardedUpdater(optimizer.SGD(), comm, loss_scaler=scaler, wire="float16")
+    weight = np.zeros(3, np.float32)
+    sharded(0, np.full(3, 1e5, np.float32), weight)
+    assert sharded.info.skipped == (comm.size > 1)
+    with raised(ValueError, "wire must be one of ('float16', 'bfloat16'), got 'float32'"):
+        ShardedUpdater(optimizer.SGD(), comm, wire="float32")
+
+
+class Device:
+    """Stands for an array on a CUDA device."""
+
+    __cuda_array_interface__: ClassVar[dict] = {}
+
+
+def check_calls_that_fail_change_nothing():
+    weights = [normal(0, (6, 2), "float32"), normal(1, (5,), "float32")]
+    updater = ShardedUpdater(optimizer.Adam(param_idx2name={0: "fc_weight"}), comm)
+    updater([0, 1], [np.ones_like(w) for w in weights], weights)
+    before = everything(updater.shard, weights)
+    good = [np.ones_like(w) for w in weights]
+    last = comm.rank == comm.size - 1
+    wrong = np.ones((2, 2), np.float32)
+    with raised(ValueError, "index 0 (fc_weight): gradient must have shape (6, 2), got (2, 2)"):
+        updater([0, 1], [wrong if last else good[0], good[1]], weights)
+    with raised(TypeError, "gradient must have the weight's dtype float32 or another real"):
+        updater([0, 1], [good[0], good[1].astype(np.int64) if last else good[1]], weights)
+    with raised(ValueError, "index 0 (fc_weight) is in the list twice"):
+        updater([0, 0], [good[0]] * 2, [weights[0]] * 2)
+    with raised(ValueError, "index 2 shares memory with"):
+        updater([1, 2], [good[1]] * 2, [weights[1], weights[1][:]])
+    with raised(TypeError, "the first gradient was dense"):
+        updater(0, (np.ones((1, 2), np.float32), np.array([0])), weights[0])
+    with raised(ValueError, "index 1: gradient shares memory with the weight of index 0"):
+        updater([0, 1], [good[0], weights[0].reshape(-1)[1:6]], weights)
+    weights[1].flags.writeable = False
+    with raised(ValueError, "index 1: weight is read-only"):
+        updater([0, 1], good, weights)
+    weights[1].flags.writeable = True
+    with raised(ValueError, "state is kept for shape (5,) and float32, got a weight of shape (4,)"):
+        updater(1, np.ones(4, np.float32), np.ones(4, np.float32))
+    with raised(TypeError, "a list of 2 indices needs a list of as many gradients"):
+        updater([0, 1], good[:1], weights)
+    with raised(TypeError, "weight must be a NumPy array in a sharded updater, got Device"):
+        updater(0, good[0], Device())
+    with raised(TypeError, "comm must be a communicator of mpi4py or a process group of torch"):
+        ShardedUpdater(optimizer.Adam(), 3)
+    updater.optimizer.lr_mult[0] = -1.0
+    with raised(ValueError, "learning rate must be"):
+        updater([0, 1], good, weights)
+    updater.optimizer.lr_mult.clear()
+    assert everything(updater.shard, weights) == before
+    good[0].flags.writeable = False
+    updater([0, 1], good, weights)
+    assert everything(updater.shard, weights) != before
+
+
+def check_misspelled_names_get_a_suggestion():
+    for name, words in {
+        "clip_norm": "did you mean clip_global_norm",
+        "bucket_byts": "ShardedUpdater does not take bucket_byts; did you mean bucket_bytes",
+        "groups": "an argument of fastopt.Updater, which works in one process",
+        "lr": "an argument of the optimizer",
+    }.items():
+        with pytest.raises(TypeError, match=words):
+            ShardedUpdater("adam", comm, **{name: 1})
+    with pytest.raises(TypeError, match="ShardedTable does not take onwers; did you mean owners"):
+        ShardedTable((3, 2), "adam", comm, onwers="hash")
+    made = ShardedUpdater("adam", comm)
+    for name, words in {
+        "step": r"updater\(index, grad, weight\), or with lists",
+        "param_groups": "set_lr_mult",
+        "clip_global_nrm": "did you mean clip_global_norm",
+    }.items():
+        with pytest.raises(AttributeError, match=words):
+            getattr(made, name)
+    ranks = f"rank={comm.rank}, ranks={comm.size}"
+    assert repr(made) == f"ShardedUpdater(Adam(learning_rate=0.001), {ranks}, states=0)"
+
+
+def in_8_bits(**options):
+    return optimizer.Adam(learning_rate=0.1, state_dtype="int8", **options)
+
+
+def check_state_in_8_bits_is_that_of_one_process():
+    """Shards are cut between rows; slices of few elements are coded like the whole tensor."""
+    shapes = [(31, 160), (64, 64), (3, 2, 900), (300,), (40, 8)]
+    for least in (None, 200):
+        weights = [normal(k, shape, "float32") for k, shape in enumerate(shapes)]
+        pair = Pair(lambda least=least: in_8_bits(state_min_size=least), weights, bucket_bytes=4096)
+        for step in range(3):
+            pair.step(
+                list(range(len(shapes))),
+                lambda k, rank, step=step: exact(9 * step + k + 50 * rank, shapes[k], np.float32),
+            )
+        assert pair.same()
+        for k, shape in enumerate(shapes):
+            placement = pair.sharded.placements[k]
+            whole, own = leaves(pair.alone.states[k]), leaves(pair.sharded.states[k])
+            coded = is_worth_codes(shape, least)
+            assert (whole[0].dtype == np.int8) == coded
+            assert [a.dtype for a in whole] == [a.dtype for a in own]
+            if placement.form == "rows":
+                first, last = (at // placement.unit for at in placement.part(comm.rank))
+                assert all((a[first:last] == b).all() for a, b in zip(whole, own, strict=True))
+
+
+def check_rows_of_tables_in_8_bits_are_those_of_one_process():
+    shape, alone, weight = (200, 64), Updater(in_8_bits()), normal(1, (200, 64), "float32")
+    table = ShardedTable(shape, in_8_bits(), comm, values=weight.copy())
+    for step in range(3):
+        lists = [np.arange(rank, 200, 7) for rank in range(comm.size)]
+        grads = [
+            RowSparse(exact(step + rank, (len(ids), 64), np.float32), ids, shape)
+            for rank, ids in enumerate(lists)
+        ]
+        table.push(grads[comm.rank])
+        rows = np.unique(np.concatenate(lists))
+        alone(0, RowSparse(summed([g.to_dense() for g in grads])[rows], rows, shape), weight)
+    np.testing.assert_array_equal(table.pull(np.arange(200)), weight)
+    assert [a.dtype.name for a in leaves(table.states[0])] == [
+        "int8",
+        "float32",
+        "uint8",
+        "float32",
+    ]

@@ -1,0 +1,31 @@
+"""Run the checks of modules on all ranks of torch.distributed, from the repository's root.
+
+``PYTHONPATH=.:tests torchrun --nproc-per-node 2 tests/distributed/ranks/run_torch.py ranks_join``
+"""
+
+import sys
+
+import torch.distributed as dist
+
+from fastopt.torch.communicator import GlooCommunicator
+from helpers.ranks import World, checks_of, load
+
+
+class GlooWorld(World, GlooCommunicator):
+    """Processes as ranks."""
+
+
+def main(*names):
+    """Call every check of the modules, in order."""
+    dist.init_process_group("gloo")
+    world = GlooWorld(range(dist.get_world_size()))
+    for name in names:
+        for check, function in checks_of(load(name, world)).items():
+            function()
+            world.Barrier()
+            if world.rank == 0:
+                print("passed", check, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,88 @@
+"""Checks of ``tests/distributed/ranks`` on threads, and what is particular to them.
+
+The other modules run on processes alone, as they update rows by several plain updaters at once.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt.distributed import ShardedUpdater, run_threads
+from helpers.cases import exhaustive
+from helpers.ranks import THREADS_CANNOT, names_of, run_checks
+
+ONES = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize("ranks", [3])
+@pytest.mark.parametrize("module", ["settings", "join", "divergence", *exhaustive("overlap")])
+def test_checks_pass(module, ranks):
+    done = run_checks(ranks, f"ranks_{module}", skipped=THREADS_CANNOT)
+    assert done == [n for n in names_of(f"ranks_{module}") if n not in THREADS_CANNOT]
+
+
+def test_a_rank_whose_program_ends_is_an_error_of_the_others():
+    def program(comm):
+        updater = ShardedUpdater(optimizer.SGD(), comm)
+        for _ in range(2 - comm.rank):
+            updater(0, ONES, ONES.copy())
+
+    with pytest.raises(RuntimeError, match=r"call 2 of updater 0 \(update\): rank 1 has ended"):
+        run_threads(2, program)
+
+
+def test_a_rank_that_does_not_come_is_named():
+    late = threading.Event()
+
+    def program(comm):
+        updater = ShardedUpdater(optimizer.SGD(), comm, timeout=0.2)
+        if comm.rank:
+            late.wait()
+        try:
+            updater(0, ONES, ONES.copy())
+        finally:
+            late.set()
+
+    with pytest.raises(TimeoutError, match=r"\(update\): waited 0.2 s for rank 1, which does not"):
+        run_threads(2, program)
+
+
+def test_an_error_of_one_rank_while_weights_are_loaded_is_reported(tmp_path):
+    """Also those beside the protocol: the others do not wait for the time limit."""
+
+    class Full(np.ndarray):
+        def __setitem__(self, key, value):
+            raise MemoryError("no memory to copy")
+
+    def program(comm):
+        updater, weight = ShardedUpdater(optimizer.SGD(momentum=0.5), comm), ONES.copy()
+        updater(0, ONES, weight)
+        updater.save(tmp_path / "state", {0: weight})
+        target = weight.view(Full) if comm.rank else weight
+
+        def reload():
+            updater.load(tmp_path / "state", weights={0: target})
+            updater(0, ONES, weight)  # the others notice here
+
+        with pytest.raises((MemoryError, RuntimeError), match="no memory to copy"):
+            reload()
+
+    run_threads(2, program)
+
+
+def test_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
+    late = threading.Event()
+
+    def program(comm):
+        if comm.rank:
+            late.wait()
+            return
+        try:
+            ShardedUpdater(optimizer.SGD(), comm, timeout=0.1)
+        finally:
+            late.set()
+
+    with pytest.raises(TimeoutError, match=r"rank 0 of 2 waited 0.1 s for others to create"):
+        run_threads(2, program)

@@ -1,0 +1,90 @@
+"""The programs of docs/cluster-jobs.md: each launcher takes up the checkpoint of one process."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastopt.distributed import run_threads
+from helpers.paths import DOCS, ROOT
+
+JOBS = DOCS / "jobs"
+TORCH = os.environ.get("FASTOPT_TEST_TORCH") or sys.executable
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH')}")
+COMMANDS = {
+    "mpi4py": (
+        sys.executable,
+        lambda p: [MPIEXEC, "-n", "2", sys.executable, JOBS / "by_mpi.py", *p],
+    ),
+    "torch": (
+        TORCH,
+        lambda p: [
+            *(TORCH, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *(JOBS / "by_torchrun.py", *p),
+        ],
+    ),
+    "ray": (TORCH, lambda p: [TORCH, JOBS / "by_ray.py", *p, "2"]),
+    "distributed": (TORCH, lambda p: [TORCH, JOBS / "by_dask.py", *p, "2"]),
+}
+"""Python and command of each launcher, by the package that it needs."""
+
+
+def has(python, package):
+    """Whether an environment has a package."""
+    if python == sys.executable:
+        return importlib.util.find_spec(package) is not None
+    code = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def train(monkeypatch):
+    """The function of the page, for a job of threads of which each is a rank."""
+    monkeypatch.syspath_prepend(JOBS)
+    function = importlib.import_module("train").train
+
+    def run(ranks, path, steps):
+        return run_threads(ranks, lambda comm: function(comm, comm.rank, comm.size, path, steps))
+
+    return run
+
+
+@pytest.fixture
+def resumed(train, tmp_path):
+    """Weights and checkpoint of a job that stopped after 5 steps, and weights after 12."""
+    train(1, tmp_path / "straight", 12)
+    train(3, tmp_path / "model", 5)
+    return tmp_path
+
+
+def test_a_job_of_threads_goes_on(resumed, train):
+    for step, weights in train(2, resumed / "model", 12):
+        assert step == 12
+        for name, straight in train(1, resumed / "straight", 12)[0][1].items():
+            np.testing.assert_allclose(weights[name], straight, rtol=1e-5)
+
+
+@pytest.mark.parametrize("package", COMMANDS)
+def test_launchers_go_on_where_threads_stopped(resumed, train, package):
+    python, command = COMMANDS[package]
+    if not has(python, package) or (package == "mpi4py" and MPIEXEC is None):
+        pytest.skip(f"{package} is missing")
+    done = subprocess.run(
+        [*map(str, command([resumed / "model", 12]))],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{JOBS}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 12 on 2 ranks" in done.stdout + done.stderr  # Ray prints to either
+    ((_, ours),) = train(1, resumed / "model", 12)
+    ((_, straight),) = train(1, resumed / "straight", 12)
+    for name, weight in straight.items():
+        np.testing.assert_allclose(ours[name], weight, rtol=1e-5)

@@ -171,7 +171,7 @@ class Shared:
                 self.fixed = None
             if not self.fixed:
                 given = self.hyper.given(optimizer, time, lr, wd)
-                if not again or given != self.given:
+                if not again or self.given is None or given != self.given:
                     self._enter(rate, lr, wd, given)
                 if again and self.fixed is None:
                     self.fixed = self.hyper.constant and reads_no_rates(
@@ -305,7 +305,10 @@ def nesting(state: Any) -> Any:
     return None if state is None else 0
 
 
-@cache
+LOOPS: dict[Any, Words] = {}
+"""Addresses of loops, which records have the addresses of: the first array of a key stays."""
+
+
 def kernels_of(
     layout: Layout,
     weight: Any,
@@ -320,6 +323,16 @@ def kernels_of(
     storage type `weight`; `flushed`: also of deferred decay of all rows. With `numbers`, indexed
     rows have one number each.
     """
+    key = layout, weight, measured, clipped, numbers, flushed
+    found = LOOPS.get(key)
+    if found is None:  # two threads may compile the same loops
+        found = LOOPS.setdefault(key, _kernels_of(*key))
+    return found
+
+
+def _kernels_of(
+    layout: Layout, weight: Any, measured: bool, clipped: bool, numbers: bool, flushed: bool
+) -> Words:
     rule = layout.rule
     squares = 0
     if measured and layout.sparse:

@@ -80,10 +80,17 @@ def resized(arrays, size):
         array.resize(size, refcheck=False)
 
 
+def own_states(updater, weights):
+    """States in memory of their own, which can be resized; those of a call share a block."""
+    create = updater.optimizer.create_state_multi_precision
+    updater.states = {index: create(index, weight) for index, weight in enumerate(weights)}
+
+
 @both_ways
 def test_memory_that_moves_is_followed(way):
     expected, other = adam(), [np.ones(1000), np.ones(1000)]
     updater, weights = adam(), [np.ones(1000), np.ones(1000)]
+    own_states(updater, weights)
     for _ in range(3):
         grads = [np.ones(1000), np.ones(1000)]
         way(updater, [0, 1], grads, weights)
@@ -96,6 +103,7 @@ def test_memory_that_moves_is_followed(way):
 @both_ways
 def test_memory_that_grows_or_shrinks_is_updated_as_it_is(way):
     updater, weights = sgd(momentum=0.5), [np.zeros(100), np.zeros(100)]
+    own_states(updater, weights)
     for size in (100, 50_000, 10):
         resized([*weights, *updater.states.values()], size)
         way(updater, [0, 1], [np.ones(size), np.ones(size)], weights)

@@ -1,6 +1,8 @@
 """Records: row-sparse gradients in any form run in compiled code, with the bits of plans."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 
 import ml_dtypes
 import numba
@@ -10,6 +12,7 @@ import scipy.sparse
 
 import fastopt
 from fastopt import optimizer
+from fastopt._engine import records
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.numpy_abi import readable
 from fastopt._kernels.threads import use_threads
@@ -377,3 +380,18 @@ def test_a_skipped_step_names_the_table():
     assert updater.info.culprits == ("words",)
     assert everything(updater, weights)[:3] == before
     served(updater)
+
+
+def test_loops_that_two_threads_look_up_at_once_are_the_same_array(monkeypatch):
+    """Records have its address, so that it must stay."""
+    both = Barrier(2)
+
+    def looked_up(*key):
+        both.wait(10)
+        return np.zeros(8, np.int64)
+
+    monkeypatch.setattr(records, "LOOPS", {})
+    monkeypatch.setattr(records, "_kernels_of", looked_up)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: records.kernels_of(None, None, False, False), range(2))
+    assert first is second is records.kernels_of(None, None, False, False)

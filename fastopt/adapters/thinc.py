@@ -76,6 +76,8 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
             optimizer, arguments, average=average, clip_global_norm=grad_clip or None
         )
         self.schedules: dict[str, Any] = {}
+        self._step, self._last_score = 0, None
+        self._rate: Any = None
         self._indices: dict[tuple[int, str], str] = {}
         self._scales: dict[str, float] = {}
         if learn_rate is not None:
@@ -87,8 +89,19 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
         return self.updater.optimizer.learning_rate
 
     @learn_rate.setter
-    def learn_rate(self, value: float) -> None:
-        self.updater.optimizer.learning_rate = value
+    def learn_rate(self, value: Any) -> None:
+        self._rate = value if callable(value) else None
+        self.updater.optimizer.learning_rate = self._scheduled() if self._rate else value
+
+    def _scheduled(self) -> float:
+        """Return the learning rate of the present step, of a schedule of thinc 9."""
+        return float(self._rate(step=self._step, last_score=self._last_score))
+
+    def step_schedules(self) -> None:
+        """Advance the schedule of the learning rate."""
+        super().step_schedules()
+        if self._rate is not None:
+            self.updater.optimizer.learning_rate = self._scheduled()
 
     @property
     def grad_clip(self) -> float:
@@ -135,7 +148,8 @@ class ThincOptimizer(thinc.api.Optimizer):  # type: ignore[misc]
         return weights, gradient
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "schedules": self.schedules}
+        slots = ("schedules", "_step", "_last_score")  # of the base class, some in thinc 9 alone
+        return {**vars(self), **{name: getattr(self, name) for name in slots}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastopt._engine.validate import is_half, leaves
+from fastopt._kernels.table import address_of
 
 __all__ = ["Blank", "Slot", "blank_of", "states"]
 
@@ -90,7 +91,7 @@ def states(blank: Blank, count: int) -> tuple[list[Any], list[list[Array]], np.n
         places = np.concatenate([part[2] for part in parts])
         return [part[0][0] for part in parts], arrays, places
     memory = np.zeros(count * spacing + LINE, np.uint8)
-    start = memory.__array_interface__["data"][0]
+    start = address_of(memory)
     first = -start % LINE
     arrays = [_views(memory, slot, first, spacing, count) for slot in slots]
     offsets = np.array([slot.offset for slot in slots], np.int64)

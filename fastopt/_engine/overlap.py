@@ -8,6 +8,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from fastopt._kernels import cpu_calls
+from fastopt._kernels.table import address_of
 
 __all__ = ["Ranges", "addresses", "bounds"]
 
@@ -47,7 +48,7 @@ class Ranges:
 def addresses(arrays: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
     """Return the address of the first element of each array."""
     found, objects = np.empty(len(arrays), np.int64), np.fromiter(arrays, object, len(arrays))
-    cpu_calls.addresses()(int(objects.__array_interface__["data"][0]), found)
+    cpu_calls.addresses()(address_of(objects), found)
     return found
 
 

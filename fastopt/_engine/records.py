@@ -22,8 +22,19 @@ from numpy.typing import NDArray
 
 from fastopt._engine.averaging import Averages, AveragingStep
 from fastopt._engine.clip import STEPPED, overflow, scale_of, squares
-from fastopt._engine.first_calls import Blank, blank_of, states
-from fastopt._engine.hyper import Hyper, hyper_of, reads_no_rates
+from fastopt._engine.first_calls import blank_of, states
+from fastopt._engine.forms import (
+    BLANKS,
+    FORMS,
+    Form,
+    filled,
+    form_of,
+    kernels_of,
+    nesting,
+    remember,
+)
+from fastopt._engine.hyper import hyper_of
+from fastopt._engine.hyper_rows import Shared
 from fastopt._engine.mixed_precision import arrays_of
 from fastopt._engine.per_index import Index
 from fastopt._engine.record_rows import (
@@ -47,25 +58,20 @@ from fastopt._engine.validate import (
     leaves,
 )
 from fastopt._interrupts import uninterrupted
-from fastopt._kernels import clipping, cpu_addresses, front, measuring, row_admission, strided
+from fastopt._kernels import clipping, front, measuring, row_admission, strided
 from fastopt._kernels import record_words as w
-from fastopt._kernels.advance import step as corrected_fields
-from fastopt._kernels.chunks import PARALLEL_FROM, chunks_of
+from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.layout import (
     ADDRESS,
-    BFLOAT16,
-    FLOAT16,
-    OFFSET,
     SPLIT,
-    WIDTH,
     Layout,
     kind_of,
     real_of,
     state_kind,
 )
 from fastopt._kernels.noise import index_number
-from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, guard, kind_word, readable
-from fastopt._kernels.table import items_of, launch
+from fastopt._kernels.numpy_abi import C_ORDER, F_ORDER, kind_word, readable
+from fastopt._kernels.table import address_of, launch
 from fastopt._kernels.threads import may_run_parallel, thread_count, turn
 from fastopt.amp import StepInfo
 from fastopt.kernels.rule import Rule
@@ -78,185 +84,11 @@ Words = NDArray[np.int64]
 
 COUNT, EXPECTED, EXPECTED_TIME, TIMED = w.COUNT, w.EXPECTED, w.EXPECTED_TIME, w.TIMED
 
-CODES = {np.float32: w.FLOAT32, np.float64: w.FLOAT64, FLOAT16: w.FLOAT16}
-CODES[BFLOAT16] = w.BFLOAT16
-"""Code of each storage type of weights and gradients."""
-
 ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
 """Statuses of calls that are entered again with more memory or on several threads."""
 
-RATES = ("rate", "lr", "wd")
-"""Hyper-parameters that schedules change."""
-
 RELEASED_FROM = 1 << 24
 """Bytes of scratch memory from which it is released after a call."""
-
-
-class Shared:
-    """Hyper-parameters of parameters with equal multipliers.
-
-    Parameters
-    ----------
-    optimizer : Optimizer
-        The optimizer of the parameters.
-    layout : Layout
-        The layout of the parameters.
-    hyper : Hyper
-        How the hyper-parameters are computed.
-    multipliers : tuple of float
-        Of learning rate and weight decay.
-    """
-
-    def __init__(
-        self, optimizer: Any, layout: Layout, hyper: Hyper, multipliers: tuple[float, float]
-    ) -> None:
-        rule = self.rule = layout.rule
-        if optimizer.per_index:
-            hyper = hyper._replace(correct=None, extra=())  # see counted()
-        self.optimizer, self.hyper, self.multipliers = optimizer, hyper, multipliers
-        self.layout, self.version = layout, -1
-        extra = (name for name in hyper.extra if name not in rule.hyper)
-        self.names = names = (*rule.hyper, *extra)
-        self.rates = [0] * len(RATES)
-        """Columns of RATES in `values`, 0 for those that ``hyper()`` computes."""
-        self.values = np.zeros(1 + 2 * len(names))
-        self.view: Any = self.values.data
-        self.given: Mapping[str, float] | None = None
-        self.summed = optimizer.step_sums is not None
-        self.fixed: bool | None = None
-        """Whether ``hyper()`` reads no rates, so that it need not be called; None if unknown."""
-        self.words: Words = np.zeros(w.HYPER_WORDS, np.int64)
-        self.words[w.CARRIES] = int(hyper.carries)
-        self.words[w.AHEAD] = not optimizer.rates_before_count
-        self.words[w.NAMES], self.words[w.OWN] = len(names), len(rule.hyper)
-        self.words[w.RESCALE] = rule.rescale if optimizer.folds else -1
-        self.words[w.WIDE] = layout.real is np.float64
-        self.words[w.VALUES] = self.values.ctypes.data
-        if hyper.correct is not None:
-            self.words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
-        self.address, self.words_view = address_of(self.words), self.words.data
-        self.carried: Any = None
-
-    def find_carried(self) -> None:
-        """Enter where the numbers are that parameters carry from step to step."""
-        carried = self.optimizer.carried
-        if carried is not None:
-            self.carried = carried.array
-            self.words[w.CARRIED_NUMBERS] = self.carried.ctypes.data
-
-    def find_skips(self) -> None:
-        """Enter whether updates are only counted."""
-        self.words[w.SKIPS] = self.optimizer.may_skip and self.optimizer.skips()
-
-    def for_tensor(self) -> "Shared":
-        """Return hyper-parameters of one tensor of a call, which may have another count or rate."""
-        own = Shared(self.optimizer, self.layout, self.hyper, self.multipliers)
-        own.find_carried()
-        return own
-
-    def fill(self, rate: float, time: int = 0, again: bool = False) -> None:
-        """Compute the hyper-parameters for a learning rate before multipliers, and a count.
-
-        With `again`, only these two can have changed. If an argument is invalid, calls are refused,
-        and the plan reports the error.
-        """
-        optimizer, values = self.optimizer, self.view
-        self.words[w.VALID] = 0
-        lr_mult, wd_mult = self.multipliers
-        lr, wd = rate * lr_mult, optimizer.wd * wd_mult
-        if not (0 <= lr < inf and -inf < wd < inf):
-            return
-        try:
-            if not again:
-                self.fixed = None
-            if not self.fixed:
-                given = self.hyper.given(optimizer, time, lr, wd)
-                if not again or self.given is None or given != self.given:
-                    self._enter(rate, lr, wd, given)
-                if again and self.fixed is None:
-                    self.fixed = self.hyper.constant and reads_no_rates(
-                        self.hyper, optimizer, given
-                    )
-        except (TypeError, ValueError):
-            return
-        for column, value in zip(self.rates, (rate, lr, wd), strict=True):
-            if column:
-                values[column] = value
-        values[0] = -1.0
-        self.words[w.VALID] = 1
-
-    def follow(self, rate: float) -> bool:
-        """Enter a learning rate before multipliers, if nothing else has changed or depends on it.
-
-        Otherwise return False.
-        """
-        lr = rate * self.multipliers[0]
-        if not self.fixed or not 0 <= lr < inf or not self.words_view[w.VALID]:
-            return False
-        values, (own, column, _) = self.view, self.rates
-        if own:
-            values[own] = rate
-        if column:
-            values[column] = lr
-        values[0] = -1.0
-        return True
-
-    def _enter(self, rate: float, lr: float, wd: float, given: Mapping[str, float]) -> None:
-        """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
-        rates = {"rate": rate, "lr": lr, "wd": wd}
-        values = self.optimizer.record(self.rule, self.names, rates, given)
-        self.values[1 : 1 + len(values)] = values
-        for k, name in enumerate(RATES):
-            own = name in self.names and name not in given
-            self.rates[k] = 1 + self.names.index(name) if own else 0
-        immutable = {float, int}.issuperset(map(type, given.values()))
-        self.given = given if immutable else None
-        if self.summed or not immutable:
-            self.fixed = False
-        self.words[w.RESTS] = given.get("average_rate") == 0
-
-    def counted(self, index: Index, slot: int) -> int:
-        """Count an update with an optimizer that overrides how; return its number.
-
-        The number that the parameter carries from step to step is at `slot`.
-        """
-        optimizer, hyper = self.optimizer, hyper_of(self.optimizer)
-        optimizer._update_count(index)
-        t: int = optimizer._index_update_count.get(index, 0)
-        lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
-        rate = optimizer.learning_rate if hyper.carries else lr
-        given = {"rate": rate, "lr": lr, "wd": wd, **optimizer.hyper(t, lr, wd)}
-        if self.hyper.given is not hyper.given:  # that of an average
-            given = {**self.hyper.given(optimizer, t, lr, wd), **given}
-        if hyper.carries and hyper.correct:
-            carried = self.carried[slot : slot + 1]
-            given = corrected_fields(t, given, hyper.correct, carried)
-        self._enter(rate, lr, wd, given)
-        self.words[w.VALID] = 1
-        return t
-
-
-class Form(NamedTuple):
-    """A record of one parameter as a template for others of the same form."""
-
-    block: Words
-    """The words of the record, and behind them the arrays that it has the addresses of."""
-    base: int
-    """Address of the block."""
-    layout: Layout
-    leaves: list[int]
-    """Positions in the state of the arrays besides the weight."""
-    columns: list[int]
-    """Positions in the block of the addresses of these arrays."""
-    guards: list[int]
-    """Positions in the block of the ids of these arrays."""
-    kernels: Words | None
-    """Addresses of the loops for dense gradients, whose address is in the block; None if the first
-    gradient is row-sparse."""
-    inside: Words
-    """1 at words with addresses in the block, else 0."""
-    blank: Blank | None = None
-    """The state before the first update, if it is always the same."""
 
 
 class Kept(NamedTuple):
@@ -274,168 +106,8 @@ class Kept(NamedTuple):
     """Deferred decay of the rows, if the optimizer has it."""
 
 
-FORMS: dict[Any, Form] = {}
-"""Forms of records, whatever the updater."""
-
-BLANKS: dict[Any, Form] = {}
-"""Forms of parameters whose states are zeros at first; see :meth:`Records._alike`."""
-
 FEW = 16
 """Number of tensors of a call that there is always memory for."""
-
-MOST_FORMS = 4096
-"""Number of forms from which they are forgotten."""
-
-
-def remember(forms: dict[Any, Form], key: Any, form: Form) -> None:
-    """Keep a form for other parameters."""
-    if len(forms) >= MOST_FORMS:
-        forms.clear()
-    forms[key] = form
-
-
-INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
-"""Words of a record with addresses in its block."""
-
-
-def nesting(state: Any) -> Any:
-    """Return the nesting of a state: 0 for an array, None, and tuples of them."""
-    if isinstance(state, tuple):
-        return tuple(map(nesting, state))
-    return None if state is None else 0
-
-
-LOOPS: dict[Any, Words] = {}
-"""Addresses of loops, which records have the addresses of: the first array of a key stays."""
-
-
-def kernels_of(
-    layout: Layout,
-    weight: Any,
-    measured: bool,
-    clipped: bool,
-    numbers: bool = False,
-    flushed: bool = False,
-) -> Words:
-    """Return the addresses of the loops of a layout.
-
-    `measured`: also of sums of squares; `clipped`: also of a clip of units, for weights of the
-    storage type `weight`; `flushed`: also of deferred decay of all rows. With `numbers`, indexed
-    rows have one number each.
-    """
-    key = layout, weight, measured, clipped, numbers, flushed
-    found = LOOPS.get(key)
-    if found is None:  # two threads may compile the same loops
-        found = LOOPS.setdefault(key, _kernels_of(*key))
-    return found
-
-
-def _kernels_of(
-    layout: Layout, weight: Any, measured: bool, clipped: bool, numbers: bool, flushed: bool
-) -> Words:
-    rule = layout.rule
-    squares = 0
-    if measured and layout.sparse:
-        squares = cpu_addresses.row_squares(layout)
-    elif measured:
-        squares = cpu_addresses.squares(layout.grad, layout.real)
-    units = cpu_addresses.units(weight, layout.real) if clipped and not layout.sparse else 0
-    by_row = w.EVERY_ROW if layout.catch_up else int(layout.by_row)
-    found = [cpu_addresses.update(layout, numbers), squares, units, by_row]
-    found += [cpu_addresses.flush(layout) if flushed else 0, len(rule.passes)]
-    for step, count in enumerate(rule.sums):
-        found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
-    return np.array(found, np.int64)
-
-
-def form_of(
-    layout: Layout,
-    kernels: Words | None,
-    weight: Array,
-    others: tuple[Array, ...],
-    order: int,
-    column: int,
-    positions: list[int],
-) -> Form:
-    """Return the form of a parameter whose arrays have been checked.
-
-    The weight's address is in `column` of its row; `others` are at `positions` of its state.
-    """
-    width, (count, _) = items_of(layout, weight)
-    row = np.zeros(layout.first_grad + 1, np.int64)
-    row[WIDTH] = width
-    guards = guard(others, len(others), order) if others else np.zeros((0, 1), np.uint64)
-    flat, _ = chunks_of((weight.size, 1))
-    inside = {
-        w.ROW: row,
-        w.GUARDS: guards,
-        w.CHUNKS: np.array([0, 0, count]),
-        w.FLAT: flat,
-        w.FIELDS: np.zeros(len(layout.rule.hyper)),
-        w.SUMS: np.zeros(len(flat) * max(layout.rule.sums, default=1)),
-    }
-    numbers = {
-        w.KERNELS: 0 if kernels is None else kernels.ctypes.data,
-        w.GUARDED: len(others),
-        w.GUARD_WIDTH: guards.shape[1],
-        w.WEIGHT_COLUMN: column,
-        w.GRAD_COLUMN: layout.first_grad,
-        w.WEIGHT_DTYPE: kind_word(weight.dtype),
-        w.WEIGHT_CODE: CODES[kind_of(weight.dtype)],
-        w.GRAD_CODE: CODES[layout.grad],
-        w.ORDER: order,
-        w.NDIMS: weight.ndim,
-        w.SIZE: weight.size,
-        w.BYTES: weight.nbytes,
-        w.ITEM_COUNT: count,
-        w.FLAT_COUNT: len(flat),
-        w.KEYED: layout.keyed,
-    }
-    record = np.zeros(w.RECORD, np.int64)
-    for place, number in numbers.items():
-        record[place] = number
-    record[w.LENGTHS : w.LENGTHS + weight.ndim] = weight.shape
-    pieces, end = [record], len(record)
-    for place, array in inside.items():
-        record[place] = 8 * end
-        pieces.append(np.ascontiguousarray(array).view(np.int64).ravel())
-        end += array.size
-    block = np.concatenate(pieces)
-    block[INSIDE] += block.ctypes.data
-    moving = np.zeros(len(block), np.int64)
-    moving[INSIDE] = 1
-    first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]
-    return Form(
-        block,
-        block.ctypes.data,
-        layout,
-        positions,
-        [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
-        [first[1] + k * guards.shape[1] for k in range(len(others))],
-        kernels,
-        moving,
-    )
-
-
-def filled(
-    form: Form, arrays: Sequence[Array], planner: Any, index: Index
-) -> tuple[Words, int, tuple[Array, ...]]:
-    """Return a block of a form, its address, and the arrays besides the weight that it points to.
-
-    They are those of the state and of the average, and the half-precision copy of the weight.
-    """
-    copy = planner.copies.get(index)
-    block, others = form.block.copy(), tuple(arrays[k] for k in form.leaves)
-    if copy is not None:
-        others = (copy, *others)
-    base: int = block.ctypes.data
-    block[INSIDE] += base - form.base
-    block[form.columns] = [array.__array_interface__["data"][0] for array in others]
-    block[form.guards] = [id(array) for array in others]
-    if planner.offsets:
-        row = (int(block[w.ROW]) - base) // 8
-        block[row + OFFSET] = planner.offsets.get(index, 0)
-    return block, base, others
 
 
 class Records:
@@ -1488,12 +1160,6 @@ def blank_context() -> Words:
     words[w.VALUES_NAME : w.SHAPE_NAME + 1] = list(map(id, ATTRIBUTES))
     words[w.INTEGERS : w.CONTEXT] = integer_words()
     return words
-
-
-def address_of(array: Array) -> int:
-    """Return the address of an array's first element."""
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 def multipliers_of(parameter: Any) -> tuple[Any, Any]:

@@ -33,11 +33,17 @@ from fastopt.device import Device
 if TYPE_CHECKING:
     from fastopt.sparse import RowSparse
 
-__all__ = ["Array", "Combine", "Table", "items_of", "joined_ranges", "launch"]
+__all__ = ["Array", "Combine", "Table", "address_of", "items_of", "joined_ranges", "launch"]
 
 Array = np.ndarray[Any, Any]
 Combine = Callable[[Chunks, Array, int], tuple[Chunks, Array]]
 """Takes chunks, their sums and the number of tensors; returns chunks and sums of whole tensors."""
+
+
+def address_of(array: Array) -> int:
+    """Return the address of an array's first element."""
+    found: int = array.__array_interface__["data"][0]
+    return found
 
 
 class Table(ABC):

@@ -1,0 +1,222 @@
+"""Forms of parameters: templates of records, whatever the updater.
+
+Tests: ``tests/engine/test_records.py``, ``tests/engine/test_first_calls.py``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._engine.first_calls import Blank
+from fastopt._engine.per_index import Index
+from fastopt._kernels import cpu_addresses
+from fastopt._kernels import record_words as w
+from fastopt._kernels.chunks import chunks_of
+from fastopt._kernels.layout import ADDRESS, BFLOAT16, FLOAT16, OFFSET, WIDTH, Layout, kind_of
+from fastopt._kernels.numpy_abi import guard, kind_word
+from fastopt._kernels.table import address_of, items_of
+
+__all__ = [
+    "BLANKS",
+    "FORMS",
+    "INSIDE",
+    "Form",
+    "filled",
+    "form_of",
+    "kernels_of",
+    "nesting",
+    "remember",
+]
+
+Array = np.ndarray[Any, Any]
+Words = NDArray[np.int64]
+
+CODES = {np.float32: w.FLOAT32, np.float64: w.FLOAT64, FLOAT16: w.FLOAT16}
+CODES[BFLOAT16] = w.BFLOAT16
+"""Code of each storage type of weights and gradients."""
+
+
+class Form(NamedTuple):
+    """A record of one parameter as a template for others of the same form."""
+
+    block: Words
+    """The words of the record, and behind them the arrays that it has the addresses of."""
+    base: int
+    """Address of the block."""
+    layout: Layout
+    leaves: list[int]
+    """Positions in the state of the arrays besides the weight."""
+    columns: list[int]
+    """Positions in the block of the addresses of these arrays."""
+    guards: list[int]
+    """Positions in the block of the ids of these arrays."""
+    kernels: Words | None
+    """Addresses of the loops for dense gradients, whose address is in the block; None if the first
+    gradient is row-sparse."""
+    inside: Words
+    """1 at words with addresses in the block, else 0."""
+    blank: Blank | None = None
+    """The state before the first update, if it is always the same."""
+
+
+FORMS: dict[Any, Form] = {}
+"""Forms of records, whatever the updater."""
+
+BLANKS: dict[Any, Form] = {}
+"""Forms of parameters whose states are zeros at first; see :meth:`Records._alike`."""
+
+MOST_FORMS = 4096
+"""Number of forms from which they are forgotten."""
+
+
+def remember(forms: dict[Any, Form], key: Any, form: Form) -> None:
+    """Keep a form for other parameters."""
+    if len(forms) >= MOST_FORMS:
+        forms.clear()
+    forms[key] = form
+
+
+INSIDE = [w.FIELDS, w.SUMS, w.ROW, w.GUARDS, w.CHUNKS, w.FLAT]
+"""Words of a record with addresses in its block."""
+
+
+def nesting(state: Any) -> Any:
+    """Return the nesting of a state: 0 for an array, None, and tuples of them."""
+    if isinstance(state, tuple):
+        return tuple(map(nesting, state))
+    return None if state is None else 0
+
+
+LOOPS: dict[Any, Words] = {}
+"""Addresses of loops, which records have the addresses of: the first array of a key stays."""
+
+
+def kernels_of(
+    layout: Layout,
+    weight: Any,
+    measured: bool,
+    clipped: bool,
+    numbers: bool = False,
+    flushed: bool = False,
+) -> Words:
+    """Return the addresses of the loops of a layout.
+
+    `measured`: also of sums of squares; `clipped`: also of a clip of units, for weights of the
+    storage type `weight`; `flushed`: also of deferred decay of all rows. With `numbers`, indexed
+    rows have one number each.
+    """
+    key = layout, weight, measured, clipped, numbers, flushed
+    found = LOOPS.get(key)
+    if found is None:  # two threads may compile the same loops
+        found = LOOPS.setdefault(key, _kernels_of(*key))
+    return found
+
+
+def _kernels_of(
+    layout: Layout, weight: Any, measured: bool, clipped: bool, numbers: bool, flushed: bool
+) -> Words:
+    rule = layout.rule
+    squares = 0
+    if measured and layout.sparse:
+        squares = cpu_addresses.row_squares(layout)
+    elif measured:
+        squares = cpu_addresses.squares(layout.grad, layout.real)
+    units = cpu_addresses.units(weight, layout.real) if clipped and not layout.sparse else 0
+    by_row = w.EVERY_ROW if layout.catch_up else int(layout.by_row)
+    found = [cpu_addresses.update(layout, numbers), squares, units, by_row]
+    found += [cpu_addresses.flush(layout) if flushed else 0, len(rule.passes)]
+    for step, count in enumerate(rule.sums):
+        found += [cpu_addresses.sums(layout, step), cpu_addresses.finish(layout, step), count]
+    return np.array(found, np.int64)
+
+
+def form_of(
+    layout: Layout,
+    kernels: Words | None,
+    weight: Array,
+    others: tuple[Array, ...],
+    order: int,
+    column: int,
+    positions: list[int],
+) -> Form:
+    """Return the form of a parameter whose arrays have been checked.
+
+    The weight's address is in `column` of its row; `others` are at `positions` of its state.
+    """
+    width, (count, _) = items_of(layout, weight)
+    row = np.zeros(layout.first_grad + 1, np.int64)
+    row[WIDTH] = width
+    guards = guard(others, len(others), order) if others else np.zeros((0, 1), np.uint64)
+    flat, _ = chunks_of((weight.size, 1))
+    inside = {
+        w.ROW: row,
+        w.GUARDS: guards,
+        w.CHUNKS: np.array([0, 0, count]),
+        w.FLAT: flat,
+        w.FIELDS: np.zeros(len(layout.rule.hyper)),
+        w.SUMS: np.zeros(len(flat) * max(layout.rule.sums, default=1)),
+    }
+    numbers = {
+        w.KERNELS: 0 if kernels is None else kernels.ctypes.data,
+        w.GUARDED: len(others),
+        w.GUARD_WIDTH: guards.shape[1],
+        w.WEIGHT_COLUMN: column,
+        w.GRAD_COLUMN: layout.first_grad,
+        w.WEIGHT_DTYPE: kind_word(weight.dtype),
+        w.WEIGHT_CODE: CODES[kind_of(weight.dtype)],
+        w.GRAD_CODE: CODES[layout.grad],
+        w.ORDER: order,
+        w.NDIMS: weight.ndim,
+        w.SIZE: weight.size,
+        w.BYTES: weight.nbytes,
+        w.ITEM_COUNT: count,
+        w.FLAT_COUNT: len(flat),
+        w.KEYED: layout.keyed,
+    }
+    record = np.zeros(w.RECORD, np.int64)
+    for place, number in numbers.items():
+        record[place] = number
+    record[w.LENGTHS : w.LENGTHS + weight.ndim] = weight.shape
+    pieces, end = [record], len(record)
+    for place, array in inside.items():
+        record[place] = 8 * end
+        pieces.append(np.ascontiguousarray(array).view(np.int64).ravel())
+        end += array.size
+    block = np.concatenate(pieces)
+    block[INSIDE] += block.ctypes.data
+    moving = np.zeros(len(block), np.int64)
+    moving[INSIDE] = 1
+    first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]
+    return Form(
+        block,
+        block.ctypes.data,
+        layout,
+        positions,
+        [first[0] + c for c in range(ADDRESS, layout.first_grad) if c != column],
+        [first[1] + k * guards.shape[1] for k in range(len(others))],
+        kernels,
+        moving,
+    )
+
+
+def filled(
+    form: Form, arrays: Sequence[Array], planner: Any, index: Index
+) -> tuple[Words, int, tuple[Array, ...]]:
+    """Return a block of a form, its address, and the arrays besides the weight that it points to.
+
+    They are those of the state and of the average, and the half-precision copy of the weight.
+    """
+    copy = planner.copies.get(index)
+    block, others = form.block.copy(), tuple(arrays[k] for k in form.leaves)
+    if copy is not None:
+        others = (copy, *others)
+    base: int = block.ctypes.data
+    block[INSIDE] += base - form.base
+    block[form.columns] = list(map(address_of, others))
+    block[form.guards] = [id(array) for array in others]
+    if planner.offsets:
+        row = (int(block[w.ROW]) - base) // 8
+        block[row + OFFSET] = planner.offsets.get(index, 0)
+    return block, base, others

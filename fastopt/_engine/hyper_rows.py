@@ -1,0 +1,170 @@
+"""Hyper-parameters of records: a row of words, and the numbers that it has the address of.
+
+Tests: ``tests/engine/test_records.py``.
+"""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastopt._engine.hyper import Hyper, hyper_of, reads_no_rates
+from fastopt._engine.per_index import Index
+from fastopt._kernels import cpu_addresses
+from fastopt._kernels import record_words as w
+from fastopt._kernels.advance import step as corrected_fields
+from fastopt._kernels.layout import Layout
+from fastopt._kernels.table import address_of
+
+__all__ = ["Shared"]
+
+Words = NDArray[np.int64]
+
+RATES = ("rate", "lr", "wd")
+"""Hyper-parameters that schedules change."""
+
+
+class Shared:
+    """Hyper-parameters of parameters with equal multipliers.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The optimizer of the parameters.
+    layout : Layout
+        The layout of the parameters.
+    hyper : Hyper
+        How the hyper-parameters are computed.
+    multipliers : tuple of float
+        Of learning rate and weight decay.
+    """
+
+    def __init__(
+        self, optimizer: Any, layout: Layout, hyper: Hyper, multipliers: tuple[float, float]
+    ) -> None:
+        rule = self.rule = layout.rule
+        if optimizer.per_index:
+            hyper = hyper._replace(correct=None, extra=())  # see counted()
+        self.optimizer, self.hyper, self.multipliers = optimizer, hyper, multipliers
+        self.layout, self.version = layout, -1
+        extra = (name for name in hyper.extra if name not in rule.hyper)
+        self.names = names = (*rule.hyper, *extra)
+        self.rates = [0] * len(RATES)
+        """Columns of RATES in `values`, 0 for those that ``hyper()`` computes."""
+        self.values = np.zeros(1 + 2 * len(names))
+        self.view: Any = self.values.data
+        self.given: Mapping[str, float] | None = None
+        self.summed = optimizer.step_sums is not None
+        self.fixed: bool | None = None
+        """Whether ``hyper()`` reads no rates, so that it need not be called; None if unknown."""
+        self.words: Words = np.zeros(w.HYPER_WORDS, np.int64)
+        self.words[w.CARRIES] = int(hyper.carries)
+        self.words[w.AHEAD] = not optimizer.rates_before_count
+        self.words[w.NAMES], self.words[w.OWN] = len(names), len(rule.hyper)
+        self.words[w.RESCALE] = rule.rescale if optimizer.folds else -1
+        self.words[w.WIDE] = layout.real is np.float64
+        self.words[w.VALUES] = self.values.ctypes.data
+        if hyper.correct is not None:
+            self.words[w.PREPARE] = cpu_addresses.prepare(hyper.correct, names)
+        self.address, self.words_view = address_of(self.words), self.words.data
+        self.carried: Any = None
+
+    def find_carried(self) -> None:
+        """Enter where the numbers are that parameters carry from step to step."""
+        carried = self.optimizer.carried
+        if carried is not None:
+            self.carried = carried.array
+            self.words[w.CARRIED_NUMBERS] = self.carried.ctypes.data
+
+    def find_skips(self) -> None:
+        """Enter whether updates are only counted."""
+        self.words[w.SKIPS] = self.optimizer.may_skip and self.optimizer.skips()
+
+    def for_tensor(self) -> "Shared":
+        """Return hyper-parameters of one tensor of a call, which may have another count or rate."""
+        own = Shared(self.optimizer, self.layout, self.hyper, self.multipliers)
+        own.find_carried()
+        return own
+
+    def fill(self, rate: float, time: int = 0, again: bool = False) -> None:
+        """Compute the hyper-parameters for a learning rate before multipliers, and a count.
+
+        With `again`, only these two can have changed. If an argument is invalid, calls are refused,
+        and the plan reports the error.
+        """
+        optimizer, values = self.optimizer, self.view
+        self.words[w.VALID] = 0
+        lr_mult, wd_mult = self.multipliers
+        lr, wd = rate * lr_mult, optimizer.wd * wd_mult
+        if not (0 <= lr < inf and -inf < wd < inf):
+            return
+        try:
+            if not again:
+                self.fixed = None
+            if not self.fixed:
+                given = self.hyper.given(optimizer, time, lr, wd)
+                if not again or self.given is None or given != self.given:
+                    self._enter(rate, lr, wd, given)
+                if again and self.fixed is None:
+                    self.fixed = self.hyper.constant and reads_no_rates(
+                        self.hyper, optimizer, given
+                    )
+        except (TypeError, ValueError):
+            return
+        for column, value in zip(self.rates, (rate, lr, wd), strict=True):
+            if column:
+                values[column] = value
+        values[0] = -1.0
+        self.words[w.VALID] = 1
+
+    def follow(self, rate: float) -> bool:
+        """Enter a learning rate before multipliers, if nothing else has changed or depends on it.
+
+        Otherwise return False.
+        """
+        lr = rate * self.multipliers[0]
+        if not self.fixed or not 0 <= lr < inf or not self.words_view[w.VALID]:
+            return False
+        values, (own, column, _) = self.view, self.rates
+        if own:
+            values[own] = rate
+        if column:
+            values[column] = lr
+        values[0] = -1.0
+        return True
+
+    def _enter(self, rate: float, lr: float, wd: float, given: Mapping[str, float]) -> None:
+        """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
+        rates = {"rate": rate, "lr": lr, "wd": wd}
+        values = self.optimizer.record(self.rule, self.names, rates, given)
+        self.values[1 : 1 + len(values)] = values
+        for k, name in enumerate(RATES):
+            own = name in self.names and name not in given
+            self.rates[k] = 1 + self.names.index(name) if own else 0
+        immutable = {float, int}.issuperset(map(type, given.values()))
+        self.given = given if immutable else None
+        if self.summed or not immutable:
+            self.fixed = False
+        self.words[w.RESTS] = given.get("average_rate") == 0
+
+    def counted(self, index: Index, slot: int) -> int:
+        """Count an update with an optimizer that overrides how; return its number.
+
+        The number that the parameter carries from step to step is at `slot`.
+        """
+        optimizer, hyper = self.optimizer, hyper_of(self.optimizer)
+        optimizer._update_count(index)
+        t: int = optimizer._index_update_count.get(index, 0)
+        lr, wd = optimizer._get_lr(index), optimizer._get_wd(index)
+        rate = optimizer.learning_rate if hyper.carries else lr
+        given = {"rate": rate, "lr": lr, "wd": wd, **optimizer.hyper(t, lr, wd)}
+        if self.hyper.given is not hyper.given:  # that of an average
+            given = {**self.hyper.given(optimizer, t, lr, wd), **given}
+        if hyper.carries and hyper.correct:
+            carried = self.carried[slot : slot + 1]
+            given = corrected_fields(t, given, hyper.correct, carried)
+        self._enter(rate, lr, wd, given)
+        self.words[w.VALID] = 1
+        return t

@@ -1133,9 +1133,9 @@ class Updater(Resumable):
         >>> updater(0, np.array([1.0, -0.5], np.float32), np.zeros(2, np.float32))
         >>> codes, scales = updater.states[0][0]
         >>> codes
-        array([127, -63], dtype=int8)
+        array([ 127, -127], dtype=int8)
         >>> updater.state_as(0)[0].round(4)
-        array([ 0.1   , -0.0496], dtype=float32)
+        array([ 0.1 , -0.05], dtype=float32)
         """
         index, dtype = check_index(index), np.dtype(dtype)
         if not (np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"):

@@ -57,7 +57,8 @@ numpydoc_validation_exclude = {
     r"\.(Rule|Scope|SGLD|Test)$",  # created by functions, or with the base class's constructor
     r"\.ShardedUpdater\.",  # methods with the same arguments as those of Updater
     r"\.kernels\.scalars\.",  # arguments are those of update rules
-    r"\.(StepInfo|Functional)\.",  # fields of named tuples, with generated docstrings
+    r"\.(StepInfo|SlowCalls|Functional)\.",  # fields of named tuples, with generated docstrings
+    r"\.Communicator(\.|$)",  # a protocol: a sentence for each method
     r"\.MXNetStates\.optimizer$",  # None, whose class has no docstring
 }
 

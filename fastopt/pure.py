@@ -97,8 +97,8 @@ class _Pair:
     def update(self, grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         """Return new params and the new state."""
         with self.lock:
-            if state is not self.state:
-                if not isinstance(state, dict):
+            if state is None or state is not self.state:
+                if not (isinstance(state, dict) and "states" in state):
                     raise TypeError(
                         f"state must be what init() or update() returned, got {brief(state)}; the "
                         "order is update(grads, state, params)"

@@ -92,6 +92,8 @@ def test_params_may_be_read_only():
             TypeError,
             r"update\(grads, state, params\)",
         ),
+        (lambda init, update, p: update(p, None, p), TypeError, "state must be .* got None"),
+        (lambda init, update, p: update(p, p, init(p)), TypeError, "state must be what init"),
         (lambda init, update, p: update({}, init(p), p), ValueError, "'a' has no gradient"),
     ],
 )

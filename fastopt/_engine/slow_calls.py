@@ -13,7 +13,8 @@ from fastopt._engine.per_index import Index
 from fastopt._kernels import record_words as w
 from fastopt._kernels.devices import is_cuda
 from fastopt.amp import SlowCalls
-from fastopt.sparse import is_row_sparse
+from fastopt.averages import SWA, Lookahead
+from fastopt.sparse import RowSparse, is_row_sparse
 
 __all__ = ["SlowCallCounter"]
 
@@ -39,12 +40,18 @@ class SlowCallCounter:
         self._reported = False
 
     def reason(
-        self, updater: Any, indices: Sequence[Index], grads: Sequence[Any], weights: Sequence[Any]
+        self,
+        updater: Any,
+        indices: Sequence[Index],
+        grads: Sequence[Any],
+        weights: Sequence[Any],
+        unchecked: bool = False,
     ) -> tuple[Index, str] | None:
         """Return the index and the reason of a call that is about to be slow, or None.
 
         First calls are not slow, nor are those with optimizers and settings that records never
-        support, such as those that compute in Python.
+        support, such as those that compute in Python. `unchecked`: the call has reached Python
+        for the check of the multipliers, so that it is slow only if its arrays are.
         """
         entered = updater._records.words.item(w.CALL_NUMBER)
         if entered - self._entered > ATTEMPTS:  # fast calls have come in between
@@ -56,17 +63,21 @@ class SlowCallCounter:
             if is_cuda(weight):
                 return None
             why = reason_of(grad, weight)
+            if not (why or unchecked):
+                why = _reason_of_setting(updater, grad)
             if why:
                 return index, why
+        if unchecked:
+            return None
         kept = updater._records.kept
-        for index in indices:
+        for index, weight in zip(indices, weights, strict=True):
             if index not in kept:
-                return (
-                    index,
-                    "its state, or a setting or attribute, has changed since its last call",
-                )
+                order = "" if weight.flags.c_contiguous else "its weight is not in C order, "
+                changed = "or a setting or attribute has changed since its last call"
+                return index, f"{order}its state is new or has a form that needs Python, {changed}"
         twice = len(set(indices)) < len(indices)
-        return indices[0], "an index occurs twice" if twice else "its arrays have another form"
+        form = "the type of its index, or the form of its arrays, needs Python"
+        return indices[0], "an index occurs twice" if twice else form
 
     def add(self, updater: Any, index: Index, reason: str) -> None:
         """Count a slow call that has succeeded."""
@@ -88,9 +99,15 @@ class SlowCallCounter:
 
 def reason_of(grad: Any, weight: Any) -> str:
     """Return why records do not support two arrays; empty if they may do."""
+    arrays = [("gradient", grad), ("weight", weight)]
     if is_row_sparse(grad):
-        return "its gradient is row-sparse, in a form that needs Python"
-    for role, array in (("gradient", grad), ("weight", weight)):
+        if not isinstance(grad, (RowSparse, tuple, list)):
+            return f"its gradient is a {type(grad).__name__}"
+        if not weight.flags.c_contiguous:
+            return "its gradient is row-sparse, and its weight is not in C order"
+        parts = (grad.values, grad.indices) if isinstance(grad, RowSparse) else grad
+        arrays[:1] = [("gradient", each) for each in parts if isinstance(each, np.ndarray)]
+    for role, array in arrays:
         if type(array) is not np.ndarray and not (role == "gradient" and np.isscalar(array)):
             return f"its {role} is a {type(array).__name__}"
         dtype = array.dtype if isinstance(array, np.ndarray) else np.dtype(type(array))
@@ -103,3 +120,17 @@ def reason_of(grad: Any, weight: Any) -> str:
     if not (weight.flags.aligned and getattr(grad, "flags", weight.flags).aligned):
         return "its gradient or weight is not aligned"
     return ""
+
+
+def _reason_of_setting(updater: Any, grad: Any) -> str:
+    """Return why records do not support a gradient with the settings; empty if they may do."""
+    found = [] if updater.clip_adaptive is None else ["clip_adaptive"]
+    if isinstance(updater.average, (SWA, Lookahead)):
+        found.append(type(updater.average).__name__)
+    sparse, decay = is_row_sparse(grad), updater.optimizer.sparse_decay
+    if sparse and updater.accumulate > 1:
+        found.append("accumulate")
+    if not found or (decay == "touched" and not sparse):
+        return ""
+    what = "its gradient is row-sparse" if sparse else f"its decay is deferred ({decay!r})"
+    return f"{what}, which needs Python with {' and '.join(found)}"

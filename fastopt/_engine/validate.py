@@ -139,8 +139,8 @@ def check(context: str, weight: Any, grad: Any, copy: Any = None) -> Any:
         hint = "; convert it with tocsr()" if hasattr(grad, "tocsr") else ""
         raise TypeError(
             f"{context}: gradient must be a NumPy array, or row-sparse: a RowSparse, a pair "
-            "(values, indices) of arrays, or a scipy.sparse array in CSR or COO format, got "
-            f"{_kinds(grad)}{hint}"
+            "(values, indices) of arrays, where indices may be a list of ints, or a scipy.sparse "
+            f"array in CSR or COO format, got {_kinds(grad)}{hint}"
         )
     else:
         if grad is None:

@@ -92,7 +92,8 @@ class MLPClassifier(_Fastopt, neural_network.MLPClassifier):  # type: ignore[mis
     Parameters
     ----------
     *args, **arguments
-        Those of :class:`sklearn.neural_network.MLPClassifier`. ``solver="lbfgs"`` is unchanged.
+        Those of :class:`sklearn.neural_network.MLPClassifier`. ``solver="lbfgs"`` is unchanged, and
+        `optimizer` has no effect with it.
     optimizer : str or Optimizer, optional
         Another optimizer, used in place of the solver's formula: a name, with
         `learning_rate_init` as its learning rate, or an optimizer, which is copied. With

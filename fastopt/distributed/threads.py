@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fastopt.arguments import brief, count
 from fastopt.distributed.communicator import Communicator, Parts, Request
 from fastopt.optimizer.optimizer import Array
 
@@ -168,6 +169,8 @@ def run_threads(
 
     Raises
     ------
+    TypeError, ValueError
+        `size` is not an integer of at least 1, or `program` is not callable.
     BaseException
         The first error of a rank.
 
@@ -184,6 +187,9 @@ def run_threads(
     >>> run_threads(2, program)
     [array([0.9, 0.9, 0.9]), array([0.9, 0.9, 0.9])]
     """
+    size = count("size", size)
+    if not callable(program):
+        raise TypeError(f"program must be a function of a communicator, got {brief(program)}")
     board = Board(size)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []

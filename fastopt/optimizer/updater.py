@@ -650,14 +650,15 @@ class Updater(Resumable):
         with optimizer.lock, unused(optimizer.updating):
             if self._averages is not None:
                 self._averages.check_free()
-            if optimizer.unchecked and indices:
+            unchecked = optimizer.unchecked
+            if unchecked and indices:
                 waiting = self._windows.calls if self._windows else ()
                 optimizer.check_multipliers(indices, waiting)
                 if self.planner.groups is not None and not optimizer.unchecked:
                     self.planner.groups.warn_of_unused([*indices, *waiting])
             self._records.admit(optimizer)
             slow = self._slow or SlowCallCounter()
-            why = slow.reason(self, indices, grads, weights)
+            why = slow.reason(self, indices, grads, weights, unchecked)
             with uninterrupted:
                 if self.planner.measures:
                     self._measured_step(indices, grads, weights, single)

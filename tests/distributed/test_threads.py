@@ -86,3 +86,16 @@ def test_a_rank_that_creates_no_updater_is_an_error_after_the_time_limit():
 
     with pytest.raises(TimeoutError, match=r"rank 0 of 2 waited 0.1 s for others to create"):
         run_threads(2, program)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, print), "size must be at least 1, got 0"),
+        ((print, 2), "size must be an integer, got <built-in function print>"),
+        ((2, None), "program must be a function of a communicator, got None"),
+    ],
+)
+def test_invalid_arguments_of_run_threads_are_refused(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        run_threads(*arguments)

@@ -6,6 +6,7 @@ import pickle
 import numba
 import numpy as np
 import pytest
+from scipy import sparse
 
 import fastopt
 from fastopt import optimizer
@@ -32,11 +33,24 @@ CALLS = {
     "its gradient has dtype >f8": lambda: (np.ones(4, ">f8"), np.ones(4)),
     "interleaved in memory": interleaved,
     "its weight has more than 6 axes": lambda: (np.ones((1,) * 8), np.ones((1,) * 8)),
+    "its gradient has dtype >i8": lambda: (
+        (np.ones((1, 2)), np.array([1], ">i8")),
+        np.ones((3, 2)),
+    ),
+    "its weight is not in C order": lambda: ((np.ones((1, 2)), [1]), np.ones((3, 2), order="F")),
+    "its gradient is a csr_array": lambda: (sparse.csr_array(np.eye(3)), np.ones((3, 3))),
 }
 FAST = {
     "strided": lambda: (np.ones(8)[::2], np.ones(8)[::2]),
     "scalar": lambda: (np.float32(1), np.ones(())),
     "float64 for float32": lambda: (np.ones(4), np.ones(4, np.float32)),
+    "rows": lambda: ((np.ones((1, 2)), [1]), np.ones((3, 2))),
+}
+SETTINGS = {
+    "clip_adaptive": {"clip_adaptive": 0.1},
+    "SWA": {"average": fastopt.SWA(every=2)},
+    "Lookahead": {"average": fastopt.Lookahead()},
+    "accumulate": {"accumulate": 2},
 }
 
 
@@ -63,6 +77,32 @@ def test_slow_calls_are_counted_with_index_and_reason(reason):
 @pytest.mark.parametrize("form", FAST)
 def test_calls_in_compiled_code_are_not_slow(form):
     assert after(FAST[form], 5).info.slow == SlowCalls()
+
+
+@pytest.mark.parametrize("form", FAST)
+def test_single_calls_in_compiled_code_are_not_slow(form):
+    updater, (grad, weight) = fastopt.Updater(optimizer.Adam()), FAST[form]()
+    for _ in range(5):
+        updater("w", grad, weight)
+    assert updater.info.slow == SlowCalls()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("kind", ["row-sparse", "deferred"])
+def test_settings_that_need_python_are_named(setting, kind):
+    deferred = kind == "deferred"
+    decay = "catch_up" if deferred else "touched"
+    adamw = optimizer.AdamW(wd=0.1, lazy_update=True, sparse_decay=decay)
+    updater, weight = fastopt.Updater(adamw, **SETTINGS[setting]), np.ones((3, 2))
+    grad = np.ones((3, 2)) if deferred else (np.ones((1, 2)), [1])
+    for _ in range(6):
+        updater("w", grad, weight)
+    slow = updater.info.slow
+    if deferred and setting == "accumulate":
+        assert slow == SlowCalls()
+    else:
+        assert slow.calls >= 4
+        assert all(kind in why and setting in why for _, why in slow.first)
 
 
 def test_a_failed_call_is_not_counted():

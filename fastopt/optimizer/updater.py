@@ -651,11 +651,7 @@ class Updater(Resumable):
             if self._averages is not None:
                 self._averages.check_free()
             unchecked = optimizer.unchecked
-            if unchecked and indices:
-                waiting = self._windows.calls if self._windows else ()
-                optimizer.check_multipliers(indices, waiting)
-                if self.planner.groups is not None and not optimizer.unchecked:
-                    self.planner.groups.warn_of_unused([*indices, *waiting])
+            self._check_names(indices)
             self._records.admit(optimizer)
             slow = self._slow or SlowCallCounter()
             why = slow.reason(self, indices, grads, weights, unchecked)
@@ -668,6 +664,16 @@ class Updater(Resumable):
             if why is not None:
                 slow.add(self, *why)
                 vars(self)["_slow"] = slow
+
+    def _check_names(self, indices: Sequence[Index]) -> None:
+        """Warn of names of multipliers and patterns of groups that no parameter has."""
+        optimizer = self.optimizer
+        if not optimizer.unchecked or not indices:
+            return
+        waiting = self._windows.calls if self._windows else ()
+        optimizer.check_multipliers(indices, waiting)
+        if self.planner.groups is not None and not optimizer.unchecked:
+            self.planner.groups.warn_of_unused([*indices, *waiting])
 
     def _step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
@@ -730,8 +736,9 @@ class Updater(Resumable):
             plan = self._plans.get(tuple(index) if type(index) is list else index)
         except TypeError:  # unhashable, such as an array; the checks reject it
             return False
-        if plan is None or optimizer.updating.locked() or optimizer.unchecked:
+        if plan is None or optimizer.updating.locked():
             return False
+        self._check_names(plan.indices)
         if type(grad) is list:
             grad = tuple(grad)  # keeps gradients alive if another thread changes the list
         with optimizer.updating:

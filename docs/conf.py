@@ -54,10 +54,11 @@ numpydoc_validation_checks = {
     *("PR01", "PR02", "PR03", "PR05", "PR10"),
 }
 numpydoc_validation_exclude = {
+    r"\.Communicator$",  # a protocol, without a constructor
     r"\.(Rule|Scope|SGLD|Test)$",  # created by functions, or with the base class's constructor
     r"\.ShardedUpdater\.",  # methods with the same arguments as those of Updater
     r"\.kernels\.scalars\.",  # arguments are those of update rules
-    r"\.(StepInfo|Functional)\.",  # fields of named tuples, with generated docstrings
+    r"\.(StepInfo|SlowCalls|Functional)\.",  # fields of named tuples, with generated docstrings
     r"\.MXNetStates\.optimizer$",  # None, whose class has no docstring
 }
 

@@ -275,10 +275,10 @@ MISTAKES = {
         TypeError,
         "Parameter 'p': expected an array of numbers, got None",
     ),
-    "rows of a parameter as lists": (
+    "rows of a parameter with one axis too many": (
         lambda: parameter().add_grad((ones(1, 1), [0])),
-        TypeError,
-        "Parameter 'p': expected an array of numbers, got",
+        ValueError,
+        r"Parameter 'p': values must have shape \(1,\) for 1 indices into .*, got \(1, 1\)",
     ),
     "data as a text": (lambda: parameter().set_data("12"), TypeError, "expected an array"),
     "constant None": (lambda: Constant(None), TypeError, "expected an array of numbers, got None"),

@@ -83,6 +83,7 @@ Array = np.ndarray[Any, Any]
 Words = NDArray[np.int64]
 
 COUNT, EXPECTED, EXPECTED_TIME, TIMED = w.COUNT, w.EXPECTED, w.EXPECTED_TIME, w.TIMED
+WEIGHT_ID = w.WEIGHT_ID
 
 ROOM = (w.NO_ROOM, w.NO_CAPACITY, w.IS_LARGE)
 """Statuses of calls that are entered again with more memory or on several threads."""
@@ -654,12 +655,17 @@ class Records:
         listed = type(index) in (list, tuple)
         if planner.plans:
             planner.forget_replaced(*((index, weight) if listed else ((index,), (weight,))))
-        updated, find = planner.updated, self.kept.get
+        if not listed:
+            self._note(planner.updated, index, weight)
+            return
         for each, array in self.moving(index, weight):
-            updated[each] = array
-            kept = find(each)
-            if kept is not None:  # a signal handler may have changed the states
-                kept.words[w.WEIGHT_ID] = id(array)
+            self._note(planner.updated, each, array)
+
+    def _note(self, updated: dict[Index, Any], index: Index, weight: Any) -> None:
+        updated[index] = weight
+        kept = self.kept.get(index)
+        if kept is not None:  # a signal handler may have changed the states
+            kept.words[WEIGHT_ID] = id(weight)
 
     def take(
         self,

@@ -219,7 +219,7 @@ class Resumable(Stateful, Spelled):
         ----------
         path : str or os.PathLike
             File written by :meth:`save` of an updater whose optimizer has the same class, or of a
-            :class:`fastopt.mpi.ShardedUpdater`, whose shards are merged.
+            :class:`fastopt.distributed.ShardedUpdater`, whose shards are merged.
         strict : bool
             Raise an error if the file lacks parameters of this updater or has additional ones.
             Otherwise missing parameters start from scratch, and additional ones are ignored.

@@ -32,19 +32,53 @@ class Communicator(Protocol):
     size: int
 
     def all_reduce_max(self, values: Array) -> Request:
-        """Replace int64 values by the largest of all ranks."""
+        """Replace int64 values by the largest of all ranks.
+
+        Parameters
+        ----------
+        values : numpy.ndarray
+            The values, with as many elements on each rank.
+        """
 
     def all_gather(self, data: Array, parts: Parts) -> Request:
-        """Fill `data` with the parts of all ranks; the own part is in its place already."""
+        """Fill `data` with the parts of all ranks; the own part is in its place already.
+
+        Parameters
+        ----------
+        data : numpy.ndarray
+            Bytes of all parts.
+        parts : tuple of sequence of int
+            Number of bytes of each rank, and their offsets.
+        """
 
     def all_to_all(self, source: Array, sent: Parts, target: Array, received: Parts) -> Request:
-        """Send a part of `source` to each rank, and receive a part of `target` from each."""
+        """Send a part of `source` to each rank, and receive a part of `target` from each.
+
+        Parameters
+        ----------
+        source : numpy.ndarray
+            Bytes that are sent.
+        sent : tuple of sequence of int
+            Number of bytes for each rank, and their offsets.
+        target : numpy.ndarray
+            Memory for the bytes that are received.
+        received : tuple of sequence of int
+            Number of bytes from each rank, and their offsets.
+        """
 
     def barrier(self) -> Request:
         """Complete once all ranks have called this method."""
 
     def send(self, rank: int, message: bytes) -> Request:
-        """Send a message to one rank, which may or may not receive it."""
+        """Send a message to one rank, which may or may not receive it.
+
+        Parameters
+        ----------
+        rank : int
+            The other rank.
+        message : bytes
+            The message.
+        """
 
     def receive(self) -> tuple[int, bytes] | None:
         """Return a rank and its next message, or None if there is no message."""

@@ -654,11 +654,7 @@ class Updater(Resumable):
         with optimizer.lock, unused(optimizer.updating):
             if self._averages is not None:
                 self._averages.check_free()
-            if optimizer.unchecked and indices:
-                waiting = self._windows.calls if self._windows else ()
-                optimizer.check_multipliers(indices, waiting)
-                if self.planner.groups is not None and not optimizer.unchecked:
-                    self.planner.groups.warn_of_unused([*indices, *waiting])
+            self._check_names(indices)
             self._records.admit(optimizer)
             slow = self._slow or SlowCallCounter()
             why = slow.reason(self, indices, grads, weights)
@@ -671,6 +667,16 @@ class Updater(Resumable):
             if why is not None:
                 slow.add(self, *why)
                 vars(self)["_slow"] = slow
+
+    def _check_names(self, indices: Sequence[Index]) -> None:
+        """Warn of names of multipliers and patterns of groups that no parameter has."""
+        optimizer = self.optimizer
+        if not optimizer.unchecked or not indices:
+            return
+        waiting = self._windows.calls if self._windows else ()
+        optimizer.check_multipliers(indices, waiting)
+        if self.planner.groups is not None and not optimizer.unchecked:
+            self.planner.groups.warn_of_unused([*indices, *waiting])
 
     def _step(
         self, indices: list[Index], grads: list[Any], weights: list[Any], single: bool
@@ -733,8 +739,9 @@ class Updater(Resumable):
             plan = self._plans.get(tuple(index) if type(index) is list else index)
         except TypeError:  # unhashable, such as an array; the checks reject it
             return False
-        if plan is None or optimizer.updating.locked() or optimizer.unchecked:
+        if plan is None or optimizer.updating.locked():
             return False
+        self._check_names(plan.indices)
         if type(grad) is list:
             grad = tuple(grad)  # keeps gradients alive if another thread changes the list
         with optimizer.updating:
@@ -1137,9 +1144,9 @@ class Updater(Resumable):
         >>> updater(0, np.array([1.0, -0.5], np.float32), np.zeros(2, np.float32))
         >>> codes, scales = updater.states[0][0]
         >>> codes
-        array([127, -63], dtype=int8)
+        array([ 127, -127], dtype=int8)
         >>> updater.state_as(0)[0].round(4)
-        array([ 0.1   , -0.0496], dtype=float32)
+        array([ 0.1 , -0.05], dtype=float32)
         """
         index, dtype = check_index(index), np.dtype(dtype)
         if not (np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"):

@@ -35,9 +35,9 @@ COMMANDS = {
 
 
 def has(python, package):
-    """Whether an environment has a package."""
+    """Whether an environment has a package; folders of that name without a file are none."""
     if python == sys.executable:
-        return importlib.util.find_spec(package) is not None
+        return getattr(importlib.util.find_spec(package), "origin", None) is not None
     code = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
     return subprocess.run([python, "-c", code], check=False).returncode == 0
 

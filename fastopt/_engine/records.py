@@ -462,6 +462,7 @@ class Records:
     def _with_rates(self, updater: Any, arguments: tuple[Any, Any, Any]) -> int:
         """Compute the hyper-parameters of an update, and update."""
         words, counts, index = self.words, self.counts, arguments[0]
+        tracked = updater.optimizer._index_update_count  # a schedule may replace their array
         indices = index if type(index) in (list, tuple) else [index]
         if self.freezes:
             indices = [each for (each,) in self.moving(indices)]
@@ -501,7 +502,7 @@ class Records:
         finally:
             words[w.ASKED] = words[w.EACH] = 0
             if not words[w.DONE]:
-                counts[0] = before
+                tracked.largest = before
                 for each in reversed(undo):
                     each()
             else:
@@ -536,6 +537,9 @@ class Records:
             for shared in self.shared.values():
                 if not shared.follow(rate):
                     shared.fill(rate, time, again=True)
+        except BaseException:
+            optimizer._index_update_count.largest = before  # the schedule may replace their array
+            raise
         finally:
             counts[0] = before
         words[EXPECTED], words[EXPECTED_TIME] = update, time if words[TIMED] else 0
@@ -691,7 +695,9 @@ class Records:
             grads = as_rows(indices, grads, weights, optimizer.idx2name)
         except (TypeError, ValueError, AttributeError):  # reported by the full checks
             return None
-        status, counted = w.REFUSED, len(optimizer._index_update_count)
+        status = w.REFUSED
+        kept = [(each._index_update_count, each.carried) for each in planner.optimizers()]
+        numbers = [(each, len(each)) for own in kept for each in own if each is not None]
         if self.live:
             self.ask(planner, indices)
         for attempt in range(3):
@@ -725,7 +731,7 @@ class Records:
             finally:
                 self.norm[w.FACTOR] = 1.0
                 if not self.words[w.DONE]:
-                    self._withdraw(planner, [indices[k] for k in new], tables, before, counted)
+                    self._withdraw([indices[k] for k in new], tables, before, numbers)
             if status != w.REFUSED:
                 break
         if status < 0:
@@ -1095,11 +1101,10 @@ class Records:
 
     def _withdraw(
         self,
-        planner: Any,
         new: Sequence[Index],
         tables: Sequence[dict[Index, Any]],
         before: Sequence[dict[Index, Any]],
-        counted: int,
+        numbers: Sequence[tuple[Any, int]],
     ) -> None:
         """Drop the new records of a failed call, and what else it has stored for parameters."""
         for index in new:
@@ -1109,12 +1114,9 @@ class Records:
                     dict.__setitem__(table, index, values[index])
                 else:
                     dict.pop(table, index, None)
-        counts = planner.optimizer._index_update_count
-        for index in list(counts)[counted:]:
-            counts.pop(index)
-            carried = planner.of(index).optimizer.carried
-            if carried is not None:
-                carried.pop(index, None)
+        for each, length in numbers:
+            for index in list(each)[length:]:
+                each.pop(index)
 
     # Memory
 

@@ -150,7 +150,8 @@ def finish_loop(layout: Layout, step: int) -> Callable:
         for tensor in range(len(hyper)):
             total = np.zeros(count)
             while first < len(chunks) and chunks[first, 0] == tensor:
-                total += partial[first]
+                for k in range(count):  # numba would free the array early after total += ...
+                    total[k] += partial[first, k]
                 first += 1
             if keeps:
                 numbers = locate(table, tensor, first_kept, 0, kinds)

@@ -32,6 +32,7 @@ from fastopt._kernels.pages import small_pages
 from fastopt._kernels.record_words import (
     BFLOAT16,
     DONE,
+    EXPECTED,
     FACTOR,
     FLOAT16,
     MOVED,
@@ -374,9 +375,12 @@ class Updater(Resumable):
             if optimizer.updating.locked():
                 pass  # reported by the checks
             elif records.direct and records.version == optimizer.version:
-                if records.foresees and type(index) not in (list, tuple):
-                    with optimizer.updating:
-                        records.foresee(self, index)
+                if records.foresees:
+                    if type(index) in (list, tuple):  # what a failed call has foreseen may be old
+                        records.view[EXPECTED] = 0
+                    else:
+                        with optimizer.updating:
+                            records.foresee(self, index)
                 status = records.enter(records.context, index, grad, weight)
                 if status == MOVED:
                     records.note(self.planner, index, weight)

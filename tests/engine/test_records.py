@@ -295,9 +295,42 @@ def test_a_schedule_is_asked_in_every_call():
     served(updater)
 
 
-def test_a_failed_first_call_leaves_nothing_behind():
-    updater = optimizer.Updater(optimizer.Adam())
+def test_a_failed_call_leaves_no_rate_behind():
+    rate = [1.0]
+    updater, weight = optimizer.Updater(optimizer.SGD(lr_scheduler=lambda _: rate[0])), np.zeros(1)
+    updater(0, np.ones(1), weight)
+    with pytest.raises(TypeError, match="index must be an int"):
+        updater(0.0, np.ones(1), weight)
+    rate[0] = 3.0
+    updater([0], [np.ones(1)], [weight])
+    np.testing.assert_array_equal(weight, [-4.0])
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_failed_call_counts_nothing_if_its_schedule_adds_counts(listed):
+    made = optimizer.SGD(momentum=0.9)
+    updater, weight, fails = optimizer.Updater(made), np.zeros(1), []
+
+    def schedule(update):
+        if fails:
+            made._index_update_count.update(dict.fromkeys(range(1, 100), 0))
+            raise RuntimeError("no rate")
+        return 1.0
+
+    made.lr_scheduler = schedule
+    updater([0], [np.ones(1)], [weight])
+    updater(0, np.ones(1), weight)
+    fails.append(True)
+    with pytest.raises(RuntimeError, match="no rate"):
+        updater(*(([0], [np.ones(1)], [weight]) if listed else (0, np.ones(1), weight)))
+    assert (made.num_update, made._index_update_count[0]) == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["adam", "schedulefreesgd"])
+def test_a_failed_first_call_leaves_nothing_behind(name):
+    updater = optimizer.Updater(optimizer.create(name))
     updater(0, np.ones(2), np.ones(2))
+    updater.optimizer._index_update_count[1] = 0
     before = everything(updater, [])
     with pytest.raises(ValueError, match="index 2: gradient must have shape"):
         updater([1, 2, 3], [np.ones(2)] * 3, [np.ones(2), np.ones(3), np.ones(2)])

@@ -75,6 +75,15 @@ def outcome(case, count, setting, shape, form, spread):
     return repr((weights, states, updater.averages, made._index_update_count))
 
 
+def ends(choice):
+    """All bits after some steps of each case."""
+    with np.printoptions(floatmode="unique", threshold=10**6):
+        return {
+            str(case): outcome(case, 2, "plain", (3, 2), np.asarray, np.asarray)
+            for case in CHOICES[choice]
+        }
+
+
 def faults(choice):
     """Combinations whose result depends on who keeps the gradients; and how many there are."""
     found, total = [], 0

@@ -58,12 +58,11 @@ def apart(context: str, grad: RowSparse) -> RowSparse:
     return listed(context, (np.array(grad.values, order="C"), grad.indices), grad.shape)
 
 
-def row_layout(planner: Any, layout: Layout, record: Any) -> Layout | None:
+def row_layout(optimizer: Any, averages: Any, layout: Layout, record: Any) -> Layout | None:
     """Return the layout of row-sparse gradients of a record; None if records do not support them.
 
-    `layout` is that of dense gradients.
+    `layout` is that of dense gradients, and `averages` are those of the updater.
     """
-    optimizer, averages = planner.optimizer, planner.averages
     lazy = optimizer.lazy_update and layout.rule.row is None
     if record[w.ORDER] != C_ORDER or record[w.NDIMS] == 0:
         return None

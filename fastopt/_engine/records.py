@@ -779,7 +779,8 @@ class Records:
                 continue
             records: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []
             for record, layout in (*records, (kept.words, kept.layout)):
-                found = row_layout(own, layout, record) if sparse else layout
+                of = own.optimizer, self.averages
+                found = row_layout(*of, layout, record) if sparse else layout
                 if found is None:
                     return False
                 with own.compiling(index):

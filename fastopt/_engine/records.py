@@ -752,7 +752,7 @@ class Records:
             grad = check(context, weight, grad, copies.get(index))
             if isinstance(grad, RowSparse):
                 grad = apart(context, grad)
-            elif np.may_share_memory(grad, weight):
+            elif np.may_share_memory(grad, weight) or not np.asarray(grad).flags.aligned:
                 grad = grad.copy()
             checked.append(grad)
         return checked

@@ -132,6 +132,18 @@ def _kernels_of(
     return np.array(found, np.int64)
 
 
+def _packed(record: Words, inside: dict[int, Array]) -> Words:
+    """Return a record and the arrays that it has the addresses of in one block."""
+    pieces, end = [record], len(record)
+    for place, array in inside.items():
+        record[place] = 8 * end
+        pieces.append(np.ascontiguousarray(array).view(np.int64).ravel())
+        end += array.size
+    block = np.concatenate(pieces)
+    block[INSIDE] += block.ctypes.data
+    return block
+
+
 def form_of(
     layout: Layout,
     kernels: Words | None,
@@ -179,13 +191,7 @@ def form_of(
     for place, number in numbers.items():
         record[place] = number
     record[w.LENGTHS : w.LENGTHS + weight.ndim] = weight.shape
-    pieces, end = [record], len(record)
-    for place, array in inside.items():
-        record[place] = 8 * end
-        pieces.append(np.ascontiguousarray(array).view(np.int64).ravel())
-        end += array.size
-    block = np.concatenate(pieces)
-    block[INSIDE] += block.ctypes.data
+    block = _packed(record, inside)
     moving = np.zeros(len(block), np.int64)
     moving[INSIDE] = 1
     first = [int(record[place]) // 8 for place in (w.ROW, w.GUARDS)]

@@ -719,13 +719,8 @@ class Records:
                     break
                 if self.version != optimizer.version:
                     self.refresh(updater)  # counts may have moved
-                arguments: Any = indices, checked, weights
-                if single:
-                    arguments = indices[0], checked[0], weights[0]
                 self.set_norm(updater, share)
-                status = self.enter(self.context, *arguments)
-                if status != w.OK:
-                    status = self.resolve(updater, status, *arguments)
+                status = self._enter_all(updater, indices, checked, weights, single)
                 if status == w.SKIPPED:  # while there are records of row-sparse gradients
                     return self.outcome(updater, status, indices, checked)
             finally:
@@ -739,6 +734,14 @@ class Records:
         for index in indices if status != w.SKIPPED else ():
             optimizer.masters_given.pop(index, None)
         return self.outcome(updater, status, indices, checked)
+
+    def _enter_all(self, updater: Any, *lists: Any) -> int:
+        """Enter the lists of a call, or, if the last argument says so, their only items."""
+        *arguments, single = lists
+        if single:
+            arguments = [each[0] for each in arguments]
+        status: int = self.enter(self.context, *arguments)
+        return status if status == w.OK else self.resolve(updater, status, *arguments)
 
     # Records
 

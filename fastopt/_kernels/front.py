@@ -188,6 +188,7 @@ def flush(tensor, first, count):
     totals[0] = totals[1]
     place = np.int64(chunk.ctypes.data)
     call(words(tensor[w.T_KERNELS])[w.FLUSH], place, 1, record[w.ROW], record[w.FIELDS], 0)
+    chunk[0] = 1  # a use after the call: arrays are freed after their last one
 
 
 @scalar

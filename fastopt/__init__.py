@@ -36,6 +36,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import LANS as LANS
     from fastopt.optimizer import LARS as LARS
     from fastopt.optimizer import LBSGD as LBSGD
+    from fastopt.optimizer import MARS as MARS
     from fastopt.optimizer import NAG as NAG
     from fastopt.optimizer import SGD as SGD
     from fastopt.optimizer import SGLD as SGLD
@@ -53,6 +54,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import AdEMAMix as AdEMAMix
     from fastopt.optimizer import Ftrl as Ftrl
     from fastopt.optimizer import GroupAdaGrad as GroupAdaGrad
+    from fastopt.optimizer import LaProp as LaProp
     from fastopt.optimizer import Lion as Lion
     from fastopt.optimizer import Muon as Muon
     from fastopt.optimizer import Nadam as Nadam
@@ -82,6 +84,8 @@ _ELSEWHERE = {
     "lr_schedulers": "lr_scheduler is the module of schedules",
     "SGDMomentum": "SGD(lr=..., momentum=...) has momentum",
     "Momentum": "SGD(lr=..., momentum=...) has momentum",
+    "Tiger": "Signum(momentum=0.965, wd_lh=0.01) has its formula",
+    "Grams": "AdamW(formula='torch', grams=True) has its formula",
     "Nesterov": "NAG has Nesterov's momentum",
     "SparseAdam": "Adam updates the indexed rows alone where gradients are row-sparse",
     **dict.fromkeys(

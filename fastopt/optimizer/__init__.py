@@ -35,9 +35,11 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
     from fastopt.optimizer.lamb import LAMB as LAMB
     from fastopt.optimizer.lans import LANS as LANS
+    from fastopt.optimizer.laprop import LaProp as LaProp
     from fastopt.optimizer.lars import LARS as LARS
     from fastopt.optimizer.lbsgd import LBSGD as LBSGD
     from fastopt.optimizer.lion import Lion as Lion
+    from fastopt.optimizer.mars import MARS as MARS
     from fastopt.optimizer.muon import Muon as Muon
     from fastopt.optimizer.nadam import Nadam as Nadam
     from fastopt.optimizer.nadamw import NAdamW as NAdamW

@@ -1,17 +1,19 @@
 """Write formulas.json: weights after each step of optimizers of other packages, in float64.
 
-Run with torch, optax, jax and schedulefree installed: ``python tests/golden/make_formulas.py``.
+Run with torch, optax, jax, schedulefree, timm and pytorch_optimizer installed: ``python tests/golden/make_formulas.py``.
 """
 
 import json
-from functools import reduce
+from functools import partial, reduce
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
+import pytorch_optimizer
 import schedulefree
+import timm.optim
 import torch
 
 jax.config.update("jax_enable_x64", True)
@@ -73,7 +75,7 @@ OPTAX = [
 ]
 REPLACED = ("alpha", "momentum", "centered", "momentum_decay")
 RENAMED = {"b1": "beta1", "b2": "beta2", "b3": "beta3", "decay": "gamma1"}
-LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root")
+LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root", "optimize_1d")
 
 FREE = {"lr": 0.05, "warmup_steps": 4, "weight_decay": 0.1}
 
@@ -133,6 +135,11 @@ OTHERS = [
         {},
     ),
     ("schedulefree", "SGDScheduleFree", "ScheduleFreeSGD", {**FREE, "lr": 0.01}, {}),
+    # timm decays after the step.
+    ("timm", "LaProp", "LaProp", {**ADAM, "weight_decay": 0.0}, {}),
+    ("timm", "Mars", "MARS", {**ADAM, "gamma": 0.1, "optimize_1d": True}, {}),
+    ("timm", "Mars", "MARS", {**ADAM, "gamma": 0.0, "optimize_1d": True}, {}),
+    ("pytorch_optimizer", "Grams", "AdamW", ADAM, {"formula": "torch", "grams": True}),
 ]
 """Package, name there, our class, arguments there, and ours in place of those called otherwise."""
 
@@ -144,10 +151,10 @@ def data():
     return rng.normal(size=SIZE), rng.normal(size=(STEPS, SIZE)) * scale
 
 
-def of_torch(name, arguments):
+def of_torch(name, arguments, package=torch.optim):
     start, gradients = data()
     weight = torch.nn.Parameter(torch.tensor(start))
-    optimizer = getattr(torch.optim, name)([weight], **arguments)
+    optimizer = getattr(package, name)([weight], **arguments)
     for gradient in gradients:
         weight.grad = torch.tensor(gradient)
         optimizer.step()
@@ -178,6 +185,15 @@ def of_schedulefree(name, arguments):
         yield at, weight.detach().tolist()
 
 
+LIBRARIES = {
+    "torch": of_torch,
+    "optax": of_optax,
+    "timm": partial(of_torch, package=timm.optim),
+    "pytorch_optimizer": partial(of_torch, package=pytorch_optimizer),
+}
+"""Function that returns the steps of an optimizer by name and arguments."""
+
+
 def others():
     for library, name, ours, arguments, more in OTHERS:
         kept = {k: v for k, v in arguments.items() if k not in LEFT_OUT}
@@ -191,7 +207,7 @@ def others():
             weights, averages = zip(*of_schedulefree(name, arguments), strict=True)
             yield {**case, "weights": weights, "averages": averages}
         else:
-            steps = {"torch": of_torch, "optax": of_optax}[library](name, arguments)
+            steps = LIBRARIES[library](name, arguments)
             yield {**case, "weights": list(steps)}
 
 
@@ -224,7 +240,9 @@ if __name__ == "__main__":
             "optax": optax.__version__,
             "jax": jax.__version__,
         },
-        "more_packages": {"schedulefree": version("schedulefree")},
+        "more_packages": {
+            name: version(name) for name in ("schedulefree", "timm", "pytorch_optimizer")
+        },
         "start": weight.tolist(),
         "gradients": gradients.tolist(),
         "cases": list(cases()),

@@ -176,8 +176,15 @@ def nadam_amsgrad(w, lr, wd, amsgrad=True, formula="mxnet", beta1=0.9, beta2=0.9
         w = w - lr * m_hat / (np.sqrt(peak / (1 - beta2**t)) + eps)
 
 
-def with_caution(w, u, g, ratio, lr, wd, cautious=False, cautious_decay=False, stable=False):
-    """Weight after the step `u` with decay, in the forms of 2411.16085, 2510.12402, 2304.13013."""
+def with_caution(
+    w, u, g, ratio, lr, wd, cautious=False, cautious_decay=False, stable=False, grams=False
+):
+    """Weight after the step `u` with decay, in the forms of 2411.16085, 2510.12402, 2304.13013.
+
+    `grams` is the form of 2412.17107.
+    """
+    if grams:
+        u = np.abs(u) * np.sign(g)
     if stable:
         lr = lr / max(1, np.sqrt(np.mean(ratio)))
     decays = (u * w >= 0) if cautious_decay else 1.0

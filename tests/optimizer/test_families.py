@@ -15,6 +15,8 @@ FORMS = {
     "adamatan2": {},
     "ademamix": {"beta3": 0.9},
     "adopt": {},
+    "laprop": {},
+    "mars": {},
     "adan": {},
     "lion": {},
     "nadamw": {},
@@ -168,6 +170,11 @@ def test_without_momentum_cautious_is_plain():
         assert made.rule is optimizer.create(name, momentum=0.0).rule
         made.momentum = 0.5
         assert made.rule is not optimizer.create(name, momentum=0.5).rule
+
+
+def test_grams_and_cautious_exclude_each_other():
+    with pytest.raises(ValueError, match="cautious has no effect: use one of them"):
+        optimizer.AdamW(grams=True, cautious=True)
 
 
 def test_flags_are_arguments_where_they_apply_alone():

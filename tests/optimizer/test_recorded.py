@@ -54,6 +54,7 @@ FORMULAS = {
         {"formula": "torch", "cautious_decay": True},
     ),
     "adamw stable": ("adamw_cautious", "adamw", {"formula": "torch", "stable": True}),
+    "adamw grams": ("adamw_cautious", "adamw", {"formula": "torch", "grams": True}),
     "adamw all": (
         "adamw_cautious",
         "adamw",
@@ -67,7 +68,7 @@ FORMULAS = {
 }
 """Function of oracles.py, optimizer and its arguments, which are those of the function too."""
 formulas = pytest.mark.parametrize("name", FORMULAS)
-BY_DEFAULT = ("adamatan2", "lion cautious decay")
+BY_DEFAULT = ("adamatan2", "lion cautious decay", "adamw grams")
 """Formulas that are compared by default: of a class without recorded numbers, and of all flags."""
 
 
@@ -85,8 +86,9 @@ def made_of(case):
 
 
 def test_the_file_names_its_packages():
-    assert RECORDED["more_packages"].keys() == {"schedulefree"}
-    assert {case["library"] for case in OTHERS} == {"torch", "optax", "schedulefree"}
+    more = {"schedulefree", "timm", "pytorch_optimizer"}
+    assert RECORDED["more_packages"].keys() == more
+    assert {case["library"] for case in OTHERS} == {"torch", "optax"} | more
 
 
 def test_every_form_without_tests_by_default_has_recorded_numbers_or_a_formula():

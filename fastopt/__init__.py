@@ -68,6 +68,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import ScheduleFreeSGD as ScheduleFreeSGD
     from fastopt.optimizer import Shampoo as Shampoo
     from fastopt.optimizer import Signum as Signum
+    from fastopt.optimizer import StableSPAM as StableSPAM
     from fastopt.optimizer import Test as Test
     from fastopt.optimizer import Yogi as Yogi
     from fastopt.optimizer import ccSGD as ccSGD

@@ -58,6 +58,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.signum import Signum as Signum
     from fastopt.optimizer.sm3 import SM3 as SM3
     from fastopt.optimizer.soap import SOAP as SOAP
+    from fastopt.optimizer.stablespam import StableSPAM as StableSPAM
     from fastopt.optimizer.test import Test as Test
     from fastopt.optimizer.yogi import Yogi as Yogi
 

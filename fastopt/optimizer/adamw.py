@@ -240,7 +240,8 @@ class AdamW(StableFamily):
             raise ValueError("formula='torch' needs correct_bias=True and eta=None")
         if self.grams and self.variant.cautious:
             raise ValueError(
-                "grams=True steps against every gradient, so cautious has no effect: use one of them"
+                "grams=True steps against every gradient, so cautious has no effect: "
+                "use one of them"
             )
 
     @corrected(

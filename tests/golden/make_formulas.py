@@ -76,6 +76,7 @@ OPTAX = [
 REPLACED = ("alpha", "momentum", "centered", "momentum_decay")
 RENAMED = {"b1": "beta1", "b2": "beta2", "b3": "beta3", "decay": "gamma1"}
 LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root", "optimize_1d")
+LEFT_OUT += ("theta", "update_proj_gap")
 
 FREE = {"lr": 0.05, "warmup_steps": 4, "weight_decay": 0.1}
 
@@ -139,6 +140,13 @@ OTHERS = [
     ("timm", "LaProp", "LaProp", {**ADAM, "weight_decay": 0.0}, {}),
     ("timm", "Mars", "MARS", {**ADAM, "gamma": 0.1, "optimize_1d": True}, {}),
     ("timm", "Mars", "MARS", {**ADAM, "gamma": 0.0, "optimize_1d": True}, {}),
+    (
+        "pytorch_optimizer",
+        "StableSPAM",
+        "StableSPAM",
+        {**ADAM, "gamma1": 0.6, "gamma2": 0.8, "theta": 0.7, "update_proj_gap": 100},
+        {"gamma3": 0.7, "reset_interval": 100},
+    ),
     ("pytorch_optimizer", "Grams", "AdamW", ADAM, {"formula": "torch", "grams": True}),
 ]
 """Package, name there, our class, arguments there, and ours in place of those called otherwise."""

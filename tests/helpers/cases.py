@@ -117,6 +117,7 @@ CASES = [
     Case("novograd", converges={"learning_rate": 0.05}, nan_spreads_to="tensor", recorded=True),
     Case("laprop", converges=FAST, recorded=True),
     Case("mars", converges={**FAST, "beta1": 0.9}, recorded=True),
+    Case("stablespam", converges=FAST, nan_spreads_to="tensor", recorded=True),
     Case("adamw", {"grams": True}, converges=FAST, recorded=True),
     Case("rprop", converges=FAST, frozen_by_zero_lr=False, recorded=True),
     Case("asgd", converges={"learning_rate": 0.1}, recorded=True),

@@ -290,6 +290,29 @@ def adan(w, lr, wd, beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-8):
         w = (w - lr * step) / (1 + lr * wd)
 
 
+def stablespam(w, lr, wd, reset_interval, beta1=0.9, beta2=0.999, eps=1e-8):
+    """arXiv:2502.17055, algorithm 1, for one layer."""
+    gamma1, gamma2, gamma3 = 0.7, 0.9, 0.999
+    m, v, peak, length, square, t, since = 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0
+    while True:
+        g = yield w
+        t, since = t + 1, since + 1
+        largest = np.abs(g).max()
+        peak = gamma3 * peak + (1 - gamma3) * largest
+        bound = peak / (1 - gamma3**t)
+        g = np.where(np.abs(g) > bound, g / largest * bound, g)
+        norm = np.linalg.norm(g)
+        length = gamma1 * length + (1 - gamma1) * norm
+        square = gamma2 * square + (1 - gamma2) * norm**2
+        g = g / norm * (length / (1 - gamma1**t)) / (np.sqrt(square / (1 - gamma2**t)) + eps)
+        if t % reset_interval == 0:
+            m, v, since = 0.0, 0.0, 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        u = m / (1 - beta1**since) / (np.sqrt(v / (1 - beta2**since)) + eps)
+        w = w - lr * (u + wd * w)
+
+
 def prodigy(weights, d=1e-6, lr=1.0, wd=0.0, beta1=0.9, beta2=0.999, eps=1e-8):
     """arXiv:2306.06101, algorithm 4, over a list of tensors."""
     first, beta3, r = weights, np.sqrt(beta2), 0.0

@@ -17,6 +17,7 @@ MEASURED = {
     "lans": {"lr", *optimizer.LANS.measured},
     "mars": {"shorten"},
     "novograd": {"inverse"},
+    "stablespam": {"bound", "shorten", "norm_scale"},
 }
 """Fields that sums over the tensor fill in."""
 

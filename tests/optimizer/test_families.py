@@ -17,6 +17,7 @@ FORMS = {
     "adopt": {},
     "laprop": {},
     "mars": {},
+    "stablespam": {"reset_interval": 3},
     "adan": {},
     "lion": {},
     "nadamw": {},

@@ -54,6 +54,7 @@ FORMULAS = {
         {"formula": "torch", "cautious_decay": True},
     ),
     "adamw stable": ("adamw_cautious", "adamw", {"formula": "torch", "stable": True}),
+    "stablespam": ("stablespam", "stablespam", {"reset_interval": 5}),
     "adamw grams": ("adamw_cautious", "adamw", {"formula": "torch", "grams": True}),
     "adamw all": (
         "adamw_cautious",
@@ -68,7 +69,7 @@ FORMULAS = {
 }
 """Function of oracles.py, optimizer and its arguments, which are those of the function too."""
 formulas = pytest.mark.parametrize("name", FORMULAS)
-BY_DEFAULT = ("adamatan2", "lion cautious decay", "adamw grams")
+BY_DEFAULT = ("adamatan2", "lion cautious decay", "adamw grams", "stablespam")
 """Formulas that are compared by default: of a class without recorded numbers, and of all flags."""
 
 

@@ -49,6 +49,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Adam as Adam
     from fastopt.optimizer import AdamAtan2 as AdamAtan2
     from fastopt.optimizer import Adamax as Adamax
+    from fastopt.optimizer import AdaMuon as AdaMuon
     from fastopt.optimizer import AdamW as AdamW
     from fastopt.optimizer import Adan as Adan
     from fastopt.optimizer import AdEMAMix as AdEMAMix
@@ -59,6 +60,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer import Muon as Muon
     from fastopt.optimizer import Nadam as Nadam
     from fastopt.optimizer import NAdamW as NAdamW
+    from fastopt.optimizer import NorMuon as NorMuon
     from fastopt.optimizer import NovoGrad as NovoGrad
     from fastopt.optimizer import Prodigy as Prodigy
     from fastopt.optimizer import RAdam as RAdam

@@ -24,6 +24,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.adam import Adam as Adam
     from fastopt.optimizer.adamatan2 import AdamAtan2 as AdamAtan2
     from fastopt.optimizer.adamax import Adamax as Adamax
+    from fastopt.optimizer.adamuon import AdaMuon as AdaMuon
     from fastopt.optimizer.adamw import AdamW as AdamW
     from fastopt.optimizer.adan import Adan as Adan
     from fastopt.optimizer.ademamix import AdEMAMix as AdEMAMix
@@ -44,6 +45,7 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.nadam import Nadam as Nadam
     from fastopt.optimizer.nadamw import NAdamW as NAdamW
     from fastopt.optimizer.nag import NAG as NAG
+    from fastopt.optimizer.normuon import NorMuon as NorMuon
     from fastopt.optimizer.novograd import NovoGrad as NovoGrad
     from fastopt.optimizer.prodigy import Prodigy as Prodigy
     from fastopt.optimizer.radam import RAdam as RAdam

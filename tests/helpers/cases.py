@@ -168,7 +168,7 @@ CASES = [
     ),
 ]
 
-OF_MATRICES = ("adafactor", "muon", "shampoo", "sm3", "soap")
+OF_MATRICES = ("adafactor", "adamuon", "muon", "normuon", "shampoo", "sm3", "soap")
 """Optimizers that compute with matrices in NumPy, which have tests of their own."""
 
 OF_STEPS = ("prodigy",)

@@ -35,6 +35,8 @@ FORMS = {
     "nag": {"momentum": 0.9},
     "signum": {"wd_lh": 0.3},
     "muon": {},
+    "normuon": {},
+    "adamuon": {},
     "soap": {"precondition_frequency": 2},
     "shampoo": {"precondition_frequency": 2},
     "sm3": {},

@@ -102,9 +102,9 @@ def as_gradient(grad: Any) -> Any:
     if is_subclass(grad):
         return grad.view(np.ndarray)
     if isinstance(grad, OURS):
-        pair = isinstance(grad, (tuple, list)) and len(grad) == 2
-        if pair and any(is_foreign(part) or is_subclass(part) for part in grad):
-            return tuple(map(as_gradient, grad))
+        parts = grad if isinstance(grad, (tuple, list)) and len(grad) == 2 else ()
+        if any(is_foreign(part) or is_subclass(part) for part in parts):
+            return tuple(map(as_gradient, parts))
         return grad
     if _is_tensor(grad):
         if grad.is_cuda:

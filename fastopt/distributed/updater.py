@@ -888,7 +888,9 @@ class ShardedUpdater(Resumable):
         """Raise an error unless a weight was updated and still has its shape and dtype."""
         context, placement = label(index, self.optimizer.idx2name), self.placements.get(index)
         if placement is None:
-            raise ValueError(f"{context}: its weight was not updated yet")
+            raise ValueError(
+                f"{context}: its weight was not updated yet; call the updater with it before"
+            )
         check_like(context, "weight", array, (placement.dtype,), placement.shape, written=written)
 
     @property

@@ -66,7 +66,7 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
         self._rows: dict[Any, int] = {}
         self._names: list[Any] = []
         """Features of the last step."""
-        self._buffers = np.empty(0), np.empty(0)
+        self._buffers: tuple[Any, Any] = np.empty(0), np.empty(0)
         """Scratch memory for their gradients and weights."""
         self._at: Any = None
         """Rows of `_names`; None if they are all rows in order."""
@@ -95,7 +95,10 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
         if not names:
             return self._count(w)
         known, size = names == self._names, len(names)
-        grads, weights = self._buffers if known else (np.empty(size), np.empty(size))
+        grads: Any
+        weights: Any
+        buffers = self._buffers if known else (np.empty(size), np.empty(size))
+        grads, weights = buffers
         try:
             struct.pack_into(f"{size}d", grads, 0, *values.values())
             struct.pack_into(f"{size}d", weights, 0, *map(w.__getitem__, names))
@@ -106,7 +109,7 @@ class RiverOptimizer(optim.base.Optimizer):  # type: ignore[misc]
             ) from None
         if not known:
             self._find(names, weights)
-            self._buffers = grads, weights
+            self._buffers = buffers
         updater, rate = self.updater, self.lr.get(self.n_iterations)
         made = updater.optimizer
         if made.lr_scheduler is None and made.learning_rate != rate:

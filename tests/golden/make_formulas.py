@@ -1,6 +1,7 @@
 """Write formulas.json: weights after each step of optimizers of other packages, in float64.
 
-Run with torch, optax, jax, schedulefree, timm and pytorch_optimizer installed: ``python tests/golden/make_formulas.py``.
+Run with torch, optax, jax, schedulefree, timm and pytorch_optimizer installed:
+``python tests/golden/make_formulas.py``.
 """
 
 import json
@@ -22,6 +23,7 @@ torch.set_default_dtype(torch.float64)
 STEPS, SIZE = 12, 6
 BETAS = {"betas": (0.8, 0.95)}
 DECAYED = {"weight_decay": 0.1}
+RATES = [0.05, 0.05, 0.02, 0.08, 0.08, 0.001, 0.03, 0.03, 0.03, 0.06, 0.0, 0.04]
 
 TORCH = [
     ("Adam", "Adam", {"lr": 0.05, "eps": 0.01, **BETAS}, {}),
@@ -57,8 +59,36 @@ TORCH = [
         {"schedule_decay": 0.01},
     ),
     ("NAdam", "Nadam", {"lr": 0.05, "eps": 0.01, **BETAS, "maximize": True}, {}),
+    (
+        "NAdam",
+        "Nadam",
+        {"lr": 0.05, "eps": 0.01, **BETAS, **DECAYED, "decoupled_weight_decay": True},
+        {"decouple": True},
+    ),
+    (
+        "RMSprop",
+        "RMSProp",
+        {"lr": 0.02, "alpha": 0.8, "eps": 0.01, "momentum": 0.9, **DECAYED},
+        {"gamma1": 0.8, "momentum": 0.9},
+    ),
+    (
+        "Adagrad",
+        "AdaGrad",
+        {"lr": 0.05, "eps": 0.01, "lr_decay": 0.2, "initial_accumulator_value": 0.1, **DECAYED},
+        {},
+    ),
+    ("SGD", "SGD", {"lr": 0.05, "momentum": 0.9, "rates": RATES}, {"momentum": 0.9}),
+    (
+        "SGD",
+        "SGD",
+        {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, **DECAYED, "rates": RATES},
+        {"momentum": 0.9},
+    ),
 ]
-"""Class of torch, ours, arguments of torch, and ours in place of those called otherwise."""
+"""Class of torch, ours, arguments of torch, and ours in place of those called otherwise.
+
+`rates` are the learning rates of the steps, if they change.
+"""
 
 OPTAX = [
     ("adam", "Adam", {"learning_rate": 0.05, "b1": 0.8, "b2": 0.95, "eps": 0.01}),
@@ -73,10 +103,10 @@ OPTAX = [
         {"learning_rate": 0.05, "decay": 0.8, "eps": 0.01, "eps_in_sqrt": False},
     ),
 ]
-REPLACED = ("alpha", "momentum", "centered", "momentum_decay")
+REPLACED = ("alpha", "momentum", "centered", "momentum_decay", "decoupled_weight_decay")
 RENAMED = {"b1": "beta1", "b2": "beta2", "b3": "beta3", "decay": "gamma1"}
-LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root", "optimize_1d")
-LEFT_OUT += ("theta", "update_proj_gap")
+LEFT_OUT = ("etas", "step_sizes", "use_clipping", "eps_root", "corrected_weight_decay")
+LEFT_OUT += ("optimize_1d", "theta", "update_proj_gap")
 
 FREE = {"lr": 0.05, "warmup_steps": 4, "weight_decay": 0.1}
 
@@ -102,6 +132,41 @@ OTHERS = [
         {"eta_minus": 0.4, "eta_plus": 1.3, "least_step": 0.03, "largest_step": 0.07},
     ),
     ("torch", "ASGD", "ASGD", {"lr": 0.01, "lambd": 0.2, "t0": 3, **DECAYED}, {}),
+    (
+        "torch",
+        "ASGD",
+        "ASGD",
+        {"lr": 0.05, "lambd": 0.2, "t0": 3, **DECAYED, "rates": RATES},
+        {},
+    ),
+    (
+        "timm",
+        "AdamWLegacy",
+        "AdamW",
+        {**ADAM, "lr": max(RATES), "corrected_weight_decay": True, "rates": RATES},
+        {"formula": "torch", "corrected_decay": max(RATES)},
+    ),
+    (
+        "timm",
+        "SGDW",
+        "SGD",
+        {"lr": 0.05, "momentum": 0.9, **DECAYED, "rates": RATES},
+        {"formula": "torch", "decouple": True},
+    ),
+    (
+        "optax",
+        "rmsprop",
+        "RMSProp",
+        {"learning_rate": 0.02, "decay": 0.8, "eps": 0.01, "momentum": 0.9},
+        {},
+    ),
+    (
+        "optax",
+        "adagrad",
+        "AdaGrad",
+        {"learning_rate": 0.05, "initial_accumulator_value": 0.1, "eps": 0.01},
+        {},
+    ),
     ("optax", "nadamw", "NAdamW", {**MOMENTS, **DECAYED}, {}),
     ("optax", "yogi", "Yogi", {**MOMENTS, "eps": 1e-3}, {}),
     ("optax", "contrib.ademamix", "AdEMAMix", MIXED, {}),
@@ -160,10 +225,14 @@ def data():
 
 
 def of_torch(name, arguments, package=torch.optim):
+    arguments = dict(arguments)
+    rates = arguments.pop("rates", None)
     start, gradients = data()
     weight = torch.nn.Parameter(torch.tensor(start))
     optimizer = getattr(package, name)([weight], **arguments)
-    for gradient in gradients:
+    for step, gradient in enumerate(gradients):
+        if rates:
+            optimizer.param_groups[0]["lr"] = rates[step]
         weight.grad = torch.tensor(gradient)
         optimizer.step()
         yield weight.detach().tolist()

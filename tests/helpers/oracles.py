@@ -108,7 +108,7 @@ def adagrad_of_torch(w, lr, eps, wd):
         w = w - lr * g / (np.sqrt(total) + eps)
 
 
-def rmsprop_of_torch(w, lr, eps, wd, alpha=0.9):
+def rmsprop_of_torch(w, lr, eps, wd, alpha=0.99):
     """torch.optim.RMSprop: epsilon beside the root."""
     v = 0.0
     while True:

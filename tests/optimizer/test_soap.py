@@ -4,6 +4,7 @@ import copy
 import json
 import math
 
+import numba
 import numpy as np
 import pytest
 
@@ -224,23 +225,15 @@ def test_axes_are_merged_while_their_product_is_small(shape, largest, expected):
 # What the base class promises
 
 
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="without records")
 @pytest.mark.parametrize("name", ["soap", *exhaustive("muon", "adafactor", "sm3")])
-def test_the_plans_of_its_parts_are_made_once(name, rng, monkeypatch):
+def test_no_part_of_a_step_has_a_plan(name, rng, monkeypatch):
     """Which takes longer than a step of a small weight."""
     weights, gradients = drawn(rng, (4, 6), (6, 4), steps=6)
-    updater, made = fastopt.Updater(optimizer.create(name)), []
-    start = Plan.__init__
-
-    def counted(self, *arguments, **options):
-        made.append(self)
-        start(self, *arguments, **options)
-
-    monkeypatch.setattr(Plan, "__init__", counted)
-    for step, grads in enumerate(gradients):
+    updater = fastopt.Updater(optimizer.create(name))
+    monkeypatch.setattr(Plan, "__init__", None)
+    for grads in gradients:
         updater([0, 1], grads, weights)
-        if step < 2:
-            made.clear()
-    assert not made
 
 
 def test_empty_weights_single_elements_and_zero_gradients_are_updated():

@@ -96,6 +96,11 @@ _ELSEWHERE = {
         "Updater(optimizer, clip_global_norm=1.0) clips the norm of all gradients",
     ),
     "apply_updates": "updater.updated(grads, params) returns the new params",
+    "chain": "clips, averages and accumulation are arguments of Updater, decay those of optimizers",
+    **{
+        name: f"it is a module: import fastopt.{name}"
+        for name in ("adapters", "distributed", "mpi", "torch")
+    },
     "load": "an Updater and a ParameterDict have load()",
     "save": "an Updater and a ParameterDict have save()",
 }

@@ -250,8 +250,8 @@ def variants(*values):
 
 
 def by_default(cases):
-    """Parameters for tests of every form; those of `recorded` forms are exhaustive."""
-    return [exhaustive(case)[0] if case.recorded else case for case in cases]
+    """Parameters for tests of every form, of which those of `recorded` forms are exhaustive."""
+    return [pytest.param(c, marks=marks_of(c) if c.recorded else ()) for c in cases]
 
 
 def sampled(cases, sample=SAMPLE):

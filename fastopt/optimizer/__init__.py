@@ -4,6 +4,7 @@ Every registered class is an attribute of this package. The module of an optimiz
 first use; its import below is for type checkers.
 """
 
+import importlib
 import typing
 
 from fastopt._engine.hyper import constant as constant
@@ -15,6 +16,12 @@ from fastopt.optimizer.optimizer import create as create
 from fastopt.optimizer.optimizer import register as register
 from fastopt.optimizer.updater import Updater as Updater
 from fastopt.optimizer.updater import get_updater as get_updater
+
+_BASES = {
+    **dict.fromkeys(("AdamFamily", "CautiousFamily", "StableFamily"), "families"),
+    **dict.fromkeys(("MatrixOptimizer", "orthogonalize"), "matrixoptimizer"),
+}
+"""Names for authors of optimizers, and their modules, which are imported on first use."""
 
 if typing.TYPE_CHECKING:
     from fastopt.optimizer.adabelief import AdaBelief as AdaBelief
@@ -31,6 +38,9 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.adopt import ADOPT as ADOPT
     from fastopt.optimizer.asgd import ASGD as ASGD
     from fastopt.optimizer.dcasgd import DCASGD as DCASGD
+    from fastopt.optimizer.families import AdamFamily as AdamFamily
+    from fastopt.optimizer.families import CautiousFamily as CautiousFamily
+    from fastopt.optimizer.families import StableFamily as StableFamily
     from fastopt.optimizer.ftml import FTML as FTML
     from fastopt.optimizer.ftrl import Ftrl as Ftrl
     from fastopt.optimizer.groupadagrad import GroupAdaGrad as GroupAdaGrad
@@ -41,6 +51,8 @@ if typing.TYPE_CHECKING:
     from fastopt.optimizer.lbsgd import LBSGD as LBSGD
     from fastopt.optimizer.lion import Lion as Lion
     from fastopt.optimizer.mars import MARS as MARS
+    from fastopt.optimizer.matrixoptimizer import MatrixOptimizer as MatrixOptimizer
+    from fastopt.optimizer.matrixoptimizer import orthogonalize as orthogonalize
     from fastopt.optimizer.muon import Muon as Muon
     from fastopt.optimizer.nadam import Nadam as Nadam
     from fastopt.optimizer.nadamw import NAdamW as NAdamW
@@ -69,15 +81,17 @@ opt_registry = Optimizer.opt_registry
 
 
 def __getattr__(name: str) -> typing.Any:
+    if name in _BASES:
+        return getattr(importlib.import_module(f"fastopt.optimizer.{_BASES[name]}"), name)
     module = opt_registry.module(name.lower())
     for klass in (getattr(module, name, None), opt_registry.get(name.lower())):
         if isinstance(klass, type) and klass.__name__ == name and issubclass(klass, Optimizer):
             return klass
     if module is not None and name.islower():
         return module
-    known = {each.__name__ for each in opt_registry.values()} | globals().keys()
+    known = {*globals(), *_BASES, *(each.__name__ for each in opt_registry.values())}
     raise _no_attribute(f"module {__name__!r}", name, known, {})
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(each.__name__ for each in opt_registry.values())})
+    return sorted({*globals(), *_BASES, *(each.__name__ for each in opt_registry.values())})

@@ -13,7 +13,6 @@ from fastopt._engine.per_index import Index
 from fastopt._kernels import record_words as w
 from fastopt._kernels.devices import is_cuda
 from fastopt.amp import SlowCalls
-from fastopt.averages import SWA, Lookahead
 from fastopt.sparse import RowSparse, is_row_sparse
 
 __all__ = ["SlowCallCounter"]
@@ -125,8 +124,6 @@ def reason_of(grad: Any, weight: Any) -> str:
 def _reason_of_setting(updater: Any, grad: Any) -> str:
     """Return why records do not support a gradient with the settings; empty if they may do."""
     found = [] if updater.clip_adaptive is None else ["clip_adaptive"]
-    if isinstance(updater.average, (SWA, Lookahead)):
-        found.append(type(updater.average).__name__)
     sparse, decay = is_row_sparse(grad), updater.optimizer.sparse_decay
     if sparse and updater.accumulate > 1:
         found.append("accumulate")

@@ -139,6 +139,8 @@ SETTINGS = {
     "scaler and clip": lambda: {"loss_scaler": LossScaler(init_scale=8.0), "clip_global_norm": 2.0},
     "groups": lambda: {"groups": {"^[03]$": {"wd": 0.5, "lr": 0.02}, "4": {"lazy_update": True}}},
     "average": lambda: {"average": fastopt.EMA(decay=0.5)},
+    "average of samples": lambda: {"average": fastopt.SWA(start=3, every=2)},
+    "average that is followed": lambda: {"average": fastopt.Lookahead(k=2)},
     "accumulate": lambda: {"accumulate": 2},
     "clip_adaptive": lambda: {"clip_adaptive": 0.1},
     "schedule of a group": lambda: {"groups": {"^[03]$": {"lr_scheduler": scheduled()}}},

@@ -48,8 +48,6 @@ FAST = {
 }
 SETTINGS = {
     "clip_adaptive": {"clip_adaptive": 0.1},
-    "SWA": {"average": fastopt.SWA(every=2)},
-    "Lookahead": {"average": fastopt.Lookahead()},
     "accumulate": {"accumulate": 2},
 }
 

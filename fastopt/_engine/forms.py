@@ -131,7 +131,7 @@ def _kernels_of(
         squares = cpu_addresses.row_squares(layout)
     elif measured:
         squares = cpu_addresses.squares(layout.grad, layout.real)
-    units = cpu_addresses.units(weight, layout.real) if clipped and not layout.sparse else 0
+    units = cpu_addresses.units(weight, layout.real) if clipped else 0
     by_row = w.EVERY_ROW if layout.catch_up else int(layout.by_row)
     if alone is not None:
         return np.array([0, squares, units, by_row, 0, cpu_addresses.follow(layout, alone), 0])

@@ -777,8 +777,6 @@ class Records:
             own, kept = planner.of(index), self.kept.get(index)
             sparse = is_by_row(own, index, grad, weight)
             place = w.ROW_KERNELS if sparse else w.KERNELS
-            if sparse and self.clips:  # units are clipped by plans
-                return False
             if kept is None or not (sparse or dense) or kept.words[place]:
                 continue
             records: list[tuple[Any, Layout]] = [kept.resting] if kept.resting else []

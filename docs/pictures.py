@@ -150,6 +150,8 @@ def drawn_schedules() -> dict[str, schedules.LRScheduler]:
         schedules.PolyScheduler(max_update=100, base_lr=0.4, warmup_steps=10),
         schedules.CosineScheduler(max_update=100, base_lr=0.4, warmup_steps=10),
         schedules.CosineRestartsScheduler(period=17, base_lr=0.4, period_mult=2),
+        schedules.WSDScheduler(100, 40, base_lr=0.4, cooldown="1-sqrt", warmup_steps=10),
+        schedules.InverseRootScheduler(base_lr=0.4, warmup_steps=10),
         schedules.OneCycleScheduler(max_update=100, base_lr=0.4),
         plateau,
         schedules.JoinedScheduler([warm, cosine], boundaries=[60]),

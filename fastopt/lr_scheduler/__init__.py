@@ -5,8 +5,10 @@ from typing import Any
 from fastopt._suggestions import no_attribute as _no_attribute
 from fastopt.lr_scheduler.annealing import CosineRestartsScheduler as CosineRestartsScheduler
 from fastopt.lr_scheduler.annealing import CosineScheduler as CosineScheduler
+from fastopt.lr_scheduler.annealing import InverseRootScheduler as InverseRootScheduler
 from fastopt.lr_scheduler.annealing import OneCycleScheduler as OneCycleScheduler
 from fastopt.lr_scheduler.annealing import PolyScheduler as PolyScheduler
+from fastopt.lr_scheduler.annealing import WSDScheduler as WSDScheduler
 from fastopt.lr_scheduler.base import LRScheduler as LRScheduler
 from fastopt.lr_scheduler.base import register as register
 from fastopt.lr_scheduler.base import scheduler_registry as scheduler_registry
@@ -27,6 +29,8 @@ _ELSEWHERE = {
         "OneCycleScheduler": ("OneCycleLR", "OneCycle", "cosine_onecycle_schedule"),
         "PlateauScheduler": ("ReduceLROnPlateau",),
         "PolyScheduler": ("PolynomialLR", "PolynomialDecay", "LinearLR", "linear_schedule"),
+        "WSDScheduler": ("get_wsd_schedule", "WSD", "WarmupStableDecay", "TrapezoidalLR"),
+        "InverseRootScheduler": ("get_inverse_sqrt_schedule", "NoamLR", "Noam", "InverseSqrt"),
         "JoinedScheduler": ("SequentialLR", "ChainedScheduler", "join_schedules"),
         "any function of the number of updates": ("LambdaLR", "MultiplicativeLR"),
     }.items()

@@ -1,12 +1,20 @@
 """Schedules that anneal the learning rate along a curve."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from fastopt.arguments import Descriptions, Integer, Real
+from fastopt.arguments import Choice, Descriptions, Integer, OrNone, Real
 from fastopt.lr_scheduler.base import LRScheduler, between, half_cosine, register
 
-__all__ = ["CosineRestartsScheduler", "CosineScheduler", "OneCycleScheduler", "PolyScheduler"]
+__all__ = [
+    "CosineRestartsScheduler",
+    "CosineScheduler",
+    "InverseRootScheduler",
+    "OneCycleScheduler",
+    "PolyScheduler",
+    "WSDScheduler",
+]
 
 
 class _Annealed(LRScheduler):
@@ -119,6 +127,148 @@ class CosineScheduler(_Annealed):
 
     def _share(self, done: float) -> float:
         return half_cosine(done)
+
+
+COOLDOWNS: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda done: 1 - done,
+    "cosine": half_cosine,
+    "1-sqrt": lambda done: 1 - math.sqrt(done),
+}
+"""Remaining fraction by the form of a cool-down."""
+
+
+@register
+class WSDScheduler(_Annealed):
+    r"""Warmup-stable-decay: `base_lr` until a cool-down to `final_lr` at the end.
+
+    .. math:: \mathrm{final\_lr} + (\mathrm{base\_lr} - \mathrm{final\_lr}) f(x), \quad
+        x = \max\left(0, 1 - \frac{\mathrm{max\_update} - n}{\mathrm{cooldown\_steps}}\right)
+
+    with :math:`f(x) = 1 - x`, :math:`(1 + \cos \pi x) / 2` or :math:`1 - \sqrt{x}`. Until the
+    cool-down the schedule does not depend on `max_update`, so a run can be continued with a larger
+    one. Sources: Hu et al., "MiniCPM", arXiv:2404.06395; the forms of the cool-down: Hägele et al.,
+    "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", arXiv:2405.18392,
+    where :math:`1 - \sqrt{x}` was best.
+
+    Parameters
+    ----------
+    max_update : int, more than `warmup_steps`
+        First update with the learning rate `final_lr`.
+    cooldown_steps : int, at least 1 and at most `max_update` - `warmup_steps`
+        Number of updates of the cool-down.
+    base_lr
+        See :class:`LRScheduler`.
+    cooldown : {'linear', 'cosine', '1-sqrt'}
+        Form of the cool-down. Default 'linear'.
+    final_lr : float, 0 or more, default 0
+    warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`LRScheduler`, also for errors.
+
+    Raises
+    ------
+    ValueError
+        Warm-up and cool-down are together longer than `max_update`.
+
+    Examples
+    --------
+    >>> from fastopt.lr_scheduler import WSDScheduler
+    >>> schedule = WSDScheduler(max_update=8, cooldown_steps=4, base_lr=0.4, cooldown="1-sqrt")
+    >>> [round(schedule(n), 3) for n in range(3, 10)]
+    [0.4, 0.4, 0.2, 0.117, 0.054, 0.0, 0.0]
+    """
+
+    arguments: ClassVar[Descriptions] = {
+        "cooldown_steps": Integer(),
+        "cooldown": Choice(*COOLDOWNS),
+    }
+
+    def __init__(
+        self,
+        max_update: int,
+        cooldown_steps: int,
+        base_lr: float = 0.01,
+        cooldown: str = "linear",
+        final_lr: float = 0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        self.cooldown_steps = cooldown_steps
+        self.cooldown = cooldown
+        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+
+    def check_together(self) -> None:
+        """See :meth:`LRScheduler.check_together`."""
+        super().check_together()
+        if self.warmup_steps + self.cooldown_steps > self.max_update:
+            raise ValueError(
+                f"cooldown_steps must be at most max_update - warmup_steps = "
+                f"{self.max_update - self.warmup_steps}, got {self.cooldown_steps}"
+            )
+
+    def _rate(self, num_update: int) -> float:
+        if num_update <= self.max_update - self.cooldown_steps:
+            return self.warmup_final_lr
+        return super()._rate(num_update)
+
+    def _share(self, done: float) -> float:
+        length = (self.max_update - self.warmup_steps) / self.cooldown_steps
+        return COOLDOWNS[self.cooldown](max(0.0, 1 - (1 - done) * length))
+
+
+@register
+class InverseRootScheduler(LRScheduler):
+    r"""Inverse square root of the number of updates, from `base_lr` at update `timescale`.
+
+    .. math:: \mathrm{base\_lr} \sqrt{\mathrm{timescale} / \max(n, \mathrm{timescale})}
+
+    With a linear warm-up of `timescale` updates and `base_lr` = ``(d * timescale) ** -0.5`` this is
+    the schedule of "Attention Is All You Need" (arXiv:1706.03762, equation 3) for models of
+    dimension `d`, also known as Noam; without a warm-up, ``timescale=10_000`` and ``base_lr=0.01``
+    that of T5 (arXiv:1910.10683).
+
+    Parameters
+    ----------
+    base_lr
+        See :class:`LRScheduler`.
+    timescale : int, optional
+        Last update with the learning rate `base_lr`, at least 1 and at least `warmup_steps`.
+        Default: `warmup_steps`, or 1 without a warm-up.
+    warmup_steps, warmup_begin_lr, warmup_mode
+        See :class:`LRScheduler`, also for errors.
+
+    Examples
+    --------
+    >>> from fastopt.lr_scheduler import InverseRootScheduler
+    >>> schedule = InverseRootScheduler(base_lr=0.4, warmup_steps=4)
+    >>> [round(schedule(n), 3) for n in (0, 2, 4, 8, 16, 64)]
+    [0.0, 0.2, 0.4, 0.283, 0.2, 0.1]
+    """
+
+    arguments: ClassVar[Descriptions] = {"timescale": OrNone(Integer())}
+
+    def __init__(
+        self,
+        base_lr: float = 0.01,
+        timescale: int | None = None,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        self.timescale = timescale
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+
+    def check_together(self) -> None:
+        """See :meth:`LRScheduler.check_together`."""
+        super().check_together()
+        if self.timescale is not None and self.timescale < self.warmup_steps:
+            raise ValueError(
+                f"timescale must be at least warmup_steps={self.warmup_steps}, got {self.timescale}"
+            )
+
+    def _rate(self, num_update: int) -> float:
+        scale = self.timescale or max(self.warmup_steps, 1)
+        return self.base_lr * math.sqrt(scale / max(num_update, scale))
 
 
 @register

@@ -40,11 +40,11 @@ def register(klass: Class) -> Class:
     --------
     >>> from fastopt.lr_scheduler import LRScheduler, register, scheduler_registry
     >>> @register
-    ... class InverseRootScheduler(LRScheduler):
+    ... class InverseTimeScheduler(LRScheduler):
     ...     def _rate(self, num_update):
-    ...         return self.base_lr / max(num_update, 1) ** 0.5
-    >>> scheduler_registry["InverseRootScheduler"](base_lr=0.2)(4)
-    0.1
+    ...         return self.base_lr / (1 + num_update)
+    >>> scheduler_registry["InverseTimeScheduler"](base_lr=0.2)(4)
+    0.04
     """
     if not (isinstance(klass, type) and issubclass(klass, LRScheduler)):
         raise TypeError(f"only subclasses of LRScheduler can be registered, got {klass!r}")
@@ -118,6 +118,8 @@ class LRScheduler(Checked):
         "power": ("pwr",),
         "min_lr": ("stop_factor_lr", "final_lr"),
         "threshold": ("min_delta",),
+        **dict.fromkeys(("num_decay_steps", "decay_type"), ("cooldown_steps", "cooldown")),
+        "num_training_steps": ("max_update",),
         "warmup": ("warmup_steps",),
         "num_warmup_steps": ("warmup_steps",),
         "warmup_iters": ("warmup_steps",),

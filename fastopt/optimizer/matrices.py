@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 COUNTED = ("_index_update_count", "begin_num_update", "idx2name", "param_dict")
 TABLES = ("lr_mult", "wd_mult")
-RATES = ("lr", "lr_scheduler", "wd", "seed", "rounding")
+RATES = ("lr", "lr_scheduler", "wd", "corrected_decay", "seed", "rounding")
 SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
 """Attributes that :class:`Rescaled` copies from the optimizer."""
 
@@ -82,6 +82,7 @@ class _Descent(Optimizer):
 
     decays_last: bool
     cautious_decay = False
+    corrects_decay = True
 
     @property
     def rule(self) -> Rule:
@@ -282,6 +283,7 @@ class MatrixFamily(VariantFlags):
     """
 
     ascends = True
+    corrects_decay = True
     decays_last: ClassVar[bool] = False
     """Whether weight decay is applied after the step along the direction."""
     takes_vectors: ClassVar[bool] = False

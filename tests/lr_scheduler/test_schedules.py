@@ -12,12 +12,14 @@ from fastopt.lr_scheduler import (
     CosineScheduler,
     ExponentialScheduler,
     FactorScheduler,
+    InverseRootScheduler,
     JoinedScheduler,
     LRScheduler,
     MultiFactorScheduler,
     OneCycleScheduler,
     PlateauScheduler,
     PolyScheduler,
+    WSDScheduler,
     register,
     scheduler_registry,
 )
@@ -59,6 +61,13 @@ def schedules(draw, *classes):
             "final_lr": lower,
         },
         CosineScheduler: {"max_update": st.integers(21, 200), "final_lr": lower},
+        WSDScheduler: {
+            "max_update": st.integers(40, 200),
+            "cooldown_steps": st.integers(1, 20),
+            "cooldown": st.sampled_from(["linear", "cosine", "1-sqrt"]),
+            "final_lr": lower,
+        },
+        InverseRootScheduler: {"timescale": st.none() | st.integers(20, 90)},
         CosineRestartsScheduler: {
             "period": counts,
             "period_mult": st.integers(1, 3),
@@ -88,6 +97,8 @@ FALLING = (
     MultiFactorScheduler,
     PolyScheduler,
     CosineScheduler,
+    WSDScheduler,
+    InverseRootScheduler,
 )
 SINGLE = schedules(*FALLING, PlateauScheduler, CosineRestartsScheduler, OneCycleScheduler)
 ANY = SINGLE | joined(SINGLE)
@@ -99,6 +110,8 @@ EXAMPLES = [
     PlateauScheduler(0.5, base_lr=0.2),
     PolyScheduler(9, base_lr=0.2),
     CosineScheduler(9, base_lr=0.2),
+    WSDScheduler(9, 3, base_lr=0.2),
+    InverseRootScheduler(base_lr=0.2),
     CosineRestartsScheduler(9, base_lr=0.2),
     OneCycleScheduler(9, base_lr=0.2),
     JoinedScheduler([PolyScheduler(9, base_lr=0.2), CosineScheduler(9)], [5]),
@@ -168,6 +181,20 @@ def test_arguments_that_once_failed_late_or_early_are_refused_at_once(case):
         (
             CosineScheduler(9, 0.2, 0.01, 5, 0.1, "constant"),
             {"max_update": 9, "base_lr": 0.2, "final_lr": 0.01},
+        ),
+        (
+            WSDScheduler(9, 3, 0.2, "cosine", 0.01, 5, 0.1, "constant"),
+            {
+                "max_update": 9,
+                "cooldown_steps": 3,
+                "base_lr": 0.2,
+                "cooldown": "cosine",
+                "final_lr": 0.01,
+            },
+        ),
+        (
+            InverseRootScheduler(0.2, 7, 5, 0.1, "constant"),
+            {"base_lr": 0.2, "timescale": 7},
         ),
     ],
     ids=lambda value: type(value).__name__,
@@ -248,7 +275,10 @@ def test_a_constant_warmup_waits(schedule):
     assert rates <= {schedule.warmup_begin_lr}
 
 
-@given(schedules(PolyScheduler, CosineScheduler, CosineRestartsScheduler, ExponentialScheduler))
+@given(
+    schedules(PolyScheduler, CosineScheduler, CosineRestartsScheduler, ExponentialScheduler)
+    | schedules(WSDScheduler, InverseRootScheduler)
+)
 def test_nothing_jumps_at_the_end_of_warmup(schedule):
     assert schedule(schedule.warmup_steps) == pytest.approx(schedule.base_lr)
 
@@ -274,7 +304,7 @@ def test_rates_never_rise_after_warmup(schedule):
     assert falls(after)
 
 
-@given(schedules(PolyScheduler, CosineScheduler), st.integers(0, 10**9))
+@given(schedules(PolyScheduler, CosineScheduler, WSDScheduler), st.integers(0, 10**9))
 def test_the_rate_past_the_end_is_final_lr(schedule, beyond):
     assert schedule(schedule.max_update + beyond) == schedule.final_lr
 
@@ -298,6 +328,25 @@ def test_equal_steps_make_multi_factor_factor(step, factor, n):
     every = FactorScheduler(step, factor, 0, base_lr=0.3)
     listed = MultiFactorScheduler(range(step, 301, step), factor, base_lr=0.3)
     assert listed(n) == every(n)
+
+
+@given(schedules(WSDScheduler), st.integers(0, 20))
+def test_a_cooldown_is_that_form_of_its_last_updates(schedule, n):
+    first = schedule.max_update - schedule.cooldown_steps
+    x = min(1, n / schedule.cooldown_steps)
+    forms = {"linear": 1 - x, "cosine": (1 + math.cos(math.pi * x)) / 2, "1-sqrt": 1 - x**0.5}
+    share = forms[schedule.cooldown]
+    wanted = schedule.final_lr + (schedule.base_lr - schedule.final_lr) * share
+    assert schedule(first + n) == pytest.approx(wanted, abs=1e-12)
+    assert schedule(first) == schedule(schedule.warmup_steps) == schedule.base_lr
+
+
+@given(st.integers(1, 20), st.integers(1, 1000))
+def test_the_inverse_root_is_the_schedule_of_transformers_without_their_dimension(warmup, n):
+    schedule = InverseRootScheduler(base_lr=warmup**-0.5, warmup_steps=warmup)
+    assert schedule(n) == pytest.approx(min(n**-0.5, n * warmup**-1.5))
+    of_t5 = InverseRootScheduler(base_lr=warmup**-0.5, timescale=warmup)
+    assert of_t5(n) == pytest.approx(max(n, warmup) ** -0.5)
 
 
 @given(counts, st.integers(1, 3), st.integers(0, 3), st.data())
@@ -332,9 +381,13 @@ def test_joined_schedules_are_their_pieces_counted_from_their_boundaries(schedul
 # The base rate, which optimizers assign
 
 
-@given(schedules(FactorScheduler, ExponentialScheduler, MultiFactorScheduler), updates)
+@given(
+    schedules(FactorScheduler, ExponentialScheduler, MultiFactorScheduler, InverseRootScheduler),
+    updates,
+)
 def test_schedules_with_a_factor_follow_an_assigned_base_lr(schedule, n):
-    schedule.stop_factor_lr = 0.0
+    if hasattr(schedule, "stop_factor_lr"):
+        schedule.stop_factor_lr = 0.0
     n += schedule.warmup_steps
     before = schedule(n)
     schedule.base_lr *= 4
@@ -343,6 +396,7 @@ def test_schedules_with_a_factor_follow_an_assigned_base_lr(schedule, n):
 
 @given(
     schedules(PolyScheduler, CosineScheduler, CosineRestartsScheduler, OneCycleScheduler)
+    | schedules(WSDScheduler)
     | joined(SINGLE)
 )
 def test_schedules_between_given_rates_ignore_an_assigned_base_lr(schedule):
@@ -488,6 +542,22 @@ def test_plateau_refuses_a_metric_that_is_no_finite_number(metric, error):
         ),
         (lambda: CosineScheduler(5, warmup_steps=6), ValueError, "less than max_update=5, got 6"),
         (lambda: CosineScheduler(5, final_lr=-1), ValueError, "final_lr must be .* at least 0"),
+        (
+            lambda: WSDScheduler(9, 5, warmup_steps=5),
+            ValueError,
+            "cooldown_steps must be at most max_update - warmup_steps = 4, got 5",
+        ),
+        (lambda: WSDScheduler(9, 0), ValueError, "cooldown_steps must be at least 1, got 0"),
+        (
+            lambda: WSDScheduler(9, 5, cooldown="sqrt"),
+            ValueError,
+            r"cooldown must be one of \('linear', 'cosine', '1-sqrt'\), got 'sqrt'",
+        ),
+        (
+            lambda: InverseRootScheduler(timescale=4, warmup_steps=5),
+            ValueError,
+            "timescale must be at least warmup_steps=5, got 4",
+        ),
         (lambda: CosineRestartsScheduler(0), ValueError, "period must be at least 1"),
         (
             lambda: CosineRestartsScheduler(5, period_mult=1.5),

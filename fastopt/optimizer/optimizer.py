@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._checked import Checked
+from fastopt._engine.direct import Direct
 from fastopt._engine.hyper import constant
 from fastopt._engine.mixed_precision import (
     check_copy,
@@ -24,7 +25,6 @@ from fastopt._engine.mixed_precision import (
     to_float32,
 )
 from fastopt._engine.per_index import Counts, Index, PerIndex
-from fastopt._engine.planner import Planner
 from fastopt._engine.step_sums import StepSums
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import Array, is_half, label, order_of
@@ -181,7 +181,7 @@ ELSEWHERE = {
 """Advice for methods of other libraries' optimizers."""
 
 TRANSIENT = frozenset(
-    {"lock", "planner", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
+    {"lock", "direct", "unchecked", "version", "mode_version", "multipliers_version", "_warned"}
     | {"updating", "stepping", "work", "whole_shapes", "followers"}
 )
 """Attributes that belong to the current process and are not saved or copied."""
@@ -479,7 +479,8 @@ class Optimizer(Checked):
     """Lock that is held during the updates of updaters; the thread that holds `lock` tests it."""
     stepping: Any
     """Lock like `updating`, held during updates without an updater, which may be inside of one."""
-    planner: Planner | None
+    direct: dict[bool, Direct]
+    """What updates without an updater, with states that have masters, and with others."""
     _warned: bool
     whole_shapes: dict[Index, tuple[int, ...]]
     """Shapes of the tensors whose weights are slices, such as the rows that one process has."""
@@ -581,7 +582,7 @@ class Optimizer(Checked):
         """Initialize the attributes of the current process."""
         attributes = vars(self)
         self._start_locks()
-        attributes["planner"] = None
+        attributes["direct"] = {}
         attributes["_warned"] = False
         attributes["whole_shapes"] = {}
         attributes["followers"] = None
@@ -1105,7 +1106,7 @@ class Optimizer(Checked):
         """
         with self.lock, unused(self.stepping):
             state, masters = self.direct_state(weight, state)
-            self._direct().update(index, weight, grad, state, masters)
+            self._direct(masters).update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """Update a weight that may have a float32 master.
@@ -1119,7 +1120,7 @@ class Optimizer(Checked):
         """
         if self.native:
             with self.lock, unused(self.stepping):
-                self._direct().update(index, weight, grad, state, masters=True)
+                self._direct().update(index, weight, grad, state)
         else:
             self.update_in_python(index, weight, grad, state, None)
 
@@ -1191,12 +1192,12 @@ class Optimizer(Checked):
                 for call in calls:
                     self.update_multi_precision(*call)
 
-    def _direct(self) -> Planner:
-        """Return the planner of updates without an updater."""
-        planner = self.planner
-        if planner is None:
-            planner = vars(self)["planner"] = Planner(self)
-        return planner
+    def _direct(self, masters: bool = True) -> Direct:
+        """Return what updates without an updater, with states that have masters or not."""
+        direct = self.direct.get(masters)
+        if direct is None:
+            direct = self.direct[masters] = Direct(self, masters)
+        return direct
 
     def snapshot(self) -> Snapshot:
         """Return attributes and copies of mappings for :meth:`put_back`; arrays are not copied."""

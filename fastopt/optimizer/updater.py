@@ -555,7 +555,8 @@ class Updater(Resumable):
             A gradient is missing or has no weight, two weights have the same path, or `missing`
             has another value. Nothing changes.
         TypeError
-            The containers do not match, or a weight is a number. Nothing changes.
+            The containers do not match, or a weight is a number or an object that has arrays as
+            attributes. Nothing changes.
 
         Warns
         -----

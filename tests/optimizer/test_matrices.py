@@ -8,13 +8,15 @@ import pytest
 
 import fastopt
 from fastopt._engine.validate import leaves
-from fastopt.optimizer import SM3, SOAP, Adafactor, Muon, Shampoo
-from helpers.cases import exhaustive
+from fastopt.optimizer import SM3, SOAP, Adafactor, AdaMuon, Muon, NorMuon, Shampoo
+from helpers.cases import OF_MATRICES, exhaustive
 from helpers.matrix_rules import F32, check_lists, drawn, single, trained
 from helpers.resuming import WAYS, resumed
 
 FORMS = {
     "muon": Muon,
+    "normuon": NorMuon,
+    "adamuon": AdaMuon,
     "soap": partial(SOAP, precondition_frequency=2),
     "shampoo": partial(Shampoo, precondition_frequency=2, cautious=True),
     "sm3": SM3,
@@ -36,6 +38,10 @@ PRECISIONS = {
     "bfloat16 state": (F32, {"state_dtype": "bfloat16"}),
 }
 every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def test_every_optimizer_of_matrices_is_in_the_table():
+    assert {name.split()[0] for name in FORMS} == {*OF_MATRICES}
 
 
 @every_form

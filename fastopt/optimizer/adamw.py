@@ -153,14 +153,14 @@ class AdamW(StableFamily):
     beta1, beta2 : float
         Decay rates of :math:`m` and :math:`v`, at least 0 and below 1. Defaults 0.9, 0.999.
     epsilon : float
-        :math:`\epsilon`, at least 0. Default 1e-6.
+        :math:`\epsilon`, at least 0. Default 1e-6, with torch's formula 1e-8.
     correct_bias : bool
         Correct the bias of the moving averages. Default True.
     eta : float, optional
         Schedule multiplier of the paper. Default None.
     formula : str
         'mxnet', or 'torch', which supports neither `eta` nor ``correct_bias=False``. Default
-        'mxnet'. No default changes; those of torch are ``eps=1e-8`` and ``weight_decay=0.01``.
+        'mxnet'. The defaults are then those of torch: `epsilon` 1e-8, `wd` 0.01.
     amsgrad : bool
         Divide by the root of the maximum of :math:`v` so far. Default False.
     cautious : bool
@@ -200,6 +200,7 @@ class AdamW(StableFamily):
         "amsgrad": Flag(),
         "grams": Flag(),
     }
+    torch_defaults: ClassVar[Mapping[str, Any]] = {"epsilon": 1e-8, "wd": 0.01}
     added: ClassVar[Mapping[str, Any]] = {"formula": "mxnet", "amsgrad": False, "grams": False}
 
     def __init__(

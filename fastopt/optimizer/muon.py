@@ -162,7 +162,7 @@ class Muon(MatrixFamily):
     nesterov : bool
         Nesterov's momentum. Default True.
     coefficients : str
-        'polar', 'polar_express' or 'quintic'. Default 'polar'.
+        'polar', 'polar_express' or 'quintic'. Default 'polar'; torch has 'quintic'.
     steps : int
         Number of iterations, from 1 to 100. After the fifth, except with 'quintic', the triple is
         15/8, -5/4, 3/8, which converges. Default 5.
@@ -170,7 +170,7 @@ class Muon(MatrixFamily):
         Directions whose Frobenius norm is smaller are divided by `eps` instead of that norm, at
         least 1e-30. Default 1e-7.
     adjust : str
-        'rms' or 'original'. Default 'rms'.
+        'rms' or 'original'. Default 'rms'; torch has 'original', and a weight decay of 0.1.
     split : dict of str to int or sequence of int, optional
         Weights that consist of several matrices stacked along the first axis, such as the queries,
         keys and values of attention, or its heads. Maps a regular expression for names to the

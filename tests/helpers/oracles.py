@@ -108,7 +108,7 @@ def adagrad_of_torch(w, lr, eps, wd):
         w = w - lr * g / (np.sqrt(total) + eps)
 
 
-def rmsprop_of_torch(w, lr, eps, wd, alpha=0.9):
+def rmsprop_of_torch(w, lr, eps, wd, alpha=0.99):
     """torch.optim.RMSprop: epsilon beside the root."""
     v = 0.0
     while True:
@@ -215,7 +215,7 @@ def nadamw(w, lr, wd, amsgrad=False, correction="next", **flags):
 
 def adamw_cautious(w, lr, wd, formula, **flags):
     """torch.optim.AdamW in its cautious and stable forms."""
-    beta1, beta2, eps = 0.9, 0.999, 1e-6
+    beta1, beta2, eps = 0.9, 0.999, 1e-8
     m, v, t = 0.0, 0.0, 0
     while True:
         g = yield w

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.cases import exhaustive
+from helpers.cases import exhaustive, variants
 from helpers.paths import ROOT, TESTS
 from helpers.ranks import CHECKS, names_of
 
@@ -76,6 +76,12 @@ def test_checks_pass(mpi, ranks, module):
     assert passes(mpi(ranks, RUN, module), module)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("choice", ["every kind", *variants("every case")])
+def test_rules_have_the_bits_of_one_process(mpi, ranks, choice):
+    assert passes(mpi(ranks, RUN, "ranks_rules", choice), "ranks_rules")
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("module", ["ranks_faults", "ranks_divergence"])
 def test_ranks_that_disagree_are_told_so(mpi, ranks, module):
@@ -96,7 +102,7 @@ def test_ranks_go_on_after_errors_and_with_unequal_batches(mpi, ranks):
     assert passes(mpi(ranks, RUN, "ranks_join"), "ranks_join")
 
 
-@pytest.mark.parametrize("sizes", [(2, 4), (4, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 4, 1), *exhaustive((4, 1))], ids=str)
 def test_checkpoints_are_taken_up_by_jobs_of_other_sizes(mpi, tmp_path, sizes):
     for ranks in sizes:
         done = mpi(ranks, RUN, "ranks_checkpoints", tmp_path)
@@ -237,7 +243,7 @@ def losses(done):
 
 
 def test_demo_reaches_the_loss_of_one_process(mpi):
-    command = ("-m", "fastopt", "demo", "--epochs", "3")
+    command = ("-m", "fastopt", "demo", "--epochs", "1")
     alone = losses(mpi(1, *command))
     assert losses(mpi(1, *command, "--mpi")) == alone
     together = mpi(2, *command, "--mpi")

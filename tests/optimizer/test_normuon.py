@@ -6,11 +6,9 @@ import math
 import numpy as np
 import pytest
 
-import fastopt
 from fastopt.optimizer import AdaMuon, NorMuon
 from helpers.matrix_rules import check_lists, check_recorded, drawn, single, trained
 from helpers.paths import GOLDEN
-from helpers.resuming import WAYS, resumed
 
 CASES = json.loads((GOLDEN / "normuon.json").read_text())["cases"]
 KINDS = {"normuon": NorMuon, "adamuon": AdaMuon}
@@ -89,20 +87,6 @@ def test_conv_weights_in_any_order_are_matrices(kind, rng):
     for order in "CF":
         _, found = trained(kind(0.1), np.array(weight, order=order), gradients)
         np.testing.assert_array_equal(found.reshape(3, 8), expected)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@every_kind
-def test_a_resumed_run_has_the_same_bits(kind, way, rng, tmp_path):
-    weight, gradients = single(rng, (4, 6), steps=6)
-    updater, half = trained(kind(0.1, wd=0.1), weight, gradients[:3])
-    again = resumed(way, updater, fastopt.Updater(kind(0.1, wd=0.1)), tmp_path)
-    for each, after in ((updater, half), (again, half.copy())):
-        for grad in gradients[3:]:
-            each(0, grad, after)
-        if each is updater:
-            expected = after.copy()
-    np.testing.assert_array_equal(after, expected)
 
 
 def test_the_rows_of_steps_have_equal_size(rng):

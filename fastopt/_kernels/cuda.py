@@ -451,7 +451,7 @@ def totals(count: int, largest: bool = False) -> Callable:
                 cuda.syncthreads()
                 if t == 0:
                     for other in range(min(np.int64(THREADS), -(-(end - first) // BLOCKS))):
-                        whole = merge(added, groups[other])
+                        whole = merge(whole, groups[other])
                 cuda.syncthreads()
             if t == 0:
                 total[tensor, k] = whole

@@ -5,6 +5,8 @@ Tests: ``tests/kernels/test_cuda_driver.py``.
 
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from fastopt._engine.device_steps import DeviceSteps, Finish, Norm
 from fastopt._engine.plan import Plan
 from fastopt._interrupts import uninterrupted
@@ -20,9 +22,9 @@ __all__ = ["DevicePlan"]
 class DevicePlan(Plan):
     """Plan with arrays on CUDA devices; see :class:`~fastopt._engine.plan.Plan`.
 
-    If one table holds all arrays of a call, later calls take the same short path as on the host:
-    a compiled function counts the step and computes its hyper-parameters, and the kernels are
-    launched without further checks.
+    If one table holds all arrays of a call, later calls take a short path: a compiled function
+    counts the step and computes its hyper-parameters, and the kernels are launched without further
+    checks.
     """
 
     def __init__(self, planner: Any, *arguments: Any) -> None:
@@ -35,6 +37,8 @@ class DevicePlan(Plan):
             and planner.launcher is launch
             and not (only.layout.sparse or only.copied)
         )
+        self.entry: Any = None
+        self.context = np.empty(0, np.uint64)
         self.steps: DeviceSteps | None = None
         self.defers = DeviceSteps.supports(self)
         for table in self.tables:
@@ -72,9 +76,28 @@ class DevicePlan(Plan):
             for table in self.tables:
                 cast("CudaTable", table).forget_skip()
         super().step(factor, shielded)
+        if self.repeats:
+            self._repeat()
+
+    def _repeat(self) -> None:
+        """Let later calls take the short path, if no step computes in Python."""
+        group, optimizer = self.groups[0], self.optimizer
+        self.entry, self.context = group.entry, group.context
+        static = self.kept and self.settled and not self.planner.measures
+        self.version = optimizer.version if static else -1
+
+    def call_again(self, index: Any, grad: Any, weight: Any) -> bool:
+        """See :meth:`Plan.call_again`."""
+        if self.version == self.optimizer.version:
+            return self.quick_call((index, grad, weight))
+        return super().call_again(index, grad, weight)
 
     def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
-        """See :meth:`Plan.quick_call`."""
+        """Update by the shortest path if the plan fits the call.
+
+        No step may compute hyper-parameters in Python. If the plan does not fit, nothing changes
+        and the result is False.
+        """
         grads, table = objects[1], self.only
         if not self.length:
             grads = (grads,)
@@ -94,6 +117,9 @@ class DevicePlan(Plan):
                     return False
                 table.run()
             except BaseException:
-                self._restore_counts(before, largest, carried)
+                if not table.done:
+                    self.counts[self.slots], self.counts[0] = before, largest
+                    if carried is not None:
+                        self.carried[self.carried_slots] = carried
                 raise
         return True

@@ -42,8 +42,6 @@ class Joint:
         Whether each tensor must be updated before the next.
     """
 
-    small = False
-
     def __init__(
         self,
         groups: Any,
@@ -68,9 +66,6 @@ class Joint:
             for own in self.places
         ]
         self.only = self.plans[0] if len(parts) == 1 else None
-        if self.only is None:
-            for plan in self.plans:
-                plan.small = False  # all parts are counted before any is updated
         self.in_order = in_order or any(plan.in_order for plan in self.plans)
         self.scaled = [plan.optimizer.folds for plan in self.plans]
         self.folds = all(self.scaled) and not self.in_order
@@ -134,22 +129,10 @@ class Joint:
 
     def call_again(self, index: Any, grad: Any, weight: Any) -> bool:
         """Update by the shortest path if the plan fits the call, else return False."""
-        if self.version == self.optimizer.version:
-            return self.quick_call((index, grad, weight))
-        if not self.fits(index, grad, weight):
-            return False
-        self.step()
-        return True
-
-    def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
-        """Update if the plan fits the call; the updater's optimizer must not have changed.
-
-        If the plan does not fit, nothing changes and the result is False.
-        """
         only = self.only
-        if only is not None and only.version == only.optimizer.version:
-            return only.quick_call(objects)
-        if not self.fits(*objects):
+        if only is not None and self.version == self.optimizer.version:
+            return only.call_again(index, grad, weight)
+        if not self.fits(index, grad, weight):
             return False
         self.step()
         return True

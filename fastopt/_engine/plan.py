@@ -18,23 +18,18 @@ from fastopt._engine.validate import check, label
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels import cpu_calls
 from fastopt._kernels.advance import CARRIED, COUNT, GROUP, NUMBER, SEED, SLOTS, step
-from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt._kernels.compiling import bind
 from fastopt._kernels.context import context_of
 from fastopt._kernels.layout import DONE, KEY
 from fastopt._kernels.noise import index_number
 from fastopt._kernels.numpy_abi import TYPES
-from fastopt._kernels.table import Table, launch
-from fastopt._kernels.threads import threads
+from fastopt._kernels.table import Table
 from fastopt.sparse import RowSparse
 
 __all__ = ["Group", "Plan"]
 
 Array = np.ndarray[Any, Any]
 Rates = float | list[float]
-
-NOTHING = np.empty((0, 3), np.int64)
-"""Chunks of a step that is counted but updates nothing."""
 
 RATES = ("rate", "lr", "wd")
 """Hyper-parameters that schedules change."""
@@ -78,16 +73,11 @@ class Group:
         self.values = np.zeros((2, 0, len(names) + 1))
         self.stamps = self.values[1, :, -1]
         self.arrays: tuple[Any, ...] = ()
-        self.bound: bool | None = None
+        self.bound = False
         self.context = np.empty(0, np.uint64)
         self.entry: Any = None
         self.enter: Any = None
         self.checked: tuple[Any, ...] = ()
-        self.reductions: tuple[Any, ...] = ()
-        if plan.small:
-            flat, sums = table.flat[0], rule.sums
-            partials = (np.zeros((len(flat), count)) for count in sums)
-            self.reductions = flat, *partials
 
     def partition(self, keys: Sequence[Any]) -> None:
         """Give tensors with equal keys the same hyper-parameters."""
@@ -98,7 +88,7 @@ class Group:
         if self.values.shape[1] != len(numbers):
             self.values = np.zeros((2, len(numbers), len(self.names) + 1))
             self.stamps = self.values[1, :, -1]
-            self.bound = None
+            self.bound = False
         self.partitioned = keys  # last, as Ctrl-C may come before
 
     def fill(
@@ -129,17 +119,14 @@ class Group:
         self.checked = table.table, table.guards, plan.written, self.ids, TYPES, plan.length
         self.enter = bind(cpu_calls.enter(), *self.checked, 0)
 
-    def bind(self, plan: "Plan", skips: bool) -> None:
+    def bind(self, plan: "Plan") -> None:
         """Write the current arrays to the context of the compiled entry function, and bind it.
 
-        The entry function counts a step and computes its hyper-parameters; for a small plan it
-        also updates.
+        The entry function counts a step and computes its hyper-parameters.
         """
         table = self.table
         arrays = (
-            NOTHING if skips else table.chunks,
             table.table,
-            table.hyper,
             table.fields,
             self.ids,
             table.guards,
@@ -149,16 +136,12 @@ class Group:
             plan.counts,
             self.values,
             plan.carried,
-            *self.reductions,
         )
-        self.context, self.arrays, self.bound = context_of(arrays, plan.length), arrays, skips
+        self.context, self.arrays, self.bound = context_of(arrays, plan.length), arrays, True
         if self.entry is None:
             layout = table.layout
-            if plan.small:
-                kernel = cpu_calls.whole(layout, *self.compiled)
-            else:
-                rescale = layout.rule.rescale
-                kernel = cpu_calls.start(rescale, layout.real, layout.keyed, *self.compiled)
+            rescale = layout.rule.rescale
+            kernel = cpu_calls.start(rescale, layout.real, layout.keyed, *self.compiled)
             self.entry = plan.planner.compiled(plan.indices[0], kernel, self.context, 0)
 
 
@@ -220,21 +203,8 @@ class Plan:
         self.updates: list[Any] = []
         self.kept = self.skips = False
         self.key: Any = None
-        only = self.tables[0]
-        self.direct = (
-            len(tables) == 1
-            and not in_order
-            and not optimizer.per_index
-            and planner.launcher is launch
-            and only.device is None
-            and not (only.layout.catch_up or only.copied or only.borrowed)
-        )
-        self.small = self.direct and not only.layout.sparse and only.total < PARALLEL_FROM
         self.groups = [Group(table, places, self) for table, places in tables]
         self.sparse = [group for group in self.groups if group.table.layout.sparse]
-        self.repeats = self.direct
-        self.entry: Any = None
-        self.context = np.empty(0, np.uint64)
 
     @property
     def settled(self) -> bool:
@@ -330,55 +300,11 @@ class Plan:
     # One step
 
     def call_again(self, index: Any, grad: Any, weight: Any) -> bool:
-        """Update by the shortest path if the plan fits the call, else return False."""
-        if self.version == self.optimizer.version:
-            return self.quick_call((index, grad, weight))
+        """Update if the plan fits the call, else return False."""
         if not self.fits(index, grad, weight):
             return False
         self.step()
         return True
-
-    def quick_call(self, objects: tuple[Any, Any, Any]) -> bool:
-        """Update if the plan fits the call; no step may compute hyper-parameters in Python.
-
-        If the plan does not fit, nothing changes and the result is False.
-        """
-        if self.small:
-            fits: bool = self.entry(self.context, id(objects)) >= 0
-            return fits
-        table = self.tables[0]
-        if self.sparse:
-            grad = objects[1]
-            if self.length:
-                if type(grad) is not tuple or len(grad) != self.length:
-                    return False
-                (grad,) = grad
-            if not self._take_rows(table, 0, grad):
-                if fits := self.fits(*objects):
-                    self.step()
-                return fits
-        before, largest = self.counts[self.slots], self.counts.item(0)
-        carried = self.carried[self.carried_slots] if self.hyper.carries else None
-        table.table[0, DONE] = 0
-        try:
-            if self.entry(self.context, id(objects)) < 0:
-                self.release()
-                return False
-            if table.launch is not None and threads.free:
-                table.launch()
-            else:
-                table.run()
-        except BaseException:
-            self._restore_counts(before, largest, carried)
-            raise
-        return True
-
-    def _restore_counts(self, counts: Any, largest: float, carried: Any) -> None:
-        """Undo the counting of a quick call, unless its only table was updated."""
-        if not self.tables[0].done:
-            self.counts[self.slots], self.counts[0] = counts, largest
-            if carried is not None:
-                self.carried[self.carried_slots] = carried
 
     def step(self, factor: float = 1.0, shielded: bool = False) -> None:
         """Update with gradients times `factor`, after :meth:`fits` has entered them.
@@ -390,14 +316,14 @@ class Plan:
         shielded : bool
             Whether Ctrl-C is already deferred, which several launches need.
         """
-        if not (self.direct or shielded):
+        if not shielded:
             with uninterrupted:
                 self.step(factor, shielded=True)
             return
         optimizer = self.optimizer
         for table in self.tables:
             table.table[0, DONE] = 0
-        beyond = ({}, None) if self.direct else self._before()
+        beyond = self._before()
         counts = optimizer._index_update_count
         if counts.ahead or counts.graphs:
             counts.settle()
@@ -414,15 +340,9 @@ class Plan:
             if self.skips:
                 self.release()
                 self.done = True
-            elif not self.small:
+            else:
                 self.planner.launch(self.tables, self.indices[0])
             self.new = []
-            if self.repeats:
-                group = self.groups[0]
-                self.entry, self.context = group.entry, group.context
-                if self.kept and optimizer.lr_scheduler is None and not optimizer.param_dict:
-                    static = not self.planner.measures and self.settled
-                    self.version = optimizer.version if static else -1
         except BaseException:
             if before is None:
                 self._forget_new(largest)
@@ -481,7 +401,7 @@ class Plan:
             counted = -1 if optimizer.per_index else self.slots[group.places]
             group.tensors[:, COUNT] = counted
             group.tensors[:, CARRIED] = self.carried_slots[group.places]
-            group.bound = None
+            group.bound = False
         self.carried = _NOT_CARRIED if carried is None else carried.array
         self.counts = counts.counted  # last, as Ctrl-C may come before
         self.counts_version = optimizer.version
@@ -516,7 +436,7 @@ class Plan:
     # Hyper-parameters
 
     def _advance(self, groups: Sequence[Group], factor: float = 1.0, starts: bool = True) -> None:
-        """Count the step and compute its hyper-parameters; a small plan also updates.
+        """Count the step and compute its hyper-parameters.
 
         With `starts` False, only what does not depend on the count is computed.
         """
@@ -564,8 +484,8 @@ class Plan:
                 if group.table.layout.catch_up:
                     self._add_decay(group, rates)
         for group in groups if starts else ():
-            if group.bound is not self.skips:
-                group.bind(self, self.skips)
+            if not group.bound:
+                group.bind(self)
             group.entry(group.context, 0)
             if optimizer.per_index and group.table.layout.keyed:
                 numbers = [optimizer.key(self.indices[k]) for k in group.places]
@@ -617,7 +537,6 @@ class Plan:
     def _fill(self, group: Group, rates: Rates, times: Any) -> None:
         """Compute the uncorrected hyper-parameters for each distinct key of a group."""
         optimizer, given = self.optimizer, self.hyper.given
-        decay = optimizer.wd
         base = rates if isinstance(rates, float) else 0.0
         t = times[0] if times else 0
         again = bool(self.filled) and self.filled[0] == optimizer.version
@@ -626,8 +545,8 @@ class Plan:
                 key, base, t, update = key
                 if update:  # hyper() may read the schedule too
                     optimizer._index_update_count.largest = update
-            lr, wd = base * key[0], decay * key[1]
-            if not (0 <= lr < inf and -inf < wd < inf):
+            lr, wd = base * key[0], optimizer.decay_at(base) * key[1]
+            if not (0 <= lr < inf and 0 <= wd < inf):
                 optimizer.check_rates(self._first(group, row), lr, wd)
             try:
                 values = given(optimizer, t, lr, wd)
@@ -672,5 +591,5 @@ class Plan:
             base = rates if isinstance(rates, float) else rates[0 if self.in_order else place]
             lr_mult, wd_mult = self.multipliers[place]
             t = int(self.counts[self.slots[place]]) + 1
-            lr, wd = base * lr_mult, optimizer.wd * wd_mult
+            lr, wd = base * lr_mult, optimizer.decay_at(base) * wd_mult
             add_decay(optimizer, self.indices[place], group.table, t, lr, wd)

@@ -64,6 +64,8 @@ class Planner:
     ----------
     optimizer : Optimizer
         The optimizer.
+    masters : bool
+        Whether states hold the masters of half-precision weights. Default True.
 
     Attributes
     ----------
@@ -87,8 +89,8 @@ class Planner:
         Weight averages that updates maintain.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizer: Any, masters: bool = True) -> None:
+        self.optimizer, self.masters = optimizer, masters
         self.plans: dict[Any, Any] = {}
         self.copies: dict[Index, Any] = {}
         self.offsets: dict[Index, int] = {}
@@ -157,14 +159,7 @@ class Planner:
 
     # Plans
 
-    def prepare(
-        self,
-        calls: Sequence[Call],
-        single: bool = False,
-        masters: bool = True,
-        key: Any = None,
-        keep: bool = True,
-    ) -> Any:
+    def prepare(self, calls: Sequence[Call], single: bool = False, keep: bool = True) -> Any:
         """Check a call and create its plan, without counting the step or caching the plan.
 
         Parameters
@@ -173,11 +168,6 @@ class Planner:
             The tensors of the call.
         single : bool
             Whether the call passes one index instead of lists.
-        masters : bool
-            Whether states hold the masters of half-precision weights.
-        key : hashable, optional
-            Key under which :meth:`remember` keeps the plan. Default: the index, or the tuple of
-            indices.
         keep : bool
             Whether the plan may be kept; if False, the caller launches its tables.
 
@@ -191,15 +181,14 @@ class Planner:
         TypeError, ValueError
             The arrays do not match.
         """
-        if key is None:
-            key = calls[0][0] if single else tuple(index for index, *_ in calls)
+        key = calls[0][0] if single else tuple(index for index, *_ in calls)
         indices = [index for index, *_ in calls]
         averaging = self.averages.step(self.optimizer, indices) if self.averages else None
         plan: Any = None
         if self.groups is not None:
-            plan = self.groups.prepare(calls, single, masters, key, averaging)
+            plan = self.groups.prepare(calls, single, key, averaging)
         if plan is None:
-            plan = self.plan_of(calls, single, masters, averaging, keep)
+            plan = self.plan_of(calls, single, averaging, keep)
             plan.key = key
         return plan
 
@@ -207,13 +196,12 @@ class Planner:
         self,
         calls: Sequence[Call],
         single: bool,
-        masters: bool,
         averaging: AveragingStep | None,
         keep: bool = True,
     ) -> Plan:
         """Create the plan of a call for the planner's own optimizer; see :meth:`prepare`."""
         indices = [index for index, *_ in calls]
-        tables = [self.table(*call, masters=masters, averaging=averaging) for call in calls]
+        tables = [self.table(*call, averaging=averaging) for call in calls]
         spread = [(table, [place]) for place, table in enumerate(tables)]
         in_order = len(set(indices)) < len(indices) or not disjoint(tables)
         in_order |= not keep  # the caller launches
@@ -283,42 +271,26 @@ class Planner:
         self.copies, self.offsets, self.launcher = other.copies, other.offsets, other.launcher
         self.measures, self.averages = other.measures, other.averages
 
-    def update(self, index: Index, weight: Any, grad: Any, state: Any, masters: bool) -> None:
+    def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
         """Update one tensor with a state that the caller keeps."""
-        key = index, masters
-        plan = self.plans.get(key)
+        plan = self.plans.get(index)
         if plan is not None and plan.keeps(state) and plan.fits(index, grad, weight):
             plan.step()
             return
-        self.update_all([(index, weight, grad, state)], single=True, masters=masters, key=key)
+        self.update_all([(index, weight, grad, state)], single=True)
 
-    def check(self, calls: Sequence[Call]) -> None:
-        """Raise unless the arrays and learning rates of each update are valid."""
-        for index, weight, grad, state in calls:
-            self.optimizer._get_lr(index), self.optimizer._get_wd(index)
-            plan = self.plans.get((index, True))
-            if plan is None or not plan.keeps(state) or plan.weights[0] is not weight:
-                self.table(index, weight, grad, state)
-
-    def update_all(
-        self,
-        calls: Sequence[Call],
-        single: bool = False,
-        masters: bool = True,
-        key: Any = None,
-        factor: float = 1.0,
-    ) -> None:
+    def update_all(self, calls: Sequence[Call], single: bool = False, factor: float = 1.0) -> None:
         """Update tensors that have no plan yet, with gradients times `factor`."""
         if self.optimizer.is_accumulating:
-            self._accumulate(calls, masters)
+            self._accumulate(calls)
         elif calls:
-            plan = self.prepare(calls, single, masters, key)
+            plan = self.prepare(calls, single)
             plan.step(factor)
             self.remember(plan)
 
     # Accumulation
 
-    def _accumulate(self, calls: Sequence[Call], masters: bool) -> None:
+    def _accumulate(self, calls: Sequence[Call]) -> None:
         """Update with an optimizer that sums the gradients of several calls."""
         optimizer = self.optimizer
         before = optimizer.snapshot()
@@ -333,9 +305,7 @@ class Planner:
                     if total is None:
                         optimizer.count_only(index)
                         continue
-                    plan = self.prepare(
-                        [(index, weight, total, state)], masters=masters, keep=False
-                    )
+                    plan = self.prepare([(index, weight, total, state)], keep=False)
                     tables += plan.count()
                 self.launch(tables, calls[0][0])
                 self.updated.update((index, weight) for index, weight, *_ in calls)
@@ -352,7 +322,6 @@ class Planner:
         weight: Any,
         grad: Any,
         state: Any,
-        masters: bool = True,
         averaging: AveragingStep | None = None,
     ) -> Table:
         """Check the arrays of one tensor and create its table."""
@@ -360,7 +329,7 @@ class Planner:
         context, rule = label(index, optimizer.idx2name), self.rule_of(index)
         grad = self.by_row(check(context, weight, grad, copy))
         lead = header(weight)
-        exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, masters)
+        exact, arrays = arrays_of(optimizer, context, rule, lead, state, copy, self.masters)
         lazy = isinstance(grad, RowSparse) and optimizer.lazy_update and rule.row is None
         if averaging is not None and lazy and averaging.average.alternates:
             averaging.whole.append(self._whole(averaging, index, exact, lead))

@@ -207,7 +207,9 @@ class Records:
         plain = plain and (averages is None or averages.held is None)
         if not plain or numba.config.DISABLE_JIT or not readable():
             return False
-        return all(map(is_served, planner.optimizers()))
+        optimizers = planner.optimizers()
+        native = not updater._runs_updates or all(each.native for each in optimizers)
+        return native and all(map(is_served, optimizers))
 
     def refresh(self, updater: Any) -> None:
         """Follow the changes of the attributes of optimizers."""
@@ -554,7 +556,8 @@ class Records:
             optimizer, t = kept.shared.optimizer, self.counts.item(kept.words[w.COUNT]) + 1
             if kept.deferred is not None:
                 lr_mult, wd_mult = kept.shared.multipliers
-                lr, wd = rates[optimizer] * lr_mult, optimizer.wd * wd_mult
+                rate = rates[optimizer]
+                lr, wd = rate * lr_mult, optimizer.decay_at(rate) * wd_mult
                 after = kept.deferred.begin(optimizer, index, weight, t, lr, wd)
                 decays.append((kept, index, after))
         return decays
@@ -970,7 +973,7 @@ class Records:
             return None
         if averaging is not None:
             context = label(index, optimizer.idx2name)
-            exact, _ = arrays_of(optimizer, context, rule, weight, state, copy, True)
+            exact, _ = arrays_of(optimizer, context, rule, weight, state, copy, planner.masters)
             rule, average = averaging.derived(index, rule, exact, ())
             arrays = [*arrays, *average]
         known &= not any(starmap(np.may_share_memory, combinations(arrays, 2)))
@@ -1001,7 +1004,7 @@ class Records:
         order = F_ORDER if is_fortran(weight) else C_ORDER
         same = getattr(grad, "dtype", None) == weight.dtype
         key: Any = (rule, weight.dtype, weight.shape, order, same, nesting(state), self.passes)
-        key += (type(optimizer), optimizer.multi_precision, optimizer.rounding)
+        key += (type(optimizer), optimizer.multi_precision, planner.masters, optimizer.rounding)
         key += (is_by_row(planner, index, grad, weight),)
         form = FORMS.get(key) if known and copy is None else None
         if form is None:
@@ -1026,7 +1029,8 @@ class Records:
         """
         optimizer, copy = planner.optimizer, planner.copies.get(index)
         context, own = label(index, optimizer.idx2name), planner.rule_of(index)
-        exact, arrays = arrays_of(optimizer, context, own, weight, state, copy, True)
+        masters = planner.masters
+        exact, arrays = arrays_of(optimizer, context, own, weight, state, copy, masters)
         slots = len(own.state)
         arrays = (*arrays[:slots], *average, *arrays[slots:])
         same = getattr(grad, "dtype", None) == weight.dtype
@@ -1154,7 +1158,7 @@ def is_served(optimizer: Any) -> bool:
     defers = optimizer.sparse_decay != "touched"
     unserved = optimizer.is_accumulating
     unserved |= defers and (optimizer.per_index or optimizer.accumulates)
-    return optimizer.native and not unserved
+    return not unserved
 
 
 @cache

@@ -1,4 +1,4 @@
-"""CPU kernels of whole calls: checks of the arguments, counts, and on small tensors the update.
+"""CPU kernels of the calls of plans: checks of the arguments, and counts.
 
 Tests: ``tests/engine/test_plan.py``, ``tests/engine/test_frames.py``.
 """
@@ -14,10 +14,6 @@ from fastopt._kernels import numpy_abi, segments
 from fastopt._kernels.advance import advance
 from fastopt._kernels.compiling import compiled
 from fastopt._kernels.context import cube, line, matrix
-from fastopt._kernels.cpu import element_loop
-from fastopt._kernels.cpu_rows import row_loop
-from fastopt._kernels.cpu_sums import finish_loop, sum_loop
-from fastopt._kernels.layout import Layout
 from fastopt._kernels.numpy_abi import FITS, admit
 from fastopt.kernels.rule import scalar
 
@@ -29,62 +25,15 @@ __all__ = [
     "survey",
     "take_addresses",
     "take_rows",
-    "whole",
 ]
 
-CONTEXT = (
-    "chunks",
-    "table",
-    "hyper",
-    "fields",
-    "places",
-    "guards",
-    "written",
-    "known",
-    "tensors",
-    "counts",
-    "groups",
-    "carried",
-    "flat",
-)
+TABLE, FIELDS, PLACES, GUARDS, WRITTEN, KNOWN, TENSORS, COUNTS, GROUPS, CARRIED = range(10)
 """Arrays of a context, see :mod:`fastopt._kernels.advance` and :mod:`fastopt._kernels.numpy_abi`.
-
-Arrays of partial sums follow, one for each reduction of the rule.
 """
-
-CHUNKS, TABLE, HYPER, FIELDS, PLACES, GUARDS, WRITTEN, KNOWN = range(8)
-TENSORS, COUNTS, GROUPS, CARRIED, FLAT, PARTIALS = range(8, 14)
 
 RESCALE, SCALE, LIMIT, FACTOR, LENGTH = range(5)
 """Numbers of a measured call: ``rescale_grad``, the other factor of the gradients, the maximum
 global norm, the factor after clipping, and the norm before clipping."""
-
-
-@cache
-def whole(layout: Layout, correct: Any, dtype: Any, carries: bool) -> Callable:
-    """Kernel ``(context, objects)`` for whole calls on small tensors.
-
-    It checks the arguments of the call, counts the step, and applies the rule with its reductions.
-    If it returns a negative number, nothing has changed. `context` has the arrays in
-    :data:`CONTEXT`; `objects` is the id of the tuple of the call's arguments, kept alive by the
-    GIL, or 0 if they have already been checked.
-    """
-    rule, real, keyed, record = layout.rule, layout.real, layout.keyed, layout.record
-    update, rescale = scalar(row_loop(layout) if rule.row else element_loop(layout)), rule.rescale
-    reduce = _passes(layout)
-
-    def whole(context, objects):
-        table, hyper = matrix(context, TABLE, np.uint64), line(context, HYPER, record)
-        if objects != 0:
-            status = check(context, table, objects)
-            if status < 0:
-                return status
-        advance(table, counted(context, real), correct, dtype, carries, keyed, rescale)
-        reduce(context, table, hyper)
-        update(matrix(context, CHUNKS, np.int64), table, hyper)
-        return FITS
-
-    return compiled(whole, rule, parallel=False, nogil=False, also=(correct,))
 
 
 @scalar
@@ -96,41 +45,16 @@ def limit_norm(total: Any, norm: Any) -> Any:
         norm[FACTOR] = norm[SCALE] * (norm[LIMIT] / norm[LENGTH])
 
 
-def _passes(layout: Layout) -> Callable:
-    """Return a function ``(context, table, hyper)`` that runs all reductions of a rule in order."""
-
-    def none(context, table, hyper):
-        pass
-
-    reduce = scalar(none)
-    for step in range(len(layout.rule.passes)):
-        reduce = _after(reduce, layout, step)
-    return reduce
-
-
-def _after(before: Callable, layout: Layout, step: int) -> Callable:
-    """Return a function that runs `before` and then reduction `step`."""
-    add_up, end = scalar(sum_loop(layout, step)), scalar(finish_loop(layout, step))
-    place = PARTIALS + step
-
-    def reduce(context, table, hyper):
-        before(context, table, hyper)
-        flat = matrix(context, FLAT, np.int64)
-        partial = matrix(context, place, np.float64)
-        partial[:] = 0
-        add_up(flat, table, hyper, partial)
-        end(flat, table, hyper, partial)
-
-    return scalar(reduce)
-
-
 @cache
 def start(
     rescale: int, real: Any, keyed: bool, correct: Any, dtype: Any, carries: bool
 ) -> Callable:
-    """Kernel like :func:`whole`, without the update, for which other kernels are launched.
+    """Kernel ``(context, objects)`` that checks the arguments of a call and counts its step.
 
-    `rescale` is the position of ``rescale_grad`` in the fields, -1 without it.
+    If it returns a negative number, nothing has changed. `context` has the arrays
+    above; `objects` is the id of the tuple of the call's arguments, kept alive by the
+    GIL, or 0 if they have already been checked. `rescale` is the position of ``rescale_grad`` in
+    the fields, -1 without it.
     """
 
     def start(context, objects):

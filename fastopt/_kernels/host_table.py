@@ -63,13 +63,6 @@ class HostTable(Table):
         sizes: NDArray[np.uint64] = self.guards[:, -1, NBYTES]
         return sizes
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether an update is one launch of the dense kernel on the host, without copies."""
-        layout = self.layout
-        by_element = not (layout.sparse or layout.by_row or layout.rule.passes)
-        return by_element and self.device is None and not (self.copied or self.borrowed)
-
     def list_rows(self, context: str, grad: "RowSparse") -> None:
         """See :meth:`Table.list_rows`."""
         height = len(self.arrays[0])
@@ -173,18 +166,8 @@ class HostTable(Table):
 
     def run(self, combine: Combine | None = None) -> None:
         """See :meth:`Table.run`."""
-        if combine is None and (self.layout.rule.passes or self.at_once or self.copied):
+        if combine is None:
             launch([self])
-            return
-        if combine is None:  # a single kernel
-            if self.total:
-                call, parallel = self._prepared_update(self.chunks, self.total)
-                if parallel:
-                    _launch(call, parallel)
-                else:
-                    call()
-            self.table[0, DONE] = 1
-            self.release()
             return
         rule, layout = self.layout.rule, self.layout
         chunks, total = self.flat
@@ -234,10 +217,7 @@ class HostTable(Table):
             factory = cpu_rows.rows if layout.rule.row else cpu.lazy
             cost = total * (ROW_COST if layout.sparse else 1)
             return self._prepared(factory, (layout,), cost, *arguments)
-        call, parallel = self._prepared(cpu.dense, (layout,), total, *arguments)
-        if self.is_dense and total >= PARALLEL_FROM and chunks is self.chunks:
-            self.launch = call
-        return call, parallel
+        return self._prepared(cpu.dense, (layout,), total, *arguments)
 
     def _call(
         self, factory: Callable[..., Any], what: tuple[Any, ...], total: int, *arguments: Any

@@ -121,7 +121,6 @@ class Table(ABC):
         self.row_chunks = self.chunks, 0
         self.decay: tuple[Array, ...] = ()
         self.at_once = False
-        self.launch: Callable[[], None] | None = None
 
     @abstractmethod
     def _cut(self) -> tuple[Chunks, int]:

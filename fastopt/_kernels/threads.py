@@ -133,8 +133,6 @@ class _Threads:
         self.layer: str | None = None
         self.started = False
         self.allowed = True
-        self.free = False
-        """Whether parallel kernels may run concurrently; False until the layer is known."""
         self.lock = threading.Lock()
 
 
@@ -159,7 +157,6 @@ def turn() -> AbstractContextManager[Any]:
             threads.layer = numba.threading_layer()
         except ValueError:
             return threads.lock
-        threads.free = threads.allowed and threads.layer in CONCURRENT
         return turn()
     return threads.lock
 
@@ -178,7 +175,6 @@ def _after_fork() -> None:
     except ValueError:
         layer = None
     threads.allowed = threads.allowed and (layer is None or layer in FORK_SAFE)
-    threads.free = threads.free and threads.allowed
     threads.lock = threading.Lock()
     global_compiler_lock._lock = threading.RLock()  # may be held by a thread that the child lacks
     for callback in _callbacks:

@@ -53,7 +53,6 @@ class Sums(Planner):
         weight: Any,
         grad: Any,
         state: Any,
-        masters: bool = True,
         averaging: Any = None,
     ) -> Table:
         """See :meth:`Planner.table <fastopt._engine.planner.Planner.table>`."""
@@ -71,7 +70,7 @@ class Adder:
     """
 
     loss_scaler = clip_global_norm = _windows = _units = None
-    _on_records = True
+    _on_records = _runs_updates = True
 
     def __init__(self, keep: bool) -> None:
         self.planner = Sums(Sum(keep=keep))

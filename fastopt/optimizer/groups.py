@@ -361,7 +361,7 @@ class Groups:
         return any(optimizer.evaluates for optimizer in self.optimizers())
 
     def prepare(
-        self, calls: Sequence[Call], single: bool, masters: bool, key: Any, averaging: Any
+        self, calls: Sequence[Call], single: bool, key: Any, averaging: Any
     ) -> "Joint | None":
         """Return the plan of a call; None if the updater's optimizer updates all parameters."""
         for planner in self._planners.values():
@@ -382,7 +382,7 @@ class Groups:
             if averaging is not None:
                 averaging.whole.clear()
             return [
-                (planner.plan_of([calls[k] for k in own], single, masters, averaging), own)
+                (planner.plan_of([calls[k] for k in own], single, averaging), own)
                 for planner, own in parts
             ]
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Unpack
 
 import numpy as np
@@ -14,7 +15,6 @@ from fastopt._interrupts import uninterrupted
 from fastopt._kernels.device_memory import like
 from fastopt._kernels.devices import header, headers, is_cuda
 from fastopt._kernels.layout import real_of
-from fastopt._kernels.table import Table, launch
 from fastopt._kernels.variants import Traits, Variant, aligned_finish, cautious_move, varied
 from fastopt._notices import warn_user
 from fastopt.arguments import Descriptions, brief
@@ -32,9 +32,12 @@ Shape = tuple[int, ...]
 
 COUNTED = ("_index_update_count", "begin_num_update", "idx2name", "param_dict")
 TABLES = ("lr_mult", "wd_mult")
-RATES = ("lr", "lr_scheduler", "wd", "seed", "rounding")
+RATES = ("lr", "lr_scheduler", "wd", "corrected_decay", "seed", "rounding")
 SCALES = ("rescale_grad", "clip_gradient", "maximize", "idx2name")
 """Attributes that :class:`Rescaled` copies from the optimizer."""
+
+ROUNDED = ("seed", "rounding", "idx2name")
+"""Attributes that the step along a direction shares with the optimizer."""
 
 SHARED = (*COUNTED, *TABLES, "rescale_grad", "row_decay", "masters_given")
 """Attributes that every fallback shares with the optimizer."""
@@ -78,10 +81,11 @@ class _Mask(Optimizer):
 
 
 class _Descent(Optimizer):
-    """Last part of a step, along the direction; it counts the step and computes its rate."""
+    """Last part of a step, along the direction."""
 
-    decays_last: bool
     cautious_decay = False
+    given: Mapping[str, float] = MappingProxyType({})
+    """Hyper-parameters of the present step."""
 
     @property
     def rule(self) -> Rule:
@@ -91,8 +95,13 @@ class _Descent(Optimizer):
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        shrink = 1 - lr * wd
-        return {"shrink": shrink, "lr": lr * shrink if self.decays_last else lr}
+        return self.given
+
+    def take(self, given: Mapping[str, float]) -> None:
+        """Take other hyper-parameters."""
+        if given != self.given:
+            vars(self)["given"] = given
+            self._direct(False).refill()
 
 
 class Directions(Protocol):
@@ -141,7 +150,11 @@ class Part:
         """Update `weight`, which has been updated `count` times before."""
         optimizer = self.follow(main)
         optimizer._index_update_count[index] = count
-        optimizer._direct().update(index, weight, grad, state, masters=False)
+        optimizer._direct(False).update(index, weight, grad, state)
+
+    def check(self, main: Any, index: Index, weight: Array, grad: Array) -> None:
+        """Raise unless a weight without state can be updated with a gradient."""
+        self.follow(main)._direct(False).check([(index, weight, grad, None)])
 
 
 class Rescaled:
@@ -181,15 +194,12 @@ class _Work:
             self.fallback = Part(main.fallback, SHARED)
         elif main.fallback is not None:
             self.fallback = Part(create(main.fallback), (*SHARED, *NAMED))
-        last = _Descent()
-        last.decays_last = main.decays_last
         decay = [name for name in main.variants if name == "cautious_decay"]
-        self._descent = Part(last, (*COUNTED, *TABLES, *RATES, *decay))
+        self._last = _Descent()
+        self._descent = Part(self._last, (*ROUNDED, *decay))
         self._mask = Part(_Mask(), SCALES)
-        self._descent.optimizer._direct().launcher = self._launch
         self._directions = main.directions()
         self._kept: dict[Any, Array] = {}
-        self._now: Any = None
 
     def step(
         self, main: "MatrixFamily", index: Index, weight: Array, grad: Any, state: Any
@@ -202,20 +212,28 @@ class _Work:
             direction = np.empty(weight.shape, real, order="F" if fortran else "C")
             self._kept[weight.shape, real, fortran] = direction
         self._directions.reserve(main, index, direction)
-        self._now = main, index, weight, direction, grad, state
+        self._descent.check(main, index, weight, direction)
+        counts = main._index_update_count
+        before, largest = counts.get(index), counts.largest
+        known = main.snapshot() if main.per_index else None
         try:
-            last = self._descent.follow(main)._direct()
-            last.update(index, weight, direction, None, masters=False)
-        finally:
-            self._now = None
-
-    def _launch(self, tables: Sequence[Table]) -> None:
-        """Compute the direction, then step along it."""
-        if self._directions.write(*self._now):
-            main, index, _, direction, grad, _ = self._now
-            if main.variant.cautious:
-                self._mask.step(main, index, 0, direction, grad, None)
-            launch(tables)
+            main._update_count(index)
+            lr, wd = main.rates(index)
+            if self._directions.write(main, index, weight, direction, grad, state):
+                if vars(main).get("cautious"):
+                    self._mask.step(main, index, 0, direction, grad, None)
+                shrink = 1 - lr * wd
+                self._last.take({"shrink": shrink, "lr": lr * shrink if main.decays_last else lr})
+                self._descent.step(main, index, counts[index] - 1, weight, direction, None)
+        except BaseException:
+            if known is not None:
+                main.put_back(known)
+            counts.largest = largest
+            if before is None:
+                counts.pop(index, None)
+            else:
+                counts[index] = before
+            raise
 
 
 def _check_fallback(name: str, value: Any) -> Any:
@@ -282,6 +300,7 @@ class MatrixFamily(VariantFlags):
     """
 
     ascends = True
+    corrects_decay = True
     decays_last: ClassVar[bool] = False
     """Whether weight decay is applied after the step along the direction."""
     takes_vectors: ClassVar[bool] = False
@@ -447,6 +466,16 @@ class MatrixFamily(VariantFlags):
         super().restore(attributes)
 
     # Steps
+
+    def rates(self, index: Index) -> tuple[float, float]:
+        """Return learning rate and weight decay of a counted step; ask a schedule once."""
+        if self.per_index:
+            return self._get_lr(index), self._get_wd(index)
+        rate = self.learning_rate
+        lr = rate * self.multiplier(index, self.lr_mult, "lr_mult")
+        wd = self.decay_at(rate) * self.multiplier(index, self.wd_mult, "wd_mult")
+        self.check_rates(index, lr, wd)
+        return lr, wd
 
     def _working(self) -> _Work:
         """Return the buffers and inner optimizers of this process."""

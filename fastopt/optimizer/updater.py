@@ -204,6 +204,8 @@ class Updater(Resumable):
     states_synced: dict[Index, bool]
     _on_records: bool = True
     """Whether calls may be updated without a plan."""
+    _runs_updates: bool = True
+    """Whether updates run the optimizer's ``update()``, which a class may override."""
     unlisted = Resumable.unlisted | {"planner"}
     planner: Planner
     _records: Records

@@ -24,6 +24,8 @@ THREADS_CANNOT = {
     "check_state_is_shared_out",
 }
 """Checks that change or measure their process, or whose plain updater must be alone in it."""
+OF_FORMULAS = {"check_every_optimizer"}
+"""Checks that send the same over every communicator; threads and MPI run them, torch does not."""
 
 
 class World:

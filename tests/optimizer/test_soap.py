@@ -5,6 +5,7 @@ import json
 import math
 from functools import partial
 
+import numba
 import numpy as np
 import pytest
 
@@ -277,23 +278,15 @@ def test_any_layout_gives_the_same_weights(form, shape, rng):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="without records")
 @pytest.mark.parametrize("name", ["soap", *exhaustive("muon", "adafactor", "sm3")])
-def test_the_plans_of_its_parts_are_made_once(name, rng, monkeypatch):
+def test_no_part_of_a_step_has_a_plan(name, rng, monkeypatch):
     """Which takes longer than a step of a small weight."""
     weights, gradients = drawn(rng, (4, 6), (6, 4), steps=6)
-    updater, made = fastopt.Updater(optimizer.create(name)), []
-    start = Plan.__init__
-
-    def counted(self, *arguments, **options):
-        made.append(self)
-        start(self, *arguments, **options)
-
-    monkeypatch.setattr(Plan, "__init__", counted)
-    for step, grads in enumerate(gradients):
+    updater = fastopt.Updater(optimizer.create(name))
+    monkeypatch.setattr(Plan, "__init__", None)
+    for grads in gradients:
         updater([0, 1], grads, weights)
-        if step < 2:
-            made.clear()
-    assert not made
 
 
 def test_empty_weights_single_elements_and_zero_gradients_are_updated():

@@ -1,0 +1,130 @@
+"""Updates without an updater: ``Optimizer.update``, with states that the caller keeps.
+
+Tests: ``tests/engine/test_direct.py``.
+"""
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+from fastopt._engine.per_index import Index
+from fastopt._engine.planner import Call, Planner
+from fastopt._interrupts import uninterrupted
+from fastopt._kernels.record_words import OK
+
+__all__ = ["Direct"]
+
+NOTHING = object()
+"""The state of an index that has not been updated."""
+
+
+class Direct:
+    """Records of the parameters that an optimizer updates without an updater.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The optimizer.
+    masters : bool
+        Whether states hold the masters of half-precision weights.
+
+    Attributes
+    ----------
+    states : dict
+        State of each index in its last call, whose arrays its record has the addresses of.
+    """
+
+    loss_scaler = clip_global_norm = _windows = _units = None
+    _on_records = True
+    _runs_updates = False
+
+    def __init__(self, optimizer: Any, masters: bool) -> None:
+        self.optimizer, self.planner = optimizer, Planner(optimizer, masters)
+        self.records, self._plans = self.planner.records, self.planner.plans
+        self.states: dict[Index, Any] = {}
+        self.states_synced: dict[Index, Any] = {}
+
+    def update(self, index: Index, weight: Any, grad: Any, state: Any) -> None:
+        """Update one tensor; see :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
+        if self._enter(index, grad, weight, (index,), (state,)):
+            return
+        with uninterrupted:
+            if not self._take([index], [grad], [weight], [state], single=True):
+                self.planner.update(index, weight, grad, state)
+
+    def update_all(self, calls: Sequence[Call]) -> None:
+        """Update several tensors; all of them are checked before any changes."""
+        indices, weights, grads, states = ([call[k] for call in calls] for k in range(4))
+        if self._enter(indices, grads, weights, indices, states):
+            return
+        with uninterrupted:
+            if not self._take(indices, grads, weights, states, single=False):
+                self.planner.update_all(calls)
+
+    def check(self, calls: Sequence[Call]) -> None:
+        """Raise unless the arrays and learning rates of each update are valid."""
+        records = self._refreshed()
+        for index, weight, grad, state in calls:
+            self.optimizer._get_lr(index), self.optimizer._get_wd(index)
+            known = records.usable and self._keeps(index, state)
+            if not (known and records.admits(index, grad, weight)):
+                self.planner.table(index, weight, grad, state)
+
+    def refill(self) -> None:
+        """Compute all hyper-parameters again, since those that ``hyper()`` returns are others."""
+        self.planner.plans.clear()
+        for shared in self.records.shared.values():
+            shared.fill(self.optimizer.lr)
+
+    def _refreshed(self) -> Any:
+        """Return the records, which follow the attributes of the optimizer."""
+        records = self.records
+        if records.version != self.optimizer.version:
+            records.refresh(self)
+        return records
+
+    def _keeps(self, index: Index, state: Any) -> bool:
+        """Whether a state is that of the last call, or a tuple of its arrays."""
+        known = self.states.get(index, NOTHING)
+        if known is state:
+            return True
+        pair = type(known) is tuple and type(state) is tuple and len(known) == len(state)
+        return pair and all(map(is_, known, state))
+
+    def _enter(
+        self, index: Any, grad: Any, weight: Any, indices: Sequence[Index], states: Sequence[Any]
+    ) -> bool:
+        """Update tensors that have records; if the result is False, nothing has changed."""
+        records = self._refreshed()
+        if not (records.usable and all(map(self._keeps, indices, states))):
+            return False
+        if records.live and not records.ask(self.planner, index):
+            return False
+        if records.version != self.optimizer.version:
+            return False  # the multipliers of the user's objects have changed attributes
+        status: int = records.enter(records.context, index, grad, weight)
+        if status != OK:
+            status = records.resolve(self, status, index, grad, weight)
+        return status >= 0
+
+    def _take(
+        self,
+        indices: list[Index],
+        grads: list[Any],
+        weights: list[Any],
+        states: list[Any],
+        single: bool,
+    ) -> bool:
+        """Update tensors that may have no records yet; return False if records do not fit."""
+        if len(set(indices)) < len(indices):
+            return False  # an index may have several states
+        for index, state in zip(indices, states, strict=True):
+            if not self._keeps(index, state):
+                self.records.drop(index)
+                self.states[index] = state
+        taken = self.records.take(self, indices, grads, weights, single)
+        return taken is not None
+
+    def _state(self, index: Index, weight: Any, sparse: bool = False) -> Any:
+        """Return the state of an index in the present call."""
+        return self.states[index]

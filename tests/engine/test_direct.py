@@ -1,0 +1,137 @@
+"""Updates without an updater, ``Optimizer.update``: they run on records, whatever the states."""
+
+import copy
+
+import numba
+import numpy as np
+import pytest
+
+from fastopt import optimizer
+from fastopt._engine.planner import Planner
+
+F32 = np.float32
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """Plans that are made."""
+    found, prepare = [], Planner.prepare
+
+    def noting(self, calls, *args, **kwargs):
+        found.append(calls)
+        return prepare(self, calls, *args, **kwargs)
+
+    monkeypatch.setattr(Planner, "prepare", noting)
+    return found
+
+
+on_records = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="without records")
+
+MAKES = {
+    "adam": lambda: optimizer.Adam(wd=0.1, lr_scheduler=lambda update: 0.1 / (1 + update)),
+    "sgd": lambda: optimizer.SGD(momentum=0.9, multi_precision=True),
+    "prodigy": optimizer.Prodigy,
+    "test": optimizer.Test,
+}
+
+
+def as_given(array):
+    return array
+
+
+def strided(array):
+    return np.repeat(array, 2, -1)[..., ::2]
+
+
+@on_records
+@pytest.mark.parametrize("lay", [as_given, np.asfortranarray, strided, np.float64])
+@pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
+@pytest.mark.parametrize("name", MAKES)
+def test_updates_have_the_bits_of_an_updater_and_no_plan(name, listed, lay, rng, prepared):
+    dtypes = [F32, np.float16 if name == "sgd" else F32]
+    weights = [rng.standard_normal((3, 4)).astype(dtype) for dtype in dtypes]
+    direct, updater = MAKES[name](), optimizer.Updater(MAKES[name]())
+    own, others = copy.deepcopy(weights), weights
+    states = [direct.create_state_multi_precision(k, own[k]) for k in range(2)]
+    for _ in range(4):
+        grads = [lay(rng.standard_normal((3, 4)).astype(F32)) for _ in range(2)]
+        if listed:
+            updater([0, 1], grads, others)
+            direct.update_all([*zip(range(2), own, grads, states, strict=True)])
+        for k in range(0 if listed else 2):
+            updater(k, grads[k], others[k])
+            direct.update_multi_precision(k, own[k], grads[k], states[k])
+    np.testing.assert_equal([own, states], [others, list(updater.states.values())])
+    assert direct._index_update_count == updater.optimizer._index_update_count
+    assert not prepared
+
+
+@pytest.mark.parametrize("masters", [False, True], ids=["update", "update_multi_precision"])
+def test_a_half_precision_weight_is_updated_with_its_master_or_alone(masters):
+    made = optimizer.SGD(learning_rate=1.0, multi_precision=True)
+    weight, grad = np.ones(2, np.float16), np.full(2, 2**-12, np.float16)
+    state = made.create_state_multi_precision(0, weight) if masters else None
+    for _ in range(8):
+        (made.update_multi_precision if masters else made.update)(0, weight, grad, state)
+    np.testing.assert_array_equal(weight, 1 - 8 * 2**-12 if masters else 1)
+
+
+@pytest.mark.parametrize("copies", [copy.deepcopy, tuple], ids=["copied", "another tuple"])
+def test_models_that_share_an_optimizer_keep_their_states_under_one_index(copies):
+    made, alone = optimizer.Adam(), optimizer.Adam()
+    weights = [np.ones(3, F32) for _ in range(3)]
+    states = [made.create_state(0, weight) for weight in weights]
+    for step in range(6):
+        grad = np.full(3, 1 + step, F32)
+        for k in range(2):
+            made._index_update_count[0] = step
+            made.update(0, weights[k], grad, states[k])
+            states[k] = copies(states[k])
+        alone.update(0, weights[2], grad, states[2])
+    for k in range(2):
+        np.testing.assert_array_equal(weights[k], weights[2])
+        np.testing.assert_array_equal(states[k], states[2])
+
+
+def test_an_index_may_have_two_states_in_a_list():
+    made, weights = optimizer.SGD(momentum=0.5, learning_rate=1.0), [np.zeros(1), np.zeros(1)]
+    states, one = [made.create_state(0, weight) for weight in weights], np.ones(1)
+    for _ in range(2):
+        made.update_all([(0, weights[k], one, states[k]) for k in range(2)])
+    assert made._index_update_count == {0: 4}
+    np.testing.assert_array_equal(np.ravel(weights), -2.5)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first call", "later call"])
+@pytest.mark.parametrize("listed", [False, True], ids=["single", "list"])
+def test_a_refused_update_changes_nothing(again, listed):
+    made, weight, other = optimizer.Adam(), np.ones(3), np.ones(2)
+    states = [made.create_state(0, weight), made.create_state(1, other)]
+    if again:
+        made.update_all([(0, weight, np.ones(3), states[0]), (1, other, np.ones(2), states[1])])
+    before = copy.deepcopy([weight, other, states, dict(made._index_update_count)])
+    calls = [(1, other, np.ones(2), states[1]), (0, weight, np.ones(2), states[0])]
+    with pytest.raises(ValueError, match=r"index 0: gradient must have shape \(3,\), got \(2,\)"):
+        made.update_all(calls) if listed else made.update(*calls[1])
+    after = [weight, other, states, dict(made._index_update_count)]
+    np.testing.assert_equal(after, before)
+    made.update(0, weight, np.ones(3), states[0])
+    assert made._index_update_count[0] == 1 + again
+
+
+class Halved(optimizer.Adam):
+    """A user's optimizer that changes the gradient."""
+
+    def update(self, index, weight, grad, state):
+        super().update(index, weight, grad / 2, state)
+
+
+@on_records
+def test_a_class_that_calls_the_update_of_its_base_has_no_plan(prepared):
+    weights = [np.ones((2, 3)), np.ones((2, 3))]
+    updaters = optimizer.Updater(Halved()), optimizer.Updater(optimizer.Adam())
+    for step in range(4):
+        for k, factor in enumerate((2, 1)):
+            updaters[k](0, np.full((2, 3), factor * (1.0 + step)), weights[k])
+    np.testing.assert_array_equal(*weights)
+    assert not prepared

@@ -25,7 +25,7 @@ THREADS_CANNOT = {
 }
 """Checks that change or measure their process, or whose plain updater must be alone in it."""
 OF_FORMULAS = {"check_every_optimizer"}
-"""Checks that send the same over every communicator; threads and MPI run them, torch does not."""
+"""Checks that send the same over every communicator, of many rules: MPI runs them by default."""
 
 
 class World:

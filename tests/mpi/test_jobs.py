@@ -72,7 +72,7 @@ def passes(done, module):
 
 @pytest.mark.parametrize(
     ("module", "ranks"),
-    [("ranks_updates", 2), ("ranks_overlap", 2), ("ranks_overlap", 4), ("ranks_tables", 2)],
+    [("ranks_updates", 2), ("ranks_overlap", 2), ("ranks_tables", 2)],
 )
 def test_checks_pass(mpi, module, ranks):
     """All modules, and other numbers of ranks: ``tests/distributed/test_threads.py``."""
